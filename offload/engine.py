@@ -26,12 +26,12 @@ from .prompt_cache.prefill import PromptCache
 from .session import Session
 from .settings.config import EXACT, QUANTIZE, GenerationConfig, Sampling, Speculation
 from .settings.method_sizes import (
+    budget_of,
     check_approximate,
     check_forgetting,
     check_trees,
     forgets,
     has_draft_model,
-    sized,
     tree_nodes,
     uses_copy,
 )
@@ -237,8 +237,7 @@ class Engine:
 
     def _choose_level(self, copies: QuantizedCopies, ids: Sequence[int], tokens: int, speculation: Speculation) -> str:
         agreements = expected_agreements(copies.changed_by_q4(ids))
-        model, budget = self.model, sized(speculation, tokens).budget
-        assert budget is not None, "a sized budget is a number"
+        model, budget = self.model, budget_of(speculation, tokens)
         kv_cost = 1.0 if self.stores is None else self.stores.read_cost(model.shape)
         costs = relative_costs(model.shape, model.read_cost, model.dtype.itemsize, tokens, budget, kv_cost)
         level = best_level(agreements, costs)

@@ -59,7 +59,6 @@ class Session:
         self._approximation = approximation(settings)
         if self._approximation is not None:
             self.full, stores = approximate_runner(model, settings, capacity, chunk), None
-            prompts = None if forgets(settings) else prompts
         else:
             if stores is not None:
                 store = stores.new_store(model.shape, capacity + spare, model.dtype)

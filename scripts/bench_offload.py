@@ -1,13 +1,12 @@
-"""Measure the gain of speculation, of overlap and of host attention with a streamed KV cache. Ratios from one process.
+"""Measure the gain of overlap and of host attention with a streamed KV cache. Ratios from one process.
 
     python scripts/bench_offload.py
     python scripts/bench_offload.py --prompt-tokens 4000 --experiment overlap --json out.json
 
-The link is simulated, so this runs without a GPU. `speculation`: all KV is streamed at 0.25 GB/s (the ratio of link to
-computation that an RTX 4090 has with a model of 7 billion weights), greedy; every method against plain streamed
-decoding, and whether the output is the same. `overlap`: a link on which the copies of a step take as long as its
-computation, with prefetch and without. `hybrid`: host attention as fast as the link; streaming alone, host attention
-alone, and both. The prompt is prefilled once, over a fast link.
+The link is simulated, so this runs without a GPU; whole methods over it are `triforce bench --offload stream --link`.
+`overlap`: a link on which the copies of a step take as long as its computation, with prefetch and without. `hybrid`:
+host attention as fast as the link; streaming alone, host attention alone, and both. The prompt is prefilled once, over
+a fast link.
 """
 
 from __future__ import annotations
@@ -28,12 +27,11 @@ from offload.memory.balance import Balance
 from offload.memory.link import SimulatedLink
 from offload.memory.tier_settings import TierSettings
 from offload.memory.tiered_factory import TieredStoreFactory
-from offload.sequence import common_prefix
 
 ROOT = Path(__file__).parents[1]
 FAST = 1e12  # bytes a second: no limit
-GREEDY = Sampling(temperature=0)
-METHODS = ("lookup", "retrieval", "streaming", "triforce", "auto")
+GREEDY, PLAIN = Sampling(temperature=0), Speculation("ar")
+NEW = 16  # tokens of a run
 
 
 class Bench:
@@ -48,7 +46,7 @@ class Bench:
         self.prompt = opened.tokenizer.encode(args.text.read_text("utf-8"), special_tokens=True)[: args.prompt_tokens]
         self.dtype = loaded.model.dtype
         self.place("stream")
-        self.decode("ar", args.new)  # prefills the prompt and reserves the tokens that the measurements add
+        self.decode()  # prefills the prompt and reserves the tokens that the measurements add
 
     @property
     def tiers(self):
@@ -64,16 +62,13 @@ class Bench:
             tiers.balance = Balance({"stream": 0.0, "host": 1.0}.get(mode, share))
             tiers.host._bandwidth = bandwidth if bandwidth < FAST else None
 
-    def decode(self, method: str, new: int, **settings) -> tuple[list[int], float]:
-        """Return the new tokens, and the seconds per token after the first event."""
-        ids, times = [], []
-        generation = GenerationConfig(max_new_tokens=new)
-        for event in self.engine.generate(self.prompt, GREEDY, generation, Speculation(method, **settings)):
+    def decode(self) -> float:
+        """Return the seconds per token of plain decoding."""
+        times = []
+        for event in self.engine.generate(self.prompt, GREEDY, GenerationConfig(max_new_tokens=NEW), PLAIN):
             if isinstance(event, Tokens):
-                ids += event.ids
-                times.append((time.perf_counter(), len(ids)))
-        (first, before), (last, after) = times[0], times[-1]
-        return ids, (last - first) / (after - before)
+                times.append(time.perf_counter())
+        return (times[-1] - times[0]) / (len(times) - 1)
 
     def bytes(self) -> int:
         """Return the bytes of the prompt's keys and values."""
@@ -90,31 +85,15 @@ class Recording(TieredStoreFactory):
         return self.store
 
 
-def speculation(bench: Bench, args: argparse.Namespace) -> dict:
-    """Compare every method with plain decoding, all KV streamed."""
-    bench.place("stream", bandwidth=args.bandwidth * 1e9)
-    plain, seconds = bench.decode("ar", args.new)
-    rows = {"ar": {"ms": 1e3 * seconds, "speedup": 1.0, "same": True}}
-    print(f"speculation, {args.bandwidth} GB/s: ar {1e3 * seconds:.0f} ms a token", flush=True)
-    for method in args.methods:
-        runs = [bench.decode(method, args.new, budget=args.budget, gamma2=args.gamma2) for _ in range(args.repeats)]
-        found, took = runs[0][0], statistics.median(run[1] for run in runs)
-        same = all(run[0] == plain for run in runs)
-        rows[method] = {"ms": 1e3 * took, "speedup": seconds / took, "same": same}
-        where = "" if same else f", differs behind {common_prefix(found, plain, len(plain))} tokens"
-        print(f"  {method:10} {1e3 * took:6.0f} ms a token, {seconds / took:5.2f} of plain{where}", flush=True)
-    return rows
-
-
 def overlap(bench: Bench, args: argparse.Namespace) -> dict:
     """Compare decoding with and without prefetch on a link as slow as the computation."""
     bench.place("stream")
-    compute = statistics.median(bench.decode("ar", 16)[1] for _ in range(args.repeats))
+    compute = statistics.median(bench.decode() for _ in range(args.repeats))
     bandwidth = bench.bytes() / compute
     found = interleaved(
         args.repeats,
-        on=lambda: (bench.place("stream", bandwidth=bandwidth), bench.decode("ar", 16)[1])[1],
-        off=lambda: (bench.place("stream", overlap=False, bandwidth=bandwidth), bench.decode("ar", 16)[1])[1],
+        on=lambda: (bench.place("stream", bandwidth=bandwidth), bench.decode())[1],
+        off=lambda: (bench.place("stream", overlap=False, bandwidth=bandwidth), bench.decode())[1],
     )
     print(f"overlap, {bandwidth / 1e9:.2f} GB/s: compute {1e3 * compute:.0f} ms, ", end="")
     print(f"on {1e3 * found['on']:.0f}, off {1e3 * found['off']:.0f}: {found['off'] / found['on']:.2f}", flush=True)
@@ -127,7 +106,7 @@ def hybrid(bench: Bench, args: argparse.Namespace) -> dict:
     found = interleaved(
         args.repeats,
         **{
-            mode: lambda mode=mode: (bench.place(mode, bandwidth=bandwidth), bench.decode("ar", 16)[1])[1]
+            mode: lambda mode=mode: (bench.place(mode, bandwidth=bandwidth), bench.decode())[1]
             for mode in ("stream", "host", "hybrid")
         },
     )
@@ -146,7 +125,7 @@ def interleaved(repeats: int, **runs: Callable[[], float]) -> dict[str, float]:
     return {name: statistics.median(taken) for name, taken in samples.items()}
 
 
-EXPERIMENTS = {"speculation": speculation, "overlap": overlap, "hybrid": hybrid}
+EXPERIMENTS = {"overlap": overlap, "hybrid": hybrid}
 
 
 def main() -> int:
@@ -156,11 +135,7 @@ def main() -> int:
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--text", type=Path, default=ROOT / "examples" / "frankenstein.txt")
     parser.add_argument("--prompt-tokens", type=int, default=8000)
-    parser.add_argument("--new", type=int, default=128, help="tokens of a run of `speculation`")
     parser.add_argument("--bandwidth", type=float, default=0.25, help="GB/s")
-    parser.add_argument("--budget", type=int, default=1024)
-    parser.add_argument("--gamma2", type=int, help="tokens drafted for a verification; adaptive if left out")
-    parser.add_argument("--methods", nargs="+", default=METHODS)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--experiment", nargs="+", choices=EXPERIMENTS, default=list(EXPERIMENTS))
     parser.add_argument("--json", type=Path)

@@ -45,7 +45,7 @@ def instrumented() -> None:
 
     imports("command line", "triforce_cli.entry", "triforce_cli.app")
     imports("torch", "torch")
-    imports("engine", "triforce_cli.run.generate")
+    imports("engine", "triforce_cli.run.job")
     from offload.api.opened_model import OpenModel
     from offload.engine import Engine
     from offload.events import Tokens

@@ -38,12 +38,16 @@ def context() -> Picture:
     """Draw ms per token against the context: measured over a simulated link, and predicted for a GPU."""
     found = newest("*-context-streamed-*.json")
     measured: dict[str, list[tuple[float, float]]] = {}
-    for row in sorted(found["rows"], key=lambda row: row["context"]):
-        measured.setdefault(row["method"], []).append((row["context"], row["ms"]))
+    for row in sorted(found["points"], key=lambda row: row["context"]):
+        measured.setdefault(row["method"], []).append((row["context"], 1e3 / row["tokens_per_s"]))
     picture = Picture("Milliseconds per token against the context, for each method", 900, 430)
     picture.text(24, 32, "Measured", 15, "bold")
     picture.text(
-        24, 50, f"SmolLM2-135M on a CPU, KV streamed at {found['bandwidth_gb_s']:g} GB/s (simulated)", 11, "muted"
+        24,
+        50,
+        f"SmolLM2-135M on a CPU, KV streamed at {found['settings']['link_gb_s']:g} GB/s (simulated)",
+        11,
+        "muted",
     )
     _curves(picture, 70, measured)
     picture.text(474, 32, "Predicted", 15, "bold")

@@ -1,5 +1,7 @@
 """With `--cpu-time` on the command line, time is what the main thread computes, and what others sleep while it waits.
 
+    python scripts/cpu_clock.py --cpu-time bench -f book.txt --batch 1,4    # a command of triforce by this clock
+
 For machines whose cores are shared. Import this before `offload`: its clocks, those that `auto` decides by too, then
 stand still while the hypervisor or another process has the core. Nobody sleeps in fact: a simulated link takes the time
 on this clock that it should, but none of yours. What is computed by other threads is not counted.
@@ -53,3 +55,8 @@ if IN_USE:
     os.environ["OMP_NUM_THREADS"] = "1"
     clock = CpuClock()
     time.perf_counter, time.sleep = clock.now, clock.sleep
+
+if __name__ == "__main__":
+    from triforce_cli.app import run
+
+    sys.exit(run([each for each in sys.argv[1:] if each != OPTION]))

@@ -3,8 +3,8 @@
     python scripts/pictures.py
     python scripts/pictures.py --output /tmp/pictures context experiment-budget
 
-Charts are drawn from docs/benchmarks/*.json (bench_context.py, bench_acceptance.py, quick_experiments.sh) and from
-plans of known models on the shipped profiles; diagrams from this code and the import contracts in pyproject.toml.
+Charts are drawn from docs/benchmarks/*.json (triforce bench --json, bench_acceptance.py, quick_experiments.sh) and
+from plans of known models on the shipped profiles; diagrams from this code and the import contracts in pyproject.toml.
 """
 
 from __future__ import annotations

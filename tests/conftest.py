@@ -4,6 +4,7 @@ The command, and packages that not every installation has (psutil, platformdirs,
 where they are needed: scripts/check_gpu.py runs the GPU's tests without them.
 """
 
+import gc
 import io
 import os
 import re
@@ -12,6 +13,7 @@ import sys
 import warnings
 from contextlib import suppress
 from fnmatch import fnmatchcase
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 from unittest.mock import patch
@@ -53,9 +55,26 @@ def _names_a_test(config) -> bool:
     return any("::" in argument for argument in config.args)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """Keep ten thousand tests and what they import away from the garbage collector, which looks at them in vain."""
+    gc.disable()
+    result = yield
+    gc.enable()
+    gc.collect()
+    gc.freeze()
+    return result
+
+
+def pytest_unconfigure():
+    """Have libraries find at the end what they would otherwise report as leaked."""
+    gc.unfreeze()
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
     """Make cases long that `daily` does not name. Fails for a pattern that names none."""
+    _make_emulated_long(items)
     unused = set()
     for item in items:
         if daily := item.get_closest_marker("daily"):
@@ -68,6 +87,35 @@ def pytest_collection_modifyitems(config, items):
                 item.add_marker(pytest.mark.long)
     if unused and not _names_a_test(config):
         raise pytest.UsageError(f"daily names no case: {sorted(unused)}")
+
+
+def _make_emulated_long(items):
+    """Leave to daily runs the first emulated case of each of the kernel's own tests: emulation is slow."""
+    seen = set()
+    for item in items:
+        level = str(item.callspec.params.get("kernel", "")) if hasattr(item, "callspec") else ""
+        if level.startswith("emulated"):
+            function = item.nodeid.partition("[")[0], level
+            if function in seen or not function[0].startswith("tests/kernels/"):
+                item.add_marker(pytest.mark.long)
+            seen.add(function)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def templates_share_processes():
+    """Chat templates are rendered by processes that start once for all tests, not once for each."""
+    from offload.loading.tokenizers import chat_template
+
+    with patch.object(chat_template, "LimitedProcesses", cache(chat_template.LimitedProcesses)):
+        yield
+
+
+@pytest.fixture(scope="session")
+def measure_once():
+    """`microbenchmarks.measure`, which measures this machine once for the commands of all tests."""
+    from offload.hardware import microbenchmarks
+
+    return cache(microbenchmarks.measure)
 
 
 @pytest.fixture(scope="session")
@@ -224,7 +272,7 @@ class Answer(NamedTuple):
 
 
 @pytest.fixture
-def triforce_here(tiny_model_dir, tmp_path, monkeypatch, capsys):
+def triforce_here(tiny_model_dir, measure_once, tmp_path, monkeypatch, capsys):
     """In this process: `triforce_here("generate", "hi", stdin=b"", env={}) -> Answer`, on one thread.
 
     Seconds faster than a process of its own, and alone in the same way: a call gets its own standard input (None:
@@ -239,6 +287,7 @@ def triforce_here(tiny_model_dir, tmp_path, monkeypatch, capsys):
     chosen |= {"DEVICE": "cpu", "DTYPE": "float32", "THREADS": 1, "CACHE": 0}
     for name, value in chosen.items():
         monkeypatch.setenv(f"TRIFORCE_{name}", str(value))
+    monkeypatch.setattr("offload.hardware.microbenchmarks.measure", measure_once)
 
     def call(*args, stdin: bytes | None = b"", env=()):
         source = io.BufferedReader(io.FileIO(os.devnull)) if stdin is None else io.BytesIO(stdin)

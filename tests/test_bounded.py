@@ -17,7 +17,7 @@ from offload.errors import PromptError, SettingsError
 from offload.hardware import profiles
 from offload.system.bounded_yaml import Unbounded, read_bounded
 from triforce_cli.input import documents
-from triforce_cli.summarize.templates import load_templates
+from triforce_cli.summarize.instructions import load_templates
 
 
 class Endless(io.RawIOBase):

@@ -10,7 +10,7 @@ from offload.system.files import TEMPORARY, remove_leftovers, temporary_for
 KILLED = """
 import os, sys, time
 from pathlib import Path
-from offload import files
+from offload.system import files
 files.os.fsync = lambda handle: os.kill(os.getpid(), 9)
 files.replace_file(Path(sys.argv[1]), b"new")
 """

@@ -100,6 +100,7 @@ def test_the_wheel_declares_the_command(wheel):
         assert "triforce = triforce_cli.entry:main" in archive.read(entries).decode()
 
 
+@pytest.mark.long
 def test_the_program_runs_from_the_wheel(installed, tmp_path):
     where = run([installed / "python", "-c", "import offload; print(offload.__file__)"], tmp_path).strip()
     assert Path(where).is_relative_to(installed.parent)

@@ -10,6 +10,7 @@ import sys
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
@@ -23,10 +24,9 @@ from offload.errors import Degraded, RankLost, UsageError, typed_error
 from .distributed import rank as ranks
 from .exit_codes import DONE, FAILED, INTERRUPTED, WRONG_USE
 from .options import config_file
-from .options.command import Command, Group
-from .options.mistakes import explained
+from .options.config_file import unknown_variables
+from .options.mistakes import Command, Group, explained
 from .options.settings import cache_home
-from .options.variables import unknown_variables
 from .output.terminal import Terminal, stdout_closed
 
 _COMMANDS = ("generate", "summarize", "chat", "serve", "bench", "experiment", "pull", "profile", "doctor", "cache")
@@ -108,6 +108,11 @@ def _configured(args: Sequence[str]) -> dict[str, Any]:
     return config_file.defaults(os.environ) if needed else {}
 
 
+@cache  # for programs that run many command lines
+def _command(names: tuple[str, ...]) -> Any:
+    return typer.main.get_command(_app_with(names))
+
+
 def run(args: Sequence[str]) -> int:
     """Run one command line and return its exit code.
 
@@ -116,7 +121,7 @@ def run(args: Sequence[str]) -> int:
     if "_TRIFORCE_COMPLETE" in os.environ:
         words = os.environ.get("_TRIFORCE_COMPLETE_ARGS") or os.environ.get("COMP_WORDS", "")  # zsh and fish; bash
         _app_with(_needed(words.split()[1:]))()
-    command = typer.main.get_command(_app_with(_needed(args)))
+    command = _command(tuple(_needed(args)))
     ctx = None
     try:
         with command.make_context("triforce", list(args), default_map=_configured(args)) as ctx:

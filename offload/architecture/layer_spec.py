@@ -11,6 +11,7 @@ ACTIVATIONS = {  # transformers' names -> ours
     "swish": "silu",
     "gelu": "gelu",
     "gelu_pytorch_tanh": "gelu_tanh",
+    "relu2": "relu2",
 }
 
 
@@ -33,7 +34,7 @@ class LayerSpec:
         pre_norms: whether the inputs of attention and of the MLP are normalised.
         post_norms: whether their outputs are, before they are added to the residual.
         is_parallel: whether attention and MLP have the same input, which one norm normalises.
-        activation: "silu", "gelu", or "gelu_tanh", its approximation by tanh.
+        activation: "silu", "gelu", or "gelu_tanh", its approximation by tanh, or "relu2", ReLU squared.
         is_gated: whether the MLP has a gate, whose activation is multiplied with `up`.
         width_factor: how many times as wide as `intermediate` the MLP is.
         has_scale: whether the rows behind the layer are multiplied with a learned number.

@@ -111,7 +111,7 @@ def _committed(step: Step, hidden: Tensor) -> Result:
 
 def _is_recordable(step: Step) -> bool:
     is_short = len(step.ids) <= KEPT_QUERIES
-    return is_short and step.model.is_recordable and getattr(step.cache, "is_recordable", False)
+    return is_short and step.model.is_recordable and step.cache.is_recordable
 
 
 def _by_model(wanted: Sequence[_Wanted], compute: Callable[[Model, list[_Wanted]], Sequence[Result]]) -> list[Result]:

@@ -21,9 +21,7 @@ class StaticStep(Attends, Protocol):
 
 
 class StaticCache(KVCache, Protocol):
-    """A cache whose passes of a few tokens can be filled up to a fixed number of rows."""
-
-    has_static_steps: bool  # whether its tensors stay where they are
+    """A cache that can fill up passes of few tokens to a fixed number of rows, in tensors that stay where they are."""
 
     def fits(self, rows: int) -> bool:
         """Return whether so many rows can follow the committed tokens now."""

@@ -44,6 +44,9 @@ class FullCache(InFlightTokens):
     prompts.
     """
 
+    passes = 1  # tokens of a prompt that are always run in one pass
+    identity = ()  # what a prompt's keys and values depend on beside the tokens and the model
+
     def __init__(
         self,
         store: Store,
@@ -255,7 +258,7 @@ class FullCache(InFlightTokens):
 
     def truncate(self, length: int) -> int:
         assert 0 <= length <= self._length, f"cannot truncate {self._length} committed tokens to {length}"
-        length = self._restartable(self.store.restartable(length))
+        length = self._intact(self.restartable(length))
         self._length = length
         self._leave()
         self.store.truncate(length)
@@ -264,7 +267,11 @@ class FullCache(InFlightTokens):
         self.marks.lower(length)
         return length
 
-    def _restartable(self, length: int) -> int:
+    def restartable(self, length: int) -> int:
+        """Return the most tokens, up to `length`, to which the store can roll back."""
+        return self.store.restartable(length)
+
+    def _intact(self, length: int) -> int:
         if length and self.continues(length):
             return length
         if self.windows is None and self.states is None:

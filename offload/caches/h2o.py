@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..architecture.rope import Rope
-from ..memory.store import DeviceStore
+from ..settings.config import Speculation
 from .evicting import EvictingCache
+from .full import FullCache
 
 
 class H2OCache(EvictingCache):
@@ -19,20 +19,19 @@ class H2OCache(EvictingCache):
 
     observes = True
 
-    def __init__(self, store: DeviceStore, rope: Rope, sink: int, window: int, budget: int, capacity: int) -> None:
-        assert sink + window < budget, "some tokens are kept for their score"
-        super().__init__(store, rope, budget, capacity)
-        self._sink, self._window = sink, window
-        shape = store.shape
-        self._scores = torch.zeros((shape.layers, shape.kv_heads, capacity), device=store.device)
+    def __init__(self, full: FullCache, settings: Speculation) -> None:
+        super().__init__(full, settings)
+        self._sink, self._window = settings.sink, settings.window
+        shape = full.store.shape
+        self._scores = torch.zeros((shape.layers, shape.kv_heads, self.capacity), device=self.device)
 
     def observe(self, layer: int, received: Tensor) -> None:
         self._scores[layer] += received
 
-    def keep(self, layer: int) -> Tensor:
+    def keep(self, layer: int, stored: int) -> Tensor:
         scores = self._scores[layer]
         ranked = scores.clone()
-        ranked[:, : self._sink] = ranked[:, self.capacity - self._window :] = float("inf")
+        ranked[:, : self._sink] = ranked[:, stored - self._window :] = float("inf")
         kept = ranked.topk(self.budget).indices.sort().values
         scores[:, : self.budget] = scores.gather(1, kept)
         scores[:, self.budget :] = 0

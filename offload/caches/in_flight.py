@@ -52,6 +52,16 @@ class InFlightTokens(ABC):
         return self.tree.on(self.device).depths[self._held :] + self._length
 
     @property
+    def is_recordable(self) -> bool:
+        """Return whether this is a `RecordableCache`."""
+        return False
+
+    @property
+    def has_static_steps(self) -> bool:
+        """Return whether this is a `StaticCache`."""
+        return False
+
+    @property
     def held(self) -> int:
         """Return how many tokens of a tree are in flight from passes that have ended; 0 if they are lost."""
         return self._held

@@ -11,9 +11,14 @@ from typing import Protocol
 
 from torch import Tensor
 
+from ..architecture.rope import Rope
 from ..kernels.delta_rule import DeltaRule
 from ..kernels.native.recording import PassInputs
+from ..memory.store import Store
 from ..memory.tree_attention import Tree
+from ..memory.window_rings import Windows
+from ..sequence import Watermarks
+from .recurrent_states import States
 
 
 class Attends(Protocol):
@@ -53,7 +58,19 @@ class KVCache(Attends, Protocol):
     happened: an exception in between leaves the cache at its committed `length`, and the next `begin` starts over.
 
     A pass over a tree ends with `hold` instead. The next pass may add tokens to the tree. `commit` then keeps one path.
+
+    One that `is_recordable` is a RecordableCache, one that `has_static_steps` a StaticCache.
     """
+
+    @property
+    def is_recordable(self) -> bool:
+        """Return whether passes can be recorded as native kernel calls and repeated."""
+        ...
+
+    @property
+    def has_static_steps(self) -> bool:
+        """Return whether passes of a few tokens can be filled up to a fixed number of rows, of tensors that stay."""
+        ...
 
     @property
     def length(self) -> int:
@@ -96,10 +113,61 @@ class KVCache(Attends, Protocol):
         ...
 
 
+class TargetCache(KVCache, Protocol):
+    """The cache that a target decodes on: a full one, or one that takes its place.
+
+    Attributes:
+        windows, states: of the layers that attend to a window, and of those with linear attention; None without any.
+        passes: tokens of a prompt that are always run in one pass.
+        identity: what a prompt's keys and values depend on beside the tokens and the model.
+        is_dumpable: whether this is a DumpableCache.
+    """
+
+    windows: Windows | None
+    states: States | None
+    passes: int
+    identity: tuple[Hashable, ...]
+    is_dumpable: bool
+
+    @property
+    def store(self) -> Store:
+        """Return where keys and values are."""
+        ...
+
+    @property
+    def rope(self) -> Rope:
+        """Return the rotations of the sequence."""
+        ...
+
+    def restartable(self, length: int) -> int:
+        """Return the most tokens, up to `length`, after which a prompt goes on as it does without cached tokens."""
+        ...
+
+
+class DumpableCache(TargetCache, Protocol):
+    """A cache whose tokens can be saved, and committed again without being run. `marks` records rollbacks."""
+
+    marks: Watermarks
+
+    def continues(self, length: int) -> bool:
+        """Return whether layers with a window or with linear attention can go on behind `length` committed tokens."""
+        ...
+
+    def holds(self, start: int) -> bool:
+        """Return whether all keys and values of the tokens from position `start` on are there."""
+        ...
+
+    def dump(self, start: int, end: int) -> Tensor:
+        """Return a copy of tokens' keys and values."""
+        ...
+
+    def restore(self, tokens: int, kv: Tensor) -> None:
+        """Commit tokens without running them, from what `dump` returned."""
+        ...
+
+
 class RecordableCache(KVCache, Protocol):
     """A cache whose passes can be recorded as native kernel calls and repeated."""
-
-    is_recordable: bool
 
     def begin_recorded(self, tokens: int, tree: Tree | None = None) -> tuple[Hashable, PassInputs]:
         """Begin a pass as `begin` does, of a few tokens; return what else its recording depends on, and its inputs."""

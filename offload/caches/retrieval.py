@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..architecture.tier_footprint import GATHERED_BYTES
 from ..memory.plain_store import PlainStore
-from ..memory.store import Store, append
+from ..memory.store import DeviceStore, append
 from ..memory.tree_attention import Tree
 from ..settings.method_sizes import PADDING
 from .full import FullCache
@@ -38,7 +38,7 @@ class CopiedCache(SelectedCache):
         self.selection = torch.empty((shape.layers * shape.kv_heads, 0), dtype=torch.long, device=full.store.device)
         self.exact_end = 0
 
-    def _new_store(self) -> Store:
+    def _new_store(self) -> DeviceStore:
         """Return an empty store for the selected chunks, and for the tail behind them."""
         return self._full.store.near(self._slots * self._chunk + self._room + PADDING)
 

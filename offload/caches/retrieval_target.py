@@ -7,18 +7,19 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..architecture.rope import Rope
 from ..memory.block_store import BlockStore
 from ..memory.plain_store import PlainStore, attend_stored
-from ..memory.store import Store
 from ..memory.tree_attention import Tree
+from ..settings.config import Speculation
+from ..settings.method_sizes import selected_chunk
+from .approximate import ApproximateCache
 from .full import FullCache
 
 ROOM = 64  # tokens of a pass, which share a selection
 REBUILD_EVERY = 8  # tokens of an answer that share one
 
 
-class RetrievedCache:
+class RetrievedCache(ApproximateCache):
     """Attends to the first `sink` tokens, the latest `window` ones, and the chunks that a pass's queries score highest.
 
     These are `budget` tokens before the pass, in whole chunks. Each layer and KV head selects with the queries of the
@@ -31,15 +32,14 @@ class RetrievedCache:
     without cached tokens.
     """
 
-    is_intact = is_dumpable = True  # no layer has a window, or linear attention
-    states = None
-    held = 0
+    is_dumpable = True
     passes = ROOM  # tokens of each pass of a prompt
 
-    def __init__(
-        self, full: FullCache, sink: int, window: int, budget: int, chunk: int, every: int = REBUILD_EVERY
-    ) -> None:
-        self._full, self._chunk, self._every = full, chunk, every
+    def __init__(self, full: FullCache, settings: Speculation) -> None:
+        super().__init__(full, settings)
+        sink, window, budget = settings.sink, settings.window, settings.kept_tokens
+        self._chunk = chunk = selected_chunk(settings, full.store.grain, tokens=full.capacity)
+        self._every = settings.rebuild_every or REBUILD_EVERY
         assert isinstance(full.store, BlockStore | PlainStore), "all keys are in one memory"
         self._sink, self._recent = -(-sink // chunk), -(-window // chunk)  # chunks
         self._scored = max(budget // chunk - self._sink - self._recent, 1)
@@ -50,27 +50,19 @@ class RetrievedCache:
         self._first = torch.arange(self._sink, device=device).expand(shape.kv_heads, -1)
         self._chunks: list[Tensor] = []  # of each layer, selected at the position `_selected_at`: [kv_heads, chunks]
         self._tables: list[Tensor] = []  # the same as blocks, with those of the tail
-        self.identity = ("retrieval", sink, window, budget, chunk)  # what a prompt's keys and values depend on
+        self.identity = ("retrieval", sink, window, budget, chunk)
         self._num_aligned = 0  # tokens of the first passes that had ROOM tokens each
         self._tail, self._selected_at = 0, -1  # the chunk where the tail begins; -1: select again
         self._reuses = False
 
     @property
-    def store(self) -> Store:
-        return self._full.store
-
-    @property
-    def rope(self) -> Rope:
-        return self._full.rope
-
-    @property
-    def length(self) -> int:
-        return self._full.length
-
-    @property
     def room(self) -> int:
         """Return how many tokens the next pass may have."""
         return ROOM - self.length % ROOM
+
+    def continues(self, length: int) -> bool:
+        """Return whether a pass can follow `length` committed tokens: always, with full attention in all layers."""
+        return True
 
     def holds(self, start: int) -> bool:
         """Return whether all keys and values of the tokens from position `start` on are there."""
@@ -85,8 +77,7 @@ class RetrievedCache:
         return min(self._num_aligned, length // ROOM * ROOM)
 
     def begin(self, tokens: int, tree: Tree | None = None) -> None:
-        assert tree is None, "a tree shares no selection"
-        assert tokens <= self.room, f"{tokens} tokens at once where {self.room} are the most"
+        super().begin(tokens, tree)
         self._full.begin(tokens)
         self._whole = self.length // self._chunk
         age = self.length - self._selected_at
@@ -142,12 +133,9 @@ class RetrievedCache:
         kv = (torch.cat((x.gather(1, tokens), x[:, tail : start + len(q)]), dim=1) for x in self.store.layer(layer))
         return attend_stored(q, *kv)
 
-    def hold(self) -> None:
-        raise NotImplementedError("a selection of this cache has no trees")
-
     def commit(self, keep: Sequence[int] | None = None) -> None:
         before = self.length
-        self._full.commit(keep)
+        super().commit(keep)
         if before == self._num_aligned and self.length == before + ROOM:
             self._num_aligned = self.length
         if self._selects and not self._reuses:  # with the mean keys of all whole chunks

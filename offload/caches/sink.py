@@ -8,21 +8,19 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..architecture.rope import Rope
-from ..memory.store import Store
+from ..settings.config import Speculation
 from .evicting import EvictingCache
+from .full import FullCache
 
 
 class SinkCache(EvictingCache):
-    """Keeps the first `sink` tokens and the latest ones."""
+    """Keeps the first `sink` tokens and the latest ones, as many as the budget leaves beside the sink."""
 
-    def __init__(self, store: Store, rope: Rope, sink: int, window: int, budget: int, capacity: int) -> None:
-        """`window` is not used: the latest tokens are as many as the budget leaves beside the sink."""
-        assert sink < budget, "some of the latest tokens are kept"
-        super().__init__(store, rope, budget, capacity)
-        latest = torch.arange(capacity - budget + sink, capacity)
-        kept = torch.cat((torch.arange(sink), latest)).to(store.device)
-        self._kept = kept.expand(store.shape.kv_heads, -1)
+    def __init__(self, full: FullCache, settings: Speculation) -> None:
+        super().__init__(full, settings)
+        latest = torch.arange(self.capacity - self.budget + settings.sink, self.capacity)
+        kept = torch.cat((torch.arange(settings.sink), latest)).to(self.device)
+        self._kept = kept.expand(full.store.shape.kv_heads, -1)
 
-    def keep(self, layer: int) -> Tensor:
+    def keep(self, layer: int, stored: int) -> Tensor:
         return self._kept

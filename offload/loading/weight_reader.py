@@ -48,10 +48,9 @@ class WeightReader:
         return whole
 
     def norm(self, name: str) -> Tensor:
-        """Return the weight or the bias of a norm."""
-        if not self._shape.wide_norms:
-            return self.stacked(name)
-        return self.wide(name) + self._shape.norm_offset
+        """Return the bias of a norm, or its weight with what the family adds to it."""
+        found = self.wide(name) if self._shape.wide_norms else self.stacked(name)
+        return found if name.endswith(".bias") else found + self._shape.norm_offset
 
     def wide(self, name: str) -> Tensor:
         """Return a tensor in fp32."""

@@ -83,7 +83,7 @@ def _load_ends(reader: WeightReader, shape: ModelShape) -> tuple[Callable[[Tenso
 
 def _final_norm(reader: WeightReader, shape: ModelShape) -> tuple[Tensor, Tensor | None]:
     """Load weight and bias of the norm behind the last layer."""
-    bias = reader.stacked("model.norm.bias") if shape.specs[0].norm_bias else None
+    bias = reader.norm("model.norm.bias") if shape.specs[0].norm_bias else None
     return reader.norm("model.norm.weight"), bias
 
 

@@ -24,6 +24,7 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
     "gelu": lambda x: F.gelu(x.contiguous()),  # rows apart are computed otherwise than one row: not in the same bits
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "relu2": lambda x: F.relu(x).square(),
 }
 
 
@@ -106,7 +107,7 @@ class LayerPass:
         if weight is None:
             return x
         if self.spec.norm == "layer":
-            return F.layer_norm(x, weight.shape, weight, bias, self.shape.norm_eps)
+            return F.layer_norm(x.to(weight.dtype), weight.shape, weight, bias, self.shape.norm_eps).to(x.dtype)
         if weight.dtype != x.dtype:
             return wide_rms_norm(x, weight, self.shape.norm_eps)
         return self.do.norm(x, weight, self.shape.norm_eps)

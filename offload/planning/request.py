@@ -9,7 +9,7 @@ from ..architecture.kv_formats import stored_bytes
 from ..architecture.parameters import WeightBits
 from ..hardware.rates import Hardware
 from ..settings.config import EXACT, Placement, Speculation
-from ..settings.method_sizes import selected_format, sized
+from ..settings.method_sizes import budget_of, selected_format
 from .self_draft import copy_bits
 
 
@@ -68,7 +68,7 @@ class PlanRequest:
     @property
     def budget(self) -> int:
         """Return the tokens in the retrieval cache, if there is one."""
-        return min(sized(self.speculation, self.tokens).budget, self.tokens)
+        return min(budget_of(self.speculation, self.tokens), self.tokens)
 
     @property
     def bits(self) -> WeightBits:

@@ -13,8 +13,7 @@ from ..settings.config import EXACT
 
 if TYPE_CHECKING:
     from ..architecture.config import ModelShape
-    from ..caches.full import FullCache
-    from ..caches.retrieval_target import RetrievedCache
+    from ..caches.protocol import TargetCache
     from ..kernels.native import Kernel
     from ..model.decoder import Model
 
@@ -26,7 +25,7 @@ _IGNORED = ("rope", "max_positions", "rope_divisors", "eos_ids", "context", "voc
 _SPEC_FACTS = ("qkv_bias", "o_bias", "mlp_bias", "qk_norm")  # of a spec; hashed as they were before there were others
 
 
-def fingerprint(model: Model, cache: FullCache | RetrievedCache, chunk: int, weights: str) -> str:
+def fingerprint(model: Model, cache: TargetCache, chunk: int, weights: str) -> str:
     """Return a hash of all but the tokens: weights, shape, RoPE, dtype, kernel or torch version, and formats.
 
     The formats are those of files and of keys and values. Where tokens attend to a selection, its sizes are among them.
@@ -34,20 +33,16 @@ def fingerprint(model: Model, cache: FullCache | RetrievedCache, chunk: int, wei
     The kernel is part of it because kernels round differently, and torch also rounds differently for other page and
     chunk sizes: the prompt cache must not change the output.
     """
-    from ..caches.retrieval_target import RetrievedCache  # it needs torch
-
     shape = _shape_facts(model.shape)
     kernel = model.operations.kernel
     backend = ("torch", _version("torch"), _gpu_name(model)) if kernel is None else (kernel.level, _version("triforce"))
     if kernel is not None and not model.shape.is_native:  # torch computes what the kernel has not
         backend += ("torch", _version("torch"))
-    selects = isinstance(cache, RetrievedCache)
-    chunk = cache.passes if selects else chunk
+    chunk = cache.passes if cache.passes > 1 else chunk
     sizes = (_page_tokens(cache, kernel), 0 if rounds_by_row(model) else chunk)
     device = (str(model.dtype), model.device.type, model.group.size)
     format = () if model.kv == EXACT else (model.kv,)
-    format += cache.identity if selects else ()
-    facts = repr((VERSION, TOKENS, weights, shape, device, backend, sizes, *format))
+    facts = repr((VERSION, TOKENS, weights, shape, device, backend, sizes, *format, *cache.identity))
     return hashlib.sha256(facts.encode() + cache.rope.identity()).hexdigest()
 
 
@@ -66,7 +61,7 @@ def _shape_facts(shape: ModelShape) -> list[tuple[str, object]]:
     return sorted(facts.items())
 
 
-def _page_tokens(cache: FullCache | RetrievedCache, kernel: Kernel | None) -> int:
+def _page_tokens(cache: TargetCache, kernel: Kernel | None) -> int:
     """Return the cache's page size in tokens where it changes rounding, else 0.
 
     It does not for the native kernel on pages of whole PIECEs.

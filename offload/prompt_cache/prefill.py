@@ -56,7 +56,7 @@ class PromptCache:
         return all(unchanged)
 
     def bind(self, runner: Runner) -> SequencePrompts:
-        """Return the prompt cache for the sequences of one runner, which runs on a FullCache or a RetrievedCache."""
+        """Return the prompt cache for the sequences of one runner, whose cache is dumpable."""
         own = fingerprint(runner.model, runner.cache, runner.chunk, self.weights)
         names = self.group.collect(own)  # each rank's KV depends on the sums over all ranks
         return SequencePrompts(self, own if len(names) == 1 else name_of_all(names), runner)

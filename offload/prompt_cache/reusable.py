@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from typing import Protocol
 
-from ..caches.retrieval_target import RetrievedCache
+from ..caches.protocol import DumpableCache
 from ..speculation.passes.runner import Runner
 from .fingerprint import TOKENS, rounds_by_row
 
@@ -37,25 +37,26 @@ class Reusable(Protocol):
 
 def reusable_prefix(runner: Runner) -> Reusable:
     """Return what tracks the reusable tokens of a runner's cache."""
-    return WholePasses(runner) if isinstance(runner.cache, RetrievedCache) else ReusablePrefix(runner)
+    return WholePasses(runner) if runner.cache.passes > 1 else ReusablePrefix(runner)
 
 
 class WholePasses(Reusable):
-    """`Reusable` of a RetrievedCache: the prompt's passes of a fixed number of tokens, as its runner begins at one."""
+    """`Reusable` of a cache that runs a prompt in passes of a fixed number of tokens, as its runner begins at one."""
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
+        self._cache: DumpableCache = runner.cache
         self.length = 0
 
     @property
     def blocks(self) -> int:
-        return math.lcm(self._runner.cache.passes, TOKENS) // TOKENS
+        return math.lcm(self._cache.passes, TOKENS) // TOKENS
 
     def update(self) -> None:
-        self.length = self._runner.cache.restartable(self._runner.num_cached)
+        self.length = self._cache.restartable(self._runner.num_cached)
 
     def plan(self, tokens: int) -> None:
-        passes = self._runner.cache.passes
+        passes = self._cache.passes
         self.length = tokens // passes * passes
 
 
@@ -64,6 +65,7 @@ class ReusablePrefix(Reusable):
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
+        self._cache: DumpableCache = runner.cache
         self._chunk = 1 if rounds_by_row(runner.model) else runner.chunk
         self.length = 0
 
@@ -74,7 +76,7 @@ class ReusablePrefix(Reusable):
 
     def update(self) -> None:
         """Exclude tokens that were rolled back since the last `mark`."""
-        cache = self._runner.cache
+        cache = self._cache
         unchanged = cache.marks.update(self, cache.length)
         self.length = (
             self._runner.num_cached if self._chunk == 1 else min(self.length, unchanged, self._runner.num_cached)
@@ -90,5 +92,4 @@ class ReusablePrefix(Reusable):
 
     def mark(self) -> None:
         """Remember the state after a prefill, whole or interrupted, for the next `update`."""
-        cache = self._runner.cache
-        cache.marks.update(self, cache.length)
+        self._cache.marks.update(self, self._cache.length)

@@ -175,7 +175,7 @@ class Speculation:
             f"approximate {self.approximate} decodes plainly, and the method is {self.method}",
             f"leave --method out, or use --method {methods.PLAIN}",
         )
-        window = 0 if self.approximate == methods.STREAMING_LLM else self.window
+        window = self.window if "window" in allowed[str(self.approximate)].reads else 0
         kept = f"the sink of {self.sink:,}" + (f" and the window of {window:,}" if window else "")
         require(
             self.sink + window < self.kept_tokens,

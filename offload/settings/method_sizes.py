@@ -10,7 +10,7 @@ from dataclasses import replace
 from ..short_repr import short_repr
 from ..units import counted
 from .config import EXACT, LEAST_BUDGET, LONGEST_GAMMA, Speculation
-from .methods import CHOSEN, H2O, LOOKUP, METHODS, MODEL, STREAMING, STREAMING_LLM
+from .methods import APPROXIMATIONS, CHOSEN, LOOKUP, METHODS, MODEL, STREAMING
 from .tree_settings import MOST_AUTO_NODES
 from .validation import require
 
@@ -85,7 +85,7 @@ def selected_format(settings: Speculation) -> str:
 
 
 def _is_long(settings: Speculation, tokens: int) -> bool:
-    return tokens > _MIN_RATIO * (sized(settings, tokens).budget + TAIL)
+    return tokens > _MIN_RATIO * (budget_of(settings, tokens) + TAIL)
 
 
 def suggested_budget(tokens: int) -> int:
@@ -96,12 +96,17 @@ def suggested_budget(tokens: int) -> int:
     return max(LEAST_BUDGET, 2 ** ((tokens // 32) - 1).bit_length() if tokens >= 64 else LEAST_BUDGET)
 
 
+def budget_of(settings: Speculation, tokens: int) -> int:
+    """Return the budget of the settings, or else one for a sequence that may reach `tokens`."""
+    if settings.budget is not None:
+        return settings.budget
+    budget = settings.kept_tokens if settings.approximate is not None else suggested_budget(tokens)
+    return max(budget, 4 * settings.chunk)
+
+
 def sized(settings: Speculation, tokens: int) -> Speculation:
     """Return the settings with a budget for a sequence that may reach `tokens`, unless they have one."""
-    if settings.budget is not None:
-        return settings
-    budget = settings.kept_tokens if settings.approximate is not None else suggested_budget(tokens)
-    return replace(settings, budget=max(budget, 4 * settings.chunk))
+    return settings if settings.budget is not None else replace(settings, budget=budget_of(settings, tokens))
 
 
 def uses_copy(settings: Speculation) -> bool:
@@ -126,7 +131,7 @@ def has_draft_model(settings: Speculation) -> bool:
 
 def forgets(settings: Speculation) -> bool:
     """Return whether the target runs on a cache of constant size, which forgets tokens: any prompt fits."""
-    return settings.approximate in (STREAMING_LLM, H2O)
+    return settings.approximate is not None and APPROXIMATIONS[settings.approximate].forgets
 
 
 def forgetting_capacity(settings: Speculation) -> int:

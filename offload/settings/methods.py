@@ -1,19 +1,20 @@
-"""The table of decoding methods: the drafter of each, and the middle level between drafter and full KV cache.
+"""The tables of decoding methods, and of the caches that the target can run on instead of its full one.
 
-A new method is a new row. Imports nothing.
+A new method is a new row; so is a new approximate cache, beside its file. Imports nothing heavy.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
 
 PLAIN = "ar"  # the method that drafts nothing
 LOOKUP, MODEL = "lookup", "model"  # drafters: n-gram lookup and a draft model
 CHOSEN = "chosen"  # the drafter that `Speculation.draft` names
 RETRIEVAL, STREAMING = "retrieval", "streaming"  # how a middle level selects chunks: by score, or the latest
-STREAMING_LLM, H2O = "streaming-llm", "h2o"  # caches that forget tokens
-MIDDLES = (RETRIEVAL, STREAMING, H2O)  # h2o: those chunks that have received the most attention so far
-APPROXIMATIONS = (STREAMING_LLM, H2O, RETRIEVAL)  # what the target can run on instead of all its keys and values
+H2O = "h2o"  # those chunks that have received the most attention so far
+MIDDLES = (RETRIEVAL, STREAMING, H2O)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,5 +53,39 @@ METHODS = {
         Method("retrieval", middle=RETRIEVAL),
         Method("streaming", drafter=CHOSEN, middle=STREAMING),
         Method("triforce", drafter=CHOSEN, middle=RETRIEVAL),
+    )
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Approximation:
+    """A cache that the target can run on instead of one of all its keys and values, `--approximate`.
+
+    `cls` is its class, an `offload.caches.approximate.ApproximateCache`, as module:name: it is imported when it is
+    used. `reads` are the settings of `Speculation` that it depends on. One that `forgets` has a constant size, so any
+    prompt fits; the others have room for the whole sequence.
+    """
+
+    name: str
+    cls: str
+    reads: tuple[str, ...]
+    forgets: bool = False
+
+    def load(self) -> Any:
+        """Return the class."""
+        module, _, name = self.cls.partition(":")
+        return getattr(import_module(module), name)
+
+
+APPROXIMATIONS = {
+    approximation.name: approximation
+    for approximation in (
+        Approximation("streaming-llm", "offload.caches.sink:SinkCache", ("sink", "budget"), forgets=True),
+        Approximation("h2o", "offload.caches.h2o:H2OCache", ("sink", "window", "budget"), forgets=True),
+        Approximation(
+            RETRIEVAL,
+            "offload.caches.retrieval_target:RetrievedCache",
+            ("sink", "window", "budget", "chunk", "rebuild_every"),
+        ),
     )
 }

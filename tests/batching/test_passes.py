@@ -132,6 +132,17 @@ def test_recorded_passes_have_the_bits_of_a_sequence_alone(endless_engine):
                     cache.commit([])
 
 
+def test_each_of_many_sequences_reads_its_own_keys(endless_engine):
+    """The native kernel attends for 64 sequences at once."""
+    model, joint = endless_engine.model, batches.JointPasses()
+    together, alone = ([model.new_cache(64) for _ in range(67)] for _ in range(2))
+    for turn in range(2):
+        tokens = [torch.tensor(ids(2 - turn, seed=3 * number + turn)) for number in range(67)]
+        found = joint.run([Step(model, *each, 0) for each in zip(together, tokens, strict=True)])
+        for cache, new, rows in zip(alone, tokens, found, strict=True):
+            assert torch.equal(rows, Step(model, cache, new, 0).run())
+
+
 def test_a_pass_of_more_rows_than_are_recorded_is_recorded_anew(endless_engine):
     model, joint = endless_engine.model, batches.JointPasses()
     caches = [model.new_cache(256) for _ in range(3)]

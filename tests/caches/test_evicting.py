@@ -8,7 +8,6 @@ from offload.caches.sink import SinkCache
 from offload.loading.formats.safetensors import FolderCheckpoint
 from offload.loading.weights import load_model
 from offload.memory.block_store import BlockStore
-from offload.memory.plain_store import PlainStore
 from offload.sequence import TokenSequence
 from offload.settings.config import Speculation
 from offload.speculation.levels.approximate import ApproximateRunner, approximate_runner
@@ -31,9 +30,8 @@ def kind(request):
 
 
 def new_cache(model, kind, every, store=None):
-    room = BUDGET + every
-    store = store or PlainStore(model.shape, room, model.dtype, CPU)
-    return kind[0](store, model.rope(room), SINK, WINDOW, BUDGET, room)
+    settings = Speculation(method="ar", approximate="h2o", sink=SINK, window=WINDOW, budget=BUDGET, chunk=1)
+    return kind[0](model.new_cache(BUDGET + every, store=store), settings)
 
 
 def new_runner(model, kind, every=8, chunk=512):
@@ -81,7 +79,7 @@ def test_the_native_kernels_scores_evict_what_the_slow_references_do(native_mode
 def test_heads_keep_different_tokens_and_the_heaviest(model):
     cache = new_cache(model, CACHES["H2O"], 8)
     chosen, keep = [], cache.keep
-    cache.keep = lambda layer: chosen.append(keep(layer)) or chosen[-1]
+    cache.keep = lambda *args: chosen.append(keep(*args)) or chosen[-1]
     for part in id_tensor(BUDGET + 9).split(1):
         model.forward(part, cache)
     assert len(chosen) == model.shape.layers
@@ -121,7 +119,7 @@ def test_before_an_eviction_nothing_is_approximate(model, kind):
 
 def test_memory_is_constant_and_positions_stay_inside_the_cache(model, kind, monkeypatch):
     runner = new_runner(model, kind)
-    rope, ends = runner.cache._rope, []
+    rope, ends = runner.cache.rope, []
     rows = rope.rows
     monkeypatch.setattr(rope, "rows", lambda start, end: ends.append(end) or rows(start, end))
     size = runner.cache.nbytes
@@ -152,11 +150,11 @@ def test_an_interrupted_eviction_starts_over(model, kind, monkeypatch):
     runner, sequence = new_runner(model, kind), TokenSequence(ids(60))
     cache, keep = runner.cache, runner.cache.keep
 
-    def interrupt(layer):
+    def interrupt(layer, stored):
         if layer and not interrupted:
             interrupted.append(layer)
             raise KeyboardInterrupt
-        return keep(layer)
+        return keep(layer, stored)
 
     interrupted = []
     monkeypatch.setattr(cache, "keep", interrupt)
@@ -180,6 +178,6 @@ def test_the_settings_give_the_sizes(model, name):
     settings = Speculation(method="ar", approximate=name, sink=2, window=5, budget=40)
     cache = approximate_runner(model, settings, 1000, 512).cache
     assert (cache.budget, cache.capacity) == (40, 80)
-    kept = cache.keep(0)[0].tolist()
+    kept = cache.keep(0, cache.capacity)[0].tolist()
     assert kept[:2] == [0, 1] and kept[-5:] == [75, 76, 77, 78, 79]
     assert (kept[2] == 42) == (name == "streaming-llm")

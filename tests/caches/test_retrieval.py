@@ -11,7 +11,9 @@ from offload.caches.selection import RecencySelector, Refresh
 from offload.kernels.attention import attend
 from offload.sequence import TokenSequence
 from offload.speculation.passes.runner import Runner
+from tests.support.caches import PROMPT, new_subject
 from tests.support.retrieval import CYCLE, PLAIN, RESTART, RetrievalSetup, ids, load, take_step
+from tests.support.stores import close
 
 CHUNK, BUDGET = 4, 24
 SETUP = RetrievalSetup(CopiedCache, CHUNK, BUDGET, capacity=800)
@@ -106,6 +108,21 @@ def assert_equals_the_full_cache(cache, full):
         start = cache.selection.shape[1] * CHUNK
         tail = theirs[:, cache.tail_start : cache.exact_end]
         assert torch.equal(ours[:, start : start + tail.shape[1]], tail)
+
+
+@pytest.mark.parametrize("length", [145, 143, 129])
+def test_tokens_in_place_of_the_full_caches_are_dropped_when_it_is_adopted_again(length):
+    """The newest chunk begins at 144, the tail with it."""
+    subject = new_subject("retrieval of everything of plain")
+    subject.run([1])
+    subject.truncate(len(PROMPT))
+    for committed in (PROMPT[:length], PROMPT):
+        subject.truncate(length)
+        subject.cache.adopt() if committed is PROMPT else None
+        subject.ids = list(committed)
+        assert subject.cache.length == len(committed)
+        expected = subject.expected([7, 8])
+        assert close(subject.run([7, 8]), expected)
 
 
 def test_the_recency_selector_takes_the_sink_and_the_latest_chunks(model):

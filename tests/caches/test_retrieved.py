@@ -5,6 +5,7 @@ import torch
 
 from offload.caches.full import FullCache
 from offload.caches.retrieval_target import ROOM, RetrievedCache
+from offload.settings.config import Speculation
 from tests.support.stores import CAPACITY, CHUNK, close, definition, new_rope, new_store, projected, tiny_shape
 
 SINK, WINDOW, BUDGET = 4, 40, 8 * CHUNK  # a chunk of sink, three of window, four of the others
@@ -13,7 +14,8 @@ IDS = [(11 * position) % 249 for position in range(CAPACITY)]
 
 def new_cache(store="plain", budget=BUDGET, every=1):
     full = FullCache(new_store(store), new_rope(torch.float32), CAPACITY)
-    return RetrievedCache(full, SINK, WINDOW, budget, CHUNK, every)
+    sizes = {"sink": SINK, "window": WINDOW, "budget": budget, "chunk": CHUNK, "rebuild_every": every}
+    return RetrievedCache(full, Speculation(method="ar", approximate="retrieval", **sizes))
 
 
 def run(cache, ids):
@@ -100,6 +102,26 @@ def test_after_a_rollback_all_is_as_if_the_tokens_had_never_been_run():
     other = IDS[3:33]
     run(cache, other), run(fresh, other)
     assert torch.equal(run(cache, IDS[50:51]), run(fresh, IDS[50:51]))
+
+
+@pytest.mark.parametrize("store", ["plain", "blocks"])
+@pytest.mark.parametrize("length", [13 * CHUNK - 1, 13 * CHUNK, 13 * CHUNK + 1])
+def test_nothing_of_a_rejected_answer_is_selected_or_scored(store, length):
+    """Neither by the selection that its tokens have made, nor later by the mean keys of a chunk that it completed."""
+    cache, rope, shape = new_cache(store, every=8), new_rope(torch.float32), tiny_shape()
+    run(cache, IDS[:length])
+    for token in IDS[30:60]:
+        run(cache, [token])
+    cache.truncate(length)
+    for start in (length, 275):
+        found = run(cache, IDS[start : start + 1])
+        for head in range(shape.kv_heads):
+            seen = chosen_tokens(start, 1, head)
+            expected = definition(IDS[: start + 1], start, 1, rope, visible=seen)
+            heads = slice(head * shape.group, (head + 1) * shape.group)
+            assert close(found[1][:, heads], expected[:, heads])
+        if start < 275:
+            run(cache, IDS[start + 1 : 275])
 
 
 def test_a_budget_for_everything_is_exact():

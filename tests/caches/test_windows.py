@@ -138,6 +138,16 @@ def test_rejected_drafts_are_rolled_back_while_the_slack_lasts(sequence):
     assert not sequence.windows.covers(sequence.length - 9)
 
 
+def test_a_rollback_is_covered_as_long_as_the_whole_window_is_there(sequence):
+    sequence.run(40)
+    oldest = 40 - 14  # in a ring of 14
+    for length in range(39, oldest + WINDOW - 2, -1):
+        sequence.length = length
+        assert sequence.windows.covers(length)
+        assert torch.allclose(sequence.run(1), sequence.expected(1), atol=1e-5)
+    assert not sequence.windows.covers(oldest + WINDOW - 2)
+
+
 def test_a_path_of_a_tree_has_the_results_of_a_chain(kernel, sequence):
     other = Sequence(kernel)
     for each in (sequence, other):

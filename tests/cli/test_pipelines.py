@@ -123,6 +123,7 @@ def test_events_are_those_of_the_golden_file(triforce_here, tmp_path, monkeypatc
         assert all(f"`{name}`" in documented for name in event)
 
 
+@pytest.mark.daily("generate*", "cache prune*")
 @pytest.mark.skipif(os.name != "posix", reason="closing a stream is the shell's")
 @pytest.mark.parametrize("command", ["--version", "cache --help", "profile", "generate Once", "cache prune --json"])
 def test_a_closed_stdout_is_an_error_before_anything_is_loaded(bash, command):

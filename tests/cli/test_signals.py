@@ -34,6 +34,7 @@ def test_ctrl_c_keeps_the_text_and_prints_partial_statistics(endless_model_dir, 
     assert len(err.splitlines()) == 1
 
 
+@pytest.mark.daily("0.1", "1.2")
 @pytest.mark.parametrize("delay", [0.0, 0.1, 0.3, 0.6, 1.2, 2.5])
 def test_ctrl_c_while_starting_is_quiet(endless_model_dir, tmp_path, delay):
     with start(endless_model_dir, tmp_path) as process:

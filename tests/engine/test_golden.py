@@ -1,5 +1,6 @@
 """The embedded model on a real book, against transformers."""
 
+import pytest
 import torch
 
 from offload import EngineConfig, GenerationConfig, Sampling, Tokens, open_model
@@ -9,6 +10,7 @@ BOOK = ROOT / "examples" / "frankenstein.txt"
 PROMPT, NEW = 1000, 32
 
 
+@pytest.mark.long
 def test_greedy_tokens_equal_transformers_after_a_thousand_of_frankenstein(embedded_model_dir):
     from transformers import AutoConfig, LlamaForCausalLM
     from transformers.initialization import no_init_weights

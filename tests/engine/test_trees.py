@@ -81,6 +81,7 @@ def test_a_tree_larger_than_what_is_left_of_the_context_is_drafted(endless_engin
     assert tokens(run(engine, prompt, 4, "naive", "model", tree="100")) == expected
 
 
+@pytest.mark.daily("triforce-*")
 @pytest.mark.parametrize(
     ("method", "draft", "sampling"),
     [("naive", "good", "with-replacement"), ("triforce", "uniform", "without-replacement")],

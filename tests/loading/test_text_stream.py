@@ -157,6 +157,13 @@ def test_held_text_comes_before_the_end():
     assert all(event.text for event in events if isinstance(event, Text))
 
 
+def test_a_stop_string_in_what_was_held_back_is_the_reason_of_the_end():
+    """What may be the beginning of thinking is an answer when no more tokens come."""
+    events = list(stream_text(Source("<thi").events(), TextLayer(TOKENIZER.decode, ["hi"], Thinking())))
+    assert "".join(event.text for event in events if isinstance(event, Text)) == "<t"
+    assert events[-1] == Finished("stop")
+
+
 def split(text, edges, is_open=False):
     """The thinking and the answer when the text arrives in pieces."""
     thinking, parts = Thinking(is_open), []

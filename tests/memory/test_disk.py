@@ -3,6 +3,7 @@
 import errno
 import os
 import random
+import threading
 import time
 from itertools import pairwise
 
@@ -20,6 +21,7 @@ from offload.loading.formats.safetensors import FolderCheckpoint
 from offload.loading.weights import load_model
 from offload.memory import disk_gather
 from offload.memory.disk_link import DiskFailed, DiskLink
+from offload.memory.disk_pages import FileRange
 from offload.memory.tiered_factory import TieredStoreFactory
 from offload.prompt_cache.fingerprint import TOKENS
 from offload.settings.config import GenerationConfig, Sampling, Speculation
@@ -197,6 +199,31 @@ def test_a_disk_that_becomes_full_is_an_error_and_the_next_request_is_right(faul
         list(run(engine, ids(LENGTH)))
     file.fault = staticmethod(lambda kind: None)
     assert list(run(engine, ids(LENGTH))) == expected[0]
+
+
+def test_neighbouring_reads_that_wait_are_one(tmp_path):
+    begun, may_go_on, reads = threading.Event(), threading.Event(), []
+
+    class File(FaultyFile):
+        @staticmethod
+        def fault(kind):
+            if kind == "read" and not reads:
+                begun.set()
+                assert may_go_on.wait(60)
+            reads.append(kind)
+
+    file, link, size = File(tmp_path, 6 * 4096, direct=False), DiskLink(), 4096
+    written, found = id_tensor(6 * size // 8).view(6, -1), torch.zeros((6, size // 8), dtype=torch.long)
+    link.wait(link.copy([(FileRange(file, 0, written.nbytes), written)]))
+    reads.clear()
+    tickets = [link.copy([(found[0], FileRange(file, 0, size))])]
+    assert begun.wait(60)
+    tickets += [link.copy([(found[page], FileRange(file, page * size, size))]) for page in range(1, 6)]
+    may_go_on.set()
+    for ticket in tickets:
+        link.wait(ticket)
+    assert torch.equal(found, written)
+    assert reads == ["read"] * 2  # the first one, and all that waited for it
 
 
 def test_a_read_that_fails_once_is_repeated(faulty, expected):

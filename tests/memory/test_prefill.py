@@ -169,6 +169,18 @@ def test_mean_keys_are_made_by_the_prefill(new_store, fetched, chunk):
             assert sum(fetched) == expected.numel() * store.dtype.itemsize
 
 
+def test_a_prefill_has_waited_for_all_that_it_copies_to_the_host(new_store, monkeypatch):
+    link, copied, waited = make_link(), [], []
+    copy, wait = link.copy, link.wait
+    monkeypatch.setattr(link, "copy", lambda *args: copied.append(copy(*args)) or copied[-1])
+    monkeypatch.setattr(link, "wait", lambda ticket: waited.append(ticket) or wait(ticket))
+    store = new_store(True, link=link)
+    store.keep_mean_keys(BLOCK)
+    run_pass(store, 0, 400, CHUNK)
+    assert len(copied) > 2 * store.shape.layers  # pages and mean keys of each layer
+    assert all(any(each is ticket for each in waited) for ticket in copied)
+
+
 def test_mean_keys_of_tokens_that_changed_are_computed_again(new_store):
     store, fresh = new_store(True), new_store(False)
     store.keep_mean_keys(BLOCK)

@@ -43,7 +43,9 @@ def same(model, found, expected):
     return torch.allclose(found, expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.daily("torch-*-0", "native*-stream-*", "native*-hybrid-1")
+@pytest.mark.daily(
+    "torch-5-hybrid-0", "torch-64-*-0", "native-bf16-5-stream-0", "native-fp32-150-*", "native-bf16-64-*"
+)
 @pytest.mark.parametrize(("mode", "resident"), MODES)
 @pytest.mark.parametrize("chunk", [5, PAGE, 150, CAPACITY])
 def test_any_placement_gives_the_full_cache_s_hidden_rows(model, mode, resident, chunk):
@@ -155,6 +157,16 @@ def test_the_host_of_a_gpu_shares_no_passes_of_many_rows():
     assert balance.streamed(10, 1) == balance.streamed(10, HOST_ROWS) == 5
     assert balance.streamed(10, 2048) == 10
     assert Balance(share=1.0, most_rows=HOST_ROWS).streamed(10, 2048) == 10
+
+
+@pytest.mark.parametrize(("link", "host", "streamed"), [(1e6, 1e-6, 1), (1e-6, 1e6, 9)])
+def test_the_slower_side_keeps_a_page_by_which_it_is_measured(link, host, streamed):
+    balance = Balance(share=None)
+    balance.observe_link(link)
+    balance.observe_host(1, host, None)
+    assert balance.streamed(10, 1) == streamed
+    assert balance.streamed(2, 1) == 1
+    assert balance.streamed(1, 1) == round(streamed / 10)  # which there is not for both
 
 
 def test_a_runner_prefills_and_rolls_back(model):

@@ -45,6 +45,7 @@ def decode(group, folder, draft, cases, sampling=GREEDY, count=24, **more):
     return found
 
 
+@pytest.mark.daily("2-qwen3-uneven")
 @pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3-uneven"])
 def test_every_method_gives_the_single_process_greedy_output(rank_pool, folders, name):
     (plain,) = decode(ALONE, folders[name], folders["draft"], [("ar", "lookup")])
@@ -80,6 +81,7 @@ def _sampled(group, folder, draft, cases, sampling, fixed):
     return decode(group, folder, draft, cases, sampling, **fixed)
 
 
+@pytest.mark.daily("2-0.6")
 @pytest.mark.parametrize("temperature", [0.6, 1.0])
 def test_coupled_sampling_gives_the_single_process_text_with_every_method(rank_pool, folders, temperature):
     sampling = Sampling(temperature=temperature, coupled=True)
@@ -156,12 +158,13 @@ def embedded_tokens(group, folder, text, cases):
     return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("rank_pool", [2], indirect=True)
 @pytest.mark.parametrize(
     ("method", "draft", "gammas"),
     [
-        pytest.param("triforce", "good", (2, 3), marks=pytest.mark.long),
-        pytest.param("naive", "uniform", (2, 3), marks=pytest.mark.long),
+        ("triforce", "good", (2, 3)),
+        ("naive", "uniform", (2, 3)),
         ("auto", "good", (None, None)),
     ],
 )

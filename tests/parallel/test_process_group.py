@@ -1,7 +1,9 @@
 """The collectives of a group of ranks, the check that they run the same model, and the loss of a rank."""
 
 import os
+import queue
 import signal
+import threading
 import time
 
 import pytest
@@ -10,6 +12,7 @@ import torch
 from offload import GenerationConfig, Speculation
 from offload.errors import RankLost, SettingsError
 from offload.loading.same_model import check_same
+from offload.parallel import process_group
 from tests.support.engine import GREEDY, SMALL
 from tests.support.models import ids
 from tests.support.rank_pool import RankPool, rank_engine
@@ -62,6 +65,54 @@ def test_every_rank_names_the_rank_that_differs(rank_pool):
 
 
 @pytest.mark.long
+class Wire:
+    """In place of torch.distributed: two ranks, one of which is this one; the other's end of the line is `peer`."""
+
+    def __init__(self):
+        self.peer, self.sent = queue.SimpleQueue(), []
+
+    def __getattr__(self, name):
+        return lambda *args, **kwargs: {"get_world_size": 2, "get_rank": 0}.get(name)
+
+    def recv(self, target, peer, group):
+        if self.peer.get() == "broken":
+            raise RuntimeError("Connection closed by peer")
+
+    def send(self, x, peer, group):
+        self.sent.append(peer)
+        self.peer.put("broken")  # it has nothing to wait for any more, and ends first
+
+
+def watched(monkeypatch):
+    """Return a group of two ranks, its line to the other one, and the ranks that it reports as lost."""
+    wire, lost = Wire(), queue.SimpleQueue()
+    monkeypatch.setattr(process_group, "dist", wire)
+    monkeypatch.setattr(process_group.messages, "collect", lambda value, group=None: [value] * 2)
+    return process_group.Ranks(torch.device("cpu"), lost=lost.put), wire, lost
+
+
+def end_of_watching():
+    for thread in threading.enumerate():
+        if thread.name == "watch":
+            thread.join(60)
+
+
+def test_a_rank_that_ends_without_a_goodbye_is_lost(monkeypatch):
+    _, wire, lost = watched(monkeypatch)
+    wire.peer.put("broken")
+    assert lost.get(timeout=60) == 1
+
+
+def test_neither_a_rank_that_says_goodbye_is_lost_nor_one_that_ends_after_ours(monkeypatch):
+    _, wire, lost = watched(monkeypatch)
+    wire.peer.put("goodbye")
+    end_of_watching()
+    group, wire, _ = watched(monkeypatch)
+    group.leave()
+    end_of_watching()
+    assert wire.sent == [1] and lost.empty()
+
+
 @pytest.mark.parametrize("phase", ["prefill", "draft", "verification"])
 def test_the_loss_of_a_rank_ends_the_others_at_once(folders, phase):
     rank_pool = RankPool(2)

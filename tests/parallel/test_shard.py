@@ -3,6 +3,7 @@
 import math
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from offload.kernels.ops import TorchOperations
 from offload.loading.hub.download import open_checkpoint
 from offload.loading.weights import load_model
 from offload.parallel import ALONE, split
+from offload.parallel.linear import GatheredLinear
 from offload.parallel.norm import JoinedNorm
 from offload.parallel.shard import divide
 from offload.sequence import TokenSequence
@@ -48,6 +50,17 @@ def test_more_ranks_than_heads_are_refused(folders):
 
 def test_division_into_uneven_ranges():
     assert divide(7, 3) == (range(0, 3), range(3, 5), range(5, 7))
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_each_token_of_a_sharded_vocabulary_is_on_one_rank(size):
+    table = torch.randn(11, 4)
+    parts, found = divide(len(table), size), torch.zeros_like(table)
+    for rank, part in enumerate(parts):
+        linear = SimpleNamespace(rows=table[part.start : part.stop].__getitem__)
+        group = SimpleNamespace(rank=rank, size=size, sum=lambda x: x)
+        found += GatheredLinear(linear, group, parts).rows(torch.arange(len(table)))
+    assert torch.equal(found, table)
 
 
 def hidden(group, path, vocab=None):

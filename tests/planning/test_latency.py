@@ -5,16 +5,18 @@ from dataclasses import replace
 import pytest
 
 from offload.architecture.known import KNOWN
+from offload.hardware.rates import READ
 from offload.planning.first_token import first_selection
 from offload.planning.passes import Passes
 from offload.planning.placement import place
 from offload.planning.plan import make_plan
 from offload.planning.request import PlanRequest
-from offload.planning.roofline import LAUNCH_S, LAUNCHES, PAGE_S
+from offload.planning.roofline import LAUNCH_S, LAUNCHES, PAGE_S, Pass, pass_time
 from offload.settings.config import Placement, Speculation
 from offload.units import GIB
 from tests.support.planning import HARDWARE, request
 
+NO_WORK = Pass(1, 0, 0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, graphed=True)
 LONG = 127 * 1024  # tokens: the paper's prompts, off-chip
 
 
@@ -98,6 +100,14 @@ def test_a_resident_pass_is_a_graph_and_on_two_gpus_is_not():
     assert one.offload == two.offload == "none"
     assert one.plain.tbt.resources["launches"] == 0
     assert two.plain.tbt.bound == "launches"
+
+
+def test_gpus_share_the_bandwidth_of_the_host():
+    """Where their links together exceed it, twice as many GPUs copy twice as much no faster than one after the other."""
+    hardware = replace(HARDWARE["2x-rtx-4090"], link=25e9, host_bandwidth=25e9 / READ)
+    work = replace(NO_WORK, copied=25e9)
+    assert pass_time(work, replace(hardware, gpus=1)).seconds == pytest.approx(1.0)
+    assert pass_time(work, hardware).seconds == pytest.approx(2.0)
 
 
 def test_a_cpu_launches_nothing():

@@ -1,9 +1,12 @@
 """The fingerprint depends on weights, their quantisation, dtype, RoPE and kernel."""
 
+import copy
 import json
 import os
 import shutil
 from functools import partial
+from importlib.metadata import version
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -90,6 +93,58 @@ def fingerprint_of(config, home):
     prompts = opened.prompt_cache(PromptFolder(home, 1 << 30))
     model = opened.load().model
     return fingerprint.fingerprint(model, model.new_cache(256), 64, prompts.weights)
+
+
+@pytest.fixture(params=["torch", "native"])
+def changed(request, model_dir, monkeypatch):
+    """Return a function that says whether changing one fact changes the fingerprint of a loaded model's cache.
+
+    A fact is an attribute of the model, or the version of a package, or another chunk.
+    """
+    if request.param == "native" and native_kernel() is None:
+        pytest.skip("there is no native kernel here")
+    kernel = copy.copy(native_kernel())  # whose attributes may be changed
+    model = engine_on(model_dir, None, operations=NativeOperations(kernel) if request.param == "native" else None).model
+    cache = model.new_cache(256)
+
+    def name(chunk=64, weights="weights"):
+        return fingerprint.fingerprint(model, cache, chunk, weights)
+
+    def is_changed(fact, value):
+        before = name()
+        with monkeypatch.context() as patch:
+            if fact == "version":
+                patch.setattr(fingerprint, "version", lambda package: "9" if package == value else version(package))
+            elif fact in ("chunk", "weights"):
+                return name(**{fact: value}) != before
+            else:
+                holder = {"level": kernel, "device": type(model)}.get(fact, model)
+                patch.setattr(holder, fact, value)
+            return name() != before
+
+    is_changed.kind = request.param
+    return is_changed
+
+
+FACTS = {
+    "weights": ("weights", "others", "both"),
+    "dtype": ("dtype", torch.bfloat16, "both"),
+    "device": ("device", torch.device("meta"), "both"),
+    "ranks": ("group", SimpleNamespace(rank=0, size=2), "both"),
+    "format of keys and values": ("kv", "q8", "both"),
+    "version of torch": ("version", "torch", "torch"),
+    "version of triforce": ("version", "triforce", "native"),
+    "level of the kernel": ("level", "another", "native"),
+    "chunk": ("chunk", 128, "torch"),
+}
+
+
+@pytest.mark.parametrize("fact", FACTS)
+def test_each_fact_alone_changes_the_fingerprint_where_it_changes_bits(changed, fact):
+    name, value, kind = FACTS[fact]
+    if (name, changed.kind) == ("level", "torch"):
+        return  # it has no kernel
+    assert changed(name, value) is (kind in (changed.kind, "both"))
 
 
 def change_config(folder, **changes):

@@ -8,6 +8,7 @@ import time
 import pytest
 
 from offload.errors import Degraded
+from offload.parallel.group import Alone
 from offload.prompt_cache import writer
 from offload.prompt_cache.block import write_block
 from offload.prompt_cache.entries import entries
@@ -100,6 +101,27 @@ def test_two_writers_keep_to_the_limit_together(model_dir, home, monkeypatch):
 
 
 # Clocks ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_limit_is_that_of_all_ranks_of_a_machine(model_dir, home, monkeypatch):
+    """Each of them writes as much, into the same folder."""
+    said(engine_on(model_dir, home), ids(LENGTH))
+    limit = int(5.5 * files(home)[0].stat().st_size)
+    PromptFolder(home).clear()
+    engine = engine_on(model_dir, home, limit=limit)
+    engine.prompts.group = Alone()
+    engine.prompts.group.mates = 2
+
+    def write_as_both(path, *rest):
+        (other := home / "of the other rank").mkdir(exist_ok=True)
+        write_block(other / path.name, *rest)
+        return write_block(path, *rest)
+
+    monkeypatch.setattr(writer, "write_block", write_as_both)
+    with pytest.warns(Degraded, match="limit"):
+        said(engine, ids(LENGTH))
+    assert len(files(home)) == 4
+    assert sum(path.stat().st_size for path in files(home)) <= limit
 
 
 @pytest.mark.parametrize("when", [4e9, 1e15, -1e9])

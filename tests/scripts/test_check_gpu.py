@@ -95,6 +95,7 @@ def in_a_process(code, *arguments):
     )
 
 
+@pytest.mark.long
 def test_every_part_starts_without_the_packages_that_a_bare_machine_lacks():
     code = """
 import gpu_bare, check_gpu

@@ -6,8 +6,8 @@ import pytest
 from starlette.requests import Request
 
 from triforce_cli.serve import bodies
+from triforce_cli.serve.api_errors import ApiError
 from triforce_cli.serve.bodies import Bodies
-from triforce_cli.serve.errors import ApiError
 
 MOST, TOGETHER = 300_000, 400_000
 

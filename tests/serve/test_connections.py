@@ -13,8 +13,8 @@ from urllib.parse import urlsplit
 import pytest
 
 from tests.support.serving import connected, raw_connection, serve_options, serving, until_closed
-from triforce_cli.serve import connections, descriptors, server
-from triforce_cli.serve.descriptors import ConnectionLimits, reserve_descriptors
+from triforce_cli.serve import connections, server
+from triforce_cli.serve.connections import ConnectionLimits, reserve_descriptors
 
 COMPLETIONS = "/v1/completions"
 HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -157,7 +157,7 @@ def test_other_errors_of_the_event_loop_are_not_quiet(caplog):
 def test_the_limit_of_descriptors_is_raised_and_its_connections_counted(monkeypatch, limits, raised, most, backlog):
     """Of which 20 are in use."""
     changed = []
-    monkeypatch.setattr(descriptors.os, "listdir", lambda path: ["a descriptor"] * 20)
+    monkeypatch.setattr(connections.os, "listdir", lambda path: ["a descriptor"] * 20)
     monkeypatch.setattr(resource, "getrlimit", lambda kind: limits)
     monkeypatch.setattr(resource, "setrlimit", lambda kind, values: changed.append(values[0]))
     found = reserve_descriptors(72)

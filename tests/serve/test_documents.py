@@ -9,7 +9,7 @@ import pytest
 from offload.system.limited_process import LimitedProcesses, Limits
 from tests.support.serving import raw_connection
 from triforce_cli.input import converters
-from triforce_cli.serve import documents
+from triforce_cli.serve import encoding_threads
 
 TYPE = {"content-type": "application/octet-stream"}
 TEXT = "Über den König, dem König – “naïve”"
@@ -71,11 +71,11 @@ def test_few_are_read_at_a_time(client, monkeypatch):
         assert go.wait(60)
         return data.decode()
 
-    monkeypatch.setattr(documents, "text_of", slow)
+    monkeypatch.setattr(encoding_threads, "text_of", slow)
     statuses = []
     threads = [
         threading.Thread(target=lambda: statuses.append(sent(client, b"king").status_code))
-        for _ in range(documents.MOST)
+        for _ in range(encoding_threads.MOST)
     ]
     for thread in threads:
         thread.start()
@@ -87,7 +87,7 @@ def test_few_are_read_at_a_time(client, monkeypatch):
         go.set()
     for thread in threads:
         thread.join(60)
-    assert statuses == [200] * documents.MOST and sent(client, b"king").status_code == 200
+    assert statuses == [200] * encoding_threads.MOST and sent(client, b"king").status_code == 200
 
 
 def test_who_leaves_ends_the_conversion(served, client, monkeypatch):
@@ -100,8 +100,8 @@ def test_who_leaves_ends_the_conversion(served, client, monkeypatch):
         finally:
             ended.set()
 
-    monkeypatch.setattr(documents, "converting_processes", lambda: LimitedProcesses("builtins:eval"))
-    monkeypatch.setattr(documents, "text_of", endless)
+    monkeypatch.setattr(encoding_threads, "converting_processes", lambda: LimitedProcesses("builtins:eval"))
+    monkeypatch.setattr(encoding_threads, "text_of", endless)
     head = f"POST /documents HTTP/1.1\r\nhost: {served.url.removeprefix('http://')}\r\ncontent-length: 4\r\n"
     connection = raw_connection(served, f"{head}content-type: application/octet-stream\r\n\r\nking".encode())
     end = time.monotonic() + 30

@@ -14,8 +14,8 @@ from offload.speculation.sampling.warp import Sampler
 from tests.support.engine import tokens
 from tests.support.models import TEMPLATE
 from tests.support.serving import connected, opened_model, raw_connection, serve_options, serving, until_closed
-from triforce_cli.serve import bodies, protocol, responses
-from triforce_cli.serve.metrics import ServerMetrics
+from triforce_cli.serve import api_request, bodies, responses
+from triforce_cli.serve.server_metrics import ServerMetrics
 
 LONG = 400  # tokens
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -249,7 +249,7 @@ def test_an_error_of_the_server_is_counted_reported_and_kept_from_the_client(cli
 
 
 def test_a_body_of_too_many_values_is_refused_before_it_is_parsed(client, monkeypatch):
-    monkeypatch.setattr(protocol, "_object", None)
+    monkeypatch.setattr(api_request, "_object", None)
     content = b"[" + b"[]," * 70_000 + b"[]]"
     response = client.post(COMPLETIONS, content=content, headers={"content-type": "application/json"})
     assert (response.status_code, response.json()["error"]["code"]) == (413, "request_too_large")

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from triforce_cli.serve.errors import ApiError
-from triforce_cli.serve.protocol import parse_chat, parse_completion
+from triforce_cli.serve.api_errors import ApiError
+from triforce_cli.serve.api_request import parse_chat, parse_completion
 
 
 def body(**fields):

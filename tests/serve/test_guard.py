@@ -8,8 +8,7 @@ from offload.errors import SettingsError, TriforceError
 from tests.support.paths import ROOT
 from tests.support.serving import connected, serve_options, serving
 from triforce_cli.serve.guard import is_local_host
-from triforce_cli.serve.keys import read_keys
-from triforce_cli.serve.options import check_installed
+from triforce_cli.serve.serve_options import check_installed, read_keys
 
 KEYS = ("first-key-0123456789", "other-key-0123456789")
 

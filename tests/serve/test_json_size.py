@@ -5,9 +5,9 @@ import random
 
 import pytest
 
-from triforce_cli.serve import json_size
-from triforce_cli.serve.errors import ApiError
-from triforce_cli.serve.json_size import MOST_PARTS, check_json
+from triforce_cli.serve import bodies
+from triforce_cli.serve.api_errors import ApiError
+from triforce_cli.serve.bodies import MOST_PARTS, check_json
 
 ITEMS = 1000
 
@@ -31,7 +31,7 @@ def test_what_takes_far_more_memory_than_its_text_is_refused():
 def test_texts_are_not_counted_however_they_are_escaped(monkeypatch):
     rng, pieces = random.Random(0), ("\\", '"', ",", "[", "{", ":", "é", "\n", "a" * 20)
     for size in (1, 7, 64):
-        monkeypatch.setattr(json_size, "_PIECE", size)
+        monkeypatch.setattr(bodies, "_PIECE", size)
         for _ in range(50):
             text = "".join(rng.choices(pieces, k=60))
             data = json.dumps([text, text, 1], ensure_ascii=rng.random() < 0.5)

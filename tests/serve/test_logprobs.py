@@ -14,9 +14,8 @@ from offload.events import Finished, Logprobs, ScoredToken, Text
 from offload.settings.config import GenerationConfig, Sampling, Speculation
 from tests.support.models import SPECIAL
 from tests.support.serving import connected, opened_model, serve_options, serving
-from triforce_cli.serve.logprobs import chat_logprobs, completion_logprobs
-from triforce_cli.serve.responses import Form, streamed
-from triforce_cli.serve.sequence import Answer, SequenceSettings
+from triforce_cli.serve.responses import Form, chat_logprobs, completion_logprobs, streamed
+from triforce_cli.serve.served_sequence import Answer, SequenceSettings
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 PROMPT = "the house of the king, the house of the"

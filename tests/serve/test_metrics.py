@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 from offload.events import Finished, Gain, Speculated
 from offload.metrics import Meter
-from triforce_cli.serve.metrics import ServerMetrics
+from triforce_cli.serve.server_metrics import ServerMetrics
 
 
 def test_decoding_time_is_counted_beside_that_of_plain_decoding():

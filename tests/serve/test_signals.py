@@ -10,11 +10,11 @@ import httpx
 import pytest
 
 from tests.support.serving import CONTEXT, Served, connected, listener, serve_options
-from triforce_cli.serve.app import create_app
-from triforce_cli.serve.descriptors import ConnectionLimits
+from triforce_cli.serve.connections import ConnectionLimits
+from triforce_cli.serve.endpoint import create_app
 from triforce_cli.serve.engine_thread import EngineThread
-from triforce_cli.serve.metrics import ServerMetrics
 from triforce_cli.serve.server import HttpServer, serve_until_signalled, served_model
+from triforce_cli.serve.server_metrics import ServerMetrics
 from triforce_cli.signals import listen
 
 

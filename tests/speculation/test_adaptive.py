@@ -214,6 +214,17 @@ def test_the_last_draft_may_be_as_long_as_the_rest_of_the_answer():
     assert scheduler.choose(TokenSequence([0]), 100)[1] == 24
 
 
+@pytest.mark.parametrize(("generated", "chosen"), [(20, True), (390, False)])
+def test_a_one_off_cost_must_pay_back_within_the_tokens_that_are_left(generated, chosen):
+    """Every cycle has emitted one token more than it has accepted."""
+    drafter = Fake("large", always(0.9), 0.1, prior=0.9)
+    drafter.setup_cost, drafter.draft_kind = (lambda sequence: 20.0), (lambda sequence: None)
+    scheduler = AdaptiveScheduler([drafter], may_pause=True, horizon=400)
+    simulated(scheduler, generated)
+    drafter.draft_kind = lambda sequence: drafter.name
+    assert (scheduler.choose(TokenSequence([0]), 100)[0] is drafter) is chosen
+
+
 def test_what_one_drafter_shows_of_the_text_is_expected_of_the_others():
     drafters = [Fake(name, always(0), cost, relative_cost=cost) for name, cost in (("a", 0.1), ("b", 0.1), ("free", 0))]
     scheduler = AdaptiveScheduler(drafters, may_pause=True)

@@ -47,14 +47,14 @@ def one_thread():
     torch.set_num_threads(threads)
 
 
-@pytest.mark.daily("triforce-lookup-*", "naive-uniform-*", "auto-one-hot-*")
+@pytest.mark.daily("triforce-lookup-*", "auto-one-hot-*")
 @pytest.mark.parametrize(("method", "draft", "gammas", "sampling", "runs"), CASES)
 def test_the_first_three_tokens_are_distributed_as_in_plain_decoding(method, draft, gammas, sampling, runs):
     top = hierarchy(method, draft, SAMPLINGS[sampling], gammas).top
     assert p_value(top, SAMPLINGS[sampling], runs) > SIGNIFICANCE
 
 
-@pytest.mark.daily("triforce")
+@pytest.mark.daily("naive")
 @pytest.mark.parametrize("method", ["naive", "triforce"])
 def test_sampling_from_the_verifier_instead_of_the_residual_is_detected(method, monkeypatch):
     """The reference implementation's mistake."""

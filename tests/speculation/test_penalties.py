@@ -165,7 +165,7 @@ METHODS = [
 ]
 
 
-@pytest.mark.daily("auto-good", "naive-good")
+@pytest.mark.daily("auto-good")
 @pytest.mark.parametrize(("method", "draft"), METHODS)
 def test_the_first_tokens_are_distributed_as_in_plain_decoding(method, draft):
     gammas = (None, None) if method == "auto" else (2, 3)

@@ -62,6 +62,7 @@ CASES = [
 ]
 
 
+@pytest.mark.daily("random-good-*-500", "all children-*-500")
 @pytest.mark.parametrize(
     ("tree", "drafter", "sampling", "runs"), [pytest.param(*case[:4], marks=case[4]) for case in CASES]
 )

@@ -3,24 +3,33 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import pytest
 import torch
 
 from offload.architecture.rope import Rope
 from offload.caches.block_table import TableCache
+from offload.caches.chunk_table import ChunkTableCache
 from offload.caches.full import FullCache
+from offload.caches.h2o import H2OCache
 from offload.caches.protocol import KVCache
+from offload.caches.quantized_table import QuantizedTableCache
 from offload.caches.retrieval import CopiedCache
+from offload.caches.retrieval_target import RetrievedCache
 from offload.caches.selection import RecencySelector, Refresh, RetrievalSelector
+from offload.caches.sink import SinkCache
 from offload.caches.streaming_llm import StreamingCache
 from offload.memory.tree_attention import Tree, tree_of
+from offload.settings.config import Speculation
 from tests.support.offloading import CPU, native_kernel
 from tests.support.stores import (
     CAPACITY,
     CHUNK,
+    PAGE,
     SOME_STORES,
     STORES,
+    close,
     definition,
     new_rope,
     new_store,
@@ -30,12 +39,20 @@ from tests.support.stores import (
 
 PROMPT = [(11 * position) % 249 for position in range(150)]  # in the full cache that a cache selects from
 SINK, TAIL, BUDGET = 4, 32, 4 * CHUNK
+BORDERS = (PAGE // 2, 2 * PAGE, 3 * PAGE, 5 * PAGE, 6 * PAGE)  # of blocks and chunks, too: these are 16 tokens
 WINDOW, INFLIGHT = 24, 12  # of the StreamingLLM cache
+APPROXIMATE = {"StreamingLLM for a target": SinkCache, "H2O": H2OCache, "own retrieval": RetrievedCache}
 SELECTED = [
     *(f"{which} of {store}" for which in ("retrieval of everything", "recent chunks") for store in SOME_STORES),
-    *("block table of everything", "block table of recent chunks"),
+    *("block table of everything", "block table of recent chunks", "chunk table of recent chunks"),
+    "quantised block table of everything",
 ]
-CACHES = [*(f"full on {name}" for name in STORES), *SELECTED, "StreamingLLM"]
+CACHES = [*(f"full on {name}" for name in STORES), *SELECTED, *APPROXIMATE, "StreamingLLM"]
+TABLES = {
+    "block table": TableCache,
+    "chunk table": ChunkTableCache,
+    "quantised block table": partial(QuantizedTableCache, kind="q8"),
+}
 
 
 @dataclass
@@ -52,6 +69,7 @@ class Subject:
     refusal: str  # the message for `too_many`
     window: int | None = None  # of StreamingLLM
     chunks: range | None = None  # selected chunks besides the sink, before the tail; None: everything
+    rounding: float = 0.0  # of attention to quantised keys and values
 
     def visible(self, start: int, end: int) -> list[int]:
         """Return the indices that the last token of a pass attends to."""
@@ -60,6 +78,11 @@ class Subject:
         if self.chunks is not None:
             return [*range(CHUNK), *range(self.chunks.start * CHUNK, end)]
         return list(range(end))
+
+    def border_below(self, length: int) -> int | None:
+        """Return the next shorter length that is next to a border; of a cache that forgets any. None at the end."""
+        at_borders = range(length) if self.window else (x + d for x in BORDERS for d in (-1, 0, 1) if x + d < length)
+        return max((x for x in at_borders if x >= self.fixed), default=None)
 
     def attend(self, new: list[int], layers: int | None = None, tree: Tree | None = None) -> torch.Tensor:
         """Begin a pass and run its first layers; return `[layers, tokens, heads, head_dim]`."""
@@ -90,6 +113,10 @@ class Subject:
         self.ids = self.ids[:left]
         return left
 
+    def is_close(self, found: torch.Tensor, expected: torch.Tensor) -> bool:
+        """Compare up to rounding."""
+        return close(found, expected) or bool((found - expected).abs().max() <= self.rounding)
+
     def expected(self, new: list[int]) -> torch.Tensor:
         """Return the attention of a pass over these tokens by its definition, in fp64."""
         ids, start = [*self.ids, *new], len(self.ids)
@@ -104,7 +131,14 @@ def new_subject(name: str, dtype=torch.float32) -> Subject:
     rope = new_rope(dtype)
     if name == "StreamingLLM":
         cache = StreamingCache(tiny_shape(), rope, SINK, WINDOW, INFLIGHT, dtype, CPU)
-        return Subject(cache, rope, dtype, [], 0, (1, 12, 3, 12, 1, 7, 12, 12, 5), INFLIGHT + 1, "at once", WINDOW)
+        return Subject(
+            cache, rope, dtype, [], 0, (1, 12, 3, 12, 1, 7, 12, 12, 5, 12, 12), INFLIGHT + 1, "at once", WINDOW
+        )
+    if name in APPROXIMATE:
+        full = FullCache(new_store("plain", dtype), rope, CAPACITY)
+        # Room for everything: what is left out is tested in test_evicting and test_retrieved.
+        settings = Speculation(method="ar", approximate="h2o", sink=2, window=5, budget=CAPACITY - 70, chunk=CHUNK)
+        return Subject(APPROXIMATE[name](full, settings), rope, dtype, [], 0, (1, 40, 3, 20, 60), 71, "at once")
     if name.startswith("full on "):
         cache = FullCache(new_store(name.removeprefix("full on "), dtype), rope, CAPACITY)
         return Subject(cache, rope, dtype, [], 0, (1, 40, 3, 70, 1, 5, 80), CAPACITY + 1, "in a cache of")
@@ -113,21 +147,25 @@ def new_subject(name: str, dtype=torch.float32) -> Subject:
 
 def _selected(name: str, rope: Rope, dtype: torch.dtype) -> Subject:
     """Make a cache that selects from a full cache of the prompt, and continues as in drafting."""
-    table = name.startswith("block table")
-    if table and native_kernel() is None:
+    table = TABLES.get(name.split(" of ")[0])
+    is_chunks, is_quantised = table is ChunkTableCache, name.startswith("quantised")
+    if table and not is_chunks and native_kernel() is None:
         pytest.skip("there is no native kernel here")
-    full = FullCache(new_store("blocks" if table else name.split(" of ")[-1], dtype), rope, CAPACITY)
+    full = FullCache(
+        new_store("plain" if is_chunks else "blocks" if table else name.split(" of ")[-1], dtype), rope, CAPACITY
+    )
     prompt = Subject(full, rope, dtype, [], 0, (), 0, "")
     everything = "everything" in name
-    selector = (RetrievalSelector if everything else RecencySelector)(SINK, CHUNK)
+    chunk = 2 * CHUNK if is_quantised else CHUNK
+    selector = (RetrievalSelector if everything else RecencySelector)(SINK, chunk)
     budget = CAPACITY if everything else BUDGET
-    cache = (TableCache if table else CopiedCache)(full, selector, Refresh(None), budget, CHUNK, TAIL)
+    cache = (table or CopiedCache)(full, selector, Refresh(None), budget, chunk, TAIL)
     prompt.run(PROMPT[:100])
     prompt.run(PROMPT[100:])
     cache.adopt()
     whole = (len(PROMPT) - 1) // CHUNK  # chunks that end before the newest token
     chunks = None if everything else range(whole - (BUDGET // CHUNK - 1), whole)
-    too_many = TAIL + 2 * CHUNK + 1
-    return Subject(
-        cache, rope, dtype, list(PROMPT), len(PROMPT), (1, 5, 1, 12, 3), too_many, "longer than the tail", None, chunks
-    )
+    passes, too_many = (1, 5, 1, 12, 3), TAIL + 2 * chunk + 1
+    rounding = 2e-2 if is_quantised else 0.0
+    limits = passes, too_many, "longer than the tail", None, chunks, rounding
+    return Subject(cache, rope, dtype, list(PROMPT), len(PROMPT), *limits)

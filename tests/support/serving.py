@@ -16,13 +16,12 @@ from triforce_cli.options.request import Request
 from triforce_cli.options.settings import resolve
 from triforce_cli.output.terminal import Terminal
 from triforce_cli.run.model_request import ModelRequest, open_request
-from triforce_cli.serve.app import create_app
-from triforce_cli.serve.descriptors import ConnectionLimits
+from triforce_cli.serve.connections import ConnectionLimits
+from triforce_cli.serve.endpoint import create_app
 from triforce_cli.serve.engine_thread import EngineThread
-from triforce_cli.serve.keys import ApiKeys
-from triforce_cli.serve.metrics import ServerMetrics
-from triforce_cli.serve.options import ServeOptions
+from triforce_cli.serve.serve_options import ApiKeys, ServeOptions
 from triforce_cli.serve.server import HttpServer, served_model
+from triforce_cli.serve.server_metrics import ServerMetrics
 
 CONTEXT = 512
 

@@ -1,18 +1,39 @@
-"""The first reading of a batch: how many requests there are, and how long the longest one is. Nothing is kept."""
+"""Surveys a batch before it runs: how many requests there are, and how long the longest one is. Nothing is kept."""
 
 from __future__ import annotations
 
 import heapq
+import secrets
 from collections.abc import Collection
 from dataclasses import dataclass
+from functools import partial
 
 from offload.errors import PromptError
 from offload.settings.method_sizes import forgets
 
+from ..distributed.rank import broadcast
+from ..options.declarations import AUTO
 from ..run.model_request import ModelRequest
-from .line_request import opened_for
-from .lines import BatchFile, Line
-from .request import EXAMPLE, Id, LineError
+from .batch_files import BatchFile, Line
+from .line_request import EXAMPLE, Id, LineError, LineRequest
+
+
+def opened_for(opened: ModelRequest, line: LineRequest) -> ModelRequest:
+    """Return the command's request with the options of a line. Raises PromptError, SettingsError.
+
+    Where neither the command nor the line gives a seed, each line gets its own: equal prompts have different answers.
+    """
+    request = opened.request
+    system = request.system if line.system is None else line.system
+    raw = request.raw if line.raw is None else line.raw
+    if raw and system is not None:
+        raise PromptError("raw and system contradict each other", "raw uses no chat template, which system needs")
+    think = request.think if line.think is None else line.think
+    if raw and line.think not in (None, AUTO):
+        raise PromptError("raw and think contradict each other", "raw uses no chat template, which think needs")
+    seed = partial(broadcast, request.group, partial(secrets.randbits, 32))
+    return opened.overridden(line.options, seed, system=system, raw=raw, think=think)
+
 
 _CANDIDATES = 64  # of which the longest is one, as far as their bytes tell
 _ENCODED = 4  # of these are tokenized, unless they do not fit the context

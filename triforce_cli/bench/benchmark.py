@@ -1,42 +1,80 @@
-"""A benchmark with its model opened: all checks that need no weights."""
+"""What `bench` is asked to run, and a benchmark whose model is opened."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
 
 from offload.api.opened_model import OpenModel
 from offload.memory.tier_settings import TierSettings
 from offload.settings.config import GenerationConfig, Sampling, Speculation
-from offload.settings.method_sizes import has_draft_model
-from offload.units import counted
 
 from ..options.request import Request
 from ..options.settings import Settings
 from ..output.terminal import Terminal
-from ..run.model_request import open_shared_model, stretch
 from ..run.plan import fewest_on_device, plan_tiers
-from .grouped_number import Grouped
-from .methods import BASE, speculations
-from .windows import TextTooShort
+from .axes import BATCH, CONTEXT, Grouped, Values
+from .report import BATCHES, GRID
 
 
 @dataclass(frozen=True, slots=True)
 class BenchRequest:
-    """A request, and what to compare. `methods` None is all that can run; `context` is the tokens to use, None all."""
+    """A request, and what to compare: a product of lists, each of which may have a single value.
+
+    Args:
+        texts: the prompts' names and texts.
+        methods: None is all that can run.
+        axes: the settings that vary, but for the context; the request's settings have the first value of each.
+        contexts: tokens to use of each prompt; None is all.
+        excerpts: prompts made from each text, from places that are far from each other.
+        points: the file of finished runs.
+        batches: numbers of sequences that are decoded together, the others from further places of the text.
+        endings: what stands behind each text, by its name, such as a question about it; no context cuts it off.
+        is_dataset: whether `excerpts` counts texts that are long enough, each a prompt.
+        only: combinations of values that run, of all that the lists have; empty for all.
+        kind: the type of the report. Of BATCHES, a batch of 1 is all sequences of the largest batch, one after the
+            other.
+    """
 
     request: Request
-    text: str
+    texts: Sequence[tuple[str, str]]
     methods: tuple[str, ...] | None
-    context: int | None
+    axes: Mapping[str, Values]
+    contexts: tuple[int, ...] | None
+    excerpts: int
     repeats: int
+    points: Path | None = None
+    batches: tuple[int, ...] = (1,)
+    only: Sequence[Mapping[str, Any]] = ()
+    endings: Mapping[str, str] = field(default_factory=dict)
+    is_dataset: bool = False
+    kind: str = GRID
+
+    @property
+    def in_turn(self) -> bool:
+        """Return whether batches are compared with the same sequences one after the other."""
+        return self.kind == BATCHES
+
+    @property
+    def varied(self) -> dict[str, tuple[Any, ...]]:
+        """Return the values of all that varies."""
+        contexts = {CONTEXT: self.contexts} if self.contexts is not None and len(self.contexts) > 1 else {}
+        batches = {BATCH: self.batches} if len(self.batches) > 1 else {}
+        return contexts | batches | {name: tuple(values) for name, values in self.axes.items()}
+
+    def includes(self, values: Mapping[str, Any]) -> bool:
+        """Return whether a combination of values runs."""
+        named = [{name: each for name, each in one.items() if name in values} for one in self.only]
+        return not named or any(each.items() <= values.items() for each in named)
 
 
 @dataclass(frozen=True, slots=True)
 class Benchmark:
-    """A benchmark that has been checked against its model; the weights are not loaded."""
+    """Methods on one prompt that have been checked against their model; the weights are not loaded."""
 
     settings: Settings
-    repeats: int
     model: OpenModel
     ids: list[int]
     sampling: Sampling
@@ -51,27 +89,6 @@ class Benchmark:
     def length(self) -> int:
         """Tokens of prompt and output."""
         return len(self.ids) + self.config.max_new_tokens
-
-
-def open_benchmark(bench: BenchRequest, terminal: Terminal, quiet: bool) -> Benchmark:
-    """Open the model and check the benchmark before the weights are loaded. Raises TriforceError."""
-    request, settings = bench.request, bench.request.settings
-    methods = speculations(bench.methods, settings.speculation)
-    # Opened for the method with the largest needs: a draft model is found and loaded if any of them uses one.
-    widest = next((method for method in methods.values() if has_draft_model(method)), methods[BASE])
-    compared = {"methods": list(methods), "repeats": bench.repeats, "context": bench.context}
-    compared["extend_context"] = request.extend_context
-    model = open_shared_model(request, widest, compared, terminal, quiet)
-    for method in methods.values():
-        model.check_self_draft(method)
-    ids = first_tokens(model.tokenizer.encode(bench.text, special_tokens=True), bench.context)
-    if request.extend_context:
-        model = stretch(model, len(ids) + settings.generation.max_new_tokens, terminal)
-    model.new_tokens(len(ids), settings.generation.max_new_tokens, exact=True)
-    sampling = settings.sampling(model.sampling)
-    note_grouped(bench.context, terminal)
-    benchmark = Benchmark(settings, bench.repeats, model, ids, sampling, methods, None)
-    return benchmark if request.dry_run else replace(benchmark, tiers=plan_bench_tiers(benchmark, terminal))
 
 
 def plan_bench_tiers(benchmark: Benchmark, terminal: Terminal) -> TierSettings | None:
@@ -90,15 +107,3 @@ def note_grouped(context: int | None, terminal: Terminal) -> None:
     """Print that a context is one number, where it was written as a list could be."""
     if isinstance(context, Grouped):
         terminal.note(f"--context {context:,} is one number; {context.hint}")
-
-
-def first_tokens(ids: list[int], count: int | None) -> list[int]:
-    """Return the first `count` tokens, or all. Raises TextTooShort if there are fewer."""
-    if count is not None and count > len(ids):
-        meant = f"; {count.hint}" if isinstance(count, Grouped) else ""
-        raise TextTooShort(
-            len(ids),
-            f"the prompt has {counted(len(ids), 'token')}, fewer than --context {count:,}",
-            f"give a longer text, or use --context {len(ids)}{meant}",
-        )
-    return ids[:count]

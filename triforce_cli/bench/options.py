@@ -17,12 +17,13 @@ from offload.units import parse_tokens
 
 from ..options import declarations as options
 from ..options import groups as option_groups
-from .grid.axes import AXES, Values, parse_context, parse_list
+from .axes import AXES, Values, parse_context, parse_list
 from .methods import DEFAULT
-from .quality.modes import CHANGED
-from .quality.modes import DEFAULT as MODES_DEFAULT
+from .modes import CHANGED
+from .modes import DEFAULT as MODES_DEFAULT
 
 NEW_TOKENS = 128
+STDOUT = Path("-")  # as the name of a file to write
 LAST, NEEDLES = 256, 5  # of --quality
 QUALITY, GRID = "Quality", "Lists of settings"
 _QUALITY = ("modes", "last", "needles")

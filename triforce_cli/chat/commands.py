@@ -13,8 +13,8 @@ from offload.units import counted
 from ..input.documents import name_of, read_documents
 from ..options.other_names import other_name
 from ..output.statistics import detail_lines, statistics_line
+from .answer_settings import PARAMETERS, described, parse_parameter
 from .conversation import Conversation
-from .parameters import PARAMETERS, described, parse_parameter
 from .session import ChatSession
 from .session_file import load_conversation
 

@@ -14,13 +14,11 @@ from offload.units import counted
 
 from ..output.renderers import StreamRenderer, tokenizing
 from ..output.statistics import reading
-from ..run.generate import TextGenerator
 from ..run.model_request import ModelRequest, Prompt
 from ..run.prompt_cache import LABEL
-from ..run.text_run import TextRun
-from .conversation import Answer, Conversation
+from ..run.text_generator import TextGenerator, TextRun
+from .conversation import Answer, Conversation, Room
 from .replies import Replies
-from .room import Room
 from .session_file import save_conversation
 
 _ANY_QUESTION = "?"
@@ -92,11 +90,8 @@ class ChatSession:
 
     def set(self, options: Mapping[str, Any]) -> None:
         """Change settings of sampling and generation. Raises SettingsError."""
-        settings = self._opened.settings
-        settings = settings.overridden(options, lambda: settings.generation.seed)
-        sampling = settings.sampling(self._opened.model.sampling)
-        request = replace(self._opened.request, settings=settings)
-        self._opened = replace(self._opened, request=request, sampling=sampling)
+        seed = self._opened.settings.generation.seed
+        self._opened = self._opened.overridden(options, lambda: seed)
 
     @property
     def used(self) -> int:
@@ -140,10 +135,9 @@ class ChatSession:
             left = f"the context leaves {counted(new_tokens, 'token')} for this answer, not {wanted:,}"
             self.replies.note(f"{left}: {choices}")
         prompt = Prompt(ids, new_tokens, self._name(question))
-        self._generator.use(self._request_of_answer())
         self.replies.question(len(self.conversation.turns) + 1, question)
         self._generator.prepare(prompt, self._renderer)
-        run = self._generator.begin(prompt, self._renderer)
+        run = self._generator.begin(prompt, self._renderer, opened=self._request_of_answer())
         self._generator.run(run, lambda: self._keep(question, run))
 
     def check(self, conversation: Conversation) -> None:
@@ -177,19 +171,16 @@ class ChatSession:
         if not ids:
             return
         prompt = Prompt(ids, 1, self._name(_ANY_QUESTION))
-        self._generator.use(self._opened)
         self._generator.prepare(prompt, self._renderer)
-        run = self._generator.begin(prompt, self._renderer)
-        settings, engine = self._opened.settings, self._generator.engine
-        config = self._generator.config(prompt)
-        with closing(engine.generate(ids, self._opened.sampling, config, settings.speculation)) as events:
+        run = self._generator.begin(prompt, self._renderer, opened=self._opened)
+        with closing(self._generator.tokens(run)) as events:
             for event in events:
                 run.observe(event)
                 if isinstance(event, Prefilled) and event.done == len(ids):
                     break
         self._used = self.conversation, len(ids)
         if run.meter.computed_tokens or run.meter.restored_tokens:
-            self.replies.note(reading(run.summary()))
+            self.replies.note(reading(self._generator.summary(run)))
 
     def save(self, path: Path) -> None:
         """Save the conversation. Raises TriforceError."""

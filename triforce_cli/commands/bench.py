@@ -17,13 +17,14 @@ from offload.settings.config import check_part
 from offload.short_repr import short_repr
 
 from ..bench import options as bench_options
-from ..bench.grid.axes import CONTEXT, STDOUT, Values, points, varied
+from ..bench.axes import CONTEXT, Values, points, varied
 from ..bench.methods import IN_BATCHES, name_of, parse
-from ..bench.options import LAST, NEEDLES, NEW_TOKENS, check_kind, is_grid
+from ..bench.modes import parse as parse_modes
+from ..bench.options import LAST, NEEDLES, NEW_TOKENS, STDOUT, check_kind, is_grid
 from ..bench.plot import check_plot
-from ..bench.quality.modes import parse as parse_modes
 from ..distributed.rank import broadcast
-from ..input.dataset import asked, check_dataset, read_dataset
+from ..input.dataset import asked as ask
+from ..input.dataset import check_dataset, read_dataset
 from ..input.documents import check_files, read_documents
 from ..input.prompt import read_prompt
 from ..options import declarations as options
@@ -32,9 +33,9 @@ from ..options.distinct_files import check_distinct, named_files
 from ..options.mistakes import warn_of_file
 from ..options.request import Request, given_arguments, start_or_join_ranks, warn_unused_draft, warn_unused_middle
 from ..options.settings import given_options, resolve
-from ..options.show_config import show_config
+from ..options.settings_text import show_config
+from ..output.output_files import check_file
 from ..output.progress import ProgressDisplay
-from ..output.whole_file import check_file
 
 
 @option_groups.accepts(bench_options.SETTINGS)
@@ -116,7 +117,7 @@ def bench(
     names = parse(methods) if methods is not None else None
     compared = parse_modes(modes) if modes is not None else None
     sizes = _sizes(batch) if batch is not None else None
-    if as_grid and sizes is not None and names is None:
+    if sizes is not None and names is None:
         names = IN_BATCHES
     _check_outputs(plot, csv, None if as_grid else sizes, json)
     inputs = [*(("--prompt-file", each) for each in prompt_file or []), *named_files(ctx)]
@@ -137,37 +138,27 @@ def bench(
     group = request.group
     texts, endings = broadcast(group, lambda: _texts(ctx, prompt, prompt_file or [], each_file, data))
     texts = [(name, text) for name, text in texts]
-    text = texts[0][1]
 
     with closing(ProgressDisplay(terminal, shown=not quiet)) as display:
         display.loading("starting")
         from ..bench.benchmark import BenchRequest  # from here on torch is needed
-        from ..bench.run import BenchOutput, run_benchmark
+        from ..bench.compare import BenchOutput, run_bench, run_quality
+        from ..bench.quality_modes import QualityRequest
+        from ..bench.report import BATCHES, BENCH, GRID
 
-        output = BenchOutput(json, quiet, plot if group is None or group.rank == 0 else None)
+        output = BenchOutput(json, quiet, plot, csv)
         if quality:
-            from ..bench.quality.request import QualityRequest
-            from ..bench.quality.run import run_quality
-
             count = NEEDLES if needles is None else needles
-            scored = QualityRequest(request, text, compared, context, last or LAST, count)
+            scored = QualityRequest(request, texts[0][1], compared, context, last or LAST, count)
             return run_quality(scored, terminal, output, display)
-        if as_grid:
-            from ..bench.grid.command import GridOutput, bench_grid
-            from ..bench.grid.request import GridRequest
-
-            contexts = None if context is None else tuple(_list(context))
-            batches = tuple(dict.fromkeys(sizes or [1]))
-            grid = GridRequest(request, texts, names, axes, contexts, excerpts or 1, repeats, points, batches)
-            if data is not None:
-                grid = replace(grid, endings=endings, is_dataset=True, excerpts=excerpts or len(texts))
-            return bench_grid(grid, terminal, GridOutput(json, quiet, plot, csv), display)
-        asked = BenchRequest(request, text, names, context, repeats)
-        if sizes is not None and not request.dry_run:
-            from ..bench.batch_run import run_batches
-
-            return run_batches(asked, sizes, terminal, output, display)
-        return run_benchmark(asked, terminal, output, display)
+        contexts = None if context is None else tuple(_list(context))
+        kind = GRID if as_grid else BENCH if sizes is None else BATCHES
+        batches = tuple(dict.fromkeys(sizes or [1]))
+        batches = tuple(sorted({1, *batches})) if kind == BATCHES else batches
+        more = {"points": points, "batches": batches, "endings": endings, "kind": kind}
+        counts = excerpts or (1 if data is None else len(texts)), repeats
+        asked = BenchRequest(request, texts, names, axes, contexts, *counts, is_dataset=data is not None, **more)
+        return run_bench(asked, terminal, output, display)
 
 
 def _flags(ctx: typer.Context) -> tuple[dict[str, Any], dict[str, str], dict[str, Values]]:
@@ -215,7 +206,7 @@ def _texts(
         if encoding is not None:
             raise SettingsError("--encoding is that of --prompt-file and standard input", "leave it out with --data")
         found = read_dataset(data, terminal.warn)
-        return [(each.name, each.text) for each in found], {each.name: asked(each.question) for each in found}
+        return [(each.name, each.text) for each in found], {each.name: ask(each.question) for each in found}
     if not each_file:
         return [("prompt", read_prompt(prompt, files, terminal.stdin, terminal.warn, encoding).text)], {}
     if prompt is not None or not files:

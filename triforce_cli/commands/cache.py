@@ -19,7 +19,7 @@ from offload.units import parse_size, size_text
 
 from ..exit_codes import WRONG_USE
 from ..options import declarations as options
-from ..options.command import Command, Group
+from ..options.mistakes import Command, Group
 from ..options.settings import cache_home
 from ..output.prompt_cache import details, entries_table
 from ..output.stdout_formats import json_line

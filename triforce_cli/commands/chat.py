@@ -82,7 +82,7 @@ def chat(
 
     output = parse_output_options(ctx)
     with closing(renderer_for(terminal, *astuple(output))) as renderer:
-        from ..chat.run import ChatRequest, run_chat  # from here on torch is needed
+        from ..chat.chat_job import ChatRequest, run_chat  # from here on torch is needed
 
         return run_chat(
             ChatRequest(conversation, path, context, ctx.params["encoding"]), request, terminal, output, renderer

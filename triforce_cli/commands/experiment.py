@@ -20,8 +20,8 @@ from ..bench.options import is_given
 from ..bench.plot import check_plot
 from ..exit_codes import DONE
 from ..experiment.files import available, load
-from ..experiment.request import ExperimentRequest
-from ..experiment.run import run_experiment
+from ..experiment.overrides import ExperimentRequest
+from ..experiment.reproduce import run_experiment
 from ..experiment.schema import Experiment
 from ..input.dataset import check_dataset
 from ..input.documents import check_files
@@ -29,10 +29,10 @@ from ..options import declarations as options
 from ..options import groups as option_groups
 from ..options.distinct_files import check_distinct, named_files
 from ..options.settings import given_options
+from ..output.output_files import check_file
 from ..output.progress import ProgressDisplay
 from ..output.stdout_formats import json_line
 from ..output.tables import Column, table
-from ..output.whole_file import check_file
 
 LIST = "list"
 _NAMES = ("model", "draft", "seed", "profile", "device", "dtype", "kernel", "quantize", "threads", "prefill_chunk")

@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import ExitStack, closing
 from dataclasses import asdict, astuple
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from ..batch.lines import open_batch
-from ..batch.results import ResultFile
+from offload.errors import SettingsError
+
+from ..batch.batch_files import ResultFile, open_batch
 from ..distributed.rank import broadcast
 from ..input.documents import check_files
 from ..input.prompt import PromptText, read_prompt
 from ..options import declarations as options
 from ..options import groups as option_groups
-from ..options.batch import check_batch_flags
+from ..options.declarations import AUTO
 from ..options.distinct_files import check_distinct, check_outputs, named_files
 from ..options.mistakes import warn_of_file
-from ..options.parallel import AUTO
 from ..options.request import check_flags, parse_output_options, parse_request, start_or_join_ranks
-from ..output.batch_progress import BatchProgress
+from ..output.batch_display import BatchDisplay
 from ..output.renderers import renderer_for
 
 
@@ -80,7 +81,7 @@ def generate(
     form = parse_output_options(ctx)
     paths = [] if request.group is not None and request.group.rank > 0 else paths
     with terminal.writing_to(paths), closing(renderer_for(terminal, *astuple(form))) as renderer:
-        from ..run.generate import run_generation  # from here on torch is needed
+        from ..run.job import run_generation  # from here on torch is needed
 
         return run_generation(text, request, terminal, form, renderer)
 
@@ -99,10 +100,30 @@ def _generate_batch(ctx: typer.Context, path: str, output: str | None, parallel:
             file = opened.enter_context(closing(open_batch(path, terminal.stdin, terminal.warn)))
             if output is not None and not request.dry_run:
                 results = opened.enter_context(closing(ResultFile(Path(output), terminal.warn)))
-        progress = BatchProgress(terminal, form.quiet, to_file=output is not None)
-        opened.callback(progress.display.close)
-        progress.display.loading("starting")
-        from ..batch.run import BatchOptions, run_batch  # from here on torch is needed
+        # Results on stdout may come back to the screen through a pipe, onto the line.
+        is_apart = output is not None or terminal.stdout_is_terminal or not terminal.text_may_show
+        display = BatchDisplay(terminal, not form.quiet, is_apart)
+        opened.callback(display.close)
+        display.loading("starting")
+        from ..batch.batch_job import BatchOptions, run_batch  # from here on torch is needed
 
         batch = BatchOptions(file, results, AUTO if parallel is None else parallel)
-        return run_batch(batch, request, terminal, form, progress)
+        return run_batch(batch, request, terminal, form, display)
+
+
+def check_batch_flags(params: Mapping[str, Any]) -> None:
+    """Raise SettingsError for flags that only a batch takes, or only a single prompt."""
+    if params["batch"] is None:
+        if params["parallel"] is not None:
+            raise SettingsError("--parallel goes with --batch", "a single prompt runs alone; or give --batch FILE")
+        return
+    if params["prompt"] is not None or params["prompt_file"]:
+        given = "--prompt-file" if params["prompt_file"] else "the prompt argument"
+        raise SettingsError(f"--batch has its prompts in a file, and {given} gives another", "leave one of the two out")
+    if params["encoding"] is not None:
+        raise SettingsError("--encoding is that of text files, and the lines of --batch are UTF-8", "leave it out")
+    if params["verify"]:
+        raise SettingsError(
+            "--verify compares a single text with plain decoding, and --batch has many",
+            "leave --verify out; or check one of the prompts by itself, with the --seed of its result",
+        )

@@ -15,11 +15,11 @@ from ..distributed.launch import ranks_to_start
 from ..distributed.rank import world_position
 from ..options import declarations as options
 from ..options import groups as option_groups
-from ..options.parallel import AUTO, parse_parallel
+from ..options.declarations import AUTO, parse_parallel
 from ..options.request import check_flags, parse_output_options, parse_request
 from ..output.progress import ProgressDisplay
-from ..serve import options as defaults
-from ..serve.keys import exposure, read_keys
+from ..serve import serve_options as defaults
+from ..serve.serve_options import exposure, read_keys
 
 _SERVER: dict[str, Any] = {"rich_help_panel": "Server", "show_default": False}
 # What each request says for itself, or what one text alone has.

@@ -17,14 +17,13 @@ from ..input.excerpts import Range, parse_position
 from ..input.prompt import has_input
 from ..options import declarations as options
 from ..options import groups as option_groups
+from ..options.declarations import AUTO, parse_parallel
 from ..options.distinct_files import check_outputs, named_files
-from ..options.parallel import AUTO, parse_parallel
 from ..options.request import Request, check_flags, parse_output_options, parse_request, start_or_join_ranks
 from ..options.settings import refuse_both, refuse_broken_text
 from ..output.renderers import renderer_for
 from ..output.terminal import Terminal
-from ..summarize.instructions import DEFAULT_LENGTH, LENGTHS, AnswerStyle
-from ..summarize.templates import Templates, load_templates
+from ..summarize.instructions import DEFAULT_LENGTH, LENGTHS, AnswerStyle, Templates, load_templates
 
 _POSITION = {"parser": parse_position, "metavar": "WHERE", "show_default": False}
 
@@ -135,7 +134,7 @@ def summarize(
     form = parse_output_options(ctx)
     paths = [] if request.group is not None and request.group.rank > 0 else paths
     with terminal.writing_to(paths), closing(renderer_for(terminal, *astuple(form))) as renderer:
-        from ..summarize.summarize import SummaryRequest, run_summaries  # from here on torch is needed
+        from ..summarize.summary_job import SummaryRequest, run_summaries  # from here on torch is needed
 
         return run_summaries(SummaryRequest.unpacked(*parts), request, terminal, form, renderer)
 

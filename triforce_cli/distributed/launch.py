@@ -1,11 +1,14 @@
-"""Starts the ranks of a group on this machine, and reports how they ended."""
+"""Starts the ranks of a group on this machine, and reports how their processes ended."""
 
 from __future__ import annotations
 
 import json
 import os
 import signal
+import subprocess
 import sys
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -14,7 +17,7 @@ from offload.errors import SettingsError
 
 from ..exit_codes import FAILED, INTERRUPTED, SIGNALLED, WRONG_USE
 from ..output.terminal import Terminal
-from .processes import run_processes, stderr_file
+from ..signals import answered
 from .rank import FOLDER, LAUNCHER, world_position
 
 if TYPE_CHECKING:
@@ -137,3 +140,70 @@ def _last_stderr_line(folder: Path, rank: int) -> str:
     file = stderr_file(folder, rank)
     lines = file.read_text("utf-8", "replace").splitlines() if file.exists() else []
     return f": {lines[-1].strip()}" if lines else ""
+
+
+_POLL = 0.05  # seconds
+_GRACE = 30.0  # seconds for ranks to end after a signal
+
+
+def stderr_file(folder: Path, rank: int) -> Path:
+    """Return the file that has what a rank beside rank 0 has written to stderr."""
+    return folder / f"rank-{rank}.stderr"
+
+
+def run_processes(count: int, command: Sequence[str], environment: Mapping[str, str], folder: Path) -> dict[int, int]:
+    """Run a command in `count` processes until all have succeeded or one has failed; then end the others.
+
+    Only rank 0 has this process' streams. Returns the exit codes of the ranks that failed first, by rank; negative ones
+    are signals. Signals that end this process are sent on to the ranks, and raised when these have ended.
+    """
+    processes: list[subprocess.Popen[bytes]] = []
+    number: int = signal.SIGTERM
+    try:
+        for rank in range(count):
+            numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count}
+            own = {**environment, **{name: str(each) for name, each in numbers.items()}}
+            processes.append(_start(rank, command, own, folder))
+        return _wait(processes)
+    except KeyboardInterrupt:
+        number = signal.SIGINT
+        raise
+    except SystemExit as error:  # the answer to SIGTERM and SIGHUP
+        number = int(error.code or 0) - SIGNALLED
+        raise
+    finally:
+        _end(processes, number)
+
+
+def _start(rank: int, command: Sequence[str], environment: Mapping[str, str], folder: Path) -> subprocess.Popen[bytes]:
+    """Start a rank in a session of its own: Ctrl-C reaches it through this process alone, and only once."""
+    if rank == 0:
+        return subprocess.Popen(command, env=environment, start_new_session=True)
+    with stderr_file(folder, rank).open("wb") as file:
+        null = subprocess.DEVNULL
+        return subprocess.Popen(command, env=environment, start_new_session=True, stdin=null, stdout=null, stderr=file)
+
+
+def _wait(processes: list[subprocess.Popen[bytes]]) -> dict[int, int]:
+    while True:
+        codes = [process.poll() for process in processes]
+        if failed := {rank: code for rank, code in enumerate(codes) if code}:
+            return failed
+        if None not in codes:
+            return {}
+        time.sleep(_POLL)
+
+
+def _end(processes: list[subprocess.Popen[bytes]], number: int) -> None:
+    """Send a signal to what still runs; kill what ignores it for long, or at once when a second signal arrives."""
+    end = time.monotonic() + _GRACE
+    answered()  # a second one is this function's too
+    try:
+        for process in processes:
+            process.send_signal(number)
+        while any(process.poll() is None for process in processes) and time.monotonic() < end:
+            time.sleep(_POLL)
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()

@@ -2,17 +2,56 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, get_type_hints
 
+from offload.errors import SettingsError
 from offload.hardware.schema import InvalidValue, dotted, refuse_unknown
 from offload.settings.config import GROUPS, check_part
+from offload.settings.methods import MIDDLES
 
-from ..bench.grid.axes import AXES, BATCH, CONTEXT, Values, points
+from ..bench.axes import AXES, BATCH, CONTEXT, Values, points
+from ..bench.methods import BASE
+from ..bench.methods import parse as parse_methods
+from ..bench.modes import parse as parse_modes
 from ..options.settings import option_names
-from .kinds import KINDS, SPEED
 from .reading import build, require
 
+SPEED, QUALITY, ATTENTION = "speed", "quality", "attention"
+ACCEPTANCE = "acceptance"
+IDEAL = "ideal"  # of attention: the tokens with the most weight
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of measurement: `parse` returns the names of its rows, that which others are compared with first."""
+
+    parse: Callable[[Sequence[str]], tuple[str, ...]]
+    measures: tuple[str, ...]
+
+
+def _methods(names: Sequence[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys((BASE, *parse_methods(",".join(names)))))
+
+
+def _modes(names: Sequence[str]) -> tuple[str, ...]:
+    return parse_modes(",".join(names))
+
+
+def _selections(names: Sequence[str]) -> tuple[str, ...]:
+    for name in names:
+        if name not in (IDEAL, *MIDDLES):
+            raise SettingsError(f"there is no selection {name!r}", f"selections: {', '.join((IDEAL, *MIDDLES))}")
+    return tuple(dict.fromkeys((IDEAL, *names)))
+
+
+KINDS = {
+    SPEED: Kind(_methods, ("speedup", "tbt_ms", ACCEPTANCE, "tokens_per_s", "tokens_per_verification")),
+    QUALITY: Kind(_modes, ("perplexity", "kl", "top1_agreement", "needles_found", "needle_log_prob")),
+    ATTENTION: Kind(_selections, ("recovered",)),
+}
+MEASURES = tuple(name for kind in KINDS.values() for name in kind.measures)
 _OF_PROMPTS = (CONTEXT, BATCH)  # settings of a grid that are no options of a run
 
 

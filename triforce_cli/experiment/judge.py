@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from .kinds import MEASURES
+from .grid import MEASURES
 from .plans import Planned
 from .schema import Check, Value
 

@@ -1,33 +1,34 @@
-"""Measures what an experiment asks for, and draws it."""
+"""Measures what an experiment asks for: speed and acceptance are grids of `bench`, one for each engine."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from offload.errors import PromptError, SettingsError
 
-from ..bench.grid.plot import plot
-from ..bench.grid.report import GridReport
+from ..bench.benchmark import BenchRequest
+from ..bench.conditions import mean_load
+from ..bench.measure import Measurement, run_measurement
+from ..bench.methods import parse
+from ..bench.plot import plot
+from ..bench.report import GRID, Report
 from ..input.dataset import DataText, read_dataset
+from ..input.dataset import asked as ask
 from ..input.documents import read_documents
 from ..output.progress import ProgressDisplay
 from ..output.terminal import Terminal
-from .attention import measure_attention
 from .files import BOOK
-from .kinds import ATTENTION, QUALITY, SPEED
-from .measured import MeasuredRows
-from .quality import measure_quality
-from .request import ExperimentRequest
-from .speed import measure_speed
-
-_MEASUREMENTS = {SPEED: measure_speed, QUALITY: measure_quality, ATTENTION: measure_attention}
+from .grid import ATTENTION, QUALITY, SPEED
+from .overrides import ExperimentRequest
+from .quality_grid import measure_quality
+from .selections import measure_attention
 
 
 def measure(
     asked: ExperimentRequest, own: Mapping[str, Any], terminal: Terminal, display: ProgressDisplay
-) -> tuple[GridReport | MeasuredRows, bool]:
+) -> tuple[Report, bool]:
     """Measure the experiment's grid with its `own` settings; return what was found, and whether Ctrl-C ended it.
 
     Writes the charts that were asked for. Raises TriforceError, OSError.
@@ -36,17 +37,9 @@ def measure(
     if asked.points is not None and kind != SPEED:
         raise SettingsError(f"--points keeps runs, and {asked.experiment.name} measures {kind}", "leave --points out")
     report, interrupted = _MEASUREMENTS[kind](asked, own, _texts(asked, terminal), terminal, display)
-    if asked.plot is not None and report.records:
-        _plot(asked.plot, report)
+    if asked.plot is not None and report.rows:
+        plot(asked.plot, report)
     return report, interrupted
-
-
-def _plot(path: Path, report: GridReport | MeasuredRows) -> None:
-    if isinstance(report, GridReport) or not report.profiles:
-        plot(path, report)
-        return
-    titles = {each.name: each.title for each in report.shown}
-    plot(path, report, titles, {each.name: each.title for each in report.profiles})
 
 
 def _texts(asked: ExperimentRequest, terminal: Terminal) -> list[DataText]:
@@ -57,3 +50,54 @@ def _texts(asked: ExperimentRequest, terminal: Terminal) -> list[DataText]:
         raise PromptError("the example book is not part of this installation", "give a text with --prompt-file")
     found = read_documents(files or [BOOK], terminal.stdin, terminal.warn)
     return [DataText(Path(document.name).name, document.text) for document in found]
+
+
+def _measure_speed(
+    asked: ExperimentRequest,
+    own: Mapping[str, Any],
+    texts: Sequence[DataText],
+    terminal: Terminal,
+    display: ProgressDisplay,
+) -> tuple[Report, bool]:
+    """Run the grid with each engine; return its report, and whether it was interrupted. Raises TriforceError."""
+    grid = asked.grid
+    requests = [_request(asked, own, more, texts) for more in grid.each or ({},)]  # all checked before the first run
+    runs: list[Measurement] = []
+    display.close()
+    for request in requests:
+        shown = ProgressDisplay(terminal, not asked.quiet)  # every run closes its own
+        runs.append(run_measurement(request, terminal, asked.quiet, shown))
+        if runs[-1].interrupted:
+            break
+    reports = [run.report() for run in runs]
+    found = _merged(reports, grid.engines, grid.each) if grid.each else reports[0]
+    return found, runs[-1].interrupted
+
+
+def _request(
+    asked: ExperimentRequest, own: Mapping[str, Any], more: Mapping[str, Any], texts: Sequence[DataText]
+) -> BenchRequest:
+    grid = asked.grid
+    named = [(each.name, each.text) for each in texts]
+    rest: dict[str, Any] = {"endings": {each.name: ask(each.question) for each in texts}}
+    rest |= {"is_dataset": asked.data is not None, "points": asked.points, "batches": grid.batches, "only": grid.only}
+    sizes = grid.contexts, grid.prompts, grid.repeats
+    return BenchRequest(asked.request(own, more), named, parse(",".join(grid.methods)), grid.axes, *sizes, **rest)
+
+
+def _merged(
+    reports: Sequence[Report], engines: Mapping[str, Sequence[Any]], each: Sequence[Mapping[str, Any]]
+) -> Report:
+    """Return the rows of all engines, each with the settings that make its engine another one."""
+    varied = {name: values for name, values in engines.items() if len(values) > 1}
+    rows = []
+    for report, settings in zip(reports, each, strict=False):
+        of_engine = {name: settings.get(name) for name in varied}
+        rows += [{"method": row["method"], **of_engine, **row} for row in report.rows]
+    facts = dict(reports[0].facts)
+    facts["settings"] = {**facts["settings"], **dict.fromkeys(varied)}
+    load = mean_load(report.other_load for report in reports)
+    return Report(GRID, facts, rows, {**varied, **reports[0].axes}, other_load=load)
+
+
+_MEASUREMENTS = {SPEED: _measure_speed, QUALITY: measure_quality, ATTENTION: measure_attention}

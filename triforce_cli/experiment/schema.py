@@ -13,10 +13,9 @@ from offload.settings.config import Speculation
 from offload.settings.placement_settings import OFFLOADS
 from offload.short_repr import short_repr
 
-from ..bench.grid.axes import AXES
+from ..bench.axes import AXES
 from ..options.settings import option_names
-from .grid import Grid
-from .kinds import ACCEPTANCE, KINDS, MEASURES
+from .grid import ACCEPTANCE, KINDS, MEASURES, Grid
 from .reading import require
 
 
@@ -142,6 +141,12 @@ class Experiment:
             for name, grid in {"full": self.bench, "quick": self.quick}.items():
                 if check.runs in (name, "both"):
                     _check_rule(("judge", str(number)), check, grid, "bench" if name == "full" else name)
+
+    def grid(self, quick: bool) -> Grid:
+        """Return what is to be measured, of an experiment that measures."""
+        grid = self.quick if quick else self.bench
+        assert grid is not None, "an experiment has both grids, or none and only plans"
+        return grid
 
 
 def _check_rule(key: Key, check: Check, grid: Grid | None, where: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from offload.errors import SettingsError
 from offload.settings.config import EXACT
 from offload.settings.method_sizes import forgets, forgetting_capacity
-from offload.settings.methods import STREAMING_LLM
+from offload.settings.methods import APPROXIMATIONS
 from offload.units import counted
 
 from .settings import Settings
@@ -83,5 +83,5 @@ def approximation_warnings(settings: Settings) -> Iterator[str]:
     else:
         how = f"each step attends to about {counted(speculation.kept_tokens, 'token')} that it selects"
     yield f"--approximate {mode} changes the answer: {how}"
-    if mode == STREAMING_LLM and "window" in settings.values:
-        yield "--window is not used by streaming-llm: its window is what --budget leaves beside the sink"
+    if "window" in settings.values and "window" not in APPROXIMATIONS[mode].reads:
+        yield f"--window is not used by {mode}: its window is what --budget leaves beside the sink"

@@ -2,20 +2,37 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import fields
 from typing import Annotated, Any
 
 import typer
 
+from offload.errors import SettingsError
 from offload.settings.config import DEVICES, DRAFTS, DTYPES, GROUPS, KERNELS, KV_FORMATS, METHODS, QUANTIZE
 from offload.settings.generation import COUPLED, FASTEST, parse_sampling
 from offload.settings.methods import APPROXIMATIONS, MIDDLES
 from offload.settings.placement_settings import EXPERTS, OFFLOADS
 from offload.settings.tree_settings import TREE_SAMPLINGS
+from offload.short_repr import short_repr
 from offload.units import parse_size, parse_tokens
 
 from ..input.encoding import encoding_named
-from .parallel import parse_parallel
+
+AUTO = "auto"
+_MOST_PARALLEL = 1024
+
+
+def parse_parallel(text: str | int) -> int | str:
+    """Return a number of sequences, or "auto". Raises SettingsError."""
+    given = str(text).strip().lower()
+    if given == AUTO:
+        return AUTO
+    if not re.fullmatch("[0-9]{1,4}", given) or not 1 <= int(given) <= _MOST_PARALLEL:
+        hint = f"give a number of sequences from 1 to {_MOST_PARALLEL:,}, or auto"
+        raise SettingsError(f"--parallel is {short_repr(text)}", hint)
+    return int(given)
+
 
 _DEFAULTS = {f.name: f.default for group in GROUPS for f in fields(group)}
 
@@ -54,7 +71,6 @@ _METAVARS = dict.fromkeys(_NUMBERS, "X") | dict.fromkeys(_NAMES, "NAME") | {"mod
 _METAVARS |= {"tree": "TREE"}
 
 
-AUTO = "auto"
 THINK = ("on", "off", AUTO)  # values of --think
 
 
@@ -202,7 +218,7 @@ CacheLimit = Annotated[int | None, _setting("cache_limit", "Disk space for it.",
 Approximate = Annotated[
     str | None,
     _setting(
-        "approximate", "Lossy: streaming-llm, h2o, retrieval.", "no", autocompletion=_complete_from(*APPROXIMATIONS)
+        "approximate", f"Lossy: {', '.join(APPROXIMATIONS)}.", "no", autocompletion=_complete_from(*APPROXIMATIONS)
     ),
 ]
 RetrievalKv = Annotated[

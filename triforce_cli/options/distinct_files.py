@@ -11,7 +11,7 @@ import typer
 from offload.errors import SettingsError
 from offload.units import counted
 
-from ..output.whole_file import check_file
+from ..output.output_files import check_file
 
 Named = tuple[str, Path | str | None]  # the option, and the file that it names, if any
 

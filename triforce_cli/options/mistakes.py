@@ -1,4 +1,4 @@
-"""Hints for mistyped commands and options."""
+"""Commands that accept other programs' names of options, and hints for mistyped commands and options."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from typer.core import TyperCommand, TyperGroup
+from typer.exceptions import TyperException
+
 from offload.errors import SettingsError
 
-from .other_names import BY_NAME, other_name
+from .other_names import OPTIONS, accepted, names_of, other_name
 
 _INSTEAD = {  # what other programs call it
     "run": 'triforce generate "a prompt"',
@@ -81,9 +84,10 @@ def _instead(hint: str, ours: str, known: Sequence[str], ctx: Any) -> str:
 
 def refuse_other_short_options(given: Sequence[str], ctx: Any) -> None:
     """Raise SettingsError for an option such as -ngl, which would be read as -n with the value `gl`."""
-    wrong = next((each for each in given if each[:1] == "-" and each[1:2] != "-" and each in BY_NAME), None)
+    known = names_of(OPTIONS)
+    wrong = next((each for each in given if each[:1] == "-" and each[1:2] != "-" and each in known), None)
     if wrong is not None:
-        raise SettingsError(f"there is no option {wrong}", f"{BY_NAME[wrong].hint}; see `{ctx.command_path} --help`")
+        raise SettingsError(f"there is no option {wrong}", f"{known[wrong].hint}; see `{ctx.command_path} --help`")
 
 
 def _extra_argument(extra: str, ctx: Any) -> tuple[str, str]:
@@ -116,3 +120,33 @@ def is_file(text: str) -> bool:
         return bool(text.strip()) and Path(text).is_file()
     except (OSError, ValueError):  # far too long for a name, or a NUL in it
         return False
+
+
+class _Plain:
+    """A switch has no value, so that its help shows no type."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        params = super().get_params(ctx)
+        for param in params:
+            if getattr(param, "is_flag", False) and param.metavar is None:
+                param.metavar = ""
+        return params
+
+
+class Group(_Plain, TyperGroup):
+    """A group of commands."""
+
+
+class Command(_Plain, TyperCommand):
+    """A command that accepts an option by another program's name, where that has an equal meaning."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        names = (name for param in self.params for name in (*param.opts, *param.secondary_opts))
+        own = frozenset(name[2:] for name in names if name.startswith("--"))
+        ctx.token_normalize_func = lambda name: accepted(name, own, self.name) if len(name) > 1 else name
+        given = args[: args.index("--")] if "--" in args else list(args)  # the parser takes from `args`
+        try:
+            return super().parse_args(ctx, args)
+        except TyperException:
+            refuse_other_short_options(given, ctx)
+            raise

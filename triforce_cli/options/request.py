@@ -20,7 +20,7 @@ from offload.short_repr import short_repr
 
 from ..distributed.launch import launch, ranks_to_start
 from ..distributed.rank import join_group
-from ..input.truncate import END, MIDDLE, PARTS, START
+from ..input.excerpts import END, MIDDLE, PARTS, START
 from ..output.plan_flags import Argument
 from ..output.terminal import Terminal
 from .approximate import refuse_inexact
@@ -33,7 +33,7 @@ from .settings import (
     refuse_unverifiable,
     resolve,
 )
-from .show_config import show_config
+from .settings_text import show_config
 
 if TYPE_CHECKING:
     from offload.parallel import Group

@@ -1,4 +1,4 @@
-"""Progress of several sequences that run together: one line on stderr for all."""
+"""Progress of several sequences that run together: one line on stderr for all, and their statistics."""
 
 from __future__ import annotations
 
@@ -12,23 +12,29 @@ from offload.events import Event
 from offload.metrics import Meter
 from offload.units import GIB, counted
 
-from .format import rate, time_left
+from .format import duration, rate, time_left
 from .progress import ProgressDisplay, RunFacts
-from .segments import Segment, fitted
 from .terminal import Terminal
-from .wrapping import SEPARATOR
+from .wrapping import SEPARATOR, Segment, fitted
 
 _BETWEEN = "; "  # between the labels of running sequences
 _LABELS = 30  # cells that are kept for them
 
 
 class BatchDisplay(ProgressDisplay):
-    """A status line for all sequences: `3 of 12 done · 4 running · reading 1,024/5,000 tokens · 35/s · …`."""
+    """A status line for all sequences: `3 of 12 done · 4 running · reading 1,024/5,000 tokens · 35/s · …`.
 
-    def __init__(self, terminal: Terminal, shown: bool = True) -> None:
+    Attributes:
+        failed: sequences, of those done, that have an error in the place of a text.
+    """
+
+    def __init__(self, terminal: Terminal, shown: bool = True, may_draw: bool = True) -> None:
+        """`may_draw`: the line, besides what is shown of loading."""
         super().__init__(terminal, shown)
         self._running: list[RunFacts] = []
-        self._known = self._done = self._skipped = self._tokens = 0
+        self._allowed = may_draw
+        self.failed = 0
+        self._known = self._done = self._skipped = self._tokens = self._read = 0
         self._started_at: float | None = None  # when the first sequence began
         self._first_at: float | None = None  # when the first token came
         self._has_open_text = False
@@ -42,6 +48,16 @@ class BatchDisplay(ProgressDisplay):
         self._done += 1
         self._skipped += 1
 
+    def fail(self, has_run: bool) -> None:
+        """Count an error: of a sequence that has ended, or of one that could not run."""
+        self.failed += 1
+        self._done += not has_run
+
+    @property
+    def results(self) -> int:
+        """Sequences that are done and have a text."""
+        return self._done - self.failed
+
     def start(self, facts: RunFacts) -> None:
         if self._started_at is None:
             self._started_at = time.monotonic()
@@ -52,6 +68,7 @@ class BatchDisplay(ProgressDisplay):
         self._running = [facts for facts in self._running if facts.meter is not meter]
         self._done += 1
         self._tokens += meter.new_tokens
+        self._read += meter.prompt_tokens if meter.finish_reason is not None else 0
 
     def event(self, event: Event) -> None:
         if self._first_at is None and any(facts.meter.new_tokens for facts in self._running):
@@ -73,7 +90,21 @@ class BatchDisplay(ProgressDisplay):
     @property
     def _may_draw(self) -> bool:
         """Return whether no text that comes back through a pipe is on the screen's last line."""
-        return self._terminal.stdout_is_terminal or not (self._has_open_text and self._terminal.text_may_show)
+        hidden = self._has_open_text and self._terminal.text_may_show
+        return self._allowed and (self._terminal.stdout_is_terminal or not hidden)
+
+    def statistics(self, mean: float, most: int) -> str:
+        """Return what was done in one line; `mean` and `most` sequences ran together."""
+        seconds = 0.0 if self._started_at is None else time.monotonic() - self._started_at
+        speed = f" at {rate(self._tokens / seconds)}" if self._tokens and seconds > 0 else ""
+        return SEPARATOR.join(
+            [
+                f"{counted(self.results, 'request')} done" + (f", {self.failed:,} failed" if self.failed else ""),
+                f"{counted(self._read, 'token')} read",
+                f"{self._tokens:,} written in {duration(seconds)}{speed}",
+                f"{mean:.1f} sequences together, {most} at most",
+            ]
+        )
 
     def _line(self) -> Text:
         meters = [facts.meter for facts in self._running]
@@ -81,6 +112,7 @@ class BatchDisplay(ProgressDisplay):
         labels = _BETWEEN.join(facts.label for facts in self._running if facts.label)
         segments = [
             Segment(f"{self._done} of {self._known} done", "bold"),
+            *([Segment(f"{self.failed:,} failed", "red")] if self.failed else []),
             *self._left(),
             Segment(f"{len(meters)} running"),
             *_reading(meters),

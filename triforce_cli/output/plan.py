@@ -1,10 +1,12 @@
-"""Prints a plan as text or JSON, and what is missing where it does not fit."""
+"""Prints a plan, laid out for a terminal or as JSON, and what is missing where it does not fit."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from textwrap import fill
+
+from rich.text import Text
 
 from offload.hardware.calibration import Measured
 from offload.hardware.profiles import Profile
@@ -14,13 +16,12 @@ from offload.planning.suggestions import Suggestion
 
 from ..exit_codes import DONE, FAILED
 from .cursor import visible
-from .plan_batches import batch_fields, batch_lines
 from .plan_flags import Argument, command_line
-from .plan_json import measured_fields, plan_fields
-from .plan_layout import laid_out
+from .plan_json import batch_fields, batch_lines, measured_fields, plan_fields
 from .plan_text import DRAWN, WIDTH, comparison_text, plan_text
 from .stdout_formats import json_line
 from .terminal import Terminal
+from .wrapping import JOINER, hanging, wrapped
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,3 +113,47 @@ def suggestions_text(suggestions: Sequence[Suggestion]) -> str:
     """Return the suggestions in one line, for a hint."""
     texts = [suggestion.text for suggestion in suggestions]
     return "; or ".join(texts) if texts else "use a smaller model, or other hardware"
+
+
+STYLES = ("cyan", "magenta", "yellow", "green", "blue", "red", "white", "bright_black")  # of a bar's segments, in order
+_INDENT = 11  # cells of the names of facts
+
+
+def laid_out(text: str, marks: str, columns: int) -> Text:
+    """Return a plan's text in `columns` cells; `marks` are the characters of its bars' segments."""
+    found = Text()
+    for line in text.splitlines():
+        if line.startswith("["):
+            found.append_text(_colored(line, marks))
+        elif line[:1] in marks and line:
+            found.append_text(Text("\n").join(_colored(each, marks) for each in wrapped(_as_segments(line), columns)))
+        elif line.startswith("triforce ") and line[_INDENT - 1 : _INDENT] != " ":  # not the fact about that method
+            found.append("\n".join(command_lines(line, columns)), "bold")
+        else:
+            is_fact = line[_INDENT - 1 : _INDENT] == " " and ":" not in line[:_INDENT]  # as the verdict has
+            found.append("\n".join(hanging(line, _INDENT, columns) if is_fact else wrapped(line, columns)))
+        found.append("\n")
+    return found
+
+
+def _colored(line: str, marks: str) -> Text:
+    """Return the line with each mark in its colour."""
+    return Text.assemble(*((char, STYLES[marks.index(char)] if char in marks else "") for char in line))
+
+
+def _as_segments(legend: str) -> str:
+    """Return a bar's legend with no line break within one of its entries."""
+    return "  ".join(entry.replace(" ", JOINER) for entry in legend.split("  "))
+
+
+def command_lines(command: str, columns: int) -> list[str]:
+    """Return a command in lines that a shell reads as one, broken before its options."""
+    lines = [""]
+    for piece in command.replace(" --", "\0--").split("\0"):
+        joined = f"{lines[-1]} {piece}" if lines[-1] else piece
+        if len(joined) <= columns - 2 or not lines[-1].strip():
+            lines[-1] = joined
+        else:
+            lines[-1] += " \\"
+            lines.append(f"  {piece}")
+    return lines

@@ -16,9 +16,9 @@ from offload.units import GIB, counted
 
 from .format import percent, size
 from .prefill_bar import PrefillBar
-from .segments import Segment, fitted
 from .status_line import StatusLine
 from .terminal import Terminal
+from .wrapping import Segment, fitted
 
 
 @dataclass(frozen=True, slots=True)

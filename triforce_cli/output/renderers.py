@@ -11,12 +11,10 @@ from offload.metrics import Meter, Summary
 
 from .batch_display import BatchDisplay
 from .progress import ProgressDisplay, RunFacts
-from .sections import Part, Section
-from .statistics import INDENT, detail_lines, statistics_line
+from .statistics import INDENT, detail_lines, statistics_line, verification_line
 from .stdout_formats import JsonOutput, Output, PartOutput, TextOutput
 from .terminal import Terminal
-from .turns import Perform, at_once
-from .verification import verification_line
+from .turns import Part, Perform, Section, at_once
 
 
 class Renderer(Protocol):

@@ -13,7 +13,7 @@ from offload.loading.tokenizers.thinking import CLOSING, OPENING
 from offload.metrics import Meter, Summary
 
 from .format import rounded
-from .sections import Part, Section
+from .turns import Part, Section
 
 # DEL, C1, line separators and bidirectional overrides: JSON may hold them raw, terminals and line readers should not.
 _UNSAFE_IN_JSON = re.compile("[\x7f-\x9f\u2028-\u202e\u2066-\u2069]")

@@ -22,7 +22,7 @@ from rich.text import Text
 from offload.errors import TriforceError
 
 from .cursor import Cursor, visible
-from .whole_file import whole_file
+from .output_files import whole_file
 from .wrapping import hanging
 
 COLORS = ("auto", "always", "never")

@@ -1,10 +1,15 @@
-"""Wraps lines for a terminal: between segments, else between words, never within a word."""
+"""Fits lines to a terminal: wraps them between segments, else between words, or leaves segments out."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from rich.cells import cell_len
+from rich.text import Text
+
+from .cursor import visible
 
 SEPARATOR = " · "  # between the segments of a line
 _BEFORE_UNIT = re.compile(r"(?<=\d) (?=(?:ms|s|%|[kKMGT]?i?B)(?!\w))")  # a number and its unit are one word
@@ -45,3 +50,22 @@ def _add_words(lines: list[str], words: list[str], columns: int) -> None:
         else:
             lines[-1] = lines[-1].rstrip()
             lines.append(word)
+
+
+class Segment(NamedTuple):
+    """A segment of a line. Those with the highest `dropped` are left out first, those with 0 never."""
+
+    text: str
+    style: str = ""
+    dropped: int = 0
+
+
+def fitted(segments: Sequence[Segment], columns: int) -> Text:
+    """Return the segments that fit, joined."""
+    segments = list(segments)
+    while True:
+        line = Text(SEPARATOR).join(Text(visible(segment.text), style=segment.style) for segment in segments)
+        least = max(segments, key=lambda segment: segment.dropped)
+        if line.cell_len <= columns or least.dropped == 0:
+            return line
+        segments.remove(least)

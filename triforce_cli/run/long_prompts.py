@@ -14,15 +14,15 @@ from offload.settings.method_sizes import forgets
 
 from ..distributed.rank import broadcast
 from ..input.documents import STDIN, name_of
+from ..input.excerpts import MIDDLE, START, Truncated, truncate
 from ..input.prompt import PromptText
-from ..input.truncate import MIDDLE, START, Truncated, truncate
 from ..options.request import Request
 from ..output.format import duration
 from ..output.plan_flags import Argument, repeated
 from ..output.renderers import StreamRenderer, tokenizing
 from ..output.terminal import Terminal
-from .longer_models import LongModel, cached_model, known_model
 from .model_request import ModelRequest, open_request
+from .profile_plans import LongModel, cached_model, known_model
 
 _LEAST_SHARE = 2  # of the context, for a truncated text: 1/2; otherwise it is the answer that is too long
 

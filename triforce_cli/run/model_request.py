@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -27,9 +27,9 @@ from ..options.approximate import lossy_modes, quantized_kv
 from ..options.declarations import AUTO
 from ..options.request import Request
 from ..options.settings import Settings, refuse_unverifiable
+from ..options.settings_text import settings_lines
 from ..output.download_bar import DownloadBar
 from ..output.progress import RunFacts
-from ..output.settings_text import settings_lines
 from ..output.terminal import Terminal
 from .machine import peak_memory
 
@@ -67,6 +67,15 @@ class ModelRequest:
     def context(self) -> int:
         """The longest sequence in tokens, prompt and answer."""
         return self.model.checkpoint.shape.context
+
+    def overridden(self, options: Mapping[str, Any], seed: Callable[[], int], **changes: Any) -> ModelRequest:
+        """Return the request with other options of sampling and generation, and other values of `Request`.
+
+        `seed` gives one where neither the options nor the command do. Raises SettingsError.
+        """
+        settings = self.settings.overridden(options, seed)
+        request = replace(self.request, settings=settings, **changes)
+        return replace(self, request=request, sampling=settings.sampling(self.model.sampling))
 
     def encode(self, text: str, progress: EncodingProgress | None = None) -> list[int]:
         """Return a prompt's tokens, in the chat template unless the request is raw or the model has none.

@@ -9,7 +9,7 @@ from offload.errors import OutOfMemory, SettingsError
 from offload.settings.config import Placement
 from offload.units import counted, size_text
 
-from ..options.parallel import AUTO
+from ..options.declarations import AUTO
 from ..options.settings import Settings
 from .model_request import ModelRequest
 from .prompt_cache import memory_limit

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from offload.errors import TriforceError
 
-from ..output.verification import verification_line
+from ..output.statistics import verification_line
 
 if TYPE_CHECKING:
     from offload.engine import Engine

@@ -1,4 +1,4 @@
-"""Reads the bodies of requests: all together in bounded memory, each in bounded time."""
+"""Reads the bodies of requests: all together in bounded memory, each in bounded time and of bounded JSON."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 
+import numpy as np
 from starlette.requests import Request
 
-from .errors import ApiError
+from .api_errors import ApiError
 
 SECONDS = 60  # for a whole body
 _TIMES, _TOGETHER = 4, 1 << 26  # all bodies together: as many of the longest, and no fewer bytes than that
@@ -75,3 +76,30 @@ class Body:
         except asyncio.TimeoutError:
             message, close = f"the request has not come within {SECONDS:g} seconds", {"connection": "close"}
             raise ApiError(408, message, "request_timeout", headers=close) from None
+
+
+MOST_PARTS = 1 << 16  # lists, objects and their fields: the messages of a chat have some 30,000 at most
+_PIECE = 1 << 20  # bytes that are counted at a time
+_QUOTE, _COMMA, _COLON, _LIST, _OBJECT = b'",:[{'
+
+
+def check_json(data: bytes | bytearray, most_items: int) -> None:
+    """Raise ApiError for more than `most_items` commas, or MOST_PARTS lists, objects and fields, outside of texts.
+
+    What is no valid JSON may be counted in any way.
+    """
+    parts = items = 0
+    is_text, start = False, 0
+    while start < len(data):
+        piece = data[start : start + _PIECE]
+        escapes = len(piece) - len(piece.rstrip(b"\\"))
+        if escapes % 2:  # what the last one escapes belongs to it
+            piece = data[start : start + _PIECE + 1]
+        start += len(piece)
+        codes = np.frombuffer(piece.replace(b"\\\\", b"").replace(b'\\"', b""), np.uint8)
+        texts = np.logical_xor.accumulate(codes == _QUOTE) ^ is_text  # quotes that open a text are part of it
+        is_text = bool(texts[-1]) if len(texts) else is_text
+        items += int(np.count_nonzero((codes == _COMMA) & ~texts))
+        parts += int(np.count_nonzero(((codes == _LIST) | (codes == _OBJECT) | (codes == _COLON)) & ~texts))
+        if parts > MOST_PARTS or items > most_items:
+            raise ApiError(413, "the JSON of the request has too many values", "request_too_large")

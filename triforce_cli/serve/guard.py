@@ -14,9 +14,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from offload.errors import TriforceError
 
-from .errors import ApiError, api_error, event_text
-from .options import ServeOptions, is_loopback
-from .page import PATHS
+from .api_errors import ApiError, api_error, event_text
+from .serve_options import ServeOptions, is_loopback
+from .web_page import PATHS
 
 OPEN_PATHS = PATHS | {"/health"}  # nothing secret: the page asks for the key itself
 _COUNTED = OPEN_PATHS | {"/v1/chat/completions", "/v1/completions", "/v1/models", "/metrics", "/documents"}

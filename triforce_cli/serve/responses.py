@@ -1,7 +1,8 @@
-"""Answers of the OpenAI API: events -> response objects, whole or as server-sent events."""
+"""Answers of the OpenAI API: events -> response objects and log-probabilities, whole or as server-sent events."""
 
 from __future__ import annotations
 
+import math
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -12,9 +13,8 @@ from offload.events import DraftPrefilled, Finished, Prefilled, ScoredToken, Tex
 from offload.level_metrics import acceptance, tokens_per_verification
 from offload.metrics import Meter
 
-from .errors import ApiError, api_error, event_text
-from .logprobs import TokenBytes, chat_logprobs, completion_logprobs
-from .sequence import Answer, ServedSequence
+from .api_errors import ApiError, api_error, event_text
+from .served_sequence import Answer, ServedSequence
 
 _REASONS = {"eos": "stop", "stop": "stop", "length": "length"}
 _THOUGHT = "reasoning_content"
@@ -140,3 +140,58 @@ async def streamed(
     if with_usage:
         yield event_text(form.response([], chunk=True, usage=usage([each.meter for each in answer.sequences], choices)))
     yield _DONE
+
+
+LEAST = -9999.0  # for a probability of 0: JSON has no infinity
+_NOT_TEXT = "bytes:"  # before the bytes of a token that is no text, in a completion
+
+TokenBytes = Callable[[int], bytes]
+
+
+def chat_logprobs(tokens: Sequence[ScoredToken], token_bytes: TokenBytes) -> dict[str, Any]:
+    """Return the `logprobs` of a chat's choice: tokens with theirs, and the likeliest at their places."""
+
+    def entry(token: int, logprob: float) -> dict[str, Any]:
+        data = token_bytes(token)
+        return {"token": token_text(data), "logprob": _finite(logprob), "bytes": list(data)}
+
+    content = [
+        entry(each.id, each.logprobs.logprob) | {"top_logprobs": [entry(*row) for row in each.logprobs.top]}
+        for each in tokens
+    ]
+    return {"content": content, "refusal": None}
+
+
+def completion_logprobs(tokens: Sequence[ScoredToken], token_bytes: TokenBytes) -> dict[str, Any]:
+    """Return the `logprobs` of a completion's choice, as lists. The likeliest at a place have the token's own beside.
+
+    Of tokens that are spelt alike, the likeliest one is there.
+    """
+
+    def spelt(token: int) -> str:
+        return token_text(token_bytes(token), _NOT_TEXT)
+
+    def likeliest(each: ScoredToken) -> dict[str, float]:
+        found: dict[str, float] = {}
+        for token, logprob in (*each.logprobs.top, (each.id, each.logprobs.logprob)):
+            found.setdefault(spelt(token), _finite(logprob))
+        return found
+
+    return {
+        "text_offset": [each.offset for each in tokens],
+        "token_logprobs": [_finite(each.logprobs.logprob) for each in tokens],
+        "tokens": [spelt(each.id) for each in tokens],
+        "top_logprobs": [likeliest(each) for each in tokens],
+    }
+
+
+def token_text(data: bytes, prefix: str = "") -> str:
+    r"""Return a token as text; one that is only a part of a character as `\xe2\x82`, after the prefix."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return prefix + "".join(f"\\x{byte:02x}" for byte in data)
+
+
+def _finite(logprob: float) -> float:
+    return logprob if math.isfinite(logprob) else LEAST

@@ -28,18 +28,16 @@ from ..exit_codes import DONE
 from ..options.approximate import approximation_warnings
 from ..options.request import OutputOptions, Request
 from ..output.terminal import Terminal
-from ..run.load import Display, load_engine, plan_longest, print_dry_run
+from ..run.job import Display, Job, Load
 from ..run.model_request import ModelRequest, open_request, stretch
-from ..run.parallel import check_parallel
 from ..signals import is_ignored, listen
-from .app import ServedModel, create_app
-from .connections import HEAD_BYTES, Connection, Places
-from .descriptors import reserve_descriptors
+from .connections import HEAD_BYTES, Connection, Places, reserve_descriptors
+from .endpoint import ServedModel, create_app
 from .engine_thread import EngineThread
 from .guard import address_text
-from .metrics import ServerMetrics
-from .options import ServeOptions
-from .prompts import PromptEncoder
+from .prompt_encoder import PromptEncoder
+from .serve_options import ServeOptions
+from .server_metrics import ServerMetrics
 
 MOST_CONTEXT = 128 * 1024  # tokens that are planned for unless more are asked for
 _GRACE = 2  # seconds that answers have to be sent after --drain
@@ -55,37 +53,37 @@ def run_server(
     opened = open_request(request, terminal, output.quiet)
     opened, context = _with_context(opened, options.context, terminal)
     opened.print_settings(opened.settings.generation.max_new_tokens, terminal, output.verbose)
-    tiers = None if request.dry_run else plan_longest(opened, context, terminal)
-    # Buffers of offloaded keys and values are planned for one sequence.
-    parallel = 1 if tiers is not None else check_parallel(options.parallel, opened, context)
-    if request.dry_run:
-        return print_dry_run(opened, context, terminal, output, display)
-    with contextlib.closing(_bound(options.host, options.port)) as listener:
-        loaded = load_engine(opened, context, tiers, display)
-        if loaded.prompt_cache is not None:
-            loaded.prompt_cache.label = _LABEL
-        display.close()
-        for warning in _warnings(opened):
-            terminal.warn(warning)
-        metrics = ServerMetrics()
-        report = partial(_report, terminal)
-        engine = EngineThread(loaded.engine, parallel, options.queue, metrics.ended, report)
-        metrics.watch(engine)
-        model = served_model(opened, context)
-        address = address_text(options.host, listener.getsockname()[1])
+    job = Job(opened, context, terminal, output, display)
+    parallel = job.parallel(options.parallel)
 
-        def announce() -> None:
-            if output.quiet:
-                return
-            together = f"{counted(parallel, 'sequence')} at a time, {options.queue:,} may wait"
-            terminal.note(f"{model.name} at {address}/v1 ({together}); Ctrl-C ends it")
+    def work(load: Load) -> None:
+        with contextlib.closing(_bound(options.host, options.port)) as listener:
+            generator = load()
+            if generator.prompt_cache is not None:
+                generator.prompt_cache.label = _LABEL
+            display.close()
+            for warning in _warnings(opened):
+                terminal.warn(warning)
+            metrics = ServerMetrics()
+            report = partial(_report, terminal)
+            engine = EngineThread(generator.engine, parallel, options.queue, metrics.ended, report)
+            metrics.watch(engine)
+            model = served_model(opened, context)
+            address = address_text(options.host, listener.getsockname()[1])
 
-        limits = reserve_descriptors(parallel + options.queue)
-        app = create_app(model, engine, metrics, options, report, limits)
-        have_ended = serve_until_signalled(app, engine, listener, options.drain, announce)
-    if not have_ended:
-        _exit_now()
-    return DONE
+            def announce() -> None:
+                if output.quiet:
+                    return
+                together = f"{counted(parallel, 'sequence')} at a time, {options.queue:,} may wait"
+                terminal.note(f"{model.name} at {address}/v1 ({together}); Ctrl-C ends it")
+
+            limits = reserve_descriptors(parallel + options.queue)
+            app = create_app(model, engine, metrics, options, report, limits)
+            have_ended = serve_until_signalled(app, engine, listener, options.drain, announce)
+        if not have_ended:
+            _exit_now()
+
+    return job.run(work)
 
 
 def served_model(opened: ModelRequest, context: int) -> ServedModel:

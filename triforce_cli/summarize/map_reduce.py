@@ -17,13 +17,13 @@ from ..input.documents import Document
 from ..input.excerpts import split
 from ..output.format import about
 from ..output.plan_text import BUSY
-from ..output.sections import Part
 from ..output.terminal import Terminal
+from ..output.turns import Part
 from ..run.model_request import ModelRequest, Prompt
 from ..run.plan import plan_run
+from .instructions import Template, Templates
 from .resume import FinishedParts
-from .steps import Job
-from .templates import Template, Templates
+from .steps import Passage
 
 _OVERLAP = 1 / 20  # of a part, repeated at the beginning of the next
 _SHARE = 4  # a note takes at most 1/4 of the context, so that several of them fit into one
@@ -74,17 +74,17 @@ class MapReduce:
 
     def reduce(
         self, document: Document, note_taking: str, instruction: str, tokens: int
-    ) -> Generator[Sequence[Job], list[str], Prompt]:
+    ) -> Generator[Sequence[Passage], list[str], Prompt]:
         """Take notes on a document until they fit, and return the prompt that asks for the answer.
 
-        `tokens`: of the prompt with the whole document. Yields the jobs of each round, and is sent their texts. Raises
-        TriforceError if the notes are empty or do not shrink.
+        `tokens`: of the prompt with the whole document. Yields the passages of each round, and is sent their texts.
+        Raises TriforceError if the notes are empty or do not shrink.
         """
         parts, round = self._checked.pop((document, note_taking), None), 1
         parts = parts or self._parts(document.text, note_taking, round, document.name)
         while True:
             self._announce_finished(parts)
-            notes = yield [Job(prompt, part) for part, prompt in parts]
+            notes = yield [Passage(prompt, part) for part, prompt in parts]
             text = "\n\n".join(note.strip() for note in notes if note.strip())
             if not text:
                 raise TriforceError("the model wrote no notes on any part", "use another --model, or other sampling")

@@ -9,22 +9,22 @@ from dataclasses import dataclass
 
 from ..output.format import time_left
 from ..output.renderers import StreamRenderer
-from ..output.sections import Part, Section
-from ..run.generate import TextGenerator
+from ..output.turns import Part, Section
 from ..run.model_request import Prompt
+from ..run.text_generator import TextGenerator
 from .resume import FinishedParts
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class Passage:
     """A text to generate: the notes on a `part`, or the answer itself."""
 
     prompt: Prompt
     part: Part | None = None
 
 
-# Yields jobs that do not depend on each other, and is sent their texts; the last one is the answer.
-Steps = Generator[Sequence[Job], list[str], None]
+# Yields passages that do not depend on each other, and is sent their texts; the last one is the answer.
+Steps = Generator[Sequence[Passage], list[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +71,12 @@ def generate_in_order(
     for answer in answers:
         renderer.section(answer.section)
         texts = None
-        while (jobs := following(answer.steps, texts)) is not None:
-            texts = [_text(job, generator, finished, renderer, left) for job in jobs]
+        while (passages := following(answer.steps, texts)) is not None:
+            texts = [_text(passage, generator, finished, renderer, left) for passage in passages]
 
 
-def following(steps: Steps, texts: list[str] | None) -> Sequence[Job] | None:
-    """Return the next jobs of an answer after the texts of the last ones, None at first; None if there are no more."""
+def following(steps: Steps, texts: list[str] | None) -> Sequence[Passage] | None:
+    """Return the next passages of an answer after the texts of the last ones (None at first); None after all."""
     try:
         return steps.send(texts)
     except StopIteration:
@@ -84,16 +84,16 @@ def following(steps: Steps, texts: list[str] | None) -> Sequence[Job] | None:
 
 
 def _text(
-    job: Job, generator: TextGenerator, finished: FinishedParts, renderer: StreamRenderer, left: PartsLeft
+    passage: Passage, generator: TextGenerator, finished: FinishedParts, renderer: StreamRenderer, left: PartsLeft
 ) -> str:
-    """Return the text of a job; notes on a part are those of an earlier run, or new ones, which are saved."""
-    if job.part is None:
-        return generator.generate(job.prompt, renderer)
-    text = finished.find(job.prompt.ids)
+    """Return the text of a passage; notes on a part are those of an earlier run, or new ones, which are saved."""
+    if passage.part is None:
+        return generator.generate(passage.prompt, renderer)
+    text = finished.find(passage.prompt.ids)
     if text is not None:
-        renderer.taken_over(job.part, text)
+        renderer.taken_over(passage.part, text)
         return text
-    with left.reading(job.part):
-        text = generator.generate(job.prompt, renderer.for_part(job.part), left.label(job.part))
-    finished.save(job.prompt.ids, text)
+    with left.reading(passage.part):
+        text = generator.generate(passage.prompt, renderer.for_part(passage.part), left.label(passage.part))
+    finished.save(passage.prompt.ids, text)
     return text

@@ -12,15 +12,15 @@ from offload.errors import TriforceError
 from ..output.batch_display import BatchDisplay
 from ..output.renderers import StreamRenderer
 from ..output.turns import Turn, Turns
-from ..run.batch import BatchGenerator, BatchPrompt
-from ..run.generate import TextGenerator
+from ..run.batch_generator import BatchGenerator, BatchPrompt
+from ..run.text_generator import TextGenerator
 from .resume import FinishedParts
-from .steps import Answer, Job, following
+from .steps import Answer, Passage, following
 
 
 @dataclass(slots=True)
 class _Started:
-    """An answer under way: its place and its output's turn, with the turns and texts of its present jobs.
+    """An answer under way: its place and its output's turn, with the turns and texts of its present passages.
 
     A text is None while it is generated.
     """
@@ -48,14 +48,14 @@ class AnswersTogether:
         self._display = display
         self._turns = Turns()
         self._started: list[_Started] = []
-        self._ready: list[tuple[int, int, BatchPrompt]] = []  # a heap, by the numbers of answer and job
+        self._ready: list[tuple[int, int, BatchPrompt]] = []  # a heap, by the numbers of answer and passage
 
     def generate(self, generator: TextGenerator, parallel: int) -> BatchGenerator:
         """Generate all, up to `parallel` texts at a time; return the batch that did.
 
         An error ends its answer alone; the first one is raised after the others have been written.
         """
-        batch = BatchGenerator(generator, parallel, self._display)
+        batch = BatchGenerator(generator, parallel, self._display.end)
         first = self._next()
         if first is not None:
             generator.prepare(first.prompt, self._renderer)
@@ -93,42 +93,42 @@ class AnswersTogether:
         self._advance(started, None)
 
     def _advance(self, started: _Started, texts: list[str] | None) -> None:
-        """Go on with an answer after the texts of its last jobs."""
+        """Go on with an answer after the texts of its last passages."""
         try:
-            jobs = following(started.answer.steps, texts)
+            passages = following(started.answer.steps, texts)
         except TriforceError as error:
             self._fail(started, error)
             return
-        if jobs is None:
+        if passages is None:
             started.turn.end()
             return
-        self._display.expect(len(jobs))
-        started.texts = [None] * len(jobs)
+        self._display.expect(len(passages))
+        started.texts = [None] * len(passages)
         started.parts = Turns(started.turn)
-        for number, job in enumerate(jobs):
-            self._add(started, number, job, started.parts.add())
+        for number, passage in enumerate(passages):
+            self._add(started, number, passage, started.parts.add())
         self._advance_if_complete(started)
 
-    def _add(self, started: _Started, number: int, job: Job, turn: Turn) -> None:
-        """Take the text of a job from an earlier run, or put it among those that are ready to be generated."""
-        if job.part is None:
+    def _add(self, started: _Started, number: int, passage: Passage, turn: Turn) -> None:
+        """Take the text of a passage from an earlier run, or put it among those that are ready to be generated."""
+        if passage.part is None:
             renderer, label = self._renderer.for_sequence(turn), started.answer.section.label
         else:
-            renderer, label = self._renderer.for_part(job.part, turn), job.part.label
-            text = self._finished.find(job.prompt.ids)
+            renderer, label = self._renderer.for_part(passage.part, turn), passage.part.label
+            text = self._finished.find(passage.prompt.ids)
             if text is not None:
-                self._renderer.for_sequence(turn).taken_over(job.part, text)
+                self._renderer.for_sequence(turn).taken_over(passage.part, text)
                 self._display.skip()
                 turn.end()
                 started.texts[number] = text
                 return
-        done = partial(self._done, started, number, job, turn)
-        sequence = BatchPrompt(job.prompt, renderer, label, done, partial(self._fail, started))
+        done = partial(self._done, started, number, passage, turn)
+        sequence = BatchPrompt(passage.prompt, renderer, label, done, partial(self._fail, started))
         heapq.heappush(self._ready, (started.number, number, sequence))
 
-    def _done(self, started: _Started, number: int, job: Job, turn: Turn, text: str) -> None:
-        if job.part is not None:
-            self._finished.save(job.prompt.ids, text)
+    def _done(self, started: _Started, number: int, passage: Passage, turn: Turn, text: str) -> None:
+        if passage.part is not None:
+            self._finished.save(passage.prompt.ids, text)
         started.texts[number] = text
         turn.end()
         if started.error is None:

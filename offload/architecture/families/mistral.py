@@ -1,7 +1,7 @@
 """Mistral and Mistral-Nemo."""
 
 from ..layer_spec import LayerSpec
-from .family import Family
+from .family import GENERIC_TOKENIZER, Family
 
 MISTRAL = Family(
     "mistral",
@@ -14,4 +14,5 @@ MISTRAL = Family(
         "sliding_window": 4096,
         "eos_token_id": 2,
     },
+    tokenizer=GENERIC_TOKENIZER,
 )

@@ -1,7 +1,7 @@
 """OLMo 2: norms behind attention and MLP in place of before, and norms of q and k over all heads together."""
 
 from ..layer_spec import LayerSpec
-from .family import Family, GGUFNames, Values
+from .family import GENERIC_TOKENIZER, Family, GGUFNames, Values
 
 
 def _layers(values: Values) -> list[LayerSpec]:
@@ -23,6 +23,7 @@ OLMO2 = Family(
         "post_self_attn_layernorm": "post_attention_layernorm",
         "post_mlp_layernorm": "post_feedforward_layernorm",
     },
+    tokenizer=GENERIC_TOKENIZER,
     gguf=GGUFNames(
         "olmo2",
         {

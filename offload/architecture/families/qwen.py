@@ -18,12 +18,18 @@ def _qwen3(values: Values) -> list[LayerSpec]:
 
 
 QWEN2 = Family(
-    "qwen2", lambda values: [LayerSpec(qkv_bias=True)], _DEFAULTS, has_optional_window=True, gguf=GGUFNames("qwen2")
+    "qwen2",
+    lambda values: [LayerSpec(qkv_bias=True)],
+    _DEFAULTS,
+    has_optional_window=True,
+    tokenizer="Qwen2Tokenizer",
+    gguf=GGUFNames("qwen2"),
 )
 QWEN3 = Family(
     "qwen3",
     _qwen3,
     _DEFAULTS | {"head_dim": 128},
     has_optional_window=True,
+    unnamed_tokenizer="Qwen2Tokenizer",
     gguf=GGUFNames("qwen3", {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}),
 )

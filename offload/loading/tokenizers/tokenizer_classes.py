@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-_GENERIC = "TokenizersBackend"
-_GENERIC_NAMES = (_GENERIC, "PreTrainedTokenizer", "PythonBackend")
+from ...architecture.families import FAMILIES
+from ...architecture.families.family import GENERIC_TOKENIZER
+
+_GENERIC_NAMES = (GENERIC_TOKENIZER, "PreTrainedTokenizer", "PythonBackend")
 QWEN_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
@@ -74,7 +76,7 @@ _AFFIXES = {"continuing_subword_prefix": "", "end_of_word_suffix": ""}
 _NO_AFFIXES = dict.fromkeys(_AFFIXES)
 _END = "<|endoftext|>"
 CLASSES = {
-    _GENERIC: TokenizerClass(None, {}, {}),
+    GENERIC_TOKENIZER: TokenizerClass(None, {}, {}),
     "LlamaTokenizer": TokenizerClass(
         _llama,
         _PLAIN | _NO_AFFIXES | {"fuse_unk": True, "byte_fallback": True},
@@ -87,22 +89,18 @@ CLASSES = {
         _gpt2, _PLAIN | _AFFIXES, {"unk_token": _END, "bos_token": _END, "eos_token": _END}
     ),
 }
-_UNTRUSTED = {  # what transformers takes, whatever checkpoints of these families name
-    "qwen2": "Qwen2Tokenizer",
-    **dict.fromkeys(("mistral", "phi3", "granite", "olmo2", "glm4"), _GENERIC),
-}
-_UNNAMED = {"qwen3": "Qwen2Tokenizer", "starcoder2": "GPT2Tokenizer", "cohere": "CohereTokenizer"}
 
 
 def class_of(family: str, named: str | None, file: Path) -> str:
     """Return the class that AutoTokenizer takes for a family, the class that a checkpoint names, and tokenizer.json."""
     name = (named or "").removesuffix("Fast")
-    if family in _UNTRUSTED:
-        return _UNTRUSTED[family]
+    known = FAMILIES.get(family)
+    if known is not None and known.tokenizer:
+        return known.tokenizer
     if not name:
-        return _UNNAMED.get(family, _GENERIC)
+        return GENERIC_TOKENIZER if known is None else known.unnamed_tokenizer
     if name in _GENERIC_NAMES or (name == "LlamaTokenizer" and _is_byte_level(file)):
-        return _GENERIC
+        return GENERIC_TOKENIZER
     return name
 
 

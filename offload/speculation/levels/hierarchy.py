@@ -31,7 +31,7 @@ from ...memory.store import Store
 from ...model.decoder import Model
 from ...parallel import ALONE, Group
 from ...settings.config import EXACT, Speculation
-from ...settings.method_sizes import draft_chunk, drafter_kind, middle_kind, selected_chunk, sized, tail_tokens
+from ...settings.method_sizes import budget_of, draft_chunk, drafter_kind, middle_kind, selected_chunk, tail_tokens
 from ...settings.methods import H2O, LOOKUP, METHODS, MODEL, RETRIEVAL, STREAMING
 from ...settings.tree_settings import TreeSampling
 from ..auto.adaptive import HORIZON, AdaptiveScheduler
@@ -90,7 +90,7 @@ def selected_cache(full: FullCache, settings: Speculation, middle: str | None = 
         store.keep_mean_keys(chunk)
     if middle == H2O:
         full.followers.add(selector)
-    budget = max(sized(settings, full.capacity).budget, 2 * chunk)
+    budget = max(budget_of(settings, full.capacity), 2 * chunk)
     sizes = budget, chunk, tail_tokens(settings)
     if quantized:
         return quantized(full, selector, Refresh(settings.rebuild_every), *sizes, settings.retrieval_kv)

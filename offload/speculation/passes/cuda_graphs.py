@@ -38,7 +38,7 @@ def graphs_for(model: Model, cache: KVCache) -> StepGraphs | None:
     has_kinds = shape.sliding_layers or shape.linear_layers
     is_fixed = model.keeps_weights and shape.experts is None and not (has_kinds or has_limits)
     on_gpu = model.device.type == "cuda" and is_fixed and model.group.size == 1
-    return StepGraphs(model, cache) if on_gpu and getattr(cache, "has_static_steps", False) else None
+    return StepGraphs(model, cache) if on_gpu and cache.has_static_steps else None
 
 
 @dataclass(slots=True)

@@ -20,7 +20,7 @@ _MOST_KEYS = 8  # recordings of a cache: it is plain, or has a tree, whose queri
 
 def recorded_passes(model: Model, cache: KVCache) -> RecordedPasses | None:
     """Return a model's recorded passes over a cache, or None if they are not native kernel calls alone."""
-    is_recordable = model.is_recordable and getattr(cache, "is_recordable", False)
+    is_recordable = model.is_recordable and cache.is_recordable
     return RecordedPasses(model, cache) if is_recordable else None
 
 

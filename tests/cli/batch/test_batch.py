@@ -1,6 +1,7 @@
 """`triforce generate --batch`: many prompts in a file, their results as JSON lines."""
 
 import json
+import re
 
 import pytest
 
@@ -8,7 +9,7 @@ from offload.engine import Engine
 from offload.errors import OutOfMemory, SettingsError
 from offload.speculation.sampling.warp import Sampler
 from tests.support.command import assert_error
-from triforce_cli.batch.results import ResultFile
+from triforce_cli.batch.batch_files import ResultFile
 from triforce_cli.run.model_request import ModelRequest
 
 GREEDY = ("-n", "12", "--temperature", "0")
@@ -172,6 +173,14 @@ def test_a_run_is_resumed_from_its_output(triforce, prompts, tmp_path):
     assert out.read_bytes() == before
 
 
+def test_a_request_that_failed_is_run_again(tmp_path):
+    out = tmp_path / "out.jsonl"
+    out.write_text('{"type": "result", "id": 1, "line": 1}\n{"type": "error", "id": 2, "line": 2}\n')
+    results = ResultFile(out, warn=pytest.fail)
+    results.close()
+    assert results.finished == {1}
+
+
 def test_a_whole_last_line_without_a_newline_is_kept(tmp_path):
     out = tmp_path / "out.jsonl"
     out.write_text('{"type": "result", "id": 1, "line": 1}')
@@ -277,7 +286,8 @@ def test_a_status_line_on_a_terminal_and_none_in_a_pipe(triforce, prompts, on_a_
     monkeypatch.setattr("triforce_cli.output.status_line.INTERVAL", 0.0)
     args = ("generate", "--batch", prompts(*({"prompt": "Once"} for _ in range(3))), *GREEDY, "--parallel", "2")
     code, shown = on_a_terminal_here(*args, "-o", tmp_path / "out.jsonl", env={"NO_COLOR": "1"})
-    assert code == 0 and "0/3 done · 2 running · " in shown and "2/3 done · 1 running · " in shown
+    assert code == 0 and "0 of 3 done · 2 running · " in shown
+    assert re.search("2 of 3 done · [0-9:]+ left · 1 running · ", shown)
     assert shown.rpartition("\x1b[J")[2].startswith("3 requests done · ")
     piped = triforce(*args)
     assert len(piped.stderr.splitlines()) == 1 and "\x1b" not in piped.stderr

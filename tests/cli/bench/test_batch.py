@@ -7,8 +7,10 @@ from types import SimpleNamespace
 import pytest
 
 from offload.errors import PromptError
-from triforce_cli.bench.batch_report import BatchComparison, BatchRuns, BatchSample
-from triforce_cli.bench.windows import windows
+from triforce_cli.bench import measure
+from triforce_cli.bench.cells import Cell
+from triforce_cli.bench.prompts import windows
+from triforce_cli.bench.rows import Finished
 
 TEXT = " ".join(f"The cat went to house {number} and saw {number * 7} dogs there." for number in range(40))
 SMALL = ("--context", 60, "--new", 24, "--repeats", 1, "--temperature", 0)
@@ -54,19 +56,27 @@ def test_prompts_begin_at_different_places_and_go_on_at_the_start():
 
 
 def test_an_output_that_differs_is_said():
-    alone = BatchRuns("ar", 1, [BatchSample(10, 1.0, 2.0, [(1, 2, 3), (4, 5, 6)])])
-    two = BatchRuns("ar", 2, [BatchSample(30, 2.0, 3.0, [(1, 2, 3), (4, 5, 7)])])
-    _, row = BatchComparison({}, True, [alone, two]).rows()
-    assert (row["equals_alone"], row["differs_at"], row["ratio"], row["tokens_per_s"]) == (False, 2, 1.5, 15)
-    _, row = BatchComparison({}, False, [alone, two]).rows()
-    assert (row["equals_alone"], row["differs_at"]) == (None, None)
+    one, two = (Cell(0, None, "ar", (), size) for size in (1, 2))
+    alone = {"tokens": [[1, 2, 3], [4, 5, 6]], "tokens_per_s": 10.0, "seconds": 1.0, "total_s": 2.0, "lossless": None}
+    together = {
+        "tokens": [[1, 2, 3], [4, 5, 7]],
+        "tokens_per_s": 15.0,
+        "seconds": 2.0,
+        "total_s": 3.0,
+        "lossless": True,
+    }
+    for sampling, expected in (("greedy", (False, 2, True)), ("fastest", (None, None, None))):
+        records = {cell: [run | {"sampling": sampling}] for cell, run in ((one, alone), (two, together))}
+        _, row = Finished([one, two], {one: one, two: one}, records).batches()
+        assert (row["equals_alone"], row["differs_at"], row["lossless"]) == expected
+        assert (row["ratio"], row["tokens_per_s"]) == (1.5, 15)
 
 
 def test_ctrl_c_keeps_the_batches_that_are_done(bench, monkeypatch):
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("triforce_cli.bench.batch_run._together", interrupted)
+    monkeypatch.setattr(measure, "run_together", interrupted)
     code, out, _ = bench("--methods", "ar", "--batch", "2", "--json")
     found = SimpleNamespace(**json.loads(out))
     assert (code, found.interrupted, [row["batch"] for row in found.batches]) == (130, True, [1])

@@ -14,14 +14,15 @@ import pytest
 import torch
 
 from offload.errors import SettingsError
-from offload.metrics import Summary
 from offload.settings.config import Speculation
 from tests.support.terminal import Pty, Screen
 from triforce_cli.app import run
+from triforce_cli.bench.cells import Cell
+from triforce_cli.bench.conditions import OtherLoad
 from triforce_cli.bench.methods import parse, speculations
-from triforce_cli.bench.noise import OtherLoad
-from triforce_cli.bench.report import Comparison, MethodRuns, Sample
-from triforce_cli.bench.table import report_text
+from triforce_cli.bench.report import BENCH, Report
+from triforce_cli.bench.report_text import report_text
+from triforce_cli.bench.rows import Finished
 
 TEXT = "the cat and the dog and the cat and the dog and " * 8
 SMALL = ("--context", "100", "--new", "16", "--repeats", "2", "--budget", "64", "--temperature", "0")
@@ -123,8 +124,23 @@ def test_a_narrow_terminal_gets_whole_numbers_and_no_remains_of_progress(setting
     assert not any(line.startswith("bench ·") for line in shown)
 
 
-def rows_of(*rates: float, method: str = "ar", **facts) -> MethodRuns:
-    return MethodRuns(method, 2**20, [sample(rate, 1, 2, 3, **facts) for rate in rates])
+def record(rate, ids=(1, 2, 3), **more):
+    """Return a run of a method, as it is kept."""
+    times = {"ttft_s": 1.5, "tbt_median_s": 1 / rate, "tbt_p95_s": 2 / rate, "total_s": 9.0, "tbt_s": ()}
+    counts = {"tokens_per_s": rate, "tokens_per_verification": 1.0, "verifications": len(ids), "nodes": None}
+    empty = {"acceptance": {}, "time_share": {}, "lossless": None, "sampling": "greedy"}
+    return times | counts | empty | {"tokens": list(ids)} | more
+
+
+def rows_of(**runs):
+    cells = [Cell(0, None, method, ()) for method in runs]
+    records = {cell: runs[cell.method] for cell in cells}
+    base = dict.fromkeys(cells, Cell(0, None, "ar", ()))
+    return Finished(cells, base, records).methods(dict.fromkeys(runs, 2**20))
+
+
+def text_of(width=None, other_load=None, **runs):
+    return report_text(Report(BENCH, FACTS, rows_of(**runs), other_load=other_load), width).plain
 
 
 FACTS = {
@@ -140,8 +156,8 @@ FACTS = {
 @pytest.mark.parametrize("width", range(40, 121, 8))
 def test_the_report_fits_the_terminal(width):
     accepted = {"retrieval -> full": 0.91, "lookup -> retrieval": 0.4}
-    fast = rows_of(60, 80, method="triforce", acceptance=accepted, tokens_per_verification=3.2)
-    text = report_text(Comparison(FACTS, True, [rows_of(20, 21), fast]), width).plain
+    fast = [record(rate, acceptance=accepted, tokens_per_verification=3.2) for rate in (60, 80)]
+    text = text_of(width, ar=[record(20), record(21)], triforce=fast)
     assert max(map(len, text.splitlines())) <= width
     (row,) = (line for line in text.splitlines() if line.startswith("triforce"))
     assert "3.41x (3.00-3.81)" in row and "70.00" in row
@@ -150,18 +166,17 @@ def test_the_report_fits_the_terminal(width):
 
 
 def test_one_repeat_shows_no_speedup():
-    text = report_text(Comparison(FACTS, True, [rows_of(20), rows_of(60, method="lookup")]), None).plain
+    text = text_of(ar=[record(20)], lookup=[record(60)])
     assert "x (" not in text and "3.00" not in text
     assert "use --repeats 3" in text
 
 
 def test_a_noisy_run_is_flagged():
-    quiet = report_text(Comparison(FACTS, True, [rows_of(20, 21), rows_of(60, 62, method="lookup")], 0.1), None).plain
+    quiet = text_of(other_load=0.1, ar=[record(20), record(21)], lookup=[record(60), record(62)])
     assert "noisy" not in quiet and "other load" not in quiet
-    runs = [rows_of(20, 21), rows_of(60, 70, method="lookup")]
-    lines = report_text(Comparison(FACTS, True, runs, 0.8), None).plain.splitlines()
+    lines = text_of(other_load=0.8, ar=[record(20), record(21)], lookup=[record(60), record(70)]).splitlines()
     assert lines[-2].startswith("noisy: ") and "(lookup 15 %)" in lines[-2]
-    assert lines[-1] == "other load: other processes used 0.8 cores meanwhile"
+    assert lines[-1] == "other load: other processes used 0.8 cores while these runs were measured"
 
 
 def test_other_load_is_that_of_other_processes():
@@ -231,18 +246,13 @@ def test_ctrl_c_leaves_the_table_of_what_is_done(settings):
 # Without a model --------------------------------------------------------------------------------------------------
 
 
-def sample(rate: float, *ids: int, **facts) -> Sample:
-    summary = Summary("length", 9, 9, len(ids), 1.0, 9.0, 1.5, 1 / rate, 2 / rate, rate, 9.0, **facts)
-    return Sample(summary, (), ids)
-
-
 def test_medians_speedup_and_the_first_difference():
-    plain = MethodRuns("ar", 100, [sample(10, 1, 2, 3), sample(30, 1, 2, 3), sample(20, 1, 2, 3)])
-    fast = MethodRuns("lookup", 100, [sample(60, 1, 2, 3, acceptance={"lookup -> full": 0.5}), sample(80, 1, 5, 3)])
-    first, second = Comparison({}, True, [plain, fast, MethodRuns("auto", 7)]).rows()  # auto has not run yet
+    plain = [record(10), record(30), record(20)]
+    fast = [record(60, acceptance={"lookup -> full": 0.5}), record(80, (1, 5, 3), lossless=True)]
+    first, second = rows_of(ar=plain, lookup=fast, auto=[])  # auto has not run yet
     assert (first["tokens_per_s"], first["speedup"], first["differs_at"], first["equals_ar"]) == (20, 1, None, True)
     assert (second["tokens_per_s"], second["speedup"], second["differs_at"]) == (70, 3.5, 1)
-    assert second["acceptance"] == {"lookup -> full": 0.5}
+    assert second["acceptance"] == {"lookup -> full": 0.5} and second["lossless"]
 
 
 def test_methods():
@@ -255,19 +265,14 @@ def test_methods():
     assert "naive" in speculations(None, Speculation(draft="a-model"))
 
 
-TREES = {"lookup -> full": {"verifications": 3, "nodes": 7.5}}
-
-
 def test_trees_have_a_column_with_their_nodes(bench):
     _, out, _ = bench(TEXT, *SMALL, "--methods", "lookup,lookup:tree=8", "--json")
     plain, chain, tree = json.loads(out)["methods"]
     assert plain["nodes"] is chain["nodes"] is None and 1 <= tree["nodes"] <= 8
     assert tree["equals_ar"]
-    runs = [MethodRuns("ar", 7, [sample(10, 1)]), MethodRuns("lookup:tree=8", 7, [sample(10, 1, trees=TREES)])]
-    facts = {"machine": {"name": "m", "threads": 1, "engine": "cpu"}, "model": "m", "settings": {"temperature": 0}}
-    facts |= {"prompt_tokens": 9, "new_tokens": 1, "repeats": 1}
-    assert re.search(r"\bnodes\b", str(report_text(Comparison(facts, True, runs), None)))
-    assert "nodes" not in str(report_text(Comparison(facts, True, runs[:1]), None))
+    runs = {"ar": [record(10)], "lookup:tree=8": [record(10, nodes=7.5)]}
+    assert re.search(r"\bnodes\b", text_of(**runs))
+    assert "nodes" not in text_of(ar=runs["ar"])
 
 
 def test_methods_with_trees():

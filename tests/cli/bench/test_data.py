@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from offload.errors import FetchError, PromptError, SettingsError
-from triforce_cli.bench.grid.prompts import GridPrompt, open_prompts
-from triforce_cli.bench.grid.request import GridRequest
+from triforce_cli.bench.benchmark import BenchRequest
+from triforce_cli.bench.prompts import BenchPrompt, open_prompts
 from triforce_cli.input.dataset import DataText, check_dataset, read_dataset
 
 BOOK = "the cat and the dog and the cat and the dog and " * 8
@@ -127,7 +127,7 @@ def test_texts_that_are_too_short_are_told():
         warnings = []
         named = [(str(number), text) for number, text in enumerate(texts)]
         request = SimpleNamespace(command=command)
-        asked = GridRequest(request, named, None, {}, context, excerpts, 1, is_dataset=True)
+        asked = BenchRequest(request, named, None, {}, context, excerpts, 1, is_dataset=True)
         return len(list(open_prompts(asked, tokenizer, warnings.append))), warnings
 
     tokenizer = SimpleNamespace(encode=lambda text, special_tokens: list(map(ord, text)))
@@ -146,6 +146,6 @@ def test_texts_that_are_too_short_are_told():
 
 
 def test_the_question_stays_at_the_end():
-    prompt = GridPrompt("a", [1, 2, 3, 4, 8, 9], {2: [[1, 2, 3, 4, 8, 9], [5, 6, 7, 0, 8, 9]]}, 2)
+    prompt = BenchPrompt("a", [1, 2, 3, 4, 8, 9], {2: [[1, 2, 3, 4, 8, 9], [5, 6, 7, 0, 8, 9]]}, 2)
     assert prompt.first(None) == prompt.first(6) == [1, 2, 3, 4, 8, 9] and prompt.first(4) == [1, 2, 8, 9]
     assert prompt.sequences(2, 3) == [[1, 8, 9], [5, 8, 9]]

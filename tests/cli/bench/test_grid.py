@@ -4,21 +4,22 @@ import csv
 import json
 import shlex
 import shutil
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
 from offload.errors import PromptError, SettingsError
-from triforce_cli.bench.benchmark import first_tokens, note_grouped
-from triforce_cli.bench.grid import command as grid_command
-from triforce_cli.bench.grid import run as grid_run
-from triforce_cli.bench.grid.axes import Values, parse_context, parse_list, points
-from triforce_cli.bench.grid.pivot import pivots
-from triforce_cli.bench.grid.plot import plot, series
-from triforce_cli.bench.grid.records import Cell, identity
-from triforce_cli.bench.grid.report import GridReport, csv_text
-from triforce_cli.bench.grid.table import doubts
+from triforce_cli.bench import compare, measure
+from triforce_cli.bench.axes import Values, parse_context, parse_list, points
+from triforce_cli.bench.benchmark import note_grouped
+from triforce_cli.bench.cells import Cell, identity
+from triforce_cli.bench.pivot import pivots
+from triforce_cli.bench.plot import charts, plot, series
+from triforce_cli.bench.prompts import first_tokens
+from triforce_cli.bench.report import GRID as KIND
+from triforce_cli.bench.report import Report, csv_text
+from triforce_cli.bench.report_text import notes
+from triforce_cli.bench.rows import Finished
 
 TEXT = "the cat and the dog and the cat and the dog and " * 8
 SMALL = ("--new", "6", "--repeats", "1", "--temperature", "0", "--methods", "lookup", "--gamma2", "2")
@@ -165,7 +166,7 @@ def test_an_interrupted_grid_goes_on_where_it_ended(triforce_here, tmp_path, mon
     whole, cut = tmp_path / "whole.jsonl", tmp_path / "cut.jsonl"
     assert triforce_here("bench", *GRID, "--points", whole).returncode == 0
     assert len(lines_of(whole)) == 8  # two contexts, two lengths, ar and lookup
-    run_once, done = grid_run.run_once, []
+    run_once, done = measure.run_once, []
 
     def interrupted(*args):
         if len(done) == 3:
@@ -174,7 +175,7 @@ def test_an_interrupted_grid_goes_on_where_it_ended(triforce_here, tmp_path, mon
         return run_once(*args)
 
     with monkeypatch.context() as patch:
-        patch.setattr(grid_run, "run_once", interrupted)
+        patch.setattr(measure, "run_once", interrupted)
         code, out, err = triforce_here("bench", *GRID, "--points", cut)
     assert code == 130 and "tokens/s by new" in out and len(lines_of(cut)) == 3
     assert "interrupted; 3 of 8 runs saved: run the same command again to go on" in err
@@ -262,21 +263,27 @@ def record(rate, acceptance=None, tokens=(1, 2), **more):
     )
 
 
-def grid_report():
+FACTS = {"machine": {"name": "m", "threads": 1, "engine": "cpu"}, "model": "m", "new_tokens": 2, "repeats": 2}
+FACTS |= {"settings": {"temperature": 0.0}, "prompts": [{"name": "a", "tokens": 9}] * 2}
+
+
+def report_of(axes, cells, base, records):
+    return Report(KIND, FACTS, Finished(cells, base, records).points(axes), axes, other_load=0.5)
+
+
+def grid_report(**more):
     """Two prompts and two budgets; on the second prompt, `ar` runs twice as fast as on the first."""
-    facts = {"machine": {"name": "m", "threads": 1, "engine": "cpu"}, "model": "m", "new_tokens": 2, "repeats": 2}
-    facts |= {"settings": {"temperature": 0.0}, "prompts": [{"name": "a", "tokens": 9}] * 2}
     cells, base, records = [], {}, {}
     for prompt in (0, 1):
-        plain = Cell(prompt, None, "ar", (("budget", None),))
-        drafting = [Cell(prompt, None, "retrieval", (("budget", size),)) for size in (64, 128)]
+        plain = Cell(prompt, None, "ar", (*more.items(), ("budget", None)))
+        drafting = [Cell(prompt, None, "retrieval", (*more.items(), ("budget", size))) for size in (64, 128)]
         cells += [plain, *drafting]
         base |= dict.fromkeys((plain, *drafting), plain)
         records[plain] = [record(10 + 10 * prompt, prompt_tokens=9)] * 2
         for number, cell in enumerate(drafting):
             rates = (20 + 10 * number, 40 + 10 * number)
             records[cell] = [record(rate, {"retrieval -> full": 0.8 + 0.1 * number}, prompt_tokens=9) for rate in rates]
-    return GridReport(facts, {"budget": (64, 128)}, cells, base, records)
+    return report_of(dict.fromkeys(more, (0.0, 1.0)) | {"budget": (64, 128)}, cells, base, records)
 
 
 def test_0_and_0_0_are_the_same_setting():
@@ -289,7 +296,7 @@ def test_0_and_0_0_are_the_same_setting():
 
 
 def test_rows_are_means_over_prompts_of_medians_over_repeats():
-    plain, small, large = grid_report().rows()
+    plain, small, large = grid_report().rows
     assert (plain["budget"], small["budget"], large["budget"]) == (None, 64, 128)
     assert (plain["tokens_per_s"], small["tokens_per_s"], large["tokens_per_s"]) == (15, 30, 40)
     assert small["speedup"] == pytest.approx((30 / 10 + 30 / 20) / 2)
@@ -299,8 +306,8 @@ def test_rows_are_means_over_prompts_of_medians_over_repeats():
 
 
 def test_doubts_are_told():
-    found = list(doubts(grid_report()))
-    assert found[0].startswith("±: ") and "by up to 67 %" in found[1]
+    found = list(notes(grid_report()))
+    assert found[0].startswith("±: ") and "(retrieval 67 %)" in found[1]
     assert found[2] == "other load: other processes used 0.5 cores while these runs were measured"  # perhaps long ago
 
 
@@ -325,11 +332,12 @@ def test_a_closed_pipe_loses_no_file(tmp_path, monkeypatch):
     def closed(*_):
         raise BrokenPipeError
 
-    monkeypatch.setattr(grid_command, "run_grid", lambda *_: SimpleNamespace(report=grid_report, interrupted=False))
+    run = SimpleNamespace(report=grid_report, interrupted=False)
+    monkeypatch.setattr(compare, "run_measurement", lambda *_: run)
     asked = SimpleNamespace(request=SimpleNamespace(dry_run=False, group=None))
-    output = grid_command.GridOutput(False, True, csv=tmp_path / "grid.csv")
+    output = compare.BenchOutput(False, True, csv=tmp_path / "grid.csv")
     with pytest.raises(BrokenPipeError):
-        grid_command.bench_grid(asked, SimpleNamespace(print=closed, table_width=80), output, None)
+        compare.run_bench(asked, SimpleNamespace(print=closed, table_width=80), output, None)
     assert "retrieval" in (tmp_path / "grid.csv").read_text()
 
 
@@ -346,29 +354,23 @@ class TwoRanks:
 
 def test_rank_0_knows_what_is_finished(tmp_path, monkeypatch):
     """The ranks' machines differ: none but rank 0 would find its own runs in the file."""
-    monkeypatch.setattr(grid_run, "PointsFile", lambda *_: SimpleNamespace(kept=[kept], close=lambda: None))
-    monkeypatch.setattr(grid_run, "open_grid", lambda *_: grid)
+    monkeypatch.setattr(measure, "PointsFile", lambda *_: SimpleNamespace(kept=[kept], close=lambda: None))
+    monkeypatch.setattr(measure, "open_bench", lambda *_: grid)
     group, cell, display = TwoRanks(), Cell(0, None, "ar", ()), SimpleNamespace(close=lambda: None)
     facts = {"prompt_sha256": "a", "prompt_tokens": 9, "method": "ar", "repeat": 0, "settings": {}}
     kept = record(10, **facts, machine={"name": "rank 0"})
-    asked = SimpleNamespace(request=SimpleNamespace(group=group), points=tmp_path / "runs.jsonl", repeats=1)
+    asked = SimpleNamespace(
+        request=SimpleNamespace(group=group), points=tmp_path / "runs.jsonl", repeats=1, in_turn=False
+    )
     for group.rank in (0, 1):
         own = facts | {"machine": {"name": f"rank {group.rank}"}}
         grid = SimpleNamespace(asked=asked, cells=[cell], facts=lambda *_, own=own: own)
-        run = grid_run.run_grid(asked, SimpleNamespace(warn=pytest.fail), True, display)
+        run = measure.run_measurement(asked, SimpleNamespace(warn=pytest.fail), True, display)
         assert run.finished == {cell: {0: kept}} and not run.pending
 
 
 def test_values_of_0_are_in_the_labels_of_charts():
-    report = grid_report()
-    cells = {cell: replace(cell, values=(("temperature", 0.0), *cell.values)) for cell in report.cells}
-    base = {cells[cell]: cells[plain] for cell, plain in report.base.items()}
-    records = {cells[cell]: runs for cell, runs in report.records.items()}
-    axes = {"temperature": (0.0, 1.0)} | report.axes
-    found = series(
-        replace(report, axes=axes, cells=list(cells.values()), base=base, records=records), "budget", "speedup"
-    )
-    assert list(found) == ["retrieval temperature 0"]
+    assert list(series(grid_report(temperature=0.0), "budget", "speedup")) == ["retrieval temperature 0"]
 
 
 def test_options_with_their_usual_values_ask_for_no_grid(triforce_here):
@@ -392,13 +394,10 @@ def test_lines_of_charts(tmp_path):
     assert (tmp_path / "grid.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_whole_numbers_have_whole_ticks(tmp_path, monkeypatch):
-    pytest.importorskip("matplotlib")
-    figures = []
-    monkeypatch.setattr("triforce_cli.bench.grid.plot.write_figure", lambda figure, _: figures.append(figure))
+def test_whole_numbers_have_whole_ticks():
     cells = [Cell(0, None, "ar", (), batch) for batch in (1, 2)]
     records = {cell: [record(10, prompt_tokens=9)] for cell in cells}
-    report = GridReport(grid_report().facts, {"batch": (1, 2)}, cells, dict(zip(cells, cells, strict=True)), records)
-    plot(tmp_path / "grid.png", report, {"tokens_per_s": "rate"})
-    ((chart,),) = [figure.axes for figure in figures]
-    assert all(tick == round(tick) for tick in chart.get_xticks())
+    report = report_of({"batch": (1, 2)}, cells, dict(zip(cells, cells, strict=True)), records)
+    assert all(chart.whole for row in charts(report) for chart in row)
+    ((chart,), *_) = charts(report_of({"temperature": (0.5, 1)}, [], {}, {}))
+    assert not chart.whole

@@ -3,11 +3,10 @@
 import csv
 import json
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
-from triforce_cli.bench.grid import run as grid_run
+from triforce_cli.bench import measure
 from triforce_cli.bench.plot import write_figure
 
 TEXT = " ".join(f"The cat went to house {number} and saw {number * 7} dogs there." for number in range(20))
@@ -43,14 +42,14 @@ def test_the_sequences_of_excerpts_are_different_ones(triforce_here, tmp_path):
 
 
 def test_a_batch_that_loses_tokens_is_told(triforce_here, monkeypatch):
-    run_together = grid_run.run_together
+    run_together = measure.run_together
 
     def wrong(benchmark, engine, prompts, method):
-        summaries, sample = run_together(benchmark, engine, prompts, method)
-        changed = tuple(reversed(sample.outputs[-1]))
-        return summaries, sample if method.method == "ar" else replace(sample, outputs=[*sample.outputs[:-1], changed])
+        run = run_together(benchmark, engine, prompts, method)
+        changed = run.outputs[-1][::-1]
+        return run if method.method == "ar" else run._replace(outputs=[*run.outputs[:-1], changed])
 
-    monkeypatch.setattr(grid_run, "run_together", wrong)
+    monkeypatch.setattr(measure, "run_together", wrong)
     args = ("--context", "40,60", "--batch", "2", "--methods", "lookup")
     code, out, _ = triforce_here("bench", TEXT, *SMALL, *args)
     assert code == 0 and "other output than ar's, not by rounding: lookup" in out

@@ -11,10 +11,10 @@ from offload.errors import SettingsError
 from offload.evaluation import NeedleScore, TextScores
 from tests.support.command import assert_error
 from tests.support.offloading import native_kernel
-from triforce_cli.bench.plot import check_plot
-from triforce_cli.bench.quality.modes import EXACT, MODES, parse, settings_of, values_of
-from triforce_cli.bench.quality.report import ModeQuality, QualityReport
-from triforce_cli.bench.quality.table import report_text
+from triforce_cli.bench.modes import EXACT, MODES, parse, settings_of, values_of
+from triforce_cli.bench.plot import check_plot, plot
+from triforce_cli.bench.quality import ModeQuality, QualityFound
+from triforce_cli.bench.report_text import report_text
 from triforce_cli.options.settings import option_names, resolve
 
 TEXT = "the cat and the dog and the cat and the dog and " * 12
@@ -150,11 +150,11 @@ def quality(mode, log_probs, choices, output, found, divergences=None):
 def report():
     exact = quality(EXACT, [-1.0, -3.0], [5, 6], (1, 2, 3), True)
     other = quality("quantize=q4", [-2.0, -3.0], [5, 7], (1, 9, 3), False, torch.tensor([0.1, 0.3]))
-    return QualityReport(FACTS, [exact, other])
+    return QualityFound(FACTS, [exact, other]).report()
 
 
 def test_rows(report):
-    exact, other = report.rows()
+    exact, other = report.rows
     assert (exact["perplexity"], other["perplexity"]) == (
         pytest.approx(7.389, abs=1e-3),
         pytest.approx(12.182, abs=1e-3),
@@ -180,8 +180,6 @@ def test_the_report_fits_the_terminal(report, width):
 
 def test_a_plot(report, tmp_path):
     pytest.importorskip("matplotlib")
-    from triforce_cli.bench.quality.plot import plot
-
     check_plot(tmp_path / "a.png")
     plot(tmp_path / "a.png", report)
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")

@@ -103,6 +103,14 @@ def test_commands_over_a_pipe(chat, tmp_path):
         assert said in result.stderr, said
 
 
+def test_the_context_in_use_is_that_of_the_conversation_as_it_is(chat):
+    result = chat("/stats", "Who?", "/stats", "/undo", "/stats", args=("--json",))
+    empty, asked, undone = (
+        event["lines"][0].partition(" · ")[2] for event in events(result, "reply") if "/stats" in str(event)
+    )
+    assert empty == undone != asked
+
+
 def test_other_programs_commands_and_settings(chat):
     lines = ("/set parameter num_predict 3", "/?", "/show", "/set num_ctx 4096", "/reset", "/bye", "Unasked?")
     result = chat(*lines)

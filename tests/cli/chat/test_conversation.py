@@ -5,9 +5,9 @@ import json
 import pytest
 
 from offload.errors import PromptError, SettingsError, TriforceError
+from triforce_cli.chat.answer_settings import PARAMETERS, parse_parameter
 from triforce_cli.chat.commands import completions
 from triforce_cli.chat.conversation import Answer, Conversation
-from triforce_cli.chat.parameters import PARAMETERS, parse_parameter
 from triforce_cli.chat.session import ids_of_text
 from triforce_cli.chat.session_file import load_conversation, save_conversation
 from triforce_cli.input.documents import Document

@@ -6,10 +6,11 @@ import re
 import pytest
 
 from offload.errors import SettingsError
-from triforce_cli.bench.quality.run import _Measurement
+from triforce_cli.bench.plot import plot
+from triforce_cli.bench.quality import _Measurement
+from triforce_cli.bench.report import GRID, Measure, Report
 from triforce_cli.experiment.files import load
 from triforce_cli.experiment.judge import judge_check
-from triforce_cli.experiment.measured import MeasuredRows
 from triforce_cli.experiment.schema import Check
 
 HEAD = """
@@ -148,13 +149,11 @@ def test_rules_follow_one_setting_and_skip_profiles():
 
 def test_profiles_have_charts_of_their_own(tmp_path):
     pytest.importorskip("matplotlib")
-    from triforce_cli.bench.grid.plot import plot
-
     facts = {"machine": {"name": "m", "threads": 1, "engine": "cpu"}, "model": "m", "new_tokens": None, "repeats": 1}
     facts |= {"settings": {"temperature": 0.0}, "prompts": [{"name": "a", "tokens": 9}]}
     rows = [
         {"method": "h2o", "budget": size, "recovered": 0.5, "recovered_sd": None, "by": {"0": 0.3}} for size in (8, 16)
     ]
-    report = MeasuredRows(facts, {"budget": (8, 16)}, rows, ())
-    plot(tmp_path / "a.png", report, {"recovered": "recovered"}, {"by": "recovered by layer"})
+    shown, by_layer = Measure("recovered", "recovered", str), Measure("by", "recovered by layer", str)
+    plot(tmp_path / "a.png", Report(GRID, facts, rows, {"budget": (8, 16)}, [shown], [by_layer]))
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")

@@ -7,14 +7,13 @@ from pathlib import Path
 import pytest
 
 from offload.memory.tier_settings import TierSettings
-from triforce_cli.batch.lines import Line
-from triforce_cli.bench.grid.prompts import GridPrompt
+from triforce_cli.batch.batch_files import Line
+from triforce_cli.bench.prompts import BenchPrompt
 from triforce_cli.input.documents import Document
 from triforce_cli.input.excerpts import Position, Range
 from triforce_cli.run.plan import packed_tiers, unpacked_tiers
-from triforce_cli.summarize.instructions import AnswerStyle
-from triforce_cli.summarize.summarize import SummaryRequest
-from triforce_cli.summarize.templates import load_templates
+from triforce_cli.summarize.instructions import AnswerStyle, load_templates
+from triforce_cli.summarize.summary_job import SummaryRequest
 
 
 def sent(value):
@@ -27,9 +26,9 @@ def test_a_line_of_any_bytes(data):
     assert Line.unpacked(*sent(line.packed())) == line
 
 
-@pytest.mark.parametrize("prompt", [GridPrompt("a", [1, 2], {2: [[3], [4]], 4: [[5]]}, 1), GridPrompt("b", [])])
+@pytest.mark.parametrize("prompt", [BenchPrompt("a", [1, 2], {2: [[3], [4]], 4: [[5]]}, 1), BenchPrompt("b", [])])
 def test_a_prompt_of_a_grid(prompt):
-    assert GridPrompt.unpacked(*sent(prompt.packed())) == prompt
+    assert BenchPrompt.unpacked(*sent(prompt.packed())) == prompt
 
 
 @pytest.mark.parametrize("tiers", [TierSettings(disk=Path("/a/b"), host_layers=2), TierSettings("host", share=0.5)])

@@ -6,8 +6,7 @@ import pytest
 
 from offload.errors import PromptError
 from tests.support.paths import DATA
-from triforce_cli.input.encoding import decode
-from triforce_cli.input.repair import replace_broken
+from triforce_cli.input.encoding import decode, replace_broken
 
 BOOK = DATA / "moby-dick-opening.txt"
 WESTERN = DATA / "frankenstein-cp1252.txt"

@@ -8,8 +8,7 @@ import yaml
 
 from tests.support.command import assert_error
 from tests.support.paths import ROOT
-from triforce_cli.options.config_file import NAMES
-from triforce_cli.options.variables import VARIABLES
+from triforce_cli.options.config_file import NAMES, VARIABLES
 
 
 @pytest.fixture

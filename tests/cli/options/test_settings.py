@@ -11,7 +11,7 @@ from offload.settings.config import Sampling
 from offload.units import parse_size
 from tests.support.command import assert_error
 from triforce_cli.options.settings import resolve
-from triforce_cli.output.settings_text import value_text
+from triforce_cli.options.settings_text import value_text
 
 
 def test_wrong_use(triforce, tmp_path):

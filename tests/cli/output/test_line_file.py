@@ -5,8 +5,8 @@ from contextlib import closing
 import pytest
 
 from offload.errors import SettingsError
-from triforce_cli.batch.results import ResultFile
-from triforce_cli.bench.grid.records import PointsFile
+from triforce_cli.batch.batch_files import ResultFile
+from triforce_cli.bench.cells import PointsFile
 
 RESULT = b'{"type": "result", "id": 1, "line": 1}\n'
 

@@ -19,8 +19,8 @@ from tests.support.terminal import Pty, Screen
 from triforce_cli.output.download_bar import DownloadBar
 from triforce_cli.output.prefill_bar import PrefillBar
 from triforce_cli.output.progress import ProgressDisplay, RunFacts
-from triforce_cli.output.segments import Segment, fitted
 from triforce_cli.output.terminal import Terminal
+from triforce_cli.output.wrapping import Segment, fitted
 
 
 @pytest.mark.long

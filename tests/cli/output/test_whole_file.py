@@ -2,7 +2,7 @@
 
 import stat
 
-from triforce_cli.output.whole_file import write_file
+from triforce_cli.output.output_files import write_file
 
 
 def test_a_file_keeps_its_permissions(tmp_path):

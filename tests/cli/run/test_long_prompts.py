@@ -13,7 +13,7 @@ import pytest
 from offload.loading.tokenizers.tokenizer_files import load_tokenizer
 from tests.support.command import environment, refused
 from tests.support.paths import ROOT
-from triforce_cli.input.truncate import GAP, PARTS, truncate
+from triforce_cli.input.excerpts import GAP, PARTS, truncate
 
 BOOK = "\n\n".join(f"Chapter {i}. The cät went to the {i}th house — and said what it saw." for i in range(52))
 QUICK = ("--temperature", "0", "-n", "8")

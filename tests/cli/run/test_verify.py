@@ -11,7 +11,7 @@ from offload.events import Tokens
 from offload.model.decoder import Model
 from offload.session import Session
 from tests.support.command import done, refused
-from triforce_cli.output.verification import verification_line
+from triforce_cli.output.statistics import verification_line
 from triforce_cli.run.verify import compare, refuse_loss, verification_fields
 
 PROMPT = "the cat and the dog and the cat and the dog and " * 8

@@ -8,10 +8,13 @@ import signal
 import stat
 import subprocess
 import sys
+from itertools import pairwise
 
 import pytest
 
 from tests.support.command import environment, uncolored
+from triforce_cli.input.excerpts import split
+from triforce_cli.summarize import map_reduce
 from triforce_cli.summarize.resume import FinishedParts
 
 BOOK = "\n\n".join(f"Chapter {i}. The cat went to the {i}th house and said what it had seen there." for i in range(150))
@@ -46,6 +49,22 @@ def test_parts_then_their_notes(triforce_here, book, tmp_path):
     assert (kinds[0], kinds[-1], kinds.count("part"), kinds.count("done")) == ("section", "done", count, 1)
     assert "".join(e["text"] for e in map(json.loads, found.splitlines()) if e["type"] == "text") + "\n" == out
     assert [part["taken_over"] for part in parts_of(found)] == [False] * count
+
+
+def test_a_part_begins_with_the_end_of_the_one_before(triforce_here, book, monkeypatch):
+    class Enough(Exception):
+        pass
+
+    def noted(*args):
+        parts.extend(split(*args))
+        raise Enough
+
+    parts = []
+    monkeypatch.setattr(map_reduce, "split", noted)
+    assert triforce_here("summarize", book, *ARGS).returncode == 1
+    assert len(parts) > 3
+    for part, following in pairwise(parts):
+        assert following[:20] in part and following not in part
 
 
 def test_a_terminal_shows_which_part_is_read(on_a_terminal_here, triforce_here, book, tmp_path):

@@ -2,14 +2,12 @@
 
 import io
 
-from offload.events import Prefilled, Tokens
 from offload.metrics import Meter
-from triforce_cli.output import batch_display, batch_progress
+from triforce_cli.output import batch_display
 from triforce_cli.output.batch_display import BatchDisplay
-from triforce_cli.output.batch_progress import BatchProgress
 from triforce_cli.output.progress import RunFacts
-from triforce_cli.output.sections import Part
 from triforce_cli.output.terminal import Terminal
+from triforce_cli.output.turns import Part
 from triforce_cli.summarize.steps import PartsLeft
 
 
@@ -48,14 +46,13 @@ def test_sequences_together_show_the_time_left(monkeypatch):
     assert "2 of 5 done · 1:00 left" in display._line().plain
 
 
-def test_a_batch_shows_the_time_left(monkeypatch):
-    now = [100.0]
-    monkeypatch.setattr(batch_progress.time, "perf_counter", lambda: now[0])
-    progress = BatchProgress(terminal(), quiet=True, to_file=True)
-    progress.start(4)
-    progress.event(1, Prefilled(4, 4))
-    progress.event(1, Tokens((1,)))
-    assert "left" not in progress._status().plain
-    now[0] += 30
-    progress.finished(1, 4)
-    assert "1/4 done" in progress._status().plain and "1:30 left" in progress._status().plain
+def test_sequences_with_errors_are_done_and_have_no_result():
+    display = BatchDisplay(terminal())
+    display.expect(3)
+    meter = Meter(4)
+    display.start(RunFacts("tiny", "ar", 64, meter))
+    display.fail(has_run=False)
+    display.end(meter)
+    display.fail(has_run=True)
+    assert "2 of 3 done · 2 failed" in display._line().plain
+    assert display.results == 0 and display.statistics(1.0, 1).startswith("0 requests done, 2 failed · 0 tokens read")

@@ -5,8 +5,7 @@ from itertools import pairwise
 
 import pytest
 
-from triforce_cli.summarize.instructions import AnswerStyle
-from triforce_cli.summarize.templates import Template, load_templates
+from triforce_cli.summarize.instructions import AnswerStyle, Template, load_templates
 
 GREEDY = ("--temperature", "0", "-n", "12")
 STORY = "The cat sat on the mat. {document} and {instruction} are words in braces.\n\n" * 4

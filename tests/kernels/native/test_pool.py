@@ -8,6 +8,7 @@ import threading
 import time
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -150,6 +151,31 @@ def test_threads_that_compete_are_parked_and_come_back(set_threads):
     assert run_for(60, work, lambda: kernel.parked_workers() > 0)
     set_threads(1)
     assert run_for(10, work, lambda: kernel.parked_workers() == 0)
+
+
+def workers_wakings():
+    """Return how often the pool's threads have slept so far: those that leave all signals to others."""
+    total = 0
+    for task in Path("/proc/self/task").iterdir():
+        status = dict(line.split(":\t", 1) for line in (task / "status").read_text().splitlines() if ":\t" in line)
+        if int(status["SigBlk"], 16) & 1 << signal.SIGINT - 1:
+            total += int(status["voluntary_ctxt_switches"])
+    return total
+
+
+@LINUX
+def test_threads_that_sleep_are_woken(set_threads):
+    """A thread sleeps again after each call that has woken it, and then only: it spins for less time than it is given."""
+    set_threads(2)
+    work = Work(find_kernel(), torch.float32)
+    work.run()
+    before = workers_wakings()
+
+    def call_after_a_rest():
+        time.sleep(0.002)
+        work.run()
+
+    assert run_for(20, SimpleNamespace(run=call_after_a_rest), lambda: workers_wakings() >= before + 5)
 
 
 @LINUX

@@ -1,0 +1,93 @@
+"""The base of caches that a target runs on instead of its full cache: a cache is a file, and a row in `methods`."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Hashable, Sequence
+
+import torch
+from torch import Tensor
+
+from ..architecture.rope import Rope
+from ..memory.store import Store
+from ..memory.tree_attention import Tree
+from ..sequence import Watermarks
+from ..settings.config import Speculation
+from .full import FullCache
+
+
+class ApproximateCache(ABC):
+    """A KVCache over a FullCache of the same sequence, or of what is kept of it. It has no trees.
+
+    No layer has a window of the model's own, or linear attention.
+    """
+
+    held = 0
+    is_intact = True
+    is_recordable = has_static_steps = False
+    is_dumpable = False  # whether a prompt's keys and values can be saved and restored
+    windows = states = None
+    passes = 1  # tokens of a prompt that are always run in one pass
+    identity: tuple[Hashable, ...] = ()  # what a prompt's keys and values depend on beside the tokens and the model
+
+    def __init__(self, full: FullCache, settings: Speculation) -> None:
+        """Make an empty cache with the sizes of the settings over an empty full cache."""
+        self._full = full
+
+    @property
+    def store(self) -> Store:
+        return self._full.store
+
+    @property
+    def rope(self) -> Rope:
+        return self._full.rope
+
+    @property
+    def device(self) -> torch.device:
+        return self._full.device
+
+    @property
+    def capacity(self) -> int:
+        return self._full.capacity
+
+    @property
+    def length(self) -> int:
+        return self._full.length
+
+    @property
+    @abstractmethod
+    def room(self) -> int:
+        """Return how many tokens the next pass may have."""
+
+    def positions(self) -> Tensor:
+        """Return the positions of the pass's tokens in the full cache."""
+        return self._full.positions()
+
+    @property
+    def marks(self) -> Watermarks:
+        return self._full.marks
+
+    def restartable(self, length: int) -> int:
+        """Return the most tokens, up to `length`, after which a prompt goes on as it does without cached tokens."""
+        return length
+
+    def end_prompt(self) -> None:  # noqa: B027 - most caches do nothing then
+        """Note that a prompt has been read; what follows is the answer."""
+
+    def begin(self, tokens: int, tree: Tree | None = None) -> None:
+        assert tree is None, "an approximate cache has no trees"
+        assert 0 < tokens <= self.room, f"{tokens} tokens at once where {self.room} are the most"
+
+    @abstractmethod
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Store and attend as `KVCache.attend`."""
+
+    def hold(self) -> None:
+        raise NotImplementedError("an approximate cache has no trees")
+
+    def commit(self, keep: Sequence[int] | None = None) -> None:
+        self._full.commit(keep)
+
+    @abstractmethod
+    def truncate(self, length: int) -> int:
+        """Roll back as `KVCache.truncate`."""

@@ -1,0 +1,156 @@
+"""The files of a batch: lines, read one by one (a million of them need no memory), and results, which a run resumes."""
+
+from __future__ import annotations
+
+import os
+import stat
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any, NamedTuple, Protocol
+
+from offload.errors import PromptError
+from offload.system.bounded_yaml import Unbounded, copy_bounded
+from offload.units import GIB
+
+from ..input.documents import PROMPT_HINT, STDIN, Warn, is_terminal, name_of, unreadable
+from ..output.output_files import LineFile
+from ..output.stdout_formats import json_line
+from .line_request import Id, LineError, LineRequest, parse_line
+
+LONGEST_LINE = GIB  # bytes, as of a document
+MOST_PIPED = 64 * GIB  # bytes of a pipe, which are kept in a temporary file
+_MARK = b"\xef\xbb\xbf"
+
+
+class Line(NamedTuple):
+    """A line that is not blank: its number, where it begins in the file, and its bytes, cut at `LONGEST_LINE`."""
+
+    number: int
+    start: int
+    data: bytes
+
+    def request(self) -> LineRequest:
+        """Return the line's request. Raises LineError."""
+        if len(self.data) > LONGEST_LINE:
+            error = PromptError(f"longer than {LONGEST_LINE:,} bytes", "give one prompt a line")
+            raise LineError(self.number, None, error)
+        return parse_line(self.data, self.number)
+
+    def packed(self) -> tuple[int, int, str]:
+        """Return the line for JSON, whatever its bytes are."""
+        return self.number, self.start, self.data.decode("utf-8", "surrogateescape")
+
+    @classmethod
+    def unpacked(cls, number: int, start: int, text: str) -> Line:
+        """Return a line that was packed."""
+        return cls(number, start, text.encode("utf-8", "surrogateescape"))
+
+
+class BatchFile:
+    """A file of lines that can be read several times, one reader after the other.
+
+    Attributes:
+        name: for people.
+    """
+
+    def __init__(self, file: IO[bytes], name: str) -> None:
+        self._file, self.name = file, name
+
+    def lines(self) -> Iterator[Line]:
+        """Yield all lines that are not blank, from the first one on."""
+        self._file.seek(0)
+        number, start = 0, 0
+        while data := self._file.readline(LONGEST_LINE + 1):
+            number += 1
+            end = self._behind_line(data)
+            if number == 1:
+                data = data.removeprefix(_MARK)
+            if data.strip():
+                yield Line(number, start, data)
+            start = end
+
+    def line_at(self, number: int, start: int) -> Line:
+        """Return a line that `lines` has yielded. It moves the reader."""
+        self._file.seek(start)
+        data = self._file.readline(LONGEST_LINE + 1)
+        return Line(number, start, data.removeprefix(_MARK) if number == 1 else data)
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _behind_line(self, data: bytes) -> int:
+        """Skip what is left of a line that is too long; return where the next one begins."""
+        while len(data) > LONGEST_LINE and not data.endswith(b"\n"):
+            data = self._file.readline(LONGEST_LINE + 1)
+        return self._file.tell()
+
+
+def open_batch(path: str, stdin: Any, warn: Warn) -> BatchFile:
+    """Open a file of lines, or standard input for `-`; what cannot be read twice is copied to a temporary file.
+
+    Raises PromptError.
+    """
+    if path == str(STDIN):
+        if stdin is None:
+            raise PromptError("standard input is closed", PROMPT_HINT)
+        return BatchFile(_copy(getattr(stdin, "buffer", stdin), stdin, name_of(STDIN), warn), name_of(STDIN))
+    name = name_of(Path(path))
+    try:
+        file = Path(path).open("rb")  # noqa: SIM115 - the BatchFile closes it
+        if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            return BatchFile(file, name)
+        with file:
+            return BatchFile(_copy(file, file, name, warn), name)
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        raise unreadable(Path(path), error) from None
+
+
+def _copy(source: Any, stream: Any, name: str, warn: Warn) -> IO[bytes]:
+    if is_terminal(stream):
+        warn("reading from the terminal; end it with Ctrl-D")
+    copied = tempfile.TemporaryFile()  # noqa: SIM115 - the BatchFile closes it
+    try:
+        copy_bounded(source, copied, MOST_PIPED)
+    except Unbounded as error:
+        raise PromptError(f"{name} {error}", error.hint) from None
+    return copied
+
+
+RESULT, ERROR = "result", "error"  # types of events
+
+
+class Sink(Protocol):
+    """Takes lines of JSON."""
+
+    def write(self, line: str) -> None:
+        """Write a line whole, at once. Raises OSError."""
+
+
+class ResultFile(LineFile):
+    """A file of results to which lines are appended.
+
+    Attributes:
+        finished: the ids that have a result in it.
+    """
+
+    def __init__(self, path: Path, warn: Warn) -> None:
+        """Open or create the file, and drop a last line that was cut. Raises SettingsError, and changes no other file.
+
+        What is no regular file, such as a named pipe, has nothing to resume from.
+        """
+        super().__init__(path, "--output", "result of a batch", _type_and_id, warn, (RESULT, ERROR), name_of(path))
+        self.finished: set[Id] = {id for kind, id in self.kept if kind == RESULT}
+
+
+def _type_and_id(event: Any) -> tuple[str, Id | None] | None:
+    """Return the type and the id of an event of a result file; None if it is not one."""
+    if not isinstance(event, dict) or event.get("type") not in (RESULT, ERROR) or "line" not in event:
+        return None
+    id = event.get("id")
+    return (event["type"], id) if isinstance(id, str | int | float | None) else None
+
+
+def error_line(line: int, id: Id | None, message: str, hint: str) -> str:
+    """Return the event of a request that failed."""
+    return json_line(type=ERROR, id=id, line=line, message=message, hint=hint)

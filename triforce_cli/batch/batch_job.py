@@ -1,0 +1,229 @@
+"""Runs a batch: requests are taken from the file as others end, and each result is written as it comes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from typing import Any
+
+from offload.errors import InternalError, PromptError, TriforceError, typed_error
+from offload.events import Event
+from offload.metrics import Meter, Summary
+from offload.units import counted
+
+from ..distributed.rank import broadcast
+from ..exit_codes import DONE, FAILED
+from ..options.request import OutputOptions, Request
+from ..output.batch_display import BatchDisplay
+from ..output.format import rounded
+from ..output.progress import RunFacts
+from ..output.renderers import Renderer
+from ..output.stdout_formats import json_line
+from ..output.terminal import Terminal
+from ..run.batch_generator import BatchGenerator, BatchPrompt
+from ..run.job import Job, Load
+from ..run.model_request import ModelRequest, open_request, stretch
+from ..run.prompt_cache import LABEL
+from ..run.text_generator import TextGenerator
+from .batch_files import RESULT, BatchFile, Line, ResultFile, error_line
+from .line_request import Id, LineError, LineRequest
+from .survey import Survey, opened_for, survey
+
+_LEFT_OUT = ("settings", "verify", "load_s")  # of a summary: the same for all, or never there
+
+
+@dataclass(frozen=True, slots=True)
+class BatchOptions:
+    """A batch: the lines, where the results go (None: stdout), and how many run together, a number or "auto".
+
+    Only the first rank has the files.
+    """
+
+    file: BatchFile | None
+    results: ResultFile | None
+    parallel: int | str
+
+
+def run_batch(
+    batch: BatchOptions, request: Request, terminal: Terminal, output: OutputOptions, display: BatchDisplay
+) -> int:
+    """Answer all requests; return the exit code, FAILED if one of them has an error. Raises TriforceError."""
+    opened = open_request(request, terminal, output.quiet)
+    finished = batch.results.finished if batch.results is not None else set()
+    alone = replace(opened, request=replace(request, group=None))  # rank 0 surveys, while the others wait for it
+    found = Survey(**broadcast(request.group, lambda: asdict(survey(batch.file, alone, finished))))
+    if found.answered and not output.quiet:
+        total = counted(found.requests + found.answered, "request")
+        terminal.note(f"{found.answered:,} of {total} have a result already, and are not run again")
+    if not found.requests:
+        return DONE
+    if request.extend_context:
+        opened = replace(opened, model=stretch(opened.model, found.longest, terminal))
+    opened.print_settings(opened.settings.generation.max_new_tokens, terminal, output.verbose)
+    job = Job(opened, found.longest, terminal, output, display)
+    own = job.parallel(batch.parallel, found.requests)
+    parallel = broadcast(request.group, lambda: own)
+    if job.is_offloaded and batch.parallel != 1 and found.requests > 1 and not output.quiet:
+        terminal.note("keys and values, or experts, are offloaded: one sequence at a time")
+    if request.dry_run and not output.quiet:
+        terminal.note(f"the plan is that of the longest request; {parallel} run together")
+
+    def work(load: Load) -> int:
+        generator = load()
+        display.hide()
+        display.expect(found.requests)
+        return _Run(batch, opened, generator, finished, terminal, output, display).run(parallel)
+
+    return job.run(work)
+
+
+class _Run:
+    """The requests of a batch over one loaded model."""
+
+    def __init__(
+        self,
+        batch: BatchOptions,
+        opened: ModelRequest,
+        generator: TextGenerator,
+        finished: set[Id],
+        terminal: Terminal,
+        output: OutputOptions,
+        display: BatchDisplay,
+    ) -> None:
+        self._batch, self._opened, self._generator = batch, opened, generator
+        self._terminal, self._output, self._display = terminal, output, display
+        self._write: Callable[[str], None] = display.write if batch.results is None else batch.results.write
+        self._lines: dict[Id, int] = {}  # by the ids that they have, of all requests so far
+        self._finished = finished
+        self._is_prepared = False
+        self._first_error: str | None = None
+
+    def run(self, parallel: int) -> int:
+        """Run up to `parallel` requests at a time; return the exit code."""
+        together = BatchGenerator(self._generator, parallel, self._display.end)
+        try:
+            together.run(self._prompts())
+        except KeyboardInterrupt:
+            self._display.hide()
+            self._terminal.after_ctrl_c()
+            if not self._output.quiet:
+                self._terminal.note(self._interrupted())
+            raise
+        self._display.close()
+        if not self._output.quiet:
+            overall = together.concurrency.overall()
+            self._terminal.note(self._display.statistics(overall.mean, overall.most))
+        if self._first_error is None:
+            return DONE
+        failed = f"{counted(self._display.failed, 'request')} failed"
+        self._terminal.error(f"{failed}; the first: {self._first_error}", 'see the results of "type": "error"')
+        return FAILED
+
+    def _interrupted(self) -> str:
+        done = counted(self._display.results, "result")
+        if self._batch.results is None:
+            return f"interrupted after {done}; with --output FILE, the same command would go on after them"
+        return f"interrupted; {done} of this run saved: run the same command again to go on"
+
+    def _prompts(self) -> Iterator[BatchPrompt]:
+        """Yield the prompts of the file that are not answered yet; write the errors of lines that are none."""
+        group = self._opened.request.group
+        lines = self._batch.file.lines() if self._batch.file is not None else iter(())
+        while (packed := broadcast(group, lambda: self._next(lines))) is not None:
+            line = Line.unpacked(*packed)
+            try:
+                request = line.request()
+                self._check_id(request)
+                prompt = self._prompt(request)
+            except LineError as error:
+                self._fail(error.line, error.id, False, error.error)
+            except Exception as error:
+                if group is not None and not isinstance(error, TriforceError):
+                    raise  # the other ranks may go on
+                self._fail(request.line, request.id, False, typed_error(error))
+            else:
+                yield prompt
+
+    def _next(self, lines: Iterator[Line]) -> tuple[int, int, str] | None:
+        """Return the next line that is not answered yet, packed."""
+        for line in lines:
+            try:
+                if line.request().id not in self._finished:
+                    return line.packed()
+            except LineError:
+                return line.packed()
+        return None
+
+    def _check_id(self, request: LineRequest) -> None:
+        """Raise LineError for an id that an earlier line has."""
+        first = self._lines.setdefault(request.id, request.line)
+        if first != request.line:
+            error = PromptError(f"line {first} has the same id", "give each line another id")
+            raise LineError(request.line, request.id, error)
+
+    def _prompt(self, line: LineRequest) -> BatchPrompt:
+        opened = opened_for(self._opened, line)
+        prompt = opened.prompt(opened.encode(line.prompt), line.prompt[:LABEL])
+        renderer = _LineRenderer(line, self._write, self._terminal, self._display, self._output.show_thinking)
+        if not self._is_prepared:
+            self._is_prepared = True  # even if it fails: that is the error of the first line alone
+            self._generator.prepare(prompt, renderer)
+            self._display.hide()
+        failed = partial(self._fail, line.line, line.id, True)
+        return BatchPrompt(prompt, renderer, "", lambda text: None, failed, opened)
+
+    def _fail(self, line: int, id: Id | None, has_run: bool, error: TriforceError) -> None:
+        if isinstance(error, InternalError):
+            self._terminal.trace(error)
+        if self._first_error is None:
+            self._first_error = f"line {line}: {error.message}"
+        self._write(error_line(line, id, error.message, error.hint))
+        self._display.fail(has_run)
+
+
+class _LineRenderer(Renderer):
+    """Writes the result of a line as one line of JSON, once all of it is there."""
+
+    def __init__(
+        self,
+        line: LineRequest,
+        write: Callable[[str], None],
+        terminal: Terminal,
+        display: BatchDisplay,
+        show_thinking: bool,
+    ) -> None:
+        self._line, self._write, self._show_thinking = line, write, show_thinking
+        self._terminal, self._display = terminal, display
+        self._meter = Meter(0)  # until `start` gives the generation's
+
+    def loading(self, text: str) -> None:
+        self._display.loading(text)
+
+    def warn(self, text: str) -> None:
+        self._terminal.warn(text)
+
+    def start(self, facts: RunFacts) -> None:
+        self._meter = facts.meter
+        self._display.start(facts)
+
+    def verifying(self, text: str) -> None:
+        raise NotImplementedError("--verify is for a single text")
+
+    def close(self) -> None:
+        self._display.close()
+
+    def event(self, event: Event) -> None:
+        self._display.event(event)
+
+    def finish(self, summary: Summary) -> None:
+        if summary.finish_reason == "interrupted":  # it has no result: the next run begins it anew
+            return
+        line, meter = self._line, self._meter
+        fields = asdict(replace(summary, settings={}))
+        numbers: dict[str, Any] = {name: each for name, each in fields.items() if name not in _LEFT_OUT}
+        texts = {"text": meter.text} | ({"thinking": "".join(meter.thoughts)} if self._show_thinking else {})
+        self._write(json_line(type=RESULT, id=line.id, line=line.line, **texts, **rounded(numbers)))
+
+    def interrupt(self, summary: Summary) -> None:
+        self.finish(summary)

@@ -1,1 +1,0 @@
-"""`bench` over lists of settings and several prompts: their product, resumable."""

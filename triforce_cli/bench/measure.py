@@ -1,0 +1,268 @@
+"""Measures the cells of a benchmark: each prompt is read once, then all its cells run in turn, round after round.
+
+What is finished goes to the points file at once; a run that is found there is not run again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Hashable
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+from typing import Any
+
+import torch
+
+from offload.engine import Engine
+from offload.settings.generation import FASTEST
+from offload.units import counted
+
+from ..distributed.rank import broadcast
+from ..output.format import duration, rounded
+from ..output.progress import ProgressDisplay
+from ..output.terminal import Terminal
+from ..run.prompt_cache import open_prompt_cache
+from .axes import BATCH
+from .benchmark import Benchmark, BenchRequest
+from .cells import TYPE, Cell, PointsFile, Record, by_identity, identity
+from .conditions import OtherLoad, mean_load, provenance, versioned
+from .opened import OpenBench, open_bench
+from .report import BATCHES, BENCH, GRID, Report
+from .rows import Finished, outputs_of
+from .runs import (
+    UNKEPT,
+    Run,
+    memory_of,
+    prepare_copies,
+    read_prompt,
+    run_in_turn,
+    run_once,
+    run_status,
+    run_together,
+    warn_of_quantized_weights,
+)
+
+
+@dataclass(slots=True)
+class Measurement:
+    """A benchmark under way: the finished runs of each cell by their repeat, and where new ones are written."""
+
+    bench: OpenBench
+    finished: dict[Cell, dict[int, Record]]
+    file: PointsFile | None = None
+    interrupted: bool = False
+    engine: str = ""
+    agreement: float | None = None
+    prefill_s: float | None = None
+    verified: dict[Hashable, bool] = field(default_factory=dict)
+    _started: float = field(default_factory=time.monotonic)
+    _done: int = 0
+
+    @property
+    def pending(self) -> list[tuple[Cell, int]]:
+        """Return the runs to do, in order: by prompt and context, then in rounds."""
+        cells = self.bench.cells
+        found = []
+        for _, group in groupby(cells, key=self.place_of):
+            each = list(group)
+            rounds = [(cell, repeat) for repeat in range(self.bench.asked.repeats) for cell in each]
+            found += [(cell, repeat) for cell, repeat in rounds if repeat not in self.finished.get(cell, {})]
+        return found
+
+    def place_of(self, cell: Cell) -> tuple[Hashable, ...]:
+        """Return what the cells have in common that run after one prefill, or with prefills of their own."""
+        return cell.prompt, cell.context, cell.batch > 1 or self.bench.asked.in_turn
+
+    def finish(self, cell: Cell, record: Record) -> None:
+        """Keep a finished run, also on disk. Raises OSError."""
+        if self.file is not None:
+            self.file.append({name: each for name, each in record.items() if name not in UNKEPT})
+        self.finished.setdefault(cell, {})[record["repeat"]] = record
+        self._done += 1
+
+    def left(self, pending: int) -> str:
+        """Return the time that so many runs will take, as text; "" before the first one is done."""
+        seconds = (time.monotonic() - self._started) / self._done * pending if self._done else 0
+        return f" · {duration(seconds)} left" if seconds else ""
+
+    def interruption(self) -> str:
+        """Return how far an interrupted benchmark has come, and how it goes on."""
+        asked = self.bench.asked
+        done = sum(map(len, self.finished.values()))
+        count = f"{done} of {counted(len(self.bench.cells) * asked.repeats, 'run')}"
+        if asked.points is None:
+            return f"interrupted after {count}; with --points FILE, the same command would go on after them"
+        return f"interrupted; {count} saved: run the same command again to go on"
+
+    def report(self) -> Report:
+        """Return the report of what is finished."""
+        bench, asked = self.bench, self.bench.asked
+        records = {cell: [runs[repeat] for repeat in sorted(runs)] for cell, runs in self.finished.items()}
+        finished = Finished(list(bench.cells), bench.base, records)
+        if asked.kind == BENCH:
+            rows = finished.methods(memory_of(bench.benchmark(next(iter(bench.cells)))))
+        else:
+            rows = finished.batches() if asked.kind == BATCHES else finished.points(asked.varied)
+        every = [record for runs in records.values() for record in runs]
+        load = mean_load(record.get("other_load_cores") for record in every)
+        axes = asked.varied if asked.kind == GRID else {}
+        return Report(asked.kind, self._facts(every), rows, axes, other_load=load)
+
+    def _facts(self, records: list[Record]) -> dict[str, Any]:
+        bench, asked, settings = self.bench, self.bench.asked, self.bench.widest.settings
+        here = provenance(bench.model.device, self.engine)
+        resolved = settings.described(bench.widest.sampling)
+        points = [point.settings.described(point.sampling) for point in bench.cells.values()]
+        differ = {name for point in points for name, value in point.items() if value != points[0][name]}
+        varied = dict.fromkeys(name for name in resolved if name in differ or name in asked.varied)
+        resolved = {name: value for name, value in resolved.items() if name not in ("method", "stop")}
+        return here | {
+            "machine": records[0]["machine"] if records else here["machine"],
+            "model": settings.engine.model,
+            "quantize": settings.engine.quantize,
+            "agreement": self.agreement,
+            **self._prompts(),
+            "new_tokens": None if "max_new_tokens" in varied else settings.generation.max_new_tokens,
+            "repeats": asked.repeats,
+            "settings": resolved | {"device": bench.model.device.type} | varied,
+        }
+
+    def _prompts(self) -> dict[str, Any]:
+        bench, asked = self.bench, self.bench.asked
+        if asked.kind == GRID:
+            batch = None if BATCH in asked.varied else asked.batches[0]
+            return {"prompts": [{"name": each.name, "tokens": len(each.ids)} for each in bench.prompts], BATCH: batch}
+        tokens = len(bench.widest.ids)
+        rate = tokens / self.prefill_s if self.prefill_s else None
+        return {"prompt_tokens": tokens, "prefill_s": self.prefill_s, "prefill_tokens_per_s": rate}
+
+
+def run_measurement(asked: BenchRequest, terminal: Terminal, quiet: bool, display: ProgressDisplay) -> Measurement:
+    """Run what is not finished, and return all. Closes the display. Ctrl-C ends it, with what is done.
+
+    Raises TriforceError, OSError.
+    """
+    bench = open_bench(asked, terminal, quiet)
+    group = asked.request.group
+    is_writer = group is None or group.rank == 0
+    file = PointsFile(asked.points, terminal.warn) if asked.points is not None and is_writer else None
+    try:
+        # Of rank 0: what identifies a run, such as the path of the model, may differ between ranks.
+        kept = broadcast(group, lambda: _found(bench, by_identity([] if file is None else file.kept)))
+        finished = {cell: dict(runs) for cell, runs in zip(bench.cells, kept, strict=True) if runs}
+        run = Measurement(bench, finished, file)
+        if run.pending:
+            _load_and_measure(run, terminal, quiet, display)
+        display.close()
+        return run
+    finally:
+        if file is not None:
+            file.close()
+
+
+def _found(bench: OpenBench, records: dict[str, Record]) -> list[list[tuple[int, Record]]]:
+    """Return the finished runs of each cell among the records of a file, with the number of their repeat."""
+    repeats = range(bench.asked.repeats) if records else ()
+    rows = [[(repeat, records.get(identity(bench.facts(cell, repeat)))) for repeat in repeats] for cell in bench.cells]
+    return [[(repeat, record) for repeat, record in row if record is not None] for row in rows]
+
+
+def _load_and_measure(run: Measurement, terminal: Terminal, quiet: bool, display: ProgressDisplay) -> None:
+    bench, settings = run.bench, run.bench.widest.settings
+    with closing(display):
+        display.loading(f"loading {settings.engine.model}")
+        caches = settings.caching.cache is True and bench.asked.kind == GRID
+        prompts = open_prompt_cache(bench.model, settings, bench.asked.request.home) if caches else None
+        engine = bench.model.load(tiers=bench.widest.tiers, prompts=prompts).without_end()
+        engine.reserve(bench.widest.length)
+        level = settings.engine.quantize
+        run.engine = engine.describe() + (f", weights rounded to {level}" if level else "")
+        run.agreement = warn_of_quantized_weights(bench.widest, engine, display, terminal)
+        try:
+            with run_status(terminal, quiet) as show:
+                prepare_copies(bench.widest, engine, display)
+                _measure(run, engine, display, show)
+        except KeyboardInterrupt:
+            run.interrupted = True
+            display.hide()
+    if run.interrupted:
+        terminal.after_ctrl_c()
+        terminal.note(run.interruption())
+
+
+def _measure(run: Measurement, engine: Engine, display: ProgressDisplay, show: Callable[[str], None]) -> None:
+    """Run what is pending: all runs on a prompt and a context share one prefill, which extends the last one's."""
+    pending = run.pending
+    number = 0
+    for (*_, reads_anew), rounds in groupby(pending, key=lambda each: run.place_of(each[0])):
+        each = list(rounds)
+        if reads_anew:  # in caches of their own
+            engine.release()
+            display.hide()
+        else:
+            widest = replace(run.bench.widest, ids=run.bench.ids(each[0][0]))
+            run.prefill_s = read_prompt(widest, engine, display)
+        for cell, repeat in each:
+            number += 1
+            left = run.left(len(pending) - number + 1)
+            show(f"bench · {_label(run.bench, cell)} · run {number} of {len(pending)}{left}")
+            run.finish(cell, _record(run, engine, cell, repeat))
+
+
+def _label(bench: OpenBench, cell: Cell) -> str:
+    values = [f"{name} {value}" for name, value in cell.values if value is not None]
+    context = [counted(cell.context, "token")] if cell.context is not None and bench.asked.kind == GRID else []
+    context += [f"batch {cell.batch}"] if cell.batch > 1 or bench.asked.in_turn else []
+    return " · ".join([cell.method, *values, *context, *([bench.prompts[cell.prompt].name] if cell.prompt else [])])
+
+
+def _record(run: Measurement, engine: Engine, cell: Cell, repeat: int) -> Record:
+    """Run a cell once; return it as a line of the points file."""
+    bench = run.bench
+    load = OtherLoad() if bench.model.group.size == 1 else None  # other ranks are not other load
+    measured, outputs = _run(run, engine, cell)
+    facts = bench.facts(cell, repeat)
+    machine = {"threads": torch.get_num_threads(), "engine": run.engine, "torch": torch.__version__}
+    return {
+        "type": TYPE,
+        **facts,
+        "machine": facts["machine"] | machine,
+        **versioned(),
+        "sampling": bench.cells[cell].sampling.kind,
+        **rounded(measured | {"other_load_cores": None if load is None else load.cores()}),
+        "lossless": _is_lossless(run, engine, cell, outputs),
+        "tokens": outputs[0] if len(outputs) == 1 else outputs,
+    }
+
+
+def _run(run: Measurement, engine: Engine, cell: Cell) -> Run:
+    benchmark = run.bench.benchmark(cell)
+    method = benchmark.speculations[cell.method]
+    if cell.batch > 1 or run.bench.asked.in_turn:
+        together = run_together if cell.batch > 1 else run_in_turn
+        return together(benchmark, engine, run.bench.sequences(cell), method)
+    return run_once(benchmark, engine, method, run.prefill_s or 0.0)
+
+
+def _is_lossless(run: Measurement, engine: Engine, cell: Cell, outputs: list[list[int]]) -> bool | None:
+    """Return whether rounding alone explains that a run differs from its base; None where it does not differ."""
+    bench, base = run.bench, run.bench.base[cell]
+    benchmark, plain = bench.benchmark(cell), run.finished.get(base, {})
+    if benchmark.sampling.kind == FASTEST or not plain or cell == base:
+        return None
+    expected = outputs_of(next(iter(plain.values())))
+    rows = zip(bench.sequences(cell), outputs, expected, strict=False)
+    differing = [(prompt, ids) for prompt, ids, plain_ids in rows if ids != plain_ids]
+    if not differing:
+        return None
+    return all(_verified(run, engine, benchmark, prompt, ids) for prompt, ids in differing)
+
+
+def _verified(run: Measurement, engine: Engine, benchmark: Benchmark, prompt: list[int], ids: list[int]) -> bool:
+    """Return whether an output is lossless; it is verified once, for repeats and methods often share one."""
+    seed = benchmark.config.seed or 0
+    key = tuple(prompt), tuple(ids), benchmark.sampling, seed
+    if key not in run.verified:
+        run.verified[key] = engine.replay(prompt, ids, benchmark.sampling, seed=seed).lossless
+    return run.verified[key]

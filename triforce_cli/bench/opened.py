@@ -1,0 +1,227 @@
+"""A benchmark with its model opened: all checks that need no weights, and the cells in the order in which they run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import product
+from typing import Any
+
+from offload.api.opened_model import OpenModel
+from offload.errors import SettingsError
+from offload.memory.tier_settings import TierSettings
+from offload.settings.config import Sampling, Speculation
+from offload.settings.method_sizes import has_draft_model
+
+from ..distributed.rank import broadcast
+from ..options.settings import Settings
+from ..output.terminal import Terminal
+from ..run.machine import processor
+from ..run.model_request import open_shared_model, stretch
+from ..run.parallel import check_sequences
+from .axes import AXES, BATCH, CONTEXT, points
+from .benchmark import Benchmark, BenchRequest, note_grouped, plan_bench_tiers
+from .cells import Cell, digest
+from .methods import BASE, TREES, speculations
+from .prompts import BenchPrompt, open_prompts
+from .weights import Weights, weights_of
+
+_FORGOTTEN = ("method", "stop", "profile", "cache", "cache_limit", "join_timeout", "disk", "disk_limit", "model")
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """The settings of one combination of values."""
+
+    values: Mapping[str, Any]
+    settings: Settings
+    sampling: Sampling
+    speculations: Mapping[str, Speculation]
+
+
+@dataclass(frozen=True, slots=True)
+class OpenBench:
+    """A benchmark that has been checked against its model; the weights are not loaded.
+
+    Args:
+        widest: the longest prompt with the most new tokens, and the methods of all points.
+        cells: each with its point, grouped by prompt and context, plain decoding first.
+        base: of each cell, that which it is compared with: plain decoding's, or its method's batch 1.
+        digests: of each prompt's first tokens, by its number, the context and the batch.
+        weights: what identifies the model's weights, where runs are kept; and the draft model's.
+    """
+
+    asked: BenchRequest
+    model: OpenModel
+    prompts: Sequence[BenchPrompt]
+    widest: Benchmark
+    cells: Mapping[Cell, Point]
+    base: Mapping[Cell, Cell]
+    digests: Mapping[tuple[int, int | None, int], str]
+    weights: Weights
+
+    def ids(self, cell: Cell) -> list[int]:
+        """Return a cell's prompt."""
+        return self.prompts[cell.prompt].first(cell.context)
+
+    def sequences(self, cell: Cell) -> list[list[int]]:
+        """Return the prompts that a cell decodes together."""
+        return self.prompts[cell.prompt].sequences(cell.batch, cell.context)
+
+    def benchmark(self, cell: Cell) -> Benchmark:
+        """Return the benchmark of a cell alone."""
+        point = self.cells[cell]
+        return replace(
+            self.widest,
+            settings=point.settings,
+            ids=self.ids(cell),
+            sampling=point.sampling,
+            speculations=dict(point.speculations),
+        )
+
+    def facts(self, cell: Cell, repeat: int) -> dict[str, Any]:
+        """Return what identifies a run of a cell: see `records.identity`."""
+        point = self.cells[cell]
+        speculation = point.speculations[cell.method]
+        settings = point.settings.described(point.sampling) | asdict(speculation)
+        unread = [axis.name for axis in AXES.values() if not axis.is_read_by(speculation)]
+        kept = {name: value for name, value in settings.items() if name not in (*_FORGOTTEN, *unread)}
+        device: dict[str, Any] = {
+            "device": self.model.device.type,
+            "kernel": self.model.kernel,
+            "dtype": str(self.model.dtype),
+        }
+        device |= {BATCH: cell.batch} if cell.batch > 1 else {}
+        device |= self.weights.read_by(speculation)
+        device |= {"context": self.model.checkpoint.shape.context, "tiers": _described(self.widest.tiers)}
+        return {
+            "prompt": self.prompts[cell.prompt].name,
+            "prompt_sha256": self.digests[cell.prompt, cell.context, cell.batch],
+            "prompt_tokens": len(self.ids(cell)),
+            "method": cell.method,
+            "repeat": repeat,
+            "settings": {"model": point.settings.engine.model} | kept | device,
+            "machine": {"name": processor(self.model.device)},
+        }
+
+
+def _described(tiers: TierSettings | None) -> dict[str, Any] | None:
+    """Return the placement that was planned, which the free memory decides where it is not given."""
+    return None if tiers is None else asdict(tiers) | {"disk": tiers.disk is not None}
+
+
+def open_bench(asked: BenchRequest, terminal: Terminal, quiet: bool) -> OpenBench:
+    """Open the model and check all points before the weights are loaded. Raises TriforceError."""
+    request, settings = asked.request, asked.request.settings
+    by_point = [(values, _with(settings, values)) for values in points(asked.axes)]
+    methods = [(values, each, speculations(asked.methods, each.speculation)) for values, each in by_point]
+    distinct = dict.fromkeys(one for _, _, row in methods for one in row.values())
+    every = {BASE: methods[0][2][BASE]} | {str(number): one for number, one in enumerate(distinct)}
+    widest = next((method for method in every.values() if has_draft_model(method)), every[BASE])
+    compared = {"methods": list(methods[0][2]), "repeats": asked.repeats, "context": asked.contexts}
+    compared |= {"extend_context": request.extend_context, "prompts": asked.excerpts, "lists": dict(asked.axes)}
+    model = open_shared_model(request, widest, compared, terminal, quiet)
+    for method in every.values():
+        model.check_self_draft(method)
+    packed = broadcast(request.group, lambda: [p.packed() for p in open_prompts(asked, model.tokenizer, terminal.warn)])
+    prompts = [BenchPrompt.unpacked(*prompt) for prompt in packed]
+    longest = max((prompt.ids for prompt in prompts), key=len)
+    new_tokens = max(each.generation.max_new_tokens for _, each in by_point)
+    if request.extend_context:
+        model = stretch(model, len(longest) + new_tokens, terminal)
+    model.new_tokens(len(longest), new_tokens, exact=True)
+    settings = _with(settings, {"max_new_tokens": new_tokens})
+    own = _own_sampling(asked, model, terminal)
+    benchmark = Benchmark(settings, model, longest, settings.sampling(own), every, None)
+    if not request.dry_run:
+        benchmark = replace(benchmark, tiers=plan_bench_tiers(benchmark, terminal))
+    opened = [Point(values, each, each.sampling(own), row) for values, each, row in methods]
+    cells, base = _cells(asked, len(prompts), opened)
+    places = dict.fromkeys((cell.prompt, cell.context, cell.batch) for cell in cells)
+    digests = {place: _digest(prompts[place[0]], *place[1:]) for place in places}
+    weights = Weights()
+    if asked.points is not None:
+        weights = Weights(**broadcast(request.group, lambda: asdict(weights_of(model, request.home))))
+    opened_bench = OpenBench(asked, model, prompts, benchmark, cells, base, digests, weights)
+    _check_batches(opened_bench)
+    for context in asked.contexts or ():
+        note_grouped(context, terminal)
+    return opened_bench
+
+
+def _digest(prompt: BenchPrompt, context: int | None, batch: int) -> str:
+    sequences = prompt.sequences(batch, context)
+    return digest(sequences[0] if batch == 1 else sequences)
+
+
+def _check_batches(bench: OpenBench) -> None:
+    """Raise SettingsError for batches that cannot run, OutOfMemory for those that do not fit."""
+    benchmark, model = bench.widest, bench.model
+    if max(bench.asked.batches) == 1 or bench.asked.request.dry_run:
+        return
+    if benchmark.tiers is not None or model.group.size > 1:
+        raise SettingsError("--batch needs all keys and values in this process's memory", "leave --batch out")
+    for cell, point in bench.cells.items():
+        if cell.batch > 1:
+            length = len(bench.ids(cell)) + point.settings.generation.max_new_tokens
+            method = replace(model, speculation=point.speculations[cell.method])
+            check_sequences(method, point.settings, length, cell.batch, "--batch")
+
+
+def _own_sampling(asked: BenchRequest, model: OpenModel, terminal: Terminal) -> Sampling:
+    """Return the sampling to which the given settings are added: the model's own, unless temperatures are compared.
+
+    At temperature 0 the model's own penalties and limits do not apply: for points that differ in nothing else, they
+    apply at no temperature.
+    """
+    if "temperature" not in asked.axes:
+        return model.sampling
+    if replace(model.sampling, temperature=Sampling().temperature) != Sampling():
+        terminal.note("several temperatures: the program's defaults hold in place of the model's own sampling")
+    return Sampling()
+
+
+def _with(settings: Settings, values: Mapping[str, Any]) -> Settings:
+    """Return the settings with other values of some. Raises SettingsError for a combination that cannot be."""
+    groups = {}
+    for group in ("generation", "speculation"):
+        old = getattr(settings, group)
+        groups[group] = replace(old, **{name: each for name, each in values.items() if hasattr(old, name)})
+    return replace(settings, values=dict(settings.values) | dict(values), **groups)
+
+
+def _cells(asked: BenchRequest, prompts: int, opened: Sequence[Point]) -> tuple[dict[Cell, Point], dict[Cell, Cell]]:
+    """Return all cells and their bases. What a method does not read is run once."""
+    cells: dict[Cell, Point] = {}
+    base: dict[Cell, Cell] = {}
+    for prompt in range(prompts):
+        for context in sorted(asked.contexts or (None,), key=lambda tokens: tokens or 0):
+            for batch, point in product(sorted(asked.batches), opened):
+                if not asked.includes({CONTEXT: context, BATCH: batch, **point.values}):
+                    continue
+                of_point = {name: _cell(prompt, context, batch, name, point) for name in point.speculations}
+                for cell in of_point.values():
+                    cells.setdefault(cell, point)
+                    base.setdefault(cell, of_point[BASE])
+    return _in_turn(asked, cells) if asked.in_turn else (cells, base)
+
+
+def _in_turn(asked: BenchRequest, cells: Mapping[Cell, Point]) -> tuple[dict[Cell, Point], dict[Cell, Cell]]:
+    """Return the cells of the methods asked for, by method, and as their base the same method's batch 1."""
+    named = asked.methods or ()
+    kept = sorted((cell for cell in cells if cell.method in named), key=lambda cell: _order(cell.method, named))
+    return {cell: cells[cell] for cell in kept}, {cell: replace(cell, batch=1) for cell in kept}
+
+
+def _order(method: str, named: Sequence[str]) -> int:
+    return -1 if method == BASE else named.index(method)
+
+
+def _cell(prompt: int, context: int | None, batch: int, method: str, point: Point) -> Cell:
+    speculation = point.speculations[method]
+    read = {name: value if AXES[name].is_read_by(speculation) else None for name, value in point.values.items()}
+    name = method.partition(":")[0]
+    own = {"tree"} if ":tree=" in method or name in TREES else set()  # a tree of its own
+    own |= {"tree_sampling"} if name in TREES else set()
+    read |= dict.fromkeys(own & read.keys())
+    return Cell(prompt, context, method, tuple(read.items()), batch)

@@ -1,1 +1,0 @@
-"""`bench --quality`: how much the modes that change the answer change it."""

@@ -1,0 +1,140 @@
+"""`bench --quality` with its models opened: all checks that need no weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from offload.api.opened_model import OpenModel
+from offload.errors import PromptError, SettingsError
+from offload.evaluation import Needle, make_needles
+from offload.memory.tier_settings import TierSettings
+from offload.settings.config import Speculation
+from offload.settings.method_sizes import stored_tokens
+from offload.units import counted
+
+from ..options.request import Request
+from ..options.settings import Settings
+from ..output.terminal import Terminal
+from ..run.model_request import open_shared_model, stretch
+from ..run.plan import plan_tiers
+from .benchmark import note_grouped
+from .modes import EXACT, MODES, recomputes, settings_of
+from .prompts import first_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class QualityRequest:
+    """A request, and what to compare. `modes` None is all that can run; `context` is the tokens to use, None all.
+
+    `last` tokens of the text are scored, and `needles` texts with a needle are read.
+    """
+
+    request: Request
+    text: str
+    modes: tuple[str, ...] | None
+    context: int | None
+    last: int
+    needles: int
+
+
+@dataclass(frozen=True, slots=True)
+class OpenMode:
+    """A mode that has been checked against its model; the weights are not loaded."""
+
+    name: str
+    settings: Settings
+    model: OpenModel
+    tiers: TierSettings | None
+
+    @property
+    def speculation(self) -> Speculation:
+        return self.settings.speculation
+
+    @property
+    def recomputed(self) -> int | None:
+        """Return the tokens of the window that is run anew for each token; None for a mode with a cache."""
+        return self.speculation.kept_tokens if recomputes(self.name) else None
+
+    def stored(self, length: int) -> int:
+        """Return how many tokens the cache stores of a sequence of `length`."""
+        return stored_tokens(self.speculation, self.longest(length))
+
+    def longest(self, length: int) -> int:
+        """Return how many tokens of a text of `length` are run as one sequence at most."""
+        return min(length, self.recomputed or length)
+
+
+@dataclass(frozen=True, slots=True)
+class QualityRun:
+    """All modes, the exact one first, over one text and its needles; `left_out` are modes and why."""
+
+    modes: tuple[OpenMode, ...]
+    ids: list[int]
+    needles: tuple[Needle, ...]
+    last: int
+    left_out: Mapping[str, str]
+
+    @property
+    def new_tokens(self) -> int:
+        """Tokens of greedy decoding after the text."""
+        return self.modes[0].settings.generation.max_new_tokens
+
+    @property
+    def length(self) -> int:
+        """Tokens of text and output."""
+        return len(self.ids) + self.new_tokens
+
+
+def open_quality_run(asked: QualityRequest, terminal: Terminal, quiet: bool) -> QualityRun:
+    """Open the model of each mode and check it before weights are loaded. Raises TriforceError."""
+    opened, left_out = _open_modes(asked, terminal, quiet)
+    model = opened[EXACT].model
+    ids = first_tokens(model.tokenizer.encode(asked.text, special_tokens=True), asked.context)
+    if len(ids) <= asked.last:
+        raise PromptError(
+            f"the text has {counted(len(ids), 'token')}, and --last {asked.last:,} leaves none before those scored",
+            "give a longer text, or use a smaller --last",
+        )
+    new = asked.request.settings.generation.max_new_tokens
+    if asked.request.extend_context:
+        stretch(model, len(ids) + new, terminal)  # warns
+        opened = {name: replace(mode, model=mode.model.stretched(len(ids) + new)) for name, mode in opened.items()}
+    opened[EXACT].model.new_tokens(len(ids), new, exact=True)
+    if not asked.request.dry_run:
+        opened = {name: _with_tiers(mode, len(ids) + new, terminal) for name, mode in opened.items()}
+    run = QualityRun(tuple(opened.values()), ids, _needles(asked, ids, model), asked.last, left_out)
+    note_grouped(asked.context, terminal)
+    return run
+
+
+def _open_modes(asked: QualityRequest, terminal: Terminal, quiet: bool) -> tuple[dict[str, OpenMode], dict[str, str]]:
+    """Return the modes asked for; without names those that can run, and why the others cannot."""
+    opened, left_out = {}, {}
+    compared = {"modes": asked.modes, "context": asked.context, "last": asked.last, "needles": asked.needles}
+    for name in MODES if asked.modes is None else asked.modes:
+        try:
+            settings = settings_of(name, asked.request.settings)
+            request = replace(asked.request, settings=settings)
+            model = open_shared_model(request, settings.speculation, compared, terminal, quiet)
+        except SettingsError as error:
+            if asked.modes is not None or name == EXACT:
+                raise
+            left_out[name] = error.message
+        else:
+            opened[name] = OpenMode(name, settings, model, None)
+    return opened, left_out
+
+
+def _with_tiers(mode: OpenMode, length: int, terminal: Terminal) -> OpenMode:
+    return replace(mode, tiers=plan_tiers(mode.model, mode.settings, mode.stored(length), terminal))
+
+
+def _needles(asked: QualityRequest, ids: list[int], model: OpenModel) -> tuple[Needle, ...]:
+    """Return the needles, each in a text as long as the one that is scored. Raises PromptError."""
+    if not asked.needles:
+        return ()
+    try:
+        return tuple(make_needles(ids, lambda text: model.tokenizer.encode(text, special_tokens=False), asked.needles))
+    except ValueError as error:
+        raise PromptError(str(error), "give a longer text, or use --needles 0") from error

@@ -1,0 +1,120 @@
+"""An experiment's report in Markdown: published, planned and measured values, how they are judged, and conditions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from offload.units import counted
+
+from ..bench.conditions import versioned
+from ..bench.methods import BASE
+from ..bench.pivot import pivots, value_text
+from ..bench.report_text import notes
+from .judge import measured_value
+from .outcome import Outcome, git_commit, verdicts_of
+
+_UNITS = {"speedup": "x", "tbt_ms": " ms/token", "tokens_per_s": " tokens/s"}
+_OUTCOMES = {True: "holds", False: "**does not hold**", None: "not judged"}
+
+
+def markdown(outcome: Outcome) -> str:
+    """Return the report."""
+    experiment = outcome.experiment
+    parts = [f"# {experiment.title}", f"Reproduces: {experiment.reproduces.strip()}"]
+    parts.append(f"The published set-up needs: {experiment.needs.strip()}")
+    if outcome.interrupted:
+        parts.append("**Interrupted: not all has run.**")
+    parts += [*_values(outcome), *_measured(outcome), *_verdicts(outcome)]
+    parts += [f"## What this shows\n\n{experiment.shows.strip()}", *_conditions(outcome)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _values(outcome: Outcome) -> Iterator[str]:
+    """Yield the table of the published values beside those planned or measured."""
+    rows = outcome.measured.rows if outcome.measured is not None and outcome.is_own else []
+    lines = []
+    for each in outcome.planned:
+        value, unit = each.value, _UNITS.get(each.value.measure, "")
+        measured = measured_value(value, rows)
+        found = "-" if measured is None else f"{measured:.4g}{unit} (measured)"
+        if measured is None and each.planned is not None:
+            found = f"{each.planned:.4g}{unit} (planned)"
+        if measured is None and each.reason:
+            found = f"does not fit (planned): {each.reason}"
+        published = "-" if value.published is None else f"{value.published:g}{unit}"
+        lines.append((value.what, published, found, value.source or "-"))
+    if lines:
+        yield "## Published, and planned or measured here"
+        yield _table(("value", "published", "here", "source of the published value"), lines)
+    if outcome.changed:
+        yield "Planned for another model or GPU than the published values: only their order can be compared."
+
+
+def _measured(outcome: Outcome) -> Iterator[str]:
+    report = outcome.measured
+    if report is None or not report.rows:
+        return
+    facts = report.facts
+    yield f"## Measured on {facts['model']}{', quick' if outcome.quick else ''}"
+    if not outcome.is_own:
+        what = "A small model and short texts" if outcome.quick else "Another model, draft model or quantisation"
+        yield f"{what}, not the published set-up: compare no number here with a published one."
+    for pivot in pivots(report):
+        yield f"**{pivot.title}**"
+        yield _table(pivot.heads, pivot.rows)
+    if found := list(notes(report)):
+        yield "\n".join(f"- {each}" for each in found)
+    drafting = [row for row in report.rows if row["method"] != BASE and row["equals_ar"] is not None]
+    if drafting:
+        equal = sum(row["equals_ar"] for row in drafting)
+        yield f"Output equal to plain decoding's, greedy or coupled: {equal} of {counted(len(drafting), 'row')}."
+    if outcome.plot is not None:
+        yield f"![The charts]({outcome.plot})"
+
+
+def _verdicts(outcome: Outcome) -> Iterator[str]:
+    """Yield how it is judged, and what holds."""
+    yield f"## Judged\n\n{outcome.experiment.judged.strip()}"
+    if verdicts := verdicts_of(outcome):
+        lines = [(each.what, _OUTCOMES[each.holds], each.numbers) for each in verdicts]
+        yield _table(("rule", "outcome", "numbers"), lines)
+
+
+def _conditions(outcome: Outcome) -> Iterator[str]:
+    commit = git_commit()
+    here = versioned()
+    facts = {"command": f"`{outcome.command}`", "triforce": here["triforce"]} | ({"commit": commit} if commit else {})
+    facts["date"] = here["date"]
+    if outcome.measured is not None:
+        grid = outcome.experiment.grid(outcome.quick)
+        facts |= _run_conditions(outcome.measured.facts)
+        facts["settings"] = "; ".join(f"{name} {_listed(value)}" for name, value in grid.settings.items())
+    else:
+        facts["hardware"] = "none: only planned, from data sheets"
+    yield "## Conditions"
+    yield _table(("", ""), list(facts.items()))
+
+
+def _run_conditions(facts: Mapping[str, Any]) -> dict[str, str]:
+    machine, settings = facts["machine"], facts["settings"]
+    prompts = ", ".join(f"{each['name']} ({each['tokens']:,} tokens)" for each in facts["prompts"])
+    torch = {"torch": machine["torch"]} if "torch" in machine else {}
+    return {
+        **torch,
+        "hardware": f"{machine['name']}, {counted(machine['threads'], 'thread')}, {machine['engine']}",
+        "model": str(facts["model"]),
+        "draft": str(settings["draft"]),
+        "prompts": prompts,
+        "repeats": str(facts["repeats"]),
+        "seed": str(settings["seed"]),
+    }
+
+
+def _listed(value: object) -> str:
+    return ", ".join(map(value_text, value if isinstance(value, list) else [value]))
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "\n".join(f"| {' | '.join(cell.replace('|', '/') for cell in line)} |" for line in lines)

@@ -1,0 +1,186 @@
+"""The user's files, written whole or not at all, or line by line; permissions stay as they are."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import stat
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+from offload.errors import SettingsError
+from offload.system.files import remove_leftovers, replace_file, temporary_for
+
+from .stdout_formats import json_line
+
+
+def check_file(path: Path, option: str, example: str) -> None:
+    """Raise SettingsError if no file could be written there, or where a link leads."""
+    folder = target_of(path).parent
+    if not folder.is_dir():
+        raise SettingsError(f"there is no folder {folder}", f"create it, or choose another file for {option}")
+    if path.is_dir():
+        raise SettingsError(f"{path} is a folder", f"give {option} a file, such as {example}")
+    if path.exists() and not path.is_file():
+        raise SettingsError(f"{path} is no regular file", f"give {option} a file, such as {example}")
+    if not os.access(folder, os.W_OK):
+        raise SettingsError(f"{folder} is not writable", f"choose another folder for {option}")
+
+
+def write_file(path: Path, text: str) -> None:
+    """Write a text as UTF-8; the file, or that which a link leads to, is replaced as a whole. Raises OSError."""
+    target = target_of(path)
+    permissions = permissions_of(target)
+    remove_leftovers(target)
+    replace_file(target, text.encode())
+    os.chmod(target, permissions)
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[IO[str]]:
+    """Open a file for text that replaces it at the end, with what there is then; not after an error without any text.
+
+    What is no regular file, such as /dev/null, is written to as it is. Raises OSError.
+    """
+    target = target_of(path)
+    if target.exists() and not target.is_file():
+        with target.open("w", encoding="utf-8") as file:
+            yield file
+        return
+    remove_leftovers(target)
+    handle, name = temporary_for(target)
+    is_complete = False
+    try:
+        with open(handle, "w", encoding="utf-8") as file:
+            try:
+                yield file
+                is_complete = True
+            finally:
+                file.flush()
+                os.fsync(file.fileno())
+    finally:
+        if is_complete or os.path.getsize(name):  # after an error or Ctrl-C: hours of work may be in it
+            os.chmod(name, permissions_of(target))
+            os.replace(name, target)
+        else:
+            os.unlink(name)
+
+
+def target_of(path: Path) -> Path:
+    """Return the absolute path of a file, or of that which a link leads to, whether it exists or not."""
+    return Path(os.path.realpath(path))  # unlike Path.resolve, no error for links that form a circle
+
+
+def permissions_of(path: Path) -> int:
+    """Return the permissions of a file, or those that a new one would get. Temporary files are their owner's alone."""
+    try:
+        return stat.S_IMODE(path.stat().st_mode)
+    except OSError:
+        return 0o666 & ~_umask()
+
+
+def _umask() -> int:
+    current = os.umask(0)
+    os.umask(current)
+    return current
+
+
+class LineFile:
+    """A file of lines of one kind. It is locked while it is open.
+
+    Attributes:
+        kept: what `keep` returned for each line that was there, in order.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        option: str,
+        what: str,
+        keep: Callable[[Any], Any],
+        warn: Callable[[str], None],
+        types: Sequence[str],
+        name: str | None = None,
+    ) -> None:
+        """Open or create the file, and drop a last line that was cut. Raises SettingsError, and changes no other file.
+
+        What is no regular file, such as a named pipe, has nothing to resume from.
+
+        Args:
+            option: the option that names the file, for messages; `name` is the file's name in them.
+            what: what a line is, for messages: "result of a batch".
+            keep: returns what to keep of a line's value; None if it is not of this kind.
+            types: the types with which lines of this kind begin, by which one that was cut is told from a foreign file.
+        """
+        self.kept: list[Any] = []
+        self._name, self._option, self._what, self._keep = name or str(path), option, what, keep
+        self._beginnings = [json_line(type=each).rstrip("}\n").encode() for each in types]
+        try:
+            self._handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0), 0o666)
+        except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+            reason = getattr(error, "strerror", None) or str(error)
+            raise self._error(f"{reason[:1].lower()}{reason[1:]}", "name a file") from None
+        try:
+            if stat.S_ISREG(os.fstat(self._handle).st_mode):
+                self._lock()
+                with open(self._handle, "rb", closefd=False) as file:
+                    self._resume(file, warn)
+        except BaseException:
+            self.close()
+            raise
+
+    def write(self, line: str) -> None:
+        """Append a line whole, at once. Raises OSError."""
+        data = line.encode()
+        while data:
+            data = data[os.write(self._handle, data) :]
+
+    def close(self) -> None:
+        os.close(self._handle)
+
+    def _error(self, reason: str, hint: str = "name another file") -> SettingsError:
+        return SettingsError(f"{self._option} {self._name}: {reason}", hint)
+
+    def _lock(self) -> None:
+        """Raise SettingsError if another run appends to the file."""
+        try:
+            fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise self._error("another run appends to it") from None
+        except OSError:  # a file system without locks
+            pass
+
+    def _resume(self, file: IO[bytes], warn: Callable[[str], None]) -> None:
+        """Keep what is finished, and mend the end of the file."""
+        whole = 0
+        for number, data in enumerate(file, 1):
+            kept = self._kept(data)
+            ended = data.endswith(b"\n")
+            if kept is None and (ended or not self._is_cut(data)):
+                raise self._error(f"line {number} is no {self._what}, and nothing is appended to it")
+            if kept is None:
+                os.ftruncate(self._handle, whole)
+                warn(f"{self._name}: the last line was cut while it was written, and is dropped")
+                return
+            self.kept.append(kept)
+            if not ended:
+                os.write(self._handle, b"\n")
+            whole += len(data)
+
+    def _is_cut(self, data: bytes) -> bool:
+        """Return whether a last line without its end is one of this kind that was cut, and no part of another file."""
+        try:
+            json.loads(data)
+        except (ValueError, RecursionError):
+            begins = any(data.startswith(each) or each.startswith(data) for each in self._beginnings)
+            return begins or bool(self.kept)
+        return False  # it is whole
+
+    def _kept(self, data: bytes) -> Any:
+        try:
+            return self._keep(json.loads(data))
+        except (ValueError, RecursionError):
+            return None

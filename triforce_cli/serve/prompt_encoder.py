@@ -1,0 +1,104 @@
+"""Requests -> sequences: prompts encoded and checked against the context, settings resolved, seeds drawn."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import replace
+from functools import partial
+
+from offload.errors import PromptError
+from offload.loading.prompt_checks import check_prompt
+
+from ..options.settings import Settings
+from ..run.model_request import ModelRequest
+from .api_errors import ApiError
+from .api_request import ApiRequest, Prompt
+from .served_sequence import SequenceSettings
+
+_TOO_LONG = "context_length_exceeded"
+
+
+class PromptEncoder:
+    """Prepares the sequences of requests for one model. Blocks: a long prompt takes a second to encode."""
+
+    def __init__(self, opened: ModelRequest, context: int) -> None:
+        """`context` is the most tokens of a prompt and its answer."""
+        self._opened, self._context = opened, context
+        # No token stands for more text than its own name has: what is longer need not be encoded to be refused.
+        self._most_characters = context * max(map(len, opened.model.tokenizer.vocabulary))
+
+    def sequences(self, wanted: ApiRequest, scope: str) -> list[SequenceSettings]:
+        """Return what is to be generated, prompt by prompt, each as often as there are choices. Raises ApiError.
+
+        Choice i of a request with a seed has the seed plus i, so the first is that of the command line.
+        """
+        opened = self._opened.overridden(wanted.options, partial(secrets.randbits, 32))
+        settings = opened.settings
+        found = []
+        for ids in self._encoded(wanted):
+            try:
+                check_prompt(self._opened.model.checkpoint.shape, ids, 0)
+            except PromptError as error:
+                raise ApiError(400, error.message, param="prompt") from None
+            new = self._new_tokens(len(ids), settings, "max_new_tokens" in wanted.options)
+            for choice in range(wanted.choices):
+                seed = (settings.generation.seed + choice) % 2**63
+                config = replace(settings.generation, seed=seed, max_new_tokens=new)
+                is_chat = wanted.messages is not None
+                more = scope, is_chat, wanted.logprobs
+                found.append(SequenceSettings(ids, opened.sampling, config, settings.speculation, *more))
+        return found
+
+    def count_tokens(self, text: str) -> int:
+        """Return the tokens of a text, which a prompt and an answer to it can still be around. Raises ApiError."""
+        tokens = None if len(text) > self._most_characters else len(self._opened.model.tokenizer.encode(text, False))
+        if tokens is None or tokens >= self._context:
+            found = f"{len(text):,} characters" if tokens is None else f"{tokens:,} tokens"
+            message = f"the document has {found}; with a question and its answer it may have {self._context:,} tokens"
+            raise ApiError(400, message, _TOO_LONG)
+        return tokens
+
+    def _encoded(self, wanted: ApiRequest) -> list[list[int]]:
+        self._check_lengths(wanted)
+        if wanted.messages is None:
+            return [self._ids(prompt) for prompt in wanted.prompts]
+        tokenizer = self._opened.model.tokenizer
+        if not tokenizer.has_chat_template:
+            raise ApiError(400, "this model has no chat template: use /v1/completions", param="messages")
+        try:
+            return [tokenizer.chat_turns(wanted.messages, think=self._think(wanted))]
+        except PromptError as error:  # its hint is for the command line
+            raise ApiError(400, error.message, param="messages") from None
+
+    def _check_lengths(self, wanted: ApiRequest) -> None:
+        """Raise ApiError for a prompt that cannot fit into the context, before the time to encode it is spent."""
+        lengths = [len(each) for each in wanted.prompts if isinstance(each, str)]
+        lengths.append(sum(len(each.content) for each in wanted.messages or ()))
+        ids = max((len(each) for each in wanted.prompts if not isinstance(each, str)), default=0)
+        if ids < self._context and max(lengths) <= self._most_characters:
+            return
+        found = f"{ids:,} tokens" if ids >= self._context else f"{max(lengths):,} characters"
+        message = f"the prompt has {found}; with the answer it may have {self._context:,} tokens"
+        raise ApiError(400, message, _TOO_LONG, "messages" if wanted.prompts == () else "prompt")
+
+    def _think(self, wanted: ApiRequest) -> bool | None:
+        """Return whether a reasoning model is to think, as the request says, else the command; None: its default."""
+        usual = {"on": True, "off": False}.get(self._opened.request.think)
+        return usual if wanted.think is None else wanted.think
+
+    def _ids(self, prompt: Prompt) -> list[int]:
+        if not isinstance(prompt, str):
+            return prompt
+        return self._opened.model.tokenizer.encode(prompt, True)
+
+    def _new_tokens(self, length: int, settings: Settings, exact: bool) -> int:
+        """Return how many tokens may follow: what was asked for, or what is left where the request does not say."""
+        wanted, left = settings.generation.max_new_tokens, self._context - length
+        if left < 1 or (exact and wanted > left):
+            raise ApiError(
+                400,
+                f"the prompt has {length:,} tokens and the answer {wanted:,}; both together may have {self._context:,}",
+                _TOO_LONG,
+                "messages",
+            )
+        return min(wanted, left)

@@ -1,0 +1,173 @@
+"""Where the endpoint listens, whose keys and what it accepts: checked before anything is loaded. Imports no torch."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import ipaddress
+import os
+import shlex
+import stat
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from offload.errors import SettingsError, TriforceError
+
+ENVIRONMENT = "TRIFORCE_API_KEY"
+SHORTEST = 16  # characters: shorter keys can be guessed
+_LARGEST = 1 << 20  # bytes of a file of keys
+
+
+class ApiKeys:
+    """The keys that requests may have; without any, a request needs none."""
+
+    def __init__(self, keys: Sequence[str] = ()) -> None:
+        # Digests have equal lengths: a comparison does not reveal the length of a key.
+        self._digests = [_digest(key) for key in keys]
+
+    def __bool__(self) -> bool:
+        return bool(self._digests)
+
+    def scope(self, given: str) -> str | None:
+        """Return a name for the key that was given, which does not reveal it; None if it is not one of the keys."""
+        digest = _digest(given)
+        is_known = False
+        for known in self._digests:  # all of them, whichever fits
+            is_known |= hmac.compare_digest(digest, known)
+        return hashlib.sha256(digest).hexdigest() if is_known else None
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+
+
+def read_keys(path: Path | None, environ: Mapping[str, str]) -> ApiKeys:
+    """Return the keys of a file, one a line, and of the environment. Lines that begin with # are comments.
+
+    Raises SettingsError for a file that cannot be read or has no key, and for keys that are too short.
+    """
+    keys = [] if path is None else _keys_of(path)
+    if environ.get(ENVIRONMENT):
+        keys.append(_checked(environ[ENVIRONMENT].strip(), ENVIRONMENT))
+    return ApiKeys(keys)
+
+
+def exposure(path: Path) -> str:
+    """Return a warning if other users may read a file of keys, or nothing."""
+    mode = path.stat().st_mode
+    if os.name != "posix" or not stat.S_ISREG(mode) or not mode & (stat.S_IRGRP | stat.S_IROTH):
+        return ""
+    return f"other users may read --api-key-file {path}: chmod 600 {shlex.quote(str(path))}"
+
+
+def _keys_of(path: Path) -> list[str]:
+    try:
+        with open(path, "rb") as file:
+            data = file.read(_LARGEST + 1)
+        if len(data) > _LARGEST:  # a part of it would be other keys
+            raise SettingsError(f"--api-key-file {path} is larger than 1 MiB", "name a file with one key a line")
+        text = data.decode("ascii")
+    except OSError as error:
+        raise SettingsError(f"--api-key-file {path}: {error.strerror}", "name a file with one key a line") from None
+    except UnicodeDecodeError:
+        raise SettingsError(f"--api-key-file {path} is not ASCII text", "write one key a line") from None
+    lines = [line.strip() for line in text.splitlines()]
+    keys = [_checked(line, str(path)) for line in lines if line and not line.startswith("#")]
+    if not keys:
+        raise SettingsError(f"--api-key-file {path} has no key", "openssl rand -hex 32 makes one")
+    return keys
+
+
+def _checked(key: str, where: str) -> str:
+    if len(key) < SHORTEST or not key.isascii() or not key.isprintable() or " " in key:
+        hint = f"use at least {SHORTEST} printable ASCII characters without blanks; openssl rand -hex 32 makes a key"
+        raise SettingsError(f"a key of {where} is too short, or not plain ASCII", hint)
+    return key
+
+
+HOST, PORT = "127.0.0.1", 8000
+QUEUE = 64  # sequences that may wait
+BODY = 1 << 25  # bytes of a request: several times the text of a million tokens
+DRAIN = 30  # seconds that running requests have after SIGTERM
+CACHE_SCOPES = ("shared", "key")
+_NEEDED = {"starlette": "starlette", "uvicorn": "uvicorn", "prometheus_client": "prometheus-client"}
+
+
+@dataclass(frozen=True, slots=True)
+class ServeOptions:
+    """Where the endpoint listens, who may use it, and its limits.
+
+    Args:
+        host, port: the address; port 0 is any free one.
+        keys: the API keys; with none, everybody who reaches the address may use it.
+        origins: origins of web pages that may use it, beside its own page.
+        separates_keys: whether prompts of different keys share nothing that is cached.
+        parallel: sequences that run together, a number or "auto".
+        queue: sequences that may wait beside those.
+        context: tokens of the longest prompt and answer; None for the model's, 128K at most.
+        body: bytes of the longest request.
+        drain: seconds that running requests have after SIGTERM.
+        ignore_unknown: whether fields of requests that nobody knows are passed over, and no errors.
+    """
+
+    host: str
+    port: int
+    keys: ApiKeys
+    origins: tuple[str, ...]
+    separates_keys: bool
+    parallel: int | str
+    queue: int
+    context: int | None
+    body: int
+    drain: int
+    ignore_unknown: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.is_local and not self.keys:
+            raise SettingsError(
+                f"--host {self.host} is reachable from other machines, and there is no API key",
+                f"give --api-key-file FILE or set {ENVIRONMENT}; openssl rand -hex 32 makes a key",
+            )
+        if self.separates_keys and not self.keys:
+            hint = f"give --api-key-file FILE or set {ENVIRONMENT}"
+            raise SettingsError("--cache-scope key separates by API key, and there is none", hint)
+        for origin in self.origins:
+            _check_origin(origin, bool(self.keys))
+
+    @property
+    def is_local(self) -> bool:
+        """Whether only this machine reaches the address."""
+        return is_loopback(self.host)
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether a host name or address is this machine's own."""
+    if host.lower() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _check_origin(origin: str, has_keys: bool) -> None:
+    if origin == "*":
+        if not has_keys:
+            raise SettingsError("--cors * lets every web page use the model, and there is no API key", "name the page")
+        return
+    parts = urlsplit(origin)
+    if parts.scheme not in ("http", "https") or not parts.netloc or f"{parts.scheme}://{parts.netloc}" != origin:
+        raise SettingsError(f"--cors is {origin!r}", "give a page's origin, such as https://notes.example.org")
+
+
+def check_installed(needed: Sequence[str] = tuple(_NEEDED)) -> None:
+    """Raise TriforceError if a package of the extra `serve` is not installed. Imports none of them."""
+    missing = [_NEEDED.get(name, name) for name in needed if find_spec(name) is None]
+    if missing:
+        raise TriforceError(
+            f"triforce serve needs packages that are not installed: {', '.join(missing)}",
+            'install them in the folder of triforce: pip install ".[serve]"',
+        )

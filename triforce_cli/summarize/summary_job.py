@@ -1,0 +1,222 @@
+"""Documents and questions -> prompts, checked before anything is loaded, then answered over one loaded model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from offload.errors import PromptError
+from offload.settings.method_sizes import forgets
+from offload.system.machine import default_home
+from offload.units import counted
+
+from ..input.documents import Document
+from ..input.excerpts import Position, Range
+from ..options.request import OutputOptions, Request
+from ..output.renderers import StreamRenderer, tokenizing
+from ..output.terminal import Terminal
+from ..output.turns import Section, sections
+from ..run.job import Job, Load
+from ..run.long_prompts import (
+    Commands,
+    Notices,
+    is_model_chosen,
+    longer_command,
+    refusal,
+    short,
+    truncated,
+    with_longer_model,
+)
+from ..run.model_request import ModelRequest, Prompt, open_request
+from ..run.parallel import check_parallel
+from .instructions import AnswerStyle, Template, Templates
+from .map_reduce import MapReduce, part_facts
+from .resume import FinishedParts
+from .steps import Answer, PartsLeft, Passage, Steps, generate_in_order
+from .together import AnswersTogether
+
+
+@dataclass(frozen=True, slots=True)
+class SummaryRequest:
+    """Documents and questions about them. Without `questions`, each is summarized; `range` is cut out of each."""
+
+    documents: Sequence[Document]
+    questions: Sequence[str]
+    style: AnswerStyle
+    templates: Templates
+    range: Range
+    together: bool = False
+    map_reduce: bool = False
+    parallel: int | str = 1  # texts to generate at a time, or "auto"
+    apart: bool = False  # each document has an output file of its own
+
+    @classmethod
+    def unpacked(
+        cls,
+        documents: list[list[str]],
+        questions: list[str],
+        style: list[Any],
+        templates: list[list[str]],
+        range: list[Any],
+        *rest: Any,
+    ) -> SummaryRequest:
+        """Return the request from the fields of its dataclasses: rank 0 sends them as JSON."""
+        positions = [position and Position(*position) for position in range]
+        parts = Templates(*(Template(*each) for each in templates))
+        found = [Document(*each) for each in documents]
+        return cls(found, questions, AnswerStyle(*style), parts, Range(*positions), *rest)
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    """One answer to generate. `prompt` is None where the document is longer than the context."""
+
+    section: Section
+    document: Document
+    ids: list[int]
+    prompt: Prompt | None = None
+
+
+def run_summaries(
+    summary: SummaryRequest, request: Request, terminal: Terminal, output: OutputOptions, renderer: StreamRenderer
+) -> int:
+    """Write the answers in order; return the exit code. Raises as `Job.run`."""
+    opened = open_request(request, terminal, output.quiet)
+    notices = Notices(terminal, renderer, output.quiet)
+    tasks = _tasks(summary, opened, notices)
+    if request.extend_context:
+        opened = opened.stretched([task.ids for task in tasks], terminal)
+    elif not (summary.map_reduce or request.truncate or all(_fits(task, opened) for task in tasks)):
+        longest = max(len(task.ids) for task in tasks) + opened.settings.generation.max_new_tokens
+        longer = with_longer_model(opened, longest, _names(tasks, opened), notices)
+        if longer is not None:
+            opened, tasks = longer, _tasks(summary, longer, notices)
+    tasks = [_with_prompt(task, opened, summary, notices) for task in tasks]
+    opened.print_settings(opened.settings.generation.max_new_tokens, terminal, output.verbose)
+    finished = FinishedParts(request.home or default_home(), part_facts(opened), terminal.warn, request.group)
+    reading = MapReduce(opened, summary.templates, finished, terminal, output.quiet)
+    long = [task for task in tasks if task.prompt is None]
+    counts = [reading.check(*_texts(task, summary.style), tokenizing(renderer)) for task in long]
+    parts, unfinished = (sum(each) for each in zip(*counts, strict=True)) if counts else (0, 0)
+    if long and not output.quiet:
+        time = reading.predicted_time(unfinished, terminal)
+        count = f"read in {counted(parts, 'part')}" + ("" if time is None else f", in {time}")
+        asked = summary.map_reduce
+        notices.note(f"{_names(long, opened)}: {count}" if asked else _parts_note(long, count, opened, terminal))
+    longest = max(opened.context if task.prompt is None else task.prompt.length for task in tasks)
+
+    parallel = check_parallel(summary.parallel, opened, longest, None if long else len(tasks))
+    answers = [Answer(task.section, _steps(task, reading, summary.style)) for task in tasks]
+
+    def work(load: Load) -> None:
+        generator = load()
+        try:
+            if parallel == 1:
+                generate_in_order(answers, generator, finished, renderer, PartsLeft(unfinished))
+            else:
+                batch = AnswersTogether(answers, finished, renderer, renderer.for_batch())
+                line = batch.generate(generator, parallel).summary_line()
+                if not output.quiet:
+                    terminal.note(line)
+        except KeyboardInterrupt:
+            if finished.any_used and not output.quiet:
+                terminal.note("the finished parts are saved: run the same command again to resume after them")
+            raise
+        finished.clear()
+
+    return Job(opened, longest, terminal, output, renderer).run(work)
+
+
+def _documents(summary: SummaryRequest, opened: ModelRequest, notices: Notices) -> list[Document]:
+    """Return the documents cut to the range; as one if they are summarized together."""
+    found = []
+    for document in summary.documents:
+        text, note = summary.range.cut(document.text, opened.model.tokenizer.spans, document.name)
+        if note:
+            notices.note(note)
+        found.append(Document(document.name, text))
+    if not summary.together or len(found) == 1:
+        return found
+    whole = "\n\n".join(f"# {document.name}\n\n{document.text.strip()}" for document in found)
+    return [Document(", ".join(document.name for document in found), whole)]
+
+
+def _tasks(summary: SummaryRequest, opened: ModelRequest, notices: Notices) -> list[_Task]:
+    """Return a task for each question about each document."""
+    documents = _documents(summary, opened, notices)
+    questions = list(summary.questions) or [None]
+    found = []
+    for document, row in zip(
+        documents, sections([each.name for each in documents], questions, summary.apart), strict=True
+    ):
+        for section in row:
+            text = summary.templates.document.filled(document.text, summary.style.instruction(section.question))
+            ids = opened.encode(text, tokenizing(notices.renderer))
+            found.append(_Task(section, document, ids))
+    return found
+
+
+def _fits(task: _Task, opened: ModelRequest) -> bool:
+    new = opened.settings.generation.max_new_tokens
+    return forgets(opened.settings.speculation) or len(task.ids) + new <= opened.context
+
+
+def _with_prompt(task: _Task, opened: ModelRequest, summary: SummaryRequest, notices: Notices) -> _Task:
+    """Return the task with its prompt, cut if that was asked for; without one where the document is read in parts.
+
+    Raises PromptError for a document that is too long for a model that was chosen, without --map-reduce.
+    """
+    request, new, name = opened.request, opened.settings.generation.max_new_tokens, task.document.name
+    if _fits(task, opened):
+        return replace(task, prompt=Prompt(task.ids, new, name))
+    if request.truncate is not None:
+        instruction = summary.style.instruction(task.section.question)
+
+        def encode(text: str) -> list[int]:
+            return opened.encode(summary.templates.document.filled(text, instruction))
+
+        most = opened.context - new
+        cut, ids = truncated(opened, name, task.document.text, request.truncate, most, encode)
+        notices.truncated(cut, "", request.dry_run)
+        return replace(task, prompt=Prompt(ids, new, name))
+    if summary.map_reduce or not is_model_chosen(request):
+        return task
+    error = PromptError(
+        f"{name} takes {len(task.ids):,} tokens with the instruction, and the answer {new:,}; "
+        f"the model's context has {opened.context:,}"
+    )
+    others = (
+        f"--extend-context, or --from and --to for a piece of it, such as --to {max(opened.context - new - 256, 1)}"
+    )
+    sources = ", ".join(document.name for document in summary.documents)
+    raise refusal(error, Commands(request, sources), len(task.ids) + new, notices.terminal, others)
+
+
+def _names(tasks: Sequence[_Task], opened: ModelRequest) -> str:
+    """Return the documents that exceed the context, with their tokens, for people."""
+    long = {task.document.name: len(task.ids) for task in tasks if not _fits(task, opened)}
+    return ", ".join(f"{short(name)} ({count:,} tokens)" for name, count in long.items())
+
+
+def _parts_note(long: Sequence[_Task], count: str, opened: ModelRequest, terminal: Terminal) -> str:
+    """Return why documents are read in parts, the `count` of these and their time, and the command that does not."""
+    model = opened.settings.engine.model
+    sources = Commands(opened.request, ", ".join(dict.fromkeys(task.document.name for task in long)))
+    tokens = max(len(task.ids) for task in long) + opened.settings.generation.max_new_tokens
+    in_one = longer_command(sources, tokens, terminal)
+    return (
+        f"{_names(long, opened)}: no --model was chosen, and {model} has a context of {opened.context:,}; "
+        f"{count}" + (f"; to read it in one: {in_one}" if in_one else "")
+    )
+
+
+def _steps(task: _Task, reading: MapReduce, style: AnswerStyle) -> Steps:
+    prompt = task.prompt or (yield from reading.reduce(*_texts(task, style), len(task.ids)))
+    yield [Passage(prompt)]
+
+
+def _texts(task: _Task, style: AnswerStyle) -> tuple[Document, str, str]:
+    """Return the document, the instruction for notes on its parts, and the instruction for the answer."""
+    question = task.section.question
+    return task.document, style.note_taking(question), style.instruction(question)
