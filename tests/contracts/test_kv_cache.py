@@ -114,7 +114,7 @@ def test_a_rollback_to_any_border_leaves_no_trace(subject):
     while (length := subject.border_below(len(subject.ids))) is not None:
         subject.truncate(length)
         expected = subject.expected(tokens(2, seed=3))
-        assert close(subject.run(tokens(2, seed=3)), expected), length
+        assert subject.is_close(subject.run(tokens(2, seed=3)), expected), length
         subject.truncate(min(length, len(subject.ids)))
 
 
