@@ -17,15 +17,15 @@ from offload.planning.latency import Decoding, predict
 from offload.sequence import TokenSequence
 from offload.speculation.auto.adaptive import AdaptiveScheduler
 from offload.speculation.drafters.drafter import ModelDrafter
-from offload.speculation.levels.level import Level, speculate
-from offload.speculation.levels.verifier import ModelVerifier
+from offload.speculation.levels.level import Level
+from offload.speculation.levels.verifier import Verifier
 from offload.speculation.passes.runner import Runner
 from offload.speculation.sampling.warp import Sampler
 
 _GOLDEN = (math.sqrt(5) - 1) / 2
 
 
-class PlantedVerifier(ModelVerifier):
+class PlantedVerifier(Verifier):
     """A verifier that runs its passes, and accepts each token of a draft with a given probability.
 
     The random numbers are spread evenly (multiples of the golden ratio), so that a few verifications accept as many
@@ -36,8 +36,8 @@ class PlantedVerifier(ModelVerifier):
         super().__init__(name, runner, sampler)
         self._rate, self._cycles = rate, 0
 
-    def score(self, sequence: TokenSequence, draft: list[int]) -> Tensor:
-        rows = super().score(sequence, draft)
+    def score(self, sequence: TokenSequence, draft: list[int], parents: Sequence[int] | None = None) -> Tensor:
+        rows = super().score(sequence, draft, parents)
         accepted = self.accepted(len(draft)) if draft else 0
         following = [*draft[:accepted], *((token + 1) % rows.shape[1] for token in draft[accepted:]), 1]
         return torch.nn.functional.one_hot(torch.tensor(following, device=rows.device), rows.shape[1]).to(rows.dtype)
@@ -73,7 +73,7 @@ def _sampler(machine: Machine, built: Built) -> Sampler:
 
 def _plain(machine: Machine, built: Built) -> Level:
     sampler = _sampler(machine, built)
-    return speculate("target", ModelVerifier("full", built.full, sampler), AdaptiveScheduler(), sampler.generator)
+    return Level("target", Verifier("full", built.full, sampler), AdaptiveScheduler(), sampler.generator)
 
 
 def _triforce(machine: Machine, built: Built, predicted: Decoding) -> Level:
@@ -81,9 +81,9 @@ def _triforce(machine: Machine, built: Built, predicted: Decoding) -> Level:
     sampler, request = _sampler(machine, built), built.plan.request
     drafter = ModelDrafter(draft_runner(machine, request.draft, request.speculation), sampler)
     middle = PlantedVerifier("retrieval", built.middle, sampler, DRAFT_ACCEPTANCE)
-    lower = speculate("retrieval", middle, AdaptiveScheduler([drafter], predicted.gamma1), sampler.generator)
+    lower = Level("retrieval", middle, AdaptiveScheduler([drafter], predicted.gamma1), sampler.generator)
     full = PlantedVerifier("full", built.full, sampler, ACCEPTANCE)
-    return speculate("target", full, AdaptiveScheduler([lower], predicted.gamma2), sampler.generator)
+    return Level("target", full, AdaptiveScheduler([lower], predicted.gamma2), sampler.generator)
 
 
 def _decode(machine: Machine, top: Level, tokens: int, cycles: int) -> float:

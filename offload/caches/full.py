@@ -100,7 +100,7 @@ class FullCache(InFlightTokens):
 
     def _begin_tree(self, tree: Tree) -> None:
         self._held_at = self.writes
-        self.rows = self._rotations(self.rope.rows(self._length, self._length + tree.deepest + 1))
+        self.rows = self._rotations(self.rope.rows(self._length, self._length + tree.depth))
         if self._queries is not None:
             self._queries.begin_tree(len(tree), self._held)
 

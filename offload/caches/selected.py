@@ -116,7 +116,7 @@ class SelectedCache(InFlightTokens):
         if tree is None:
             self.rows = rope.rows(self._length, end)
         else:
-            self.rows = self._rotations(rope.rows(self._length, self._length + tree.deepest + 1))
+            self.rows = self._rotations(rope.rows(self._length, self._length + tree.depth))
 
     def _begin_windows(self, tokens: int, tree: Tree | None) -> None:
         """Copy what the full cache has run since the last pass, and begin a pass."""

@@ -112,7 +112,7 @@ class StreamingCache(InFlightTokens):
         depths = tree.on(self.device).depths + position
 
         def rotations(rope: Rope) -> tuple[Tensor, Tensor]:
-            rows = rope.rows(0, position + tree.deepest + 1)
+            rows = rope.rows(0, position + tree.depth)
             return tuple(torch.cat((x[:position], x.index_select(0, depths))) for x in rows)
 
         self._positions = self._rotations_of(rotations)

@@ -16,6 +16,8 @@ from torch import Tensor
 
 from ..kernels.window_attention import Branches
 
+ROOT = -1
+
 
 class TreeTensors(NamedTuple):
     """A tree on a device: `depths` `[tokens]`, which of them see which, `[tokens, tokens]`, and parents in int32."""
@@ -26,15 +28,32 @@ class TreeTensors(NamedTuple):
 
 
 class Tree:
-    """The shape of a tree of tokens. Do not construct one; `tree_of` returns the same object for the same shape."""
+    """The shape of a tree of tokens, from its nodes' parents. `tree_of` returns the same object for the same shape.
 
-    def __init__(self, parents: tuple[int, ...]) -> None:
-        self.parents = parents
-        self.depths: list[int] = []  # 0: follows the last committed token
-        for index, parent in enumerate(parents):
-            assert -1 <= parent < index, "a parent comes before its children"
-            self.depths.append(0 if parent < 0 else self.depths[parent] + 1)
-        self.deepest = max(self.depths)
+    Nodes are numbered from 0 and parents come before their children. The parent `ROOT` is the sequence's last token,
+    which is no node.
+
+    Attributes:
+        parents: of each node.
+        children: of the root, then of each node: `children[node + 1]`, in the order in which they were drawn.
+        ranks: the place of each node among its siblings, from 0.
+        depths: of each node; 0 follows the root.
+        depth: the nodes of the longest path from the root; 0 without nodes.
+    """
+
+    def __init__(self, parents: Sequence[int]) -> None:
+        """Raise ValueError unless every parent comes before its children."""
+        self.parents = tuple(parents)
+        self.children: list[list[int]] = [[] for _ in range(len(self.parents) + 1)]
+        self.ranks: list[int] = []
+        self.depths: list[int] = []
+        for node, parent in enumerate(self.parents):
+            if not ROOT <= parent < node:
+                raise ValueError(f"node {node} of a tree has the parent {parent}, which does not come before it")
+            self.ranks.append(len(self.children[parent + 1]))
+            self.depths.append(0 if parent == ROOT else self.depths[parent] + 1)
+            self.children[parent + 1].append(node)
+        self.depth = max(self.depths, default=-1) + 1
         self._tensors: dict[torch.device, TreeTensors] = {}
 
     def __len__(self) -> int:
@@ -56,18 +75,18 @@ class Tree:
                 sees[index] |= sees[parent]
         return sees
 
-    def path_to(self, token: int) -> list[int]:
-        """Return a token and its ancestors, from the root down."""
+    def path_to(self, node: int) -> list[int]:
+        """Return the nodes from the root's child down to `node`."""
         path = []
-        while token >= 0:
-            path.append(token)
-            token = self.parents[token]
+        while node != ROOT:
+            path.append(node)
+            node = self.parents[node]
         return path[::-1]
 
     def follow(self, ids: Sequence[int], tokens: Sequence[int]) -> list[int]:
         """Return the longest path from the root along which the tree's tokens `ids` are the first of `tokens`."""
         path: list[int] = []
-        above = -1
+        above = ROOT
         for token in tokens:
             same = (node for node in range(above + 1, len(self)) if self.parents[node] == above and ids[node] == token)
             if (above := next(same, len(self))) == len(self):
@@ -80,9 +99,13 @@ class Tree:
         return all(self.parents[token] == above for token, above in zip(keep, (-1, *keep), strict=False))
 
 
-@lru_cache(maxsize=64)
-def tree_of(parents: tuple[int, ...]) -> Tree:
-    """Return the tree of tokens whose parents have these indices, -1 for the last committed token."""
+def tree_of(parents: Sequence[int]) -> Tree:
+    """Return the tree with these parents; the last trees are cached, because drafts repeat their shapes."""
+    return _cached(tuple(parents))
+
+
+@lru_cache(maxsize=128)
+def _cached(parents: tuple[int, ...]) -> Tree:
     return Tree(parents)
 
 

@@ -84,7 +84,7 @@ class Windows:
         else:
             self._make_room(start + held, start + len(tree), len(tree))
             depths = tree.on(self._device).depths[held:]
-            rows = self._rope.rows(start, start + tree.deepest + 1)
+            rows = self._rope.rows(start, start + tree.depth)
             self._rows = tuple(x.index_select(0, depths) for x in rows)
         self._first = max(self._first, start + held + tokens - self._ring.room)
 

@@ -221,10 +221,10 @@ def test_faults_are_found(name, fault, monkeypatch):
         sees[3, 2] = True
         above = torch.tensor([2 if index == 3 else parent for index, parent in enumerate(parents)], dtype=torch.int32)
     elif fault == "a depth too much":
-        tree.deepest += 1
+        tree.depth += 1
         depths = torch.tensor([depth + (index == 6) for index, depth in enumerate(depths.tolist())])
     else:
-        tree.deepest = len(parents)
+        tree.depth = len(parents) + 1
         depths = torch.arange(len(parents))
     tree._tensors[torch.device("cpu")] = TreeTensors(depths, sees, above)
     subject = new_subject(name)

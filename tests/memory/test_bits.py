@@ -9,7 +9,6 @@ from offload.loading.formats.safetensors import FolderCheckpoint
 from offload.loading.weights import load_model
 from offload.memory.disk_link import DiskLink
 from offload.memory.tree_attention import tree_of
-from offload.speculation.trees.tree import Tree
 from tests.support.models import id_tensor, make_hf_model
 from tests.support.offloading import CPU, SHAPE, make_link, random_delays, settings, tiered_cache
 
@@ -75,7 +74,7 @@ TREES = [
 @pytest.mark.parametrize(("mode", "resident", "length", "parents"), TREES, ids=["small", "large"])
 def test_a_tree_has_the_bits_of_its_chains(model, mode, resident, length, parents):
     """Run in two passes."""
-    path = Tree(parents).path(len(parents) - 1)
+    path = tree_of(parents).path_to(len(parents) - 1)
     prompt, ids, first = id_tensor(length), id_tensor(len(parents), 1), len(parents) // 2
     chain = model.new_cache(CAPACITY)
     model.forward(prompt, chain)

@@ -127,7 +127,7 @@ def test_a_pause_of_the_machine_does_not_count_against_drafting(hiccup):
 
 def test_free_drafts_are_scored_during_plain_steps():
     class Free(Fake):
-        def propose(self, sequence, limit):
+        def propose(self, sequence, limit, tree=None):
             return Draft([7], None)
 
     free = Free("free", always(0.0), 0.0, relative_cost=0.0, prior=0.05)
@@ -142,7 +142,7 @@ def test_a_guess_is_only_compared_with_the_step_that_it_was_made_for():
     """A plain step without a guess must not be compared with an earlier one."""
 
     class Free(Fake):
-        def propose(self, sequence, limit):
+        def propose(self, sequence, limit, tree=None):
             return Draft([7], None)
 
     drafter = Free("free", always(0.0), 0.0, relative_cost=0.0, prior=0.05)

@@ -8,8 +8,8 @@ import torch
 from offload.settings.config import Sampling
 from offload.speculation.auto.adaptive import AdaptiveScheduler
 from offload.speculation.drafters.drafter import Draft, ModelDrafter
-from offload.speculation.levels.level import speculate
-from offload.speculation.levels.verifier import ModelVerifier
+from offload.speculation.levels.level import Level
+from offload.speculation.levels.verifier import Verifier
 from offload.speculation.sampling.warp import Sampler
 from offload.speculation.trees import verification
 from tests.support.table_models import DRAFTS, TARGET, VOCAB, TableRunner, hierarchy, p_value
@@ -85,7 +85,7 @@ def test_the_same_mistake_at_the_lower_level_alone_is_detected(monkeypatch):
 class FilteringDrafter(ModelDrafter):
     """Cuts its draft before the first unlikely token, which is wrong."""
 
-    def propose(self, sequence, limit):
+    def propose(self, sequence, limit, tree=None):
         draft = super().propose(sequence, limit)
         chances = draft.rows.gather(1, torch.tensor(draft.tokens)[:, None])[:, 0]
         kept = int((chances > 0.3).long().cumprod(0).sum())
@@ -96,11 +96,11 @@ class FilteringDrafter(ModelDrafter):
 def test_discarding_a_sampled_token_is_detected():
     sampling = SAMPLINGS["t1"]
     sampler = Sampler(sampling, 0, VOCAB, torch.device("cpu"))
-    target = ModelVerifier("full", TableRunner(TARGET), sampler)
+    target = Verifier("full", TableRunner(TARGET), sampler)
     results = []
     for kind in (ModelDrafter, FilteringDrafter):
         scheduler = AdaptiveScheduler([kind(TableRunner(DRAFTS["good"]), sampler)], gamma=3)
-        results.append(p_value(speculate("target", target, scheduler, sampler.generator), sampling, RUNS))
+        results.append(p_value(Level("target", target, scheduler, sampler.generator), sampling, RUNS))
     assert results[0] > SIGNIFICANCE > results[1]
 
 

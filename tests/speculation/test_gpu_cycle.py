@@ -9,8 +9,8 @@ from offload.speculation.auto.adaptive import AdaptiveScheduler
 from offload.speculation.drafters.draft_runner import DraftRunner
 from offload.speculation.drafters.drafter import Draft, ModelDrafter
 from offload.speculation.levels.hierarchy import draft_cache
-from offload.speculation.levels.level import speculate
-from offload.speculation.levels.verifier import ModelVerifier
+from offload.speculation.levels.level import Level
+from offload.speculation.levels.verifier import Verifier
 from offload.speculation.passes.runner import Runner
 from offload.speculation.sampling import warp as sampling_module
 from offload.speculation.sampling.noise import Noise
@@ -60,7 +60,7 @@ def level(sampling):
     list(full.prefill(sequence))
     list(drafting.read(sequence))
     scheduler = AdaptiveScheduler([ModelDrafter(drafting, sampler)], GAMMA)
-    found = speculate("target", ModelVerifier("full", full, sampler), scheduler, sampler.generator, noise=sampler.noise)
+    found = Level("target", Verifier("full", full, sampler), scheduler, sampler.generator, noise=sampler.noise)
     found.advance(sequence, GAMMA + 1)  # the first step is plain
     return found, sequence
 

@@ -143,7 +143,7 @@ def test_each_token_of_a_tree_followed_a_suffix_in_the_text(text, tail, nodes):
     tree = tree_of(parents)
     assert len(tokens) <= nodes and tree.depth <= 4
     for node, token in enumerate(tokens):
-        path = [tokens[index] for index in tree.path(node)[:-1]]
+        path = [tokens[index] for index in tree.path_to(node)[:-1]]
         pattern = [*[*text, *tail, *path][-2:], token]
         assert pattern in [text[at : at + 3] for at in range(len(text) - 2)]
     for children in tree.children:

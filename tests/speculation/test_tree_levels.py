@@ -18,8 +18,8 @@ from offload.speculation.auto.adaptive import AdaptiveScheduler
 from offload.speculation.drafters.draft_runner import DraftRunner
 from offload.speculation.drafters.drafter import ModelDrafter, SelectedDrafter
 from offload.speculation.drafters.ngram import LookupDrafter
-from offload.speculation.levels.level import speculate
-from offload.speculation.levels.verifier import ModelVerifier
+from offload.speculation.levels.level import Level
+from offload.speculation.levels.verifier import Verifier
 from offload.speculation.passes.runner import Runner
 from offload.speculation.sampling.warp import Sampler
 from offload.speculation.trees.draft import DraftedTree
@@ -90,7 +90,7 @@ def test_rows_are_those_of_a_fresh_runner_after_any_history(models, steps, strea
             parents = random_tree(len(value), seed)
             found = runner.tree_rows(sequence, value, parents)
             for node in range(-1, len(value)):
-                path = [value[index] for index in tree_of(parents).path(node)]
+                path = [value[index] for index in tree_of(parents).path_to(node)]
                 assert torch.allclose(found[node + 1], fresh_rows(model, sequence, path)[-1], atol=1e-4)
         elif what == "abort":
             with pytest.raises(KeyboardInterrupt), interrupted(model, after=seed % 3):
@@ -132,7 +132,7 @@ def test_a_row_has_the_bits_of_the_chain_that_its_path_is(models):
     for runner, new in ((full, SETUPS["table"].full), (middle, lambda model: middle)):
         found = runner.tree_rows(sequence, draft, parents).clone()
         for node in range(-1, 12):
-            path = [draft[index] for index in tree_of(parents).path(node)]
+            path = [draft[index] for index in tree_of(parents).path_to(node)]
             assert torch.equal(found[node + 1], new(model).rows(TokenSequence(sequence.tokens), path)[-1])
 
 
@@ -175,12 +175,12 @@ def levels(models, kind, name, shape, sampling, every=None, budget=None, window=
 
     def level(name, verifier, over, tree, gamma=depth):
         scheduler = AdaptiveScheduler([over], gamma, trees=tree and (lambda: FixedTrees(tree)))
-        return speculate(name, verifier, scheduler, sampler.generator)
+        return Level(name, verifier, scheduler, sampler.generator)
 
-    top = ModelVerifier("full", full, sampler)
+    top = Verifier("full", full, sampler)
     if name in drafters:
         return level("target", top, drafters[name], parents), sequence, sampler
-    lower = level("retrieval", ModelVerifier("retrieval", middle, sampler), drafters[name.split(" over ")[1]], parents)
+    lower = level("retrieval", Verifier("retrieval", middle, sampler), drafters[name.split(" over ")[1]], parents)
     return level("target", top, lower, None, 6), sequence, sampler
 
 
@@ -198,7 +198,7 @@ def plain(models, kind, sampling, count):
     full, _, sequence = SETUPS[kind].prefilled(models[kind], 90)
     sampler = Sampler(sampling, 0, VOCAB, CPU)
     sampler.observe_prompt(sequence.tokens)
-    level = speculate("target", ModelVerifier("full", full, sampler), AdaptiveScheduler(), sampler.generator)
+    level = Level("target", Verifier("full", full, sampler), AdaptiveScheduler(), sampler.generator)
     return decode(level, sequence, sampler, count)
 
 
@@ -238,7 +238,7 @@ def test_a_draft_has_the_shape_and_the_distributions_of_its_children(models, nam
         for head, children in enumerate(tree.children):
             assert len({tokens[child] for child in children}) == len(children)
             if children:
-                path = [tokens[node] for node in tree.path(head - 1)] if head else []
+                path = [tokens[node] for node in tree.path_to(head - 1)] if head else []
                 logits = models["copied"].logits(fresh_rows(models["copied"], sequence, path)[-1:])
                 assert torch.allclose(rows[head], sampler.distribution(logits, path)[0], atol=1e-4)
                 assert all(rows[head, tokens[child]] > 0 for child in children)

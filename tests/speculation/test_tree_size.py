@@ -18,7 +18,7 @@ def seconds(parents, draft_s, verify_s):
     tree = Tree(parents)
     inner = [1, *(0 for _ in range(tree.depth))]  # nodes with children, by depth
     for node, depth in enumerate(tree.depths):
-        inner[depth] += bool(tree.children[node + 1])
+        inner[depth + 1] += bool(tree.children[node + 1])
     return verify_s(len(parents) + 1) + sum(draft_s(rows) for rows in inner[: tree.depth])
 
 

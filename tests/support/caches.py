@@ -138,7 +138,7 @@ def new_subject(name: str, dtype=torch.float32) -> Subject:
         full = FullCache(new_store("plain", dtype), rope, CAPACITY)
         # Room for everything: what is left out is tested in test_evicting and test_retrieved.
         settings = Speculation(method="ar", approximate="h2o", sink=2, window=5, budget=CAPACITY - 70, chunk=CHUNK)
-        return Subject(APPROXIMATE[name](full, settings), rope, dtype, [], 0, (1, 40, 3, 20, 60), 71, "at once")
+        return Subject(APPROXIMATE[name](full, settings), rope, dtype, [], 0, (1, 40, 3, 20), CAPACITY + 1, "at once")
     if name.startswith("full on "):
         cache = FullCache(new_store(name.removeprefix("full on "), dtype), rope, CAPACITY)
         return Subject(cache, rope, dtype, [], 0, (1, 40, 3, 70, 1, 5, 80), CAPACITY + 1, "in a cache of")
@@ -151,9 +151,8 @@ def _selected(name: str, rope: Rope, dtype: torch.dtype) -> Subject:
     is_chunks, is_quantised = table is ChunkTableCache, name.startswith("quantised")
     if table and not is_chunks and native_kernel() is None:
         pytest.skip("there is no native kernel here")
-    full = FullCache(
-        new_store("plain" if is_chunks else "blocks" if table else name.split(" of ")[-1], dtype), rope, CAPACITY
-    )
+    store = "plain" if is_chunks else "blocks" if table else name.split(" of ")[-1]
+    full = FullCache(new_store(store, dtype), rope, CAPACITY)
     prompt = Subject(full, rope, dtype, [], 0, (), 0, "")
     everything = "everything" in name
     chunk = 2 * CHUNK if is_quantised else CHUNK

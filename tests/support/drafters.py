@@ -19,8 +19,8 @@ from offload.speculation.auto.adaptive import AdaptiveScheduler
 from offload.speculation.drafters.drafter import Drafter, ModelDrafter
 from offload.speculation.drafters.ngram import LookupDrafter
 from offload.speculation.levels.hierarchy import draft_cache, selected_cache
-from offload.speculation.levels.level import speculate
-from offload.speculation.levels.verifier import ModelVerifier
+from offload.speculation.levels.level import Level
+from offload.speculation.levels.verifier import Verifier
 from offload.speculation.passes.runner import Runner, SelectedRunner
 from offload.speculation.sampling.warp import Sampler
 from tests.support.models import make_hf_model
@@ -55,10 +55,10 @@ def new_subject(name: str, sequence: TokenSequence) -> Subject:
         return Subject(LookupDrafter() if name == "lookup" else draft, lambda sequence: None)
     target = _model(0, 2)
     full = Runner(target, target.new_cache(400), 64)
-    verifier = ModelVerifier("retrieval", SelectedRunner(full, selected_cache(full.cache, SETTINGS)), sampler)
+    verifier = Verifier("retrieval", SelectedRunner(full, selected_cache(full.cache, SETTINGS)), sampler)
     below = {"level": [], "level over lookup": [LookupDrafter()], "level over a draft model": [draft]}[name]
     pace, ticks = AdaptiveScheduler(below, gamma=3 if below else None), itertools.count()
-    level = speculate("retrieval", verifier, pace, sampler.generator, lambda: next(ticks))
+    level = Level("retrieval", verifier, pace, sampler.generator, lambda: next(ticks))
     subject = Subject(level, lambda sequence: list(full.prefill(sequence)))
     subject.settle(sequence)
     return subject

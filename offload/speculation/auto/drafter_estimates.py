@@ -10,7 +10,7 @@ from ..drafters.drafter import Drafter
 from ..passes.estimators import MAX_RATIO, Acceptance, DraftTimes, SetupTimes, StepTimes, expected_tokens
 from ..trees.draft import DraftedTree
 from ..trees.drafted_trees import DraftTrees
-from ..trees.tree import Visit, tree_of
+from ..trees.tree import Visit, tree_of, visits
 from .row_times import RowTimes
 
 GAMMAS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24)
@@ -44,7 +44,7 @@ class Cycle(NamedTuple):
     def visits(self) -> list[Visit]:
         """What the verification tells of each node whose children it tried."""
         if self.parents is not None:
-            return tree_of(self.parents).visits(self.path)
+            return visits(tree_of(self.parents), self.path)
         return [Visit(1, 0)] * self.accepted + [Visit(1, None)] * (self.accepted < self.drafted)
 
 

@@ -44,8 +44,8 @@ from ..passes.steps import Executor
 from ..sampling.logprobs import LogprobsRecorder
 from ..sampling.warp import Sampler
 from ..trees.drafted_trees import DraftTrees, draft_trees
-from .level import Level, speculate
-from .verifier import ModelVerifier
+from .level import Level
+from .verifier import Verifier
 
 SELECTORS = {RETRIEVAL: RetrievalSelector, STREAMING: RecencySelector, H2O: HeavyHitterSelector}
 Clock = Callable[[], float]  # seconds
@@ -166,7 +166,7 @@ def build(
     trees = draft_trees(settings.tree_shape, TreeSampling(settings.tree_sampling), may_be_chain=method.adaptive)
 
     def level(
-        verifier: ModelVerifier,
+        verifier: Verifier,
         over: list[Drafter],
         gamma: int | None,
         prior: float = SELECTED_PRIOR,
@@ -175,9 +175,9 @@ def build(
         cost = full_row if verifier is full else ROW_COST
         scheduler = AdaptiveScheduler(over, gamma, method.adaptive, horizon, trees, cost)
         name = "target" if verifier is full else verifier.name
-        return speculate(name, verifier, scheduler, sampler.generator, clock, group, prior, sampler.noise)
+        return Level(name, verifier, scheduler, sampler.generator, clock, group, prior, sampler.noise)
 
-    full = ModelVerifier("full", runners.full, sampler, logprobs)
+    full = Verifier("full", runners.full, sampler, logprobs)
     if runners.middle is None:
         top = level(full, drafters, settings.gamma2)
         return Hierarchy(settings.method, top, (top,))
@@ -189,7 +189,7 @@ def build(
 
     def lower(kind: str, runner: SelectedRunner) -> Level:
         prior = SELECTED_PRIOR * (1.0 if runner.copy is None else runner.copy.agreement)
-        verifier = ModelVerifier(_middle_name(kind, runner), runner, sampler)
+        verifier = Verifier(_middle_name(kind, runner), runner, sampler)
         return level(verifier, drafters, settings.gamma1, prior, None if method.adaptive else trees)
 
     middles = [lower(kind, runners.middle)]

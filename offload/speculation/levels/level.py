@@ -16,7 +16,7 @@ from ...parallel import ALONE, Group
 from ...sequence import TokenSequence
 from ...settings.tree_settings import TreeSampling
 from ..auto.adaptive import AdaptiveScheduler, Cycle
-from ..drafters.drafter import SELECTED_PRIOR, Drafter
+from ..drafters.drafter import SELECTED_PRIOR
 from ..sampling.noise import Noise
 from ..sampling.warp import read_tokens
 from ..trees.coupled import verify_coupled
@@ -37,7 +37,7 @@ class Level:
         verifier: Verifier,
         scheduler: AdaptiveScheduler,
         generator: Generator | None,
-        clock: Callable[[], float],
+        clock: Callable[[], float] = time.perf_counter,
         group: Group = ALONE,
         prior: float = SELECTED_PRIOR,
         noise: Noise | None = None,
@@ -90,9 +90,9 @@ class Level:
         drafter, gamma = self._scheduler.choose(sequence, limit - 1)
         setups = 0 if drafter is None else drafter.setups, self._verifier.setups
         shape = self._scheduler.tree
-        draft = _propose(drafter, sequence, gamma, shape) if drafter is not None and gamma > 0 else NOTHING
+        draft = drafter.propose(sequence, gamma, shape) if drafter is not None and gamma > 0 else NOTHING
         drafted = self._clock()
-        target = self._score(sequence, draft)
+        target = self._verifier.score(sequence, draft.tokens, draft.parents)
         path, token = self._verify(draft, target, len(sequence), shape)
         end = self._clock()
         # All ranks use rank 0's result and times: clocks differ, and so may the last bit of a sum.
@@ -124,13 +124,8 @@ class Level:
         if self._noise is None:
             sampling = TreeSampling.WITHOUT_REPLACEMENT if shape is None else shape.sampling
             return verify_draft(draft, target, self._generator, sampling)
-        picks = self._noise.pick(target, [position, *(position + depth for depth in draft.depths)])
+        picks = self._noise.pick(target, [position, *(position + 1 + depth for depth in draft.depths)])
         return verify_coupled(draft.tokens, read_tokens(picks, target), draft.parents)
-
-    def _score(self, sequence: TokenSequence, draft: Draft) -> Tensor:
-        if draft.parents is None:
-            return self._verifier.score(sequence, draft.tokens)
-        return self._verifier.score(sequence, draft.tokens, draft.parents)
 
     def propose(self, sequence: TokenSequence, limit: int, tree: DraftedTree | None = None) -> Draft:
         """Return exactly `limit` tokens with the verifier's distribution, as a draft for the next level."""
@@ -155,24 +150,3 @@ class Level:
     def _tree_of(cycle: Cycle) -> tuple[int, list[Visit]] | tuple[()]:
         """Return the nodes and the visits of a cycle's tree, for the statistics; nothing for a chain."""
         return () if cycle.parents is None else (len(cycle.parents), cycle.visits)
-
-
-def _propose(drafter: Drafter, sequence: TokenSequence, limit: int, shape: DraftedTree | None) -> Draft:
-    return drafter.propose(sequence, limit) if shape is None else drafter.propose(sequence, limit, shape)
-
-
-def speculate(
-    name: str,
-    verifier: Verifier,
-    scheduler: AdaptiveScheduler,
-    generator: Generator | None,
-    clock: Callable[[], float] = time.perf_counter,
-    group: Group = ALONE,
-    prior: float = SELECTED_PRIOR,
-    noise: Noise | None = None,
-) -> Level:
-    """Return a level that verifies what the scheduler's drafters propose; without drafters it decodes plainly.
-
-    Arguments as of `Level`.
-    """
-    return Level(name, verifier, scheduler, generator, clock, group, prior, noise)

@@ -1,9 +1,8 @@
-"""Verifiers: the models that a level's drafts are compared with."""
+"""The verifier of a level: the model that its drafts are compared with."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -15,42 +14,7 @@ from ..sampling.warp import Sampler
 from ..trees.tree import paths
 
 
-class Verifier(Protocol):
-    """Computes the distribution that its level's output follows."""
-
-    name: str
-    relative_cost: float  # estimated time of a pass over one token, in plain steps of the target
-
-    @property
-    def setups(self) -> int:
-        """How many one-off costs, such as selections of a retrieval cache, the scores have included so far."""
-        ...
-
-    def setup_cost(self, sequence: TokenSequence) -> float:
-        """Estimate the one-off cost of the next score, in plain steps of the target; 0 if there is none."""
-        ...
-
-    def score(self, sequence: TokenSequence, draft: list[int], parents: Sequence[int] | None = None) -> Tensor:
-        """Return the distributions after the sequence and after each token of the draft: `[len(draft) + 1, vocab]`.
-
-        With the `parents` of a tree, those after a token follow the tokens on its path.
-        """
-        ...
-
-    def emit(self, rows: Sequence[int], tokens: Sequence[int]) -> None:
-        """Note which tokens the level emits after the last score, and from which of its rows each was chosen."""
-        ...
-
-    def settle(self, sequence: TokenSequence) -> None:
-        """Drop from the cache the tokens that are not in the sequence, such as rejected ones."""
-        ...
-
-    def observe(self, drafted: int, accepted: int) -> None:
-        """Note how many tokens drafted from this verifier's distribution the next level accepted."""
-        ...
-
-
-class ModelVerifier:
+class Verifier:
     """The target on one of its caches."""
 
     def __init__(self, name: str, runner: Runner, sampler: Sampler, logprobs: LogprobsRecorder | None = None) -> None:

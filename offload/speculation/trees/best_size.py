@@ -81,7 +81,7 @@ def sized_tree(shape: TreeShape, acceptance: Acceptance, draft_s: RowTimes, veri
         parents = k_ary(shape.widths)
         tree = tree_of(parents)
         inner = {node: tree.depths[node] for node in tree.parents if node >= 0}
-        rows = [1, *(list(inner.values()).count(depth) for depth in range(1, tree.depth))]
+        rows = [1, *(list(inner.values()).count(depth) for depth in range(tree.depth - 1))]
         seconds = sum(map(draft_s, rows)) + verify_s(len(parents) + 1)
         return SizedTree(parents, expected_tokens(parents, acceptance), seconds)
     if shape.kind == "best":

@@ -26,8 +26,8 @@ class Draft(NamedTuple):
 
     @property
     def depths(self) -> Sequence[int]:
-        """Return the place of each token after the sequence, from 1."""
-        return range(1, len(self.tokens) + 1) if self.parents is None else tree_of(self.parents).depths
+        """Return the place of each token after the sequence, from 0."""
+        return range(len(self.tokens)) if self.parents is None else tree_of(self.parents).depths
 
     @property
     def depth(self) -> int:
@@ -36,7 +36,7 @@ class Draft(NamedTuple):
 
     def path(self, node: int) -> Sequence[int]:
         """Return the tokens, by index, from the first one down to a node; none for -1."""
-        return range(node + 1) if self.parents is None else tree_of(self.parents).path(node)
+        return range(node + 1) if self.parents is None else tree_of(self.parents).path_to(node)
 
 
 class DraftedTree(NamedTuple):

@@ -105,7 +105,7 @@ def expected_tokens(parents: Sequence[int], acceptance: Acceptance) -> float:
     rows = acceptance if acceptance and isinstance(acceptance[0], Sequence) else (acceptance,)
     reached: list[float] = []
     for parent, depth, rank in zip(tree.parents, tree.depths, tree.ranks, strict=True):
-        rates = rows[min(depth, len(rows)) - 1]
+        rates = rows[min(depth, len(rows) - 1)]
         rate = rates[rank] if rank < len(rates) else 0.0
         reached.append(rate * (1.0 if parent == ROOT else reached[parent]))
     return 1 + sum(reached)
