@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 
 import torch
 from gpu_long import ACCEPTANCE, DRAFT_ACCEPTANCE, Built, LongContext, passes_of

@@ -16,7 +16,7 @@ from ..kernels.native.kv_groups import Groups
 from ..kernels.native.layout import keys_of, mean_keys, move_tokens, values_of, write_blocks
 from ..kernels.native.library import BLOCK
 from ..settings.method_sizes import KEPT_QUERIES
-from .host_tensors import host_memory
+from .host_memory import host_memory
 from .store import DeviceStore, gather_chunks
 from .tree_attention import Tree
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .disk_pages import DiskPages, FileRange
-from .host_tensors import host_memory
+from .host_memory import host_memory
 from .link import Link
 from .page import PageRun
 

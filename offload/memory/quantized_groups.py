@@ -12,8 +12,7 @@ from ..architecture.kv_formats import BLOCK, GROUP, group_bytes
 from ..kernels.native.kernel import Kernel
 from ..kernels.native.kv_groups import Groups, dequantize_call
 from .block_store import copy_bytes
-from .disk_gather import read_grains
-from .disk_pages import DiskPages
+from .disk_pages import DiskPages, read_grains
 from .open_pages import new_pages
 from .quantized_pages import QuantizedPageFormat
 from .tiers import Tiers

@@ -21,7 +21,7 @@ from ..kernels.native.kernel import Kernel
 from ..kernels.native.kv_groups import Groups, kv_format, quantize_call
 from ..kernels.native.layout import keys_of, move_tokens, values_of
 from .block_store import BlockStore
-from .host_tensors import host_memory
+from .host_memory import host_memory
 from .quantized_groups import GroupMemory, GroupTiers, dequantized, group_items
 from .quantized_memory import SINK_BLOCKS, WINDOW_BLOCKS, QuantizedMemory, Ring, place_in_ring, window_capacity
 from .tree_attention import Tree

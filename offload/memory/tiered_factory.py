@@ -25,17 +25,16 @@ from .device_factory import new_device_store, new_store
 from .device_quantized_store import DeviceQuantizedStore
 from .disk_pages import DiskPages
 from .host_attention import HostAttention, HostThread
-from .host_memory import begin_allocation, make_link
+from .host_memory import Pinning, begin_allocation
 from .layered_store import LayeredStore
 from .link import DISK_COST, LINK_COST, Link
 from .open_pages import OpenPages, new_pages
 from .page import BlockPageFormat, NativePageFormat, PageFormat, PlainPageFormat
-from .pinning import Pinning
 from .prefetch import PrefetchRing
-from .quantized_host import QuantizedHostAttention
 from .quantized_memory import QuantizedMemory
-from .quantized_pages import QuantizedPageFormat
+from .quantized_pages import QuantizedHostAttention, QuantizedPageFormat
 from .quantized_store import QuantizedStore
+from .staged_link import make_link
 from .store import DeviceStore, Store
 from .tier_settings import HOST_SHARES, TierSettings
 from .tiered_store import TieredStore

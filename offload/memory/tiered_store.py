@@ -11,8 +11,7 @@ from ..architecture.config import ModelShape
 from ..architecture.tier_footprint import GATHERED_BYTES
 from ..kernels.accumulate import Accumulator
 from .block_store import copy_bytes
-from .disk_gather import read_grains
-from .disk_pages import DiskPages
+from .disk_pages import DiskPages, read_grains
 from .mean_keys import HostMeanKeys
 from .page import PageFormat, PageRun
 from .page_prefill import PlainPrefill, PrefillBuffers

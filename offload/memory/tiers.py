@@ -19,11 +19,10 @@ from ..kernels.accumulate import PassResult
 from .balance import Balance, Stopwatch
 from .disk_pages import DiskPages
 from .host_attention import HostResult, HostThread, add_from_host
-from .host_memory import allocator
+from .host_memory import Pinning, allocator
 from .link import DISK_COST, LINK_COST, Link
 from .open_pages import OpenPages, new_pages
 from .page import PageLayout
-from .pinning import Pinning
 from .prefetch import PrefetchItem, PrefetchRing, prefetch_order
 
 Layout = TypeVar("Layout", bound=PageLayout)

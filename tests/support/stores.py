@@ -16,8 +16,7 @@ from offload.kernels.native.ops import NativeOperations
 from offload.kernels.ops import TorchOperations
 from offload.memory.device_factory import new_store as make_store
 from offload.memory.disk_link import DiskLink
-from offload.memory.page_pool import PagePool
-from offload.memory.paged_store import PagedStore
+from offload.memory.paged_store import PagedStore, PagePool
 from offload.memory.store import Store
 from offload.memory.tiered_factory import TieredStoreFactory
 from offload.settings.config import EXACT
