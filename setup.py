@@ -5,18 +5,24 @@ need no headers of Python. The kernel needs a C compiler with GCC's vector exten
 OpenMP: it has a thread pool of its own. The reason of its failed build is stored beside it, for `triforce doctor`.
 """
 
+import os
+import re
 import shutil
 from pathlib import Path
 
 from setuptools import Extension, find_packages, setup
 from setuptools.command.build_ext import build_ext
 
+# Where the files of a release can be read as they are, such as https://HOST/OWNER/triforce/raw/v0.1.0: the page of a
+# package index has no pictures and no pages beside it. scripts/build_wheels.sh sets it.
+FILES_URL = os.environ.get("TRIFORCE_FILES_URL", "").rstrip("/")
+
 FOLDER = Path("offload") / "kernels" / "native"
 KERNEL = Extension(
     "offload.kernels.native._kernel",
     sources=[str(FOLDER / "kernel.c")],
     depends=[str(path) for path in sorted(FOLDER.glob("*.h"))],
-    extra_compile_args=["-std=gnu11", "-O2", "-pthread", "-Wno-psabi"],
+    extra_compile_args=["-std=gnu11", "-O2", "-g0", "-pthread", "-Wno-psabi"],
     extra_link_args=["-pthread"],
     libraries=["m"],
     optional=True,
@@ -26,7 +32,7 @@ KERNEL = Extension(
 INTERRUPT = Extension(
     "triforce_cli._interrupt",
     sources=["triforce_cli/interrupt.c"],
-    extra_compile_args=["-std=gnu11", "-O2"],
+    extra_compile_args=["-std=gnu11", "-O2", "-g0"],
     optional=True,
     py_limited_api=True,
 )
@@ -63,7 +69,28 @@ class BuildKernel(build_ext):
         return []  # no PyInit function: Python does not import it
 
 
+def index_page() -> str:
+    """Return README.md, its links and pictures absolute where FILES_URL is known."""
+    text = Path("README.md").read_text(encoding="utf-8")
+    if not FILES_URL:
+        return text
+    text = re.sub(r"(!\[[^]]*\]\()(?![a-z]+:)", rf"\1{FILES_URL}/", text)
+    pages = FILES_URL.replace("/raw/", "/blob/")  # as pages, on the hosts that tell the two apart
+    return re.sub(r"(?<!!)(\[[^]]*\]\()(?![a-z]+:|#)", rf"\1{pages}/", text)
+
+
+def project_urls() -> dict[str, str]:
+    """Return the links that a package index shows."""
+    urls = {"Paper": "https://arxiv.org/abs/2404.11912"}
+    if FILES_URL:
+        urls["Source"] = FILES_URL.partition("/raw/")[0].removesuffix("/-")
+    return urls
+
+
 setup(
+    long_description=index_page(),
+    long_description_content_type="text/markdown",
+    project_urls=project_urls(),
     packages=[
         *find_packages(include=["offload", "offload.*", "triforce_cli", "triforce_cli.*"]),
         "offload.profiles",  # data, see pyproject.toml
@@ -71,4 +98,6 @@ setup(
     ],
     ext_modules=[KERNEL, INTERRUPT],
     cmdclass={"build_ext": BuildKernel},
+    # The libraries know nothing of Python's ABI: one wheel for every version of it from requires-python on.
+    options={"bdist_wheel": {"py_limited_api": "cp310"}},
 )

@@ -180,8 +180,16 @@ class LevelStatistics:
 
     @property
     def acceptance(self) -> float | None:
-        """The acceptance rate, accepted / verified tokens; None if no token was verified."""
+        """The acceptance rate of a token, accepted / verified; None if no token was verified."""
         return self.accepted / self.verified if self.verified else None
+
+    @property
+    def accepted_of_drafted(self) -> float | None:
+        """The accepted share of all drafted tokens, as TriForce's tables give it; None if none was drafted.
+
+        Tokens behind a rejected one count here, so it is below `acceptance`, the more so the longer the drafts.
+        """
+        return self.accepted / self.drafted if self.drafted else None
 
     def plus(
         self,

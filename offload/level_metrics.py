@@ -22,8 +22,14 @@ def tokens_per_verification(levels: Sequence[LevelStatistics]) -> float | None:
 
 
 def acceptance(levels: Sequence[LevelStatistics]) -> dict[str, float]:
-    """Return acceptance rates by "drafter -> verifier", without pairs that verified no token."""
+    """Return acceptance rates a token by "drafter -> verifier", without pairs that verified no token."""
     return {f"{row.drafter} -> {row.verifier}": row.acceptance for row in levels if row.acceptance is not None}
+
+
+def accepted_of_drafted(levels: Sequence[LevelStatistics]) -> dict[str, float]:
+    """Return the accepted share of drafted tokens likewise, the measure of TriForce's tables."""
+    rates = {f"{row.drafter} -> {row.verifier}": row.accepted_of_drafted for row in levels}
+    return {pair: rate for pair, rate in rates.items() if rate is not None}
 
 
 def trees(levels: Sequence[LevelStatistics]) -> dict[str, dict[str, Any]]:

@@ -22,7 +22,7 @@ from .events import (
     Tokens,
     Transferred,
 )
-from .level_metrics import acceptance, cycle_seconds, time_share, trees, verifications
+from .level_metrics import acceptance, accepted_of_drafted, cycle_seconds, time_share, trees, verifications
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +56,7 @@ class Summary:
     plain_step_s: float | None = None  # as measured among the verifications
     cycle_s: float | None = None  # of a draft and its verification in the mean
     acceptance: Mapping[str, float] = field(default_factory=dict)  # "lookup -> full": 0.83
+    accepted_of_drafted: Mapping[str, float] = field(default_factory=dict)
     time_share: Mapping[str, float] = field(default_factory=dict)  # of decoding: "draft", "middle", "verify"
     trees: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # by pair: as `trees` returns them
     cached_tokens: int = 0  # of the prompt, that were not run: in memory before, or restored
@@ -225,6 +226,7 @@ class Meter:
             plain_step_s=None if gain is None else gain.step_s,
             cycle_s=cycle_seconds(self.levels),
             acceptance=acceptance(self.levels),
+            accepted_of_drafted=accepted_of_drafted(self.levels),
             time_share=time_share(self.levels),
             trees=trees(self.levels),
             cached_tokens=self.cached_tokens,

@@ -23,7 +23,7 @@ from .settings.method_sizes import (
     sized,
     tail_tokens,
 )
-from .settings.methods import LOOKUP, METHODS, STREAMING
+from .settings.methods import LOOKUP, METHODS, MIDDLES
 from .speculation.drafters.draft_runner import DraftRunner
 from .speculation.drafters.ngram import LookupDrafter
 from .speculation.levels.approximate import approximate_runner, approximation
@@ -197,7 +197,7 @@ class Session:
             settings.budget,
             settings.chunk,
             settings.rebuild_every,
-            EXACT if kind == STREAMING else settings.retrieval_kv,
+            settings.retrieval_kv if MIDDLES[kind].scores else EXACT,
             tail_tokens(settings),
         )
         if use not in self._middles or self._middles[use][0] != key:

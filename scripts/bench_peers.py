@@ -32,7 +32,7 @@ from offload.memory.tier_settings import TierSettings
 from offload.sequence import TokenSequence
 from offload.session import Session
 from offload.speculation.passes.runner import Runner
-from triforce_cli.run.machine import processor
+from triforce_cli.run.processor import processor
 
 ROOT = Path(__file__).parents[1]
 

@@ -18,7 +18,7 @@ def hardware(device: str) -> dict:
     """Return the facts of this machine: date, device, cores, versions."""
     import torch
 
-    from triforce_cli.run.machine import processor
+    from triforce_cli.run.processor import processor
 
     found = {
         "date": datetime.now(timezone.utc).date().isoformat(),

@@ -25,7 +25,7 @@ import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
 TABLE = ROOT / "scripts" / "mutations.yaml"
-TIMEOUT = 300  # seconds of a row's test; a mutation may also make it hang
+TIMEOUT = 600  # seconds of a row's test, which a mutation may also make hang, or of building the C sources
 _LEFT_OUT = (".git", ".venv", "build", "dist", "*.egg-info", ".pytest_cache", ".mypy_cache", ".ruff_cache")
 _C_SOURCES = (".c", ".h")
 _FAILED, _NOT_RUN = 1, "stale: its test could not be run"  # pytest's exit code; others are of usage or of no test
@@ -84,20 +84,22 @@ class Copy:
         if text is None:
             return "stale: the old text is not there exactly once"
         path = self.root / mutation.file
-        before = path.read_bytes()
+        changed = [path, *(path.parent.glob("_kernel*") if path.suffix in _C_SOURCES else ())]
+        before = {each: each.read_bytes() for each in changed}
         try:
             self._write(path, text.encode())
+            if path.suffix in _C_SOURCES and self.run("setup.py", "build_ext", "--inplace", "--force") != 0:
+                return "stale: it does not compile"
             return self._verdict(mutation.test)
         finally:
-            self._write(path, before)
+            for each, content in before.items():
+                self._write(each, content)
 
     def _write(self, path: Path, content: bytes) -> None:
-        """Write a source file, so that neither its cached bytecode nor an old build of it is run."""
+        """Write a file, so that the cached bytecode of an earlier one is not run."""
         self._planted += 1
         path.write_bytes(content)
         os.utime(path, (self._planted, self._planted))  # bytecode is known by seconds and size
-        if path.suffix in _C_SOURCES:
-            self.run("setup.py", "build_ext", "--inplace", "--force")
 
     def _verdict(self, test: str) -> str:
         try:

@@ -28,7 +28,7 @@ from offload.settings.tree_settings import TreeSampling
 from offload.speculation.passes.runner import Runner
 from offload.speculation.trees.shape import best_tree, expected_tokens
 from offload.speculation.trees.tree import chain, k_ary, tree_of
-from offload.speculation.trees.without_replacement import Siblings, draw_children
+from offload.speculation.trees.tree_verification import Siblings, draw_children
 
 ROOT = Path(__file__).parents[1]
 CHILDREN = 16  # whose acceptance is measured

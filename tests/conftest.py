@@ -55,6 +55,32 @@ def _names_a_test(config) -> bool:
     return any("::" in argument for argument in config.args)
 
 
+def pytest_sessionstart():
+    """Refuse to leave the native kernel's tests out in CI, where it must have been built."""
+    if os.environ.get("CI") and native_kernel() is None:
+        raise pytest.UsageError("CI is set, and the native kernel was not built: install a C compiler")
+
+
+def _skipping():
+    """Skip what needs the native kernel where it was not built."""
+    try:
+        return (yield)
+    except KernelUnavailable as error:
+        if native_kernel() is None:
+            pytest.skip(f"there is no native kernel here: {error}")
+        raise
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup():
+    return (yield from _skipping())
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call():
+    return (yield from _skipping())
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collection():
     """Keep ten thousand tests and what they import away from the garbage collector, which looks at them in vain."""
@@ -85,7 +111,7 @@ def pytest_collection_modifyitems(config, items):
             unused -= {(item.nodeid.partition("[")[0], pattern) for pattern in matching}
             if not matching:
                 item.add_marker(pytest.mark.long)
-    if unused and not _names_a_test(config):
+    if unused and not _names_a_test(config) and native_kernel() is not None:
         raise pytest.UsageError(f"daily names no case: {sorted(unused)}")
 
 

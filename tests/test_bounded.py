@@ -143,7 +143,7 @@ def test_signals_are_answered_while_an_endless_pipe_is_read(tmp_path, number, as
         try:
             time.sleep(0.1)  # `yes` writes faster than the process reads: no read blocks, so none is interrupted
             process.send_signal(number)
-            _, err = process.communicate(timeout=10)
+            _, err = process.communicate(timeout=60)
         finally:
             for each in (process, writer):
                 each.kill()

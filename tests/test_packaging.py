@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import venv
 import zipfile
 from importlib.util import find_spec
@@ -32,6 +33,7 @@ def run(command, cwd, **more):
 UNNEEDED = (".*", "*.egg-info", "__pycache__", "build", "dist", "docs", "examples", "tests")
 BUILT_IN_PLACE = ("_kernel*", "build-error.txt")
 NATIVE = ROOT / "offload" / "kernels" / "native"
+FILES_URL = "https://host.example/owner/triforce/raw/v1"
 
 
 def build_wheel(work, *, compiled=None, **environment):
@@ -56,7 +58,7 @@ def build_wheel(work, *, compiled=None, **environment):
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
     built = next(NATIVE.glob("_kernel*"), None)
-    return build_wheel(tmp_path_factory.mktemp("wheel"), compiled=built)
+    return build_wheel(tmp_path_factory.mktemp("wheel"), compiled=built, TRIFORCE_FILES_URL=FILES_URL)
 
 
 @pytest.fixture(scope="module")
@@ -92,6 +94,40 @@ def test_the_wheel_holds_the_packages_and_the_profiles(wheel):
     assert any(name.endswith("/LICENSE") for name in names)
     compiled = {path.relative_to(ROOT).as_posix() for path in NATIVE.glob("_kernel*")}
     assert {name for name in names if "/_kernel" in name} == compiled
+
+
+def test_the_wheel_is_for_every_python(wheel):
+    """The libraries know nothing of Python's ABI; the oldest Python is that of requires-python."""
+    oldest = re.search(r'requires-python = ">=3\.(\d+)"', (ROOT / "pyproject.toml").read_text("utf-8"))[1]
+    assert wheel.name.split("-")[2:4] == [f"cp3{oldest}", "abi3"]
+
+
+def test_the_page_of_an_index_links_to_the_files_of_the_release(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        (metadata,) = (name for name in archive.namelist() if name.endswith("/METADATA"))
+        page = archive.read(metadata).decode()
+    assert "\nProject-URL: Source, https://host.example/owner/triforce\n" in page
+    links = re.findall(r"(!?)\[[^]]*\]\(([^)]+)\)", page)
+    assert f"{FILES_URL}/docs/images/terminal.svg" in {link for picture, link in links if picture}
+    assert f"{FILES_URL.replace('/raw/', '/blob/')}/docs/cli.md" in {link for picture, link in links if not picture}
+    assert all(link.startswith(("https://", "#")) for _, link in links)
+
+
+@pytest.mark.long
+def test_the_source_distribution_has_all_that_is_in_the_repository(tmp_path):
+    pytest.importorskip("setuptools")
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False)
+    if listed.returncode:
+        pytest.skip("not in a clone")
+    source = tmp_path / "source"
+    shutil.copytree(ROOT, source, ignore=shutil.ignore_patterns(".*", "*.egg-info", "__pycache__", "build", "dist"))
+    run([sys.executable, "-c", "from setuptools import build_meta; build_meta.build_sdist('dist')"], source)
+    (built,) = (source / "dist").glob("*.tar.gz")
+    with tarfile.open(built) as archive:
+        held = {name.partition("/")[2] for name in archive.getnames()}
+    wanted = {path for path in listed.stdout.splitlines() if not path.startswith(".") and (ROOT / path).exists()}
+    assert wanted <= held
+    assert not {path for path in held if path.endswith((".so", ".pyc"))}
 
 
 def test_the_wheel_declares_the_command(wheel):

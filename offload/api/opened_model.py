@@ -23,8 +23,13 @@ from ..loading.agreement import agreement
 from ..loading.formats.quantized_checkpoint import QuantizedCheckpoint
 from ..loading.formats.safetensors import Checkpoint
 from ..loading.formats.stored_bits import average_bits
-from ..loading.kv_checks import check_kv, check_offloaded_retrieval_kv, check_retrieval_kv, missing_kernel
-from ..loading.quantization_checks import check_self_draft
+from ..loading.quantization_checks import (
+    check_kv,
+    check_offloaded_retrieval_kv,
+    check_retrieval_kv,
+    check_self_draft,
+    missing_kernel,
+)
 from ..loading.quantized_copy import QuantizedCopies
 from ..loading.tokenizers.tokenizer import Tokenizer
 from ..loading.tokenizers.vocabulary import check_draft, tokens_containing

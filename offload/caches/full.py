@@ -27,7 +27,7 @@ from .static_step import StoreStep
 
 
 class Follower(Protocol):
-    """Whoever wants to see the queries of a prompt."""
+    """Observes the queries of prompts."""
 
     def observe(self, full: FullCache) -> None:
         """Observe the newest queries of a pass over a prompt that has just been committed."""

@@ -172,3 +172,35 @@ class RecordableCache(KVCache, Protocol):
     def begin_recorded(self, tokens: int, tree: Tree | None = None) -> tuple[Hashable, PassInputs]:
         """Begin a pass as `begin` does, of a few tokens; return what else its recording depends on, and its inputs."""
         ...
+
+
+class StaticStep(Attends, Protocol):
+    """Attention of a pass of a fixed number of rows over one cache."""
+
+    def load(self) -> None:
+        """Set the inputs, in a few launches and without waiting, for the pass that the cache has begun."""
+        ...
+
+
+class StaticCache(KVCache, Protocol):
+    """A cache that can fill up passes of few tokens to a fixed number of rows, in tensors that stay where they are."""
+
+    def fits(self, rows: int) -> bool:
+        """Return whether so many rows can follow the committed tokens now."""
+        ...
+
+    def begin_padded(self, tokens: int, rows: int) -> None:
+        """Begin a pass over `tokens` tokens as `begin` does, filled up to `rows` rows, which fit."""
+        ...
+
+    def step_key(self) -> Hashable:
+        """Return what else a recording depends on beside its rows; it serves as long as this is the same."""
+        ...
+
+    def new_step(self, rows: int) -> StaticStep:
+        """Return a step of `rows` rows, whose tensors are allocated here and nowhere else."""
+        ...
+
+    def clear(self) -> None:
+        """Set all keys and values to zero: masked values are multiplied by zero, so they must not be NaN."""
+        ...

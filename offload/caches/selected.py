@@ -20,6 +20,7 @@ class SelectedCache(InFlightTokens):
     It computes keys and values only of tokens that the full cache has not run yet; `adopt` replaces them by the full
     cache's. The chunks are selected again when the selection is out of date (`Refresh`) or the tail is nearly full.
 
+    `refresh` is told how many of the tokens drafted with this cache the full cache accepted.
     `selection` `[layers * kv_heads, slots]` has the chunk numbers attended to, and `tail_start` is the position in the
     sequence where the chunks end and the tail begins.
     """
@@ -30,7 +31,7 @@ class SelectedCache(InFlightTokens):
         self, full: FullCache, selector: Selector, refresh: Refresh, budget: int, chunk: int, tail: int
     ) -> None:
         """Select up to `budget` tokens in chunks of `chunk`; the tail has `tail` tokens, twice the longest draft."""
-        self._full, self._selector, self._refresh = full, selector, refresh
+        self._full, self._selector, self.refresh = full, selector, refresh
         self._chunk, self._slots = chunk, min(budget, full.capacity) // chunk
         self._tail, self._room = tail, tail + chunk
         self.tail_start = 0
@@ -59,10 +60,6 @@ class SelectedCache(InFlightTokens):
     def selects_for_free(self) -> bool:
         """Whether a selection takes no time worth counting: nothing is scored, and nothing copied."""
         return False
-
-    def observe(self, drafted: int, accepted: int) -> None:
-        """Note how many of the tokens drafted with this cache the full cache accepted."""
-        self._refresh.observe(drafted, accepted)
 
     def selection_cost(self, length: int) -> float:
         """Estimate the time of the selection before the next pass, relative to a plain step's attention.
@@ -148,7 +145,7 @@ class SelectedCache(InFlightTokens):
 
     def _is_due(self, end: int) -> bool:
         nearly_full = end - self.tail_start > self._chunk + self._tail // 2
-        return nearly_full or self._refresh.due(self._length)
+        return nearly_full or self.refresh.due(self._length)
 
     def _select(self) -> None:
         self._rebuild = True  # until done: an interrupt must not leave the old selection with the new length
@@ -157,7 +154,7 @@ class SelectedCache(InFlightTokens):
         self.tail_start = chunks * self._chunk
         self._rebuild = False
         self.selections += 1
-        self._refresh.start(self._length)
+        self.refresh.start(self._length)
 
     @abstractmethod
     def _use(self, chosen: Tensor, chunks: int) -> None:

@@ -5,11 +5,19 @@ baseline that is no way to decode is here as well: the sliding window with recom
 the selections of the middle level keep.
 """
 
-from .agreement import equal_tokens, mean_divergence, top1_agreement
 from .attention import Policy, recovered_attention
 from .needles import Needle, NeedleScore, make_needles, score_needle
 from .recomputation import Recomputed, continue_greedily
-from .teacher_forcing import Predictor, TextScores, perplexities, perplexity, score_text
+from .teacher_forcing import (
+    Predictor,
+    TextScores,
+    equal_tokens,
+    mean_divergence,
+    perplexities,
+    perplexity,
+    score_text,
+    top1_agreement,
+)
 
 __all__ = [
     "Needle",

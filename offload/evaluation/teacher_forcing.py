@@ -95,3 +95,19 @@ def perplexities(log_probs: Tensor, parts: int) -> list[tuple[int, int, float]]:
     """Return (first, end, perplexity) of up to `parts` runs of positions of about equal length, in order."""
     sections = torch.arange(len(log_probs)).tensor_split(min(parts, len(log_probs)))
     return [(int(each[0]), int(each[-1]) + 1, perplexity(log_probs[each])) for each in sections]
+
+
+def top1_agreement(reference: TextScores, other: TextScores) -> float:
+    """Return the share of positions at which both find the same token likeliest, given the same tokens before."""
+    return float((reference.choices == other.choices).double().mean())
+
+
+def mean_divergence(other: TextScores) -> float | None:
+    """Return the mean KL divergence from the reference in nats; None if there was none. Rounding may make it 0."""
+    return None if other.divergences is None else max(float(other.divergences.double().mean()), 0.0)
+
+
+def equal_tokens(reference: Sequence[int], other: Sequence[int]) -> int:
+    """Return how many tokens two outputs share until the first difference."""
+    pairs = enumerate(zip(reference, other, strict=False))
+    return next((index for index, (one, two) in pairs if one != two), min(len(reference), len(other)))

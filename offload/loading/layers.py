@@ -9,8 +9,7 @@ from ..architecture.layer_spec import LayerSpec
 from ..kernels.delta_rule import DeltaRule
 from ..kernels.ops import LocalLinear
 from ..model.experts import ExpertWeights, SharedExpert
-from ..model.layer import Layer, LayerPass
-from ..model.linear_attention import DeltaWeights
+from ..model.layer import DeltaWeights, Layer, LayerPass
 from ..weight_offloading.expert_tier import ExpertMover
 from .formats.layer_tensors import layer_sizes
 from .weight_reader import WeightReader

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from ..settings.config import LONGEST_GAMMA, Speculation
 from ..settings.method_sizes import TAIL, drafter_kind, has_draft_model, has_middle
-from ..settings.methods import CHOSEN, LOOKUP, METHODS, STREAMING
+from ..settings.methods import CHOSEN, LOOKUP, METHODS, MIDDLES
 from ..speculation.passes.estimators import expected_tokens
 from .lock_step import draft_rounds
 from .passes import Passes
@@ -102,7 +102,7 @@ def _draft_acceptance(request: PlanRequest) -> float:
 
 def _selects_by_score(settings: Speculation, method: str) -> bool:
     middle = METHODS[method].middle
-    return middle is not None and (settings.middle or middle) != STREAMING
+    return middle is not None and MIDDLES[settings.middle or middle].scores
 
 
 def _tree(passes: Passes, method: str, acceptance: float) -> Decoding:

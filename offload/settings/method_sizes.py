@@ -10,7 +10,7 @@ from dataclasses import replace
 from ..short_repr import short_repr
 from ..units import counted
 from .config import EXACT, LEAST_BUDGET, LONGEST_GAMMA, Speculation
-from .methods import APPROXIMATIONS, CHOSEN, LOOKUP, METHODS, MODEL, STREAMING
+from .methods import APPROXIMATIONS, CHOSEN, LOOKUP, METHODS, MIDDLES, MODEL
 from .tree_settings import MOST_AUTO_NODES
 from .validation import require
 
@@ -81,7 +81,8 @@ def middle_kind(settings: Speculation) -> str | None:
 
 def selected_format(settings: Speculation) -> str:
     """Return the format of what the middle level selects of keys and values; a streaming one reads them as they are."""
-    return EXACT if middle_kind(settings) == STREAMING else settings.retrieval_kv
+    kind = middle_kind(settings)
+    return settings.retrieval_kv if kind is None or MIDDLES[kind].scores else EXACT
 
 
 def _is_long(settings: Speculation, tokens: int) -> bool:

@@ -12,9 +12,7 @@ from typing import Any
 PLAIN = "ar"  # the method that drafts nothing
 LOOKUP, MODEL = "lookup", "model"  # drafters: n-gram lookup and a draft model
 CHOSEN = "chosen"  # the drafter that `Speculation.draft` names
-RETRIEVAL, STREAMING = "retrieval", "streaming"  # how a middle level selects chunks: by score, or the latest
-H2O = "h2o"  # those chunks that have received the most attention so far
-MIDDLES = (RETRIEVAL, STREAMING, H2O)
+RETRIEVAL, STREAMING = "retrieval", "streaming"  # middle levels of methods: chunks by score, or the latest
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +55,41 @@ METHODS = {
 }
 
 
+def _load(cls: str) -> Any:
+    """Return a class from module:name; modules that need torch are imported no earlier."""
+    module, _, name = cls.partition(":")
+    return getattr(import_module(module), name)
+
+
+@dataclass(frozen=True, slots=True)
+class Middle:
+    """A way in which a middle level selects chunks, `--middle`.
+
+    `cls` is its class, an `offload.caches.selection.Selector`, as module:name. One that `scores` reads keys, and its
+    chunks may be quantised. One that `follows` observes the queries of prompts.
+    """
+
+    name: str
+    cls: str
+    scores: bool = True
+    follows: bool = False
+
+    def load(self) -> Any:
+        """Return the class."""
+        return _load(self.cls)
+
+
+_SELECTION = "offload.caches.selection"
+MIDDLES = {
+    middle.name: middle
+    for middle in (
+        Middle(RETRIEVAL, f"{_SELECTION}:RetrievalSelector"),
+        Middle(STREAMING, f"{_SELECTION}:RecencySelector", scores=False),
+        Middle("h2o", f"{_SELECTION}:HeavyHitterSelector", follows=True),  # those with the most attention so far
+    )
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Approximation:
     """A cache that the target can run on instead of one of all its keys and values, `--approximate`.
@@ -73,8 +106,7 @@ class Approximation:
 
     def load(self) -> Any:
         """Return the class."""
-        module, _, name = self.cls.partition(":")
-        return getattr(import_module(module), name)
+        return _load(self.cls)
 
 
 APPROXIMATIONS = {

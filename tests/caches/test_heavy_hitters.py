@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from offload.caches.heavy_hitters import QUERIES, HeavyHitterSelector
 from offload.caches.retrieval import CopiedCache
+from offload.caches.selection import QUERIES, HeavyHitterSelector
 from offload.sequence import TokenSequence
 from offload.speculation.passes.runner import Runner
 from tests.support.retrieval import RetrievalSetup, ids, load

@@ -99,7 +99,11 @@ VARYING = ("text", "finish_reason", "kernel", "profile", "threads", "dtype", "li
 def masked(value, name=""):
     """Replace values that differ between runs and machines by their type."""
     if isinstance(value, dict):
-        return {} if name in ("acceptance", "time_share") else {key: masked(each, key) for key, each in value.items()}
+        return (
+            {}
+            if name in ("acceptance", "accepted_of_drafted", "time_share")
+            else {key: masked(each, key) for key, each in value.items()}
+        )
     if name in VARYING or isinstance(value, float) or name in ("peak_memory_bytes", "tokens", "new_tokens"):
         return "…"
     measured = ("verifications", "tokens_per_verification", "tbt_p95_s", "tbt_median_s")

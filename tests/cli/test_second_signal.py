@@ -48,7 +48,7 @@ def test_a_second_ctrl_c_ends_a_native_call_that_keeps_the_lock(program):
         with pytest.raises(subprocess.TimeoutExpired):
             process.wait(0.3)
         process.send_signal(signal.SIGINT)
-        assert process.wait(2) == 130
+        assert process.wait(60) == 130
         assert process.stderr.read() == b""
 
 
@@ -61,7 +61,7 @@ def test_one_ctrl_c_that_is_sent_twice_is_one():
         with pytest.raises(subprocess.TimeoutExpired):
             process.wait(0.3)
         process.send_signal(signal.SIGINT)
-        assert process.wait(2) == 130
+        assert process.wait(60) == 130
 
 
 def test_a_ctrl_c_after_one_that_was_answered_is_a_first_one():
@@ -81,12 +81,14 @@ def test_the_terminal_is_as_it_was_after_a_second_ctrl_c():
     program = "import sys, termios\nm = termios.tcgetattr(2); m[3] &= ~termios.ECHO; termios.tcsetattr(2, 0, m)\n"
     program += "sys.stderr.write('\\x1b[?25l'); sys.stderr.flush()\n" + NATIVE
     with run_until_ready(program, stderr=stream) as process:
-        time.sleep(0.3)
+        until = time.monotonic() + 60
+        while b"\x1b[?25l" not in pty.written() and time.monotonic() < until:
+            time.sleep(0.005)
         assert termios.tcgetattr(stream) != before
         for _ in range(2):
             process.send_signal(signal.SIGINT)
             time.sleep(0.2)
-        assert process.wait(2) == 130
+        assert process.wait(60) == 130
     assert termios.tcgetattr(stream) == before
     written = pty.output()
     assert written.rindex("\x1b[?25h") > written.rindex("\x1b[?25l")
@@ -105,6 +107,6 @@ def test_one_ctrl_c_ends_each_phase_of_a_long_document(tiny_model_dir, tmp_path,
         time.sleep(delay)
         assert process.poll() is None
         process.send_signal(signal.SIGINT)
-        assert process.wait(1.5) == 130  # far more than it takes on an idle machine
+        assert process.wait(20) == 130  # far more than it takes, and less than a phase
         assert b"Traceback" not in process.stderr.read()
     assert {path.name for path in tmp_path.iterdir()} <= {"book.txt", "home", "out.txt"}  # and nothing half-written

@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from offload.sequence import TokenSequence
-from offload.speculation.trees.draft import DraftedTree
-from offload.speculation.trees.tree import tree_of
+from offload.speculation.trees.tree import DraftedTree, tree_of
 from tests.support.drafters import DRAFTERS, VOCAB, new_subject
 
 # The suffix occurs several times before, so that lookup proposes a draft.

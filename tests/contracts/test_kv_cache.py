@@ -113,8 +113,9 @@ def test_a_rollback_to_any_border_leaves_no_trace(subject):
         subject.run(tokens(count))
     while (length := subject.border_below(len(subject.ids))) is not None:
         subject.truncate(length)
-        expected = subject.expected(tokens(2, seed=3))
-        assert subject.is_close(subject.run(tokens(2, seed=3)), expected), length
+        new = tokens(min(2, getattr(subject.cache, "room", 2)), seed=3)  # an approximate cache may select in between
+        expected = subject.expected(new)
+        assert subject.is_close(subject.run(new), expected), length
         subject.truncate(min(length, len(subject.ids)))
 
 

@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from offload import EngineConfig, open_model
-from offload.caches.heavy_hitters import HeavyHitterSelector
-from offload.caches.selection import RecencySelector, RetrievalSelector
+from offload.caches.selection import HeavyHitterSelector, RecencySelector, RetrievalSelector
 from offload.errors import SettingsError
 from offload.evaluation import Policy, recovered_attention
 from offload.speculation.passes.runner import Runner

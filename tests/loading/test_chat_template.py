@@ -5,11 +5,13 @@
 import threading
 import time
 
+import psutil
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from offload.loading.tokenizers import chat_template
 from offload.loading.tokenizers.chat_template import ChatTemplate, TemplateFailed
+from offload.system.limited_process import LimitedProcesses
 from tests.support.models import TEMPLATE
 
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
@@ -277,8 +279,14 @@ def test_no_template_exceeds_the_limits(source):
     assert any(word in failure(source) for word in ("memory", "processor time", "recursion", "characters"))
 
 
+def children():
+    return psutil.Process().children(recursive=True)
+
+
 def test_a_slow_template_does_not_stop_others(monkeypatch):
-    monkeypatch.setattr(chat_template, "_SECONDS", 0.5)
+    monkeypatch.setattr(chat_template, "_SECONDS", 600)
+    processes, before = LimitedProcesses("offload.loading.tokenizers.template_rendering:render"), children()
+    monkeypatch.setattr(chat_template, "LimitedProcesses", lambda handler: processes)
     template = ChatTemplate("{% if messages[0].content == 'slow' %}" + LOOPS + "{% endif %}done", {})
 
     def render_slowly():
@@ -287,10 +295,13 @@ def test_a_slow_template_does_not_stop_others(monkeypatch):
 
     slow = threading.Thread(target=render_slowly)
     slow.start()
-    time.sleep(0.1)
+    while children() == before and slow.is_alive():
+        time.sleep(0.005)
     assert template.render(CHATS[0]) == "done"
     assert slow.is_alive()
-    slow.join()
+    processes.end()
+    slow.join(60)
+    assert not slow.is_alive()
 
 
 def test_long_messages_have_larger_limits():

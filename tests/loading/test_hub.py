@@ -2,8 +2,8 @@
 
 import pytest
 
-from offload.errors import CheckpointError, ModelNotFound
-from offload.loading.hub.download import _HUB_FILES, locate, open_checkpoint
+from offload.errors import CheckpointError, FetchError, ModelNotFound
+from offload.loading.hub.download import _HUB_FILES, _fetched_config, locate, open_checkpoint
 
 
 def test_folder_without_config_or_weights(llama_dir, tmp_path):
@@ -44,3 +44,17 @@ def test_only_one_copy_of_the_weights_is_asked_of_the_hub():
     wanted = ["config.json", "model-00001-of-00002.safetensors", "model.safetensors.index.json", "tokenizer.json"]
     unwanted = ["consolidated.safetensors", "fp16/model.safetensors", "original/params.json", "pytorch_model.bin"]
     assert list(filter_repo_objects(wanted + unwanted, **_HUB_FILES)) == wanted
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [("Qwen/Qwen2.5-7B-Intruct-1M", "did you mean Qwen2.5-7B-1M, "), ("someone/own", "check the network")],
+)
+def test_a_mistyped_id_that_the_hub_does_not_give_has_a_hint(monkeypatch, name, hint):
+    def unreachable(*args, **kwargs):
+        raise ConnectionError("Got: ConnectError: no network")
+
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", unreachable)
+    with pytest.raises(FetchError, match="to fetch it: ConnectError: no network") as raised:
+        _fetched_config(name)
+    assert raised.value.hint.startswith(hint)

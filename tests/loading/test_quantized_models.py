@@ -20,6 +20,7 @@ from tests.support.engine import SMALL
 from tests.support.gguf import write_gguf
 from tests.support.models import make_hf_model, make_tokenizer
 from tests.support.native_kernel import distance
+from tests.support.offloading import native_kernel
 
 CPU = torch.device("cpu")
 KINDS = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"]
@@ -88,6 +89,7 @@ def test_speculation_gives_the_tokens_of_plain_decoding(tmp_path, native_operati
     assert tokens(Speculation(method, str(draft), **SMALL)) == tokens(Speculation("ar"))
 
 
+@pytest.mark.skipif(native_kernel() is None, reason="there is no native kernel here")
 def test_memory_is_estimated_from_the_bits_that_weights_take(gguf):
     opened = open_model(EngineConfig(model=str(gguf), device="cpu", dtype="bfloat16"))
     bits = {"Q4_0": 4.5, "Q4_1": 5, "Q5_0": 5.5, "Q5_1": 6, "Q8_0": 8.5}

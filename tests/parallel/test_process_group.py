@@ -94,7 +94,7 @@ def watched(monkeypatch):
 def end_of_watching():
     for thread in threading.enumerate():
         if thread.name == "watch":
-            thread.join(60)
+            thread.join(10)
 
 
 def test_a_rank_that_ends_without_a_goodbye_is_lost(monkeypatch):
@@ -107,7 +107,8 @@ def test_neither_a_rank_that_says_goodbye_is_lost_nor_one_that_ends_after_ours(m
     _, wire, lost = watched(monkeypatch)
     wire.peer.put("goodbye")
     end_of_watching()
-    group, wire, _ = watched(monkeypatch)
+    assert lost.empty()
+    group, wire, lost = watched(monkeypatch)
     group.leave()
     end_of_watching()
     assert wire.sent == [1] and lost.empty()

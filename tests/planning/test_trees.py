@@ -14,7 +14,7 @@ from offload.speculation.trees.acceptance import ChildAcceptance
 from offload.speculation.trees.best_size import fastest_tree
 from tests.support.planning import HARDWARE
 from tests.support.published_trees import OFFLOADED, first_acceptance
-from triforce_cli.experiment.files import load
+from triforce_cli.experiment.shipped import load
 
 L40 = replace(HARDWARE["l40s"], flops=181e12)  # the L40S's memory and link; dense BF16 from NVIDIA's data sheet
 PLAIN_S = 5.7  # per token, with DeepSpeed-ZeRO-Inference: it gives the link's rate

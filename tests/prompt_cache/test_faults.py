@@ -21,7 +21,7 @@ from offload.prompt_cache.header import Header, UnusableBlock, read_header
 from tests.support.models import ids, make_hf_model
 from tests.support.offloading import SmallPages
 from tests.support.prompt_cache import LENGTH, engine_on, files, said
-from triforce_cli.output.prompt_cache import entries_table
+from triforce_cli.output.cache_tables import entries_table
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from offload.prompt_cache.folder import PromptFolder
 from offload.prompt_cache.header import read_header
 from tests.support.models import ids
 from tests.support.prompt_cache import LENGTH, engine_on, files, said
-from triforce_cli.output.prompt_cache import details, entries_table
+from triforce_cli.output.cache_tables import details, entries_table
 
 
 def test_files_are_accessible_to_the_owner_only(model_dir, home):

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from tests.support.paths import ROOT, SCRIPTS
-from triforce_cli.experiment.files import load
+from triforce_cli.experiment.shipped import load
 
 
 @pytest.fixture(scope="module")

@@ -60,7 +60,8 @@ def test_other_pages_large_bodies_and_other_types_are_refused(client):
     assert sent(client, b"x", host="evil.example").status_code == 421
     message(sent(client, b"x" * 20_001), 413)
     for kind in ("text/plain", "multipart/form-data", "application/x-www-form-urlencoded", ""):
-        message(client.post("/documents", content=b"x", headers={"content-type": kind}), 415)
+        refusal = message(client.post("/documents", content=b"x", headers={"content-type": kind}), 415)
+        assert "curl needs -H 'Content-Type: application/octet-stream'" in refusal
 
 
 def test_few_are_read_at_a_time(client, monkeypatch):

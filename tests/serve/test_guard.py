@@ -14,7 +14,17 @@ KEYS = ("first-key-0123456789", "other-key-0123456789")
 
 
 @pytest.mark.parametrize(
-    "host", ["evil.example", "evil.example:80", "127.0.0.1.evil.example", "", "[::1", "10.0.0.1", "evil@127.0.0.1/"]
+    "host",
+    [
+        "evil.example",
+        "evil.example:80",
+        "127.0.0.1.evil.example",
+        "",
+        "[::1",
+        "10.0.0.1",
+        "evil@127.0.0.1/",
+        "localhost:1.evil.example",
+    ],
 )
 def test_other_host_names_are_refused(client, host):
     response = client.get("/v1/models", headers={"host": host})
@@ -49,6 +59,8 @@ def test_keys_and_named_origins(opened, loaded):
             allowed = client.get("/v1/models", headers={"authorization": f"Bearer {key}", "origin": page})
             assert allowed.status_code == 200 and allowed.headers["access-control-allow-origin"] == page
             assert allowed.headers["access-control-expose-headers"] == "retry-after"
+        stranger = {"authorization": f"Bearer {KEYS[0]}", "origin": "https://a.b"}
+        assert client.get("/v1/models", headers=stranger).status_code == 403
         preflight = {"origin": page, "access-control-request-method": "POST"}
         preflight["access-control-request-headers"] = "authorization, x-stainless-lang"  # as openai's client in a page
         assert client.options("/v1/chat/completions", headers=preflight).status_code == 200

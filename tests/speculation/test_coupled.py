@@ -10,7 +10,7 @@ from offload.sequence import TokenSequence
 from offload.settings.config import Sampling
 from offload.speculation.levels import level
 from offload.speculation.sampling.noise import Noise
-from offload.speculation.trees.draft import Draft
+from offload.speculation.trees.tree import Draft
 from tests.support.table_models import (
     DRAFTS,
     PROMPT,

@@ -15,7 +15,7 @@ from offload.speculation.drafters.drafter import ModelDrafter
 from offload.speculation.levels.hierarchy import draft_cache
 from offload.speculation.sampling import warp as sampling_module
 from offload.speculation.sampling.warp import Sampler
-from offload.speculation.trees.draft import DraftedTree
+from offload.speculation.trees.tree import DraftedTree
 from tests.support.models import ids, make_hf_model
 from tests.support.offloading import CPU
 

@@ -9,8 +9,7 @@ from transformers import NoRepeatNGramLogitsProcessor
 
 from offload.errors import SettingsError
 from offload.settings.config import Sampling
-from offload.speculation.sampling.penalties import Penalties
-from offload.speculation.sampling.repeats import LARGEST_DRY, dry_penalties
+from offload.speculation.sampling.penalties import LARGEST_DRY, Penalties, dry_penalties
 from offload.speculation.sampling.warp import Sampler
 from tests.support.table_models import chi_square_p, counted, hierarchy, penalised_joint
 

@@ -10,7 +10,7 @@ from offload.settings.tree_settings import TreeSampling
 from offload.speculation.trees import tree_verification
 from offload.speculation.trees.shape import best_tree
 from offload.speculation.trees.tree import ROOT, Tree, k_ary
-from offload.speculation.trees.without_replacement import Siblings, draw_children
+from offload.speculation.trees.tree_verification import Siblings, draw_children
 from tests.support.table_models import DRAFTS, TARGET, VOCAB, p_value, warped
 
 SIGNIFICANCE, RUNS, MANY = 1e-3, 500, 20_000

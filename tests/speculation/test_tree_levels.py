@@ -22,9 +22,8 @@ from offload.speculation.levels.level import Level
 from offload.speculation.levels.verifier import Verifier
 from offload.speculation.passes.runner import Runner
 from offload.speculation.sampling.warp import Sampler
-from offload.speculation.trees.draft import DraftedTree
 from offload.speculation.trees.drafted_trees import FixedTrees
-from offload.speculation.trees.tree import k_ary, tree_of
+from offload.speculation.trees.tree import DraftedTree, k_ary, tree_of
 from tests.support.offloading import CPU, native_kernel
 from tests.support.retrieval import VOCAB, RetrievalSetup, ids, load
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from offload.settings.tree_settings import TreeSampling
-from offload.speculation.trees.without_replacement import Siblings, draw_children
+from offload.speculation.trees.tree_verification import Siblings, draw_children
 from tests.support.table_models import chi_square_p
 
 VOCAB = 4

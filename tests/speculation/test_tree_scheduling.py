@@ -7,7 +7,7 @@ import pytest
 from offload.sequence import TokenSequence
 from offload.settings.tree_settings import TreeSampling, TreeShape
 from offload.speculation.auto.adaptive import AdaptiveScheduler, Cycle
-from offload.speculation.auto.row_times import RowTimes
+from offload.speculation.passes.estimators import RowTimes
 from offload.speculation.trees.drafted_trees import draft_trees
 from offload.speculation.trees.tree import tree_of
 

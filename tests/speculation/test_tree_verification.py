@@ -10,9 +10,8 @@ from offload.settings.tree_settings import TreeSampling
 from offload.speculation.drafters.drafter import Draft
 from offload.speculation.trees import tree_verification
 from offload.speculation.trees.tree import ROOT, Tree, Verdict, chain, k_ary
-from offload.speculation.trees.tree_verification import verify_tree
+from offload.speculation.trees.tree_verification import draw_children, verify_tree
 from offload.speculation.trees.verification import verify
-from offload.speculation.trees.without_replacement import draw_children
 
 VOCAB = 12
 WITHOUT, WITH, TOP_K = TreeSampling.WITHOUT_REPLACEMENT, TreeSampling.WITH_REPLACEMENT, TreeSampling.TOP_K

@@ -54,13 +54,12 @@ def environment(home, model):
 
 
 def assert_error(result, code, *words):
-    """Assert one `error:` line, one `hint:` line, nothing else, and nothing on stdout."""
+    """Assert one `error:` line, one or several `hint:` lines, nothing else, and nothing on stdout."""
     lines = result.stderr.splitlines()
     assert result.returncode == code, result.stderr
     assert result.stdout == ""
-    assert len(lines) == 2, result.stderr
-    assert lines[0].startswith("error: ")
-    assert lines[1].startswith("hint: ")
+    assert [line.partition(" ")[0] for line in lines[:2]] == ["error:", "hint:"], result.stderr
+    assert all(line.startswith("hint: ") for line in lines[1:]), result.stderr
     for word in words:
         assert word in result.stderr
 
@@ -102,7 +101,8 @@ def done(out):
 def refused(result, *words):
     code, out, err = result
     assert (code, out) == (2, "")
-    assert len(err.splitlines()) == 2
+    assert [line.partition(": ")[0] for line in err.splitlines()[:2]] == ["error", "hint"]
+    assert all(line.startswith("hint: ") for line in err.splitlines()[1:])
     for word in words:
         assert word in err
     return True

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from offload.engine import Engine
-from triforce_cli.options.request import Request
+from triforce_cli.options.command_request import Request
 from triforce_cli.options.settings import resolve
 from triforce_cli.output.terminal import Terminal
 from triforce_cli.run.model_request import ModelRequest, open_request

@@ -14,7 +14,7 @@ from offload.units import counted
 
 from ..distributed.rank import broadcast
 from ..exit_codes import DONE, FAILED
-from ..options.request import OutputOptions, Request
+from ..options.command_request import OutputOptions, Request
 from ..output.batch_display import BatchDisplay
 from ..output.format import rounded
 from ..output.progress import RunFacts

@@ -11,7 +11,7 @@ from offload.api.opened_model import OpenModel
 from offload.memory.tier_settings import TierSettings
 from offload.settings.config import GenerationConfig, Sampling, Speculation
 
-from ..options.request import Request
+from ..options.command_request import Request
 from ..options.settings import Settings
 from ..output.terminal import Terminal
 from ..run.plan import fewest_on_device, plan_tiers

@@ -8,10 +8,10 @@ from pathlib import Path
 from offload.api.opened_model import OpenModel
 
 from ..exit_codes import DONE, INTERRUPTED
-from ..options.request import Request
+from ..options.command_request import Request
 from ..options.settings import Settings
 from ..output.output_files import write_file
-from ..output.plan import print_plan
+from ..output.plan_report import print_plan
 from ..output.progress import ProgressDisplay
 from ..output.stdout_formats import json_line
 from ..output.terminal import Terminal

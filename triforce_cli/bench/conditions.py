@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from ..run.machine import processor
+from ..run.processor import processor
 
 if TYPE_CHECKING:
     import torch

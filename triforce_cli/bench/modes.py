@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from difflib import get_close_matches
 from typing import Any
 
 from offload.errors import SettingsError
+from offload.hardware.schema import did_you_mean
 from offload.settings.config import KV_FORMATS, QUANTIZE
 from offload.settings.methods import APPROXIMATIONS
 
@@ -35,9 +35,8 @@ def parse(names: str) -> tuple[str, ...]:
     parsed = [name.strip() for name in names.split(",")]
     for name in (part for each in parsed for part in each.split("+")):
         if name not in NAMES:
-            close = get_close_matches(name.lower(), NAMES, 1)
-            meant = f"did you mean {close[0]}? " if close else ""
-            raise SettingsError(f"there is no mode {name!r}", f"{meant}modes: {', '.join(NAMES)}")
+            hint = f"{did_you_mean(name, NAMES)}modes: {', '.join(NAMES)}"
+            raise SettingsError(f"there is no mode {name!r}", hint)
     for name in parsed:
         _check_parts(name)
     return tuple(dict.fromkeys((EXACT, *parsed)))

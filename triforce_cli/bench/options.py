@@ -18,7 +18,7 @@ from offload.units import parse_tokens
 from ..options import declarations as options
 from ..options import groups as option_groups
 from .axes import AXES, Values, parse_context, parse_list
-from .methods import DEFAULT
+from .compared_methods import DEFAULT
 from .modes import CHANGED
 from .modes import DEFAULT as MODES_DEFAULT
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..output.format import percent
 from .axes import AXES
-from .methods import BASE
+from .compared_methods import BASE
 from .report import ACCEPTANCE, Measure, Report, Row
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from offload.errors import SettingsError
 
 from ..output.output_files import check_file, permissions_of, target_of
-from .methods import BASE
+from .compared_methods import BASE
 from .pivot import axis_title, value_text
 from .report import ACCEPTANCE, BENCH, QUALITY, SHOWN, Report
 from .report_text import title
@@ -95,12 +95,17 @@ def _quality(report: Report) -> list[Chart]:
     for row in report.rows:
         mode = row["mode"]
         positions[mode] = [(each["to"], each["perplexity"], 0.0) for each in row["perplexity_by_position"]]
-        needles[mode] = [(each["depth"], each["log_prob"], 0.0) for each in row["needles"]]
+        if row["needles"]:
+            needles[mode] = [(each["depth"], each["log_prob"], 0.0) for each in row["needles"]]
         size = (row["kv_bytes"] + row["weights_bytes"]) / 2**20
         memory[f"{mode} · {1000 * row['token_s']:.0f} ms"] = [(size, row["kl"], 0.0)]
     return [
         Chart(positions, "perplexity", "scored tokens"),
-        Chart({mode: line for mode, line in needles.items() if line}, "log-probability of a token of it", "its depth"),
+        Chart(
+            {mode: line for mode, line in needles.items() if line},
+            "log-probability of its token",
+            "depth of the needle",
+        ),
         Chart(memory, "KL divergence from exact, nats", "weights and KV, MiB"),
     ]
 
@@ -148,7 +153,8 @@ def _draw(chart: Chart, axes: Any, colours: dict[str, str]) -> None:
             axes.bar_label(axes.bar(at, ys, color=colour), fmt="%.1f", padding=2)
             axes.margins(y=0.12)
         else:
-            axes.errorbar(at, ys, deviations, label=label, color=colour, **_STYLE)
+            around = deviations if any(deviations) else None
+            axes.errorbar(at, ys, around, label=label, color=colour, **_STYLE)
     if chart.series and not chart.bars:
         axes.legend(fontsize=7)
     axes.set_title(chart.heading, fontsize=9)

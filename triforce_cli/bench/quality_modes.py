@@ -13,7 +13,7 @@ from offload.settings.config import Speculation
 from offload.settings.method_sizes import stored_tokens
 from offload.units import counted
 
-from ..options.request import Request
+from ..options.command_request import Request
 from ..options.settings import Settings
 from ..output.terminal import Terminal
 from ..run.model_request import open_shared_model, stretch

@@ -14,8 +14,8 @@ from ..output.format import accepted, duration, milliseconds, percent
 from ..output.tables import Column, table
 from ..output.wrapping import SEPARATOR, wrapped
 from .axes import BATCH
+from .compared_methods import BASE
 from .conditions import LARGEST_LOAD, LARGEST_SPREAD
-from .methods import BASE
 from .pivot import Pivot, pivots
 from .report import BATCHES, BENCH, GRID, QUALITY, Report, Row
 

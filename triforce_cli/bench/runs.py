@@ -24,7 +24,7 @@ from ..output.statistics import quantized_warning
 from ..output.status_line import StatusLine
 from ..output.terminal import Terminal
 from .benchmark import Benchmark
-from .methods import BASE
+from .compared_methods import BASE
 
 _MEANS = ("tbt_median_s", "tbt_p95_s", "tokens_per_verification")
 MEASURED = ("tokens_per_s", *_MEANS, "verifications", "acceptance", "time_share", "total_s")

@@ -11,16 +11,18 @@ from offload.settings.method_sizes import forgets
 from offload.system.machine import default_home
 from offload.units import counted
 
-from ..options.request import OutputOptions, Request
-from ..output.renderers import StreamRenderer, tokenizing
+from ..options.command_request import OutputOptions, Request
+from ..output.renderers import StreamRenderer
 from ..output.terminal import Terminal
 from ..run.job import Job, Load
+from ..run.long_prompts import Notices
 from ..run.model_request import ModelRequest, open_request, stretch
+from .chat_session import ChatSession, with_known_ids
 from .commands import completions, contents
 from .conversation import CONVERSATION, Conversation, Room
+from .long_documents import fit_documents, prompt_tokens
 from .loop import Lines, Loop, PlainLines
 from .replies import Replies
-from .session import ChatSession, with_known_ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +52,10 @@ def run_chat(
             "use a model for conversations (often named Instruct), or triforce generate --raw",
         )
     conversation = with_known_ids(chat.conversation, opened)
-    messages, progress = conversation.messages("?"), tokenizing(renderer)
-    tokens = len(opened.model.tokenizer.chat_turns(messages, progress, think=opened.think))
+    if not request.extend_context:
+        opened, conversation = fit_documents(conversation, opened, Notices(terminal, renderer, output.quiet))
+        conversation = with_known_ids(conversation, opened)
+    tokens = prompt_tokens(conversation, opened, renderer)
     if request.extend_context:
         wanted = chat.context or tokens + opened.settings.generation.max_new_tokens
         opened = replace(opened, model=stretch(opened.model, wanted, terminal))

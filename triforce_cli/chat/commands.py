@@ -14,8 +14,8 @@ from ..input.documents import name_of, read_documents
 from ..options.other_names import other_name
 from ..output.statistics import detail_lines, statistics_line
 from .answer_settings import PARAMETERS, described, parse_parameter
+from .chat_session import ChatSession
 from .conversation import Conversation
-from .session import ChatSession
 from .session_file import load_conversation
 
 PREFIX = "/"

@@ -12,9 +12,9 @@ from ..exit_codes import DONE, FAILED
 from ..input.encoding import decode
 from ..output.terminal import Terminal
 from ..signals import answered
+from .chat_session import ChatSession
 from .commands import Leave, is_command, run_command
 from .replies import Replies
-from .session import ChatSession
 
 LONGEST = 2**24  # bytes of a line
 

@@ -18,7 +18,7 @@ from offload.short_repr import short_repr
 
 from ..bench import options as bench_options
 from ..bench.axes import CONTEXT, Values, points, varied
-from ..bench.methods import IN_BATCHES, name_of, parse
+from ..bench.compared_methods import IN_BATCHES, name_of, parse
 from ..bench.modes import parse as parse_modes
 from ..bench.options import LAST, NEEDLES, NEW_TOKENS, STDOUT, check_kind, is_grid
 from ..bench.plot import check_plot
@@ -29,9 +29,15 @@ from ..input.documents import check_files, read_documents
 from ..input.prompt import read_prompt
 from ..options import declarations as options
 from ..options import groups as option_groups
+from ..options.command_request import (
+    Request,
+    given_arguments,
+    start_or_join_ranks,
+    warn_unused_draft,
+    warn_unused_middle,
+)
 from ..options.distinct_files import check_distinct, named_files
 from ..options.mistakes import warn_of_file
-from ..options.request import Request, given_arguments, start_or_join_ranks, warn_unused_draft, warn_unused_middle
 from ..options.settings import given_options, resolve
 from ..options.settings_text import show_config
 from ..output.output_files import check_file

@@ -21,7 +21,7 @@ from ..exit_codes import WRONG_USE
 from ..options import declarations as options
 from ..options.mistakes import Command, Group
 from ..options.settings import cache_home
-from ..output.prompt_cache import details, entries_table
+from ..output.cache_tables import details, entries_table
 from ..output.stdout_formats import json_line
 from ..run.prompt_cache import prompt_folder
 
@@ -146,12 +146,11 @@ def prune(
     ] = None,
     older_than: Annotated[
         float | None,
-        typer.Option(
+        options.option(
             "--older-than",
             parser=_parse_age,
             metavar="AGE",
             help="Remove entries not used for this long, such as 12h or 7d.",
-            show_default=False,
         ),
     ] = None,
     cache_limit: Limit = None,

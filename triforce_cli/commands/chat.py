@@ -20,12 +20,11 @@ from ..distributed.rank import world_position
 from ..input.documents import STDIN, check_files, checked, read_documents
 from ..options import declarations as options
 from ..options import groups as option_groups
+from ..options.command_request import check_flags, parse_output_options, parse_request
 from ..options.distinct_files import check_distinct, named_files
-from ..options.request import check_flags, parse_output_options, parse_request
 from ..output.renderers import renderer_for
 
-_OPTIONS = {name: each for name, each in option_groups.GENERATION.items() if name not in ("raw", "verify")}
-_OPTIONS |= {"encoding": options.Encoding}
+_OPTIONS = {name: each for name, each in option_groups.READING.items() if name not in ("raw", "verify")}
 
 
 @option_groups.accepts(_OPTIONS)
@@ -33,15 +32,13 @@ def chat(
     ctx: typer.Context,
     prompt_file: options.PromptFiles = None,
     session: Annotated[
-        str | None,
-        typer.Option("--session", metavar="FILE", help="Go on with this; saved there.", show_default=False),
+        str | None, options.option("--session", metavar="FILE", help="Go on with this; saved there.")
     ] = None,
     context: Annotated[
         int | None,
-        typer.Option(
+        options.option(
             "--context",
             help=options.described("Most tokens of the conversation.", "files and 8K"),
-            show_default=False,
             parser=parse_tokens,
             metavar="TOKENS",
             rich_help_panel=options.CONTEXT,

@@ -16,7 +16,7 @@ from offload.units import GIB, counted
 from ..options import declarations as options
 from ..options.settings import given_options, resolve
 from ..output.stdout_formats import json_line
-from ..run.calibration import load_or_measure, measure_disk
+from ..run.measured_rates import load_or_measure, measure_disk
 from ..run.placement_checks import free_on_disk
 from ..run.prompt_cache import prompt_folder
 
@@ -77,7 +77,7 @@ def doctor(
 
     from offload.api.diagnosis import examine
 
-    from ..run.machine import processor
+    from ..run.processor import processor
 
     terminal = ctx.obj.terminal
     report = examine(settings.engine, processor(torch.device("cpu")), ctx.obj.home, measure=not no_measure)

@@ -19,10 +19,10 @@ from ..bench import options as bench_options
 from ..bench.options import is_given
 from ..bench.plot import check_plot
 from ..exit_codes import DONE
-from ..experiment.files import available, load
+from ..experiment.definition import Experiment
 from ..experiment.overrides import ExperimentRequest
 from ..experiment.reproduce import run_experiment
-from ..experiment.schema import Experiment
+from ..experiment.shipped import available, load
 from ..input.dataset import check_dataset
 from ..input.documents import check_files
 from ..options import declarations as options
@@ -126,23 +126,21 @@ def experiment(
     if asked.bench is not None and not (quick or dry_run or prompt_file or data):
         hint = "give a text that is long enough with --prompt-file or --data, or try --quick, or plan with --dry-run"
         raise PromptError("the example book is for quick runs, and this one needs a text", hint)
-    rest: dict[str, Any] = {
-        "quick": quick,
-        "dry_run": dry_run,
-        "files": prompt_file or [],
-        "points": points,
-        "output": output,
-    }
     profile = ctx.params["profile"]
-    rest |= {
-        "extend_context": bool(ctx.params["extend_context"]),
-        "plot": plot,
-        "quiet": quiet,
-        "data": data,
-        "json": json,
-    }
-    rest |= {"plan_for": profile if is_given(ctx, "profile") else None}
-    request = ExperimentRequest(asked, flags, origins, profile, ctx.obj.home, **rest, command=_command())
+    request = ExperimentRequest(
+        asked,
+        flags,
+        origins,
+        profile,
+        ctx.obj.home,
+        plan_for=profile if is_given(ctx, "profile") else None,
+        files=prompt_file or [],
+        extend_context=bool(ctx.params["extend_context"]),
+        command=_command(),
+        **{
+            name: ctx.params[name] for name in ("quick", "dry_run", "points", "output", "plot", "quiet", "data", "json")
+        },
+    )
     with closing(ProgressDisplay(terminal, shown=not quiet)) as display:
         display.loading("starting")
         return run_experiment(request, terminal, display)

@@ -18,10 +18,10 @@ from ..input.documents import check_files
 from ..input.prompt import PromptText, read_prompt
 from ..options import declarations as options
 from ..options import groups as option_groups
+from ..options.command_request import check_flags, parse_output_options, parse_request, start_or_join_ranks
 from ..options.declarations import AUTO
 from ..options.distinct_files import check_distinct, check_outputs, named_files
 from ..options.mistakes import warn_of_file
-from ..options.request import check_flags, parse_output_options, parse_request, start_or_join_ranks
 from ..output.batch_display import BatchDisplay
 from ..output.renderers import renderer_for
 

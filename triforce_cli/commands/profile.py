@@ -21,10 +21,10 @@ from offload.units import parse_tokens
 from ..options import declarations as options
 from ..options import groups as option_groups
 from ..options.settings import given_options
-from ..output.plan import PlanReport, print_comparison, print_plan
+from ..output.plan_report import PlanReport, print_comparison, print_plan
 from ..output.tables import Column, table
 from ..output.terminal import Terminal
-from ..run.calibration import load_measured, load_or_measure, measure_here, rates_text, save_measured
+from ..run.measured_rates import load_measured, load_or_measure, measure_here, rates_text, save_measured
 from ..run.profile_plans import (
     DEFAULT_GPU_MODEL,
     PlanOptions,

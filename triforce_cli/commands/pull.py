@@ -8,7 +8,7 @@ import typer
 
 from offload.settings.config import DEFAULT_MODEL
 
-from ..output.download_bar import DownloadBar
+from ..output.progress import DownloadBar
 from ..output.tables import Column, table
 
 

@@ -15,95 +15,46 @@ from ..distributed.launch import ranks_to_start
 from ..distributed.rank import world_position
 from ..options import declarations as options
 from ..options import groups as option_groups
+from ..options.command_request import check_flags, parse_output_options, parse_request
 from ..options.declarations import AUTO, parse_parallel
-from ..options.request import check_flags, parse_output_options, parse_request
 from ..output.progress import ProgressDisplay
 from ..serve import serve_options as defaults
 from ..serve.serve_options import exposure, read_keys
 
-_SERVER: dict[str, Any] = {"rich_help_panel": "Server", "show_default": False}
+
+def _option(help: str, metavar: str | None, usual: object = None, *names: str, **more: Any) -> Any:
+    """Return an option of the server, `usual` being its default in words."""
+    text = help if usual is None else options.described(help, str(usual))
+    return options.option(*names, help=text, metavar=metavar, rich_help_panel="Server", **more)
+
+
 # What each request says for itself, or what one text alone has.
 _OF_REQUESTS = ("system", "stop", "raw", "json", "verify", "show_thinking")
-
-
-def _complete_scope(incomplete: str) -> list[str]:
-    return [name for name in defaults.CACHE_SCOPES if name.startswith(incomplete)]
 
 
 @option_groups.accepts({name: each for name, each in option_groups.GENERATION.items() if name not in _OF_REQUESTS})
 def serve(
     ctx: typer.Context,
-    host: Annotated[
-        str,
-        typer.Option(metavar="ADDRESS", help=options.described("Address to listen on.", defaults.HOST), **_SERVER),
-    ] = defaults.HOST,
-    port: Annotated[
-        int,
-        typer.Option(
-            metavar="N", help=options.described("0: any free.", str(defaults.PORT)), min=0, max=65535, **_SERVER
-        ),
-    ] = defaults.PORT,
-    api_key_file: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="API keys, one a line; or TRIFORCE_API_KEY.", **_SERVER)
-    ] = None,
-    cors: Annotated[
-        list[str] | None, typer.Option(metavar="ORIGIN", help="Web page that may use it; repeatable.", **_SERVER)
-    ] = None,
+    host: Annotated[str, _option("Address to listen on.", "ADDRESS", defaults.HOST)] = defaults.HOST,
+    port: Annotated[int, _option("0: any free.", "N", defaults.PORT, min=0, max=65535)] = defaults.PORT,
+    api_key_file: Annotated[Path | None, _option("API keys, one a line; or TRIFORCE_API_KEY.", "FILE")] = None,
+    cors: Annotated[list[str] | None, _option("Web page that may use it; repeatable.", "ORIGIN")] = None,
     cache_scope: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME",
-            help=options.described("shared, or key: none between keys.", "shared"),
-            autocompletion=_complete_scope,
-            **_SERVER,
-        ),
+        str, _option("shared, or key: none between keys.", "NAME", "shared", among=defaults.CACHE_SCOPES)
     ] = "shared",
-    parallel: Annotated[
-        Any,
-        typer.Option(
-            metavar="N", help=options.described("Sequences at a time.", AUTO), parser=parse_parallel, **_SERVER
-        ),
-    ] = AUTO,
+    parallel: Annotated[Any, _option("Sequences at a time.", "N", AUTO, parser=parse_parallel)] = AUTO,
     queue: Annotated[
-        int,
-        typer.Option(
-            metavar="N",
-            help=options.described("Sequences that may wait.", str(defaults.QUEUE)),
-            min=1,
-            max=100_000,
-            **_SERVER,
-        ),
+        int, _option("Sequences that may wait.", "N", defaults.QUEUE, min=1, max=100_000)
     ] = defaults.QUEUE,
     context: Annotated[
-        Any,
-        typer.Option(
-            metavar="TOKENS",
-            help=options.described("Longest prompt and answer.", "model's, to 128K"),
-            parser=parse_tokens,
-            **_SERVER,
-        ),
+        Any, _option("Longest prompt and answer.", "TOKENS", "model's, to 128K", parser=parse_tokens)
     ] = None,
-    max_body: Annotated[
-        Any,
-        typer.Option(
-            metavar="SIZE",
-            help=options.described("Longest request.", size_text(defaults.BODY)),
-            parser=parse_size,
-            **_SERVER,
-        ),
-    ] = None,
+    max_body: Annotated[Any, _option("Longest request.", "SIZE", size_text(defaults.BODY), parser=parse_size)] = None,
     drain: Annotated[
-        int,
-        typer.Option(
-            metavar="SECONDS",
-            help=options.described("To end requests on SIGTERM.", str(defaults.DRAIN)),
-            min=0,
-            max=86_400,
-            **_SERVER,
-        ),
+        int, _option("To end requests on SIGTERM.", "SECONDS", defaults.DRAIN, min=0, max=86_400)
     ] = defaults.DRAIN,
     ignore_unknown: Annotated[
-        bool, typer.Option("--ignore-unknown", help="Pass over unknown fields of requests.", **_SERVER)
+        bool, _option("Pass over unknown fields of requests.", None, None, "--ignore-unknown")
     ] = False,
 ) -> int:
     """Serve the model to other programs, as an OpenAI-compatible endpoint.

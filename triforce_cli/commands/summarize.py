@@ -17,19 +17,17 @@ from ..input.excerpts import Range, parse_position
 from ..input.prompt import has_input
 from ..options import declarations as options
 from ..options import groups as option_groups
+from ..options.command_request import Request, check_flags, parse_output_options, parse_request, start_or_join_ranks
 from ..options.declarations import AUTO, parse_parallel
 from ..options.distinct_files import check_outputs, named_files
-from ..options.request import Request, check_flags, parse_output_options, parse_request, start_or_join_ranks
 from ..options.settings import refuse_both, refuse_broken_text
 from ..output.renderers import renderer_for
 from ..output.terminal import Terminal
 from ..summarize.instructions import DEFAULT_LENGTH, LENGTHS, AnswerStyle, Templates, load_templates
 
-_POSITION = {"parser": parse_position, "metavar": "WHERE", "show_default": False}
 
-
-def _complete_length(incomplete: str) -> list[str]:
-    return [name for name in LENGTHS if name.startswith(incomplete)]
+def _position(name: str, help: str) -> Any:
+    return options.option(name, help=help, parser=parse_position, metavar="WHERE")
 
 
 @option_groups.accepts(option_groups.READING | {"max_new_tokens": options.AnswerTokens})
@@ -42,45 +40,29 @@ def summarize(
     output: options.TextFiles = None,
     length: Annotated[
         str | None,
-        typer.Option(
+        options.option(
             metavar="LENGTH",
             help=options.described("short, medium, long, or 200 words.", DEFAULT_LENGTH),
-            show_default=False,
-            autocompletion=_complete_length,
+            among=list(LENGTHS),
         ),
     ] = None,
     bullets: Annotated[bool, typer.Option("--bullets", help="Ask for bullet points.")] = False,
-    focus: Annotated[str | None, typer.Option(metavar="TEXT", help="A topic to focus on.", show_default=False)] = None,
+    focus: Annotated[str | None, options.option(metavar="TEXT", help="A topic to focus on.")] = None,
     question: Annotated[
-        list[str] | None,
-        typer.Option("--question", metavar="TEXT", help="Answer this; repeatable.", show_default=False),
+        list[str] | None, options.option("--question", metavar="TEXT", help="Answer this; repeatable.")
     ] = None,
-    language: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Write in this language.", show_default=False)
-    ] = None,
+    language: Annotated[str | None, options.option(metavar="NAME", help="Write in this language.")] = None,
     prompt: Annotated[
-        Path | None,
-        typer.Option(
-            "--prompt",
-            metavar="FILE",
-            help="Template: {document}, {instruction}.",
-            show_default=False,
-        ),
+        Path | None, options.option("--prompt", metavar="FILE", help="Template: {document}, {instruction}.")
     ] = None,
     together: Annotated[bool, typer.Option("--together", help="One summary of all files.")] = False,
-    start: Annotated[object, typer.Option("--from", help="Start at: tokens, or percent (10%).", **_POSITION)] = None,
-    end: Annotated[object, typer.Option("--to", help="End at: tokens, or percent.", **_POSITION)] = None,
-    map_reduce: Annotated[
-        bool,
-        typer.Option("--map-reduce", help="Read a too long document in parts."),
-    ] = False,
+    start: Annotated[object, _position("--from", "Start at: tokens, or percent (10%).")] = None,
+    end: Annotated[object, _position("--to", "End at: tokens, or percent.")] = None,
+    map_reduce: Annotated[bool, typer.Option("--map-reduce", help="Read a too long document in parts.")] = False,
     parallel: Annotated[
         str,
-        typer.Option(
-            metavar="N",
-            help=options.described("Texts to generate at a time; auto: by memory.", "1"),
-            show_default=False,
-            autocompletion=lambda incomplete: [AUTO] if AUTO.startswith(incomplete) else [],
+        options.option(
+            metavar="N", help=options.described("Texts to generate at a time; auto: by memory.", "1"), among=(AUTO,)
         ),
     ] = "1",
 ) -> int:

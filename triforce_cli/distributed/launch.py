@@ -76,7 +76,7 @@ def _fetch(settings: Settings, home: Path | None, terminal: Terminal) -> None:
     from offload.loading.hub.download import locate
     from offload.settings.method_sizes import has_draft_model
 
-    from ..output.download_bar import DownloadBar
+    from ..output.progress import DownloadBar
 
     with DownloadBar(terminal, shown=terminal.shows_progress) as progress:
         locate(settings.engine.model, home, progress)

@@ -12,8 +12,8 @@ from offload.settings.config import GROUPS, check_part
 from offload.settings.methods import MIDDLES
 
 from ..bench.axes import AXES, BATCH, CONTEXT, Values, points
-from ..bench.methods import BASE
-from ..bench.methods import parse as parse_methods
+from ..bench.compared_methods import BASE
+from ..bench.compared_methods import parse as parse_methods
 from ..bench.modes import parse as parse_modes
 from ..options.settings import option_names
 from .reading import build, require

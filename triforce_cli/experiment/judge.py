@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+from .definition import Check, Value
 from .grid import MEASURES
 from .plans import Planned
-from .schema import Check, Value
 
 Row = Mapping[str, Any]
 

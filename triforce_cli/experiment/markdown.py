@@ -7,11 +7,10 @@ from typing import Any
 
 from offload.units import counted
 
+from ..bench.compared_methods import BASE
 from ..bench.conditions import versioned
-from ..bench.methods import BASE
 from ..bench.pivot import pivots, value_text
 from ..bench.report_text import notes
-from .judge import measured_value
 from .outcome import Outcome, git_commit, verdicts_of
 
 _UNITS = {"speedup": "x", "tbt_ms": " ms/token", "tokens_per_s": " tokens/s"}
@@ -32,18 +31,18 @@ def markdown(outcome: Outcome) -> str:
 
 def _values(outcome: Outcome) -> Iterator[str]:
     """Yield the table of the published values beside those planned or measured."""
-    rows = outcome.measured.rows if outcome.measured is not None and outcome.is_own else []
     lines = []
-    for each in outcome.planned:
-        value, unit = each.value, _UNITS.get(each.value.measure, "")
-        measured = measured_value(value, rows)
-        found = "-" if measured is None else f"{measured:.4g}{unit} (measured)"
-        if measured is None and each.planned is not None:
-            found = f"{each.planned:.4g}{unit} (planned)"
-        if measured is None and each.reason:
-            found = f"does not fit (planned): {each.reason}"
-        published = "-" if value.published is None else f"{value.published:g}{unit}"
-        lines.append((value.what, published, found, value.source or "-"))
+    for each in outcome.values():
+        unit = _UNITS.get(each["measure"], "")
+        found = "-"
+        if each["measured"] is not None:
+            found = f"{each['measured']:.4g}{unit} (measured)"
+        elif each["reason"]:
+            found = f"does not fit (planned): {each['reason']}"
+        elif each["planned"] is not None:
+            found = f"{each['planned']:.4g}{unit} (planned)"
+        published = "-" if each["published"] is None else f"{each['published']:g}{unit}"
+        lines.append((each["what"], published, found, each["source"] or "-"))
     if lines:
         yield "## Published, and planned or measured here"
         yield _table(("value", "published", "here", "source of the published value"), lines)

@@ -10,10 +10,10 @@ from typing import Any
 
 from ..bench.conditions import versioned
 from ..bench.report import Report
-from .files import ROOT
+from .definition import Experiment
 from .judge import Verdict, judge_check, judge_value, measured_value
 from .plans import Planned
-from .schema import Experiment
+from .shipped import ROOT
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +43,16 @@ class Outcome:
         """Return whether what was measured is the experiment's set-up, so that published numbers can be compared."""
         return not (self.quick or self.other_model)
 
+    def values(self) -> list[dict[str, Any]]:
+        """Return the published values beside those planned or measured; None where there is none."""
+        rows = self.measured.rows if self.measured is not None and self.is_own else []
+        names = ("what", "measure", "published", "source")
+        return [
+            {name: getattr(each.value, name) for name in names}
+            | {"planned": each.planned, "reason": each.reason or None, "measured": measured_value(each.value, rows)}
+            for each in self.planned
+        ]
+
 
 def as_json(outcome: Outcome) -> dict[str, Any]:
     """Return the fields of the object. What was not measured or planned is null."""
@@ -54,29 +64,13 @@ def as_json(outcome: Outcome) -> dict[str, Any]:
         "interrupted": outcome.interrupted,
         "quick": outcome.quick,
         "own_setup": outcome.is_own and not outcome.changed,
-        "values": _values(outcome),
+        "values": outcome.values(),
         "measured": None if measured is None else measured.as_json(outcome.interrupted),
         "verdicts": [asdict(each) for each in verdicts_of(outcome)],
         "command": outcome.command,
         "commit": git_commit(),
         **versioned(),
     }
-
-
-def _values(outcome: Outcome) -> Sequence[dict[str, Any]]:
-    rows = outcome.measured.rows if outcome.measured is not None and outcome.is_own else []
-    return [
-        {
-            "what": each.value.what,
-            "measure": each.value.measure,
-            "published": each.value.published,
-            "source": each.value.source,
-            "planned": each.planned,
-            "reason": each.reason or None,
-            "measured": measured_value(each.value, rows),
-        }
-        for each in outcome.planned
-    ]
 
 
 def verdicts_of(outcome: Outcome) -> list[Verdict]:

@@ -9,10 +9,10 @@ from typing import Any
 
 from offload.errors import SettingsError
 
-from ..options.request import Request
+from ..options.command_request import Request
 from ..options.settings import Settings, resolve
+from .definition import Experiment
 from .grid import Grid
-from .schema import Experiment
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from offload.planning.plan import Plan, make_plan
 from offload.settings.config import Placement
 from offload.units import GIB
 
-from .schema import PlanCase, Value
+from .definition import PlanCase, Value
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ def _request(case: PlanCase) -> PlanRequest:
         Placement(offload=case.offload, resident_layers=case.resident_layers, memory=memory),
         case.speculation(),
         draft=None if case.draft is None else dimensions(case.draft),
-        acceptance=case.acceptance,
+        acceptance=case.token_acceptance,
         draft_acceptance=case.draft_acceptance,
         sequences=case.sequences,
         static_batch=case.static_batch,

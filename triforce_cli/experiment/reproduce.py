@@ -9,17 +9,17 @@ from offload.errors import SettingsError
 from offload.settings.config import DRAFTS
 from offload.settings.methods import METHODS
 
-from ..bench.methods import name_of
+from ..bench.compared_methods import name_of
 from ..exit_codes import DONE, INTERRUPTED
 from ..output.output_files import write_file
 from ..output.progress import ProgressDisplay
 from ..output.stdout_formats import json_line
 from ..output.terminal import Terminal
+from .definition import Value
 from .markdown import markdown
 from .outcome import Outcome, as_json
 from .overrides import ExperimentRequest
 from .plans import plan_values
-from .schema import Value
 
 
 def run_experiment(asked: ExperimentRequest, terminal: Terminal, display: ProgressDisplay) -> int:
@@ -33,7 +33,7 @@ def run_experiment(asked: ExperimentRequest, terminal: Terminal, display: Progre
     kind: dict[str, Any] = {"quick": asked.quick, "changed": changed, "other_model": asked.other_model}
     outcome = Outcome(asked.experiment, planned, **kind, command=asked.command)
     if asked.measures:
-        from .measure import measure  # from here on torch is needed
+        from .measured import measure  # from here on torch is needed
 
         measured, interrupted = measure(asked, own, terminal, display)
         plot = asked.plot.name if asked.plot is not None and measured.rows else None

@@ -18,7 +18,7 @@ from offload.events import Prefilled
 from offload.metrics import Meter
 from offload.settings.config import Sampling, Speculation
 from offload.settings.method_sizes import sized
-from offload.speculation.levels.hierarchy import SELECTORS
+from offload.settings.methods import MIDDLES
 from offload.speculation.passes.runner import Runner
 
 from ..bench.axes import CONTEXT
@@ -27,7 +27,7 @@ from ..bench.prompts import first_tokens
 from ..bench.quality import show_reading
 from ..bench.report import Measure, Report
 from ..input.dataset import DataText
-from ..options.request import Request
+from ..options.command_request import Request
 from ..output.format import percent
 from ..output.progress import ProgressDisplay, RunFacts
 from ..output.terminal import Terminal
@@ -96,7 +96,7 @@ def _policies(asked: ExperimentRequest, context: int, given: Speculation, tokens
         point = tuple((name, value) for name, value in values.items() if name in grid.varied)
         sizes = settings.budget // settings.chunk, settings.chunk, settings.rebuild_every
         for name in KINDS[ATTENTION].parse(grid.methods):
-            selector = None if name == IDEAL else SELECTORS[name](settings.sink, settings.chunk)
+            selector = None if name == IDEAL else MIDDLES[name].load()(settings.sink, settings.chunk)
             found[name, point] = Policy(selector, *sizes)
     return found
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import fields
 from typing import Annotated, Any
 
@@ -41,36 +42,26 @@ SAMPLING, SPECULATION, CONTEXT = "Sampling", "Speculative decoding", "Prompt and
 MEMORY, MACHINE = "Memory and offloading", "Machine"
 BATCH = "Many prompts"
 # The panel of each setting in the help; the others, which everybody uses, stand in the first panel.
-PANELS = {
-    **dict.fromkeys(("batch", "output", "parallel"), BATCH),
-    **dict.fromkeys(
-        ("top_p", "top_k", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty"), SAMPLING
-    ),
-    **dict.fromkeys(("dry_multiplier", "dry_base", "dry_allowed_length", "dry_range", "no_repeat_ngram"), SAMPLING),
-    "coupled": SAMPLING,
-    **dict.fromkeys(("method", "draft", "gamma1", "gamma2", "budget", "chunk", "rebuild_every"), SPECULATION),
-    "retrieval_kv": SPECULATION,
-    **dict.fromkeys(("sink", "window", "middle", "tree", "tree_sampling"), SPECULATION),
-    **dict.fromkeys(("cache", "cache_limit"), CONTEXT),
-    **dict.fromkeys(("memory", "host_memory", "offload", "resident_layers", "host_share", "link_gb_s"), MEMORY),
-    "approximate": MEMORY,
-    **dict.fromkeys(("disk", "disk_limit", "experts", "expert_layers"), MEMORY),
-    "kv": MEMORY,
-    **dict.fromkeys(
-        ("device", "dtype", "kernel", "quantize", "threads", "prefill_chunk", "tensor_parallel", "join_timeout"),
-        MACHINE,
-    ),
+_PANELS = {
+    BATCH: "batch output parallel",
+    SAMPLING: "top_p top_k min_p repetition_penalty frequency_penalty presence_penalty coupled no_repeat_ngram "
+    "dry_multiplier dry_base dry_allowed_length dry_range",
+    SPECULATION: "method draft gamma1 gamma2 budget chunk rebuild_every retrieval_kv sink window middle tree "
+    "tree_sampling",
+    CONTEXT: "cache cache_limit think",
+    MEMORY: "memory host_memory offload resident_layers host_share link_gb_s approximate disk disk_limit experts "
+    "expert_layers kv",
+    MACHINE: "profile device dtype kernel quantize threads prefill_chunk tensor_parallel join_timeout",
 }
-
-
-_NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty")
-_NUMBERS += ("dry_multiplier", "dry_base", "host_share")
-_NAMES = ("method", "device", "dtype", "kernel", "quantize", "offload", "tree_sampling", "middle", "approximate", "kv")
-_NAMES += ("retrieval_kv", "experts")
-_METAVARS = dict.fromkeys(_NUMBERS, "X") | dict.fromkeys(_NAMES, "NAME") | {"model": "MODEL", "draft": "MODEL"}
-_METAVARS |= {"tree": "TREE"}
-
-
+PANELS = {name: panel for panel, names in _PANELS.items() for name in names.split()}
+_METAVARS = {
+    "X": "temperature top_p min_p repetition_penalty frequency_penalty presence_penalty dry_multiplier dry_base "
+    "host_share",
+    "NAME": "method device dtype kernel quantize offload tree_sampling middle approximate kv retrieval_kv experts",
+    "MODEL": "model draft",
+    "TREE": "tree",
+}
+_METAVAR_OF = {name: metavar for metavar, names in _METAVARS.items() for name in names.split()}
 THINK = ("on", "off", AUTO)  # values of --think
 
 
@@ -79,12 +70,20 @@ def described(help: str, default: str) -> str:
     return f"{help} [dim]({default})[/dim]"
 
 
-def _setting(name: str, help: str, default: str | None = None, *names: str, **rest: Any) -> Any:
+def _setting(
+    name: str, help: str, default: str | None = None, *names: str, among: Sequence[str] = (), **rest: Any
+) -> Any:
     """Return an option with the setting's flag and environment variable; `default` describes it, else it is shown."""
     flags = names or (f"--{name.replace('_', '-')}",)
-    shown = {"show_default": False, "show_envvar": False, "rich_help_panel": PANELS.get(name)}
-    shown |= {"help": described(help, default or str(_DEFAULTS[name])), "metavar": _METAVARS.get(name, "N")}
-    return typer.Option(*flags, **{"envvar": f"TRIFORCE_{name.upper()}"} | shown | rest)
+    shown = {"show_envvar": False, "rich_help_panel": PANELS.get(name), "metavar": _METAVAR_OF.get(name, "N")}
+    shown |= {"help": described(help, default or str(_DEFAULTS[name])), "envvar": f"TRIFORCE_{name.upper()}"}
+    return option(*flags, among=among, **shown | rest)
+
+
+def option(*names: str, among: Sequence[str] = (), **rest: Any) -> Any:
+    """Return an option whose help does not show its default by itself; `among` completes its values."""
+    completion = {"autocompletion": _complete_from(*among)} if among else {}
+    return typer.Option(*names, **{"show_default": False} | completion | rest)
 
 
 def _complete_model(incomplete: str) -> list[str]:
@@ -114,15 +113,10 @@ def model_option(default: str | None = None) -> Any:
 
 
 Model = Annotated[str | None, model_option()]
-Device = Annotated[str | None, _setting("device", "cpu or cuda.", autocompletion=_complete_from(*DEVICES))]
-Dtype = Annotated[str | None, _setting("dtype", "bfloat16, float16, float32.", autocompletion=_complete_from(*DTYPES))]
-Kernel = Annotated[
-    str | None, _setting("kernel", "amx, avx512, avx2, portable or off.", autocompletion=_complete_from(*KERNELS))
-]
-Quantize = Annotated[
-    str | None,
-    _setting("quantize", "Round the weights: q4, q5, q6, q8.", "no", autocompletion=_complete_from(*QUANTIZE)),
-]
+Device = Annotated[str | None, _setting("device", "cpu or cuda.", among=DEVICES)]
+Dtype = Annotated[str | None, _setting("dtype", "bfloat16, float16, float32.", among=DTYPES)]
+Kernel = Annotated[str | None, _setting("kernel", "amx, avx512, avx2, portable or off.", among=KERNELS)]
+Quantize = Annotated[str | None, _setting("quantize", "Round the weights: q4, q5, q6, q8.", "no", among=QUANTIZE)]
 Threads = Annotated[int | None, _setting("threads", "CPU threads.", "all cores")]
 PrefillChunk = Annotated[int | None, _setting("prefill_chunk", "Prompt tokens per forward pass.")]
 
@@ -149,7 +143,7 @@ Coupled = Annotated[
         parser=parse_sampling,
         metavar="NAME",
         envvar="TRIFORCE_SAMPLING",
-        autocompletion=_complete_from(COUPLED, FASTEST),
+        among=(COUPLED, FASTEST),
     ),
 ]
 MaxNewTokens = Annotated[
@@ -158,21 +152,11 @@ MaxNewTokens = Annotated[
 AnswerTokens = Annotated[
     int | None, _setting("max_new_tokens", "Most tokens to generate.", "by --length", "--max-new-tokens", "-n")
 ]
-Stop = Annotated[
-    list[str] | None,
-    typer.Option("--stop", metavar="TEXT", help="End before this text; repeatable.", show_default=False),
-]
+Stop = Annotated[list[str] | None, option("--stop", metavar="TEXT", help="End before this text; repeatable.")]
 
-Method = Annotated[
-    str | None, _setting("method", "Decoding method; all are lossless.", autocompletion=_complete_from(*METHODS))
-]
-Draft = Annotated[
-    str | None, _setting("draft", "Drafter: lookup, none, self, or a model.", autocompletion=_complete_from(*DRAFTS))
-]
-Middle = Annotated[
-    str | None,
-    _setting("middle", "retrieval, streaming or h2o.", "the method's", autocompletion=_complete_from(*MIDDLES)),
-]
+Method = Annotated[str | None, _setting("method", "Decoding method; all are lossless.", among=METHODS)]
+Draft = Annotated[str | None, _setting("draft", "Drafter: lookup, none, self, or a model.", among=DRAFTS)]
+Middle = Annotated[str | None, _setting("middle", "retrieval, streaming or h2o.", "the method's", among=MIDDLES)]
 Sink = Annotated[int | None, _setting("sink", "First tokens that small caches keep.")]
 Window = Annotated[int | None, _setting("window", "Latest tokens that a draft model sees.")]
 Budget = Annotated[int | None, _setting("budget", "Tokens in the retrieval cache.", "3 %")]
@@ -180,53 +164,29 @@ Chunk = Annotated[int | None, _setting("chunk", "Tokens that are retrieved toget
 RebuildEvery = Annotated[int | None, _setting("rebuild_every", "Retrieve again after N tokens.", "adaptive")]
 Gamma1 = Annotated[int | None, _setting("gamma1", "Drafted for the retrieval cache.", "adaptive")]
 Gamma2 = Annotated[int | None, _setting("gamma2", "Drafted for the full cache.", "adaptive")]
-Tree = Annotated[
-    str | None,
-    _setting("tree", "N nodes, auto, k-ary:2x3x1.", autocompletion=_complete_from("chain", "auto", "k-ary:")),
-]
-TreeDraws = Annotated[
-    str | None, _setting("tree_sampling", "How siblings are drawn.", autocompletion=_complete_from(*TREE_SAMPLINGS))
-]
+Tree = Annotated[str | None, _setting("tree", "N nodes, auto, k-ary:2x3x1.", among=("chain", "auto", "k-ary:"))]
+TreeDraws = Annotated[str | None, _setting("tree_sampling", "How siblings are drawn.", among=TREE_SAMPLINGS)]
 
-Offload = Annotated[
-    str | None, _setting("offload", "none, stream, host or hybrid.", autocompletion=_complete_from(*OFFLOADS))
-]
+Offload = Annotated[str | None, _setting("offload", "none, stream, host or hybrid.", among=OFFLOADS)]
 _SIZE = {"parser": parse_size, "metavar": "SIZE"}
 Memory = Annotated[int | None, _setting("memory", "Device memory, such as 22GiB.", "free", **_SIZE)]
 HostMemory = Annotated[int | None, _setting("host_memory", "Host memory, such as 64GiB.", "free", **_SIZE)]
 ResidentLayers = Annotated[int | None, _setting("resident_layers", "Layers with KV on the device.", "most")]
 HostShare = Annotated[float | None, _setting("host_share", "The host's part of the KV.", "balanced")]
 LinkRate = Annotated[float | None, _setting("link_gb_s", "Simulated link, on a CPU.", "none", "--link", metavar="GB/S")]
-ExpertsWay = Annotated[
-    str | None, _setting("experts", "Experts: device, host or stream.", autocompletion=_complete_from(*EXPERTS))
-]
+ExpertsWay = Annotated[str | None, _setting("experts", "Experts: device, host or stream.", among=EXPERTS)]
 ExpertLayers = Annotated[int | None, _setting("expert_layers", "Layers with experts on the device.", "most")]
 Disk = Annotated[str | None, _setting("disk", "Folder for KV beyond host memory.", "none", metavar="PATH")]
 DiskLimit = Annotated[int | None, _setting("disk_limit", "Disk space for it.", "free", **_SIZE)]
 Cache = Annotated[
-    bool | None,
-    typer.Option(
-        "--cache/--no-cache",
-        envvar="TRIFORCE_CACHE",
-        help=described("Keep prompts on disk.", "long ones"),
-        show_default=False,
-        show_envvar=False,
-        rich_help_panel=CONTEXT,
-    ),
+    bool | None, _setting("cache", "Keep prompts on disk.", "long ones", "--cache/--no-cache", metavar=None)
 ]
 CacheLimit = Annotated[int | None, _setting("cache_limit", "Disk space for it.", "20GiB", **_SIZE)]
 Approximate = Annotated[
-    str | None,
-    _setting(
-        "approximate", f"Lossy: {', '.join(APPROXIMATIONS)}.", "no", autocompletion=_complete_from(*APPROXIMATIONS)
-    ),
+    str | None, _setting("approximate", f"Lossy: {', '.join(APPROXIMATIONS)}.", "no", among=list(APPROXIMATIONS))
 ]
-RetrievalKv = Annotated[
-    str | None, _setting("retrieval_kv", "Retrieval cache in q8, q4, fp8.", autocompletion=_complete_from(*KV_FORMATS))
-]
-Kv = Annotated[
-    str | None, _setting("kv", "Lossy: keys and values in q8, q4, fp8.", autocompletion=_complete_from(*KV_FORMATS))
-]
+RetrievalKv = Annotated[str | None, _setting("retrieval_kv", "Retrieval cache in q8, q4, fp8.", among=KV_FORMATS)]
+Kv = Annotated[str | None, _setting("kv", "Lossy: keys and values in q8, q4, fp8.", among=KV_FORMATS)]
 TensorParallel = Annotated[int | None, _setting("tensor_parallel", "GPUs that share the model.", "profile's")]
 JoinTimeout = Annotated[float | None, _setting("join_timeout", "Wait for the other ranks.", metavar="SECONDS")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the plan; load nothing.", rich_help_panel=MEMORY)]
@@ -243,65 +203,44 @@ ContextLength = Annotated[
 
 ProfileName = Annotated[
     str | None,
-    typer.Option(
-        "--profile",
-        envvar="TRIFORCE_PROFILE",
-        help=described("Hardware profile, or a YAML file.", "found"),
-        metavar="NAME",
-        show_default=False,
-        show_envvar=False,
-        rich_help_panel=MACHINE,
-        autocompletion=complete_profile,
-    ),
+    _setting("profile", "Hardware profile, or a YAML file.", "found", metavar="NAME", autocompletion=complete_profile),
 ]
 PromptFiles = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--prompt-file", "-f", metavar="FILE", help="Read a file; repeatable; - is stdin.", show_default=False
-    ),
+    list[str] | None, option("--prompt-file", "-f", metavar="FILE", help="Read a file; repeatable; - is stdin.")
 ]
 Encoding = Annotated[
     str | None,
-    typer.Option(
+    option(
         "--encoding",
         metavar="NAME",
         help=described("Of text files, such as cp1252.", "guessed"),
-        show_default=False,
         rich_help_panel=CONTEXT,
         parser=encoding_named,
     ),
 ]
-_BATCH: dict[str, Any] = {"show_default": False, "rich_help_panel": BATCH}
 Batch = Annotated[
-    str | None, typer.Option("--batch", metavar="FILE", help="Answer all prompts of a file of JSON lines.", **_BATCH)
+    str | None,
+    option("--batch", metavar="FILE", help="Answer all prompts of a file of JSON lines.", rich_help_panel=BATCH),
 ]
 Output = Annotated[
-    str | None, typer.Option("--output", "-o", metavar="FILE", help="Write here; with --batch, resumable.", **_BATCH)
+    str | None,
+    option("--output", "-o", metavar="FILE", help="Write here; with --batch, resumable.", rich_help_panel=BATCH),
 ]
 TextFiles = Annotated[
-    list[str] | None,
-    typer.Option("--output", "-o", metavar="FILE", help="Write here; one, or one a document.", show_default=False),
+    list[str] | None, option("--output", "-o", metavar="FILE", help="Write here; one, or one a document.")
 ]
 ParallelSequences = Annotated[
     Any,
-    typer.Option(
-        "--parallel", metavar="N", help=described("Sequences at a time.", "auto"), parser=parse_parallel, **_BATCH
+    option(
+        "--parallel",
+        metavar="N",
+        help=described("Sequences at a time.", "auto"),
+        parser=parse_parallel,
+        rich_help_panel=BATCH,
     ),
 ]
-System = Annotated[str | None, typer.Option(metavar="TEXT", help="System message.", show_default=False)]
-Think = Annotated[
-    str | None,
-    typer.Option(
-        "--think",
-        envvar="TRIFORCE_THINK",
-        metavar="on|off",
-        help=described("Think before the answer.", AUTO),
-        show_default=False,
-        show_envvar=False,
-        rich_help_panel=CONTEXT,
-        autocompletion=_complete_from(*THINK),
-    ),
-]
+System = Annotated[str | None, option(metavar="TEXT", help="System message.")]
+Think = Annotated[str | None, _setting("think", "Think before the answer.", AUTO, metavar="on|off", among=THINK)]
 ShowThinking = Annotated[
     bool, typer.Option("--show-thinking", help="Thinking on stdout, too.", rich_help_panel=CONTEXT)
 ]
@@ -312,13 +251,12 @@ ExtendContext = Annotated[
 ]
 Truncate = Annotated[
     str | None,
-    typer.Option(
+    option(
         "--truncate",
         metavar="PART",
         help="Drop the start, middle or end.",
-        show_default=False,
         rich_help_panel=CONTEXT,
-        autocompletion=_complete_from("start", "middle", "end"),
+        among=("start", "middle", "end"),
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="JSON lines instead of text.")]
@@ -327,8 +265,5 @@ ShowConfig = Annotated[
     bool, typer.Option("--show-config", help="Print settings; run nothing.", rich_help_panel=MACHINE)
 ]
 Verbose = Annotated[
-    int,
-    typer.Option(
-        "--verbose", "-v", count=True, metavar="", show_default=False, help="Also statistics, and settings; -vv: all."
-    ),
+    int, option("--verbose", "-v", count=True, metavar="", help="Also statistics, and settings; -vv: all.")
 ]

@@ -27,6 +27,8 @@ _INSTEAD = {  # what other programs call it
     "benchmark": "triforce bench",
     "plan": "triforce profile",
     "info": "triforce doctor",
+    "version": "triforce --version",
+    "help": "triforce COMMAND --help",
 }
 _COMMAND, _OPTION = re.compile(r"No such command '(.*?)'"), re.compile(r"No such option: (--?[\w-]+)")
 _EXTRA = re.compile(r"Got unexpected extra argument\(s\) \((.*)\)", re.DOTALL)
@@ -146,7 +148,16 @@ class Command(_Plain, TyperCommand):
         ctx.token_normalize_func = lambda name: accepted(name, own, self.name) if len(name) > 1 else name
         given = args[: args.index("--")] if "--" in args else list(args)  # the parser takes from `args`
         try:
-            return super().parse_args(ctx, args)
+            rest = super().parse_args(ctx, args)
         except TyperException:
             refuse_other_short_options(given, ctx)
             raise
+        refuse_other_short_options([each for each in given if _is_value(each, ctx)], ctx)
+        return rest
+
+
+def _is_value(given: str, ctx: Any) -> bool:
+    """Return whether an argument such as -fa was taken for -f with the value `a`, where there is no such file."""
+    found = [ctx.params[param.name] for param in ctx.command.params if given[:2] in param.opts]
+    values = [value for each in found for value in (each if isinstance(each, list | tuple) else [each])]
+    return given[2:] in values and not Path(given[2:]).exists()

@@ -1,12 +1,21 @@
-"""Progress on stderr while the engine works: loading, prefill, then decoding, one line each."""
+"""Progress on stderr: fetching and loading a model, prefill, then decoding, one line each."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import TracebackType
 
 import psutil
-from rich.progress import Progress, ProgressColumn, SpinnerColumn, TextColumn
+from rich.progress import (
+    BarColumn,
+    Progress,
+    ProgressColumn,
+    SpinnerColumn,
+    TaskProgressColumn,
+    TextColumn,
+    TimeRemainingColumn,
+)
 from rich.text import Text
 
 from offload.events import DraftPrefilled, Event, Pinned, Prefilled, Tokens
@@ -196,3 +205,31 @@ def _memory(facts: RunFacts) -> list[Segment]:
 
 def _column(template: str) -> TextColumn:
     return TextColumn(template, markup=False)  # a model's name may hold brackets
+
+
+class DownloadBar:
+    """A bar while a model is fetched: a context manager, called with what is fetched, units done and units in all.
+
+    It draws nothing where stderr is no terminal.
+    """
+
+    def __init__(self, terminal: Terminal, shown: bool = True) -> None:
+        columns = (_column("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+        is_shown = shown and terminal.shows_progress
+        self._progress = Progress(*columns, console=terminal.console(), transient=True, disable=not is_shown)
+        self._terminal = terminal
+        self._tasks: dict[str, int] = {}
+
+    def __enter__(self) -> DownloadBar:
+        return self
+
+    def __call__(self, description: str, done: int, total: int) -> None:
+        if description not in self._tasks:
+            if not self._tasks and self._terminal.before_line is not None:
+                self._terminal.before_line()  # erases the spinner
+            self._progress.start()  # only now: a model that is already on disk needs no bar
+            self._tasks[description] = self._progress.add_task(description, total=total)
+        self._progress.update(self._tasks[description], completed=done)
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._progress.stop()

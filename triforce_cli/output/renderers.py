@@ -167,22 +167,6 @@ class StreamRenderer:
         self._display.close()
 
 
-class TextRenderer(StreamRenderer):
-    """Writes the generated text to stdout, as it comes."""
-
-    def __init__(
-        self, terminal: Terminal, quiet: bool = False, verbose: bool = False, show_thinking: bool = False
-    ) -> None:
-        super().__init__(terminal, TextOutput(show_thinking), quiet, verbose)
-
-
-class JsonRenderer(StreamRenderer):
-    """Writes JSON lines to stdout, as they come."""
-
-    def __init__(self, terminal: Terminal, quiet: bool = False, verbose: bool = False) -> None:
-        super().__init__(terminal, JsonOutput(), quiet, verbose)
-
-
 def renderer_for(
     terminal: Terminal, json: bool, quiet: bool, verbose: bool, show_thinking: bool = False
 ) -> StreamRenderer:
@@ -190,8 +174,7 @@ def renderer_for(
 
     It is shown from here on: importing torch takes seconds.
     """
-    more = quiet, verbose
-    renderer = JsonRenderer(terminal, *more) if json else TextRenderer(terminal, *more, show_thinking)
+    renderer = StreamRenderer(terminal, JsonOutput() if json else TextOutput(show_thinking), quiet, verbose)
     renderer.loading("starting")
     return renderer
 

@@ -16,7 +16,7 @@ from ..distributed.rank import broadcast
 from ..input.documents import STDIN, name_of
 from ..input.excerpts import MIDDLE, START, Truncated, truncate
 from ..input.prompt import PromptText
-from ..options.request import Request
+from ..options.command_request import Request
 from ..output.format import duration
 from ..output.plan_flags import Argument, repeated
 from ..output.renderers import StreamRenderer, tokenizing
@@ -25,6 +25,7 @@ from .model_request import ModelRequest, open_request
 from .profile_plans import LongModel, cached_model, known_model
 
 _LEAST_SHARE = 2  # of the context, for a truncated text: 1/2; otherwise it is the answer that is too long
+_NOT_IN_PARTS = (None, "--raw", "--verify", "--truncate", "--session", "--context")  # summarize has none of them
 
 
 def is_model_chosen(request: Request) -> bool:
@@ -115,7 +116,7 @@ class Commands:
             return self._line("summarize", Argument("--map-reduce"))
         question = [Argument("--question", (self.question.strip(),))] if self.question else []
         parts = [Argument("--map-reduce")] if is_model_chosen(self.request) else []
-        kept = [each for each in self.request.arguments if each.option not in (None, "--raw", "--verify", "--truncate")]
+        kept = [each for each in self.request.arguments if each.option not in _NOT_IN_PARTS]
         return self._piped(repeated("summarize", [*kept, *question], *parts))
 
     def _line(self, command: str, added: Argument) -> str:
@@ -135,15 +136,26 @@ def longer_command(commands: Commands, tokens: int, terminal: Terminal) -> str:
     return f"`{commands.with_model(longer)}` ({duration(longer.ttft_s)} to the first word on this machine, by the plan)"
 
 
+def too_long(opened: ModelRequest, tokens: int) -> PromptError:
+    """Return the error of a prompt of so many tokens, which does not fit the context."""
+    try:
+        opened.prompt([0] * tokens)
+    except PromptError as error:
+        return error
+    raise AssertionError("the prompt fits")
+
+
 def refusal(error: PromptError, commands: Commands, tokens: int, terminal: Terminal, others: str = "") -> PromptError:
     """Return the error of a prompt that is too long for a chosen model, with whole commands that would work.
 
     `others`: options that would work too.
     """
+    others = others or ("--extend-context" if "--extend-context" in error.hint else "")
     reads_all = longer_command(commands, tokens, terminal)
-    hint = f"in parts: `{commands.in_parts()}`; without the start: `{commands.truncated(START)}`"
-    hint += f"; in one with another model: {reads_all}" if reads_all else ""
-    return PromptError(error.message, f"{hint}; or {others}" if others else hint)
+    hints = [f"in parts: `{commands.in_parts()}`", f"without the start: `{commands.truncated(START)}`"]
+    hints += [f"in one with another model: {reads_all}"] if reads_all else []
+    hints += [f"or add {others}"] if others else []
+    return PromptError(error.message, "\n".join(hints))
 
 
 def fit_prompt(
@@ -164,11 +176,7 @@ def fit_prompt(
             if fits(opened, len(ids)):
                 return opened, ids
         elif is_model_chosen(request):
-            try:
-                opened.prompt(ids)
-            except PromptError as error:
-                others = "--extend-context" if "--extend-context" in error.hint else ""
-                raise refusal(error, commands, len(ids) + new, notices.terminal, others) from None
+            raise refusal(too_long(opened, len(ids)), commands, len(ids) + new, notices.terminal)
     dropped = request.truncate or (MIDDLE if prompt.question else START)
     if room(opened) < opened.context // _LEAST_SHARE:
         most = opened.context // _LEAST_SHARE
@@ -176,7 +184,7 @@ def fit_prompt(
         raise PromptError(message, f"use --max-new-tokens {most} or fewer")
     whole = prompt.name, prompt.document
     cut, kept = truncated(opened, *whole, dropped, room(opened), lambda text: opened.encode(prompt.around(text)))
-    why = "" if request.truncate else _reason(opened, commands, len(ids) + new, notices.terminal)
+    why = "" if request.truncate else reason(opened, commands, len(ids) + new, notices.terminal)
     notices.truncated(cut, why, request.dry_run)
     return opened, kept
 
@@ -188,7 +196,7 @@ def truncated(
     return truncate(name, document, opened.model.tokenizer.spans(document), dropped, most, encode)
 
 
-def _reason(opened: ModelRequest, commands: Commands, tokens: int, terminal: Terminal) -> str:
+def reason(opened: ModelRequest, commands: Commands, tokens: int, terminal: Terminal) -> str:
     """Return why a text is truncated that nobody asked to truncate, and the commands that read all of it."""
     model, reads_all = opened.settings.engine.model, longer_command(commands, tokens, terminal)
     why = f"no --model was chosen, and {model} has a context of {opened.context:,}; to read all: "

@@ -23,15 +23,14 @@ from offload.units import counted
 
 from ..distributed.launch import ranks_to_start
 from ..distributed.rank import broadcast, check_same_command
-from ..options.approximate import lossy_modes, quantized_kv
+from ..options.command_request import Request
 from ..options.declarations import AUTO
-from ..options.request import Request
+from ..options.lossy_modes import lossy_modes, quantized_kv
 from ..options.settings import Settings, refuse_unverifiable
 from ..options.settings_text import settings_lines
-from ..output.download_bar import DownloadBar
-from ..output.progress import RunFacts
+from ..output.progress import DownloadBar, RunFacts
 from ..output.terminal import Terminal
-from .machine import peak_memory
+from .processor import peak_memory
 
 _COMPARED = ("system", "raw", "think", "verify", "extend_context", "truncate")  # the same on all ranks
 

@@ -13,6 +13,7 @@ from offload.settings.config import EXACT, Placement
 from offload.system.machine import file_system
 from offload.system.scratch_file import ScratchFile
 
+from ..options.lossy_modes import dividing_flags, expert_flags
 from ..options.settings import Settings
 
 if TYPE_CHECKING:
@@ -30,14 +31,11 @@ def check_tiers(model: OpenModel, placement: Placement) -> None:
     model.check_experts(placement.experts)
     if not on_cpu or link is not None:
         return
-    asked = {"resident-layers": placement.resident_layers, "host-share": placement.host_share}
-    asked["offload"] = placement.offload if placement.offload not in ("auto", "none") else None
-    for name, value in asked.items():
-        if value is not None:
-            raise SettingsError(
-                f"--{name} {value} divides KV between a device and the host, and this device is the CPU",
-                "leave it out: a CPU attends to its memory where it is; or simulate a link, such as --link 25",
-            )
+    for flag in dividing_flags(placement):
+        raise SettingsError(
+            f"{flag} divides KV between a device and the host, and this device is the CPU",
+            "leave it out: a CPU attends to its memory where it is; or simulate a link, such as --link 25",
+        )
 
 
 def check_experts(placement: Placement, shape: Dimensions, has_one_memory: bool) -> None:
@@ -50,13 +48,6 @@ def check_experts(placement: Placement, shape: Dimensions, has_one_memory: bool)
                 f"{flag} divides experts between a device and the host, and this device is the CPU",
                 "leave it out: a CPU runs experts in its memory where they are; or simulate a link, such as --link 25",
             )
-
-
-def expert_flags(placement: Placement) -> list[str]:
-    """Return the flags that ask for experts in host memory, beside a device."""
-    asked = {"experts": placement.experts if placement.experts in ("host", "stream") else None}
-    asked["expert-layers"] = placement.expert_layers
-    return [f"--{name} {value}" for name, value in asked.items() if value is not None]
 
 
 def refuse_unread_format(settings: Settings) -> None:

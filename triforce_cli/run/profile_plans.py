@@ -27,10 +27,10 @@ from offload.system.machine import cores, free_host_memory
 from offload.units import counted
 
 from ..options.settings import NO_PROFILE, Settings, resolve_with
-from ..output.plan import PlanComparison, PlanReport
 from ..output.plan_flags import Argument
+from ..output.plan_report import PlanComparison, PlanReport
 from ..output.terminal import Terminal
-from .calibration import load_measured
+from .measured_rates import load_measured
 from .placement_checks import free_on_disk
 from .plan import plan_request, plan_with_suggestions
 

@@ -34,7 +34,8 @@ class Bodies:
         """
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != wanted:
-            raise ApiError(415, f"the Content-Type must be {wanted}", "unsupported_media_type")
+            how = f"the Content-Type must be {wanted}: curl needs -H 'Content-Type: {wanted}'"
+            raise ApiError(415, how, "unsupported_media_type")
         length = request.headers.get("content-length", "")
         body = Body(self, request.stream())
         try:

@@ -25,8 +25,8 @@ from offload.settings.method_sizes import forgets
 from offload.units import counted
 
 from ..exit_codes import DONE
-from ..options.approximate import approximation_warnings
-from ..options.request import OutputOptions, Request
+from ..options.command_request import OutputOptions, Request
+from ..options.lossy_modes import approximation_warnings
 from ..output.terminal import Terminal
 from ..run.job import Display, Job, Load
 from ..run.model_request import ModelRequest, open_request, stretch

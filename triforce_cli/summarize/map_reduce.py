@@ -22,8 +22,7 @@ from ..output.turns import Part
 from ..run.model_request import ModelRequest, Prompt
 from ..run.plan import plan_run
 from .instructions import Template, Templates
-from .resume import FinishedParts
-from .steps import Passage
+from .passages import FinishedParts, Passage
 
 _OVERLAP = 1 / 20  # of a part, repeated at the beginning of the next
 _SHARE = 4  # a note takes at most 1/4 of the context, so that several of them fit into one

@@ -13,7 +13,7 @@ from offload.units import counted
 
 from ..input.documents import Document
 from ..input.excerpts import Position, Range
-from ..options.request import OutputOptions, Request
+from ..options.command_request import OutputOptions, Request
 from ..output.renderers import StreamRenderer, tokenizing
 from ..output.terminal import Terminal
 from ..output.turns import Section, sections
@@ -32,8 +32,7 @@ from ..run.model_request import ModelRequest, Prompt, open_request
 from ..run.parallel import check_parallel
 from .instructions import AnswerStyle, Template, Templates
 from .map_reduce import MapReduce, part_facts
-from .resume import FinishedParts
-from .steps import Answer, PartsLeft, Passage, Steps, generate_in_order
+from .passages import Answer, FinishedParts, PartsLeft, Passage, Steps, generate_in_order
 from .together import AnswersTogether
 
 

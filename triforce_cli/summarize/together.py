@@ -14,8 +14,7 @@ from ..output.renderers import StreamRenderer
 from ..output.turns import Turn, Turns
 from ..run.batch_generator import BatchGenerator, BatchPrompt
 from ..run.text_generator import TextGenerator
-from .resume import FinishedParts
-from .steps import Answer, Passage, following
+from .passages import Answer, FinishedParts, Passage, following
 
 
 @dataclass(slots=True)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from .cohere import COHERE
-from .cohere2 import COHERE2
+from .cohere import COHERE, COHERE2
 from .family import Family, GGUFNames
 from .gemma import GEMMA2, GEMMA3
 from .gemma4 import GEMMA4
@@ -11,11 +10,9 @@ from .glm4 import GLM4
 from .gpt_oss import GPT_OSS
 from .granite import GRANITE, GRANITE_MOE
 from .llama import LLAMA
-from .ministral import MINISTRAL, MINISTRAL3
-from .mistral import MISTRAL
+from .mistral import MINISTRAL, MINISTRAL3, MISTRAL
 from .mixtral import MIXTRAL
-from .olmo2 import OLMO2
-from .olmo3 import OLMO3
+from .olmo2 import OLMO2, OLMO3
 from .olmoe import OLMOE
 from .phi3 import PHI3
 from .qwen import QWEN2, QWEN3

@@ -1,8 +1,13 @@
-"""Command-R: attention and MLP side by side behind one LayerNorm without bias, RoPE on neighbours, scaled logits."""
+"""Command-R and Command-R7B: attention and MLP side by side behind one LayerNorm without bias, and scaled logits.
+
+RoPE rotates neighbours; Command-R7B has windows, and RoPE in their layers alone.
+"""
+
+from dataclasses import replace
 
 from ...errors import UnsupportedModel
 from ..layer_spec import LayerSpec
-from .family import Family, GGUFNames, Values
+from .family import Family, GGUFNames, Values, layer_windows
 
 
 def _layers(values: Values) -> list[LayerSpec]:
@@ -34,6 +39,27 @@ COHERE = Family(
     gguf=GGUFNames(
         "command-r",
         keys={"rms_norm_eps": "attention.layer_norm_epsilon", "logit_scale": "logit_scale"},
+        reads_tokenizer=True,
+    ),
+)
+
+
+def _windowed_layers(values: Values) -> list[LayerSpec]:
+    every = values.get("sliding_window_pattern") or 4
+    (spec,) = COHERE.layers(values)
+    return [replace(spec, window=window, rotates=window > 0) for window in layer_windows(values, every)]
+
+
+COHERE2 = Family(
+    "cohere2",
+    _windowed_layers,
+    dict(COHERE.defaults) | {"sliding_window": 4096, "rope_theta": 10000.0},
+    aliases=COHERE.aliases,
+    has_layer_windows=True,
+    features=COHERE.features,
+    gguf=GGUFNames(
+        "cohere2",
+        keys={**COHERE.gguf.keys, "sliding_window": "attention.sliding_window"},
         reads_tokenizer=True,
     ),
 )

@@ -1,7 +1,7 @@
-"""Mistral and Mistral-Nemo."""
+"""Mistral, Mistral-Nemo and Ministral, whose layers may have windows, or queries that grow with their position."""
 
 from ..layer_spec import LayerSpec
-from .family import GENERIC_TOKENIZER, Family
+from .family import GENERIC_TOKENIZER, Family, Values, layer_windows
 
 MISTRAL = Family(
     "mistral",
@@ -15,4 +15,37 @@ MISTRAL = Family(
         "eos_token_id": 2,
     },
     tokenizer=GENERIC_TOKENIZER,
+)
+
+
+def _windowed_layers(values: Values) -> list[LayerSpec]:
+    return [LayerSpec(window=window) for window in layer_windows(values, values["num_hidden_layers"] + 1)]
+
+
+MINISTRAL = Family("ministral", _windowed_layers, MISTRAL.defaults, has_layer_windows=True)
+MINISTRAL3 = Family(
+    "ministral3",
+    MISTRAL.layers,
+    {
+        "vocab_size": 131072,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 34,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "max_position_embeddings": 262144,
+        "rms_norm_eps": 1e-5,
+        "eos_token_id": 2,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 1000000.0,
+            "factor": 16.0,
+            "original_max_position_embeddings": 16384,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "mscale_all_dim": 1.0,
+            "mscale": 1.0,
+            "llama_4_scaling_beta": 0.1,
+        },
+    },
+    scales_queries=True,
 )

@@ -1,7 +1,9 @@
-"""OLMo 2: norms behind attention and MLP in place of before, and norms of q and k over all heads together."""
+"""OLMo 2 and 3: norms behind attention and MLP, not before, and of q and k over all heads; OLMo 3 has windows."""
+
+from dataclasses import replace
 
 from ..layer_spec import LayerSpec
-from .family import GENERIC_TOKENIZER, Family, GGUFNames, Values
+from .family import GENERIC_TOKENIZER, Family, GGUFNames, Values, layer_windows
 
 
 def _layers(values: Values) -> list[LayerSpec]:
@@ -34,4 +36,22 @@ OLMO2 = Family(
         },
         reads_tokenizer=True,
     ),
+)
+
+
+_THETA = 500000.0
+
+
+def _windowed_layers(values: Values) -> list[LayerSpec]:
+    (spec,) = OLMO2.layers(values)
+    return [replace(spec, window=window) for window in layer_windows(values, 4)]
+
+
+OLMO3 = Family(
+    "olmo3",
+    _windowed_layers,
+    OLMO2.defaults | {"sliding_window": 4096, "rope_theta": _THETA},
+    has_layer_windows=True,
+    sliding_rope=lambda values: {"rope_type": "default", "rope_theta": values.get("rope_theta", _THETA)},
+    tensors=OLMO2.tensors,
 )

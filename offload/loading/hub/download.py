@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ...architecture.dims import Dimensions
-from ...architecture.known import KNOWN, read_shape
+from ...architecture.known import KNOWN, known_name, read_shape
 from ...architecture.known_models import published_bits
 from ...architecture.parameters import WeightBits
 from ...errors import CheckpointError, FetchError, ModelNotFound, TriforceError
@@ -17,7 +17,7 @@ from ..formats.stored_bits import average_bits
 from .bundled import discard, fetch_embedded, installed_path, is_outdated
 from .model_files import check_model_files
 from .pickled import convert_pickled, converted_folder, is_pickled
-from .registry import EVERY_FORM, ModelSource, is_hub_id, resolve
+from .registry import EVERY_FORM, ModelSource, did_you_mean, is_hub_id, resolve
 
 FetchProgress = Callable[[str, int, int], None]  # the current step, units done, units in all
 # The weights once: repositories may have them again in folders, or consolidated beside the shards.
@@ -237,10 +237,11 @@ def _hub_error(name: str, error: Exception) -> Exception:
             f"{name} is gated on the hub",
             f"accept its licence at https://huggingface.co/{name}, then `hf auth login`",
         )
+    meant = "" if known_name(name) else did_you_mean(name)
     if isinstance(error, errors.RepositoryNotFoundError):
-        return ModelNotFound(f"there is no folder and no public hub model {name}", EVERY_FORM)
-    reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        return ModelNotFound(f"there is no folder and no public hub model {name}", meant + EVERY_FORM)
+    reason = (str(error).strip().splitlines() or [type(error).__name__])[0].removeprefix("Got: ")
     return FetchError(
         f"no folder {name}, and the hub cannot be reached to fetch it: {reason}",
-        "check the network, or copy the model here and give --model its folder",
+        f"{meant}check the network, or copy the model here and give --model its folder",
     )

@@ -7,13 +7,11 @@ from collections.abc import Callable, Hashable, Sequence
 from ...events import Gain
 from ...sequence import TokenSequence
 from ..drafters.drafter import Drafter
-from ..passes.estimators import MAX_RATIO, ROW_COST, Acceptance, StepTimes
-from ..trees.draft import DraftedTree
+from ..passes.estimators import MAX_RATIO, ROW_COST, Acceptance, RowTimes, StepTimes
 from ..trees.drafted_trees import DraftTrees
+from ..trees.tree import DraftedTree
 from .drafter_estimates import Arm, Candidate, Cycle
-from .gain import GainMeter
-from .loss_budget import LossBudget
-from .row_times import RowTimes
+from .gain import GainMeter, LossBudget
 
 __all__ = ["HORIZON", "AdaptiveScheduler", "Cycle"]
 

@@ -7,11 +7,9 @@ from typing import NamedTuple
 
 from ...sequence import TokenSequence
 from ..drafters.drafter import Drafter
-from ..passes.estimators import MAX_RATIO, Acceptance, DraftTimes, SetupTimes, StepTimes, expected_tokens
-from ..trees.draft import DraftedTree
+from ..passes.estimators import MAX_RATIO, Acceptance, DraftTimes, RowTimes, SetupTimes, StepTimes, expected_tokens
 from ..trees.drafted_trees import DraftTrees
-from ..trees.tree import Visit, tree_of, visits
-from .row_times import RowTimes
+from ..trees.tree import DraftedTree, Visit, tree_of, visits
 
 GAMMAS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24)
 

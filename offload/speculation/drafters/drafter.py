@@ -13,7 +13,7 @@ from ...sequence import TokenSequence
 from ..passes.runner import Runner, SelectedRunner
 from ..sampling.transfers import download
 from ..sampling.warp import Sampler, read_tokens
-from ..trees.draft import NOTHING, Draft, DraftedTree
+from ..trees.tree import NOTHING, Draft, DraftedTree
 from .tree_drafter import TreeDrafting
 
 __all__ = ["NOTHING", "Draft", "DraftedTree", "Drafter", "ModelDrafter", "SelectedDrafter"]

@@ -8,8 +8,7 @@ from array import array
 from collections.abc import Hashable, Sequence
 
 from ...sequence import TokenSequence, Watermarks
-from ..trees.draft import NOTHING, Draft, DraftedTree
-from ..trees.tree import ROOT
+from ..trees.tree import NOTHING, ROOT, Draft, DraftedTree
 
 _NONE = -1  # no token, or no state
 _SHORTEST = 2  # tokens of a match; shorter ones predict next to nothing

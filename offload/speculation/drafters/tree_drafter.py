@@ -16,9 +16,8 @@ from ..passes.runner import Runner
 from ..sampling.transfers import download, upload
 from ..sampling.warp import Sampler, read_tokens
 from ..trees.coupled import draw_children_coupled
-from ..trees.draft import Draft, DraftedTree
-from ..trees.tree import ROOT, tree_of
-from ..trees.without_replacement import draw_children
+from ..trees.tree import ROOT, Draft, DraftedTree, tree_of
+from ..trees.tree_verification import draw_children
 
 
 class Generation(NamedTuple):

@@ -15,12 +15,11 @@ from ...architecture.kv_formats import GROUP
 from ...caches.block_table import TableCache
 from ...caches.chunk_table import ChunkTableCache
 from ...caches.full import FullCache
-from ...caches.heavy_hitters import HeavyHitterSelector
 from ...caches.quantized_copy import QuantizedCopiedCache
 from ...caches.quantized_table import QuantizedTableCache
 from ...caches.retrieval import CopiedCache
 from ...caches.selected import SelectedCache
-from ...caches.selection import RecencySelector, Refresh, RetrievalSelector
+from ...caches.selection import Refresh
 from ...caches.streaming_llm import StreamingCache
 from ...events import Speculated
 from ...kernels import triton
@@ -32,7 +31,7 @@ from ...model.decoder import Model
 from ...parallel import ALONE, Group
 from ...settings.config import EXACT, Speculation
 from ...settings.method_sizes import budget_of, draft_chunk, drafter_kind, middle_kind, selected_chunk, tail_tokens
-from ...settings.methods import H2O, LOOKUP, METHODS, MODEL, RETRIEVAL, STREAMING
+from ...settings.methods import LOOKUP, METHODS, MIDDLES, MODEL
 from ...settings.tree_settings import TreeSampling
 from ..auto.adaptive import HORIZON, AdaptiveScheduler
 from ..drafters.draft_runner import DraftRunner
@@ -47,7 +46,6 @@ from ..trees.drafted_trees import DraftTrees, draft_trees
 from .level import Level
 from .verifier import Verifier
 
-SELECTORS = {RETRIEVAL: RetrievalSelector, STREAMING: RecencySelector, H2O: HeavyHitterSelector}
 Clock = Callable[[], float]  # seconds
 
 
@@ -81,14 +79,14 @@ def selected_cache(full: FullCache, settings: Speculation, middle: str | None = 
     store = full.store
     # On a GPU also pages that are not the kernel's blocks are selected in their size, which the plan counts on.
     is_paged = store.span and store.device.type != "cpu"
-    middle = middle or middle_kind(settings)
-    quantized = None if settings.retrieval_kv == EXACT or middle == STREAMING else _quantized_class(store)
+    chosen = MIDDLES[middle or middle_kind(settings)]
+    quantized = None if settings.retrieval_kv == EXACT or not chosen.scores else _quantized_class(store)
     grain = GROUP if quantized else max(store.grain, PAGE_GRAIN) if is_paged else store.grain
     chunk = selected_chunk(settings, grain, store.span, full.capacity)
-    selector = SELECTORS[middle](settings.sink, chunk)
-    if middle != STREAMING:
+    selector = chosen.load()(settings.sink, chunk)
+    if chosen.scores:
         store.keep_mean_keys(chunk)
-    if middle == H2O:
+    if chosen.follows:
         full.followers.add(selector)
     budget = max(budget_of(settings, full.capacity), 2 * chunk)
     sizes = budget, chunk, tail_tokens(settings)
@@ -109,8 +107,8 @@ def _quantized_class(store: Store) -> type[QuantizedTableCache | QuantizedCopied
 def may_have_alternative(full: FullCache) -> bool:
     """Return whether there may be another selected cache over a full one.
 
-    It takes a block table alone, or a copy in a CPU's memory of KV that is streamed, whose passes are dear. The cost of
-    making that copy is not among what `auto` weighs: to put it off cost more, over recorded texts, than it saved.
+    It takes a block table alone, or a copy in a CPU's memory of KV that is streamed, where passes are slow. `auto` does
+    not weigh the cost of making that copy: over recorded texts, delaying the copy cost more than it saved.
     """
     store = full.store
     return _selected_class(store) is TableCache or (store.span > 0 and store.device.type == "cpu")

@@ -20,8 +20,7 @@ from ..drafters.drafter import SELECTED_PRIOR
 from ..sampling.noise import Noise
 from ..sampling.warp import read_tokens
 from ..trees.coupled import verify_coupled
-from ..trees.draft import NOTHING, Draft, DraftedTree
-from ..trees.tree import Verdict, Visit
+from ..trees.tree import NOTHING, Draft, DraftedTree, Verdict, Visit
 from ..trees.verification import verify_draft
 from .verifier import Verifier
 
@@ -51,12 +50,12 @@ class Level:
         self.name, self._prior = name, prior
         self._noise = noise
         self._group = group
-        self._verifier = verifier
+        self._verifier, self._runner = verifier, verifier.runner
         self._scheduler = scheduler
         self._generator = generator
         self._clock = clock
         self.statistics: dict[str, LevelStatistics] = {}
-        self.relative_cost = verifier.relative_cost
+        self.relative_cost = verifier.runner.relative_cost
         self.using = "none"  # the drafter of the last verification
 
     def draft_kind(self, sequence: TokenSequence) -> Hashable:
@@ -67,13 +66,13 @@ class Level:
 
     @property
     def setups(self) -> int:
-        return self._verifier.setups
+        return self._runner.setups
 
     def setup_cost(self, sequence: TokenSequence) -> float:
-        return self._verifier.setup_cost(sequence)
+        return self._runner.setup_cost(sequence)
 
     def observe(self, drafted: int, accepted: int) -> None:
-        self._verifier.observe(drafted, accepted)
+        self._runner.observe(drafted, accepted)
 
     @property
     def gain(self) -> Gain | None:
@@ -88,7 +87,7 @@ class Level:
         """
         start = self._clock()
         drafter, gamma = self._scheduler.choose(sequence, limit - 1)
-        setups = 0 if drafter is None else drafter.setups, self._verifier.setups
+        setups = 0 if drafter is None else drafter.setups, self._runner.setups
         shape = self._scheduler.tree
         draft = drafter.propose(sequence, gamma, shape) if drafter is not None and gamma > 0 else NOTHING
         drafted = self._clock()
@@ -105,11 +104,11 @@ class Level:
         rows = range(last + 1) if draft.parents is None else [0, *(node + 1 for node in path)]
         self._verifier.emit(rows, emitted)
         sequence.extend(emitted)
-        self._verifier.settle(sequence)
+        self._runner.settle(sequence)
         if draft.tokens:
             drafter.observe(draft.depth, accepted)
         drafter = drafter if draft.tokens else None
-        included = drafter is not None and drafter.setups > setups[0], self._verifier.setups > setups[1]
+        included = drafter is not None and drafter.setups > setups[0], self._runner.setups > setups[1]
         cycle = Cycle(
             drafter, emitted[0], draft.depth, accepted, draft_s, verify_s, *included, draft.parents, tuple(path)
         )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from ...sequence import TokenSequence
@@ -25,19 +24,11 @@ class Verifier:
         self._logprobs = logprobs
         self._logits: Tensor | None = None  # of the last score, if log-probabilities are recorded
 
-    @property
-    def relative_cost(self) -> float:
-        return self.runner.relative_cost
-
-    @property
-    def setups(self) -> int:
-        return self.runner.setups
-
-    def setup_cost(self, sequence: TokenSequence) -> float:
-        return self.runner.setup_cost(sequence)
-
-    @torch.inference_mode()
     def score(self, sequence: TokenSequence, draft: list[int], parents: Sequence[int] | None = None) -> Tensor:
+        """Return the distributions after the sequence and after each token of the draft: `[len(draft) + 1, vocab]`.
+
+        With the `parents` of a tree, those after a token follow the tokens on its path.
+        """
         if parents is not None:
             return self._score_tree(sequence, draft, parents)
         logits = self._scored(self.runner.rows(sequence, draft))
@@ -57,12 +48,7 @@ class Verifier:
         return logits
 
     def emit(self, rows: Sequence[int], tokens: Sequence[int]) -> None:
+        """Note which tokens the level emits after the last score, and from which of its rows each was chosen."""
         if self._logprobs is not None:
             logits, self._logits = self._logits, None
             self._logprobs.record(logits[list(rows)], tokens)
-
-    def settle(self, sequence: TokenSequence) -> None:
-        self.runner.settle(sequence)
-
-    def observe(self, drafted: int, accepted: int) -> None:
-        self.runner.observe(drafted, accepted)

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ...caches.fixed_shape import StaticCache, StaticStep
-from ...caches.protocol import KVCache
+from ...caches.protocol import KVCache, StaticCache, StaticStep
 from ...errors import Degraded
 from ...model.decoder import Model
 from ...settings.config import LONGEST_GAMMA

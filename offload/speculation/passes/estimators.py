@@ -16,6 +16,19 @@ def expected_tokens(acceptance: float, gamma: int) -> float:
     return float(gamma + 1) if acceptance >= 1 else (1 - acceptance ** (gamma + 1)) / (1 - acceptance)
 
 
+def token_rate(accepted_of_drafted: float, gamma: int) -> float:
+    """Return the acceptance rate a token with which so large a share of drafts of `gamma` tokens is accepted.
+
+    The inverse of (expected_tokens(a, gamma) - 1) / gamma, which rises with a, by bisection.
+    """
+    low, high = 0.0, 1.0
+    for _ in range(50):
+        middle = (low + high) / 2
+        below = expected_tokens(middle, gamma) - 1 < accepted_of_drafted * gamma
+        low, high = (middle, high) if below else (low, middle)
+    return high
+
+
 class Acceptance:
     """A moving average of the probability that a drafted token is accepted; old observations decay."""
 
@@ -176,3 +189,28 @@ class SetupTimes:
         self.count += 1
         if guess > 0:
             self._ratio = min(max(seconds / guess, 1 / self._MAX), self._MAX)
+
+
+_TRUST = 4  # times the rows of the largest measured pass are considered; the next measurement allows more
+_LEAST_ROWS = 8  # that are considered before anything is measured
+_HOPE = 0.2  # of the prior cost of a row
+
+
+class RowTimes(StepTimes):
+    """Seconds of a pass by rows as of `StepTimes`, with a lower prior: to try a size shows its truth at once."""
+
+    def __init__(self, row_cost: float = ROW_COST) -> None:
+        super().__init__(_HOPE * row_cost)
+
+    @property
+    def most_rows(self) -> int:
+        """The largest number of rows about which the measurements say something."""
+        return max(_LEAST_ROWS, _TRUST * self._sizes[-1]) if self._sizes else _LEAST_ROWS
+
+    def observe(self, rows: int, seconds: float) -> None:
+        """Count a pass of `rows` that took `seconds`; the first of a size, if it was faster than expected, at once."""
+        if self._known and rows not in self._known and seconds < self.of(rows):
+            insort(self._sizes, rows)
+            self._known[rows], self._count[rows] = max(seconds, 1e-9), 1
+        else:
+            super().observe(rows, seconds)

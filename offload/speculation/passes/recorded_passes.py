@@ -92,22 +92,11 @@ class RecordedPasses:
     def prepare(self) -> None:
         """Do nothing: to record a pass takes no longer than to run it call by call."""
 
-    @torch.inference_mode()
-    def forward(self, ids: Tensor) -> Tensor:
-        """Run `Model.forward` over the cache."""
-        hidden = self._run(ids)
-        self._cache.commit()
-        return hidden
-
-    @torch.inference_mode()
-    def forward_tree(self, ids: Tensor, tree: Tree) -> Tensor:
-        """Run `Model.forward_tree` over the cache."""
-        hidden = self._run(ids, tree)
-        self._cache.hold()
-        return hidden
-
-    def _run(self, ids: Tensor, tree: Tree | None = None) -> Tensor:
+    def forward(self, ids: Tensor, tree: Tree | None = None) -> Tensor:
+        """Run `Model.forward` over the cache, or `Model.forward_tree`."""
         begun = self._cache.begin_recorded(len(ids), tree)
         if self._recorder is None:
             self._recorder = PassRecorder(self._model, KEPT_QUERIES)
-        return self._recorder.run(ids, [(self._cache, *begun)])
+        hidden = self._recorder.run(ids, [(self._cache, *begun)])
+        self._cache.commit() if tree is None else self._cache.hold()
+        return hidden

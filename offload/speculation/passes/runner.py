@@ -111,7 +111,6 @@ class Runner:
         """Keep at most the first `length` tokens in the cache."""
         self._truncate(min(length, self.num_cached))
 
-    @torch.inference_mode()
     def rows(self, sequence: TokenSequence, draft: Sequence[int] = ()) -> Tensor:
         """Return hidden rows `[len(draft) + 1, hidden]`: of the sequence's last token, then of each draft token.
 
@@ -127,7 +126,6 @@ class Runner:
         rows = self._run(pending) if pending else self._last[:0]
         return torch.cat((last, rows)) if last is not None else rows[-wanted:]
 
-    @torch.inference_mode()
     def tree_rows(self, sequence: TokenSequence, draft: Sequence[int], parents: Sequence[int]) -> Tensor:
         """Return hidden rows `[len(draft) + 1, hidden]` as `rows` does, for a draft that is a tree.
 
@@ -282,7 +280,7 @@ class SelectedRunner(Runner):
         self._full_weights, self._weights, self._kv_of_token = full.model.group.agree(costs)
 
     def observe(self, drafted: int, accepted: int) -> None:
-        self.cache.observe(drafted, accepted)
+        self.cache.refresh.observe(drafted, accepted)
 
     @property
     def relative_cost(self) -> float:

@@ -1,4 +1,4 @@
-"""Steps: the forward passes that runners ask for. Whoever executes them may run those of several sequences as one."""
+"""Steps: the forward passes that runners ask for. An executor may run those of several sequences as one."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Step:
         if self.tree is None:
             return self.recorded.forward(self.ids) if serves else self.model.forward(self.ids, self.cache)
         if serves and isinstance(self.recorded, RecordedPasses):
-            return self.recorded.forward_tree(self.ids, self.tree)
+            return self.recorded.forward(self.ids, self.tree)
         return self.model.forward_tree(self.ids, self.cache, self.tree)
 
 
@@ -46,7 +46,7 @@ class Executor(Protocol):
     """Executes what runners ask for, and returns when it is done."""
 
     def clock(self) -> float:
-        """Return seconds, of which the differences are what methods measure."""
+        """Return the time in seconds; methods measure differences of it."""
         ...
 
     def hidden(self, step: Step) -> Tensor:
@@ -62,9 +62,7 @@ class AtOnce:
     """Executes every step at once, by itself."""
 
     clock = staticmethod(time.perf_counter)
-
-    def hidden(self, step: Step) -> Tensor:
-        return step.run()
+    hidden = staticmethod(Step.run)
 
     def logits(self, model: Model, hidden: Tensor) -> Tensor:
         return model.logits(hidden)

@@ -8,9 +8,8 @@ from typing import Protocol
 from ...settings.tree_settings import DEEPEST, MOST_AUTO_NODES, TreeSampling, TreeShape
 from .acceptance import ChildAcceptance
 from .best_size import RowTimes, SizedTree, fastest_tree, sized_tree
-from .draft import DraftedTree
 from .shape import best_tree
-from .tree import Visit, k_ary, tree_of, within
+from .tree import DraftedTree, Visit, k_ary, tree_of, within
 
 _PRIOR = 0.6  # acceptance of a first child
 _RENEW = 8  # cycles after which the fastest tree is computed again: it takes up to a few milliseconds

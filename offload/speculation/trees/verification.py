@@ -11,8 +11,7 @@ from torch import Generator, Tensor
 from ...settings.tree_settings import TreeSampling
 from ..sampling.transfers import upload
 from ..sampling.warp import draw, read_tokens, sample, uniform
-from .draft import Draft
-from .tree import Verdict
+from .tree import Draft, Verdict
 from .tree_verification import verify_tree
 
 

@@ -9,7 +9,7 @@ from offload.engine import Engine
 from offload.errors import OutOfMemory, SettingsError
 from offload.speculation.sampling.warp import Sampler
 from tests.support.command import assert_error
-from triforce_cli.batch.batch_files import ResultFile
+from triforce_cli.batch.batch_files import ResultFile, open_batch
 from triforce_cli.run.model_request import ModelRequest
 
 GREEDY = ("-n", "12", "--temperature", "0")
@@ -179,6 +179,16 @@ def test_a_request_that_failed_is_run_again(tmp_path):
     results = ResultFile(out, warn=pytest.fail)
     results.close()
     assert results.finished == {1}
+
+
+def test_a_line_that_is_read_again_is_the_same(tmp_path):
+    path = tmp_path / "in.jsonl"
+    path.write_bytes(b'\xef\xbb\xbf{"prompt": "a"}\r\n\n{"prompt": "b"}')
+    file = open_batch(str(path), None, pytest.fail)
+    lines = list(file.lines())
+    assert [line.data for line in lines] == [b'{"prompt": "a"}\r\n', b'{"prompt": "b"}']
+    assert [file.line_at(line.number, line.start) for line in lines] == lines
+    file.close()
 
 
 def test_a_whole_last_line_without_a_newline_is_kept(tmp_path):

@@ -77,7 +77,8 @@ def test_ctrl_c_keeps_the_batches_that_are_done(bench, monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(measure, "run_together", interrupted)
-    code, out, _ = bench("--methods", "ar", "--batch", "2", "--json")
+    code, out, err = bench("--methods", "ar", "--batch", "2", "--json")
+    assert "interrupted after 1 of 2 runs" in err
     found = SimpleNamespace(**json.loads(out))
     assert (code, found.interrupted, [row["batch"] for row in found.batches]) == (130, True, [1])
 

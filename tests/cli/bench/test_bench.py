@@ -18,8 +18,8 @@ from offload.settings.config import Speculation
 from tests.support.terminal import Pty, Screen
 from triforce_cli.app import run
 from triforce_cli.bench.cells import Cell
+from triforce_cli.bench.compared_methods import parse, speculations
 from triforce_cli.bench.conditions import OtherLoad
-from triforce_cli.bench.methods import parse, speculations
 from triforce_cli.bench.report import BENCH, Report
 from triforce_cli.bench.report_text import report_text
 from triforce_cli.bench.rows import Finished

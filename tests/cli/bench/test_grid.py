@@ -185,6 +185,7 @@ def test_an_interrupted_grid_goes_on_where_it_ended(triforce_here, tmp_path, mon
     assert code == 0 and "the last line was cut" in err
     assert cut.read_bytes().startswith(before)
     assert untimed(lines_of(cut)) == untimed(lines_of(whole))
+    assert not {"ttft_s", "tbt_s", "nodes", "seconds"} & lines_of(cut)[0].keys()  # of the report of one prompt
     first = json.loads(out)
     with monkeypatch.context() as patch:
         patch.setattr("offload.api.loader.OpenModel.load", None)  # everything is finished

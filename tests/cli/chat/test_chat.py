@@ -160,12 +160,12 @@ def test_a_wrong_line_is_an_error_and_the_others_go_on(chat):
 
 def test_retry_draws_anew_and_undo_goes_back(chat, book):
     args = ("-f", book, "--json")
-    lines = ("Who?", "/retry", "/undo", "Who?", "/set temperature 0", "So?", "/retry", "/quit", "Unasked?")
+    lines = ("Who?", "/retry", "/retry", "/undo", "Who?", "/set temperature 0", "So?", "/retry", "/quit", "Unasked?")
     result = chat(*lines, args=args, sampling=("--seed", "3"))
     assert result.returncode == 0
-    first, again, undone, greedy, same = texts(result)
-    assert first == undone != again
-    assert [each["seed"] for each in events(result, "done")] == [3, 4, 3, 3, 4]
+    first, again, another, undone, greedy, same = texts(result)
+    assert first == undone and len({first, again, another}) == 3
+    assert [each["seed"] for each in events(result, "done")] == [3, 4, 5, 3, 3, 4]
     assert greedy == same
     assert "same answer again" in events(result, "note")[-1]["text"]
 
@@ -186,6 +186,13 @@ def test_what_exceeds_the_context_is_said_and_nothing_is_dropped(chat, book, tmp
     turns = json.loads(path.read_text())["turns"]
     assert [turn["question"] for turn in turns] == [long.strip(), "So?"]
     assert len(turns[0]["documents"]) == 1  # the book stays, with the first question that is left
+
+
+def test_a_question_without_room_is_forgotten_with_the_others(chat):
+    result = chat("Why? " * 200, "/clear", "/retry", args=("--context", "460", "--json"))
+    assert result.returncode == 1
+    without_room, nothing_to_retry = events(result, "error")
+    assert "no room" in without_room["message"] and "no question yet" in nothing_to_retry["message"]
 
 
 def test_a_session_is_resumed_where_it_ended(chat, book, tmp_path):

@@ -1,14 +1,15 @@
 """A conversation as data, in files, and what completes its commands: without a model."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
 from offload.errors import PromptError, SettingsError, TriforceError
 from triforce_cli.chat.answer_settings import PARAMETERS, parse_parameter
+from triforce_cli.chat.chat_session import ids_of_text, with_known_ids
 from triforce_cli.chat.commands import completions
-from triforce_cli.chat.conversation import Answer, Conversation
-from triforce_cli.chat.session import ids_of_text
+from triforce_cli.chat.conversation import Answer, Conversation, Room
 from triforce_cli.chat.session_file import load_conversation, save_conversation
 from triforce_cli.input.documents import Document
 
@@ -113,6 +114,26 @@ def test_the_tokens_of_an_answer_are_those_that_were_shown():
     assert ids_of_text(b"said. END", "said.", decode) == tuple(b"said.")  # cut at a stop string
     assert ids_of_text(b"x", "", decode) == ()
     assert ids_of_text(b"<think>", "said.", decode) is None
+
+
+def test_a_saved_answer_keeps_its_tokens_only_where_they_are_the_models_of_its_text():
+    tokenizer = SimpleNamespace(decode=lambda ids: "".join(map(chr, ids)))
+    checkpoint = SimpleNamespace(shape=SimpleNamespace(vocab=120))
+    opened = SimpleNamespace(model=SimpleNamespace(checkpoint=checkpoint, tokenizer=tokenizer))
+    conversation = Conversation()
+    for text, ids in (("so", b"so"), ("so", b"no"), ("xyz", b"xyz"), ("so", None)):
+        conversation = conversation.answered("Why?", Answer(text, ids and tuple(ids), "eos", 7))
+    known = with_known_ids(conversation, opened)
+    assert [turn.answer.ids for turn in known.turns] == [tuple(b"so"), None, None, None]
+    assert [turn.answer.text for turn in known.turns] == ["so", "so", "xyz", "so"]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "wanted", "there_are"), [(50, 20, 20), (50, 80, 50), (84, 80, 16), (85, 80, 0), (96, 4, 4), (97, 4, 0)]
+)
+def test_an_answer_has_at_least_sixteen_tokens_or_all_that_were_asked_for(tokens, wanted, there_are):
+    assert Room(100, 100, len).answer_tokens(tokens, wanted) == there_are
+    assert Room(None, 100, len).answer_tokens(tokens, wanted) == wanted  # a cache that forgets
 
 
 def test_completions(tmp_path):

@@ -41,8 +41,15 @@ class Typist(threading.Thread):
                 time.sleep(0.05)
             self._pty.type(text.removesuffix(INTERRUPT))
             if text.endswith(INTERRUPT):
-                time.sleep(0.05)  # what is typed before it arrives before it
+                self._wait_for_output()  # what is typed before it arrives before it
                 os.kill(os.getpid(), signal.SIGINT)
+
+    def _wait_for_output(self):
+        """Wait until the status line is drawn twice: echo is off, and without a whole line FIONREAD counts nothing."""
+        for _ in range(2):
+            before, until = len(self._pty.written()), time.monotonic() + 60
+            while len(self._pty.written()) == before and time.monotonic() < until:
+                time.sleep(0.005)
 
     def _has_shown(self, awaited):
         """Whether it is on the screen, or in what was written since the last step: a status line comes and goes."""

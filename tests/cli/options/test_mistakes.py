@@ -24,6 +24,11 @@ from triforce_cli.options.other_names import FIELDS, OPTIONS, names_of
         (("generate", "hi", "--ctx-size", "9"), ("no option --ctx-size", "--extend-context")),
         (("generate", "-ngl", "9", "hi"), ("no option -ngl", "--memory 22GiB")),
         (("summarize", "a", "--repeat-penalty", "1.1"), ("use --repetition-penalty",)),
+        (("generate", "-fa", "on", "hi"), ("no option -fa", "leave it out")),
+        (("generate", "-md", "draft.gguf"), ("no option -md", "--draft MODEL")),
+        (("version",), ("use triforce --version",)),
+        (("help", "chat"), ("use triforce COMMAND --help",)),
+        (("-V",), ("use triforce --version",)),
         (("serve", "--system-prompt", "a"), ("each request",)),
         (("generate", "hello", "you"), ('quote the prompt: triforce generate "hello you"', "-f FILE")),
         (("chat", "README.md"), ("triforce chat -f README.md",)),
@@ -50,6 +55,13 @@ def test_a_file_that_is_given_as_the_prompt(triforce_here, tmp_path, monkeypatch
     assert code == 0 and out
     assert err.startswith("warning: the prompt is the text 'my book.txt'; to read the file of that name: triforce gen")
     assert "warning" not in triforce_here("generate", "-f", "my book.txt", "Who?", "-n", "1").stderr
+
+
+def test_a_short_option_with_its_value_attached(triforce_here, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("a").write_text("The cat sat.")
+    for args in (("-fa", "-n3"), ("--stop", "-fa", "-n", "3", "hi")):
+        assert triforce_here("generate", *args).returncode == 0
 
 
 def options_of(command):

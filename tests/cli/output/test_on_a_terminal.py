@@ -16,9 +16,8 @@ from tests.support.command import (
     uncolored,
 )
 from tests.support.terminal import Pty, Screen
-from triforce_cli.output.download_bar import DownloadBar
 from triforce_cli.output.prefill_bar import PrefillBar
-from triforce_cli.output.progress import ProgressDisplay, RunFacts
+from triforce_cli.output.progress import DownloadBar, ProgressDisplay, RunFacts
 from triforce_cli.output.terminal import Terminal
 from triforce_cli.output.wrapping import Segment, fitted
 

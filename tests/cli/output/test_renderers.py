@@ -14,9 +14,9 @@ from offload.events import Finished, LevelStatistics, Pinned, Prefilled, Specula
 from offload.metrics import Meter, Summary
 from tests.support.terminal import Pty, Screen
 from triforce_cli.output.progress import RunFacts
-from triforce_cli.output.renderers import JsonRenderer, TextRenderer, tokenizing
+from triforce_cli.output.renderers import StreamRenderer, tokenizing
 from triforce_cli.output.statistics import detail_lines, statistics_line
-from triforce_cli.output.stdout_formats import json_line
+from triforce_cli.output.stdout_formats import JsonOutput, TextOutput, json_line
 from triforce_cli.output.terminal import Terminal
 from triforce_cli.output.wrapping import wrapped
 from triforce_cli.run.verify import refuse_loss
@@ -38,6 +38,14 @@ def stream() -> io.TextIOWrapper:
 
 def written(stream: io.TextIOWrapper) -> str:
     return stream.buffer.getvalue().decode()
+
+
+def text_renderer(terminal, *options, show_thinking=False) -> StreamRenderer:
+    return StreamRenderer(terminal, TextOutput(show_thinking), *options)
+
+
+def json_renderer(terminal, *options) -> StreamRenderer:
+    return StreamRenderer(terminal, JsonOutput(), *options)
 
 
 def started(renderer, method="plain") -> Meter:
@@ -64,12 +72,12 @@ def play(renderer, events=EVENTS, end="finish") -> Summary:
 
 def test_piped_text_and_one_line_of_statistics():
     out, err = stream(), stream()
-    summary = play(TextRenderer(Terminal(out, err, stream(), {})))
+    summary = play(text_renderer(Terminal(out, err, stream(), {})))
     assert written(out) == "Once upon é\n"
     assert written(err) == statistics_line(summary) + "\n"
 
 
-@pytest.mark.parametrize("renderer", [TextRenderer, JsonRenderer])
+@pytest.mark.parametrize("renderer", [text_renderer, json_renderer])
 def test_quiet_says_nothing_even_on_a_terminal(renderer):
     tty = Pty()
     out = stream()
@@ -80,7 +88,7 @@ def test_quiet_says_nothing_even_on_a_terminal(renderer):
 
 def test_json_lines():
     out = stream()
-    summary = play(JsonRenderer(Terminal(out, stream(), stream(), {})))
+    summary = play(json_renderer(Terminal(out, stream(), stream(), {})))
     lines = [json.loads(line) for line in written(out).splitlines()]
     assert lines[:-1] == [
         {"type": "prefill", "done": 0, "total": 1000, "restored": False},
@@ -106,7 +114,7 @@ def test_a_json_line_is_one_line_for_every_reader():
 
 def test_on_one_terminal_only_text_and_statistics_remain():
     tty = Pty(180, 10)
-    summary = play(TextRenderer(Terminal(tty.stream(), tty.stream(), stream(), {})))
+    summary = play(text_renderer(Terminal(tty.stream(), tty.stream(), stream(), {})))
     output = tty.output()
     assert "loading tiny [bold]" in output and "1,000/1,000 tokens" in output
     assert "1,001/8,192" in output and "plain" in output and "GiB" in output
@@ -132,14 +140,14 @@ def screen_after(output, color="\x1b[2mTwo and\x1b[0m"):
 
 def test_thinking_is_above_the_answer_on_one_terminal():
     tty = Pty(120, 12)
-    summary = play(TextRenderer(Terminal(tty.stream(), tty.stream(), stream(), {})), THOUGHTS)
+    summary = play(text_renderer(Terminal(tty.stream(), tty.stream(), stream(), {})), THOUGHTS)
     assert screen_after(tty.output()) == ["Two and two?", "Yes.", "", "Four.", statistics_line(summary)]
     assert "5 written (3 of thinking)" in statistics_line(summary)
 
 
 def test_thinking_is_on_the_terminal_while_the_answer_goes_to_a_file():
     tty, out = Pty(120, 12), stream()
-    summary = play(TextRenderer(Terminal(out, tty.stream(), stream(), {})), THOUGHTS)
+    summary = play(text_renderer(Terminal(out, tty.stream(), stream(), {})), THOUGHTS)
     output = tty.output()
     assert "1/8,192" in output  # the status line
     assert screen_after(output) == ["Two and two?", "Yes.", "", statistics_line(summary)]
@@ -148,21 +156,21 @@ def test_thinking_is_on_the_terminal_while_the_answer_goes_to_a_file():
 
 def test_thinking_is_not_dimmed_without_colours():
     out, err = stream(), stream()
-    summary = play(TextRenderer(Terminal(out, err, stream(), {})), THOUGHTS)
+    summary = play(text_renderer(Terminal(out, err, stream(), {})), THOUGHTS)
     assert written(err) == f"Two and two?\nYes.\n\n{statistics_line(summary)}\n"
     assert written(out) == "Four.\n"
 
 
 def test_ctrl_c_while_thinking_leaves_a_line_for_the_statistics():
     tty, out = Pty(120, 12), stream()
-    summary = play(TextRenderer(Terminal(out, tty.stream(), stream(), {})), THOUGHTS[:4], end="interrupt")
+    summary = play(text_renderer(Terminal(out, tty.stream(), stream(), {})), THOUGHTS[:4], end="interrupt")
     assert [line for line in screen_after(tty.output()) if line] == ["Two and", statistics_line(summary)]
 
 
 def test_status_on_stderr_while_json_is_piped():
     tty = Pty(120, 10)
     out = stream()
-    summary = play(JsonRenderer(Terminal(out, tty.stream(), stream(), {"NO_COLOR": "1"})))
+    summary = play(json_renderer(Terminal(out, tty.stream(), stream(), {"NO_COLOR": "1"})))
     output = tty.output()
     assert "1,000/1,000 tokens" in output and "1,001/8,192" in output
     assert output.endswith(f"\r\x1b[K{statistics_line(summary)}\n")
@@ -171,14 +179,14 @@ def test_status_on_stderr_while_json_is_piped():
 
 def test_a_dumb_terminal_sees_text_and_statistics():
     tty = Pty(200, 10)
-    summary = play(TextRenderer(Terminal(tty.stream(), tty.stream(), stream(), {"TERM": "dumb"})))
+    summary = play(text_renderer(Terminal(tty.stream(), tty.stream(), stream(), {"TERM": "dumb"})))
     assert tty.output() == f"Once upon é\n{statistics_line(summary)}\n"
 
 
 def test_the_wait_for_pinned_memory_is_shown():
     tty, out, before = Pty(120, 10), stream(), set(threading.enumerate())
     events = [Pinned(0, 60 * 2**30), Pinned(12 * 2**30, 60 * 2**30), *EVENTS]
-    play(JsonRenderer(Terminal(out, tty.stream(), stream(), {"NO_COLOR": "1"})), events)
+    play(json_renderer(Terminal(out, tty.stream(), stream(), {"NO_COLOR": "1"})), events)
     assert "pinning host memory: 0 of 60 GiB" in tty.output()
     for thread in set(threading.enumerate()) - before:
         thread.join(5)
@@ -188,7 +196,7 @@ def test_the_wait_for_pinned_memory_is_shown():
 
 def test_interrupt_keeps_the_text_and_says_so():
     tty, out = Pty(200, 10), stream()
-    summary = play(TextRenderer(Terminal(out, tty.stream(), stream(), {})), EVENTS[:4], end="interrupt")
+    summary = play(text_renderer(Terminal(out, tty.stream(), stream(), {})), EVENTS[:4], end="interrupt")
     assert written(out) == "Once"
     assert tty.output().endswith(statistics_line(summary) + "\n")
     assert "interrupted" in statistics_line(summary)
@@ -197,7 +205,7 @@ def test_interrupt_keeps_the_text_and_says_so():
 def test_a_warning_amid_the_text_stands_on_its_own():
     tty = Pty(120, 10)
     terminal = Terminal(tty.stream(), tty.stream(), stream(), {"NO_COLOR": "1"})
-    renderer = TextRenderer(terminal)
+    renderer = text_renderer(terminal)
     meter = started(renderer)
     feed(renderer, meter, EVENTS[2:4])
     terminal.warn("something")
@@ -209,7 +217,7 @@ def test_a_warning_amid_the_text_stands_on_its_own():
 
 def test_close_before_anything_and_twice():
     tty = Pty()
-    renderer = TextRenderer(Terminal(stream(), tty.stream(), stream(), {}))
+    renderer = text_renderer(Terminal(stream(), tty.stream(), stream(), {}))
     renderer.loading("loading")
     renderer.close()
     renderer.close()
@@ -266,7 +274,7 @@ def test_statistics_say_what_was_gained(speedup, claim):
 def test_statistics_are_never_wrapped_within_a_word(columns):
     tty = Pty(columns, 40)
     terminal = Terminal(stream(), tty.stream(), stream(), {"NO_COLOR": "1"})
-    renderer = TextRenderer(terminal, verbose=True)
+    renderer = text_renderer(terminal, verbose=True)
     found = summary(**SPECULATION, cached_tokens=4096, link_bytes=10**9, link_utilisation=0.5)
     renderer.finish(found)
     terminal.error("there is no file book.txt", "the path is looked up from the folder of the command")
@@ -290,7 +298,7 @@ def test_details_for_verbose_alone():
     outputs = []
     for verbose in (False, True):
         out, err = stream(), stream()
-        TextRenderer(Terminal(out, err, stream(), {}), verbose=verbose).finish(summary(**SPECULATION, load_s=1.25))
+        text_renderer(Terminal(out, err, stream(), {}), verbose=verbose).finish(summary(**SPECULATION, load_s=1.25))
         outputs.append(written(err).splitlines())
     assert outputs[0] == outputs[1][:1] == [statistics_line(summary())]
     assert outputs[1][1:] == [
@@ -317,7 +325,7 @@ def test_verification_is_a_line_of_its_own():
     found = {"compared_with": "ar on cpu", "tokens": 9, "equal": False, "lossless": True}
     found |= {"differing": 1, "divergences": [tie]}
     out, err = stream(), stream()
-    JsonRenderer(Terminal(out, err, stream(), {})).finish(summary(verify=found))
+    json_renderer(Terminal(out, err, stream(), {})).finish(summary(verify=found))
     assert json.loads(written(out))["verify"] == found
     assert written(err).splitlines()[1] == (
         "verify: token 7 is ' a' where plain decoding has ' an' (margin 0, noise 0.1: a floating-point tie)"
@@ -330,7 +338,7 @@ def test_verification_is_a_line_of_its_own():
 def decoding_line(columns, method, rows, using) -> str:
     """The last status line on a terminal of that width."""
     tty = Pty(columns, 10)
-    renderer = JsonRenderer(Terminal(stream(), tty.stream(), stream(), {"NO_COLOR": "1"}))
+    renderer = json_renderer(Terminal(stream(), tty.stream(), stream(), {"NO_COLOR": "1"}))
     levels = tuple(LevelStatistics(*row) for row in rows)
     feed(renderer, started(renderer, method), [Speculated(method, using, levels), Tokens((1, 2, 3))])
     lines = re.sub(r"\x1b\[[\d;]*m", "", tty.output()).split("\r\x1b[K")
@@ -357,7 +365,7 @@ def test_the_status_line_shows_speculation_and_drops_segments_that_do_not_fit():
 @pytest.mark.parametrize(("busy", "waits"), [(0.0, False), (1e9, True)])
 def test_the_status_line_says_what_decoding_waits_for(busy, waits):
     tty, meter = Pty(150, 10), Meter(1000)
-    renderer = JsonRenderer(Terminal(stream(), tty.stream(), stream(), {"NO_COLOR": "1"}))
+    renderer = json_renderer(Terminal(stream(), tty.stream(), stream(), {"NO_COLOR": "1"}))
     renderer.start(RunFacts("tiny", "ar", 8192, meter, on_disk=True))
     feed(renderer, meter, [Transferred(3 * 10**9, busy), Tokens((1,)), Tokens((2,))])
     line = re.sub(r"\x1b\[[\d;]*m", "", tty.output())
@@ -368,7 +376,7 @@ def test_the_status_line_says_what_decoding_waits_for(busy, waits):
 def test_tokenizing_a_long_prompt_shows_how_far_it_is_on_a_terminal_alone():
     tty, pipe = Pty(150, 10), stream()
     for err in (tty.stream(), pipe):
-        renderer = TextRenderer(Terminal(stream(), err, stream(), {}))
+        renderer = text_renderer(Terminal(stream(), err, stream(), {}))
         tokenizing(renderer)(250_000, 1_000_000)
         tokenizing(renderer)(1_000_000, 1_000_000)
         renderer.close()

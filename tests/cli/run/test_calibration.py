@@ -19,7 +19,7 @@ from offload.hardware.profiles import load as load_profile
 from offload.hardware.schema import Gpu, Host, Link
 from triforce_cli.app import run
 from triforce_cli.options import settings
-from triforce_cli.run import calibration as measuring
+from triforce_cli.run import measured_rates as measuring
 from triforce_cli.run import plan
 
 SMALL = BenchmarkSizes(read=2**26, copy=2**22, host_rows=64, device_rows=256)

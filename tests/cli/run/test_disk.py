@@ -14,7 +14,7 @@ from offload.system.machine import file_system
 from tests.support.models import make_hf_model, make_tokenizer
 from triforce_cli.app import settle_libraries
 from triforce_cli.output.terminal import Terminal
-from triforce_cli.run.calibration import measure_disk
+from triforce_cli.run.measured_rates import measure_disk
 from triforce_cli.run.placement_checks import free_on_disk
 
 PROMPT = "the cat and the dog and the cat and the dog and " * 50  # more tokens than a page has
@@ -129,7 +129,7 @@ def test_a_disk_is_measured_once_and_its_rate_is_kept(triforce_here, tmp_path, m
 
 def test_the_disk_s_rate_on_a_busy_machine_is_saved_as_such(tmp_path, monkeypatch):
     monkeypatch.setattr("offload.hardware.microbenchmarks.QUICK", BenchmarkSizes(disk=2**23, seconds=0))
-    monkeypatch.setattr("triforce_cli.run.calibration.is_quiet", lambda: False)
+    monkeypatch.setattr("triforce_cli.run.measured_rates.is_quiet", lambda: False)
     monkeypatch.setenv("TRIFORCE_CONFIG", str(tmp_path / "config"))
     known = Measured("2026-01-31", "some CPU, 4 cores", "2.9.0", "cpu", host=Host(16, 23, 345, 4))
     measured = measure_disk(str(tmp_path), known, Terminal(io.StringIO(), io.StringIO(), io.StringIO(), {}))

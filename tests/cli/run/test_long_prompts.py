@@ -199,3 +199,40 @@ def test_the_commands_on_a_real_book(embedded_model_dir, tmp_path, line, says):
     done = subprocess.run(["sh", "-c", line], cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() and "no --model was chosen" in done.stderr and says in done.stderr
+
+
+def asked(call, *args, **more):
+    """Ask a chat two questions; return its result and the tokens of its last prompt."""
+    done = call("chat", *args, *QUICK, "--json", stdin=b"Who?\nWhere?\n", **more)
+    assert done.returncode == 0, done.stderr
+    return done, events(done.stdout, "done")[-1]["prompt_tokens"]
+
+
+def test_chat_reads_both_ends_and_says_so(bare, book, tmp_path):
+    done, tokens = asked(bare, "-f", book, "--session", "book.json")
+    first = done.stderr.splitlines()[0]
+    assert first.startswith("warning: book.txt: ") and "the start and the end, are read: no --model was chosen" in first
+    assert re.search(r"`triforce chat --model \S+ --prompt-file book.txt", first)
+    assert re.search(r"or in parts: `triforce summarize --prompt-file book.txt [^`]*`", first)
+    assert "--session" not in first.rpartition("in parts")[2]
+    (event,) = events(done.stdout, "truncated")
+    assert event["kept_tokens"] == numbers(first)[0] > 1400 and tokens < 1700  # the rest is for the conversation
+    resumed, longer = asked(bare, "-f", book, "--session", "book.json")
+    assert events(resumed.stdout, "truncated") == [] and tokens < longer < tokens + 100
+
+
+def test_chat_shares_the_context_among_files(bare, book, tmp_path):
+    (tmp_path / "short.txt").write_text("It begins in an inn.")
+    (tmp_path / "again.txt").write_text(BOOK)
+    done, tokens = asked(bare, "-f", book, "-f", "short.txt", "-f", "again.txt")
+    kept = {Path(event["document"]).name: event["kept_tokens"] for event in events(done.stdout, "truncated")}
+    assert set(kept) == {"book.txt", "again.txt"} and 1400 < sum(kept.values()) < tokens < 1700
+    assert abs(kept["book.txt"] - kept["again.txt"]) < 20
+
+
+def test_chat_with_a_chosen_model_truncates_on_request_alone(triforce_here, book):
+    done = triforce_here("chat", "-f", book, stdin=b"")
+    refused(done, "leaves no room", "in parts: `triforce summarize --map-reduce")
+    line = re.search(r"^hint: without the start: `triforce chat (.*?)`$", done.stderr, re.MULTILINE)[1]
+    done, _ = asked(triforce_here, *line.split())
+    assert "the end, are read" in done.stderr and "warning" not in done.stderr

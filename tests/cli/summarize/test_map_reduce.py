@@ -9,13 +9,17 @@ import stat
 import subprocess
 import sys
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 
+from offload.errors import PromptError
 from tests.support.command import environment, uncolored
+from triforce_cli.input.documents import Document
 from triforce_cli.input.excerpts import split
 from triforce_cli.summarize import map_reduce
-from triforce_cli.summarize.resume import FinishedParts
+from triforce_cli.summarize.instructions import load_templates
+from triforce_cli.summarize.passages import FinishedParts
 
 BOOK = "\n\n".join(f"Chapter {i}. The cat went to the {i}th house and said what it had seen there." for i in range(150))
 ARGS = ("--map-reduce", "--temperature", "0", "-n", "24")
@@ -65,6 +69,44 @@ def test_a_part_begins_with_the_end_of_the_one_before(triforce_here, book, monke
     assert len(parts) > 3
     for part, following in pairwise(parts):
         assert following[:20] in part and following not in part
+
+
+@pytest.fixture
+def notes_taken(tmp_path):
+    """Return a function that starts to take notes, a word a token, on `words`: the steps, and all filled templates."""
+
+    def start(words):
+        filled, spans = [], lambda text, progress: [match.span() for match in re.finditer(r"\S+", text)]
+        request = SimpleNamespace(
+            context=1000,
+            settings=SimpleNamespace(generation=SimpleNamespace(max_new_tokens=100)),
+            model=SimpleNamespace(tokenizer=SimpleNamespace(spans=spans)),
+            encode=lambda text: filled.append(text) or text.split(),
+        )
+        finished = FinishedParts(tmp_path, {}, pytest.fail)
+        reading = map_reduce.MapReduce(request, load_templates(), finished, None, quiet=True)
+        text = " ".join(f"word{number}" for number in range(words))
+        return reading.reduce(Document("a", text), "Take notes.", "Sum up.", words), filled
+
+    return start
+
+
+def test_notes_that_are_no_shorter_than_the_text_are_an_error(notes_taken):
+    steps, _ = notes_taken(600)
+    jobs = next(steps)
+    with pytest.raises(PromptError, match="not shorter"):
+        steps.send(["no " * (601 // len(jobs) + 1)] * len(jobs))
+
+
+def test_notes_on_notes_do_not_overlap(notes_taken):
+    steps, filled = notes_taken(5000)
+    first = next(steps)
+    notes = [" ".join(f"note{part}.{number}" for number in range(300)) for part in range(len(first))]
+    filled.clear()
+    second = steps.send(notes)
+    assert 1 < len(second) < len(first)
+    read = [word for text in filled[-len(second) :] for word in re.findall(r"note\d+\.\d+", text)]
+    assert read == " ".join(notes).split()
 
 
 def test_a_terminal_shows_which_part_is_read(on_a_terminal_here, triforce_here, book, tmp_path):

@@ -8,7 +8,7 @@ from triforce_cli.output.batch_display import BatchDisplay
 from triforce_cli.output.progress import RunFacts
 from triforce_cli.output.terminal import Terminal
 from triforce_cli.output.turns import Part
-from triforce_cli.summarize.steps import PartsLeft
+from triforce_cli.summarize.passages import PartsLeft
 
 
 def terminal() -> Terminal:

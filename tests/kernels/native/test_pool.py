@@ -165,7 +165,7 @@ def workers_wakings():
 
 @LINUX
 def test_threads_that_sleep_are_woken(set_threads):
-    """A thread sleeps again after each call that has woken it, and then only: it spins for less time than it is given."""
+    """A thread sleeps again after each call that has woken it: it spins for less time than it is given."""
     set_threads(2)
     work = Work(find_kernel(), torch.float32)
     work.run()

@@ -9,9 +9,10 @@ from typing import Any
 from offload.errors import PromptError, SettingsError
 
 from ..bench.benchmark import BenchRequest
+from ..bench.compared_methods import parse
 from ..bench.conditions import mean_load
-from ..bench.measure import Measurement, run_measurement
-from ..bench.methods import parse
+from ..bench.measure import run_measurement
+from ..bench.measurement import Measurement
 from ..bench.plot import plot
 from ..bench.report import GRID, Report
 from ..input.dataset import DataText, read_dataset
@@ -19,11 +20,11 @@ from ..input.dataset import asked as ask
 from ..input.documents import read_documents
 from ..output.progress import ProgressDisplay
 from ..output.terminal import Terminal
-from .files import BOOK
 from .grid import ATTENTION, QUALITY, SPEED
 from .overrides import ExperimentRequest
 from .quality_grid import measure_quality
 from .selections import measure_attention
+from .shipped import BOOK
 
 
 def measure(

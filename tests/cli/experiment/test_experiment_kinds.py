@@ -9,9 +9,9 @@ from offload.errors import SettingsError
 from triforce_cli.bench.plot import plot
 from triforce_cli.bench.quality import _Measurement
 from triforce_cli.bench.report import GRID, Measure, Report
-from triforce_cli.experiment.files import load
+from triforce_cli.experiment.definition import Check
 from triforce_cli.experiment.judge import judge_check
-from triforce_cli.experiment.schema import Check
+from triforce_cli.experiment.shipped import load
 
 HEAD = """
 name: tiny

@@ -20,6 +20,7 @@ from offload.hardware.profiles import Profile, same_gpu
 from offload.hardware.rates import Hardware
 
 from ..options.settings import config_home, gpu_names
+from ..output.tables import Column, table
 from ..output.terminal import Terminal
 
 _RATES = (
@@ -90,7 +91,7 @@ def _load_or_measure(on_gpu: bool, terminal: Terminal) -> Measured | None:
         return measured
     from offload.hardware.microbenchmarks import QUICK, measure
 
-    from .machine import processor_name
+    from .processor import processor_name
 
     try:
         found = _noted(
@@ -141,7 +142,7 @@ def measure_here(chosen: Profile | None, found: Sequence[str], terminal: Termina
     device = "cpu" if chosen is not None and chosen.device == "cpu" else f"cuda:{_index(chosen, found)}"
     from offload.hardware.microbenchmarks import measure
 
-    from .machine import processor_name
+    from .processor import processor_name
 
     if terminal.stderr_is_terminal:
         terminal.note("measuring this machine, which takes some seconds")
@@ -153,13 +154,10 @@ def measure_here(chosen: Profile | None, found: Sequence[str], terminal: Termina
 
 def rates_text(measured: Measured, chosen: Profile | None, hardware: Hardware | None) -> str:
     """Return a line for each rate: measured, and in the profile or, for the host, what is assumed without one."""
-    rows = [("", "measured", "profile", ""), *_rows(measured, chosen, hardware)]
-    widths = [max(len(row[column]) for row in rows) for column in range(3)]
+    columns = (Column(""), Column("measured", right=True), Column("profile", right=True), Column(""))
+    rows = table(columns, list(_rows(measured, chosen, hardware)), None).plain
     when = f"measured on {measured.date} with torch {measured.torch}"
-    lines = [f"{measured.machine}; {when}{', while the machine was busy' if measured.busy else ''}", ""]
-    for name, rate, sheet, unit in rows:
-        lines.append(f"{name:<{widths[0]}}  {rate:>{widths[1]}}  {sheet:>{widths[2]}}  {unit}".rstrip())
-    return "".join(f"{line}\n" for line in [*lines, ""])
+    return f"{measured.machine}; {when}{', while the machine was busy' if measured.busy else ''}\n\n{rows}\n"
 
 
 def _rows(measured: Measured, chosen: Profile | None, hardware: Hardware | None) -> Iterator[tuple[str, str, str, str]]:

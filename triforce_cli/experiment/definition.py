@@ -12,6 +12,7 @@ from offload.hardware.schema import InvalidValue, Key, dotted
 from offload.settings.config import Speculation
 from offload.settings.placement_settings import OFFLOADS
 from offload.short_repr import short_repr
+from offload.speculation.passes.estimators import token_rate
 
 from ..bench.axes import AXES
 from ..options.settings import option_names
@@ -23,8 +24,9 @@ from .reading import require
 class PlanCase:
     """A plan to make: the hardware profile, the model, the tokens of a sequence and the paper's settings.
 
-    `acceptance` is that of the retrieval level's tokens by the full cache, `draft_acceptance` that of the draft's
-    tokens by the retrieval level; `static_batch` runs `sequences` in lock step, as the paper's code does.
+    `acceptance` is the rate a token at which the full cache accepts the retrieval level's, `draft_acceptance` that at
+    which the retrieval level accepts the draft's. Papers give `accepted_of_drafted` instead, for drafts of `drafted`
+    tokens. `static_batch` runs `sequences` in lock step, as the paper's code does.
     """
 
     gpu: str
@@ -38,6 +40,8 @@ class PlanCase:
     offload: str = "auto"
     resident_layers: int | None = None
     acceptance: float | None = None
+    accepted_of_drafted: float | None = None
+    drafted: int = 6
     draft_acceptance: float | None = None
     sequences: int = 1
     static_batch: bool = False
@@ -49,7 +53,16 @@ class PlanCase:
         require(self.offload in OFFLOADS, "offload", self.offload, f"use one of: {', '.join(OFFLOADS)}")
         require(self.memory_gib is None or self.memory_gib > 0, "memory_gib", self.memory_gib, "use a positive number")
         require(self.tokens > 0, "tokens", self.tokens, "use a positive number")
+        both = self.acceptance is not None and self.accepted_of_drafted is not None
+        require(not both, "accepted_of_drafted", self.accepted_of_drafted, "give one of it and acceptance")
+        require(self.drafted > 0, "drafted", self.drafted, "use a positive number")
         require(self.sequences > 0, "sequences", self.sequences, "use a positive number")
+
+    @property
+    def token_acceptance(self) -> float | None:
+        """The acceptance as a rate a token."""
+        share = self.accepted_of_drafted
+        return self.acceptance if share is None else token_rate(share, self.drafted)
 
     def speculation(self) -> Speculation:
         """Return the settings of the method. Raises SettingsError."""

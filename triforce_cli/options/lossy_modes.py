@@ -1,4 +1,4 @@
-"""`--approximate` and `--kv`: what they cannot be combined with, and what is said of them."""
+"""Lossy modes and offloading: the flags that ask for them, what excludes what, and what is said of a lossy run."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from offload.errors import SettingsError
-from offload.settings.config import EXACT
+from offload.settings.config import EXACT, Placement
 from offload.settings.method_sizes import forgets, forgetting_capacity
 from offload.settings.methods import APPROXIMATIONS
 from offload.units import counted
@@ -55,19 +55,26 @@ def _refuse_offloading(settings: Settings, mode: str) -> None:
     where = settings.placement
     if settings.speculation.approximate is None:
         return
-    asked = {
-        "offload": where.offload if where.offload not in ("auto", "none") else None,
-        "resident-layers": where.resident_layers,
-        "host-share": where.host_share,
-        "link": where.link_gb_s,
-        "disk": where.disk,
-    }
-    for name, value in asked.items():
-        if value is not None:
-            raise SettingsError(
-                f"--{name} {value} offloads keys and values, and those of {mode} stay on the device",
-                "leave one of the two out",
-            )
+    for flag in (*dividing_flags(where), *_given({"link": where.link_gb_s, "disk": where.disk})):
+        raise SettingsError(
+            f"{flag} offloads keys and values, and those of {mode} stay on the device", "leave one of the two out"
+        )
+
+
+def dividing_flags(where: Placement) -> list[str]:
+    """Return the flags that divide keys and values between a device and the host."""
+    offload = where.offload if where.offload not in ("auto", "none") else None
+    return _given({"offload": offload, "resident-layers": where.resident_layers, "host-share": where.host_share})
+
+
+def expert_flags(where: Placement) -> list[str]:
+    """Return the flags that ask for experts in host memory, beside a device."""
+    experts = where.experts if where.experts in ("host", "stream") else None
+    return _given({"experts": experts, "expert-layers": where.expert_layers})
+
+
+def _given(options: Mapping[str, Any]) -> list[str]:
+    return [f"--{name} {value}" for name, value in options.items() if value is not None]
 
 
 def approximation_warnings(settings: Settings) -> Iterator[str]:

@@ -23,8 +23,8 @@ from ..distributed.rank import join_group
 from ..input.excerpts import END, MIDDLE, PARTS, START
 from ..output.plan_flags import Argument
 from ..output.terminal import Terminal
-from .approximate import refuse_inexact
 from .declarations import AUTO, THINK
+from .lossy_modes import refuse_inexact
 from .settings import (
     Settings,
     given_options,

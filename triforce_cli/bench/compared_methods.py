@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from difflib import get_close_matches
 from typing import NamedTuple
 
 from offload.errors import SettingsError
+from offload.hardware.schema import did_you_mean
 from offload.settings.config import DRAFTS, Speculation
 from offload.settings.methods import METHODS, MIDDLES
 from offload.settings.tree_settings import TreeShape
@@ -46,9 +46,8 @@ def parse(names: str) -> tuple[str, ...]:
     for each in parsed:
         name, draft, middle, tree = _combination(each)
         if name not in NAMES:
-            close = get_close_matches(name.lower(), NAMES, 1)
-            meant = f"did you mean {close[0]}? " if close else ""
-            raise SettingsError(f"there is no method {name!r}", f"{meant}methods: {', '.join(NAMES)}")
+            hint = f"{did_you_mean(name, NAMES)}methods: {', '.join(NAMES)}"
+            raise SettingsError(f"there is no method {name!r}", hint)
         if f":{_TREE}" in each:
             TreeShape.parse(tree)
         if f":{_MIDDLE}" in each and (middle not in MIDDLES or METHODS[name_of(each)].middle is None):
