@@ -77,12 +77,10 @@ def random_model(shape: ModelShape, dtype: torch.dtype, device: torch.device, ti
 def filled_cache(model: Model, spread: TieredStoreFactory, tokens: int, room: int = 64) -> FullCache:
     """Return a full cache with `tokens` tokens of random keys and values, as after a prefill."""
     store = spread.new_store(model.shape, tokens + room, model.dtype)
-    tiers = store.tiers
-    _fill_pages(tiers.pages, model.dtype)
-    if tiers.resident is not None:
-        for layer in range(tiers.resident_layers):
-            tiers.resident._keys[layer].normal_(std=0.5)
-            tiers.resident._values[layer].normal_(std=0.5)
+    _fill_pages(store.tiers.pages, model.dtype)
+    for layer in range(store.resident_layers):
+        for resident in store.resident.layer(layer):
+            resident.normal_(std=0.5)
     cache = model.new_cache(tokens + room, store=store)
     cache._length = tokens
     return cache

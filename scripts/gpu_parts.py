@@ -19,7 +19,7 @@ from offload.events import Tokens
 from offload.kernels.ops import TorchOperations
 from offload.loading.formats.safetensors import FolderCheckpoint
 from offload.loading.weights import load_model
-from offload.memory.block_store import host_memory
+from offload.memory.host_memory import host_memory
 from offload.memory.link import Link, Pair
 from offload.memory.tier_settings import TierSettings
 from offload.memory.tiered_factory import TieredStoreFactory
@@ -47,7 +47,7 @@ class WithoutCopies:
 
 def link_rates(machine: Machine, rows: Rows) -> dict:
     """Measure the bandwidth to the device, to the host and both at once, from pinned and from pageable memory."""
-    from offload.memory.cuda_link import pinned_memory
+    from offload.memory.host_memory import pinned_memory
 
     size, piece = (2**22, 2**20) if machine.small else (2**29, 2**23)
     link, rates = machine.link(), {}

@@ -21,6 +21,7 @@ from offload.kernels.kv_groups import dequantize_groups, quantize_groups
 from offload.kernels.triton.group_accumulator import GroupAccumulator
 from offload.memory.device_quantized_store import DeviceQuantizedStore
 from offload.memory.host_memory import allocator
+from offload.memory.layered_store import LayeredStore
 from offload.memory.staged_link import StagedLink
 from offload.memory.store import Store
 from offload.memory.tiered_factory import TieredStoreFactory
@@ -92,18 +93,21 @@ def _filled(machine: Machine, store: Store, model: Model, tokens: int) -> FullCa
     """Return a full cache of `tokens` random tokens, the same in every store and layer."""
     tiers, page = getattr(store, "tiers", None), _page(machine, store.shape)
     list(store.prepare())
-    store._ring.blocks.normal_(std=0.5, generator=torch.Generator(store.device).manual_seed(4))
+    parts = [store.resident, store.far] if isinstance(store, LayeredStore) else [store]
+    for part in parts:
+        part._ring.blocks.normal_(std=0.5, generator=torch.Generator(store.device).manual_seed(4))
+        part._newest, part._lost = tokens, 0
     for number in range(-(-tokens // page)):
-        groups = _groups(machine, store.shape, store.kind, number)
-        there = store.groups[:, :, number * page // GROUP : (number + 1) * page // GROUP]
-        there.copy_(groups[:, : there.shape[2]].expand_as(there))
+        groups = _groups(machine, store.shape, parts[0].kind, number)
+        if parts[0].tiers is None:
+            there = parts[0].groups.memory[:, :, number * page // GROUP : (number + 1) * page // GROUP]
+            there.copy_(groups[:, : there.shape[2]].expand_as(there))
         for layer in range(0 if tiers is None else len(tiers.pages)):
             ticket = tiers.link.copy([(tiers.pages[layer, number], groups.view(-1))], tiers.link.mark())
             tiers.link.finish(ticket)
     if tiers is not None:
-        store.open_pages.clear()
+        tiers.open_pages.clear()
         tiers.ring.drop()
-    store._newest, store._lost = tokens, 0
     cache = model.new_cache(tokens + ROOM, store=store)
     cache._length = tokens
     return cache
@@ -126,7 +130,7 @@ def _check(rows: Rows, what: str, found: Tensor, expected: Tensor, most: float =
 
 def _check_attention(machine: Machine, rows: Rows, store: DeviceQuantizedStore) -> None:
     """Compare the kernel with attention to the dequantised keys and values in fp64."""
-    shape, groups = store.shape, store.groups[0][:, :8]
+    shape, groups = store.shape, store.groups.memory[0][:, :8]
     random = torch.Generator(machine.device).manual_seed(5)
     q = torch.randn((3, shape.heads, shape.head_dim), generator=random, device=machine.device).to(machine.dtype)
     result = GroupAccumulator(q, shape.kv_heads, store.kind)

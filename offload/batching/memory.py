@@ -8,8 +8,7 @@ from typing import Protocol
 
 from ..errors import OutOfMemory
 from ..kernels.native.library import BLOCK
-from ..memory.page_pool import PagePool
-from ..memory.paged_store import PagedStore, pages_for
+from ..memory.paged_store import PagedStore, PagePool, pages_for
 from ..model.decoder import Model
 from ..sequence import common_prefix
 from ..speculation.passes.runner import Runner

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from ..kernels.delta_rule import DeltaRule
-from ..memory.store import given
 from ..model.decoder import Model
 from ..settings.method_sizes import KEPT_QUERIES
 from ..speculation.passes.recorded_passes import PassRecorder
@@ -59,7 +58,7 @@ class JointCache:
         nothing = [None] * len(caches)
         split = [nothing if x is None else x.split(self._sizes) for x in (q, k, v, out, lse)]
         for attend, *rows, target, each in zip(caches, *split, strict=True):
-            target.copy_(attend(layer, *rows, **given(each)))
+            target.copy_(attend(layer, *rows, **({} if each is None else {"lse": each})))
         return out
 
 

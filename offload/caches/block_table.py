@@ -11,7 +11,7 @@ from ..kernels.native.library import BLOCK
 from ..kernels.native.recording import PassInputs
 from ..memory.block_store import BlockStore
 from ..memory.quantized_store import QuantizedStore
-from ..memory.store import append, given
+from ..memory.store import append
 from ..memory.tree_attention import Tree
 from .full import FullCache
 from .selection import Refresh, Selector
@@ -64,4 +64,4 @@ class TableCache(InPlaceCache):
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, lse: Tensor | None = None) -> Tensor:
         q = append(self._store, layer, self.start, q, k, v, self.rows_of(layer), self.stored)
-        return self._store.attend_table(layer, q, self._table[layer], self.seen, self.tree, **given(lse))
+        return self._store.attend_table(layer, q, self._table[layer], self.seen, self.tree, lse)

@@ -9,7 +9,7 @@ from ..architecture.rope import rotate, rows_of
 from ..kernels.attention import Partial, attend_masked, merge
 from ..kernels.triton import ROWS
 from ..kernels.triton.accumulate import attend_table, attend_table_before
-from ..memory.store import PlainStore
+from ..memory.plain_store import PlainStore
 from .full import FullCache
 from .selection import Refresh, Selector
 from .static_step import StepInputs

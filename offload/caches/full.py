@@ -14,7 +14,8 @@ from ..kernels import triton
 from ..kernels.native.library import BLOCK
 from ..kernels.native.recording import PassInputs
 from ..memory.block_store import BlockStore
-from ..memory.store import PlainStore, Store, append, given
+from ..memory.plain_store import PlainStore
+from ..memory.store import Store, append
 from ..memory.tree_attention import Tree
 from ..memory.window_rings import Windows
 from ..sequence import Watermarks
@@ -107,13 +108,13 @@ class FullCache(InFlightTokens):
         q = append(self.store, layer, self.start, q, k, v, rows_of(self.store.shape, layer, self.rows))
         if self._queries is not None and k is not None:
             self._queries.keep_of_tree(layer, q, self._held)
-        return self.store.attend(layer, q, self._length, self.tree, **given(lse))
+        return self.store.attend(layer, q, self._length, self.tree, lse)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, lse: Tensor | None = None) -> Tensor:
         if self.tree is not None:
             return self._attend_tree(layer, q, k, v, lse)
         q, start = self.append(layer, q, k, v)
-        return self.store.attend(layer, q, start, **given(lse))
+        return self.store.attend(layer, q, start, lse=lse)
 
     def append(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, int]:
         """Store keys and values as `attend` does; return the rotated queries, and the position of the first one."""

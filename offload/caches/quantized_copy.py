@@ -9,7 +9,7 @@ from ..architecture.kv_formats import GROUP, group_bytes
 from ..kernels.attention import attend_masked, merge
 from ..kernels.kv_groups import quantize_groups
 from ..kernels.triton.group_accumulator import GroupAccumulator
-from ..memory.store import PlainStore
+from ..memory.plain_store import PlainStore
 from ..settings.method_sizes import PADDING
 from .full import FullCache
 from .retrieval import CopiedCache

@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from ..architecture.kv_formats import BLOCK, GROUP
-from ..memory.quantized_groups import QuantizedGroups
-from ..memory.store import append, given
+from ..kernels.native.kv_groups import Groups, kv_format, quantize_call
+from ..memory.quantized_groups import GroupMemory
+from ..memory.store import append
 from .block_table import TableCache
 from .full import FullCache
 from .selection import Refresh, Selector
@@ -26,8 +27,9 @@ class QuantizedTableCache(TableCache):
         assert chunk % GROUP == 0, "chunks are whole groups"
         super().__init__(full, selector, refresh, budget, chunk, tail)
         shape = full.store.shape
-        self._groups = QuantizedGroups(full.store.kernel, shape, full.capacity, kind)
-        self._known = torch.zeros(self._groups.memory.shape[:3], dtype=torch.bool)  # which groups are quantised
+        memory = GroupMemory(shape, full.capacity, kind, full.store.device).memory
+        self._groups = [Groups(layer, kv_format(kind)) for layer in memory.unbind()]
+        self._known = torch.zeros(memory.shape[:3], dtype=torch.bool)  # which groups are quantised
 
     def _invalidate(self, unchanged: int) -> bool:
         self._known[:, :, unchanged // GROUP :] = False
@@ -49,10 +51,11 @@ class QuantizedTableCache(TableCache):
         for layer in wanted.flatten(1).any(1).nonzero().flatten().tolist():
             head, group = wanted[layer].nonzero(as_tuple=True)
             items = torch.stack((head, group * (GROUP // BLOCK), group), dim=1).to(torch.int32)
-            self._groups.quantize(layer, self._store.layer(layer), items)
+            call = quantize_call(self._store.layer(layer), self._groups[layer], items, self._store.shape.head_dim)
+            self._store.kernel.quantize(call)
         self._known |= wanted
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, lse: Tensor | None = None) -> Tensor:
         q = append(self._store, layer, self.start, q, k, v, self.rows_of(layer), self.stored)
-        groups = self._groups.layer(layer)
-        return self._store.attend_table(layer, q, self._table[layer], self.seen, self.tree, groups, **given(lse))
+        table, groups = self._table[layer], self._groups[layer]
+        return self._store.attend_table(layer, q, table, self.seen, self.tree, lse, groups)

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from ..architecture.tier_footprint import GATHERED_BYTES
-from ..memory.store import PlainStore, Store, append, given
+from ..memory.plain_store import PlainStore
+from ..memory.store import DeviceStore, append
 from ..memory.tree_attention import Tree
 from ..settings.method_sizes import PADDING
 from .full import FullCache
@@ -37,7 +38,7 @@ class CopiedCache(SelectedCache):
         self.selection = torch.empty((shape.layers * shape.kv_heads, 0), dtype=torch.long, device=full.store.device)
         self.exact_end = 0
 
-    def _new_store(self) -> Store:
+    def _new_store(self) -> DeviceStore:
         """Return an empty store for the selected chunks, and for the tail behind them."""
         return self._full.store.near(self._slots * self._chunk + self._room + PADDING)
 
@@ -125,7 +126,7 @@ class CopiedCache(SelectedCache):
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, lse: Tensor | None = None) -> Tensor:
         position = self.position
         q = append(self.store, layer, position + self._held, q, k, v, self.rows_of(layer))
-        return self.store.attend(layer, q, position, self.tree, **given(lse))
+        return self.store.attend(layer, q, position, self.tree, lse)
 
     def _compact(self, keep: Sequence[int]) -> None:
         self.store.compact(self.position, keep)

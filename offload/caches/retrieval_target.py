@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..memory.block_store import BlockStore
-from ..memory.store import PlainStore, attend_stored
+from ..memory.plain_store import PlainStore, attend_stored
 from ..memory.tree_attention import Tree
 from ..settings.config import Speculation
 from ..settings.method_sizes import selected_chunk

@@ -11,7 +11,7 @@ from torch import Tensor
 from ..architecture.rope import rotate, rows_of
 from ..kernels import triton
 from ..kernels.triton.accumulate import attend_growing
-from ..memory.store import PlainStore
+from ..memory.plain_store import PlainStore
 
 Angles = tuple[Tensor, Tensor]  # cos and sin of some positions, each [tokens, 1, head_dim]
 

@@ -14,7 +14,8 @@ from torch import Tensor
 from ..architecture.config import ModelShape
 from ..architecture.rope import Rope, rotate, rows_of
 from ..kernels.window_attention import Limits, attend_limited
-from ..memory.store import attend_stored, attend_tree, first_moved
+from ..memory.plain_store import attend_stored, attend_tree
+from ..memory.store import first_moved
 from ..memory.tree_attention import Tree, branches_of
 from .in_flight import InFlightTokens
 from .recurrent_states import States

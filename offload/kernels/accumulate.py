@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from .native import Kernel
 from .native.calls import merge_call
 
 _LN2 = math.log(2)
+Newest = Literal["first", "meanwhile", "last"]
 Attend = Callable[[Tensor, Tensor, int, bool], Any]  # page, queries, seen, causal -> a partial result
 
 
@@ -27,17 +28,14 @@ def _fill_lse(lse: Tensor | None, maximum: Tensor, total: Tensor) -> None:
         lse.copy_(maximum.double() + total.double().log())
 
 
-class Accumulator(Protocol):
-    """Running attention of rows `[tokens, heads, head_dim]`, to which partial results are added.
+class PassResult(Protocol):
+    """What a pass over tiers adds to.
 
-    `in_order`: keys must be added in their order, because the bits of the result depend on it.
+    `newest` says when it adds its newest keys: "first", because they begin the result; "meanwhile", while the host
+    attends to others; or "last", because keys must be added in their order: the bits depend on it.
     """
 
-    in_order: bool
-
-    def attend(self, page: Tensor, rows: slice, seen: int, causal: bool = False) -> None:
-        """Add the attention of the tokens `rows` over a page, as a page format's `attend` computes it."""
-        ...
+    newest: Newest
 
     def add(self, rows: slice, part: Any) -> None:
         """Add the partial result of the tokens `rows` over the next keys, as a page format's `attend` returns it."""
@@ -45,6 +43,14 @@ class Accumulator(Protocol):
 
     def add_state(self, state: Tensor) -> None:
         """Add another accumulator's `state` of all rows, over other keys."""
+        ...
+
+
+class Accumulator(PassResult, Protocol):
+    """Running attention of rows `[tokens, heads, head_dim]`, to which partial results are added."""
+
+    def attend(self, page: Tensor, rows: slice, seen: int, causal: bool = False) -> None:
+        """Add the attention of the tokens `rows` over a page, as a page format's `attend` computes it."""
         ...
 
     def state(self) -> Tensor:
@@ -63,7 +69,7 @@ class Accumulator(Protocol):
 class TorchAccumulator:
     """Accumulator of `Partial`s that uses torch operations on the device of the queries."""
 
-    in_order = True
+    newest: Newest = "last"
 
     def __init__(self, q: Tensor, attend: Attend) -> None:
         self._q, self._attend = q, attend
@@ -102,7 +108,7 @@ class KernelAccumulator:
     A sequence that is cut at multiples of 512 keys therefore gives the same bits here as in one store.
     """
 
-    in_order = True
+    newest: Newest = "last"
 
     def __init__(self, kernel: Kernel, q: Tensor, attend: Attend | None = None) -> None:
         """Without `attend`, partial results are only added."""

@@ -16,12 +16,12 @@ from ..kernels.native.kv_groups import Groups
 from ..kernels.native.layout import keys_of, mean_keys, move_tokens, values_of, write_blocks
 from ..kernels.native.library import BLOCK
 from ..settings.method_sizes import KEPT_QUERIES
-from .host_tensors import host_memory
-from .store import Store, gather_chunks
+from .host_memory import host_memory
+from .store import DeviceStore, gather_chunks
 from .tree_attention import Tree
 
 
-class BlockStore(Store):
+class BlockStore(DeviceStore):
     """A store that the native kernel attends to in place, whole or by a block table."""
 
     grain = BLOCK
@@ -66,7 +66,7 @@ class BlockStore(Store):
         return rotated
 
     def attend(self, layer: int, q: Tensor, start: int, tree: Tree | None = None, lse: Tensor | None = None) -> Tensor:
-        """Attend as in `ObservableStore`; with a `tree`, a token's result has the bits of its path as a chain."""
+        """Attend as in `Store`; with a `tree`, a token's result has the bits of its path as a chain."""
         return self._attend(layer, q, start + 1, tree=tree, lse=lse)
 
     def observe(self, layer: int, q: Tensor, start: int, lse: Tensor, received: Tensor) -> None:
@@ -79,8 +79,8 @@ class BlockStore(Store):
         table: Tensor,
         seen: int,
         tree: Tree | None = None,
-        groups: Groups | None = None,
         lse: Tensor | None = None,
+        groups: Groups | None = None,
     ) -> Tensor:
         """Attend to the blocks of `table` `[kv_heads, blocks]` (int32, contiguous rows), in its order.
 
@@ -120,10 +120,6 @@ class BlockStore(Store):
         return blocks
 
     def compact(self, start: int, keep: Sequence[int]) -> None:
-        """Move each token `start + keep[i]` to position `start + i`; `keep` increases.
-
-        After a tree, the tokens of the accepted path then stand in order behind the prefix.
-        """
         moved = [(target, source) for target, source in enumerate(keep) if target != source]
         if moved:
             targets, sources = (self._places_of(start + torch.tensor(some)) for some in zip(*moved, strict=True))
@@ -182,7 +178,13 @@ class BlockStore(Store):
 
 
 def copy_bytes(target: Tensor, source: Tensor) -> None:
-    """Copy host memory in this thread: torch's threads would take cores from those that read the next tokens."""
+    """Copy from host memory to where groups and blocks are.
+
+    Within host memory in this thread: torch's threads would take cores from those that read the next tokens.
+    """
+    if target.device.type != "cpu":
+        target.copy_(source)
+        return
     np.copyto(target.view(torch.uint8).numpy(), source.view(torch.uint8).numpy())
 
 

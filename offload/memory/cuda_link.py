@@ -1,4 +1,4 @@
-"""The link of a CUDA GPU: copies on dedicated streams, ordered by events; and pinned host memory."""
+"""The link of a CUDA GPU: copies on dedicated streams, ordered by events."""
 
 from __future__ import annotations
 
@@ -10,9 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .block_store import host_memory
 from .link import LinkStatistics, Pair, TransferFailed
-from .pinning import Pinning
 
 
 @dataclass(slots=True)
@@ -97,10 +95,3 @@ def _host_extent(pairs: Sequence[Pair]) -> tuple[int, int]:
     """Return the first and the end address of host memory that the copies touch; all of it without copies."""
     host = [target if _on_host(target) else source for target, source in pairs]
     return min((x.data_ptr() for x in host), default=0), max((x.data_ptr() + x.nbytes for x in host), default=2**64)
-
-
-def pinned_memory(size: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Return uninitialised pinned host memory; pageable memory and a `Degraded` warning if pinning is refused."""
-    memory = host_memory(size, dtype)
-    Pinning(memory).wait()
-    return memory

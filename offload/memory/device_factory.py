@@ -9,8 +9,9 @@ from ..kernels.native import Kernel
 from ..settings.config import EXACT
 from .block_store import BlockStore
 from .device_quantized_store import DeviceQuantizedStore
+from .plain_store import PlainStore
 from .quantized_store import QuantizedStore
-from .store import PlainStore, Store
+from .store import DeviceStore, Store
 
 
 def new_store(
@@ -29,6 +30,13 @@ def new_store(
         return DeviceQuantizedStore(shape, capacity, dtype, device, kv)
     if kv != EXACT:
         return QuantizedStore(kernel, shape, capacity, dtype, kv)
+    return new_device_store(kernel, shape, capacity, dtype, device)
+
+
+def new_device_store(
+    kernel: Kernel | None, shape: ModelShape, capacity: int, dtype: torch.dtype, device: torch.device
+) -> DeviceStore:
+    """Return such a store of keys and values as they are."""
     if kernel is not None and not shape.caps_scores:
         return BlockStore(kernel, shape, capacity, dtype)
     return PlainStore(shape, capacity, dtype, device, by_row=kernel is not None)

@@ -6,20 +6,21 @@ numbers and the layout of their groups.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
 
 from ..architecture.config import ModelShape
-from ..architecture.kv_formats import BLOCK, GROUP, SINK, WINDOW, group_bytes
+from ..architecture.kv_formats import BLOCK, GROUP, SINK, WINDOW
 from ..architecture.rope import rotate
 from ..kernels.attention import Partial, attend, attend_masked, merge
 from ..kernels.kv_groups import dequantize_groups, dequantize_keys, quantize_groups
 from ..kernels.triton.group_accumulator import GroupAccumulator
-from .quantized_memory import SINK_BLOCKS, QuantizedMemory, Ring, window_capacity
+from .plain_store import PlainStore
+from .quantized_groups import GroupMemory, GroupTiers
+from .quantized_memory import SINK_BLOCKS, QuantizedMemory, Ring
 from .quantized_store import runs_of_windows
-from .store import PlainStore
 from .tree_attention import Tree
 
 # So that numbers in fp32 take little memory:
@@ -37,17 +38,11 @@ class DeviceQuantizedStore(QuantizedMemory):
         dtype: torch.dtype,
         device: torch.device,
         kind: str,
-        layers: int | None = None,
+        tiers: GroupTiers | None = None,
     ) -> None:
-        """Keep the groups of the first `layers` layers here, or of all; a subclass has the others elsewhere."""
-        layers = shape.layers if layers is None else layers
-        count = window_capacity(capacity) // GROUP
-        groups = torch.empty(
-            (layers, shape.kv_heads, count, group_bytes(kind, shape.head_dim)), dtype=torch.uint8, device=device
-        )
         self._sink_table = torch.zeros((shape.kv_heads, 1), dtype=torch.int32, device=device)
         self._places: tuple[tuple[int, int, int], Tensor] | None = None  # of a tree's tokens, and what they depend on
-        super().__init__(shape, capacity, dtype, device, kind, groups)
+        super().__init__(shape, capacity, dtype, device, kind, tiers)
 
     def _new_ring(self, size: int, slots: int) -> Ring:
         shape = self.shape
@@ -80,12 +75,9 @@ class DeviceQuantizedStore(QuantizedMemory):
         rotated.copy_(rotate(q, rows))
 
     def _quantize_groups(self, layer: int, groups: range, slots: list[int]) -> None:
-        for some, part in self._quantized(layer, groups, slots):
-            self._store_groups(layer, some, part)
-
-    def _store_groups(self, layer: int, groups: range, part: Tensor) -> None:
-        """Store quantised groups `[kv_heads, n, bytes]` of a layer."""
-        self.groups[layer][:, groups.start : groups.stop] = part
+        for some, quantized in self._quantized(layer, groups, slots):
+            for memory, inside, part in self.groups.runs(layer, some, to_write=True):
+                memory[:, inside.start : inside.stop] = quantized[:, part]
 
     def _quantized(self, layer: int, groups: range, slots: list[int]) -> Iterator[tuple[range, Tensor]]:
         """Yield groups of a layer, whose blocks begin at these slots, quantised `[kv_heads, n, bytes]`."""
@@ -96,7 +88,8 @@ class DeviceQuantizedStore(QuantizedMemory):
 
     def _groups_of(self, layer: int, groups: range) -> Tensor:
         """Return quantised groups of a layer, `[kv_heads, n, bytes]` on the device."""
-        return self.groups[layer][:, groups.start : groups.stop]
+        runs = [memory[:, some.start : some.stop] for memory, some, _ in self.groups.runs(layer, groups)]
+        return torch.cat(runs, dim=1) if len(runs) > 1 else runs[0]
 
     def _dequantized(self, layer: int, groups: range) -> tuple[Tensor, Tensor]:
         return self._dequantize(self._groups_of(layer, groups))
@@ -145,13 +138,9 @@ class DeviceQuantizedStore(QuantizedMemory):
     def gather(self, rows: Tensor, chunks: Tensor, size: int) -> tuple[Tensor, Tensor]:
         """Copy chunks as in `Store`, of whole groups; tokens of the ring and the sink as they are."""
         each = torch.arange(size // GROUP, device=self.device)
-        some = self._groups_at(rows, chunks.unsqueeze(1) * len(each) + each)
+        some = self.groups.at(rows, chunks.unsqueeze(1) * len(each) + each)
         tokens = chunks.unsqueeze(1) * size + torch.arange(size, device=self.device)
         return self._with_exact(rows, tokens, self._dequantize(some))
-
-    def _groups_at(self, rows: Tensor, groups: Tensor) -> Tensor:
-        """Return groups `[n, count, bytes]` on the device: those of number `groups` `[n, count]` of rows `[n]`."""
-        return self.groups.flatten(0, 1)[rows.unsqueeze(1), groups]
 
     def _with_exact(self, rows: Tensor, tokens: Tensor, rounded: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """Return keys and values of tokens `[n, size]` of rows: `rounded`, but as they are in the ring and the sink."""
@@ -162,18 +151,61 @@ class DeviceQuantizedStore(QuantizedMemory):
         keys, values = (torch.where(is_exact, own[:, :, part], x) for part, x in enumerate(rounded))
         return keys, values
 
-    def attend(self, layer: int, q: Tensor, start: int, tree: Tree | None = None) -> Tensor:
+    def attend(self, layer: int, q: Tensor, start: int, tree: Tree | None = None, lse: Tensor | None = None) -> Tensor:
         if tree is not None:
-            return self._attend_tree(layer, q, start, tree)
-        runs = [self._attend_window(layer, q[some], at) for at, some in runs_of_one_kind(start, len(q))]
+            return self._attend_tree(layer, q, start, tree, lse)
+        if self.tiers is not None:
+            return self._attend_tiers(self.tiers, layer, q, start, lse)
+        runs = []
+        for at, some in runs_of_one_kind(start, len(q)):
+            result = GroupAccumulator(q[some], self.shape.kv_heads, self.kind)
+            rows = slice(0, some.stop - some.start)
+            self._attend_exact(layer, result, rows, at)
+            self._attend_near(layer, result, rows, at // WINDOW * WINDOW // GROUP)
+            runs.append(result.output(None if lse is None else lse[some]))
         return torch.cat(runs) if len(runs) > 1 else runs[0]
 
-    def _attend_window(self, layer: int, q: Tensor, start: int) -> Tensor:
-        """Attend with tokens of one window, all of them of the sink or behind it."""
+    def _attend_near(self, layer: int, result: GroupAccumulator, rows: slice, stop: int) -> None:
+        """Add groups up to number `stop` that are in the device's memory: over tiers those of open pages."""
+        if isinstance(self.groups, GroupMemory):
+            result.attend_groups(rows, self.groups.memory[layer], 1, stop)
+        elif self.tiers is not None:
+            for page in range(self.tiers.num_whole, -(-stop // self.groups.each)):
+                end = min(stop - page * self.groups.each, self.groups.each)
+                result.attend_groups(rows, _open_groups(self.tiers, layer, page), _first_group(page), end)
+
+    def _attend_tiers(self, tiers: GroupTiers, layer: int, q: Tensor, start: int, lse: Tensor | None) -> Tensor:
         result = GroupAccumulator(q, self.shape.kv_heads, self.kind)
-        self._attend_exact(layer, result, slice(0, len(q)), start)
-        result.attend_groups(slice(0, len(q)), self.groups[layer], 1, start // WINDOW * WINDOW // GROUP)
-        return result.output()
+
+        def newest() -> None:
+            for at, some in runs_of_one_kind(start, len(q)):
+                self._attend_exact(layer, result, some, at)
+            self._attend_open(tiers, layer, result, start, len(q))
+
+        self._attend_whole(tiers, layer, q, result, newest)
+        return result.output(lse)
+
+    def _attend_open(self, tiers: GroupTiers, layer: int, result: GroupAccumulator, start: int, tokens: int) -> None:
+        """Add the groups of the pass's own pages: those of the windows before a token's own."""
+        for page in range(tiers.num_whole, (start + tokens - 1) // self.span + 1):
+            base, groups, first = page * self.span, _open_groups(tiers, layer, page), _first_group(page)
+            low, high = (min(max(at, start), start + tokens) for at in (base, base + self.span))
+            for at, some in runs_of_windows(low, high - low):
+                rows = slice(some.start + low - start, some.stop + low - start)
+                result.attend_groups(rows, groups, first, (at // WINDOW * WINDOW - base) // GROUP)
+            if high < start + tokens:
+                result.attend_groups(slice(high - start, tokens), groups, first, self.groups.each)
+
+    def _attend_whole(
+        self, tiers: GroupTiers, layer: int, q: Tensor, result: GroupAccumulator, newest: Callable[[], None]
+    ) -> None:
+        """Add what `newest` adds, and the whole pages before the pass, of which every row sees all."""
+        rows = slice(0, len(q))
+
+        def page(number: int, buffer: Tensor) -> None:
+            result.attend_groups(rows, tiers.format.grains(buffer), _first_group(number), self.groups.each)
+
+        tiers.attend(layer, q, result, page, newest)
 
     def _attend_exact(self, layer: int, result: GroupAccumulator, rows: slice, start: int) -> None:
         """Begin rows of one window, from position `start` on, with the tokens that they see as they are."""
@@ -185,10 +217,14 @@ class DeviceQuantizedStore(QuantizedMemory):
     def _attend_rounded(self, layer: int, q: Tensor, stop: int) -> Partial:
         """Attend to quantised groups 1 to `stop` alone, of which every row sees all."""
         result = GroupAccumulator(q, self.shape.kv_heads, self.kind)
-        result.attend_groups(slice(0, len(q)), self.groups[layer], 1, stop)
+        newest = lambda: self._attend_near(layer, result, slice(0, len(q)), stop)  # noqa: E731
+        if self.tiers is None:
+            newest()
+        else:
+            self._attend_whole(self.tiers, layer, q, result, newest)
         return result.partial()
 
-    def _attend_tree(self, layer: int, q: Tensor, start: int, tree: Tree) -> Tensor:
+    def _attend_tree(self, layer: int, q: Tensor, start: int, tree: Tree, lse: Tensor | None) -> Tensor:
         """Attend to a tree. Tokens behind the end of the window see it quantised, each as its path has it."""
         first = start // WINDOW * WINDOW
         before = [*range(min(start, SINK)), *range(max(first, SINK), start)]
@@ -197,9 +233,11 @@ class DeviceQuantizedStore(QuantizedMemory):
             if start + tree.depths[token] >= first + WINDOW:
                 part = self._attend_path(layer, q[row : row + 1], start, tree.path_to(token))
                 own.out[row], own.lse[row] = part.out[0], part.lse[0]
-        if first <= SINK:
-            return own.out.to(q.dtype)
-        return merge([self._attend_rounded(layer, q, first // GROUP), own]).out
+        if first > SINK:
+            own = merge([self._attend_rounded(layer, q, first // GROUP), own])
+        if lse is not None:
+            lse.copy_(own.lse)
+        return own.out.to(q.dtype)
 
     def _attend_masked(self, layer: int, q: Tensor, start: int, before: list[int], tree: Tree) -> Partial:
         """Attend to tokens before a tree and to the tree, as they are."""
@@ -230,6 +268,16 @@ def runs_of_one_kind(start: int, tokens: int) -> Iterator[tuple[int, slice]]:
         yield start, slice(0, of_sink)
     for at, some in runs_of_windows(start + of_sink, tokens - of_sink):
         yield at, slice(some.start + of_sink, some.stop + of_sink)
+
+
+def _open_groups(tiers: GroupTiers, layer: int, page: int) -> Tensor:
+    """View an open page as `[kv_heads, groups, bytes]`."""
+    return tiers.format.grains(tiers.open_pages.buffer(layer, page))
+
+
+def _first_group(page: int) -> int:
+    """Return the first group of a page that is attended to quantised."""
+    return SINK // GROUP if page == 0 else 0
 
 
 def _consecutive(slots: list[int]) -> Iterator[tuple[int, int]]:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..kernels.accumulate import Accumulator
+from ..kernels.accumulate import PassResult
 from ..system.machine import usable_cores
 from .balance import Balance
 from .page import PageFormat
@@ -58,6 +58,13 @@ class HostThread:
         """
         return self._submit(pages, lambda: ([attend(index, page) for index, page in enumerate(pages)], None))
 
+    def submit(self, pages: Tensor, first: int, q: Tensor) -> Future[HostResult]:
+        """Attend to all tokens of pages `[n, numbers]`, which are those from number `first` on.
+
+        The rotated queries must not change until the result is ready. Only a subclass knows what pages contain.
+        """
+        raise NotImplementedError
+
     def _copied(self, q: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:
         """Begin to copy a GPU's queries to the host; return where they will be, and the event when they are."""
         copy = torch.empty(q.shape, dtype=q.dtype, pin_memory=True).copy_(q, non_blocking=True)
@@ -96,8 +103,7 @@ class HostAttention(HostThread):
         super().__init__(device, bandwidth)
         self._format = format.host
 
-    def submit(self, pages: Tensor, q: Tensor) -> Future[HostResult]:
-        """Attend to all tokens of pages `[n, numbers]`; the rotated `q` must not change until the result is ready."""
+    def submit(self, pages: Tensor, first: int, q: Tensor) -> Future[HostResult]:
         if q.device.type == "cpu":
             return self.attend_each(pages, lambda _, page: self._format.attend(page, q, self._format.tokens))
         copy, arrived = self._copied(q)
@@ -112,7 +118,7 @@ class HostAttention(HostThread):
 
 
 def add_from_host(
-    host: Future[HostResult], rows: int, rest: float | None, balance: Balance, result: Accumulator
+    host: Future[HostResult], rows: int, rest: float | None, balance: Balance, result: PassResult
 ) -> None:
     """Wait for host attention of `rows` tokens, note its time, and add its result; `rest` as in `observe_host`."""
     found = host.result()

@@ -1,29 +1,47 @@
-"""Host memory for data that does not stay on the device, and the link between the two."""
+"""Host memory for what does not stay on the device: in huge pages, and pinned for CUDA.
+
+Memory is pinned piece by piece in a thread: it takes seconds, in which other work can be done.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import math
+import mmap
+import threading
+import warnings
+import weakref
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
 
-from ..settings.validation import require
-from .block_store import host_memory
-from .disk_link import DiskLink
-from .link import Link, SimulatedLink
-from .pinning import Pinning
-from .staged_link import StagedLink
+from ..errors import Degraded
 
 Allocate = Callable[[tuple[int, ...], torch.dtype], Tensor]
+PIECE = 2**30  # bytes that are pinned at once, a fraction of a second
+_POLL = 0.1  # seconds between two reports
+
+
+def host_memory(size: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Return uninitialised memory that is committed on first write, in huge pages where the system has them.
+
+    Attention to a long context touches every memory page at every token: with pages of 4 KB, TLB misses cost a tenth of
+    the bandwidth.
+    """
+    count = torch.Size(size).numel()
+    if not count or not hasattr(mmap, "MADV_HUGEPAGE"):
+        return torch.empty(size, dtype=dtype)
+    # Private, because shared memory does not get huge pages.
+    memory = mmap.mmap(-1, count * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with contextlib.suppress(OSError):  # a Linux kernel built without huge pages
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=dtype, count=count).view(size)
 
 
 def allocator(device: torch.device) -> Allocate:
     """Return the allocator of uninitialised host memory for a device: pinned memory for a GPU."""
-    if device.type != "cuda":
-        return host_memory
-    from .cuda_link import pinned_memory
-
-    return pinned_memory
+    return pinned_memory if device.type == "cuda" else host_memory
 
 
 def begin_allocation(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Pinning | None]:
@@ -32,19 +50,92 @@ def begin_allocation(size: tuple[int, ...], dtype: torch.dtype, device: torch.de
     return memory, Pinning(memory) if device.type == "cuda" and memory.nbytes else None
 
 
-def make_link(device: torch.device, gb_s: float | None = None, to_disk: bool = False) -> Link:
-    """Return a simulated link of `gb_s` 10^9 bytes/s, or if None the device's own; a CPU has one to the disk only.
+def pinned_memory(size: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Return uninitialised pinned host memory; pageable memory and a `Degraded` warning if pinning is refused."""
+    memory = host_memory(size, dtype)
+    Pinning(memory).wait()
+    return memory
 
-    `to_disk`: pages may lie on disk, too. Raises SettingsError for a CPU alone.
+
+class Pinning:
+    """Pins a tensor's memory, until the tensor is freed. If that is refused, the rest of it stays pageable.
+
+    The memory is registered rather than allocated by torch, which would round its size up to a power of two.
     """
-    if to_disk and device.type == "cpu" and gb_s is None:
-        return DiskLink()
-    if to_disk:
-        return StagedLink(make_link(device, gb_s), device, allocator(device))
-    if gb_s is not None:
-        return SimulatedLink(gb_s * 1e9)
-    hint = "give the rate of a simulated one, such as link_gb_s=25, or a folder on disk"
-    require(device.type == "cuda", f"a {device.type} has no link to offload keys and values over", hint)
-    from .cuda_link import CudaLink
 
-    return CudaLink(device)
+    def __init__(self, memory: Tensor) -> None:
+        self.total, self.done = memory.nbytes, 0  # bytes
+        self._pieces = list(pieces(memory))
+        self._cudart, self._device = torch.cuda.cudart(), torch.cuda.current_device()
+        self._pinned: list[int] = []  # addresses of pieces
+        self._stop = threading.Event()
+        self._refusal = ""
+        # It has no reference to the memory, which is therefore freed as soon as its owner is.
+        self._thread = threading.Thread(target=self._run, daemon=True, name="pinning")
+        weakref.finalize(memory, self._release)
+        self._thread.start()
+
+    def progress(self) -> Iterator[tuple[int, int]]:
+        """Yield bytes pinned and bytes in all, about ten times a second, until `wait` would return at once."""
+        while self._thread.is_alive():
+            yield self.done, self.total
+            self._thread.join(_POLL)
+        self.wait()
+
+    def wait(self) -> None:
+        """Wait until everything is pinned; emit a `Degraded` warning, once, if that was refused."""
+        self._thread.join()
+        refusal, self._refusal = self._refusal, ""
+        if refusal:
+            text = f"{self.total - self.done:,} of {self.total:,} bytes of host memory could not be pinned ({refusal})"
+            warnings.warn(f"{text}: copies will be slower", Degraded, stacklevel=2)
+
+    def _run(self) -> None:
+        torch.cuda.set_device(self._device)  # a thread's own setting
+        for address, size in self._pieces:
+            if self._stop.is_set():
+                break
+            failed = self._cudart.cudaHostRegister(address, size, 0)
+            if int(failed):
+                _clear_error()
+                self._refusal = str(failed)
+                break
+            self._pinned.append(address)
+            self.done += size
+        if self._stop.is_set():
+            self._unpin()
+
+    def _release(self) -> None:
+        """Stop, and unpin what was pinned, before the memory is freed."""
+        self._stop.set()
+        if threading.current_thread() is not self._thread:  # as it may be, if it happens to collect garbage
+            self._thread.join()
+            self._unpin()
+
+    def _unpin(self) -> None:
+        if self._pinned:
+            torch.cuda.synchronize()  # copies may be under way
+        while self._pinned:
+            self._cudart.cudaHostUnregister(self._pinned.pop())
+
+
+def pieces(memory: Tensor) -> Iterator[tuple[int, int]]:
+    """Yield address and bytes of the pieces to pin: whole rows of the first axis, which begin at pages of the system.
+
+    A copy within a row thus never spans two pieces, which CUDA might refuse. A tensor with one axis is one piece.
+    """
+    address, total = memory.data_ptr(), memory.nbytes
+    each = total
+    if memory.dim() > 1 and total and address % mmap.PAGESIZE == 0:
+        unit = math.lcm(total // len(memory), mmap.PAGESIZE)
+        each = max(PIECE // unit, 1) * unit
+    for first in range(0, total, max(each, 1)):
+        yield address + first, min(each, total - first)
+
+
+def _clear_error() -> None:
+    """Clear the driver's last error, which torch would otherwise attribute to this thread's next launch."""
+    try:
+        torch.zeros(1, device="cuda").add_(1)
+    except RuntimeError:  # the error that is cleared by being reported
+        pass

@@ -18,13 +18,13 @@ class HostMeanKeys:
     `commit` raises it, `truncate` lowers it.
     """
 
-    def __init__(self, tiers: Tiers, kv_heads: int, head_dim: int, chunk: int) -> None:
+    def __init__(self, tiers: Tiers[Any], kv_heads: int, head_dim: int, chunk: int) -> None:
         self.chunk = chunk
-        self._tiers, self._device = tiers, tiers.open.device
+        self._tiers = tiers
         layers, pages = tiers.pages.shape[:2]
         room = pages * tiers.format.tokens // chunk
         # Chunks come before heads, so that those of a run of tokens are one copy.
-        self._means = allocator(self._device)((layers, room, kv_heads, head_dim), tiers.open.dtype)
+        self._means = allocator(tiers.device)((layers, room, kv_heads, head_dim), tiers.open.dtype)
         self._valid = 0  # chunks
         self._tickets: list[Any] = []  # of copies that may not have ended
 

@@ -1,48 +1,57 @@
-"""The open pages of a tiered store: the newest tokens, on the device until their page is whole."""
+"""The open pages of tiers: those of the newest tokens, on the device until they are whole."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
-from .disk_pages import FileRange
+from .disk_pages import DiskPages, FileRange
+from .host_memory import host_memory
+from .link import Link
 from .page import PageRun
-from .tiers import QuantizedTiers, Tiers
 
 
 class OpenPages:
     """Slots of every layer for the pages that a pass writes to; a page's slot is its number modulo their number.
 
-    There are two, or as many as the pages of a pass.
-
-    While a page is in its slot, its host copy is out of date.
+    There are two, or as many as the pages of a pass. `memory` `[layers, slots, numbers]` is on the device, `pages`
+    `[layers, pages, numbers]` in host memory or on disk. While a page is in its slot, its copy there is out of date.
     """
 
-    def __init__(self, tiers: Tiers | QuantizedTiers) -> None:
-        self._tiers = tiers
-        self._pages: list[int | None] = [None] * tiers.open.shape[1]  # the page in each slot
+    def __init__(self, memory: Tensor, pages: Tensor | DiskPages, link: Link, tokens: int) -> None:
+        """`tokens`: of a page."""
+        self.memory, self._pages, self._link, self._tokens = memory, pages, link, tokens
+        self._numbers: list[int | None] = [None] * memory.shape[1]  # of the page in each slot
 
     @property
     def slots(self) -> int:
         """Return how many pages can be open."""
-        return len(self._pages)
+        return len(self._numbers)
+
+    def reserve(self, slots: int) -> None:
+        """Have so many slots, or more. Raises TransferFailed."""
+        if slots > self.slots:
+            self.flush()
+            layers, _, numbers = self.memory.shape
+            self.memory = new_pages((layers, slots, numbers), self.memory.dtype, self.memory.device)
+            self._numbers = [None] * slots
 
     def slot(self, page: int) -> int:
         """Return the number of a page's slot."""
-        return page % len(self._pages)
+        return page % self.slots
 
     def __contains__(self, page: int) -> bool:
-        return self._pages[self.slot(page)] == page
+        return self._numbers[self.slot(page)] == page
 
     def buffer(self, layer: int, page: int) -> Tensor:
         """Return the slot of a page in one layer, `[numbers]` on the device."""
-        return self._tiers.open[layer, self.slot(page)]
+        return self.memory[layer, self.slot(page)]
 
     def run(self, layer: int, pages: range) -> PageRun:
         """Return one or two consecutive pages of a layer, which are in their slots."""
-        return PageRun(self._tiers.open[layer], tuple(map(self.slot, pages)))
+        return PageRun(self.memory[layer], tuple(map(self.slot, pages)))
 
     def newest(self, page: int, layers: slice = slice(None)) -> Tensor:
         """Return the newest copy of a page in some layers, `[layers, numbers]`, to be read.
@@ -50,8 +59,8 @@ class OpenPages:
         It is in its slot on the device, or else in host memory, to which a page on disk is read. Raises TransferFailed.
         """
         if page in self:
-            return self._tiers.open[layers, self.slot(page)]
-        pages = self._tiers.pages
+            return self.memory[layers, self.slot(page)]
+        pages = self._pages
         if isinstance(pages, Tensor):
             return pages[layers, page]
         sources = pages[layers, page]
@@ -65,58 +74,63 @@ class OpenPages:
         A page on disk is opened, and stays open until its slot is needed: a prompt is restored in parts of a page.
         Raises TransferFailed.
         """
-        pages, slot = self._tiers.pages, self.slot(page)
-        if page not in self and not isinstance(pages, Tensor):
+        slot = self.slot(page)
+        if page not in self and not isinstance(self._pages, Tensor):
             self._close(slot)
             if not whole:
-                self._copy(self._tiers.open[:, slot], pages[:, page])
+                self._copy(self.memory[:, slot], self._pages[:, page])
             self.open(page)
         return self.newest(page)
 
     def _close(self, slot: int) -> None:
         """Copy the page in a slot, if there is one, to where its host copy is, and empty the slot."""
-        if self._pages[slot] is not None:
-            self._copy(self._tiers.pages[:, self._pages[slot]], self._tiers.open[:, slot])
-            self._pages[slot] = None
+        if self._numbers[slot] is not None:
+            self._copy(self._pages[:, self._numbers[slot]], self.memory[:, slot])
+            self._numbers[slot] = None
 
     def contains(self, pages: Tensor) -> Tensor:
         """Return which of some page numbers are in their slots, as booleans."""
-        numbers = torch.tensor([-1 if page is None else page for page in self._pages])
+        numbers = torch.tensor([-1 if page is None else page for page in self._numbers])
         return pages == numbers[pages % len(numbers)]
 
     def open(self, page: int) -> None:
         """Assign a page to its slot, which will be written to."""
-        self._pages[self.slot(page)] = page
+        self._numbers[self.slot(page)] = page
 
     def advance(self, start: int, held: int = 0) -> None:
         """Prepare a pass from position `start` on: copy whole pages to the host, and its first page to its slot.
 
         Pages of the `held` tokens behind `start` stay in their slots.
         """
-        tiers = self._tiers
-        current, last = (position // tiers.format.tokens for position in (start, max(start + held - 1, start)))
+        current, last = (position // self._tokens for position in (start, max(start + held - 1, start)))
         for slot, page in self._occupied():
             if page < current:
-                self._copy(tiers.pages[:, page], tiers.open[:, slot])
+                self._copy(self._pages[:, page], self.memory[:, slot])
             if not current <= page <= last:
-                self._pages[slot] = None
-        if start % tiers.format.tokens and current not in self:
-            self._copy(tiers.open[:, self.slot(current)], tiers.pages[:, current])
+                self._numbers[slot] = None
+        if start % self._tokens and current not in self:
+            self._copy(self.memory[:, self.slot(current)], self._pages[:, current])
             self.open(current)  # also during a prefill pass, which writes to buffers of its own
 
     def flush(self) -> None:
         """Copy all open pages to the host, and empty the slots."""
-        for slot in range(len(self._pages)):
+        for slot in range(self.slots):
             self._close(slot)
 
     def clear(self) -> None:
         """Empty the slots: host memory has the newest copies."""
-        self._pages = [None] * len(self._pages)
+        self._numbers = [None] * self.slots
 
     def _occupied(self) -> Iterator[tuple[int, int]]:
-        return ((slot, page) for slot, page in enumerate(tuple(self._pages)) if page is not None)
+        return ((slot, page) for slot, page in enumerate(tuple(self._numbers)) if page is not None)
 
-    def _copy(self, targets: Tensor | list[FileRange], sources: Tensor | list[FileRange]) -> None:
-        link = self._tiers.link
+    def _copy(self, targets: Tensor | Sequence[FileRange], sources: Tensor | Sequence[FileRange]) -> None:
+        link = self._link
         link.wait(ticket := link.copy(list(zip(targets, sources, strict=True)), link.mark()))
         link.finish(ticket)
+
+
+def new_pages(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return uninitialised memory for pages on a device; on a CPU aligned for reads from disk and for groups."""
+    with torch.inference_mode(False):
+        return host_memory(size, dtype) if device.type == "cpu" else torch.empty(size, dtype=dtype, device=device)

@@ -34,13 +34,23 @@ class PageRun(NamedTuple):
     order: tuple[int, ...]
 
 
-class PageFormat(Protocol):
-    """Pages of `tokens` tokens, each `[numbers]`, on the host or the device."""
+class PageLayout(Protocol):
+    """Pages of `tokens` tokens, each `[numbers]`, on the host or the device: all that tiers know of them."""
 
     tokens: int
     numbers: int
+
+    def grains(self, pages: Tensor) -> Tensor:
+        """View pages `[..., numbers]` as `[..., kv_heads, grains, what one has]`, of tokens that are read together."""
+        ...
+
+
+class PageFormat(PageLayout, Protocol):
+    """A layout of keys and values as they are, with attention over it."""
+
     grain: int  # tokens that can only be selected together
     kernel: Kernel | None  # the native kernel, if it attends to them
+    dumps_grains: bool  # whether stores in one memory dump tokens as grains, too; else as keys and values
 
     def append(self, page: Tensor, at: int, q: Tensor, k: Tensor, v: Tensor, rows: Rows, rotated: Tensor) -> None:
         """Store tokens from position `at` of the page on, and write their rotated queries to `rotated`.
@@ -88,10 +98,6 @@ class PageFormat(Protocol):
         """
         ...
 
-    def grains(self, pages: Tensor) -> Tensor:
-        """View pages `[..., numbers]` as `[..., kv_heads, grains, what read_grains takes]`."""
-        ...
-
     def read_grains(self, grains: Tensor) -> tuple[Tensor, Tensor]:
         """Return keys and values `[n, count * grain, head_dim]` of selected grains `[n, count, ...]`."""
         ...
@@ -102,6 +108,7 @@ class PlainPageFormat:
 
     grain = 1
     kernel = None
+    dumps_grains = False
 
     def __init__(self, shape: ModelShape, tokens: int) -> None:
         self.tokens = tokens
@@ -154,6 +161,7 @@ class BlockPageFormat:
     """
 
     grain = BLOCK
+    dumps_grains = False
 
     def __init__(self, shape: ModelShape, tokens: int, kernel: Kernel) -> None:
         assert tokens % BLOCK == 0, "pages are whole blocks"
@@ -208,6 +216,8 @@ class NativePageFormat(BlockPageFormat):
 
     If a page is a multiple of the kernel's PIECE, attention has the same bits as over a `BlockStore`.
     """
+
+    dumps_grains = True
 
     def append(self, page: Tensor, at: int, q: Tensor, k: Tensor, v: Tensor, rows: Rows, rotated: Tensor) -> None:
         self.kernel.append(self._calls.append(page, at, q, k, v, rows, rotated))

@@ -14,27 +14,25 @@ from torch import Tensor
 
 from ..architecture.config import ModelShape
 from .mean_keys import HostMeanKeys
-from .open_pages import OpenPages
-from .page import PageRun
+from .page import PageFormat, PageRun
+from .plain_store import PlainStore
 from .prefetch import PrefetchItem
-from .store import PlainStore
 from .tiers import Tiers
 
 
 class PrefillBuffers:
-    """Buffers for the pages from number `first` on, up to position `end`, of two layers at a time.
+    """Buffers for the pages of a pass, up to position `end`, of two layers at a time.
 
     Takes `paged_prefill_bytes` (architecture/tier_footprint.py) on the device. The first `begun` pages have tokens:
     committed ones, or those of a tree in flight. They are copied from the pages' open slots, which do not change, so an
     aborted pass leaves all these tokens intact; or from the host, if an earlier pass over the tree was of this kind.
     """
 
-    def __init__(self, tiers: Tiers, open_pages: OpenPages, first: int, end: int, begun: int) -> None:
-        self._tiers, self._open_pages, self._first, self._begun = tiers, open_pages, first, begun
-        count = -(-end // tiers.format.tokens) - first
-        size = (2, count, tiers.format.numbers)
+    def __init__(self, tiers: Tiers[PageFormat], end: int, begun: int) -> None:
+        self._tiers, self._first, self._begun = tiers, tiers.num_whole, begun
+        size = (2, -(-end // tiers.format.tokens) - self._first, tiers.format.numbers)
         with torch.inference_mode(False):
-            self._buffers = torch.empty(size, dtype=tiers.open.dtype, device=tiers.open.device)
+            self._buffers = torch.empty(size, dtype=tiers.open.dtype, device=tiers.device)
         self._layers: list[int | None] = [None, None]  # the layer whose pages are in each set
         self._tickets: list[Any] = [None, None]
 
@@ -49,8 +47,8 @@ class PrefillBuffers:
         return self._buffers[side, page - self._first]
 
     def _fill(self, buffer: Tensor, layer: int, page: int) -> None:
-        if page in self._open_pages:
-            buffer.copy_(self._open_pages.buffer(layer, page))
+        if page in self._tiers.open_pages:
+            buffer.copy_(self._tiers.open_pages.buffer(layer, page))
             return
         link = self._tiers.link
         link.wait(ticket := link.copy([(buffer, self._tiers.pages[layer, page])], link.mark()))
@@ -94,17 +92,23 @@ class PlainPrefill:
     """
 
     def __init__(
-        self, tiers: Tiers, shape: ModelShape, start: int, end: int, chunk: int, means: HostMeanKeys | None
+        self,
+        tiers: Tiers[PageFormat],
+        shape: ModelShape,
+        dtype: torch.dtype,
+        start: int,
+        end: int,
+        chunk: int,
+        means: HostMeanKeys | None,
     ) -> None:
         span = tiers.format.tokens
         self._tiers, self._end, self._means = tiers, end, means
         self._first, self._begun = start // span, start % span > 0
         self._count = -(-end // span)
-        dtype, device = tiers.open.dtype, tiers.open.device
         with torch.inference_mode(False):
-            self._plain = PlainStore(replace(shape, layers=1), self._count * span, dtype, device)
+            self._plain = PlainStore(replace(shape, layers=1), self._count * span, dtype, tiers.device)
             size = (2, -(-chunk // span) + 1, tiers.format.numbers)
-            self._buffers = torch.empty(size, dtype=dtype, device=device).unbind()
+            self._buffers = torch.empty(size, dtype=tiers.open.dtype, device=tiers.device).unbind()
         self._tickets: list[Any] = [None, None]  # of the copies from each buffer
         if means is not None:
             means.pending()  # of an aborted pass
@@ -121,7 +125,7 @@ class PlainPrefill:
         return self._plain.append(0, start, q, k, v, rows)
 
     def attend(self, q: Tensor, start: int, lse: Tensor | None = None) -> Tensor:
-        """Attend as in `ObservableStore`, in the layer of the last `append`."""
+        """Attend as in `Store`, in the layer of the last `append`."""
         out = self._plain.attend(0, q, start, lse=lse)
         if start + len(q) == self._end:
             if self._means is not None:

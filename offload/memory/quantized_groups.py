@@ -1,8 +1,8 @@
-"""Memory of quantised keys and values, group by group, for a store and for what reads it by a block table."""
+"""Where quantised groups of keys and values lie: in one memory, or in pages over tiers. Group g has tokens 32 g on."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor
@@ -10,40 +10,96 @@ from torch import Tensor
 from ..architecture.config import ModelShape
 from ..architecture.kv_formats import BLOCK, GROUP, group_bytes
 from ..kernels.native.kernel import Kernel
-from ..kernels.native.kv_groups import Groups, dequantize_call, kv_format, quantize_call
-from .host_tensors import host_memory
+from ..kernels.native.kv_groups import Groups, dequantize_call
+from .block_store import copy_bytes
+from .disk_pages import DiskPages, read_grains
+from .open_pages import new_pages
+from .quantized_pages import QuantizedPageFormat
+from .tiers import Tiers
 
+GroupTiers = Tiers[QuantizedPageFormat]
 GROUP_BLOCKS = GROUP // BLOCK
 
 
-class QuantizedGroups:
-    """Quantised groups of up to `capacity` tokens of the first `layers` layers, or of all, in host memory.
+class GroupMemory:
+    """Groups of up to `capacity` tokens of all layers in the device's memory, `[layers, kv_heads, groups, bytes]`."""
 
-    Group g has tokens from 32 g on.
-    """
+    def __init__(self, shape: ModelShape, capacity: int, kind: str, device: torch.device) -> None:
+        size = (shape.layers, shape.kv_heads, -(-capacity // GROUP), group_bytes(kind, shape.head_dim))
+        self.memory = new_pages(size, torch.uint8, device)
+        self.each = size[2]  # groups that lie one behind the other
 
-    def __init__(self, kernel: Kernel, shape: ModelShape, capacity: int, kind: str, layers: int | None = None) -> None:
-        self._kernel, self._shape, self.kind = kernel, shape, kind
-        layers = shape.layers if layers is None else layers
-        size = (layers, shape.kv_heads, -(-capacity // GROUP), group_bytes(kind, shape.head_dim))
-        self.memory = host_memory(size, torch.uint8)
-        self._layers = [Groups(layer, kv_format(kind)) for layer in self.memory.unbind()]
+    def runs(self, layer: int, groups: range, to_write: bool = False) -> Iterator[tuple[Tensor, range, slice]]:
+        """Yield where groups of a layer lie: `[kv_heads, n, bytes]`, their numbers there, and which of the groups."""
+        yield self.memory[layer], groups, slice(0, len(groups))
 
-    def layer(self, layer: int) -> Groups:
-        """Return a layer's groups, as the kernel's calls take them."""
-        return self._layers[layer]
+    def at(self, rows: Tensor, groups: Tensor) -> Tensor:
+        """Return copies `[n, count, bytes]` on the device: of rows `[n]` the groups of number `groups` `[n, count]`.
 
-    def quantize(self, layer: int, blocks: Tensor, items: Tensor) -> None:
-        """Quantise groups of a layer's blocks `[kv_heads, blocks, 2 * 16 * head_dim]`; items as `quantize_call` has."""
-        self._kernel.quantize(quantize_call(blocks, self._layers[layer], items, self._shape.head_dim))
+        A row is layer * kv_heads + KV head.
+        """
+        return self.memory.flatten(0, 1)[rows.unsqueeze(1), groups]
 
-    def dequantize(self, layer: int, groups: Iterable[int], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Return a layer's keys and values `[kv_heads, tokens, head_dim]` of groups, bf16 or fp32."""
-        groups, heads = list(groups), self._shape.kv_heads
-        items = group_items(heads, groups, [0] * len(groups))
-        both = dequantized(self._kernel, self._layers[layer], items, self._shape.head_dim, dtype)
-        keys, values = (x.view(heads, -1, self._shape.head_dim) for x in both)
-        return keys, values
+    def dump(self, groups: range) -> Tensor:
+        """Return groups of all layers, `[layers, kv_heads, bytes]`, in host memory; perhaps a view."""
+        return self.memory[:, :, groups.start : groups.stop].flatten(2).cpu()
+
+    def load(self, first: int, groups: Tensor) -> None:
+        """Store groups `[layers, kv_heads, n, bytes]` from number `first` on."""
+        copy_bytes(self.memory[:, :, first : first + groups.shape[2]], groups)
+
+
+class GroupPages:
+    """Groups in pages over tiers, with the methods of `GroupMemory`. They raise TransferFailed."""
+
+    def __init__(self, tiers: GroupTiers) -> None:
+        self._tiers, self._format = tiers, tiers.format
+        self.each = tiers.format.tokens // GROUP
+
+    def runs(self, layer: int, groups: range, to_write: bool = False) -> Iterator[tuple[Tensor, range, slice]]:
+        for page, inside, some in self._tiers.split(groups.start, groups.stop, GROUP):
+            assert page in self._tiers.open_pages or not to_write, "what is fetched is a copy"
+            memory = self._format.grains(self._tiers.fetched(layer, page))
+            yield memory, range(inside.start, inside.stop), some
+
+    def at(self, rows: Tensor, groups: Tensor) -> Tensor:
+        tiers, format = self._tiers, self._format
+        rows, groups = rows.cpu().unsqueeze(1).expand_as(groups), groups.cpu()
+        heads = format.grains(tiers.open).shape[2]
+        where = rows // heads, groups // self.each, rows % heads, groups % self.each  # layer, page, head, group
+        found = torch.empty((*groups.shape, format.group_bytes), dtype=torch.uint8, device=tiers.device)
+        is_open = tiers.open_pages.contains(where[1])
+        for pick, part in ((self._at_open, is_open), (self._at_whole, ~is_open)):
+            at = part.nonzero(as_tuple=True)
+            if len(at[0]):
+                found[tuple(x.to(tiers.device) for x in at)] = pick(*(x[at] for x in where))
+        return found
+
+    def _at_open(self, layer: Tensor, page: Tensor, head: Tensor, group: Tensor) -> Tensor:
+        """Return groups `[n, bytes]` of open pages; all indices are `[n]`."""
+        places = layer, page % self._tiers.open_pages.slots, head, group
+        return self._format.grains(self._tiers.open)[tuple(x.to(self._tiers.device) for x in places)]
+
+    def _at_whole(self, layer: Tensor, page: Tensor, head: Tensor, group: Tensor) -> Tensor:
+        """Return groups as `_at_open` does, of whole pages, in host memory or on disk."""
+        tiers = self._tiers
+        if isinstance(tiers.pages, DiskPages):
+            return tiers.to_device(read_grains(tiers, *(x.unsqueeze(1) for x in (layer, page, head, group))).squeeze(1))
+        grains = self._format.grains(tiers.pages)  # [layers, pages, kv_heads, groups, bytes]
+        _, pages, heads, each = grains.shape[:4]
+        at = ((layer * pages + page) * heads + head) * each + group
+        return tiers.to_device(tiers.staged(grains.flatten(0, 3), at))
+
+    def dump(self, groups: range) -> Tensor:
+        pages = self._tiers.split(groups.start, groups.stop, GROUP)
+        newest = ((self._tiers.open_pages.newest(page).cpu(), inside) for page, inside, _ in pages)
+        return torch.cat([self._format.grains(page)[:, :, inside].flatten(2) for page, inside in newest], dim=2)
+
+    def load(self, first: int, groups: Tensor) -> None:
+        self._tiers.close_pages()
+        for page, inside, some in self._tiers.split(first, first + groups.shape[2], GROUP):
+            pages = self._format.grains(self._tiers.open_pages.edited(page))
+            copy_bytes(pages[:, :, inside], groups[:, :, some])
 
 
 def dequantized(

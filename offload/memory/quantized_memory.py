@@ -1,6 +1,6 @@
-"""Memory of quantised keys and values, and of the bf16 ones of the sink and the newest windows beside them.
+"""Quantised keys and values, and beside them the bf16 ones of the sink and of the newest windows.
 
-What of it a kernel decides, how blocks and groups are laid out and converted, is left to subclasses.
+Subclasses do what depends on a kernel: they attend, quantise, and convert. Groups lie in one memory or over tiers.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from torch import Tensor
 
 from ..architecture.config import ModelShape
 from ..architecture.kv_formats import BLOCK, GROUP, SINK, WINDOW, group_bytes, ring_blocks
-from .quantized_groups import GROUP_BLOCKS
+from .block_store import copy_bytes
+from .quantized_groups import GROUP_BLOCKS, GroupMemory, GroupPages, GroupTiers
 from .store import Store
 
 SINK_BLOCKS, WINDOW_BLOCKS = SINK // BLOCK, WINDOW // BLOCK
@@ -44,7 +45,7 @@ class Ring:
 class QuantizedMemory(Store):
     """A `Store` without attention: quantised groups of all whole windows, and a ring of bf16 blocks of the newest ones.
 
-    `groups` `[layers, kv_heads, groups, bytes]`, uint8; group g has tokens from 32 g on.
+    Over tiers, every pass is between `begin` and `end`.
     """
 
     grain = GROUP
@@ -56,32 +57,38 @@ class QuantizedMemory(Store):
         dtype: torch.dtype,
         device: torch.device,
         kind: str,
-        groups: Tensor,
+        tiers: GroupTiers | None = None,
     ) -> None:
-        """`groups` has those of all layers, or of the first ones; a subclass has the others elsewhere."""
-        self.shape, self.dtype, self.device = shape, dtype, device
-        self.kind, self.groups = kind, groups
+        """`tiers` is where the groups lie; None: in the device's memory."""
+        self.shape, self.dtype, self.device, self.kind = shape, dtype, device, kind
         self._capacity = window_capacity(capacity)
+        self.tiers = tiers
+        self.groups: GroupMemory | GroupPages
+        if tiers is None:
+            self.groups = GroupMemory(shape, self._capacity, kind, device)
+        else:
+            self.groups, self.span, self.read_cost = GroupPages(tiers), tiers.format.tokens, tiers.read_cost
         self._newest = 0  # the position behind the last token that was stored since the last restart
         self._lost = 0  # the ring has no token before this position
         self._start, self._chunked = 0, False  # of the last pass of the full cache
-        self._ring: Ring | None = None
-        self._grow(WINDOW)
+        self._ring = self._ring_of(ring_blocks(WINDOW))
         self._rotated = torch.empty(0, dtype=dtype, device=device)
 
     def _grow(self, tokens: int) -> None:
         """Make the ring large enough for `tokens` tokens, and for rollbacks of two windows."""
         size = ring_blocks(tokens)
-        if self._ring is not None and size <= self._ring.size:
+        if size <= self._ring.size:
             return
-        ring, lost = self._new_ring(size, SINK_BLOCKS + size + 2 * WINDOW_BLOCKS), self._oldest
-        if self._ring is not None:
-            kept = (*range(SINK_BLOCKS), *range(lost // BLOCK, -(-self._newest // BLOCK)))
-            places = [place_in_ring(block, size) for block in kept], [self._slot(block) for block in kept]
-            targets, sources = (torch.tensor(slots, device=self.device) for slots in places)
-            ring.blocks.index_copy_(-2, targets, self._ring.blocks.index_select(-2, sources))
+        ring, lost = self._ring_of(size), self._oldest
+        kept = (*range(SINK_BLOCKS), *range(lost // BLOCK, -(-self._newest // BLOCK)))
+        places = [place_in_ring(block, size) for block in kept], [self._slot(block) for block in kept]
+        targets, sources = (torch.tensor(slots, device=self.device) for slots in places)
+        ring.blocks.index_copy_(-2, targets, self._ring.blocks.index_select(-2, sources))
         # At once: an interrupt, or too little memory, must leave the old ring.
         self._ring, self._lost = ring, lost
+
+    def _ring_of(self, size: int) -> Ring:
+        return self._new_ring(size, SINK_BLOCKS + size + 2 * WINDOW_BLOCKS)
 
     @abstractmethod
     def _new_ring(self, size: int, slots: int) -> Ring:
@@ -93,8 +100,6 @@ class QuantizedMemory(Store):
     @property
     def _oldest(self) -> int:
         """The first position from which the ring has all tokens."""
-        if self._ring is None:
-            return self._lost
         return max(-(-self._newest // BLOCK) * BLOCK - self._ring.size * BLOCK, self._lost)
 
     def restartable(self, length: int) -> int:
@@ -102,10 +107,31 @@ class QuantizedMemory(Store):
         start = length // WINDOW * WINDOW
         return length if start >= self._oldest else start
 
+    @property
+    def resident_layers(self) -> int:
+        return self.shape.layers if self.tiers is None else 0
+
+    def prepare(self) -> Iterator[tuple[int, int]]:
+        return super().prepare() if self.tiers is None else self.tiers.prepare()
+
     def begin(self, start: int, tokens: int, chunk: int | None = None, held: int = 0) -> None:
+        """Begin a pass as in `Store`, and prefetch its first pages."""
         self._start, self._chunked = start, chunk is not None
+        if self.tiers is not None:
+            assert chunk is None, "a prompt is read chunk by chunk"
+            pages = range(start // self.span, (start + tokens - 1) // self.span + 1)
+            self.tiers.begin(start, tokens, held, len(pages))
+            for page in pages:
+                self.tiers.open_pages.open(page)
+            self.tiers.expect()
+
+    def end(self) -> None:
+        if self.tiers is not None:
+            self.tiers.end()
 
     def truncate(self, length: int) -> None:
+        if self.tiers is not None:
+            self.tiers.truncate(length)
         self._start = min(self._start, length)
         if length // WINDOW * WINDOW < self._oldest:
             self._lost = length  # first: an interrupt between the two must not leave tokens in the ring that are not
@@ -196,7 +222,7 @@ class QuantizedMemory(Store):
         The sink's bf16 blocks stand in place of its group. Nothing else is kept in bf16 behind a whole window's end.
         """
         assert start % WINDOW == end % WINDOW == 0, "whole windows are copied"
-        groups = self._dump_groups(range(max(start, SINK) // GROUP, end // GROUP))
+        groups = self.groups.dump(range(max(start, SINK) // GROUP, end // GROUP))
         if start >= SINK:
             return groups.clone(memory_format=torch.contiguous_format)
         return torch.cat((self._sink.flatten(2).view(torch.uint8).to(groups.device), groups), dim=2)
@@ -206,31 +232,19 @@ class QuantizedMemory(Store):
         """The blocks of the sink `[layers, kv_heads, ..., numbers]`."""
         return self._ring.blocks[..., :SINK_BLOCKS, :]
 
-    def _dump_groups(self, groups: range) -> Tensor:
-        """Return groups as they lie here, `[layers, kv_heads, bytes]`, in host memory; perhaps a view."""
-        return self.groups[:, :, groups.start : groups.stop].flatten(2).cpu()
-
     def load(self, start: int, kv: Tensor) -> None:
         """Store what `dump` of a store of the same format returned, from position `start` on."""
         assert start % WINDOW == 0, "whole windows are copied"
         if start < SINK:
             sink = self._sink
             size = sink[0, 0].numel() * sink.element_size()
-            self._copy(sink, kv[:, :, :size].contiguous().view(self.dtype).view(sink.shape))
+            copy_bytes(sink, kv[:, :, :size].contiguous().view(self.dtype).view(sink.shape))
             kv = kv[:, :, size:]
         groups = kv.unflatten(2, (-1, group_bytes(self.kind, self.shape.head_dim)))
         first = max(start, SINK) // GROUP
-        self._load_groups(first, groups)
+        self.groups.load(first, groups)
         self._lost = (first + groups.shape[2]) * GROUP  # first, as in `truncate`
         self._newest = self._lost
-
-    def _load_groups(self, first: int, groups: Tensor) -> None:
-        """Store groups `[layers, kv_heads, n, bytes]` of the sequence from number `first` on."""
-        self._copy(self.groups[:, :, first : first + groups.shape[2]], groups)
-
-    def _copy(self, target: Tensor, source: Tensor) -> None:
-        """Copy host memory to where groups and blocks are."""
-        target.copy_(source)
 
     def _read(self, layer: int, start: int, end: int) -> tuple[Tensor, Tensor]:
         """Return a layer's keys and values `[kv_heads, tokens, head_dim]`."""

@@ -11,10 +11,12 @@ import torch
 from torch import Tensor
 
 from ..architecture.tier_footprint import BOUNCE_BUFFERS, DISK_READ_BYTES
+from ..settings.validation import require
 from ..system.scratch_file import view_of
-from .disk_link import disk_failure
+from .disk_link import DiskLink, disk_failure
 from .disk_pages import FileRange
-from .link import BackgroundLink, Link, Pair, Ticket, TransferFailed
+from .host_memory import allocator
+from .link import BackgroundLink, Link, Pair, SimulatedLink, Ticket, TransferFailed
 
 
 class _StagedTicket(Ticket):
@@ -160,3 +162,21 @@ def _bytes(memory: Tensor) -> Tensor:
 
 def _view(memory: Tensor) -> memoryview:
     return view_of(memory.data_ptr(), memory.nbytes)
+
+
+def make_link(device: torch.device, gb_s: float | None = None, to_disk: bool = False) -> Link:
+    """Return a simulated link of `gb_s` 10^9 bytes/s, or if None the device's own; a CPU has one to the disk only.
+
+    `to_disk`: pages may lie on disk, too. Raises SettingsError for a CPU alone.
+    """
+    if to_disk and device.type == "cpu" and gb_s is None:
+        return DiskLink()
+    if to_disk:
+        return StagedLink(make_link(device, gb_s), device, allocator(device))
+    if gb_s is not None:
+        return SimulatedLink(gb_s * 1e9)
+    hint = "give the rate of a simulated one, such as link_gb_s=25, or a folder on disk"
+    require(device.type == "cuda", f"a {device.type} has no link to offload keys and values over", hint)
+    from .cuda_link import CudaLink
+
+    return CudaLink(device)

@@ -21,23 +21,24 @@ from ..kernels.ops import Operations
 from ..settings.config import EXACT
 from ..system.scratch_file import ALIGNMENT, ScratchFile
 from .balance import HOST_ROWS, Balance
-from .block_store import host_memory
-from .device_factory import new_store
+from .device_factory import new_device_store, new_store
+from .device_quantized_store import DeviceQuantizedStore
 from .disk_pages import DiskPages
 from .host_attention import HostAttention, HostThread
-from .host_memory import begin_allocation, make_link
+from .host_memory import Pinning, begin_allocation
+from .layered_store import LayeredStore
 from .link import DISK_COST, LINK_COST, Link
+from .open_pages import OpenPages, new_pages
 from .page import BlockPageFormat, NativePageFormat, PageFormat, PlainPageFormat
-from .pinning import Pinning
 from .prefetch import PrefetchRing
-from .quantized_host import QuantizedHostAttention
-from .quantized_pages import QuantizedPageFormat
-from .store import Store
+from .quantized_memory import QuantizedMemory
+from .quantized_pages import QuantizedHostAttention, QuantizedPageFormat
+from .quantized_store import QuantizedStore
+from .staged_link import make_link
+from .store import DeviceStore, Store
 from .tier_settings import HOST_SHARES, TierSettings
-from .tiered_device_quantized_store import DeviceQuantizedTieredStore
-from .tiered_quantized_store import QuantizedTieredStore
 from .tiered_store import TieredStore
-from .tiers import QuantizedTiers, Tiers
+from .tiers import Tiers
 
 
 def check_model(shape: ModelShape) -> None:
@@ -83,11 +84,12 @@ class TieredStoreFactory:
     def reserve(self, shape: ModelShape, capacity: int, dtype: torch.dtype) -> None:
         """Begin to pin host memory for a store of such a capacity, while something else is done."""
         shape = shape.full_attention
-        if self.settings.resident_layers < shape.layers:
+        layers = shape.layers - self.settings.resident_layers
+        if layers > 0:
             format, dtype = self._stored_format(shape, dtype)
-            layers, *size = self._pages_size(shape, capacity, format)
             layers = layers if self.settings.disk is None else min(self.settings.host_layers, layers)
-            self._reserved = begin_allocation((layers, *size), dtype, self._device)
+            size = _pages_size(replace(shape, layers=layers), capacity, format)
+            self._reserved = begin_allocation(size, dtype, self._device)
 
     @torch.inference_mode(False)
     def new_store(self, shape: ModelShape, capacity: int, dtype: torch.dtype) -> Store:
@@ -97,65 +99,54 @@ class TieredStoreFactory:
         """
         check_model(shape)
         visits, shape = 1 + shape.borrowing[0], shape.full_attention
+        resident = min(self.settings.resident_layers, shape.layers)
+        kernel, device, on_device = self._operations.kernel, self._device, replace(shape, layers=resident)
+        near = lambda tokens: new_device_store(kernel, shape, tokens, dtype, device)  # noqa: E731
+        if not resident:
+            return self._far_store(shape, capacity, dtype, visits, near)
+        first = new_store(kernel, on_device, capacity, dtype, device, self._kv)
+        if resident == shape.layers:
+            return first
+        rest = replace(shape, layers=shape.layers - resident)
+        return LayeredStore(shape, first, self._far_store(rest, capacity, dtype, visits, near), near)
+
+    def _far_store(
+        self, shape: ModelShape, capacity: int, dtype: torch.dtype, visits: int, near: Callable[[int], DeviceStore]
+    ) -> TieredStore | QuantizedMemory:
+        """Return a store of layers none of which is resident."""
+        tiers, kernel = self._tiers(shape, capacity, dtype, visits), self._operations.kernel
+        if self._kv == EXACT:
+            return TieredStore(shape, dtype, tiers, near)
+        if kernel is None:
+            return DeviceQuantizedStore(shape, capacity, dtype, self._device, self._kv, tiers)
+        return QuantizedStore(kernel, shape, capacity, dtype, self._kv, tiers)
+
+    def _tiers(self, shape: ModelShape, capacity: int, dtype: torch.dtype, visits: int) -> Tiers[Any]:
+        """Return tiers with memory for a store's pages."""
         settings, device = self.settings, self._device
-        if settings.resident_layers >= shape.layers:
-            return new_store(self._operations.kernel, shape, capacity, dtype, device, self._kv)
-        if self._kv != EXACT:
-            return self._new_quantized_store(shape, capacity, dtype, visits)
-        format, host, resident = self._page_format(shape, dtype), None, None
-        if settings.mode != "stream":
-            host = HostAttention(format, device, settings.host_bandwidth)
-        parts = self._parts(shape, capacity, dtype, format, host, visits)
-        if settings.resident_layers:
-            on_device = replace(shape, layers=settings.resident_layers)
-            resident = new_store(self._operations.kernel, on_device, capacity, dtype, device)
-        tiers = Tiers(
-            **parts,
-            resident=resident,
-            near=lambda tokens: new_store(self._operations.kernel, shape, tokens, dtype, device),
-            prefills_plainly=device.type == "cuda",
-        )
-        return TieredStore(shape, tiers)
-
-    def _new_quantized_store(
-        self, shape: ModelShape, capacity: int, dtype: torch.dtype, visits: int
-    ) -> QuantizedTieredStore | DeviceQuantizedTieredStore:
         format, numbers = self._stored_format(shape, dtype)
-        host = None if self.settings.mode == "stream" else self._quantized_host(format, shape, dtype)
-        tiers = QuantizedTiers(**self._parts(shape, capacity, numbers, format, host, visits))
-        if self._operations.kernel is None:
-            return DeviceQuantizedTieredStore(shape, capacity, dtype, tiers)
-        return QuantizedTieredStore(self._operations.kernel, shape, capacity, dtype, tiers)
+        size = _pages_size(shape, capacity, format)
+        pages, pinning = self._pages(size, numbers)
+        count = settings.buffers_for(format.numbers * numbers.itemsize)
+        buffers = new_pages((count, format.numbers), numbers, device).unbind()
+        slots = new_pages((size[0], SLOTS, format.numbers), numbers, device)
+        return Tiers(
+            format=format,
+            link=self.link,
+            ring=PrefetchRing(self.link, buffers, settings.overlap),
+            balance=Balance(self._share, HOST_ROWS if device.type == "cuda" else float("inf")),
+            host=None if settings.mode == "stream" else self._host(format, shape, dtype),
+            pages=pages,
+            open_pages=OpenPages(slots, pages, self.link, format.tokens),
+            pinning=pinning,
+            last_visits=visits,
+            prefills_plainly=device.type == "cuda" and self._kv == EXACT,
+        )
 
-    def _parts(
-        self,
-        shape: ModelShape,
-        capacity: int,
-        dtype: torch.dtype,
-        format: PageFormat | QuantizedPageFormat,
-        host: HostThread | None,
-        visits: int,
-    ) -> dict[str, Any]:
-        """Return the arguments of `TierParts`, with memory for a store's pages of numbers of a `dtype`."""
-        settings, size = self.settings, self._pages_size(shape, capacity, format)
-        pages, pinning = self._pages(size, dtype)
-        count = settings.buffers_for(format.numbers * dtype.itemsize)
-        buffers = self._device_pages((count, format.numbers), dtype).unbind()
-        return {
-            "format": format,
-            "link": self.link,
-            "ring": PrefetchRing(self.link, buffers, settings.overlap),
-            "balance": Balance(self._share, HOST_ROWS if self._device.type == "cuda" else float("inf")),
-            "host": host,
-            "resident_layers": settings.resident_layers,
-            "pages": pages,
-            "open": self._device_pages((size[0], SLOTS, format.numbers), dtype),
-            "pinning": pinning,
-            "last_visits": visits,
-        }
-
-    def _quantized_host(self, format: QuantizedPageFormat, shape: ModelShape, dtype: torch.dtype) -> HostThread:
+    def _host(self, format: PageFormat | QuantizedPageFormat, shape: ModelShape, dtype: torch.dtype) -> HostThread:
         bandwidth = self.settings.host_bandwidth
+        if not isinstance(format, QuantizedPageFormat):
+            return HostAttention(format, self._device, bandwidth)
         if self._operations.kernel is not None:  # the store attends by its kernel
             return HostThread(self._device, bandwidth)
         return QuantizedHostAttention(format, shape, _host_kernel(shape, dtype), self._device, bandwidth)
@@ -178,17 +169,6 @@ class TieredStoreFactory:
         page = self.settings.page_tokens or page_tokens(shape, dtype.itemsize)
         return _page_format(shape, page, dtype, self._operations, self._device)
 
-    def _pages_size(
-        self, shape: ModelShape, capacity: int, format: PageFormat | QuantizedPageFormat
-    ) -> tuple[int, int, int]:
-        return shape.layers - self.settings.resident_layers, -(-capacity // format.tokens), format.numbers
-
-    def _device_pages(self, size: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Return uninitialised memory for pages on the device; on a CPU aligned for reads from disk and for groups."""
-        if self._device.type == "cpu" and (self.settings.disk is not None or dtype == torch.uint8):
-            return host_memory(size, dtype)
-        return torch.empty(size, dtype=dtype, device=self._device)
-
     def _pages(self, size: tuple[int, int, int], dtype: torch.dtype) -> tuple[Tensor | DiskPages, Pinning | None]:
         """Return a file or host memory for pages, the reserved one if it is of that size."""
         if self.settings.disk is None:
@@ -206,6 +186,11 @@ class TieredStoreFactory:
             return reserved
         del reserved  # free it first
         return begin_allocation(size, dtype, self._device)
+
+
+def _pages_size(shape: ModelShape, capacity: int, format: PageFormat | QuantizedPageFormat) -> tuple[int, int, int]:
+    """Return the size of a store's pages `[layers, pages, numbers]`."""
+    return shape.layers, -(-capacity // format.tokens), format.numbers
 
 
 def _page_format(

@@ -1,100 +1,69 @@
-"""A full cache's keys and values over tiers of memory: some layers on the device, the others in host memory.
-
-The tokens of a layer are divided into pages. Whole pages of a layer that is not resident are in host memory. Each pass
-attends to some of them on the device, as they are streamed over the link, and meanwhile to the others on the host. The
-newest page of every layer, not yet whole, stays on the device. Partial results are merged in the order of their keys.
-"""
+"""A full cache's keys and values over tiers of memory, in pages of any `PageFormat`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 from ..architecture.config import ModelShape
+from ..architecture.tier_footprint import GATHERED_BYTES
 from ..kernels.accumulate import Accumulator
-from .balance import Stopwatch
 from .block_store import copy_bytes
-from .disk_pages import DiskPages
-from .host_attention import HostResult, add_from_host
-from .link import DISK_COST, LINK_COST
+from .disk_pages import DiskPages, read_grains
 from .mean_keys import HostMeanKeys
-from .open_pages import OpenPages
-from .page import PageRun
+from .page import PageFormat, PageRun
 from .page_prefill import PlainPrefill, PrefillBuffers
-from .prefetch import PrefetchItem, prefetch_order
-from .store import Store, first_moved, given
-from .tier_reader import TierReader
+from .store import DeviceStore, Store, moved_by
 from .tiers import Tiers
 from .tree_attention import Tree
 
 
-class TieredStore(TierReader):
-    """A `Store` (memory/store.py) over tiers. Every pass is between `begin` and `end`; `truncate` may follow."""
+class TieredStore(Store):
+    """Pages over tiers. Every pass is between `begin` and `end`. Partial results are merged in the order of keys."""
 
-    is_recordable = False
-    copy_rows = Store.copy_rows
     mean_keys_cost = 1.0  # prefill has kept most of them
 
-    def __init__(self, shape: ModelShape, tiers: Tiers) -> None:
-        self.shape = shape
-        self.dtype, self.device = tiers.open.dtype, tiers.open.device
-        self.tiers, self.kernel = tiers, tiers.format.kernel
-        self.grain, self.span = tiers.format.grain, tiers.format.tokens
-        self.open_pages = OpenPages(tiers)
-        self._num_whole = 0  # whole pages before the pass, all in host memory
-        self._num_streamed = 0  # of those, how many are streamed; the host attends to the others
-        self._running = False
+    def __init__(
+        self, shape: ModelShape, dtype: torch.dtype, tiers: Tiers[PageFormat], near: Callable[[int], DeviceStore]
+    ) -> None:
+        self.shape, self.dtype, self.device = shape, dtype, tiers.device
+        self.tiers, self.format, self.kernel = tiers, tiers.format, tiers.format.kernel
+        self.grain, self.span, self.read_cost = tiers.format.grain, tiers.format.tokens, tiers.read_cost
+        self._near = near
         self._prefill: PrefillBuffers | None = None
         self._plain_prefill: PlainPrefill | None = None
         self._mean_keys: HostMeanKeys | None = None
         self._rotated = torch.empty(0, dtype=self.dtype, device=self.device)
-        self._clock = Stopwatch()
 
     @property
-    def read_cost(self) -> float:
-        return DISK_COST if isinstance(self.tiers.pages, DiskPages) else LINK_COST
+    def resident_layers(self) -> int:
+        return 0
 
-    def near(self, capacity: int) -> Store:
-        """Return an empty store on the device, as in `Store`."""
-        return self.tiers.near(capacity)
+    def near(self, capacity: int) -> DeviceStore:
+        return self._near(capacity)
 
     def prepare(self) -> Iterator[tuple[int, int]]:
-        """Wait until the pages are pinned, as in `Store`."""
-        return iter(()) if self.tiers.pinning is None else self.tiers.pinning.progress()
+        return self.tiers.prepare()
 
     def begin(self, start: int, tokens: int, chunk: int | None = None, held: int = 0) -> None:
         """Begin a pass as in `Store`, and prefetch its first pages."""
-        tiers, size = self.tiers, self.span
-        self._recover()
-        if tiers.pinning is not None:
-            tiers.pinning.wait()
-        self._running = True
-        self._num_whole = start // size
-        self.open_pages.advance(start, held)
+        tiers, rows = self.tiers, min(tokens, chunk or tokens)
+        tiers.begin(start, rows, held)
+        self._prefill = self._plain_prefill = None  # of an aborted pass
         self._end = start + tokens
-        rows = min(tokens, chunk or tokens)
-        passes = -(-tokens // rows)  # over the whole pages of a layer
-        self._num_streamed = tiers.balance.streamed(self._num_whole, rows) if tiers.host else self._num_whole
-        if tokens <= size:
-            for page in range(self._num_whole, (self._end - 1) // size + 1):  # one or two
-                self.open_pages.open(page)
+        visits = -(-tokens // rows)  # of the whole pages of a layer
+        if tokens <= self.span:
+            for page, _, _ in tiers.split(start, self._end):  # one or two
+                tiers.open_pages.open(page)
         elif chunk is not None and tiers.prefills_plainly:
-            self._plain_prefill = PlainPrefill(tiers, self.shape, start, self._end, chunk, self._mean_keys)
-            self._num_streamed, passes = self._num_whole, 1
+            self._plain_prefill = PlainPrefill(tiers, self.shape, self.dtype, start, self._end, chunk, self._mean_keys)
+            tiers.num_streamed, visits = tiers.num_whole, 1
         else:
-            begun = -(-(start + held) // size) - self._num_whole
-            self._prefill = PrefillBuffers(tiers, self.open_pages, self._num_whole, self._end, begun)
-        tiers.ring.expect(prefetch_order(tiers.pages, self._num_streamed, passes, tiers.last_visits))
-
-    def _recover(self) -> None:
-        """Cancel what is left of an aborted pass."""
-        if self._running:
-            self.tiers.ring.reset()
-            self._prefill = self._plain_prefill = None
-            self._running = False
+            begun = -(-(start + held) // self.span) - tiers.num_whole
+            self._prefill = PrefillBuffers(tiers, self._end, begun)
+        tiers.expect(visits)
 
     def end(self) -> None:
         """End the pass, whose tokens are committed, and prefetch for the next one."""
@@ -104,21 +73,12 @@ class TieredStore(TierReader):
             if self._plain_prefill is not None and self._mean_keys is not None:
                 self._mean_keys.commit(self._end)
             self._prefill = self._plain_prefill = None
-            self.open_pages.clear()
-        self._clock.stop()
-        tiers = self.tiers
-        # The most likely order: one more pass.
-        tiers.ring.expect(prefetch_order(tiers.pages, self._num_streamed, 1, tiers.last_visits))
-        self._running = False
-
-    def restartable(self, length: int) -> int:
-        """Return `length`: the store can be truncated anywhere."""
-        return length
+            self.tiers.open_pages.clear()
+        self.tiers.end()
 
     def truncate(self, length: int) -> None:
         """Drop the tokens from position `length` on, and prefetched pages that contain them."""
-        if length // self.span < self._num_whole:
-            self.tiers.ring.drop()
+        self.tiers.truncate(length)
         if self._mean_keys is not None:
             self._mean_keys.truncate(length)
 
@@ -129,132 +89,47 @@ class TieredStore(TierReader):
             self._mean_keys = None  # free its memory first
             self._mean_keys = HostMeanKeys(self.tiers, shape.kv_heads, shape.head_dim, chunk)
 
-    def write(self, start: int, keys: Tensor, values: Tensor) -> None:
-        """Store tokens as in `Store`, in host memory; the next pass fetches the pages that it needs."""
-        self._close_pages()
-        self._write(start, keys, values)
-
-    def _write(self, start: int, keys: Tensor, values: Tensor) -> None:
-        """Store tokens in the newest copies of their pages."""
-        tiers, resident = self.tiers, self.tiers.resident_layers
-        if tiers.resident is not None:
-            tiers.resident.write(start, keys[:resident], values[:resident])
-        for page, at, tokens in self._pages_between(start, start + keys.shape[2]):
-            for layer, target in enumerate(self.open_pages.edited(page, self._is_whole(tokens)), resident):
-                tiers.format.write(target, at, *(x[layer, :, tokens].to(target.device) for x in (keys, values)))
-
-    def compact(self, start: int, keep: Sequence[int]) -> None:
-        """Move tokens as in `Store`."""
-        moved = first_moved(keep)
-        if moved < len(keep):
-            at = torch.tensor([index - moved for index in keep[moved:]], device=self.device)
-            both = self.read(start + moved, start + keep[-1] + 1)
-            self._write(start + moved, *(x.index_select(2, at) for x in both))
-
-    def load(self, start: int, kv: Tensor) -> None:
-        """Store what `dump` gave as in `Store`, in host memory."""
-        if not self._dumps_blocks:
-            self.write(start, *kv.unbind(3))
-            return
-        tiers, resident, grain = self.tiers, self.tiers.resident_layers, self.grain
-        self._close_pages()
-        if tiers.resident is not None:
-            tiers.resident.load(start, kv[:resident])
-        for page, at, tokens in self._pages_between(start, start + kv.shape[2] * grain):
-            blocks = kv[resident:, :, tokens.start // grain : tokens.stop // grain]
-            first = at // grain
-            grains = tiers.format.grains(self.open_pages.edited(page, self._is_whole(tokens)))
-            copy_bytes(grains[:, :, first : first + blocks.shape[2]], blocks)
-
-    def _close_pages(self) -> None:
-        """Move the open pages to host memory, after a pass that may have been interrupted; not to disk."""
-        self._recover()
-        if isinstance(self.tiers.pages, Tensor):
-            self.open_pages.flush()
-
-    def _is_whole(self, tokens: slice) -> bool:
-        """Return whether tokens fill a page."""
-        return tokens.stop - tokens.start == self.span
-
-    def _pages_between(self, start: int, end: int) -> Iterator[tuple[int, int, slice]]:
-        """Yield the pages of tokens: number, first position in the page, and which of the tokens it has."""
-        for page in range(start // self.span, -(-end // self.span)):
-            base = page * self.span
-            first, last = max(base, start), min(base + self.span, end)
-            yield page, first - base, slice(first - start, last - start)
-
     def append(self, layer: int, start: int, q: Tensor, k: Tensor, v: Tensor, rows: tuple[Tensor, Tensor]) -> Tensor:
-        tiers = self.tiers
-        if layer < tiers.resident_layers:
-            return tiers.resident.append(layer, start, q, k, v, rows)
         if self._plain_prefill is not None:
-            return self._plain_prefill.append(layer - tiers.resident_layers, start, q, k, v, rows)
+            return self._plain_prefill.append(layer, start, q, k, v, rows)
         if self._rotated.shape != q.shape:
             self._rotated = torch.empty(q.shape, dtype=self.dtype, device=self.device)
-        for buffer, at, some in self._pages_of(layer - tiers.resident_layers, start, len(q)):
-            part = [x[some] for x in (q, k, v)]
-            tiers.format.append(buffer, at, *part, tuple(x[some] for x in rows), self._rotated[some])
+        for page, inside, some in self.tiers.split(start, start + len(q)):
+            cos, sin = (x[some] for x in rows)
+            new = (x[some] for x in (q, k, v))
+            self.format.append(self._buffer(layer, page), inside.start, *new, (cos, sin), self._rotated[some])
         return self._rotated
-
-    def _pages_of(self, layer: int, start: int, tokens: int) -> Iterator[tuple[Tensor, int, slice]]:
-        """Yield the pages of tokens from position `start` on: buffer, first index in it, and which of the tokens."""
-        for page, at, some in self._pages_between(start, start + tokens):
-            yield self._buffer(layer, page), at, some
 
     def _buffer(self, layer: int, page: int) -> Tensor:
         """Return a page of this pass on the device."""
-        if self._prefill is not None:
-            return self._prefill.buffer(layer, page)
-        return self.open_pages.buffer(layer, page)
+        return (self.tiers.open_pages if self._prefill is None else self._prefill).buffer(layer, page)
 
     def attend(self, layer: int, q: Tensor, start: int, tree: Tree | None = None, lse: Tensor | None = None) -> Tensor:
-        tiers = self.tiers
-        if layer < tiers.resident_layers:
-            return tiers.resident.attend(layer, q, start, tree, **given(lse))
         if self._plain_prefill is not None:
             return self._plain_prefill.attend(q, start, lse)
-        layer -= tiers.resident_layers
-        rest = self._clock.lap()
-        host = self._submit(layer, q)
-        result = tiers.format.accumulator(q)
-        self._attend_streamed(layer, len(q), result)
-        if not result.in_order:
-            self._attend_newest(layer, start, q, tree, result)  # while the host computes
-        if host is not None:
-            add_from_host(host, len(q), rest, tiers.balance, result)
-        if result.in_order:
-            self._attend_newest(layer, start, q, tree, result)
+        result, rows = self.format.accumulator(q), slice(0, len(q))
+        self.tiers.attend(
+            layer,
+            q,
+            result,
+            page=lambda _, buffer: result.attend(buffer, rows, self.span),
+            newest=lambda: self._attend_newest(layer, start, q, tree, result),
+        )
         out = result.output(lse)
         if self._prefill is not None and start + (len(q) if tree is None else len(tree)) == self._end:
             self._prefill.store(layer)
-        self._clock.start()
         return out
-
-    def _submit(self, layer: int, q: Tensor) -> Future[HostResult] | None:
-        """Start host attention to the whole pages that are not streamed, if there are any."""
-        if self._num_streamed == self._num_whole:
-            return None
-        return self.tiers.host.submit(self.tiers.pages[layer, self._num_streamed : self._num_whole], q)
-
-    def _attend_streamed(self, layer: int, tokens: int, result: Accumulator) -> None:
-        """Attend to the pages that are streamed over the link, with all rows."""
-        ring, pages, rows = self.tiers.ring, self.tiers.pages, slice(0, tokens)
-        for page in range(self._num_streamed):
-            buffer = ring.take(PrefetchItem((layer, page), pages))
-            result.attend(buffer, rows, self.span)
-            ring.release(buffer)
-            if ring.seconds is not None:
-                self.tiers.balance.observe_link(ring.seconds)
 
     def _attend_newest(self, layer: int, start: int, q: Tensor, tree: Tree | None, result: Accumulator) -> None:
         """Attend causally to the pages of this pass, which are on the device."""
+        num_whole = self.tiers.num_whole
         if tree is not None:
-            pages = range(self._num_whole, (start + len(tree) - 1) // self.span + 1)
-            self.tiers.format.attend_tree(self._run_of(layer, pages), q, start % self.span, tree, result)
+            pages = range(num_whole, (start + len(tree) - 1) // self.span + 1)
+            self.format.attend_tree(self._run_of(layer, pages), q, start % self.span, tree, result)
             return
         tokens = len(q)
         end = start + tokens
-        for page in range(self._num_whole, (end - 1) // self.span + 1):
+        for page in range(num_whole, (end - 1) // self.span + 1):
             base, buffer = page * self.span, self._buffer(layer, page)
             inside = slice(max(base - start, 0), max(min(base + self.span, end) - start, 0))
             if inside.start < inside.stop:
@@ -264,4 +139,108 @@ class TieredStore(TierReader):
 
     def _run_of(self, layer: int, pages: range) -> PageRun:
         """Return pages of this pass on the device."""
-        return (self.open_pages if self._prefill is None else self._prefill).run(layer, pages)
+        return (self.tiers.open_pages if self._prefill is None else self._prefill).run(layer, pages)
+
+    def compact(self, start: int, keep: Sequence[int]) -> None:
+        if moved := moved_by(self, start, keep):
+            self._write(*moved)
+
+    def _write(self, start: int, keys: Tensor, values: Tensor) -> None:
+        """Store tokens in the newest copies of their pages."""
+        for page, at, tokens in self.tiers.split(start, start + keys.shape[2]):
+            for layer, target in enumerate(self._edited(page, at)):
+                both = (x[layer, :, tokens].to(target.device) for x in (keys, values))
+                self.format.write(target, at.start, *both)
+
+    def _edited(self, page: int, at: slice) -> Tensor:
+        """Return the newest copy of a page of all layers, some tokens of which will be written."""
+        return self.tiers.open_pages.edited(page, whole=at.stop - at.start == self.span)
+
+    def load(self, start: int, kv: Tensor) -> None:
+        """Store what `dump` gave as in `Store`, in host memory; the next pass fetches the pages that it needs."""
+        self.tiers.close_pages()
+        if not self.format.dumps_grains:
+            self._write(start, *kv.unbind(3))
+            return
+        grain = self.grain
+        for page, at, some in self.tiers.split(start // grain, start // grain + kv.shape[2], grain):
+            grains = self.format.grains(self._edited(page, slice(at.start * grain, at.stop * grain)))
+            copy_bytes(grains[:, :, at], kv[:, :, some])
+
+    def dump(self, start: int, end: int) -> Tensor:
+        if not self.format.dumps_grains:
+            return torch.stack(self.export(start, end), 3)
+        runs = []
+        for page, at, _ in self.tiers.split(start // self.grain, -(-end // self.grain), self.grain):
+            runs.append(self.format.grains(self.tiers.open_pages.newest(page).cpu())[:, :, at])
+        return torch.cat(runs, dim=2)
+
+    def read(self, start: int, end: int) -> tuple[Tensor, Tensor]:
+        runs = [self._run(page, at.start, at.stop) for page, at, _ in self.tiers.split(start, end)]
+        keys, values = (torch.cat(parts, dim=2) for parts in zip(*runs, strict=True))
+        return keys, values
+
+    def export(self, start: int, end: int) -> tuple[Tensor, Tensor]:
+        """Return keys and values in host memory, as in `Store`; host pages are not copied to the device."""
+        runs = []
+        for page, at, _ in self.tiers.split(start, end):
+            layers = map(self.format.read, self.tiers.open_pages.newest(page).cpu())
+            runs.append([torch.stack(x)[:, :, at] for x in zip(*layers, strict=True)])
+        keys, values = (torch.cat(parts, dim=2) for parts in zip(*runs, strict=True))
+        return keys, values
+
+    def _run(self, page: int, first: int, last: int) -> tuple[Tensor, Tensor]:
+        """Return keys and values of some tokens of a page, on the device."""
+        grain, pages = self.grain, self.tiers.open_pages
+        begin, end = first // grain, -(-last // grain)
+        grains = self.format.grains(pages.newest(page))[:, :, begin:end].flatten(0, 1)
+        at = slice(first - begin * grain, last - begin * grain)
+        both = self.format.read_grains(grains if page in pages else self.tiers.to_device(grains))
+        keys, values = (x.unflatten(0, (-1, self.shape.kv_heads))[:, :, at] for x in both)
+        return keys, values
+
+    def gather(self, rows: Tensor, chunks: Tensor, size: int) -> tuple[Tensor, Tensor]:
+        """Copy chunks as in `Store`, in parts: the memory for a part's grains does not depend on the budget."""
+        shape = (len(rows), size, self.shape.head_dim)
+        keys, values = (torch.empty(shape, dtype=self.dtype, device=self.device) for _ in range(2))
+        most = max(1, GATHERED_BYTES // (2 * size * self.shape.head_dim * self.dtype.itemsize))
+        for start in range(0, len(rows), most):
+            part = slice(start, start + most)
+            keys[part], values[part] = self._gather_part(rows[part].cpu(), chunks[part].cpu(), size)
+        return keys, values
+
+    def _gather_part(self, rows: Tensor, chunks: Tensor, size: int) -> tuple[Tensor, Tensor]:
+        tiers, format = self.tiers, self.format
+        layer, head = (x.unsqueeze(1) for x in (rows // self.shape.kv_heads, rows % self.shape.kv_heads))
+        tokens = chunks.unsqueeze(1) * size + torch.arange(0, size, format.grain)
+        page, grain = tokens // self.span, tokens % self.span // format.grain
+        if isinstance(tiers.pages, DiskPages):
+            picked = self._on_device(read_grains(tiers, *torch.broadcast_tensors(layer, page, head, grain)))
+        else:
+            grains = format.grains(tiers.pages)  # [layers, pages, kv_heads, grains, ...]
+            _, pages, heads, each = grains.shape[:4]
+            at = ((layer * pages + page) * heads + head) * each + grain
+            staged = tiers.staged(grains.flatten(0, 3), at.flatten(), GATHERED_BYTES)
+            picked = tiers.to_device(staged).unflatten(0, at.shape)
+        is_open = tiers.open_pages.contains(page).all(1).nonzero().squeeze(1)  # a chunk is within one page
+        if len(is_open):
+            slot = page % tiers.open_pages.slots
+            at = [x.expand_as(page)[is_open].to(self.device) for x in (layer, slot, head, grain)]
+            picked[is_open.to(self.device)] = format.grains(tiers.open)[tuple(at)]
+        return format.read_grains(picked)
+
+    def mean_keys(self, layer: int, start: int, end: int, chunk: int) -> Tensor:
+        """Return mean keys as in `Store`: what a prefill kept; the others are computed on the device, page by page."""
+        means = []
+        if self._mean_keys is not None and self._mean_keys.chunk == chunk:
+            kept = self._mean_keys.read(layer, start, end)
+            if len(kept):
+                means.append(self._on_device(kept).transpose(0, 1).float())
+                start += len(kept) * chunk
+        for page, at, _ in self.tiers.split(start, end) if start < end else ():
+            keys, _ = self.format.read(self._on_device(self.tiers.open_pages.newest(page, slice(layer, layer + 1))[0]))
+            means.append(keys[:, at].unflatten(1, (-1, chunk)).mean(2, dtype=torch.float32))
+        return torch.cat(means, dim=1)
+
+    def _on_device(self, x: Tensor) -> Tensor:
+        return x if x.device.type == self.device.type else self.tiers.to_device(x)

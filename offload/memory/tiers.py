@@ -1,59 +1,189 @@
-"""The parts of a tiered store."""
+"""Pages of keys and values over tiers of memory, and the passes over them. What a page contains is its format's.
+
+The tokens of a layer are divided into pages. Whole pages are in host memory or on disk. Each pass attends to some of
+them on the device, as they are streamed over the link, and meanwhile to the others on the host. The newest page of
+every layer, not yet whole, stays on the device.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
 
-from .balance import Balance
+from ..kernels.accumulate import PassResult
+from .balance import Balance, Stopwatch
 from .disk_pages import DiskPages
-from .host_attention import HostThread
-from .host_tensors import host_memory
-from .link import Link
-from .page import PageFormat
-from .pinning import Pinning
-from .prefetch import PrefetchRing
-from .quantized_pages import QuantizedPageFormat
-from .store import Store
+from .host_attention import HostResult, HostThread, add_from_host
+from .host_memory import Pinning, allocator
+from .link import DISK_COST, LINK_COST, Link
+from .open_pages import OpenPages, new_pages
+from .page import PageLayout
+from .prefetch import PrefetchItem, PrefetchRing, prefetch_order
+
+Layout = TypeVar("Layout", bound=PageLayout)
 
 
-@dataclass(kw_only=True)
-class TierParts:
-    """What every tiered store has: page format, link, prefetch ring, host attention, and memory."""
+@dataclass(kw_only=True, eq=False)
+class Tiers(Generic[Layout]):
+    """Pages of some layers over tiers. Every pass is between `begin` and `end`; `truncate` may follow."""
 
-    format: PageFormat | QuantizedPageFormat
+    format: Layout
     link: Link
     ring: PrefetchRing
     balance: Balance
     host: HostThread | None  # None: every page is streamed
-    resident_layers: int  # the first ones, whose KV stays on the device
-    pages: Tensor | DiskPages  # [layers - resident_layers, pages, numbers] in host memory, or on disk
-    open: Tensor  # [layers - resident_layers, slots, numbers] on the device; see OpenPages
+    pages: Tensor | DiskPages  # [layers, pages, numbers] in host memory, or on disk
+    open_pages: OpenPages
     pinning: Pinning | None  # of `pages`, which may still be under way
     last_visits: int  # how many of the model's layers attend to the last layer of the store
-
-
-@dataclass(kw_only=True)
-class Tiers(TierParts):
-    """The parts of a tiered store of keys and values as they are."""
-
-    resident: Store | None  # KV of the resident layers
-    near: Callable[[int], Store]  # makes an empty store on the device for a number of tokens
     prefills_plainly: bool = False  # layer by layer, over plain keys: where pages are not what attention reads best
+    num_whole: int = 0  # whole pages before the pass, all in host memory
+    num_streamed: int = 0  # of those, how many are streamed; the host attends to the others
+    _running: bool = False
+    _hosted: Future[HostResult] | None = None  # the last attention on the host
+    _staging: Tensor | None = None  # pinned memory for what is gathered; pinning takes long, so it is kept
+    _clock: Stopwatch = field(default_factory=Stopwatch)
 
+    @property
+    def open(self) -> Tensor:
+        """Return the memory of the open pages `[layers, slots, numbers]`, on the device."""
+        return self.open_pages.memory
 
-@dataclass(kw_only=True)
-class QuantizedTiers(TierParts):
-    """The parts of a tiered store of quantised keys and values."""
+    @property
+    def device(self) -> torch.device:
+        """Return the device."""
+        return self.open.device
 
-    staging: Tensor | None = None  # pinned memory for gathered groups, from the first time on; pinning takes long
+    @property
+    def read_cost(self) -> float:
+        """Return the estimated time to read a byte in a pass, as in `Store`."""
+        return DISK_COST if isinstance(self.pages, DiskPages) else LINK_COST
 
-    def new_memory(self, size: tuple[int, ...]) -> Tensor:
-        """Return uninitialised memory for pages on the device."""
-        with torch.inference_mode(False):
-            if self.open.device.type == "cpu":
-                return host_memory(size, torch.uint8)
-            return torch.empty(size, dtype=torch.uint8, device=self.open.device)
+    def prepare(self) -> Iterator[tuple[int, int]]:
+        """Wait until the pages are pinned, as in `Store`."""
+        return iter(()) if self.pinning is None else self.pinning.progress()
+
+    def begin(self, start: int, rows: int, held: int = 0, slots: int = 0) -> None:
+        """Begin a pass as in `Store`, of `rows` tokens at a time; `slots`: pages that must be open at once."""
+        self.recover()
+        if self.pinning is not None:
+            self.pinning.wait()
+        self.open_pages.reserve(slots)
+        self._running, self.num_whole = True, start // self.format.tokens
+        self.num_streamed = self.balance.streamed(self.num_whole, rows) if self.host else self.num_whole
+        self.open_pages.advance(start, held)
+
+    def expect(self, visits: int = 1) -> None:
+        """Prefetch the pages that are streamed; a layer's are all read `visits` times."""
+        self.ring.expect(prefetch_order(self.pages, self.num_streamed, visits, self.last_visits))
+
+    def recover(self) -> None:
+        """Cancel what is left of an aborted pass."""
+        if self._running:
+            self.ring.reset()
+            if self._hosted is not None:  # its thread reads memory that the next pass may replace
+                wait((self._hosted,))
+            self._running = False
+
+    def end(self) -> None:
+        """End the pass, and prefetch for the next one, most likely over the same pages."""
+        self._clock.stop()
+        self.expect()
+        self._running, self._hosted = False, None
+
+    def truncate(self, length: int) -> None:
+        """Drop prefetched pages that contain tokens from position `length` on."""
+        if length // self.format.tokens < self.num_whole:
+            self.ring.drop()
+
+    def close_pages(self) -> None:
+        """Move the open pages to host memory, after a pass that may have been interrupted; not to disk."""
+        self.recover()
+        if isinstance(self.pages, Tensor):
+            self.open_pages.flush()
+
+    def attend(
+        self,
+        layer: int,
+        q: Tensor,
+        result: PassResult,
+        page: Callable[[int, Tensor], None],
+        newest: Callable[[], None],
+        partial: Callable[[int, Tensor], Any] | None = None,
+    ) -> None:
+        """Add attention of rotated queries to the whole pages, of which they see all, and to the newest ones.
+
+        Args:
+            page: adds that to a whole page, of this number, where it was copied to.
+            newest: adds that to the pages of the pass.
+            partial: returns that to a whole page in host memory; without it, `host` knows how to attend.
+        """
+        rest, first = self._clock.lap(), self.num_streamed
+        self._hosted = None
+        if self.host is not None and first < self.num_whole:
+            pages: Any = self.pages[layer, first : self.num_whole]
+            if partial is None:
+                self._hosted = self.host.submit(pages, first, q)
+            else:
+                self._hosted = self.host.attend_each(pages, lambda at, memory: partial(first + at, memory))
+        if result.newest == "first":
+            newest()
+        for number, buffer in self._streamed(layer):
+            page(number, buffer)
+        if result.newest == "meanwhile":
+            newest()
+        if self._hosted is not None:
+            add_from_host(self._hosted, len(q), rest, self.balance, result)
+        if result.newest == "last":
+            newest()
+        self._clock.start()
+
+    def _streamed(self, layer: int) -> Iterator[tuple[int, Tensor]]:
+        """Yield the pages of a layer that are streamed: number, and the buffer, valid until the next one."""
+        for page in range(self.num_streamed):
+            buffer = self.ring.take(PrefetchItem((layer, page), self.pages))
+            yield page, buffer
+            self.ring.release(buffer)
+            if self.ring.seconds is not None:
+                self.balance.observe_link(self.ring.seconds)
+
+    def split(self, start: int, end: int, unit: int = 1) -> Iterator[tuple[int, slice, slice]]:
+        """Yield the pages of units of `unit` tokens: number, which units of the page, and which of all."""
+        each = self.format.tokens // unit
+        for page in range(start // each, -(-end // each)):
+            first, last = max(page * each, start), min((page + 1) * each, end)
+            yield page, slice(first - page * each, last - page * each), slice(first - start, last - start)
+
+    def fetched(self, layer: int, page: int) -> Tensor:
+        """Return the newest copy of a page on the device, over the link unless it is open. Raises TransferFailed."""
+        if page in self.open_pages:
+            return self.open_pages.buffer(layer, page)
+        return self._copied(self.pages[layer, page], new_pages((self.format.numbers,), self.open.dtype, self.device))
+
+    def to_device(self, x: Tensor) -> Tensor:
+        """Copy a tensor from host memory to the device, over the link. Raises TransferFailed."""
+        source = x.contiguous()
+        return self._copied(source, torch.empty(source.shape, dtype=source.dtype, device=self.device))
+
+    def _copied(self, source: Any, target: Tensor) -> Tensor:
+        # The mark, because earlier work may still use the target's memory.
+        self.link.wait(ticket := self.link.copy([(target, source)], self.link.mark()))
+        self.link.finish(ticket)
+        return target
+
+    def staged(self, x: Tensor, at: Tensor, room: int = 0) -> Tensor:
+        """Copy rows `at` of `x` to pinned memory, of which `room` bytes are kept: pageable memory is copied slowly.
+
+        The copy is valid until the next call.
+        """
+        shape = (len(at), *x.shape[1:])
+        nbytes = torch.Size(shape).numel() * x.itemsize
+        if self._staging is None or self._staging.nbytes < nbytes:
+            self._staging = None  # free it first
+            self._staging = allocator(self.device)((max(nbytes, room),), torch.uint8)
+        return torch.index_select(x, 0, at, out=self._staging[:nbytes].view(x.dtype).view(shape))

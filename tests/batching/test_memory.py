@@ -14,8 +14,7 @@ from offload.batching.memory import BatchMemory
 from offload.engine import Engine
 from offload.errors import OutOfMemory
 from offload.events import Restored
-from offload.memory.page_pool import PagePool
-from offload.memory.paged_store import PagedStore, pages_for
+from offload.memory.paged_store import PagedStore, PagePool, pages_for
 from tests.batching.test_batch import alone, collect, request
 from tests.support.engine import ALL, fresh, tokens
 from tests.support.models import ids, make_hf_model

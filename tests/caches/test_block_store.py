@@ -11,7 +11,7 @@ from offload.architecture.hf_config import shape_from_config
 from offload.architecture.rope import Rope, rotate
 from offload.kernels.native.layout import keys_of, mean_keys, values_of
 from offload.memory.block_store import BlockStore
-from offload.memory.store import PlainStore
+from offload.memory.plain_store import PlainStore
 from offload.memory.tree_attention import tree_of
 from tests.support.models import make_hf_model
 from tests.support.native_kernel import DTYPES, definition, distance, draw, fill_blocks

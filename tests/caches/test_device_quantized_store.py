@@ -7,8 +7,8 @@ from offload.architecture.kv_formats import SINK, WINDOW
 from offload.caches.full import FullCache
 from offload.kernels.triton import ops
 from offload.memory.device_quantized_store import DeviceQuantizedStore
+from offload.memory.plain_store import PlainStore
 from offload.memory.quantized_store import QuantizedStore
-from offload.memory.store import PlainStore
 from offload.memory.tree_attention import tree_of
 from tests.support.offloading import CPU, native_kernel
 from tests.support.stores import new_rope, projected, tiny_shape

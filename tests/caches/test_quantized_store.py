@@ -9,8 +9,8 @@ from offload.architecture.kv_formats import SINK, WINDOW
 from offload.architecture.rope import rotate
 from offload.caches.full import FullCache
 from offload.memory import quantized_memory, quantized_store
+from offload.memory.plain_store import PlainStore
 from offload.memory.quantized_store import QuantizedStore
-from offload.memory.store import PlainStore
 from offload.memory.tree_attention import tree_of
 from tests.support.interrupts import interrupted
 from tests.support.offloading import CPU, native_kernel

@@ -6,9 +6,11 @@ import torch
 from offload.caches.full import FullCache
 from offload.caches.quantized_table import QuantizedTableCache
 from offload.caches.selection import RecencySelector, Refresh
+from offload.memory.quantized_groups import dequantized, group_items
 from tests.support.engine import fresh, run, tokens
 from tests.support.models import ids
-from tests.support.stores import close, new_rope, new_store, projected
+from tests.support.offloading import native_kernel
+from tests.support.stores import close, new_rope, new_store, projected, tiny_shape
 
 PROMPT = [(11 * position) % 249 for position in range(200)]
 CHUNK = 32
@@ -29,12 +31,19 @@ def attend(cache, new):
     return found
 
 
+def dequantize(cache, layer, groups):
+    heads, head_dim = tiny_shape().kv_heads, tiny_shape().head_dim
+    items = group_items(heads, groups, groups)
+    both = dequantized(native_kernel(), cache._groups[layer], items, head_dim, torch.float32)
+    return [x.view(heads, -1, head_dim) for x in both]
+
+
 def expected(full, cache, new, groups):
     """Attention over the same tokens, those of the groups dequantised."""
     other = new_store("blocks")
     keys, values = (x.clone() for x in full.store.read(0, len(PROMPT)))
     for layer in range(3):
-        k, v = cache._groups.dequantize(layer, groups, torch.float32)
+        k, v = dequantize(cache, layer, groups)
         at = [32 * group + token for group in groups for token in range(32)]
         keys[layer][:, at], values[layer][:, at] = k, v
     kept = [*range(32), *range(128, len(PROMPT))]
@@ -64,7 +73,7 @@ def test_only_selected_groups_are_quantised_and_those_of_changed_tokens_again():
     cache.adopt()
     attend(cache, [1])
     keys = full.store.read(128, 192)[0][1]
-    copies = cache._groups.dequantize(1, [4, 5], torch.float32)[0]
+    copies, _ = dequantize(cache, 1, [4, 5])
     assert (copies - keys).abs().max() < 0.05
 
 

@@ -12,6 +12,7 @@ from offload.kernels.ops import TorchOperations
 from offload.loading.formats.safetensors import FolderCheckpoint
 from offload.loading.weights import load_model
 from offload.memory import cuda_link as cuda
+from offload.memory import host_memory
 from offload.memory.page import BlockPageFormat
 from offload.memory.tiered_factory import TieredStoreFactory
 from tests.support.models import id_tensor, make_hf_model
@@ -106,7 +107,7 @@ def test_attention_to_a_page_on_the_gpu_is_the_kernel_s(shape, dtype, causal):
 @needs_gpu
 def test_a_copy_waits_for_its_mark_and_its_reader_waits_for_the_copy():
     link = cuda.CudaLink(GPU)
-    host, back = (cuda.pinned_memory((2**20,), torch.float32) for _ in range(2))
+    host, back = (host_memory.pinned_memory((2**20,), torch.float32) for _ in range(2))
     device, other = (torch.zeros(2**20, device=GPU) for _ in range(2))
     host.fill_(7)
     other.sum()  # loads the kernels, which may take longer than the sleep
@@ -129,7 +130,7 @@ def test_a_copy_waits_for_its_mark_and_its_reader_waits_for_the_copy():
 @needs_gpu
 def test_copies_overlap_with_computation():
     link = cuda.CudaLink(GPU)
-    host, device = cuda.pinned_memory((2**22,), torch.float32), torch.empty(2**22, device=GPU)
+    host, device = host_memory.pinned_memory((2**22,), torch.float32), torch.empty(2**22, device=GPU)
     link.finish(link.copy([(device, host)]))
     torch.cuda._sleep(20 * LATE)
     busy = link.mark()
@@ -144,8 +145,8 @@ def test_copies_overlap_with_computation():
 def test_memory_that_is_freed_during_a_copy_is_not_allocated_again():
     link = cuda.CudaLink(GPU)
     torch.cuda.empty_cache()
-    host = cuda.pinned_memory((2**24,), torch.float32).fill_(1)
-    back = cuda.pinned_memory((2**24,), torch.float32)
+    host = host_memory.pinned_memory((2**24,), torch.float32).fill_(1)
+    back = host_memory.pinned_memory((2**24,), torch.float32)
     device = torch.empty(2**24, device=GPU)
     link.copy([(device, host)])
     out = link.copy([(back, device)], None)  # unordered, on the other stream
@@ -159,19 +160,19 @@ def test_memory_that_is_freed_during_a_copy_is_not_allocated_again():
 @pytest.mark.cuda
 @needs_gpu
 def test_pinned_memory_is_pinned_until_it_is_freed(recwarn):
-    memory = cuda.pinned_memory((1000, 1000), torch.bfloat16)
+    memory = host_memory.pinned_memory((1000, 1000), torch.bfloat16)
     assert memory.is_pinned() and memory[999].is_pinned() and not recwarn
     del memory
-    assert cuda.pinned_memory((0, 8), torch.float32).numel() == 0
+    assert host_memory.pinned_memory((0, 8), torch.float32).numel() == 0
 
 
 @pytest.mark.cuda
 @needs_gpu
 def test_memory_that_cannot_be_pinned_is_used_with_a_warning(monkeypatch):
-    memory = cuda.pinned_memory((1024,), torch.float32)
-    monkeypatch.setattr(cuda, "host_memory", lambda size, dtype: memory)  # pinned already: refused
+    memory = host_memory.pinned_memory((1024,), torch.float32)
+    monkeypatch.setattr(host_memory, "host_memory", lambda size, dtype: memory)  # pinned already: refused
     with pytest.warns(UserWarning, match="could not be pinned"):
-        again = cuda.pinned_memory((1024,), torch.float32)
+        again = host_memory.pinned_memory((1024,), torch.float32)
     assert float(torch.ones(4, device=GPU).sum()) == 4  # the refused pinning does not surface as another call's error
     link, device = cuda.CudaLink(GPU), torch.empty(1024, device=GPU)
     link.finish(link.copy([(device, again.fill_(2))]))

@@ -9,9 +9,9 @@ from offload.architecture.tier_footprint import host_page_bytes, open_slots, sta
 from offload.caches.full import FullCache
 from offload.kernels.ops import TorchOperations
 from offload.kernels.triton import ops
+from offload.memory.device_quantized_store import DeviceQuantizedStore
 from offload.memory.link import TransferFailed
 from offload.memory.quantized_store import QuantizedStore
-from offload.memory.tiered_device_quantized_store import DeviceQuantizedTieredStore
 from offload.memory.tiered_factory import TieredStoreFactory
 from offload.memory.tree_attention import tree_of
 from tests.support.offloading import CPU, make_link, native_kernel, random_delays, settings
@@ -38,7 +38,7 @@ def tiered(place, kind="q4", before=None):
     store = TieredStoreFactory(TorchOperations(), CPU, tiers, link, kv=kind).new_store(
         tiny_shape(), CAPACITY, torch.float32
     )
-    assert isinstance(store, DeviceQuantizedTieredStore)
+    assert isinstance(store if resident == "0" else store.far, DeviceQuantizedStore)
     return FullCache(store, new_rope(torch.float32), CAPACITY)
 
 
@@ -73,8 +73,8 @@ def test_chunks_and_single_tokens(place, kind):
     for tokens, unseen in ((34, 30), (110, 105), (150, 140), (1, 0)):
         run(both, IDS[at : at + tokens], unseen=unseen)
         at += tokens
-    assert both[0].store._num_whole == 2
-    assert both[0].store._num_streamed == {"stream": 2, "host": 0, "hybrid": 1}[place.split()[0]]
+    assert both[0].store.tiers.num_whole == 2
+    assert both[0].store.tiers.num_streamed == {"stream": 2, "host": 0, "hybrid": 1}[place.split()[0]]
     assert [cache.truncate(250) for cache in both] == [250, 250]
     run(both, IDS[:8], unseen=6)
     for own, other in zip(*(cache.store.read(0, 258) for cache in both), strict=True):
@@ -147,7 +147,7 @@ def test_what_it_allocates_is_what_is_counted():
     assert store.tiers.pages.nbytes == host_page_bytes(shape, layers, CAPACITY, PAGE, 4, "q4")
     staged = store.tiers.open.nbytes + sum(buffer.nbytes for buffer in store.tiers.ring.buffers)
     assert staged <= staging_bytes(shape, layers, 2, PAGE, 4, "q4", open_slots(100, PAGE, "q4"))
-    assert len(store.groups) == 1  # the resident layer's
+    assert len(store.resident.groups.memory) == 1
 
 
 def test_copies_that_keep_failing_raise_and_the_next_pass_is_right():

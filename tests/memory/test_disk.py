@@ -19,7 +19,7 @@ from offload.kernels.native.ops import NativeOperations
 from offload.kernels.ops import TorchOperations
 from offload.loading.formats.safetensors import FolderCheckpoint
 from offload.loading.weights import load_model
-from offload.memory import disk_gather
+from offload.memory import disk_pages
 from offload.memory.disk_link import DiskFailed, DiskLink
 from offload.memory.disk_pages import FileRange
 from offload.memory.tiered_factory import TieredStoreFactory
@@ -111,7 +111,7 @@ def test_every_method_emits_what_it_emits_in_memory(new_engine, expected, tmp_pa
 
 
 def test_selected_chunks_are_read_one_by_one_where_a_page_has_few(new_engine, expected, monkeypatch):
-    monkeypatch.setattr(disk_gather, "SMALL_READ_BYTES", 4096)
+    monkeypatch.setattr(disk_pages, "SMALL_READ_BYTES", 4096)
     assert list(run(new_engine(0), ids(LENGTH), "retrieval")) == expected[0]
 
 

@@ -12,10 +12,9 @@ from offload.errors import Degraded
 from offload.events import Pinned, Prefilled
 from offload.kernels.ops import TorchOperations
 from offload.loading.formats.safetensors import FolderCheckpoint
-from offload.memory import pinning
+from offload.memory import host_memory as host
 from offload.memory import tiered_factory as factory
-from offload.memory.block_store import host_memory
-from offload.memory.pinning import Pinning, pieces
+from offload.memory.host_memory import Pinning, host_memory, pieces
 from offload.memory.tiered_factory import TieredStoreFactory
 from offload.session import Session
 from tests.support.models import id_tensor, make_hf_model
@@ -54,8 +53,8 @@ def cudart(monkeypatch):
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    monkeypatch.setattr(pinning, "_clear_error", lambda: None)
-    monkeypatch.setattr(pinning, "PIECE", 2 * ROW)
+    monkeypatch.setattr(host, "_clear_error", lambda: None)
+    monkeypatch.setattr(host, "PIECE", 2 * ROW)
     yield fake
     gc.collect()  # what is still pinned is unpinned by the fake
     assert fake.registered == {}
@@ -77,7 +76,7 @@ def test_memory_is_pinned_in_whole_rows_until_it_is_freed(cudart, recwarn):
 
 @pytest.mark.parametrize("row", [100, 4096, ROW, 5000 * 4])
 def test_no_row_spans_two_pieces_and_every_piece_begins_at_a_page(monkeypatch, row):
-    monkeypatch.setattr(pinning, "PIECE", 2 * ROW)
+    monkeypatch.setattr(host, "PIECE", 2 * ROW)
     memory = host_memory((70_000_000 // row, row), torch.uint8)
     found = list(pieces(memory))
     assert sum(size for _, size in found) == memory.nbytes and len(found) > 1

@@ -15,8 +15,9 @@ from offload.loading.formats.safetensors import FolderCheckpoint
 from offload.memory import tiered_factory as factory
 from offload.memory.link import TransferFailed
 from offload.memory.page import BlockPageFormat, PlainPageFormat
-from offload.memory.tier_reader import TierReader
 from offload.memory.tiered_factory import TieredStoreFactory
+from offload.memory.tiered_store import TieredStore
+from offload.memory.tiers import Tiers
 from offload.sequence import TokenSequence
 from offload.speculation.levels.hierarchy import selected_cache
 from offload.speculation.passes.runner import Runner, SelectedRunner
@@ -145,9 +146,9 @@ def test_an_aborted_prefill_leaves_committed_tokens_intact(new_store):
 
 @pytest.fixture
 def fetched(monkeypatch):
-    """The bytes of each copy of `TierReader` from host memory."""
-    sizes, fetch = [], TierReader._fetched
-    monkeypatch.setattr(TierReader, "_on_device", lambda store, x: sizes.append(x.nbytes) or fetch(store, x))
+    """The bytes of each copy from host memory for mean keys."""
+    sizes, fetch = [], Tiers.to_device
+    monkeypatch.setattr(TieredStore, "_on_device", lambda store, x: sizes.append(x.nbytes) or fetch(store.tiers, x))
     return sizes
 
 
@@ -227,7 +228,7 @@ def test_a_first_selection_reads_the_mean_keys_of_the_prefill(tmp_path, monkeypa
     found, store, pages = first_selection(model, method, True, monkeypatch)
     expected, _, all_pages = first_selection(model, method, False, monkeypatch)
     assert torch.equal(found, expected)
-    assert (store._mean_keys is not None) == (method == "retrieval")
+    assert (store.far._mean_keys is not None) == (method == "retrieval")
     if method == "retrieval":
         assert pages <= 2 < 2 * 7 <= all_pages  # of two layers
 
@@ -262,4 +263,4 @@ def test_a_store_allocates_what_is_counted(new_store):
     assert tiers.pages.nbytes == host_page_bytes(store.shape, 2, *counted)
     staged = tiers.open.nbytes + sum(buffer.nbytes for buffer in tiers.ring._buffers)
     assert staged == staging_bytes(store.shape, 2, 2, *counted[1:])
-    assert store._mean_keys._means.nbytes == host_mean_key_bytes(store.shape, 2, CAPACITY, BLOCK, *counted[1:])
+    assert store.far._mean_keys._means.nbytes == host_mean_key_bytes(store.shape, 2, CAPACITY, BLOCK, *counted[1:])

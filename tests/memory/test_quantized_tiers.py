@@ -15,8 +15,8 @@ from offload.caches.full import FullCache
 from offload.kernels.native.ops import NativeOperations
 from offload.memory.disk_link import DiskLink
 from offload.memory.link import TransferFailed
+from offload.memory.plain_store import attend_stored
 from offload.memory.quantized_store import QuantizedStore
-from offload.memory.store import attend_stored
 from offload.memory.tier_settings import TierSettings
 from offload.memory.tiered_factory import TieredStoreFactory
 from offload.memory.tree_attention import tree_of
@@ -106,7 +106,7 @@ def test_attention_on_the_host_is_that_to_dequantised_keys_and_values():
     for start, end in ((0, 600), (600, 1100)):
         run(cache, IDS[start:end])
     found = run(cache, IDS[1100:1101])
-    assert cache.store._num_streamed == 0 and cache.store._num_whole == 2
+    assert cache.store.tiers.num_streamed == 0 and cache.store.tiers.num_whole == 2
     both, rows = cache.store.read(0, 1101), Rope(tiny_shape(), CAPACITY, torch.float32, CPU).rows(1100, 1101)
     for layer, keys, values in zip(range(len(found)), *both, strict=True):
         q, _, _ = projected(IDS[1100:1101], layer, torch.float32)
@@ -194,7 +194,8 @@ def test_what_a_store_over_tiers_allocates_is_what_is_counted(place):
     assert pages == host_page_bytes(shape, layers, CAPACITY, PAGE, 2, "q4")
     staged = tiers.open.nbytes + sum(buffer.nbytes for buffer in tiers.ring.buffers)
     assert staged <= staging_bytes(shape, layers, len(tiers.ring.buffers), PAGE, 2, "q4", open_slots(400, PAGE, "q4"))
-    assert store._blocks.nbytes <= shape.layers * bf16_layer_bytes(shape, CAPACITY, 400, 2)
+    rings = sum(each._blocks.nbytes for each in (store.resident, store.far))
+    assert rings <= shape.layers * bf16_layer_bytes(shape, CAPACITY, 400, 2)
 
 
 @pytest.mark.parametrize("place", ["host 2", "host 1 hybrid"])

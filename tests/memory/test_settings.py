@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from offload.errors import SettingsError
-from offload.memory.host_memory import make_link
+from offload.memory.staged_link import make_link
 from offload.memory.tier_settings import TierSettings
 from offload.memory.tiered_factory import TieredStoreFactory
 from tests.support.offloading import CPU

@@ -12,7 +12,7 @@ from offload.kernels.native.ops import NativeOperations
 from offload.memory.device_factory import new_store
 from offload.memory.disk_link import DiskFailed
 from offload.memory.disk_pages import DiskPages, FileRange
-from offload.memory.host_tensors import host_memory
+from offload.memory.host_memory import host_memory
 from offload.memory.link import SimulatedLink, TransferFailed
 from offload.memory.staged_link import StagedLink
 from offload.memory.tiered_factory import TieredStoreFactory

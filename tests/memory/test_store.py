@@ -7,9 +7,9 @@ import torch
 
 from offload import Speculation
 from offload.architecture.tier_footprint import GATHERED_BYTES
-from offload.memory import tier_reader
+from offload.memory import tiered_store
 from offload.memory.balance import HOST_ROWS, Balance
-from offload.memory.tier_reader import TierReader
+from offload.memory.tiers import Tiers
 from offload.sequence import TokenSequence
 from offload.speculation.levels.hierarchy import selected_cache
 from offload.speculation.passes.runner import Runner, SelectedRunner
@@ -139,14 +139,14 @@ def test_chunks_are_gathered_in_parts_of_bounded_memory(model, monkeypatch):
     rows, chunks = torch.tensor([2, 3, 4, 5, 5, 0]), torch.tensor([3, 4, 7, 17, 1, 2])
     whole = cache.store.gather(rows, chunks, 16)
     sizes = []
-    fetched = TierReader._fetched
-    monkeypatch.setattr(TierReader, "_fetched", lambda store, x: sizes.append(x.nbytes) or fetched(store, x))
-    monkeypatch.setattr(tier_reader, "GATHERED_BYTES", 2 * 2 * 16 * model.shape.head_dim * model.dtype.itemsize)
+    fetched = Tiers.to_device
+    monkeypatch.setattr(Tiers, "to_device", lambda tiers, x: sizes.append(x.nbytes) or fetched(tiers, x))
+    monkeypatch.setattr(tiered_store, "GATHERED_BYTES", 2 * 2 * 16 * model.shape.head_dim * model.dtype.itemsize)
     for found, expected in zip(cache.store.gather(rows, chunks, 16), whole, strict=True):
         assert torch.equal(found, expected)
     assert len(sizes) == 3
-    assert cache.store._staging.nbytes == GATHERED_BYTES
-    assert max(sizes) <= tier_reader.GATHERED_BYTES
+    assert cache.store.tiers._staging.nbytes == GATHERED_BYTES
+    assert max(sizes) <= tiered_store.GATHERED_BYTES
 
 
 def test_the_host_of_a_gpu_shares_no_passes_of_many_rows():

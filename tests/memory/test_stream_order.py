@@ -306,8 +306,8 @@ REDUNDANT = {
     "host waits for to device: CudaLink.finish < PrefetchRing.reset < StreamedLayers._release": "weights never change",
     "to device waits for to host: CudaLink.copy < PrefetchRing.reset < StreamedLayers._release": "weights never change",
     # The next pass copies on the same streams.
-    "host waits for to device: CudaLink.finish < PrefetchRing.reset < TieredStore._recover < TieredStore.b": "ordered",
-    "to device waits for to host: CudaLink.copy < PrefetchRing.reset < TieredStore._recover < TieredStore.b": "ordered",
+    "host waits for to device: CudaLink.finish < PrefetchRing.reset < Tiers.recover < Tiers.begin": "ordered",
+    "to device waits for to host: CudaLink.copy < PrefetchRing.reset < Tiers.recover < Tiers.begin": "ordered",
     "to device waits for to host: CudaLink.copy < OpenPages._copy < OpenPages.advance": "the host has waited for it",
     # A link compares extents, which overlap where pages do not.
     "to host waits for to device: CudaLink.copy < OpenPages._copy < OpenPages._close < OpenPages.flush": "other pages",

@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 from offload.architecture.footprint import DEQUANTIZED_BYTES, PAGE_GRAIN
 from offload.architecture.weight_formats import rounded_bits
 from offload.kernels import triton
-from offload.memory import device_quantized_gather, mean_keys, tier_reader
+from offload.memory import mean_keys, tiers
 from offload.memory import tiered_factory as factory
 from offload.memory.host_attention import HostAttention, HostResult
 from offload.memory.tier_settings import TierSettings
@@ -54,7 +54,7 @@ class WorstCase(TorchFunctionMode):
         return simple.get(function, function)(*args, **(kwargs or {}))
 
 
-def faked_host_attention(self, pages, q):
+def faked_host_attention(self, pages, first, q):
     done = Future()
     state = torch.empty((*q.shape[:2], 2 + q.shape[2]), dtype=torch.float32)
     done.set_result(HostResult(len(pages), 1e-3, [], state))
@@ -68,7 +68,7 @@ def without_a_gpu(monkeypatch):
     monkeypatch.setattr(HostAttention, "submit", faked_host_attention)
     monkeypatch.setattr(runner, "graphs_for", lambda model, cache: None)  # fake tensors cannot be recorded
     monkeypatch.setattr(factory, "begin_allocation", lambda size, dtype, device: (torch.empty(size, dtype=dtype), None))
-    for module in (weights, mean_keys, tier_reader, device_quantized_gather):
+    for module in (weights, mean_keys, tiers):
         monkeypatch.setattr(
             module, "allocator", lambda device: lambda size, dtype: torch.empty(size, dtype=dtype), raising=True
         )

@@ -22,12 +22,10 @@ def site(what: str) -> Site:
     """Return the place under way: the functions of tiers that led here, the innermost first."""
     calls, lines, frame = [], [], sys._getframe(1)
     while frame is not None:
-        file = frame.f_code.co_filename
-        if (
-            "/offload/memory/" in file or "/offload/weight_offloading/" in file
-        ) and not frame.f_code.co_name.startswith("<"):
+        file, name = frame.f_code.co_filename, frame.f_code.co_name
+        is_of_tiers = "/offload/memory/" in file or "/offload/weight_offloading/" in file
+        if is_of_tiers and not name.startswith("<") and not file.endswith("layered_store.py"):  # which only forwards
             owner = frame.f_locals.get("self")
-            name = frame.f_code.co_name
             calls.append(f"{type(owner).__name__}.{name}" if owner is not None else name)
             lines.append(frame.f_lineno)
         frame = frame.f_back

@@ -9,13 +9,17 @@ import torch
 
 from offload.architecture.config import ModelShape
 from offload.architecture.hf_config import shape_from_config
+from offload.architecture.kv_formats import WINDOW
 from offload.architecture.rope import Rope, rotate
+from offload.kernels.native.library import BLOCK
 from offload.kernels.native.ops import NativeOperations
 from offload.kernels.ops import TorchOperations
-from offload.memory.block_store import BlockStore
+from offload.memory.device_factory import new_store as make_store
 from offload.memory.disk_link import DiskLink
-from offload.memory.store import PlainStore, Store
+from offload.memory.paged_store import PagedStore, PagePool
+from offload.memory.store import Store
 from offload.memory.tiered_factory import TieredStoreFactory
+from offload.settings.config import EXACT
 from tests.support.models import make_hf_model
 from tests.support.offloading import CPU, SHAPE, make_link, native_kernel, random_delays, settings, staged_link
 
@@ -25,6 +29,9 @@ TIERED = [f"{kind} {mode} {resident} resident" for kind in ("tiered", "native ti
 ON_DISK = ["tiered disk 0 resident", "native tiered disk 1 resident", "tiered staged 0 resident"]
 STORES = ["plain", "blocks", *TIERED, *ON_DISK]
 SOME_STORES = ["plain", "blocks", "tiered hybrid 1 resident", "native tiered hybrid 1 resident"]  # one of each class
+QUANTIZED = ["native q8", "native q8 tiered hybrid 1 resident", "native q4 tiered disk 0 resident"]
+ON_GPU = ["q8", "q8 tiered stream 1 resident", "q8 tiered hybrid 0 resident"]  # quantised, by Triton's kernels
+ERRORS = {"q8": 0.06, "q4": 0.8}  # of quantised keys and values, and of attention to them
 
 
 @cache
@@ -32,28 +39,30 @@ def tiny_shape() -> ModelShape:
     return shape_from_config(make_hf_model("llama", **SHAPE).config.to_dict(), {})
 
 
+def quantization(name: str) -> str:
+    """Return the format of a store's keys and values, by its name."""
+    return next((kind for kind in ERRORS if kind in name.split()), EXACT)
+
+
 def new_store(name: str, dtype=torch.float32, capacity: int = CAPACITY) -> Store:
-    """Make an empty store of one of the kinds in `STORES`; some copies over its link are delayed."""
-    if name == "plain":
-        return PlainStore(tiny_shape(), capacity, dtype, CPU)
-    kernel = native_kernel() if name.startswith(("blocks", "native")) else None
-    if kernel is None and not name.startswith("tiered"):
+    """Make an empty store of one of the names above; some copies over its link are delayed."""
+    shape, kv, placement = tiny_shape(), quantization(name), name.partition("tiered ")[2].split()
+    kernel = native_kernel() if name.startswith(("blocks", "paged", "native")) else None
+    if kernel is None and name.startswith(("blocks", "paged", "native q")):
         pytest.skip("there is no native kernel here")
-    if name == "blocks":
-        return BlockStore(kernel, tiny_shape(), capacity, dtype)
-    mode, resident = name.removeprefix("native ").split()[1:3]
-    operations = TorchOperations() if kernel is None else NativeOperations(kernel)
+    if name == "paged":
+        return PagedStore(PagePool(kernel, shape, 2 * capacity // BLOCK, dtype), capacity)
+    if not placement:
+        return make_store(kernel, shape, capacity, dtype, CPU, kv)
+    mode, resident, page = placement[0], int(placement[1]), PAGE if kv == EXACT else WINDOW
+    operations, folder = TorchOperations() if kernel is None else NativeOperations(kernel), Path(tempfile.gettempdir())
+    link, more = make_link(before=random_delays(0)), {}
     if mode == "disk":
-        tiers = settings("stream", int(resident), page_tokens=PAGE, disk=Path(tempfile.gettempdir()))
-        factory = TieredStoreFactory(operations, CPU, tiers, DiskLink(poison=True))
+        mode, link, more = "stream", DiskLink(poison=True), {"disk": folder}
     elif mode == "staged":
-        folder = Path(tempfile.gettempdir())
-        tiers = settings("stream", int(resident), page_tokens=PAGE, disk=folder, host_layers=1)
-        factory = TieredStoreFactory(operations, CPU, tiers, staged_link())
-    else:
-        tiers = settings(mode, int(resident), page_tokens=PAGE)
-        factory = TieredStoreFactory(operations, CPU, tiers, make_link(before=random_delays(0)))
-    return factory.new_store(tiny_shape(), capacity, dtype)
+        mode, link, more = "stream", staged_link(), {"disk": folder, "host_layers": 1}
+    tiers = settings(mode, resident, page_tokens=page, **more)
+    return TieredStoreFactory(operations, CPU, tiers, link, kv=kv).new_store(shape, capacity, dtype)
 
 
 @cache
@@ -103,7 +112,7 @@ def _definition(ids, start, layer, rope, dtype, visible, positions):
     return torch.einsum("htk,khd->thd", scores.masked_fill(future, float("-inf")).softmax(-1), v)
 
 
-def close(found, expected) -> bool:
-    """Compare up to rounding in the dtype of `found`."""
-    tolerance = 4e-2 if found.dtype == torch.bfloat16 else 1e-5
+def close(found, expected, error: float = 0.0) -> bool:
+    """Compare up to rounding in the dtype of `found`, or a larger error."""
+    tolerance = max(4e-2 if found.dtype == torch.bfloat16 else 1e-5, error)
     return found.shape == expected.shape and bool((found.double() - expected).abs().max() <= tolerance)

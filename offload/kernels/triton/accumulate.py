@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -11,13 +11,16 @@ from torch import Tensor
 from ..attention import Partial
 from .constants import ROWS
 
+if TYPE_CHECKING:
+    from ..accumulate import Newest
+
 Operands = Callable[[Tensor], tuple[Tensor, Tensor, int]]  # page -> keys, values, layout
 
 
 class TritonAccumulator:
     """See `Accumulator` in kernels/accumulate.py; for up to `ROWS` tokens on a GPU."""
 
-    in_order = False
+    newest: Newest = "meanwhile"
 
     def __init__(self, q: Tensor, kv_heads: int, operands: Operands) -> None:
         from . import ops

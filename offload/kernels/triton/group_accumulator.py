@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 import torch
 from torch import Tensor
 
 from ...architecture.kv_formats import WINDOW
 from ..attention import Partial
+
+if TYPE_CHECKING:
+    from ..accumulate import Newest
 
 
 class GroupAccumulator:
@@ -15,6 +20,8 @@ class GroupAccumulator:
     Of a pass longer than a window, keys are not split among the GPU's processors: rows are enough work, and states
     would take too much memory. `state_bytes` (architecture/tier_footprint.py) counts them.
     """
+
+    newest: Newest = "first"
 
     def __init__(self, q: Tensor, kv_heads: int, kind: str) -> None:
         from . import ops
@@ -56,6 +63,9 @@ class GroupAccumulator:
             is_fresh = not self._has_begun
             quantized_kv_ops.attend_groups(self._q[rows], groups, state, self._kind, first, stop, is_fresh)
             self._has_begun = True
+
+    def add(self, rows: slice, part: Any) -> None:
+        raise NotImplementedError("other partial results come as a state")
 
     def add_state(self, state: Tensor) -> None:
         """Add what the host has summed, `[tokens, heads, 2 + head_dim]`; see `Accumulator.state`."""

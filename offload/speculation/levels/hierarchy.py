@@ -24,8 +24,9 @@ from ...caches.streaming_llm import StreamingCache
 from ...events import Speculated
 from ...kernels import triton
 from ...memory.block_store import BlockStore
+from ...memory.plain_store import PlainStore
 from ...memory.quantized_store import QuantizedStore
-from ...memory.store import PlainStore, Store
+from ...memory.store import Store
 from ...model.decoder import Model
 from ...parallel import ALONE, Group
 from ...settings.config import EXACT, Speculation

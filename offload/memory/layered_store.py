@@ -1,0 +1,112 @@
+"""A store whose first layers are resident: they lie in a store in the device's memory, the others over tiers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..architecture.config import ModelShape
+from .quantized_memory import QuantizedMemory
+from .store import DeviceStore, Store
+from .tiered_store import TieredStore
+from .tiers import Tiers
+from .tree_attention import Tree
+
+
+class LayeredStore(Store):
+    """The layers of `resident`, and behind them those of `far`, of the same format; `near` makes stores for all."""
+
+    def __init__(
+        self,
+        shape: ModelShape,
+        resident: Store,
+        far: TieredStore | QuantizedMemory,
+        near: Callable[[int], DeviceStore],
+    ) -> None:
+        self.shape, self.dtype, self.device = shape, far.dtype, far.device
+        self.resident, self.far, self._near = resident, far, near
+        self.kernel, self.grain, self.span = far.kernel, far.grain, far.span
+        self.read_cost, self.mean_keys_cost = far.read_cost, far.mean_keys_cost
+
+    @property
+    def tiers(self) -> Tiers[Any]:
+        """Return the tiers of the layers that are not resident."""
+        assert self.far.tiers is not None
+        return self.far.tiers
+
+    @property
+    def resident_layers(self) -> int:
+        return self.resident.shape.layers
+
+    def _of(self, layer: int) -> tuple[Store, int]:
+        """Return the store that has a layer, and the layer's number there."""
+        first = self.resident_layers
+        return (self.resident, layer) if layer < first else (self.far, layer - first)
+
+    def prepare(self) -> Iterator[tuple[int, int]]:
+        return self.far.prepare()
+
+    def begin(self, start: int, tokens: int, chunk: int | None = None, held: int = 0) -> None:
+        self.resident.begin(start, tokens, chunk, held)
+        self.far.begin(start, tokens, chunk, held)
+
+    def end(self) -> None:
+        self.resident.end()
+        self.far.end()
+
+    def truncate(self, length: int) -> None:
+        self.resident.truncate(length)
+        self.far.truncate(length)
+
+    def restartable(self, length: int) -> int:
+        return self.resident.restartable(self.far.restartable(length))
+
+    def append(self, layer: int, start: int, q: Tensor, k: Tensor, v: Tensor, rows: tuple[Tensor, Tensor]) -> Tensor:
+        store, layer = self._of(layer)
+        return store.append(layer, start, q, k, v, rows)
+
+    def attend(self, layer: int, q: Tensor, start: int, tree: Tree | None = None, lse: Tensor | None = None) -> Tensor:
+        store, layer = self._of(layer)
+        return store.attend(layer, q, start, tree, lse)
+
+    def compact(self, start: int, keep: Sequence[int]) -> None:
+        self.resident.compact(start, keep)
+        self.far.compact(start, keep)
+
+    def read(self, start: int, end: int) -> tuple[Tensor, Tensor]:
+        keys, values = map(torch.cat, zip(self.resident.read(start, end), self.far.read(start, end), strict=True))
+        return keys, values
+
+    def export(self, start: int, end: int) -> tuple[Tensor, Tensor]:
+        keys, values = map(torch.cat, zip(self.resident.export(start, end), self.far.export(start, end), strict=True))
+        return keys, values
+
+    def dump(self, start: int, end: int) -> Tensor:
+        return torch.cat((self.resident.dump(start, end), self.far.dump(start, end)))
+
+    def load(self, start: int, kv: Tensor) -> None:
+        self.resident.load(start, kv[: self.resident_layers])
+        self.far.load(start, kv[self.resident_layers :])
+
+    def near(self, capacity: int) -> DeviceStore:
+        return self._near(capacity)
+
+    def gather(self, rows: Tensor, chunks: Tensor, size: int) -> tuple[Tensor, Tensor]:
+        first = self.resident_layers * self.shape.kv_heads
+        is_far = rows >= first
+        far = self.far.gather(rows[is_far] - first, chunks[is_far], size)
+        resident = self.resident.gather(rows[~is_far], chunks[~is_far], size)
+        keys, values = (x.new_empty((len(rows), *x.shape[1:])) for x in far)
+        for whole, *parts in zip((keys, values), far, resident, strict=True):
+            whole[is_far], whole[~is_far] = parts
+        return keys, values
+
+    def mean_keys(self, layer: int, start: int, end: int, chunk: int) -> Tensor:
+        store, layer = self._of(layer)
+        return store.mean_keys(layer, start, end, chunk)
+
+    def keep_mean_keys(self, chunk: int) -> None:
+        self.far.keep_mean_keys(chunk)
