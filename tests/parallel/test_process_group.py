@@ -114,6 +114,7 @@ def test_neither_a_rank_that_says_goodbye_is_lost_nor_one_that_ends_after_ours(m
     assert wire.sent == [1] and lost.empty()
 
 
+@pytest.mark.daily("verification")
 @pytest.mark.parametrize("phase", ["prefill", "draft", "verification"])
 def test_the_loss_of_a_rank_ends_the_others_at_once(folders, phase):
     rank_pool = RankPool(2)
