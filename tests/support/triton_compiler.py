@@ -49,3 +49,48 @@ def compile_all(module, jobs):
     )
     assert run.returncode == 0, run.stderr
     assert run.stdout == f"compiled {len(jobs)}\n"
+
+
+COUNT = """
+import importlib, json, sys, types
+from triton.backends.compiler import GPUTarget
+from triton.compiler import make_backend
+from triton.runtime.jit import create_function_from_signature
+
+folder, name, kernel, calls = *sys.argv[1:4], json.load(sys.stdin)
+package = sys.modules["kernels"] = types.ModuleType("kernels")
+package.__path__ = [folder]
+kernel = getattr(importlib.import_module(f"kernels.{name}"), kernel)
+key = create_function_from_signature(kernel.signature, kernel.params, make_backend(GPUTarget("cuda", 89, 32)))
+print(json.dumps([repr(key(*positional, **named)[1:]) for positional, named in calls]))
+"""
+
+
+def variants(module, kernel, calls):
+    """Return what Triton looks a compiled kernel up by, a text for each call: another one is compiled anew.
+
+    calls: positional and named arguments each, tensors as None.
+    """
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    run = subprocess.run(
+        [sys.executable, "-c", COUNT, ROOT / "offload/kernels/triton", module, kernel],
+        env=environment,
+        input=json.dumps(calls),
+        capture_output=True,
+        text=True,
+    )
+    assert run.returncode == 0, run.stderr
+    return json.loads(run.stdout)
+
+
+class Launches:
+    """Stands for a kernel: keeps the arguments of its launches, for `variants`."""
+
+    def __init__(self):
+        self.calls = []
+
+    def __getitem__(self, grid):
+        return self._launch
+
+    def _launch(self, *positional, **named):
+        self.calls.append(([None if hasattr(each, "data_ptr") else each for each in positional], named))

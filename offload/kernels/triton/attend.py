@@ -7,6 +7,8 @@ The state of a row is (m, l, acc): the largest logit so far, the sum of exp(logi
 state of its own, which is carried from one call to the next; `finish_kernel` merges them once at the end.
 
 The arithmetic of a row does not depend on the rows beside it: splits follow from the keys alone.
+
+No kernel is specialised to a length (1, or a multiple of 16): each length's class would be compiled in mid-run.
 """
 
 # Triton reads annotations: no `from __future__ import annotations` here.
@@ -65,7 +67,7 @@ def add_logits(logits, top, total):
     return weights, kept, highest, total * kept + tl.sum(weights, 1)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "keys", "seen", "stride_split", "stride_table", "slots", "tail"])
 def attend_kernel(
     q_ptr, k_ptr, v_ptr, state_ptr, table_ptr, seen_ptr,
     rows, keys, seen, scale,
@@ -131,7 +133,7 @@ def attend_kernel(
     store_state(state, dims, is_row, wanted, top, total, acc)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["splits", "stride_split"])
 def finish_kernel(
     state_ptr, out_ptr, lse_ptr, splits, stride_split,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, HAS_LSE: tl.constexpr,
@@ -157,7 +159,7 @@ def finish_kernel(
         tl.store(lse_ptr + row, top + tl.log(total))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "keys", "seen", "stride_received"])
 def observe_kernel(
     q_ptr, k_ptr, lse_ptr, received_ptr, rows, keys, seen, scale,
     stride_qt, stride_qh, stride_head, stride_token, stride_lse, stride_received,

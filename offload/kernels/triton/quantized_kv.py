@@ -40,7 +40,7 @@ def _products(q, keys, number_type: tl.constexpr, WIDEN: tl.constexpr):
     return found
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "first", "stop", "stride_split"])
 def attend_groups_kernel(
     q_ptr, groups_ptr, state_ptr,
     rows, first, stop, scale,

@@ -8,8 +8,9 @@ import torch
 from offload.kernels.attention import attend_causal, attend_reference, received_attention
 from offload.kernels.native.layout import write_blocks
 from offload.kernels.triton import BLOCKS, ops
+from offload.kernels.triton import attend as kernels
 from offload.kernels.triton.accumulate import attend_keys, attend_stored, attend_table, attend_table_before, observe
-from tests.support.triton_compiler import compile_all
+from tests.support.triton_compiler import Launches, compile_all, variants
 
 pytest.importorskip("triton")
 ON_GPU = torch.cuda.is_available()
@@ -233,3 +234,23 @@ def test_the_kernel_of_received_attention_compiles(is_whole):
     pointers = {"lse_ptr": "*fp32", "received_ptr": "*fp32", "scale": "fp32"}
     kinds = [dict.fromkeys(("q_ptr", "k_ptr"), kind) for kind in ("*bf16", "*fp16", "*fp32")]
     compile_all("attend", [("observe_kernel", pointers | kind, sizes, is_whole) for kind in kinds])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Triton's compiler comes with its Linux wheels")
+@pytest.mark.parametrize("name", ["attend_kernel", "finish_kernel", "observe_kernel"])
+def test_no_length_has_the_kernel_compiled_anew(name, monkeypatch):
+    """A compile in mid-run takes about a second."""
+    launches = Launches()
+    for each in ("attend_kernel", "finish_kernel", "observe_kernel"):
+        monkeypatch.setattr(kernels, each, launches if each == name else Launches())
+    store = random(2, 400, 32)
+    for cycle in range(60):
+        seen = 61 + 3 * cycle
+        for tokens in (1, 2 + cycle // 20):  # of one block of rows
+            q, table = random(tokens, 6, 32), torch.zeros(2, 1 + cycle % 20, dtype=torch.int32, device=DEVICE)
+            attend_stored(q, store[:, :seen], store[:, :seen])
+            attend_table(q, store, store, table, 8, (8 * table.shape[1] + 5, seen - 5))
+            count = seen + tokens - 1
+            observe(q, store[:, :count], q[..., 0].contiguous(), random(2, count))
+    wanted = 2 if name == "attend_kernel" else 1  # with a table and without
+    assert len(set(variants("attend", name, launches.calls))) == wanted

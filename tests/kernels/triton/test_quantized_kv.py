@@ -9,10 +9,10 @@ from offload.architecture.kv_formats import GROUP, group_bytes
 from offload.kernels.kv_groups import dequantize_groups, quantize_groups
 from offload.kernels.native.kv_groups import Groups, dequantize_call, kv_format, quantize_call
 from offload.kernels.native.layout import write_blocks
-from offload.kernels.triton import ops
+from offload.kernels.triton import ops, quantized_kv
 from offload.kernels.triton.quantized_kv_ops import attend_groups
 from tests.support.offloading import native_kernel
-from tests.support.triton_compiler import compile_all
+from tests.support.triton_compiler import Launches, compile_all, variants
 
 pytest.importorskip("triton")
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -104,3 +104,15 @@ def test_the_kernel_compiles(is_whole):
     formats = [{"BITS": 4, "IS_FLOAT": False}, {"BITS": 8, "IS_FLOAT": False}, {"BITS": 8, "IS_FLOAT": True}]
     types = {"q_ptr": "*bf16", "groups_ptr": "*u8", "state_ptr": "*fp32", "scale": "fp32"}
     compile_all("quantized_kv", [("attend_groups_kernel", types, sizes | each, is_whole) for each in formats])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Triton's compiler comes with its Linux wheels")
+def test_no_number_of_groups_has_the_kernel_compiled_anew(monkeypatch):
+    launches = Launches()
+    monkeypatch.setattr(quantized_kv, "attend_groups_kernel", launches)
+    groups = quantize_groups(*keys_and_values(2, 40, 32), "q8")
+    for stop in range(1, 41):
+        for tokens in (1, 5):  # of one block of rows
+            q = draw(tokens, 6, 32)
+            attend_groups(q, groups, ops.new_state(q, 2), "q8", stop // 2, stop, True)
+    assert len(set(variants("quantized_kv", "attend_groups_kernel", launches.calls))) == 1
