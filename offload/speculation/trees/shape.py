@@ -7,8 +7,8 @@ its path, and a verification is expected to yield 1 token plus the sum of these 
 Later children are accepted less often, and children less often than their parent is reached. So the nodes with the
 largest products are a tree already, and no tree of as many nodes has a larger sum: what Sequoia's dynamic program finds
 in O(n^2) for each child and depth is found here by ranking. Where a later child is accepted more often than an earlier
-one, that does not hold (up to 19 % fewer tokens), and `best_tree` runs the dynamic program. What is estimated while
-decoding never increases (`acceptance.ChildAcceptance.rates`).
+one, that does not hold (27 % fewer tokens in a tree of 16 nodes, the worst of 300 shuffled vectors), and `best_tree`
+runs the dynamic program. What is estimated while decoding never increases (`acceptance.ChildAcceptance.rates`).
 """
 
 from __future__ import annotations
