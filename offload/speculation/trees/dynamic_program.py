@@ -22,7 +22,7 @@ def dynamic_program(rates: Sequence[np.ndarray], nodes: int) -> tuple[int, ...]:
     for level in reversed(rates):
         later, taken = np.zeros(nodes + 1), []
         for rate in level[::-1]:
-            subtree = np.append(0.0, rate * (1 + below[:-1]))  # by its size
+            subtree: np.ndarray = np.append(0.0, rate * (1 + below[:-1]))  # by its size
             size = np.array([_best_size(subtree, later, left) for left in range(nodes + 1)])
             later = subtree[size] + np.where(size > 0, later[np.arange(nodes + 1) - size], 0.0)
             taken.append(size)
