@@ -18,7 +18,7 @@ from .compared_methods import BASE
 from .conditions import LARGEST_LOAD, LARGEST_SPREAD
 from .modes import EXACT
 from .pivot import Pivot, pivots
-from .report import BATCHES, BENCH, GRID, QUALITY, Report, Row
+from .report import ACCEPTANCE, ACCEPTED, BATCHES, BENCH, GRID, QUALITY, Report, Row
 
 
 class _Field(NamedTuple):
@@ -63,7 +63,8 @@ _FIELDS = {
         _RATE,
         _Field(Column("speedup", right=True, style="bold"), _speedup),
         _Field(
-            Column("acceptance", dropped=3, style="green"), lambda row: "\n".join(accepted(row["acceptance"])) or "-"
+            Column("acceptance\n(of drafted)", dropped=3, style="green"),
+            lambda row: "\n".join(accepted(row[ACCEPTANCE], row[ACCEPTED], unit="")) or "-",
         ),
         _Field(
             Column("tokens/\nverification", right=True, dropped=6), _shown("tokens_per_verification", "{:.2f}".format)
