@@ -96,9 +96,12 @@ def _is_called_by_safetensors(frame: FrameType | None) -> bool:
 
 
 def _deliver_again(number: int) -> None:
-    """Raise the signal again a little later, when other code is running."""
+    """Send the signal to the main thread again a little later, when other code is running there.
+
+    Sent to that thread, it interrupts a system call that would otherwise block until its end, such as a sleep.
+    """
     answered()
-    timer = threading.Timer(_REDELIVERY, signal.raise_signal, (number,))
+    timer = threading.Timer(_REDELIVERY, signal.pthread_kill, (threading.main_thread().ident, number))
     timer.daemon = True
     timer.start()
 

@@ -136,6 +136,18 @@ class OpenModel:
         checkpoint.shape = stretched(self.checkpoint.shape, factor)
         return replace(self, checkpoint=checkpoint)
 
+    def beyond_context(self, tokens: int) -> OpenModel:
+        """Return the model with a context of at least `tokens`, not extended: it was not trained for these positions.
+
+        For measurements of what happens there.
+        """
+        shape = self.checkpoint.shape
+        if tokens <= shape.context:
+            return self
+        checkpoint = copy(self.checkpoint)
+        checkpoint.shape = replace(shape, context=tokens)
+        return replace(self, checkpoint=checkpoint)
+
     @cached_property
     def weight_bits(self) -> WeightBits:
         """Return the average bits of a weight in memory, inside and outside of the layers."""

@@ -18,6 +18,7 @@ from ..input.documents import name_of
 from ..output.output_files import LineFile
 from ..output.stdout_formats import json_line
 from ..run.prompt_cache import prompt_folder
+from .report import ACCEPTED
 
 TYPE = "bench_run"
 _KINDS = {  # of the fields that a line must have
@@ -103,7 +104,7 @@ def _record(value: Any) -> Record | None:
     if not isinstance(value, dict) or value.get("type") != TYPE:
         return None
     is_whole = all(name in value and isinstance(value[name], kind) for name, kind in _KINDS.items())
-    return value if is_whole else None
+    return {ACCEPTED: {}, **value} if is_whole else None  # earlier versions did not record it
 
 
 @dataclass(frozen=True, slots=True)

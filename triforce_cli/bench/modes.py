@@ -13,6 +13,7 @@ from offload.settings.methods import APPROXIMATIONS
 from ..options.settings import Settings, resolve_with
 
 EXACT = "exact"  # the model as it is: what the others are compared with
+DENSE = "dense"  # all tokens, also of a text beyond the model's context, which is not extended: a baseline
 RECOMPUTE = "recompute"  # the latest `budget` tokens run anew for each token: a baseline, and no way to decode
 DEFAULT = "all that can run"
 # The settings of each mode, over those of the command line. A new mode is a line here.
@@ -23,7 +24,7 @@ MODES: dict[str, Mapping[str, Any]] = {
     **{f"quantize={level}": {"quantize": level} for level in reversed(QUANTIZE)},
 }
 
-NAMES = (*MODES, RECOMPUTE)
+NAMES = (*MODES, DENSE, RECOMPUTE)
 CHANGED = frozenset(name for values in MODES.values() for name in values)  # settings that the modes decide
 
 
@@ -45,7 +46,7 @@ def parse(names: str) -> tuple[str, ...]:
 def _check_parts(mode: str) -> None:
     """Raise SettingsError for a mode whose parts change the same thing, of which one would not apply."""
     parts = list(dict.fromkeys(mode.split("+")))
-    caches = [part for part in parts if part == RECOMPUTE or "approximate" in MODES[part]]
+    caches = [part for part in parts if part in (DENSE, RECOMPUTE) or "approximate" in MODES[part]]
     others = [[part for part in parts if name in MODES.get(part, {})] for name in ("kv", "quantize")]
     for same in (caches, *others):
         if len(same) > 1:
@@ -55,6 +56,11 @@ def _check_parts(mode: str) -> None:
 def recomputes(mode: str) -> bool:
     """Return whether a mode of what `parse` returns runs a window anew for each token."""
     return RECOMPUTE in mode.split("+")
+
+
+def is_dense(mode: str) -> bool:
+    """Return whether a mode of what `parse` returns attends to all tokens of a text of any length."""
+    return DENSE in mode.split("+")
 
 
 def values_of(mode: str) -> dict[str, Any]:

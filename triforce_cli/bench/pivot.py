@@ -9,7 +9,7 @@ from typing import Any
 from ..output.format import percent
 from .axes import AXES
 from .compared_methods import BASE
-from .report import ACCEPTANCE, Measure, Report, Row
+from .report import BY_PAIR, Measure, Report, Row
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +43,13 @@ def pivots(report: Report) -> list[Pivot]:
     rows = report.rows
     found = [_pivot(report, measure, _cells(rows, measure)) for measure in report.shown]
     found += [_profile(report, rows, each) for each in report.profiles]
-    pairs = [
-        (row, (pair,), percent(rate) + ("" if (sd := row[f"{ACCEPTANCE}_sd"][pair]) is None else f" ±{100 * sd:.0f}"))
-        for row in rows
-        for pair, rate in row[ACCEPTANCE].items()
-    ]
-    found.append(_pivot(report, Measure(ACCEPTANCE, ACCEPTANCE, percent), pairs, ("drafter → verifier",)))
+    for name, title in BY_PAIR.items():
+        pairs = [
+            (row, (pair,), percent(rate) + ("" if (sd := row[f"{name}_sd"][pair]) is None else f" ±{100 * sd:.0f}"))
+            for row in rows
+            for pair, rate in row[name].items()
+        ]
+        found.append(_pivot(report, Measure(name, title, percent), pairs, ("drafter → verifier",)))
     return [pivot for pivot in found if pivot.rows]
 
 

@@ -98,16 +98,12 @@ def _quality(report: Report) -> list[Chart]:
         if row["needles"]:
             needles[mode] = [(each["depth"], each["log_prob"], 0.0) for each in row["needles"]]
         size = (row["kv_bytes"] + row["weights_bytes"]) / 2**20
-        memory[f"{mode} · {1000 * row['token_s']:.0f} ms"] = [(size, row["kl"], 0.0)]
-    return [
-        Chart(positions, "perplexity", "scored tokens"),
-        Chart(
-            {mode: line for mode, line in needles.items() if line},
-            "log-probability of its token",
-            "depth of the needle",
-        ),
-        Chart(memory, "KL divergence from exact, nats", "weights and KV, MiB"),
-    ]
+        if row["kl"] is not None:
+            memory[f"{mode} · {1000 * row['token_s']:.0f} ms"] = [(size, row["kl"], 0.0)]
+    found = [Chart(positions, "perplexity", "scored tokens")]
+    found += [Chart(needles, "log-probability of its token", "depth of the needle")] if needles else []
+    found += [Chart(memory, "KL divergence from exact, nats", "weights and KV, MiB")] if memory else []
+    return found
 
 
 def _profile(report: Report, measure: str) -> Series:

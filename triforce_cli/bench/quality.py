@@ -32,6 +32,7 @@ from offload.speculation.passes.runner import Runner
 from ..output.progress import ProgressDisplay, RunFacts
 from ..output.terminal import Terminal
 from .conditions import OtherLoad, mean_load, provenance
+from .modes import EXACT
 from .quality_modes import OpenMode, QualityRun
 from .report import QUALITY, Report
 
@@ -60,7 +61,7 @@ class ModeQuality:
 
 @dataclass(frozen=True, slots=True)
 class QualityFound:
-    """The modes that were measured, the exact one first; `facts` describe the machine and the request."""
+    """The modes that were measured, the exact one first if it ran; `facts` describe the machine and the request."""
 
     facts: Mapping[str, Any]
     modes: Sequence[ModeQuality]
@@ -69,10 +70,12 @@ class QualityFound:
     def report(self) -> Report:
         """Return the report, with a row of numbers for each mode."""
         load = mean_load(mode.other_load for mode in self.modes)
-        return Report(QUALITY, self.facts, [_row(each, self.modes[0]) for each in self.modes], other_load=load)
+        exact = next((mode for mode in self.modes if mode.mode == EXACT), None)
+        return Report(QUALITY, self.facts, [_row(each, exact) for each in self.modes], other_load=load)
 
 
-def _row(one: ModeQuality, exact: ModeQuality) -> dict[str, Any]:
+def _row(one: ModeQuality, exact: ModeQuality | None) -> dict[str, Any]:
+    """Return a mode's row; what compares it with the exact one is None if that did not run."""
     placed = [needle for needle in one.needles if needle.depth is not None]
     absent = [needle.log_prob for needle in one.needles if needle.depth is None]
     by_position = perplexities(one.scores.log_probs, PARTS)
@@ -81,8 +84,8 @@ def _row(one: ModeQuality, exact: ModeQuality) -> dict[str, Any]:
         "perplexity": perplexity(one.scores.log_probs),
         "perplexity_by_position": [{"from": first, "to": end, "perplexity": each} for first, end, each in by_position],
         "kl": 0.0 if one is exact else mean_divergence(one.scores),
-        "top1_agreement": top1_agreement(exact.scores, one.scores),
-        "equal_tokens": equal_tokens(exact.output, one.output),
+        "top1_agreement": None if exact is None else top1_agreement(exact.scores, one.scores),
+        "equal_tokens": None if exact is None else equal_tokens(exact.output, one.output),
         "needles_found": sum(needle.found for needle in placed) if placed else None,
         "needle_log_prob": mean(needle.log_prob for needle in placed) if placed else None,
         "needle_log_prob_absent": absent[0] if absent else None,
@@ -130,10 +133,11 @@ class _Measurement:
         """Measure a mode: scores of the text, greedy decoding after it, then the needles."""
         run, engine = self._run, self._load(mode)
         load = OtherLoad() if mode.model.group.size == 1 else None  # other ranks are not other load
-        reference = self.done[0].scores if self.done else None
+        reference = self.done[0].scores if self.done and self.done[0].mode == EXACT else None
+        is_exact = mode.name == EXACT
         started = time.perf_counter()
         scores = self._evaluate(
-            engine, mode, run.ids, lambda runner: score_text(runner, run.ids, run.last, reference is None, reference)
+            engine, mode, run.ids, lambda runner: score_text(runner, run.ids, run.last, is_exact, reference)
         )
         prefill_s = time.perf_counter() - started - float(scores.seconds.sum())
         output = self._decode(engine, mode)
@@ -150,7 +154,7 @@ class _Measurement:
     def _load(self, mode: OpenMode) -> Engine:
         """Return the mode's engine: the last one if it serves, with empty caches."""
         last = self._loaded
-        if last is not None and (last.settings.engine, last.tiers) == (mode.settings.engine, mode.tiers):
+        if last is not None and _loads(last) == _loads(mode):
             self._engine.release()
         else:
             self._engine = self._loaded = None  # free its memory first
@@ -194,17 +198,22 @@ class _Measurement:
     def facts(self) -> dict[str, Any]:
         """Return the machine and the request, for the report."""
         run = self._run
-        exact = run.modes[0]
-        resolved = exact.settings.described(Sampling(temperature=0)) | {"device": exact.model.device.type}
+        first = run.modes[0]
+        resolved = first.settings.described(Sampling(temperature=0)) | {"device": first.model.device.type}
         del resolved["method"], resolved["stop"]
-        return provenance(exact.model.device, self._described) | {
-            "model": exact.settings.engine.model,
+        return provenance(first.model.device, self._described) | {
+            "model": first.settings.engine.model,
             "text_tokens": len(run.ids),
             "scored_tokens": run.last,
             "new_tokens": run.new_tokens,
             "left_out": dict(run.left_out),
             "settings": resolved,
         }
+
+
+def _loads(mode: OpenMode) -> tuple[Any, ...]:
+    """Return all that the engine of a mode depends on."""
+    return mode.settings.engine, mode.tiers, mode.model.checkpoint.shape.context
 
 
 def show_reading(events: Generator[Prefilled, None, _Result], meter: Meter, display: ProgressDisplay) -> _Result:

@@ -10,7 +10,7 @@ from offload.errors import PromptError, SettingsError
 from offload.evaluation import Needle, make_needles
 from offload.memory.tier_settings import TierSettings
 from offload.settings.config import Speculation
-from offload.settings.method_sizes import stored_tokens
+from offload.settings.method_sizes import forgets, stored_tokens
 from offload.units import counted
 
 from ..options.command_request import Request
@@ -19,7 +19,7 @@ from ..output.terminal import Terminal
 from ..run.model_request import open_shared_model, stretch
 from ..run.plan import plan_tiers
 from .benchmark import note_grouped
-from .modes import EXACT, MODES, recomputes, settings_of
+from .modes import EXACT, MODES, is_dense, recomputes, settings_of
 from .prompts import first_tokens
 
 
@@ -56,6 +56,11 @@ class OpenMode:
         """Return the tokens of the window that is run anew for each token; None for a mode with a cache."""
         return self.speculation.kept_tokens if recomputes(self.name) else None
 
+    @property
+    def is_unlimited(self) -> bool:
+        """Return whether the mode runs a text of any length: it forgets, or is there to show what happens."""
+        return self.recomputed is not None or is_dense(self.name) or forgets(self.speculation)
+
     def stored(self, length: int) -> int:
         """Return how many tokens the cache stores of a sequence of `length`."""
         return stored_tokens(self.speculation, self.longest(length))
@@ -67,7 +72,10 @@ class OpenMode:
 
 @dataclass(frozen=True, slots=True)
 class QualityRun:
-    """All modes, the exact one first, over one text and its needles; `left_out` are modes and why."""
+    """All modes, the exact one first, over one text and its needles; `left_out` are modes and why.
+
+    Beyond the model's context there is no exact one, if all others run there: nothing is then compared with it.
+    """
 
     modes: tuple[OpenMode, ...]
     ids: list[int]
@@ -100,7 +108,7 @@ def open_quality_run(asked: QualityRequest, terminal: Terminal, quiet: bool) -> 
     if asked.request.extend_context:
         stretch(model, len(ids) + new, terminal)  # warns
         opened = {name: replace(mode, model=mode.model.stretched(len(ids) + new)) for name, mode in opened.items()}
-    opened[EXACT].model.new_tokens(len(ids), new, exact=True)
+    opened = _fitting(opened, len(ids), new, left_out)
     if not asked.request.dry_run:
         opened = {name: _with_tiers(mode, len(ids) + new, terminal) for name, mode in opened.items()}
     run = QualityRun(tuple(opened.values()), ids, _needles(asked, ids, model), asked.last, left_out)
@@ -124,6 +132,26 @@ def _open_modes(asked: QualityRequest, terminal: Terminal, quiet: bool) -> tuple
         else:
             opened[name] = OpenMode(name, settings, model, None)
     return opened, left_out
+
+
+def _fitting(modes: Mapping[str, OpenMode], tokens: int, new: int, left_out: dict[str, str]) -> dict[str, OpenMode]:
+    """Return the modes that run a text: where it exceeds the context, without the exact one if all others can.
+
+    Raises PromptError.
+    """
+    others = {name: mode for name, mode in modes.items() if name != EXACT}
+    try:
+        modes[EXACT].model.new_tokens(tokens, new, exact=True)
+        kept = dict(modes)
+    except PromptError as error:
+        if not others or not all(mode.is_unlimited for mode in others.values()):
+            raise
+        left_out[EXACT] = error.message
+        kept = others
+    return {
+        name: replace(mode, model=mode.model.beyond_context(tokens + new)) if is_dense(name) else mode
+        for name, mode in kept.items()
+    }
 
 
 def _with_tiers(mode: OpenMode, length: int, terminal: Terminal) -> OpenMode:

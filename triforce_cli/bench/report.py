@@ -12,7 +12,8 @@ from ..output.format import rounded
 
 BENCH, BATCHES, GRID, QUALITY = "bench", "bench_batch", "bench_grid", "quality"  # types of reports
 _ROWS = {BENCH: "methods", BATCHES: "batches", GRID: "points", QUALITY: "modes"}  # what JSON calls their rows
-ACCEPTANCE = "acceptance"
+ACCEPTANCE, ACCEPTED = "acceptance", "accepted_of_drafted"
+BY_PAIR = {ACCEPTANCE: "acceptance a token", ACCEPTED: "accepted of drafted"}  # measures by "drafter -> verifier"
 
 Row = Mapping[str, Any]
 
@@ -65,14 +66,13 @@ class Report:
 
 
 def csv_text(report: Report) -> str:
-    """Return a table with a line for each method and point; an acceptance is a column for each pair."""
-    pairs = list(dict.fromkeys(pair for row in report.rows for pair in row[ACCEPTANCE]))
+    """Return a table with a line for each method and point; the measures by pair have a column for each."""
+    columns = [f"{name}{suffix}" for name in BY_PAIR for suffix in ("", "_sd")]
+    pairs = list(dict.fromkeys(pair for row in report.rows for name in BY_PAIR for pair in row[name]))
     flat = []
     for row in report.rows:
-        parts = {name: value for name, value in rounded(row).items() if not name.startswith(ACCEPTANCE)}
-        for pair in pairs:
-            for name in (ACCEPTANCE, f"{ACCEPTANCE}_sd"):
-                parts[f"{name} {pair}"] = rounded(row[name].get(pair))
+        parts = {name: value for name, value in rounded(row).items() if name not in columns}
+        parts |= {f"{name} {pair}": rounded(row[name].get(pair)) for pair in pairs for name in columns}
         flat.append({"model": report.facts["model"]} | parts)
     text = StringIO()
     writer = csv.DictWriter(text, list(flat[0]) if flat else ["model"], lineterminator="\n")

@@ -16,8 +16,9 @@ from ..output.wrapping import SEPARATOR, wrapped
 from .axes import BATCH
 from .compared_methods import BASE
 from .conditions import LARGEST_LOAD, LARGEST_SPREAD
+from .modes import EXACT
 from .pivot import Pivot, pivots
-from .report import BATCHES, BENCH, GRID, QUALITY, Report, Row
+from .report import ACCEPTANCE, ACCEPTED, BATCHES, BENCH, GRID, QUALITY, Report, Row
 
 
 class _Field(NamedTuple):
@@ -62,7 +63,8 @@ _FIELDS = {
         _RATE,
         _Field(Column("speedup", right=True, style="bold"), _speedup),
         _Field(
-            Column("acceptance", dropped=3, style="green"), lambda row: "\n".join(accepted(row["acceptance"])) or "-"
+            Column("acceptance\n(of drafted)", dropped=3, style="green"),
+            lambda row: "\n".join(accepted(row[ACCEPTANCE], row[ACCEPTED], unit="")) or "-",
         ),
         _Field(
             Column("tokens/\nverification", right=True, dropped=6), _shown("tokens_per_verification", "{:.2f}".format)
@@ -95,7 +97,7 @@ _FIELDS = {
         _Field(Column("same\ntop-1", right=True, dropped=4), _shown("top1_agreement", percent)),
         _Field(
             Column("equal\ntokens", right=True, dropped=5),
-            lambda row: f"{row['equal_tokens']} of {len(row['output'])}",
+            lambda row: "-" if row["equal_tokens"] is None else f"{row['equal_tokens']} of {len(row['output'])}",
         ),
         _Field(
             Column("needles\nfound", right=True, dropped=1),
@@ -198,11 +200,13 @@ def _speed_notes(report: Report) -> Iterator[str]:
 
 
 def _quality_notes(report: Report) -> Iterator[str]:
-    exact = report.rows[0]
-    if exact["needles_found"] is not None and exact["needles_found"] < len(exact["needles"]):
+    first = report.rows[0]
+    found = first["needles_found"]
+    if first["mode"] == EXACT and found is not None and found < len(first["needles"]):
         yield "the model itself does not find every needle here: compare the log-probabilities"
-    if exact["needle_log_prob_absent"] is not None:
-        yield f"where the text has no needle, the log-probability is {exact['needle_log_prob_absent']:.2f} (exact)"
+    if first["needle_log_prob_absent"] is not None:
+        absent = f"{first['needle_log_prob_absent']:.2f} ({first['mode']})"
+        yield f"where the text has no needle, the log-probability is {absent}"
     left_out = report.facts["left_out"]
     kinds: dict[str, list[str]] = {}
     for mode in left_out:

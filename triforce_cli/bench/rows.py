@@ -12,11 +12,11 @@ from offload.settings.generation import FASTEST
 from .axes import BATCH, CONTEXT
 from .cells import Cell, Record
 from .conditions import spread
-from .report import ACCEPTANCE
+from .report import BY_PAIR
 
 _POINT = ("tokens_per_s", "speedup", "tokens_per_verification", "tbt_median_s")
 _METHOD = ("ttft_s", "tbt_median_s", "tbt_p95_s", "tokens_per_s", "tokens_per_verification")
-_BY_KEY = (ACCEPTANCE, "time_share")
+_BY_KEY = (*BY_PAIR, "time_share")
 _METHOD_RUN = (*_METHOD, "verifications", *_BY_KEY, "total_s", "tbt_s", "tokens")
 _BATCH_RUN = ("tokens_per_s", "seconds", "total_s")
 
@@ -109,7 +109,8 @@ class Finished:
         row["prompt_tokens"] = mean(self.records[cell][0]["prompt_tokens"] for cell in cells)
         for name in _POINT:
             row |= mean_and_deviation(name, [self._measure(cell, name) for cell in cells])
-        row |= self._acceptance(cells)
+        for name in BY_PAIR:
+            row |= self._by_pair(cells, name)
         spreads = [spread(_present(self.records[cell], "tokens_per_s")) for cell in cells]
         row["spread"] = max((each for each in spreads if each is not None), default=None)
         equal = [is_equal for cell in cells if (is_equal := self._compared(cell)[1]) is not None]
@@ -124,14 +125,14 @@ class Finished:
         rate, base = (_median(self.records.get(each, ()), "tokens_per_s") for each in (cell, self.base[cell]))
         return rate / base if rate and base else None
 
-    def _acceptance(self, cells: Sequence[Cell]) -> dict[str, Any]:
-        """Return the acceptance of each pair of drafter and verifier: mean and standard deviation over the prompts."""
+    def _by_pair(self, cells: Sequence[Cell], name: str) -> dict[str, Any]:
+        """Return a measure of each pair of drafter and verifier: mean and standard deviation over the prompts."""
         found: dict[str, list[float]] = {}
         for cell in cells:
-            for pair, rate in _medians(self.records[cell], ACCEPTANCE).items():
+            for pair, rate in _medians(self.records[cell], name).items():
                 found.setdefault(pair, []).append(rate)
         both = {pair: mean_and_deviation("", rates) for pair, rates in found.items()}
-        return {f"{ACCEPTANCE}{suffix}": {pair: each[suffix] for pair, each in both.items()} for suffix in ("", "_sd")}
+        return {f"{name}{suffix}": {pair: each[suffix] for pair, each in both.items()} for suffix in ("", "_sd")}
 
     def _compared(self, cell: Cell) -> tuple[int | None, bool | None]:
         """Return the first token in which a run differs from the base, and whether none does; None, None if unknown.

@@ -25,9 +25,10 @@ from ..output.status_line import StatusLine
 from ..output.terminal import Terminal
 from .benchmark import Benchmark
 from .compared_methods import BASE
+from .report import BY_PAIR
 
 _MEANS = ("tbt_median_s", "tbt_p95_s", "tokens_per_verification")
-MEASURED = ("tokens_per_s", *_MEANS, "verifications", "acceptance", "time_share", "total_s")
+MEASURED = ("tokens_per_s", *_MEANS, "verifications", *BY_PAIR, "time_share", "total_s")
 UNKEPT = ("ttft_s", "tbt_s", "nodes", "seconds")  # measured for the report of this run alone
 
 
@@ -169,7 +170,7 @@ def _of_all(summaries: Sequence[Summary], tokens: int, seconds: float, total_s: 
         "total_s": total_s,
         "verifications": sum(passes) or None,
         **{name: _mean(getattr(each, name) for each in summaries) for name in _MEANS},
-        **{name: _by_key([getattr(each, name) for each in summaries]) for name in ("acceptance", "time_share")},
+        **{name: _by_key([getattr(each, name) for each in summaries]) for name in (*BY_PAIR, "time_share")},
     }
 
 

@@ -15,8 +15,9 @@ from offload.short_repr import short_repr
 from offload.speculation.passes.estimators import token_rate
 
 from ..bench.axes import AXES
+from ..bench.report import BY_PAIR
 from ..options.settings import option_names
-from .grid import ACCEPTANCE, KINDS, MEASURES, Grid
+from .grid import KINDS, MEASURES, Grid
 from .reading import require
 
 
@@ -103,8 +104,8 @@ class Check:
     """A rule for what was measured: every row of a method is `at_least` so much, or it rises or falls along a setting.
 
     `row` names the rows that it is about, by the values of settings that vary: all without it.
-    `tolerance` is by how much it may go the other way from one value to the next; `pair` is for the acceptance;
-    `runs` is quick, full or both.
+    `tolerance` is by how much it may go the other way from one value to the next; `pair` is for measures by drafter and
+    verifier; `runs` is quick, full or both.
     """
 
     what: str
@@ -122,7 +123,8 @@ class Check:
         _check_measure(self.measure)
         require(self.runs in ("quick", "full", "both"), "runs", self.runs, "use quick, full or both")
         require(self.direction in ("rises", "falls"), "direction", self.direction, "use rises or falls")
-        require((self.measure == ACCEPTANCE) == (self.pair is not None), "pair", self.pair, "it goes with acceptance")
+        has_pair, names = self.pair is not None, " and ".join(BY_PAIR)
+        require((self.measure in BY_PAIR) == has_pair, "pair", self.pair, f"it goes with {names}")
         require((self.at_least is None) != (self.along is None), "along", self.along, "give either at_least or along")
         require(self.along not in self.row, "row", self.row, "leave out what `along` names")
         known = self.along is None or self.along in (*AXES, *option_names())

@@ -15,11 +15,11 @@ from ..bench.axes import AXES, BATCH, CONTEXT, Values, points
 from ..bench.compared_methods import BASE
 from ..bench.compared_methods import parse as parse_methods
 from ..bench.modes import parse as parse_modes
+from ..bench.report import BY_PAIR
 from ..options.settings import option_names
 from .reading import build, require
 
 SPEED, QUALITY, ATTENTION = "speed", "quality", "attention"
-ACCEPTANCE = "acceptance"
 IDEAL = "ideal"  # of attention: the tokens with the most weight
 
 
@@ -47,7 +47,7 @@ def _selections(names: Sequence[str]) -> tuple[str, ...]:
 
 
 KINDS = {
-    SPEED: Kind(_methods, ("speedup", "tbt_ms", ACCEPTANCE, "tokens_per_s", "tokens_per_verification")),
+    SPEED: Kind(_methods, ("speedup", "tbt_ms", *BY_PAIR, "tokens_per_s", "tokens_per_verification")),
     QUALITY: Kind(_modes, ("perplexity", "kl", "top1_agreement", "needles_found", "needle_log_prob")),
     ATTENTION: Kind(_selections, ("recovered",)),
 }

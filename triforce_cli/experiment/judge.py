@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+from ..bench.report import BY_PAIR
 from .definition import Check, Value
 from .grid import MEASURES
 from .plans import Planned
@@ -25,8 +26,8 @@ class Verdict:
 
 def measure_of(row: Row, measure: str, pair: str | None = None) -> float | None:
     """Return a measure of a row of the grid's report; None if the row does not have it."""
-    if measure == "acceptance":
-        return row["acceptance"].get(pair)
+    if measure in BY_PAIR:
+        return row[measure].get(pair)
     if measure == "tbt_ms":
         return 1000 / row["tokens_per_s"] if row["tokens_per_s"] else None
     return row.get(measure)
@@ -90,7 +91,7 @@ _MEASURED = (
     | {"prompts", "repeats", "prompt_tokens", "spread", "equals_ar", "lossless"}
     | {
         f"{name}{suffix}"
-        for name in ("tokens_per_s", "speedup", "tokens_per_verification", "tbt_median_s", "acceptance", *MEASURES)
+        for name in ("tokens_per_s", "speedup", "tokens_per_verification", "tbt_median_s", *MEASURES)
         for suffix in ("", "_sd")
     }
 )

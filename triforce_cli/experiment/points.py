@@ -7,7 +7,7 @@ from statistics import mean
 from typing import Any
 
 from ..bench.axes import CONTEXT, points
-from ..bench.report import GRID, Measure, Report, Row
+from ..bench.report import BY_PAIR, GRID, Measure, Report, Row
 from ..bench.rows import mean_and_deviation
 from ..input.dataset import DataText
 from .grid import Grid
@@ -18,8 +18,7 @@ _UNMEASURED: dict[str, Any] = {
     "spread": None,
     "equals_ar": None,
     "lossless": None,
-    "acceptance": {},
-    "acceptance_sd": {},
+    **{f"{name}{suffix}": {} for name in BY_PAIR for suffix in ("", "_sd")},
 }
 
 

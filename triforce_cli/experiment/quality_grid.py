@@ -76,7 +76,7 @@ def measure_quality(
             shown = ProgressDisplay(terminal, not asked.quiet)  # every run closes its own
             measured = measure_modes(run, terminal, shown, exact.get(known))
             interrupted = measured.interrupted
-            if measured.modes:
+            if measured.modes and measured.modes[0].mode == EXACT:
                 exact[known] = measured.modes[0]
             done |= set(pending)
             _keep(found, name, measured, pending)

@@ -18,9 +18,10 @@ def rounded(value: Any) -> Any:
     return [rounded(each) for each in value] if isinstance(value, list | tuple) else value
 
 
-def accepted(acceptance: Mapping[str, float]) -> list[str]:
-    """Return `lookup→full 83 %` for each pair of drafter and verifier."""
-    return [f"{pair.replace(' -> ', '→')} {percent(rate)}" for pair, rate in acceptance.items()]
+def accepted(acceptance: Mapping[str, float], of_drafted: Mapping[str, float], unit: str = " of drafted") -> list[str]:
+    """Return `lookup→full 83 % (49 % of drafted)` for each pair of drafter and verifier."""
+    shares = {pair: f" ({percent(share)}{unit})" for pair, share in of_drafted.items()}
+    return [f"{pair.replace(' -> ', '→')} {percent(rate)}{shares.get(pair, '')}" for pair, rate in acceptance.items()]
 
 
 def rate(per_second: float) -> str:

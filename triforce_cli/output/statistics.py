@@ -130,7 +130,8 @@ def _speculation(summary: Summary) -> list[str]:
         parts.append(f"drafts with its weights at {summary.self_draft} ({percent(summary.self_agreement)} agree)")
     if not summary.acceptance:
         return parts  # nothing was drafted: decoding was plain
-    return [*parts, *accepted(summary.acceptance), f"{summary.tokens_per_verification:.1f} tokens/verification"]
+    rates = accepted(summary.acceptance, summary.accepted_of_drafted)
+    return [*parts, *rates, f"{summary.tokens_per_verification:.1f} tokens/verification"]
 
 
 def quantized_warning(level: str, agreement: float | None) -> str:

@@ -96,6 +96,7 @@ static inline uint16_t narrow(float x) { /* to nearest, ties to even */
 #include <cpuid.h>
 #include <immintrin.h>
 
+#ifndef TRIFORCE_EMULATE /* an emulating build is for the levels that a processor may lack */
 #define LEVEL avx2
 #define LANES 8
 #define DOTS 0
@@ -103,6 +104,7 @@ static inline uint16_t narrow(float x) { /* to nearest, ties to even */
 #define HAS_TILES 0
 #define TARGET __attribute__((target("avx2,fma")))
 #include "level.h"
+#endif
 
 /* Older compilers do not know bf16 instructions. */
 #if defined(TRIFORCE_EMULATE) || defined(__clang__) || __GNUC__ >= 11
@@ -161,8 +163,10 @@ const struct level *triforce_level(const char *name) {
     if (avx512 && !strcmp(name, level_avx512.name))
         return &level_avx512;
 #endif
+#ifndef TRIFORCE_EMULATE
     if (avx2 && !strcmp(name, level_avx2.name))
         return &level_avx2;
+#endif
 #endif
     return strcmp(name, level_portable.name) ? NULL : &level_portable;
 }

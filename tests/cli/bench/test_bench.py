@@ -100,7 +100,7 @@ def test_a_piped_table_is_plain_text_and_names_the_machine(bench):
         assert word in lines[0]
     assert names_of(out) == ["method", "ar", "retrieval", "lookup"]
     assert re.search(
-        r"^lookup +\d+ ms +[\d.]+ +[\d.]+ +[\d.]+ +[\d.]+x \([\d.]+-[\d.]+\) +lookup→full \d+ % +[\d.]+ +[\d.]+ ",
+        r"^lookup +\d+ ms +[\d.]+ +[\d.]+ +[\d.]+ +[\d.]+x \([\d.]+-[\d.]+\) +lookup→full \d+ % \(\d+ %\) +[\d.]+ ",
         out,
         re.M,
     )
@@ -128,7 +128,7 @@ def record(rate, ids=(1, 2, 3), **more):
     """Return a run of a method, as it is kept."""
     times = {"ttft_s": 1.5, "tbt_median_s": 1 / rate, "tbt_p95_s": 2 / rate, "total_s": 9.0, "tbt_s": ()}
     counts = {"tokens_per_s": rate, "tokens_per_verification": 1.0, "verifications": len(ids), "nodes": None}
-    empty = {"acceptance": {}, "time_share": {}, "lossless": None, "sampling": "greedy"}
+    empty = {"acceptance": {}, "accepted_of_drafted": {}, "time_share": {}, "lossless": None, "sampling": "greedy"}
     return times | counts | empty | {"tokens": list(ids)} | more
 
 

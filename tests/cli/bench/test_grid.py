@@ -257,11 +257,9 @@ def test_several_prompts(triforce_here, tmp_path):
 
 def record(rate, acceptance=None, tokens=(1, 2), **more):
     kept = {"tokens_per_s": rate, "tbt_median_s": 1 / rate, "tokens_per_verification": 1.0, "lossless": None}
-    return (
-        kept
-        | {"acceptance": acceptance or {}, "tokens": list(tokens), "sampling": "greedy", "other_load_cores": 0.5}
-        | more
-    )
+    kept |= {"tokens": list(tokens), "sampling": "greedy", "other_load_cores": 0.5}
+    rates = acceptance or {}
+    return kept | {"acceptance": rates, "accepted_of_drafted": {pair: rate / 2 for pair, rate in rates.items()}} | more
 
 
 FACTS = {"machine": {"name": "m", "threads": 1, "engine": "cpu"}, "model": "m", "new_tokens": 2, "repeats": 2}
@@ -315,18 +313,21 @@ def test_doubts_are_told():
 def test_tables_have_a_column_for_each_value():
     tables = {pivot.title: pivot for pivot in pivots(grid_report())}
     assert list(tables) == [f"{name} by budget" for name in ("speedup over ar", "tokens/s", "tokens/verification")] + [
-        "acceptance by budget"
+        "acceptance a token by budget",
+        "accepted of drafted by budget",
     ]
     speed = tables["tokens/s by budget"]
     assert speed.heads == ("method", "64", "128")
     assert speed.rows[0] == ("ar", "15.00 ±7.07", "15.00 ±7.07")  # the same for each: it reads no budget
-    assert tables["acceptance by budget"].rows == (("retrieval", "retrieval -> full", "80 % ±0", "90 % ±0"),)
+    assert tables["acceptance a token by budget"].rows == (("retrieval", "retrieval -> full", "80 % ±0", "90 % ±0"),)
+    assert tables["accepted of drafted by budget"].rows == (("retrieval", "retrieval -> full", "40 % ±0", "45 % ±0"),)
 
 
 def test_the_csv_has_a_line_for_each_point():
     rows = list(csv.DictReader(csv_text(grid_report()).splitlines()))
     assert [(row["method"], row["budget"]) for row in rows] == [("ar", ""), ("retrieval", "64"), ("retrieval", "128")]
     assert [row["acceptance retrieval -> full"] for row in rows] == ["", "0.8", "0.9"]
+    assert [row["accepted_of_drafted retrieval -> full"] for row in rows] == ["", "0.4", "0.45"]
 
 
 def test_a_closed_pipe_loses_no_file(tmp_path, monkeypatch):

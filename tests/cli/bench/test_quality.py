@@ -22,8 +22,8 @@ SMALL = ("--quality", "--context", "160", "--last", "12", "--new", "8", "--needl
 SMALL += ("--budget", "48", "--sink", "4", "--window", "16", "--chunk", "8")
 
 
-def found_of(triforce_here, *args):
-    answer = triforce_here("bench", TEXT, *SMALL, "--json", *args)
+def found_of(triforce_here, *args, text=TEXT):
+    answer = triforce_here("bench", text, *SMALL, "--json", *args)
     assert (answer.returncode, answer.stderr) == (0, "")
     return json.loads(answer.stdout)
 
@@ -74,6 +74,28 @@ def test_a_window_that_is_recomputed(triforce_here):
     ]
 
 
+def test_a_text_beyond_the_context_is_read_by_modes_that_forget(triforce_here):
+    """The tiny model has a context of 2,048 tokens: there is no exact run, and dense attends to all of them."""
+    beyond = ("--context", "2100", "--needles", "1", "--modes")
+    found = found_of(triforce_here, *beyond, "streaming-llm,dense,recompute", text=6 * TEXT)
+    assert [row["mode"] for row in found["modes"]] == ["streaming-llm", "dense", "recompute"]
+    assert "2,100 tokens" in found["left_out"][EXACT] and "context of 2,048 tokens" in found["left_out"][EXACT]
+    for row in found["modes"]:
+        assert (row["kl"], row["top1_agreement"], row["equal_tokens"]) == (None, None, None)
+        assert len(row["log_probs"]) == 12 and row["perplexity"] > 1
+    streaming, dense, _ = found["modes"]
+    assert streaming["log_probs"] != dense["log_probs"] and dense["kv_bytes"] > 3 * streaming["kv_bytes"]
+    table = triforce_here("bench", 6 * TEXT, *SMALL, *beyond, "streaming-llm")
+    assert (table.returncode, table.stderr) == (0, "") and "left out: exact (the prompt has 2,100" in table.stdout
+    for modes in ("exact", "retrieval", "streaming-llm,kv=q8"):
+        assert_error(triforce_here("bench", 6 * TEXT, *SMALL, *beyond, modes), 2, "2,100 tokens", "context of 2,048")
+
+
+def test_dense_within_the_context_is_exact(triforce_here):
+    exact, dense = found_of(triforce_here, "--modes", "dense", "--needles", "0")["modes"]
+    assert (dense["log_probs"], dense["output"]) == (exact["log_probs"], exact["output"]) and dense["kl"] == 0
+
+
 def test_the_cache_of_a_recomputed_window_has_no_room_for_the_text(triforce_here, monkeypatch):
     """The plan counts on the window alone, and gives the exact mode room for the text."""
     capacities, new_session = [], Engine._new_session
@@ -101,6 +123,7 @@ def test_what_is_refused_before_any_work(triforce_here, tmp_path):
     for args, words in (
         (("--modes", "exact,quantise=q8"), ("'quantise=q8'", "did you mean quantize=q8?")),
         (("--modes", "recompute+h2o"), ("recompute and h2o exclude each other",)),
+        (("--modes", "dense+h2o"), ("dense and h2o exclude each other",)),
         (("--modes", "kv=q8+kv=q4"), ("kv=q8 and kv=q4 exclude each other",)),
         (("--last", "160"), ("160 tokens", "--last 160")),
         (("--context", "20", "--last", "4"), ("20 tokens are too few", "--needles 0")),

@@ -121,7 +121,7 @@ def test_an_experiment_from_end_to_end(triforce_here, tiny, tmp_path, tiny_model
         and "| hardware |" in text
     )
     again = triforce_here(*args)  # on stdout, all from the file
-    table = re.compile(r"\*\*acceptance by budget\*\*.*?\n\n## ", re.S)
+    table = re.compile(r"\*\*acceptance a token by budget\*\*.*?\n\n## ", re.S)
     assert table.search(again.stdout)[0] == table.search(text)[0]
     kept = [json.loads(line) for line in points.read_text().splitlines()]
     assert len(kept) == 6 and {line["settings"]["seed"] for line in kept} == {0}
@@ -251,6 +251,14 @@ def test_rules():
     assert judge_value(Planned(value, 10), 50).holds  # what is measured counts
     assert judge_value(Planned(value, 10), None).holds is False
     assert judge_value(Planned(value, None, "does not fit"), None).holds is None
+
+
+def test_a_published_share_of_drafted_tokens_is_compared_with_the_same_measure():
+    value = Value("v", "accepted_of_drafted", 0.9, "s", row={"method": "retrieval", "pair": "retrieval -> full"})
+    own = {**row(64, 0.98), "accepted_of_drafted": {"retrieval -> full": 0.91}}
+    assert measured_value(value, [own]) == 0.91
+    with pytest.raises(SettingsError, match="pair"):
+        Check(what="w", measure="accepted_of_drafted", method="retrieval", at_least=0.5)
 
 
 def test_a_tree_and_its_tokens_are_planned():

@@ -302,7 +302,7 @@ def test_details_for_verbose_alone():
         outputs.append(written(err).splitlines())
     assert outputs[0] == outputs[1][:1] == [statistics_line(summary())]
     assert outputs[1][1:] == [
-        "method    auto · lookup→full 83 % · draft→retrieval 40 % · 3.2 tokens/verification",
+        "method    auto · lookup→full 83 % (49 % of drafted) · draft→retrieval 40 % · 3.2 tokens/verification",
         "times     load 1.2 s · prefill 426/s · TTFT 14.3 s · TBT 46 ms (p95 52)",
         "decoding  draft 2 % · verify 98 %",
         "end       end-of-sequence token",
@@ -316,6 +316,7 @@ SPECULATION = {
     "verifications": 60,
     "tokens_per_verification": 3.21,
     "acceptance": {"lookup -> full": 0.83, "draft -> retrieval": 0.405},
+    "accepted_of_drafted": {"lookup -> full": 0.49},
     "time_share": {"draft": 0.02, "middle": 0.0, "verify": 0.98},
 }
 
