@@ -1,7 +1,8 @@
 """How much of the attention falls on the keys that a selection keeps (TriForce, arXiv 2404.11912: sparsity).
 
 Every token attends to all keys, as in exact decoding. Measured is the share of its softmax weights that the tokens kept
-by a selection receive, made at the end of the prompt or some tokens ago.
+by a selection receive, made at the end of the prompt or some tokens ago: among the tokens that it was made of, as in
+the paper. What is newer is in every cache, and would make an old selection look better than a new one.
 """
 
 from __future__ import annotations
@@ -27,14 +28,15 @@ Name = TypeVar("Name", bound=Hashable)
 class Policy:
     """What a selection keeps: `chunks` of `size` tokens that the selector selects, anew after `every` tokens.
 
-    Without a selector the tokens with the most weight at each step, of which no selection recovers more; without
-    `every` it selects once.
+    Without a selector the tokens with the most weight at each step, of which no selection recovers more, or, if they
+    are `fixed`, those with the most weight of the last token before the selection; without `every` it selects once.
     """
 
     selector: Selector | None
     chunks: int
     size: int
     every: int | None = None
+    fixed: bool = False
 
     def is_due(self, tokens: int) -> bool:
         """Return whether to select after so many tokens."""
@@ -43,10 +45,11 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class _Selection:
-    """Chunks `[layers * kv_heads, chunks]` of the first `end` tokens; None for those with the most weight."""
+    """Chunks `[layers * kv_heads, chunks]` of `size` of the first `end` tokens; None for those with the most weight."""
 
     chosen: Tensor | None
     end: int
+    size: int
 
 
 def recovered_attention(
@@ -54,8 +57,8 @@ def recovered_attention(
 ) -> Generator[Prefilled, None, dict[Name, Tensor]]:
     """Run a text and return the share of the attention of its `last` tokens that each policy recovers.
 
-    Yields the progress of the tokens before them. The shares are `[last, layers]`, means over the heads. What is newer
-    than a selection is kept beside it. Raises SettingsError where single keys cannot be read.
+    Yields the progress of the tokens before them. The shares are `[last, layers]`, means over the heads, of the weight
+    on the tokens that were there when the selection was made. Raises SettingsError where single keys cannot be read.
     """
     full = runner.cache
     if not isinstance(full, FullCache) or full.store.grain != 1:
@@ -79,8 +82,13 @@ def recovered_attention(
 
 def _select(policy: Policy, full: FullCache) -> _Selection:
     chunks = full.length // policy.size
-    chosen = None if policy.selector is None else choose(policy.selector, full, chunks, policy.chunks)
-    return _Selection(chosen, chunks * policy.size)
+    end = chunks * policy.size
+    if policy.selector is not None:
+        return _Selection(choose(policy.selector, full, chunks, policy.chunks), end, policy.size)
+    if not policy.fixed:
+        return _Selection(None, end, policy.size)
+    kept = min(policy.chunks * policy.size, end)
+    return _Selection(torch.cat([each[:, :end].topk(kept).indices for each in _weights(full)]), end, 1)
 
 
 def _weights(full: FullCache) -> Iterator[Tensor]:
@@ -93,11 +101,11 @@ def _weights(full: FullCache) -> Iterator[Tensor]:
 
 
 def _share(weights: Tensor, selection: _Selection, layer: int, policy: Policy) -> Tensor:
-    """Return the share of a layer's weights `[kv_heads, n]` that a selection and what is newer have."""
-    before, newer = weights[:, : selection.end], weights[:, selection.end :].sum(1)
+    """Return a selection's share of a layer's weights `[kv_heads, n]` on the tokens that it was made of."""
+    before = weights[:, : selection.end]
     if selection.chosen is None:
         kept = before.topk(min(policy.chunks * policy.size, selection.end)).values
     else:
         chosen = selection.chosen.unflatten(0, (-1, len(weights)))[layer].to(weights.device).long()
-        kept = before.unflatten(1, (-1, policy.size)).sum(2).gather(1, chosen)
-    return (kept.sum(1) + newer).mean()
+        kept = before.unflatten(1, (-1, selection.size)).sum(2).gather(1, chosen)
+    return (kept.sum(1) / before.sum(1)).mean()

@@ -21,13 +21,22 @@ def model(tiny_model_dir):
 
 
 @pytest.fixture(scope="module")
-def expected():
-    """The attention weights that transformers computes for the last tokens: `[layers, heads, LAST, tokens]`."""
+def before_last():
+    """The attention weights that transformers computes for the last tokens and the one before them.
+
+    `[layers, heads, 1 + LAST, tokens]`
+    """
     hf = make_hf_model("llama").eval()
     hf.set_attn_implementation("eager")
     with torch.inference_mode():
         found = hf(torch.tensor([TEXT]), output_attentions=True).attentions
-    return torch.stack([each[0, :, -LAST:] for each in found])
+    return torch.stack([each[0, :, -LAST - 1 :] for each in found])
+
+
+@pytest.fixture(scope="module")
+def expected(before_last):
+    """The attention weights of the last tokens: `[layers, heads, LAST, tokens]`."""
+    return before_last[:, :, 1:]
 
 
 def recovered(model, selectors, **more):
@@ -40,8 +49,11 @@ def recovered(model, selectors, **more):
 def test_the_latest_tokens_recover_what_they_receive(model, expected):
     found = recovered(model, {"streaming": RecencySelector(CHUNK, CHUNK)})["streaming"]
     end = (len(TEXT) - LAST) // CHUNK * CHUNK
-    kept = torch.cat((torch.arange(CHUNK), torch.arange(end - 3 * CHUNK, len(TEXT))))
-    torch.testing.assert_close(found, expected[..., kept].sum(-1).mean(1).T, atol=1e-5, rtol=1e-4)
+    kept = torch.cat((torch.arange(CHUNK), torch.arange(end - 3 * CHUNK, end)))
+    heads = expected.shape[1] // model.shape.kv_heads
+    grouped = expected[..., :end].unflatten(1, (-1, heads)).mean(2)
+    share = grouped[..., kept].sum(-1) / grouped.sum(-1)
+    torch.testing.assert_close(found, share.mean(1).T, atol=1e-5, rtol=1e-4)
 
 
 def test_nothing_recovers_more_than_the_ideal(model, expected):
@@ -50,10 +62,23 @@ def test_nothing_recovers_more_than_the_ideal(model, expected):
     end = (len(TEXT) - LAST) // CHUNK * CHUNK
     heads = expected.shape[1] // model.shape.kv_heads
     grouped = expected.unflatten(1, (-1, heads)).mean(2)
-    ideal = grouped[..., :end].topk(4 * CHUNK).values.sum(-1) + grouped[..., end:].sum(-1)
+    ideal = grouped[..., :end].topk(4 * CHUNK).values.sum(-1) / grouped[..., :end].sum(-1)
     torch.testing.assert_close(found["ideal"], ideal.mean(1).T, atol=1e-5, rtol=1e-4)
     for shares in found.values():
         assert bool((shares <= found["ideal"] + 1e-5).all()) and bool((shares > 0).all())
+
+
+def test_the_best_tokens_of_the_prompts_end_are_chosen_once(model, before_last):
+    """TriForce, section 3.2: how much of later attention to the prompt falls on the last token's largest weights."""
+    runner = Runner(model, model.new_cache(len(TEXT)), 80)
+    with torch.inference_mode():
+        found = finished(recovered_attention(runner, TEXT, LAST, {"once": Policy(None, 4, CHUNK, fixed=True)}))["once"]
+    end = (len(TEXT) - LAST) // CHUNK * CHUNK
+    heads = before_last.shape[1] // model.shape.kv_heads
+    first, *scored = before_last[..., :end].unflatten(1, (-1, heads)).mean(2).unbind(2)  # [layers, kv_heads, end] each
+    kept = first.topk(4 * CHUNK).indices
+    expected = torch.stack([(each.gather(2, kept).sum(2) / each.sum(2)).mean(1) for each in scored])
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
 
 
 def test_a_selection_that_is_made_anew_recovers_more_on_the_whole(model):

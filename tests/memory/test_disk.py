@@ -231,7 +231,7 @@ def test_a_read_that_fails_once_is_repeated(faulty, expected):
     found, faults = [], [io_error]
 
     def once(kind):
-        return faults.pop()(kind) if faults and len(found) == 10 else None
+        return faults.pop()(kind) if faults and len(found) >= 10 else None  # others may be read ahead
 
     file.fault = staticmethod(once)
     for token in run(engine, ids(LENGTH)):

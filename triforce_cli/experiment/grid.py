@@ -20,7 +20,8 @@ from ..options.settings import option_names
 from .reading import build, require
 
 SPEED, QUALITY, ATTENTION = "speed", "quality", "attention"
-IDEAL = "ideal"  # of attention: the tokens with the most weight
+IDEAL = "ideal"  # of attention: the tokens with the most weight, for each token anew
+IDEAL_ONCE = "ideal-once"  # those with the most weight of the prompt's last token
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +42,8 @@ def _modes(names: Sequence[str]) -> tuple[str, ...]:
 
 def _selections(names: Sequence[str]) -> tuple[str, ...]:
     for name in names:
-        if name not in (IDEAL, *MIDDLES):
-            raise SettingsError(f"there is no selection {name!r}", f"selections: {', '.join((IDEAL, *MIDDLES))}")
+        if name not in (known := (IDEAL, IDEAL_ONCE, *MIDDLES)):
+            raise SettingsError(f"there is no selection {name!r}", f"selections: {', '.join(known)}")
     return tuple(dict.fromkeys((IDEAL, *names)))
 
 

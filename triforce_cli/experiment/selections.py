@@ -32,7 +32,7 @@ from ..output.format import percent
 from ..output.progress import ProgressDisplay, RunFacts
 from ..output.terminal import Terminal
 from ..run.model_request import open_shared_model
-from .grid import ATTENTION, IDEAL, KINDS
+from .grid import ATTENTION, IDEAL, IDEAL_ONCE, KINDS
 from .overrides import ExperimentRequest
 from .points import Key, excerpts, points_of, report_of
 
@@ -96,8 +96,9 @@ def _policies(asked: ExperimentRequest, context: int, given: Speculation, tokens
         point = tuple((name, value) for name, value in values.items() if name in grid.varied)
         sizes = settings.budget // settings.chunk, settings.chunk, settings.rebuild_every
         for name in KINDS[ATTENTION].parse(grid.methods):
-            selector = None if name == IDEAL else MIDDLES[name].load()(settings.sink, settings.chunk)
-            found[name, point] = Policy(selector, *sizes)
+            is_ideal = name in (IDEAL, IDEAL_ONCE)
+            selector = None if is_ideal else MIDDLES[name].load()(settings.sink, settings.chunk)
+            found[name, point] = Policy(selector, *sizes, fixed=name == IDEAL_ONCE)
     return found
 
 
