@@ -9,7 +9,7 @@ from dataclasses import replace
 from offload.batching.request import BatchRequest
 from offload.engine import Engine
 from offload.events import Event
-from offload.loading.tokenizers.text_stream import TextLayer, stream_text
+from offload.loading.tokenizers.text_stream import TextLayer, TextPieces, stream_text
 from offload.metrics import Meter, Summary
 from offload.model.decoder import QuantizedCopy
 from offload.prompt_cache.prefill import PromptCache
@@ -30,8 +30,10 @@ class TextRun:
     def __init__(self, opened: ModelRequest, prompt: Prompt, renderer: Renderer) -> None:
         self.opened, self.prompt, self.renderer = opened, prompt, renderer
         self.meter = Meter(len(prompt.ids))
-        stops, is_chat = opened.settings.generation.stop, not opened.request.raw  # with --raw, all is the answer
-        self._layer = TextLayer.after(opened.model.tokenizer, prompt.ids, stops, is_chat)
+
+    def _layer(self) -> TextLayer:
+        stops, is_chat = self.opened.settings.generation.stop, not self.opened.request.raw  # with --raw: all is answer
+        return TextLayer.after(self.opened.model.tokenizer, self.prompt.ids, stops, is_chat)
 
     @property
     def config(self) -> GenerationConfig:
@@ -40,7 +42,7 @@ class TextRun:
 
     def text(self, tokens: Generator[Event, int | None]) -> Generator[Event, int | None]:
         """Return the engine's events with text between them, up to a stop string."""
-        return stream_text(tokens, self._layer)
+        return stream_text(tokens, self._layer())
 
     def request(self, key: Hashable) -> BatchRequest:
         """Return what a batch is to do."""
@@ -57,8 +59,16 @@ class TextRun:
         return self.meter.finish_reason is not None
 
     def flush(self) -> None:
-        """Render the text that has been held back, when no more tokens come."""
-        for event in self._layer.flush().events():
+        """Render the text that is left of all measured tokens, when no more come.
+
+        They are decoded anew: Ctrl-C may have come between tokens and their text, which are then nowhere else.
+        """
+        layer, meter = self._layer(), self.meter
+        _, fed = layer.feed(meter.ids)
+        held = TextPieces("", "", True) if fed.met else layer.flush()
+        thought = (fed.thought + held.thought)[len("".join(meter.thoughts)) :]
+        text = (fed.text + held.text)[len(meter.text) :]
+        for event in TextPieces(thought, text, True, fed.thought_tokens - meter.thinking_tokens).events():
             self.observe(event)
 
 

@@ -4,7 +4,11 @@ import json
 
 import pytest
 
+from offload import EngineConfig, open_model
+from offload.events import Tokens
+from offload.loading.tokenizers.text_stream import StopStrings
 from offload.session import Session
+from triforce_cli.output.progress import ProgressDisplay
 
 COMMAND = ("chat", "--json", "-n", "8", "--temperature", "0.8", "--seed", "3", "--sampling", "coupled")
 
@@ -43,3 +47,35 @@ def test_what_was_said_stays_and_the_next_lines_are_answered(triforce_here, fail
     assert any(event["type"] == "reply" and event["command"] == "/stats" for event in events)
     assert answer.returncode == 1
     assert saved(tmp_path / "failed.json") == saved(tmp_path / "right.json")
+
+
+def interrupt(monkeypatch, owner, name, number, counts=lambda argument: True):
+    """Let Ctrl-C come in the `number`-th call of a method whose argument counts, after it has done its work."""
+    method, seen = getattr(owner, name), []
+
+    def interrupted(self, argument):
+        result = method(self, argument)
+        seen.append(None) if counts(argument) else None
+        if len(seen) == number and counts(argument):
+            raise KeyboardInterrupt
+        return result
+
+    monkeypatch.setattr(owner, name, interrupted)
+
+
+@pytest.mark.parametrize("number", range(2, 8))
+@pytest.mark.parametrize("place", ["between tokens and their text", "while text is made"])
+def test_an_interrupted_answer_is_the_text_of_its_tokens(
+    triforce_here, tiny_model_dir, monkeypatch, tmp_path, place, number
+):
+    if place == "while text is made":
+        interrupt(monkeypatch, StopStrings, "feed", number)
+    else:
+        interrupt(monkeypatch, ProgressDisplay, "event", number, lambda event: isinstance(event, Tokens))
+    path = tmp_path / "saved.json"
+    answer = triforce_here(*COMMAND, "--session", path, stdin=b"Who?\n")
+    assert answer.returncode == 130
+    (turn,) = json.loads(path.read_text())["turns"]
+    tokenizer = open_model(EngineConfig(model=str(tiny_model_dir), device="cpu")).tokenizer
+    assert turn["answer"]["reason"] == "interrupted"
+    assert turn["answer"]["ids"] and tokenizer.decode(turn["answer"]["ids"]) == turn["answer"]["text"]
