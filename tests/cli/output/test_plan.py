@@ -27,7 +27,9 @@ def test_the_flags_of_a_plan_stand_for_it():
     assert flags[flags.index("--offload") + 1] == "auto"
     assert flags[flags.index("--memory") + 1] == "12GiB"
     hybrid = flags_of(make_plan(request(placement=Placement(offload="hybrid", resident_layers=3, host_share=0.25))))
-    assert hybrid[4:10] == ["--offload", "hybrid", "--resident-layers", "3", "--host-share", "0.250"]
+    assert hybrid[4:10] == ["--offload", "hybrid", "--resident-layers", "3", "--host-share", "0.25"]
+    balanced = make_plan(request(placement=Placement(offload="hybrid")))
+    assert balanced.host_share > 0 and "--host-share" not in flags_of(balanced)  # it follows from measured times
 
 
 def test_a_plan_names_the_size_and_the_depth_of_its_tree():
