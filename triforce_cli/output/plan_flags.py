@@ -72,7 +72,7 @@ def flags_of(plan: Plan) -> list[str]:
     flags = ["--model", request.model, "--profile", request.hardware.name, "--offload", mode]
     if plan.offload != "none" and not plan.placed.uses_disk:
         flags += ["--resident-layers", str(plan.placed.resident_layers)]
-    if placement.host_share is not None:  # a planned share would keep it from following measured times
+    if plan.offload == "hybrid" and placement.host_share is not None:  # a planned one would not follow measured times
         flags += ["--host-share", f"{placement.host_share:g}"]
     if plan.placed.away_layers:
         kept = request.shape.experts.layers - plan.placed.away_layers

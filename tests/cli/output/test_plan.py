@@ -30,6 +30,8 @@ def test_the_flags_of_a_plan_stand_for_it():
     assert hybrid[4:10] == ["--offload", "hybrid", "--resident-layers", "3", "--host-share", "0.25"]
     balanced = make_plan(request(placement=Placement(offload="hybrid")))
     assert balanced.host_share > 0 and "--host-share" not in flags_of(balanced)  # it follows from measured times
+    resident = make_plan(request("Llama-3.1-8B", tokens=4096, placement=Placement(host_share=0.3)))
+    assert resident.offload == "none" and "--host-share" not in flags_of(resident)  # it goes with hybrid alone
 
 
 def test_a_plan_names_the_size_and_the_depth_of_its_tree():
