@@ -198,6 +198,12 @@ def test_an_interrupted_grid_goes_on_where_it_ended(triforce_here, tmp_path, mon
         [row[name] for name in same] for row in uninterrupted["points"]
     ]
     assert all(row["equals_ar"] for row in first["points"])
+    old = [{name: each for name, each in line.items() if name != "accepted_of_drafted"} for line in lines_of(whole)]
+    whole.write_text("".join(f"{json.dumps(line)}\n" for line in old))
+    with monkeypatch.context() as patch:
+        patch.setattr("offload.api.loader.OpenModel.load", None)  # what earlier versions measured counts, too
+        found = json.loads(triforce_here("bench", *GRID, "--points", whole, "--json").stdout)["points"]
+    assert [row | {"accepted_of_drafted": {}, "accepted_of_drafted_sd": {}} for row in uninterrupted["points"]] == found
 
 
 def test_other_settings_are_other_points(triforce_here, tmp_path):
