@@ -130,22 +130,19 @@ class OpenModel:
         Raises UnsupportedModel if that is not possible.
         """
         factor = factor_for(self.checkpoint.shape, tokens)
-        if factor <= 1:
-            return self
-        checkpoint = copy(self.checkpoint)
-        checkpoint.shape = stretched(self.checkpoint.shape, factor)
-        return replace(self, checkpoint=checkpoint)
+        return self if factor <= 1 else self._with_shape(stretched(self.checkpoint.shape, factor))
 
     def beyond_context(self, tokens: int) -> OpenModel:
-        """Return the model with a context of at least `tokens`, not extended: it was not trained for these positions.
+        """Return the model with a context of at least `tokens`, with positions that it was not trained for.
 
-        For measurements of what happens there.
+        It is for measuring what happens there: `stretched` extends the context.
         """
         shape = self.checkpoint.shape
-        if tokens <= shape.context:
-            return self
+        return self if tokens <= shape.context else self._with_shape(replace(shape, context=tokens))
+
+    def _with_shape(self, shape: ModelShape) -> OpenModel:
         checkpoint = copy(self.checkpoint)
-        checkpoint.shape = replace(shape, context=tokens)
+        checkpoint.shape = shape
         return replace(self, checkpoint=checkpoint)
 
     @cached_property
