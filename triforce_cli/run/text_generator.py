@@ -32,7 +32,8 @@ class TextRun:
         self.meter = Meter(len(prompt.ids))
 
     def _layer(self) -> TextLayer:
-        stops, is_chat = self.opened.settings.generation.stop, not self.opened.request.raw  # with --raw: all is answer
+        # With --raw, nothing is thought: all text is the answer.
+        stops, is_chat = self.opened.settings.generation.stop, not self.opened.request.raw
         return TextLayer.after(self.opened.model.tokenizer, self.prompt.ids, stops, is_chat)
 
     @property
