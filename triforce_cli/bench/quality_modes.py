@@ -145,7 +145,8 @@ def _fitting(modes: Mapping[str, OpenMode], tokens: int, new: int, left_out: dic
         kept = dict(modes)
     except PromptError as error:
         if not others or not all(mode.is_unlimited for mode in others.values()):
-            raise
+            hint = f"{error.hint}, or --modes that run there, without exact: streaming-llm, h2o, dense, recompute"
+            raise PromptError(error.message, hint) from None
         left_out[EXACT] = error.message
         kept = others
     return {
