@@ -1,6 +1,7 @@
 """The charts of docs/experiments.md, drawn from what `triforce experiment NAME --quick --json` wrote.
 
-The files are docs/benchmarks/*-experiment-NAME-*.json; scripts/quick_experiments.sh makes them.
+The files are docs/benchmarks/*-experiment-NAME-*.json; scripts/quick_experiments.sh makes them. The chart of
+`beyond_context` is of a run of `triforce bench --quality --json`, without the log-probability of every token.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ COLOURS = (
     ("recomputed", PURPLE),
     ("ideal", GREY),
     ("exact", GREY),
+    ("dense", GREY),
 )
 
 
@@ -166,10 +168,35 @@ CHARTS = (
 def draw(chart: Chart) -> Picture:
     """Draw a chart from the newest run of its experiment."""
     found = newest(f"*-experiment-{chart.experiment}-*.json")
-    lines = chart.lines(found["measured"]["points"])
+    return _drawn(chart, chart.lines(found["measured"]["points"]), _about(found))
+
+
+def beyond_context() -> Picture:
+    """Draw the perplexity of dense attention and of StreamingLLM beyond the context that a model was trained for."""
+    found = newest("*-beyond-context-*.json")
+    title = "Perplexity beyond the context of the model, 8,192 tokens"
+    chart = Chart("", title, "tokens of the text, to", "perplexity", _from_text_start, is_log=True)
+    about = f"{found['model']}, {found['text_tokens']:,} tokens of a novel, {found['date'][:10]}"
+    first = found["text_tokens"] - found["scored_tokens"]
+    rows = [row | {"first": first} for row in found["modes"]]
+    return _drawn(chart, chart.lines(rows), f"triforce bench --quality --modes streaming-llm,dense: {about}")
+
+
+def _from_text_start(rows: Sequence[Row]) -> Lines:
+    """Return the perplexity of each mode by the tokens of the text up to the end of each part."""
+    names = {"dense": "dense attention", "streaming-llm": "StreamingLLM"}
+    return {
+        names[row["mode"]]: [
+            (f"{row['first'] + part['to']:,}", part["perplexity"]) for part in row["perplexity_by_position"]
+        ]
+        for row in rows
+    }
+
+
+def _drawn(chart: Chart, lines: Lines, about: str) -> Picture:
     picture = Picture(chart.title, WIDTH, HEIGHT)
     picture.text(24, 32, chart.title, 15, "bold")
-    picture.text(24, 50, _about(found), 11, "muted")
+    picture.text(24, 50, about, 11, "muted")
     places = list(dict.fromkeys(place for points in lines.values() for place, _ in points))
     ticks = _ticks(chart, [value for points in lines.values() for _, value in points])
     scale = Scale(_height(chart, ticks[0]), _height(chart, ticks[-1]), BOTTOM, TOP)
@@ -215,3 +242,4 @@ def _ticks(chart: Chart, values: Sequence[float]) -> list[float]:
 
 
 PICTURES = {f"experiment-{chart.experiment}": partial(draw, chart) for chart in CHARTS}
+PICTURES["beyond-context"] = beyond_context

@@ -55,6 +55,13 @@ def test_perplexity_is_of_the_smaller_cache_and_by_the_end_of_each_part(charts):
     assert lines["window attention"] == [("40", 80), ("80", 81)]
 
 
+def test_positions_beyond_the_context_are_those_in_the_text(charts):
+    parts = [{"from": 0, "to": 50, "perplexity": 9.0}, {"from": 50, "to": 100, "perplexity": 90.0}]
+    rows = [{"mode": mode, "first": 1_000, "perplexity_by_position": parts} for mode in ("streaming-llm", "dense")]
+    points = [("1,050", 9.0), ("1,100", 90.0)]
+    assert charts._from_text_start(rows) == {"StreamingLLM": points, "dense attention": points}
+
+
 def test_layers_are_those_of_the_largest_budget_and_depths_those_of_the_longest_text(charts):
     rows = [{"method": "ideal", "budget": size, "recovered_by_layer": {"0": size / 512}} for size in (64, 256)]
     assert chart_of(charts, "attention").lines(rows) == {"ideal": [("0", 0.5)]}
