@@ -95,7 +95,10 @@ def _filled(machine: Machine, store: Store, model: Model, tokens: int) -> FullCa
     list(store.prepare())
     parts = [store.resident, store.far] if isinstance(store, LayeredStore) else [store]
     for part in parts:
-        part._ring.blocks.normal_(std=0.5, generator=torch.Generator(store.device).manual_seed(4))
+        one, *others = part._ring.blocks  # of layers
+        one.normal_(std=0.5, generator=torch.Generator(store.device).manual_seed(4))
+        for layer in others:
+            layer.copy_(one)
         part._newest, part._lost = tokens, 0
     for number in range(-(-tokens // page)):
         groups = _groups(machine, store.shape, parts[0].kind, number)
@@ -144,7 +147,7 @@ def _check_attention(machine: Machine, rows: Rows, store: DeviceQuantizedStore) 
 
 def _time(machine: Machine, rows: Rows, what: str, model: Model, cache: FullCache, resident: int) -> None:
     settings = Speculation("ar")
-    asked = machine.request(model.shape, cache.length, settings, "stream", resident, kv=cache.store.kind)
+    asked = machine.request(model.shape, cache.length, settings, "stream", resident, kv=model.kv)
     passes = Passes(asked, place(asked))
     for count in (1,) if machine.small else (1, 8, 22):
         took = machine.seconds(lambda count=count: run_rows(model, cache, count), *_times(machine, 3, 1))

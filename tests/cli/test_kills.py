@@ -69,7 +69,7 @@ def test_a_chat_that_is_killed_loses_the_answer_under_way_alone(endless_model_di
         if kills == KILLS:
             runs.whole(rest)
             continue
-        ended = sum('"type":"done"' in line.replace(" ", "") for line in runs.killed('"text"', 0.3, rest))
+        ended = sum('"type":"done"' in line.replace(" ", "") for line in runs.killed('"text"', 0.05, rest))
         kills += 1
         after = turns(path)
         assert after == expected[: len(after)]

@@ -190,7 +190,7 @@ def test_an_interrupted_conversion_leaves_nothing_and_starts_anew(state, llama_d
     code = f"""
         import os, signal
         from pathlib import Path
-        from offload.loading import pickled
+        from offload.loading.hub import pickled
         pickled.SHARD_BYTES = 2**14
         write = pickled._write_shard
         def killed(shard, target, number):

@@ -31,6 +31,7 @@ def install(ready: Path, final: Path) -> None:
     except OSError:
         if not final.is_dir():
             raise
+    _remove_leftovers(final.parent)  # again: what a killed process had started may have written on
 
 
 def _remove_leftovers(folder: Path) -> None:
