@@ -12,15 +12,19 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from ...architecture.kv_formats import run_bytes
 from .checks import FLOATS, check, check_head_dim, require
-from .library import BLOCK, FLOAT8, LEVEL_COUNT, SPAN, Format, Quantize
+from .library import BLOCK, FLOAT8, LEVEL_COUNT, PACKED, PLANE, SPAN, Format, Quantize
 
-_BITS = {"q4": 4, "q8": 8, "fp8": FLOAT8}
+_BITS = {"q4": 4, "q8": 8, "fp8": FLOAT8, "packed": PACKED, "plane": PLANE}
 
 
 @cache
 def kv_format(name: str) -> Format:
-    """Return a format of quantised keys and values, "q4", "q8" or "fp8" (e4m3), as the kernel takes it."""
+    """Return a format of keys and values as the kernel takes it.
+
+    "q4", "q8" or "fp8" (e4m3) are quantised; "packed" has lost nothing, and "plane" is its plane of 8 bits alone.
+    """
     levels = 2**-9 * (torch.arange(LEVEL_COUNT) % 8) if name == "fp8" else torch.arange(LEVEL_COUNT) % 16 - 8
     result = Format(_BITS[name], 0, 0, 0, -8 if name == "q4" else 0)
     result.levels[:] = [x & 0xFFFF for x in levels.bfloat16().view(torch.int16).tolist()]
@@ -29,16 +33,30 @@ def kv_format(name: str) -> Format:
 
 @dataclass(frozen=True)
 class Groups:
-    """A layer's quantised groups `[kv_heads, groups, bytes]`, uint8, contiguous."""
+    """A layer's quantised groups, or packed runs: `[kv_heads, groups, bytes]`, uint8, contiguous."""
 
     memory: Tensor
     format: Format
 
+    @property
+    def is_packed(self) -> bool:
+        """Whether these are runs of bf16 keys and values, packed without loss."""
+        return self.format.bits in (PACKED, PLANE)
+
+
+def check_packed_dim(head_dim: int) -> None:
+    """Raise InvalidCall if keys and values of so many dimensions cannot be packed."""
+    require(head_dim % 32 == 0, f"only heads of a multiple of 32 dimensions can be packed, not of {head_dim}")
+
 
 def check_groups(groups: Groups, kv_heads: int, head_dim: int) -> None:
-    """Raise InvalidCall if these are not quantised groups of that many heads or more, of that dimension."""
-    size = 4 * (head_dim + SPAN) + head_dim * SPAN * 2 * min(groups.format.bits, 8) // 8
+    """Raise InvalidCall if these are not groups or runs of that many heads or more, of that dimension."""
     check_head_dim(head_dim)
+    if groups.is_packed:
+        check_packed_dim(head_dim)
+        size = run_bytes(head_dim)
+    else:
+        size = 4 * (head_dim + SPAN) + head_dim * SPAN * 2 * min(groups.format.bits, 8) // 8
     memory = groups.memory
     require(memory.dim() == 3 and len(memory) >= kv_heads, "there are no groups of some heads")
     check("groups", memory, (*memory.shape[:2], size), torch.uint8)
@@ -69,6 +87,7 @@ def dequantize_call(groups: Groups, items: Tensor, keys: Tensor, values: Tensor)
 
 def _call(groups: Groups, items: Tensor, head_dim: int, dtype: torch.dtype, **own: int) -> Quantize:
     check("items", items, (len(items), 3), torch.int32)
+    require(not groups.is_packed, "packed runs are no quantised groups")
     check_groups(groups, 1, head_dim)
     return Quantize(
         quantized=groups.memory.data_ptr(),

@@ -120,6 +120,8 @@ INLINE vec NAME(dot)(vec sum, ints pair, int32_t factor) {
 }
 #endif
 
+#include "strip.h"
+
 /*
  * The operands of a tile. The rows `a` are pairs (32 bits for bf16 dot products, else two floats), one pair for each
  * pair of each segment of the columns `b`. The product is added to `c`, or replaces it if `fresh`.
@@ -134,6 +136,7 @@ struct NAME(tile) {
     int column; /* the first block, set by run_tiles */
     int64_t c_stride;     /* floats */
     int fresh;
+    const struct strip *strips, *next_strips; /* in place of `b` and `next`, where they are packed: of two columns each */
 };
 
 /* Return where segment `s` of the tile's block `k` of columns starts, in `b` or in `next`. */
@@ -146,7 +149,7 @@ INLINE const char *NAME(segment)(const struct NAME(tile) *t, const char *const *
  * The even and the odd members of the pairs are summed in one chain each; the two sums are added at the end. For few
  * rows both chains run at once, to hide the latency of multiply-adds; many rows need the registers for one chain.
  */
-INLINE void NAME(run_chains)(const int rows, const int wide, const int first, const int chains,
+INLINE void NAME(run_chains)(const int rows, const int wide, const int first, const int chains, const int packed,
                              const struct NAME(tile) *t, const char *a, float *c) {
     const int64_t a_stride = t->a_stride, step = t->b_step, c_stride = t->c_stride;
     vec sums[2][MAX_TILE][VECTORS];
@@ -154,27 +157,40 @@ INLINE void NAME(run_chains)(const int rows, const int wide, const int first, co
         UNROLL for (int r = 0; r < rows; r++)
             UNROLL for (int v = 0; v < VECTORS; v++)
                 sums[chain][r][v] = first + chain > 0 || t->fresh ? NAME(splat)(0) : NAME(at)(c + r * c_stride, v);
+    const int each = packed ? 2 : 1; /* lines, of which the second has the high digits of plane B */
+    const struct strip *strip = packed ? t->strips + t->column / 2 : NULL;
+    const struct strip *next_strip = packed ? t->next_strips + t->column / 2 : NULL;
     for (int s = 0; s < t->segments; s++) {
-        const char *b = NAME(segment)(t, t->b, s, 0), *next = NAME(segment)(t, t->next, s, 0);
-        for (int i = 0; i < t->pairs; i++, a += 8, b += step, next += step) {
-            if (first == 0)
-                __builtin_prefetch(next, 0, 2);
-            if (wide && first + chains == 2) /* a pair is two cache lines */
-                __builtin_prefetch(next + step / 2, 0, 2);
-            UNROLL for (int chain = 0; chain < chains; chain++) {
-                const int odd = first + chain;
-                vec column[VECTORS];
-                UNROLL for (int v = 0; v < VECTORS; v++)
-                    column[v] = wide  ? NAME(at)(b + odd * (step / 2), v)
-                                : odd ? NAME(high_half)(((const ints_at *)b)[v])
-                                      : NAME(low_half)(((const ints_at *)b)[v]);
-                UNROLL for (int r = 0; r < rows; r++) {
-                    vec factor = NAME(splat)(*(const float *)(a + r * a_stride + odd * 4));
+        const char *b = packed ? NULL : NAME(segment)(t, t->b, s, 0), *next = packed ? NULL : NAME(segment)(t, t->next, s, 0);
+        for (int i = 0; i < t->pairs; i += each)
+            UNROLL for (int h = 0; h < each; h++) {
+                ints pairs[VECTORS] = {{0}};
+                if (packed) {
+                    if (t->column % 2 == 0)
+                        NAME(prefetch_line)(next_strip, i + h);
+                    NAME(decode)(packed, h, strip, i + h, t->column % 2, pairs, pairs + 1);
+                } else if (first == 0)
+                    __builtin_prefetch(next, 0, 2);
+                if (!packed && !wide)
                     UNROLL for (int v = 0; v < VECTORS; v++)
-                        sums[chain][r][v] += factor * column[v];
+                        pairs[v] = ((const ints_at *)b)[v];
+                if (wide && first + chains == 2) /* a pair is two cache lines */
+                    __builtin_prefetch(next + step / 2, 0, 2);
+                UNROLL for (int chain = 0; chain < chains; chain++) {
+                    const int odd = first + chain;
+                    vec column[VECTORS];
+                    UNROLL for (int v = 0; v < VECTORS; v++)
+                        column[v] = wide  ? NAME(at)(b + odd * (step / 2), v)
+                                    : odd ? NAME(high_half)(pairs[v])
+                                          : NAME(low_half)(pairs[v]);
+                    UNROLL for (int r = 0; r < rows; r++) {
+                        vec factor = NAME(splat)(*(const float *)(a + r * a_stride + odd * 4));
+                        UNROLL for (int v = 0; v < VECTORS; v++)
+                            sums[chain][r][v] += factor * column[v];
+                    }
                 }
+                a += 8, b += step, next += step;
             }
-        }
     }
     UNROLL for (int r = 0; r < rows; r++)
         UNROLL for (int v = 0; v < VECTORS; v++)
@@ -188,45 +204,64 @@ INLINE void NAME(run_chains)(const int rows, const int wide, const int first, co
  * Multiply pairs of bf16, each by one dot-product instruction. An instruction takes several cycles, and depends on the
  * one before it: few rows are multiplied with several blocks of columns at once, so as not to wait.
  */
-INLINE void NAME(run_dots)(const int rows, const int blocks, const struct NAME(tile) *t, const char *a, float *c) {
+INLINE void NAME(run_dots)(const int rows, const int blocks, const int packed, const struct NAME(tile) *t,
+                           const char *a, float *c) {
     const int64_t a_stride = t->a_stride, step = t->b_step, c_stride = t->c_stride;
+    const int each = packed ? 2 : 1; /* see above */
+    const struct strip *strips = packed ? t->strips + t->column / 2 : NULL;
+    const struct strip *next_strips = packed ? t->next_strips + t->column / 2 : NULL;
     vec sums[MAX_BLOCKS][MAX_TILE];
     UNROLL for (int k = 0; k < blocks; k++)
         UNROLL for (int r = 0; r < rows; r++)
-            sums[k][r] = t->fresh ? NAME(splat)(0) : NAME(at)(c + r * c_stride + k * BLOCK, 0);
+            sums[k][r] = t->fresh  ? NAME(splat)(0)
+                         : packed ? NAME(load_columns)(c + r * c_stride + k / 2 * 2 * BLOCK + k % 2 * 8,
+                                                       c + r * c_stride + (k / 2 * 2 + 1) * BLOCK + k % 2 * 8)
+                                  : NAME(at)(c + r * c_stride + k * BLOCK, 0);
     for (int s = 0; s < t->segments; s++) {
         const char *b[MAX_BLOCKS], *next[MAX_BLOCKS];
-        UNROLL for (int k = 0; k < blocks; k++)
+        UNROLL for (int k = 0; k < blocks && !packed; k++)
             b[k] = NAME(segment)(t, t->b, s, k), next[k] = NAME(segment)(t, t->next, s, k);
-        for (int64_t i = 0, at = 0; i < t->pairs; i++, a += 4, at += step) {
-            ints pair[MAX_BLOCKS];
-            UNROLL for (int k = 0; k < blocks; k++) {
-                __builtin_prefetch(next[k] + at, 0, 2);
-                pair[k] = *(const ints_at *)(b[k] + at);
+        int64_t at = 0;
+        for (int i = 0; i < t->pairs; i += each)
+            UNROLL for (int h = 0; h < each; h++) {
+                ints pair[MAX_BLOCKS];
+                UNROLL for (int k = 0; k < blocks && !packed; k++) {
+                    __builtin_prefetch(next[k] + at, 0, 2);
+                    pair[k] = *(const ints_at *)(b[k] + at);
+                }
+                UNROLL for (int k = 0; k < blocks && packed; k += 2) {
+                    NAME(prefetch_line)(next_strips + k / 2, i + h);
+                    NAME(decode)(packed, h, strips + k / 2, i + h, 0, pair + k, pair + k + 1);
+                }
+                UNROLL for (int r = 0; r < rows; r++)
+                    UNROLL for (int k = 0; k < blocks; k++)
+                        sums[k][r] = NAME(dot)(sums[k][r], pair[k], *(const NAME(pair_at) *)(a + r * a_stride));
+                a += 4, at += step;
             }
-            UNROLL for (int r = 0; r < rows; r++)
-                UNROLL for (int k = 0; k < blocks; k++)
-                    sums[k][r] = NAME(dot)(sums[k][r], pair[k], *(const NAME(pair_at) *)(a + r * a_stride));
-        }
     }
     UNROLL for (int k = 0; k < blocks; k++)
         UNROLL for (int r = 0; r < rows; r++)
-            *(vec_at *)(c + r * c_stride + k * BLOCK) = sums[k][r];
+            if (packed)
+                UNROLL for (int column = 0; column < 2; column++)
+                    NAME(store_column)((ints)sums[k][r], column,
+                                       (char *)(c + r * c_stride + (k / 2 * 2 + column) * BLOCK + k % 2 * 8));
+            else
+                *(vec_at *)(c + r * c_stride + k * BLOCK) = sums[k][r];
 }
 #endif
 
 INLINE void NAME(multiply)(const int rows, const int wide, const struct NAME(tile) *t, const char *a, float *c) {
 #if DOTS
     if (!wide) {
-        NAME(run_dots)(rows, 1, t, a, c);
+        NAME(run_dots)(rows, 1, 0, t, a, c);
         return;
     }
 #endif
     if (rows <= BOTH_CHAINS) {
-        NAME(run_chains)(rows, wide, 0, 2, t, a, c);
+        NAME(run_chains)(rows, wide, 0, 2, 0, t, a, c);
     } else {
-        NAME(run_chains)(rows, wide, 0, 1, t, a, c);
-        NAME(run_chains)(rows, wide, 1, 1, t, a, c);
+        NAME(run_chains)(rows, wide, 0, 1, 0, t, a, c);
+        NAME(run_chains)(rows, wide, 1, 1, 0, t, a, c);
     }
 }
 
@@ -250,16 +285,42 @@ TARGET static void NAME(wide_tile)(int rows, const struct NAME(tile) *t, const c
 }
 
 #if DOTS
-#define CASE(rows, blocks) case rows: NAME(run_dots)(rows, blocks, t, a, c); break;
-TARGET static void NAME(two_blocks)(int rows, const struct NAME(tile) *t, const char *a, float *c) {
-    switch (rows) { CASE(1, 2) CASE(2, 2) CASE(3, 2) CASE(4, 2) CASE(5, 2) CASE(6, 2) }
+#define CASE(rows, blocks, packed) case rows: NAME(run_dots)(rows, blocks, packed, t, a, c); break;
+#define CASES(blocks, packed)                                                                                      \
+    switch (rows) {                                                                                                \
+        CASE(1, blocks, packed) CASE(2, blocks, packed) CASE(3, blocks, packed)                                    \
+        CASE(4, blocks, packed) CASE(5, blocks, packed) CASE(6, blocks, packed)                                    \
+    }
+TARGET static void NAME(two_blocks)(int rows, const struct NAME(tile) *t, const char *a, float *c) { CASES(2, 0) }
+
+TARGET static void NAME(four_blocks)(int rows, const struct NAME(tile) *t, const char *a, float *c) { CASES(4, 0) }
+
+TARGET static void NAME(packed_keys)(int rows, const struct NAME(tile) *t, const char *a, float *c) { CASES(2, KEYS) }
+
+TARGET static void NAME(packed_values)(int rows, const struct NAME(tile) *t, const char *a, float *c) { CASES(4, VALUES) }
+#undef CASES
+#else
+#define CASE(rows, packed) case rows: NAME(run_chains)(rows, 0, 0, 2, packed, t, a, c); break;
+TARGET static void NAME(packed_keys)(int rows, const struct NAME(tile) *t, const char *a, float *c) {
+    switch (rows) { CASE(1, KEYS) CASE(2, KEYS) CASE(3, KEYS) }
 }
 
-TARGET static void NAME(four_blocks)(int rows, const struct NAME(tile) *t, const char *a, float *c) {
-    switch (rows) { CASE(1, 4) CASE(2, 4) CASE(3, 4) CASE(4, 4) CASE(5, 4) CASE(6, 4) }
+TARGET static void NAME(packed_values)(int rows, const struct NAME(tile) *t, const char *a, float *c) {
+    switch (rows) { CASE(1, VALUES) CASE(2, VALUES) CASE(3, VALUES) }
 }
-#undef CASE
 #endif
+#undef CASE
+
+/* Rows, and columns of values, that are multiplied with packed columns while those are decoded. */
+enum { NAME(PACKED_ROWS) = DOTS ? FEW_ROWS : BOTH_CHAINS, NAME(PACKED_COLUMNS) = DOTS ? 4 : 1 };
+
+/* Run a tile of at most PACKED_ROWS rows over packed keys (of two blocks), or values (multiples of PACKED_COLUMNS). */
+INLINE void NAME(run_packed)(const int which, int rows, int columns, struct NAME(tile) t, const char *a, float *c) {
+    const int step = !DOTS ? 1 : which == KEYS ? 2 : 4;
+    t.segments = 1;
+    for (t.column = 0; t.column < columns; t.column += step)
+        (which == KEYS ? NAME(packed_keys) : NAME(packed_values))(rows, &t, a, c + t.column * BLOCK);
+}
 
 /* Run a tile of rows over at most `blocks` blocks of columns, and return over how many. */
 INLINE int NAME(run_blocks)(int rows, int blocks, int wide, const struct NAME(tile) *t, const char *a, float *c) {
