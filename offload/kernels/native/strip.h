@@ -4,7 +4,7 @@ typedef uint16_t NAME(words) __attribute__((vector_size(4 * LANES)));
 typedef NAME(bytes) NAME(bytes_at) __attribute__((aligned(1), may_alias));
 typedef uint16_t NAME(word_at) __attribute__((aligned(1), may_alias));
 
-/* What of a line of 64 values is decoded at once: with LANES of 16 both of its columns, else one. */
+/* Columns of a line that are decoded at once. */
 enum { NAME(LINE_COLUMNS) = LANES / 8 };
 
 /* Write words of low and high bytes in order: those of the first 8 bytes of each 16, and those of the others. */
@@ -35,20 +35,41 @@ INLINE NAME(bytes) NAME(join_nibbles)(NAME(bytes) low, NAME(bytes) high) {
 #endif
 }
 
-/*
- * Decode line `line`, whose lowest bit is `odd`, a constant, from its column `column` on: the columns' pairs 0 to 7 and
- * 8 to 15.
- */
-INLINE void NAME(decode)(const int which, const int odd, const struct strip *s, int line, int column, ints *first,
-                         ints *second) {
+/* Where two lines of a strip are read, from one column on, and how far away those are that are to be prefetched. */
+struct NAME(walk) {
+    const char *high, *low, *bases;
+    int64_t low_step, high_ahead, low_ahead;
+};
+
+INLINE struct NAME(walk) NAME(walk_from)(const int which, const struct strip *s, const struct strip *next, int column) {
     const int64_t from = 32 * column;
-    NAME(bytes) high = *(const NAME(bytes_at) *)(s->high + 64 * line + from);
-    NAME(bytes) low = *(const NAME(bytes_at) *)(s->low + line / 2 * s->low_step + from);
-    NAME(bytes) bases;
+    return (struct NAME(walk)){s->high + from, s->low + from, s->bases + (which == VALUES ? from : 0), s->low_step,
+                               next->high - s->high + from, next->low - s->low};
+}
+
+/* Go on to the next two lines. */
+INLINE void NAME(step_on)(const int which, struct NAME(walk) *w) {
+    w->high += 128, w->low += w->low_step, w->bases += which == KEYS ? 4 : 0;
+}
+
+/* Prefetch what a later walk reads into the L2 cache; of two walks over a column each, each one prefetches one line. */
+INLINE void NAME(prefetch_lines)(const struct NAME(walk) *w) {
+    __builtin_prefetch(w->high + w->high_ahead, 0, 2);
+    if (LANES == 16)
+        __builtin_prefetch(w->high + w->high_ahead + 64, 0, 2);
+    __builtin_prefetch(w->low + w->low_ahead, 0, 2);
+}
+
+/*
+ * Decode the first of the two lines, or the other (odd, a constant): the columns' pairs 0 to 7 and 8 to 15. The columns
+ * are both with LANES of 16, else one.
+ */
+INLINE void NAME(decode)(const int which, const int odd, const struct NAME(walk) *w, ints *first, ints *second) {
+    NAME(bytes) high = *(const NAME(bytes_at) *)(w->high + 64 * odd), low = *(const NAME(bytes_at) *)w->low, bases;
     if (which == KEYS)
-        bases = (NAME(bytes))(((const NAME(word_at) *)s->bases)[line] - (NAME(words)){0});
+        bases = (NAME(bytes))(((const NAME(word_at) *)w->bases)[odd] - (NAME(words)){0});
     else
-        bases = *(const NAME(bytes_at) *)(s->bases + from);
+        bases = *(const NAME(bytes_at) *)w->bases;
     if (odd)
         low = (NAME(bytes))((NAME(words))low >> 4);
     NAME(interleave)(NAME(join_nibbles)(low, high + high), (high & 0x87) + bases, first, second);
@@ -77,38 +98,28 @@ INLINE vec NAME(load_columns)(const float *first, const float *second) {
 #endif
 }
 
-/* Prefetch a line, and its part of plane B, into the L2 cache. */
-INLINE void NAME(prefetch_line)(const struct strip *s, int line) {
-    __builtin_prefetch(s->high + 64 * line, 0, 2);
-    if (line % 2 == 0)
-        __builtin_prefetch(s->low + line / 2 * s->low_step, 0, 2);
-}
-
-/* Decode a line to rows of its two columns. */
-INLINE void NAME(unpack_line)(const int which, const int odd, const struct strip *s, int line, char *to, char *second) {
-    UNROLL for (int column = 0; column < 2; column += NAME(LINE_COLUMNS)) {
-        ints pairs[2];
-        NAME(decode)(which, odd, s, line, column, pairs, pairs + 1);
-        UNROLL for (int h = 0; h < 2; h++)
-            UNROLL for (int c = 0; c < NAME(LINE_COLUMNS); c++)
-                NAME(store_column)(pairs[h], c, (column + c ? second : to) + 32 * h);
-    }
-}
-
 /*
  * Decode a strip to its columns, whose rows are `row` bytes apart: those of two blocks of keys, or 16 dimensions each of
  * the values, of which `second` is the next block.
  */
 INLINE void NAME(unpack_strip)(const int which, const struct strip *s, const struct strip *next, int lines, char *to,
                                char *second, int64_t row) {
-    for (int line = 0; line < lines; line += 2)
-        UNROLL for (int odd = 0; odd < 2; odd++) {
-            char *block = line < BLOCK / 2 ? to : second - BLOCK / 2 * row;
-            int64_t at = (line + odd) * row;
-            NAME(prefetch_line)(next, line + odd);
-            if (which == KEYS)
-                NAME(unpack_line)(which, odd, s, line + odd, to + at, second + at);
-            else
-                NAME(unpack_line)(which, odd, s, line + odd, block + at, block + at + 4 * BLOCK);
+    for (int column = 0; column < 2; column += NAME(LINE_COLUMNS)) {
+        struct NAME(walk) w = NAME(walk_from)(which, s, next, column);
+        char *at = which == VALUES ? to + 4 * BLOCK * column : column ? second : to;
+        const int64_t other = which == VALUES ? 4 * BLOCK : second - to; /* from one column to the other */
+        for (int line = 0; line < lines; line += 2, NAME(step_on)(which, &w)) {
+            if (which == VALUES && line == BLOCK / 2)
+                at += second - to - BLOCK / 2 * row;
+            NAME(prefetch_lines)(&w);
+            UNROLL for (int odd = 0; odd < 2; odd++) {
+                ints pairs[2];
+                NAME(decode)(which, odd, &w, pairs, pairs + 1);
+                UNROLL for (int h = 0; h < 2; h++)
+                    UNROLL for (int c = 0; c < NAME(LINE_COLUMNS); c++)
+                        NAME(store_column)(pairs[h], c, at + c * other + 32 * h);
+                at += row;
+            }
         }
+    }
 }

@@ -149,7 +149,7 @@ INLINE const char *NAME(segment)(const struct NAME(tile) *t, const char *const *
  * The even and the odd members of the pairs are summed in one chain each; the two sums are added at the end. For few
  * rows both chains run at once, to hide the latency of multiply-adds; many rows need the registers for one chain.
  */
-INLINE void NAME(run_chains)(const int rows, const int wide, const int first, const int chains, const int packed,
+INLINE void NAME(run_chains)(const int rows, const int wide, const int first, const int chains,
                              const struct NAME(tile) *t, const char *a, float *c) {
     const int64_t a_stride = t->a_stride, step = t->b_step, c_stride = t->c_stride;
     vec sums[2][MAX_TILE][VECTORS];
@@ -157,40 +157,27 @@ INLINE void NAME(run_chains)(const int rows, const int wide, const int first, co
         UNROLL for (int r = 0; r < rows; r++)
             UNROLL for (int v = 0; v < VECTORS; v++)
                 sums[chain][r][v] = first + chain > 0 || t->fresh ? NAME(splat)(0) : NAME(at)(c + r * c_stride, v);
-    const int each = packed ? 2 : 1; /* lines, of which the second has the high digits of plane B */
-    const struct strip *strip = packed ? t->strips + t->column / 2 : NULL;
-    const struct strip *next_strip = packed ? t->next_strips + t->column / 2 : NULL;
     for (int s = 0; s < t->segments; s++) {
-        const char *b = packed ? NULL : NAME(segment)(t, t->b, s, 0), *next = packed ? NULL : NAME(segment)(t, t->next, s, 0);
-        for (int i = 0; i < t->pairs; i += each)
-            UNROLL for (int h = 0; h < each; h++) {
-                ints pairs[VECTORS] = {{0}};
-                if (packed) {
-                    if (t->column % 2 == 0)
-                        NAME(prefetch_line)(next_strip, i + h);
-                    NAME(decode)(packed, h, strip, i + h, t->column % 2, pairs, pairs + 1);
-                } else if (first == 0)
-                    __builtin_prefetch(next, 0, 2);
-                if (!packed && !wide)
+        const char *b = NAME(segment)(t, t->b, s, 0), *next = NAME(segment)(t, t->next, s, 0);
+        for (int i = 0; i < t->pairs; i++, a += 8, b += step, next += step) {
+            if (first == 0)
+                __builtin_prefetch(next, 0, 2);
+            if (wide && first + chains == 2) /* a pair is two cache lines */
+                __builtin_prefetch(next + step / 2, 0, 2);
+            UNROLL for (int chain = 0; chain < chains; chain++) {
+                const int odd = first + chain;
+                vec column[VECTORS];
+                UNROLL for (int v = 0; v < VECTORS; v++)
+                    column[v] = wide  ? NAME(at)(b + odd * (step / 2), v)
+                                : odd ? NAME(high_half)(((const ints_at *)b)[v])
+                                      : NAME(low_half)(((const ints_at *)b)[v]);
+                UNROLL for (int r = 0; r < rows; r++) {
+                    vec factor = NAME(splat)(*(const float *)(a + r * a_stride + odd * 4));
                     UNROLL for (int v = 0; v < VECTORS; v++)
-                        pairs[v] = ((const ints_at *)b)[v];
-                if (wide && first + chains == 2) /* a pair is two cache lines */
-                    __builtin_prefetch(next + step / 2, 0, 2);
-                UNROLL for (int chain = 0; chain < chains; chain++) {
-                    const int odd = first + chain;
-                    vec column[VECTORS];
-                    UNROLL for (int v = 0; v < VECTORS; v++)
-                        column[v] = wide  ? NAME(at)(b + odd * (step / 2), v)
-                                    : odd ? NAME(high_half)(pairs[v])
-                                          : NAME(low_half)(pairs[v]);
-                    UNROLL for (int r = 0; r < rows; r++) {
-                        vec factor = NAME(splat)(*(const float *)(a + r * a_stride + odd * 4));
-                        UNROLL for (int v = 0; v < VECTORS; v++)
-                            sums[chain][r][v] += factor * column[v];
-                    }
+                        sums[chain][r][v] += factor * column[v];
                 }
-                a += 8, b += step, next += step;
             }
+        }
     }
     UNROLL for (int r = 0; r < rows; r++)
         UNROLL for (int v = 0; v < VECTORS; v++)
@@ -198,6 +185,40 @@ INLINE void NAME(run_chains)(const int rows, const int wide, const int first, co
                                                 : first == 1 ? NAME(at)(c + r * c_stride, v) + sums[0][r][v]
                                                              : sums[0][r][v];
 }
+
+#if !DOTS
+enum { NAME(CHAINED_ROWS) = 2 }; /* that the registers have room for, beside what lines are decoded with */
+
+/* The same for few rows and a packed column. */
+INLINE void NAME(run_packed_chains)(const int rows, const int which, const struct NAME(tile) *t, const char *a, float *c) {
+    const int64_t a_stride = t->a_stride, c_stride = t->c_stride;
+    const struct strip *strip = t->strips + t->column / 2, *next = t->next_strips + t->column / 2;
+    struct NAME(walk) w = NAME(walk_from)(which, strip, next, t->column % 2);
+    vec sums[2][NAME(CHAINED_ROWS)][VECTORS];
+    UNROLL for (int r = 0; r < rows; r++)
+        UNROLL for (int v = 0; v < VECTORS; v++) {
+            sums[0][r][v] = t->fresh ? NAME(splat)(0) : NAME(at)(c + r * c_stride, v);
+            sums[1][r][v] = NAME(splat)(0);
+        }
+    for (int line = 0; line < t->pairs; line += 2, NAME(step_on)(which, &w)) {
+        NAME(prefetch_lines)(&w);
+        UNROLL for (int odd = 0; odd < 2; odd++) {
+            ints pairs[VECTORS];
+            NAME(decode)(which, odd, &w, pairs, pairs + 1);
+            UNROLL for (int chain = 0; chain < 2; chain++)
+                UNROLL for (int v = 0; v < VECTORS; v++) {
+                    vec column = chain ? NAME(high_half)(pairs[v]) : NAME(low_half)(pairs[v]);
+                    UNROLL for (int r = 0; r < rows; r++)
+                        sums[chain][r][v] += NAME(splat)(*(const float *)(a + r * a_stride + chain * 4)) * column;
+                }
+            a += 8;
+        }
+    }
+    UNROLL for (int r = 0; r < rows; r++)
+        UNROLL for (int v = 0; v < VECTORS; v++)
+            ((vec_at *)(c + r * c_stride))[v] = sums[0][r][v] + sums[1][r][v];
+}
+#endif
 
 #if DOTS
 /*
@@ -207,9 +228,11 @@ INLINE void NAME(run_chains)(const int rows, const int wide, const int first, co
 INLINE void NAME(run_dots)(const int rows, const int blocks, const int packed, const struct NAME(tile) *t,
                            const char *a, float *c) {
     const int64_t a_stride = t->a_stride, step = t->b_step, c_stride = t->c_stride;
-    const int each = packed ? 2 : 1; /* see above */
-    const struct strip *strips = packed ? t->strips + t->column / 2 : NULL;
-    const struct strip *next_strips = packed ? t->next_strips + t->column / 2 : NULL;
+    const int each = packed ? 2 : 1; /* lines, of which the second has the high digits of plane B */
+    struct NAME(walk) walks[MAX_BLOCKS / 2];
+    if (packed)
+        UNROLL for (int k = 0; k < blocks / 2; k++)
+            walks[k] = NAME(walk_from)(packed, t->strips + t->column / 2 + k, t->next_strips + t->column / 2 + k, 0);
     vec sums[MAX_BLOCKS][MAX_TILE];
     UNROLL for (int k = 0; k < blocks; k++)
         UNROLL for (int r = 0; r < rows; r++)
@@ -222,22 +245,27 @@ INLINE void NAME(run_dots)(const int rows, const int blocks, const int packed, c
         UNROLL for (int k = 0; k < blocks && !packed; k++)
             b[k] = NAME(segment)(t, t->b, s, k), next[k] = NAME(segment)(t, t->next, s, k);
         int64_t at = 0;
-        for (int i = 0; i < t->pairs; i += each)
-            UNROLL for (int h = 0; h < each; h++) {
+        for (int i = 0; i < t->pairs; i += each) {
+            if (packed)
+                UNROLL for (int k = 0; k < blocks / 2; k++)
+                    NAME(prefetch_lines)(walks + k);
+            UNROLL for (int odd = 0; odd < each; odd++) {
                 ints pair[MAX_BLOCKS];
                 UNROLL for (int k = 0; k < blocks && !packed; k++) {
                     __builtin_prefetch(next[k] + at, 0, 2);
                     pair[k] = *(const ints_at *)(b[k] + at);
                 }
-                UNROLL for (int k = 0; k < blocks && packed; k += 2) {
-                    NAME(prefetch_line)(next_strips + k / 2, i + h);
-                    NAME(decode)(packed, h, strips + k / 2, i + h, 0, pair + k, pair + k + 1);
-                }
+                UNROLL for (int k = 0; k < blocks && packed; k += 2)
+                    NAME(decode)(packed, odd, walks + k / 2, pair + k, pair + k + 1);
                 UNROLL for (int r = 0; r < rows; r++)
                     UNROLL for (int k = 0; k < blocks; k++)
                         sums[k][r] = NAME(dot)(sums[k][r], pair[k], *(const NAME(pair_at) *)(a + r * a_stride));
                 a += 4, at += step;
             }
+            if (packed)
+                UNROLL for (int k = 0; k < blocks / 2; k++)
+                    NAME(step_on)(packed, walks + k);
+        }
     }
     UNROLL for (int k = 0; k < blocks; k++)
         UNROLL for (int r = 0; r < rows; r++)
@@ -258,10 +286,10 @@ INLINE void NAME(multiply)(const int rows, const int wide, const struct NAME(til
     }
 #endif
     if (rows <= BOTH_CHAINS) {
-        NAME(run_chains)(rows, wide, 0, 2, 0, t, a, c);
+        NAME(run_chains)(rows, wide, 0, 2, t, a, c);
     } else {
-        NAME(run_chains)(rows, wide, 0, 1, 0, t, a, c);
-        NAME(run_chains)(rows, wide, 1, 1, 0, t, a, c);
+        NAME(run_chains)(rows, wide, 0, 1, t, a, c);
+        NAME(run_chains)(rows, wide, 1, 1, t, a, c);
     }
 }
 
@@ -300,19 +328,23 @@ TARGET static void NAME(packed_keys)(int rows, const struct NAME(tile) *t, const
 TARGET static void NAME(packed_values)(int rows, const struct NAME(tile) *t, const char *a, float *c) { CASES(4, VALUES) }
 #undef CASES
 #else
-#define CASE(rows, packed) case rows: NAME(run_chains)(rows, 0, 0, 2, packed, t, a, c); break;
+#define CASE(rows, packed) case rows: NAME(run_packed_chains)(rows, packed, t, a, c); break;
 TARGET static void NAME(packed_keys)(int rows, const struct NAME(tile) *t, const char *a, float *c) {
-    switch (rows) { CASE(1, KEYS) CASE(2, KEYS) CASE(3, KEYS) }
+    switch (rows) { CASE(1, KEYS) CASE(2, KEYS) }
 }
 
 TARGET static void NAME(packed_values)(int rows, const struct NAME(tile) *t, const char *a, float *c) {
-    switch (rows) { CASE(1, VALUES) CASE(2, VALUES) CASE(3, VALUES) }
+    switch (rows) { CASE(1, VALUES) CASE(2, VALUES) }
 }
 #endif
 #undef CASE
 
 /* Rows, and columns of values, that are multiplied with packed columns while those are decoded. */
-enum { NAME(PACKED_ROWS) = DOTS ? FEW_ROWS : BOTH_CHAINS, NAME(PACKED_COLUMNS) = DOTS ? 4 : 1 };
+#if DOTS
+enum { NAME(PACKED_ROWS) = FEW_ROWS, NAME(PACKED_COLUMNS) = 4 };
+#else
+enum { NAME(PACKED_ROWS) = NAME(CHAINED_ROWS), NAME(PACKED_COLUMNS) = 1 };
+#endif
 
 /* Run a tile of at most PACKED_ROWS rows over packed keys (of two blocks), or values (multiples of PACKED_COLUMNS). */
 INLINE void NAME(run_packed)(const int which, int rows, int columns, struct NAME(tile) t, const char *a, float *c) {
