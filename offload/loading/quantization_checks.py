@@ -10,6 +10,7 @@ from ..kernels import triton
 from ..kernels.native import KernelUnavailable, find_kernel
 from ..kernels.native.ops import why_not
 from ..settings.config import EXACT, EngineConfig, Speculation
+from ..settings.method_sizes import forgets
 from ..settings.validation import require
 from .formats.quantized_checkpoint import QuantizedCheckpoint
 from .formats.safetensors import Checkpoint
@@ -94,7 +95,7 @@ def check_kv(kv: str, settings: Speculation, shape: ModelShape, missing: str | N
     require(not refused, f"--kv {kv} does not work with {shape.family}, which {what}", "leave --kv out")
     require(missing is None, f"--kv {kv} needs {missing}", "leave --kv out; triforce doctor says more")
     require(
-        settings.approximate is None,
+        settings.approximate is None or forgets(settings),
         f"--kv {kv} and --approximate {settings.approximate} cannot be used together",
         "leave one of the two out",
     )

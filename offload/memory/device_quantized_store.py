@@ -17,7 +17,7 @@ from ..architecture.rope import rotate
 from ..kernels.attention import Partial, attend, attend_masked, merge
 from ..kernels.kv_groups import dequantize_groups, dequantize_keys, quantize_groups
 from ..kernels.triton.group_accumulator import GroupAccumulator
-from .plain_store import PlainStore
+from .plain_store import PlainStore, observe_attention
 from .quantized_groups import GroupMemory, GroupTiers
 from .quantized_memory import SINK_BLOCKS, QuantizedMemory, Ring
 from .quantized_store import runs_of_windows
@@ -164,6 +164,12 @@ class DeviceQuantizedStore(QuantizedMemory):
             self._attend_near(layer, result, rows, at // WINDOW * WINDOW // GROUP)
             runs.append(result.output(None if lse is None else lse[some]))
         return torch.cat(runs) if len(runs) > 1 else runs[0]
+
+    def observe(self, layer: int, q: Tensor, start: int, lse: Tensor, received: Tensor) -> None:
+        for at, some in runs_of_windows(start, len(q)):
+            window, end = at // WINDOW * WINDOW, start + some.stop
+            keys = torch.cat([self._read(layer, 0, window)[0], self._read_ring(layer, window, end)[0]], dim=1)
+            observe_attention(q[some], keys, lse[some], received[:, :end])
 
     def _attend_near(self, layer: int, result: GroupAccumulator, rows: slice, stop: int) -> None:
         """Add groups up to number `stop` that are in the device's memory: over tiers those of open pages."""

@@ -177,6 +177,12 @@ class QuantizedStore(QuantizedMemory):
             self._call(layer, q[part.rows], part.seen, part.table, part.parents, **more)
         return out
 
+    def observe(self, layer: int, q: Tensor, start: int, lse: Tensor, received: Tensor) -> None:
+        for part in self._parts(layer, start, len(q), None):
+            more: dict[str, Any] = {"table": part.table, "groups": self._layers[layer]}
+            rows = q[part.rows], part.seen, lse[part.rows], received
+            self._kernel.observe(self._calls.observation(self._blocks[layer], *rows, **more))
+
     def attend_table(
         self,
         layer: int,
