@@ -132,7 +132,7 @@ class EvictingCache(ApproximateCache):
     def _evict(self, stored: int) -> int:
         """Keep `budget` of the stored tokens, at new positions; return how many they are."""
         shape, budget = self.store.shape, self.budget
-        rows = self.rope.rows(0, budget)
+        cos, sin = self.rope.rows(0, budget)
         no_queries = self._keys.new_empty((budget, 0, shape.head_dim))
         heads = torch.arange(shape.kv_heads, device=self.store.device)
         self._full.truncate(0)
@@ -145,8 +145,7 @@ class EvictingCache(ApproximateCache):
             for start in range(0, budget, WINDOW):  # at a time: so many are not rounded yet, in a store that rounds
                 part = slice(start, min(start + WINDOW, budget))
                 new = no_queries[part], self._keys[layer, part], self._values[layer, part]
-                own = rows_of(shape, layer, tuple(row[part] for row in rows))
-                self.store.append(layer, start, *new, own)
+                self.store.append(layer, start, *new, rows_of(shape, layer, (cos[part], sin[part])))
         self._full.commit()
         return budget
 

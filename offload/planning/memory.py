@@ -21,6 +21,7 @@ from ..architecture.tier_footprint import mean_key_bytes, paged_prefill_bytes, p
 from ..errors import OutOfMemory
 from ..settings.config import EXACT, Speculation
 from ..settings.method_sizes import (
+    EVICT_EVERY,
     draft_capacity,
     draft_chunk,
     drafter_kind,
@@ -232,7 +233,9 @@ def _layer_kv(shape: Dimensions, settings: Speculation, tokens: int, chunk: int,
     tokens += tree_nodes(settings)
     if kv == EXACT:
         return shape.layer_kv_bytes(tokens, itemsize)
-    exact = tokens // 2 if forgets(settings) else 0  # those before RoPE
+    exact = 0
+    if forgets(settings):
+        exact, chunk = tokens // 2, min(chunk, EVICT_EVERY)  # those before RoPE
     return shape.layer_kv_bytes(exact, itemsize) + quantized_layer_bytes(shape, kv, tokens - exact, chunk, itemsize)
 
 

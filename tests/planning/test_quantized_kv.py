@@ -60,7 +60,7 @@ def test_what_a_cache_that_evicts_allocates_is_what_is_counted():
     tokens = forgetting_capacity(settings)
     store = QuantizedStore(native_kernel(), tiny_shape(), tokens, torch.bfloat16, "q4")
     cache = H2OCache(FullCache(store, new_rope(torch.bfloat16), tokens), settings)
-    sizes = {"device": "cpu", "itemsize": 2, "prefill_chunk": WINDOW, "kv": "q4"}
+    sizes = {"device": "cpu", "itemsize": 2, "prefill_chunk": 512, "kv": "q4"}
     counted = estimate(tiny_shape(), stored_tokens(settings, 9999), settings, **sizes).kv
     assert 0.9 * counted <= store.groups.memory.nbytes + store._blocks.nbytes + cache.nbytes <= counted
 
