@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -42,7 +43,7 @@ class Concentration:
 def concentration(
     runner: Runner, ids: Sequence[int], share: float = 0.05, least: int = 256
 ) -> Generator[Prefilled, None, Concentration]:
-    """Run a text, and return how its attention is spread: on a `share` of the keys, of queries that see `least` of them.
+    """Run a text, and return how much attention falls on a `share` of the keys, for queries that see `least` of them.
 
     Yields the progress. Raises SettingsError where single keys cannot be read.
     """
@@ -137,7 +138,8 @@ def score_masked(
     `masked` `[layers, kv_heads, n]` are none of the tokens from the last one before them on, which is run again.
     """
     store = _MaskedStore(model.shape, len(ids), model.dtype, model.device)
-    runner, prompt = Runner(model, model.new_cache(len(ids), store=store)), TokenSequence(ids[: len(ids) - last])
+    cache: Any = model.new_cache(len(ids), store=store)
+    runner, prompt = Runner(model, cache), TokenSequence(ids[: len(ids) - last])
     yield from runner.prefill(prompt)
     if masked is not None:
         store.mask(masked, len(prompt) - 1)

@@ -23,7 +23,7 @@ from .reading import build, require
 SPEED, QUALITY, ATTENTION, HITTERS = "speed", "quality", "attention", "heavy-hitters"
 IDEAL = "ideal"  # of attention: the tokens with the most weight, for each token anew
 IDEAL_ONCE = "ideal-once"  # those with the most weight of the prompt's last token
-# Of heavy hitters, which tokens are masked: none, those with the most attention, likewise but the sink, others at random.
+# Of heavy hitters, which tokens are masked: none, those with the most attention, these but the sink, others at random.
 MASKED = (EXACT, "heavy", "heavy-but-sink", "random")
 
 
