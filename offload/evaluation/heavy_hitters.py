@@ -11,8 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..caches.full import FullCache
-from ..errors import SettingsError
 from ..events import Prefilled
 from ..memory.plain_store import PlainStore, attend_stored
 from ..memory.tree_attention import Tree
@@ -20,6 +18,7 @@ from ..model.decoder import Model
 from ..sequence import TokenSequence
 from ..settings.method_sizes import KEPT_QUERIES
 from ..speculation.passes.runner import Runner
+from .attention import observable_cache, softmax_weights
 from .teacher_forcing import TextScores, score_text
 
 SMALL = 0.01  # of a query's largest weight: what is below counts as nothing, as in H2O's figure 2
@@ -47,8 +46,7 @@ def concentration(
 
     Yields the progress. Raises SettingsError where single keys cannot be read.
     """
-    full = _cache(runner)
-    shape, sequence = full.store.shape, TokenSequence()
+    shape, sequence = runner.model.shape, TokenSequence()
     received = torch.zeros(shape.layers, shape.kv_heads, len(ids))
     kept, sparsity = torch.zeros(shape.layers), torch.zeros(shape.layers)
     rows = max(len(ids) - least + 1, 0)
@@ -76,7 +74,7 @@ def mean_map(runner: Runner, ids: Sequence[int], size: int) -> Tensor:
     """
     assert 0 < size <= min(KEPT_QUERIES, len(ids)), f"pieces of {size} tokens"
     starts = range(0, len(ids) - size + 1, size)
-    found = torch.zeros(_cache(runner).store.shape.layers, size, size)
+    found = torch.zeros(runner.model.shape.layers, size, size)
     for start in starts:
         runner.truncate(0)
         for layer, weights in enumerate(_weights(runner, TokenSequence(ids[start : start + size]), size)):
@@ -84,25 +82,11 @@ def mean_map(runner: Runner, ids: Sequence[int], size: int) -> Tensor:
     return found
 
 
-def _cache(runner: Runner) -> FullCache:
-    full = runner.cache
-    if not isinstance(full, FullCache) or full.store.grain != 1:
-        raise SettingsError("attention is measured token by token with torch's attention", "add --kernel off")
-    full.keep_queries()
-    return full
-
-
 def _weights(runner: Runner, sequence: TokenSequence, tokens: int) -> Iterator[Tensor]:
-    """Run a sequence; yield each layer's softmax weights `[heads, tokens, keys]` of its last tokens."""
-    full = _cache(runner)
+    """Run a sequence, and return the `softmax_weights` of its last tokens."""
+    full = observable_cache(runner)
     runner.rows(sequence)
-    shape, keys = full.store.shape, len(sequence)
-    queries = torch.stack(full.queries(tokens)[::-1], dim=2).float()  # [layers, heads, tokens, head_dim]
-    later = torch.ones(tokens, keys, dtype=torch.bool, device=queries.device).triu(keys - tokens + 1)
-    for layer, query in enumerate(queries):
-        own = full.store.mean_keys(layer, 0, keys, 1).unsqueeze(1)  # of chunks of one token
-        scores = query.unflatten(0, (shape.kv_heads, -1)) @ own.transpose(2, 3) * shape.head_dim**-0.5
-        yield scores.flatten(0, 1).masked_fill(later, float("-inf")).softmax(-1)
+    return softmax_weights(full, tokens)
 
 
 def heaviest(received: Tensor, count: int, first: int = 0) -> Tensor:
