@@ -94,6 +94,29 @@ def test_rounded_keys_and_values_evict_what_the_slow_reference_does_over_dequant
     assert error < 2e-3 and (found[EXACT][1] - logits).abs().max() > 5 * error
 
 
+def test_rounded_ones_have_the_same_bits_in_passes_of_any_size_and_after_a_rollback(native_model, kind):
+    """Their windows, of 128 tokens, and the ends of observed runs and of evictions do not coincide."""
+    budget, every, prompt = 200, 150, ids(560)
+    settings = Speculation(method="ar", approximate="h2o", sink=SINK, window=WINDOW, budget=budget, chunk=1)
+
+    def runner(chunk):
+        kernel, shape = native_model.operations.kernel, native_model.shape
+        store = new_store(kernel, shape, budget + every, torch.float32, CPU, "q8")
+        return ApproximateRunner(
+            native_model, kind[0](native_model.new_cache(budget + every, store=store), settings), chunk
+        )
+
+    found = []
+    for chunk in (64, 512):
+        each, sequence = runner(chunk), TokenSequence(prompt[:540])
+        list(each.prefill(sequence))
+        sequence.truncate(520)  # within reach: tokens are run again from there
+        sequence.extend(prompt[520:])
+        found.append(each.rows(sequence))
+        assert each.cache.length == len(prompt)
+    assert torch.equal(*found) and torch.equal(found[0], runner(33).rows(TokenSequence(prompt)))
+
+
 def test_heads_keep_different_tokens_and_the_heaviest(model):
     cache = new_cache(model, CACHES["H2O"], 8)
     chosen, keep = [], cache.keep
