@@ -50,7 +50,7 @@ LARGEST_WITHOUT_SPILLS = 128  # head size
 
 @dataclass(frozen=True)
 class Variant:
-    """A kernel with its constants. `types` are of arguments that are not 32-bit integers; `read`: bytes an iteration."""
+    """A kernel with its constants. `types`: of arguments that are not 32-bit integers; `read`: bytes an iteration."""
 
     module: str
     kernel: str
@@ -64,7 +64,7 @@ class Variant:
 
 @dataclass(frozen=True)
 class Compiled:
-    """What a variant takes: registers a thread, bytes of stack and of shared memory, instructions of its longest loop."""
+    """What a variant takes: registers a thread, bytes of stack and shared memory, its longest loop's instructions."""
 
     registers: int
     stack: int
@@ -139,7 +139,7 @@ def _product(name: str, bits: int, others: dict[str, int], rows: int) -> Variant
 
 
 def compile_variant(variant: Variant, arch: int) -> Compiled:
-    """Return what a variant takes on an architecture, 89 for compute capability 8.9. Raises what the compiler raises."""
+    """Return what a variant takes on an architecture: 89 is compute capability 8.9. Raises what the compiler does."""
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
     from triton.compiler.compiler import compile
