@@ -24,7 +24,7 @@ from .settings.method_sizes import (
     tail_tokens,
 )
 from .settings.methods import LOOKUP, METHODS, MIDDLES
-from .speculation.drafters.draft_runner import DraftRunner
+from .speculation.drafters.drafter import DraftRunner
 from .speculation.drafters.ngram import LookupDrafter
 from .speculation.levels.approximate import approximate_runner, approximation
 from .speculation.levels.hierarchy import Hierarchy, Runners, build, draft_cache, may_have_alternative, selected_cache

@@ -18,8 +18,7 @@ from offload.planning.latency import Decoding, predict
 from offload.sequence import TokenSequence
 from offload.speculation.auto.adaptive import AdaptiveScheduler
 from offload.speculation.drafters.drafter import ModelDrafter
-from offload.speculation.levels.level import Level
-from offload.speculation.levels.verifier import Verifier
+from offload.speculation.levels.level import Level, Verifier
 from offload.speculation.passes.runner import Runner
 from offload.speculation.sampling.warp import Sampler
 

@@ -9,7 +9,7 @@ from offload.architecture.known import KNOWN
 from offload.architecture.weight_formats import rounded_bits
 from offload.hardware import profiles
 from offload.hardware.rates import describe
-from offload.loading.hub.hub_models import HUB_MODELS
+from offload.loading.hub.registry import HUB_MODELS
 from offload.planning.plan import make_plan
 from offload.planning.request import PlanRequest
 from offload.settings.config import EngineConfig

@@ -11,7 +11,6 @@ from importlib.util import find_spec
 import torch
 
 from ..architecture.config import ModelShape
-from ..architecture.context_limit import new_tokens_in_context
 from ..architecture.known import sibling_of
 from ..architecture.kv_formats import stored_bytes
 from ..architecture.parameters import WeightBits
@@ -21,7 +20,8 @@ from ..errors import SettingsError
 from ..kernels.ops import Operations, choose_operations
 from ..loading.formats.quantized_checkpoint import QuantizedCheckpoint
 from ..loading.formats.safetensors import Checkpoint
-from ..loading.formats.stored_bits import average_bits
+from ..loading.formats.tensor_checks import average_bits
+from ..loading.prompt_checks import new_tokens_in_context
 from ..loading.quantization_checks import (
     check_kv,
     check_offloaded_retrieval_kv,
@@ -43,10 +43,10 @@ from ..parallel import ALONE, Group, Share, split
 from ..planning.batch import fitting_sequences, kv_room
 from ..planning.memory import USABLE, MemoryEstimate, check_fit, estimate
 from ..planning.self_draft import copy_bits
+from ..prompt_cache.chain import AHEAD
 from ..prompt_cache.fingerprint import LEAST, TOKENS
 from ..prompt_cache.folder import PromptFolder
 from ..prompt_cache.prefill import PromptCache
-from ..prompt_cache.reader import AHEAD
 from ..prompt_cache.writer import MOST_COPIED
 from ..settings.config import EXACT, EngineConfig, Sampling, Speculation
 from ..settings.generation import DRY_BREAKERS

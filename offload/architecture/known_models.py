@@ -1,7 +1,7 @@
 """The dimensions of well-known models, and which of them share a vocabulary. Imports nothing heavy.
 
 Dimensions are those of each model's published config.json, and `context` is its `max_position_embeddings`. To add a
-model, add its line here and its source to loading/hub/hub_models.py.
+model, add its line here and its source to loading/hub/registry.py.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ..system.files import replace_file
-from .header import Header, UnusableBlock
+from .folder import Header, UnusableBlock
 
 _DTYPES = {
     "I64": torch.int64,

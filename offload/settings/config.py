@@ -8,13 +8,12 @@ from os import PathLike
 from typing import Any
 
 from ..short_repr import short_repr
-from ..system.platforms import RUNS_ON, is_other_platform
 from ..units import GIB, MOST_BYTES, MOST_TOKENS
 from . import methods
 from .generation import GenerationConfig, Sampling
 from .placement_settings import Placement
 from .tree_settings import TREE_SAMPLINGS, TreeSampling, TreeShape
-from .validation import require, require_tokens, require_types
+from .validation import RUNS_ON, is_other_platform, require, require_tokens, require_types
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda")

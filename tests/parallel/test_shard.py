@@ -15,8 +15,7 @@ from offload.kernels.ops import TorchOperations
 from offload.loading.hub.download import open_checkpoint
 from offload.loading.weights import load_model
 from offload.parallel import ALONE, split
-from offload.parallel.linear import GatheredLinear
-from offload.parallel.norm import JoinedNorm
+from offload.parallel.linear import GatheredLinear, JoinedNorm
 from offload.parallel.shard import divide
 from offload.sequence import TokenSequence
 from offload.speculation.passes.runner import Runner

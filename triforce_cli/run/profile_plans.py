@@ -19,7 +19,7 @@ from offload.hardware.driver import gpu_names
 from offload.hardware.profiles import Profile, same_gpu
 from offload.hardware.rates import Hardware, describe
 from offload.loading.hub.download import cached_models, describe_source, dimensions, is_quantized, stored_bits
-from offload.loading.hub.hub_models import HUB_MODELS
+from offload.loading.hub.registry import HUB_MODELS
 from offload.planning.plan import Plan, make_plan
 from offload.planning.suggestions import Suggestion
 from offload.settings.config import DEFAULT_MODEL, EXACT

@@ -13,11 +13,11 @@ from ...architecture.parameters import WeightBits
 from ...errors import CheckpointError, FetchError, ModelNotFound, TriforceError
 from ...system.machine import default_home
 from ..formats.safetensors import QUANTIZED_FILE, Checkpoint, FolderCheckpoint
-from ..formats.stored_bits import average_bits
+from ..formats.tensor_checks import average_bits
 from .bundled import discard, fetch_embedded, installed_path, is_outdated
-from .model_files import check_model_files
 from .pickled import convert_pickled, converted_folder, is_pickled
 from .registry import EVERY_FORM, ModelSource, did_you_mean, is_hub_id, resolve
+from .staging import check_model_files
 
 FetchProgress = Callable[[str, int, int], None]  # the current step, units done, units in all
 # The weights once: repositories may have them again in folders, or consolidated beside the shards.

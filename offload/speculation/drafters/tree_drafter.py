@@ -15,9 +15,9 @@ from ...settings.tree_settings import TreeSampling
 from ..passes.runner import Runner
 from ..sampling.transfers import download, upload
 from ..sampling.warp import Sampler, read_tokens
-from ..trees.coupled import draw_children_coupled
 from ..trees.tree import ROOT, Draft, DraftedTree, tree_of
 from ..trees.tree_verification import draw_children
+from ..trees.verification import draw_children_coupled
 
 
 class Generation(NamedTuple):

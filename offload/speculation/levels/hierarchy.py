@@ -34,8 +34,7 @@ from ...settings.method_sizes import budget_of, draft_chunk, drafter_kind, middl
 from ...settings.methods import LOOKUP, METHODS, MIDDLES, MODEL
 from ...settings.tree_settings import TreeSampling
 from ..auto.adaptive import HORIZON, AdaptiveScheduler
-from ..drafters.draft_runner import DraftRunner
-from ..drafters.drafter import SELECTED_PRIOR, Drafter, ModelDrafter, SelectedDrafter
+from ..drafters.drafter import SELECTED_PRIOR, Drafter, DraftRunner, ModelDrafter, SelectedDrafter
 from ..drafters.ngram import LookupDrafter
 from ..passes.estimators import ROW_COST
 from ..passes.runner import Runner, SelectedRunner
@@ -43,8 +42,7 @@ from ..passes.steps import Executor
 from ..sampling.logprobs import LogprobsRecorder
 from ..sampling.warp import Sampler
 from ..trees.drafted_trees import DraftTrees, draft_trees
-from .level import Level
-from .verifier import Verifier
+from .level import Level, Verifier
 
 Clock = Callable[[], float]  # seconds
 
