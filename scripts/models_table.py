@@ -5,7 +5,7 @@
 The CPU is a desktop with 8 cores and two channels of DDR4-3200, the rates that plans assume without a measurement.
 """
 
-from offload.architecture.known import KNOWN
+from offload.architecture.known_models import KNOWN
 from offload.architecture.weight_formats import rounded_bits
 from offload.hardware import profiles
 from offload.hardware.rates import describe

@@ -11,7 +11,7 @@ from importlib.util import find_spec
 import torch
 
 from ..architecture.config import ModelShape
-from ..architecture.known import sibling_of
+from ..architecture.known_models import sibling_of
 from ..architecture.kv_formats import stored_bytes
 from ..architecture.parameters import WeightBits
 from ..architecture.yarn import factor_for, stretched

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from offload.architecture.known import KNOWN
+from offload.architecture.known_models import KNOWN
 from offload.errors import FetchError, ModelNotFound
 from offload.loading.hub.download import describe_source, dimensions
 from offload.loading.hub.registry import EMBEDDED_KNOWN, HUB_MODELS, ModelSource, resolve

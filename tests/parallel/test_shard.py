@@ -9,7 +9,7 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType
 
-from offload.architecture.known import read_shape
+from offload.architecture.hf_config import read_shape
 from offload.errors import SettingsError
 from offload.kernels.ops import TorchOperations
 from offload.loading.hub.download import open_checkpoint

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from offload.architecture.known import KNOWN
+from offload.architecture.known_models import KNOWN
 from offload.planning.latency import predict
 from offload.planning.passes import Passes
 from offload.planning.placement import place

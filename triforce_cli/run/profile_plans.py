@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from offload.architecture.dims import Dimensions
-from offload.architecture.known import known_name, sibling_of
-from offload.architecture.known_models import KNOWN, compatible
+from offload.architecture.known_models import KNOWN, compatible, known_name, sibling_of
 from offload.architecture.yarn import beyond_dual_chunk, layers_with_windows
 from offload.errors import ModelNotFound, PromptError, SettingsError, TriforceError
 from offload.hardware import profiles

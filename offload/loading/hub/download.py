@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ...architecture.dims import Dimensions
-from ...architecture.known import KNOWN, known_name, read_shape
-from ...architecture.known_models import published_bits
+from ...architecture.hf_config import read_shape
+from ...architecture.known_models import KNOWN, known_name, published_bits
 from ...architecture.parameters import WeightBits
 from ...errors import CheckpointError, FetchError, ModelNotFound, TriforceError
 from ...system.machine import default_home

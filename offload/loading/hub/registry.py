@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...architecture.known import KNOWN, known_name, simplified
+from ...architecture.known_models import KNOWN, known_name, simplified
 from ...errors import ModelNotFound, TriforceError
 from .bundled import EMBEDDED
 
