@@ -86,6 +86,7 @@ def _triforce(machine: Machine, built: Built, predicted: Decoding) -> Level:
     return Level("target", full, AdaptiveScheduler([lower], predicted.gamma2), sampler.generator)
 
 
+@torch.inference_mode()
 def _decode(machine: Machine, top: Level, tokens: int, cycles: int) -> float:
     """Return the seconds per token of so many verifications, after two."""
     sequence = TokenSequence([*prompt(tokens), 1])

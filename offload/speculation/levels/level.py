@@ -120,7 +120,6 @@ class Level:
         """What drafting has gained over plain steps of the verifier; see `Speculated.gain`."""
         return self._scheduler.gain
 
-    @torch.inference_mode()
     def advance(self, sequence: TokenSequence, limit: int) -> Draft:
         """Draft and verify once: append 1 to `limit` tokens to the sequence, and return them.
 

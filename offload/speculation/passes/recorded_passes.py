@@ -33,7 +33,8 @@ class PassRecorder:
     def __init__(self, model: Model, rows: int) -> None:
         self.rows = rows
         self._model = model
-        self._rows = torch.empty((rows, model.shape.hidden), dtype=model.dtype)
+        with torch.inference_mode(False):  # an inference tensor could not be written to outside that mode
+            self._rows = torch.empty((rows, model.shape.hidden), dtype=model.dtype)
         self._attended: list[tuple[Tensor, ...]] = []  # for each layer q, k, v and the result, of all rows
         with model.operations.record() as self._recording:
             self._hidden = model.through_layers(self._rows, self)
@@ -47,7 +48,6 @@ class PassRecorder:
         self._recording.add_layer(layer)
         return out
 
-    @torch.inference_mode()
     def run(self, ids: Tensor, begun: Sequence[tuple[RecordableCache, Hashable, PassInputs]]) -> Tensor:
         """Run a pass of `ids` `[tokens]`, those of each sequence together; return hidden rows `[tokens, hidden]`.
 

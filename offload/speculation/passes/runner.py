@@ -144,7 +144,6 @@ class Runner:
         self.resolve_tree(ids)
         return torch.cat((last, rows)) if last is not None else rows[count - 1 :]
 
-    @torch.inference_mode()
     def step_tree(self, ids: Tensor, parents: Sequence[int]) -> Tensor:
         """Run tokens `[tokens]` of the device as nodes of a tree; return their hidden rows `[tokens, hidden]`.
 
@@ -166,7 +165,6 @@ class Runner:
         """Note the ids of the tokens that the last steps ran as nodes, in order."""
         self._nodes += ids
 
-    @torch.inference_mode()
     def step(self, ids: Tensor) -> Tensor:
         """Run tokens `[tokens]` of the device after those in the cache; return their hidden rows `[tokens, hidden]`.
 
