@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Hashable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
 
-from ...caches.streaming_llm import StreamingCache
 from ...events import DraftPrefilled
-from ...model.decoder import Model
-from ...parallel import ALONE, Group
-from ...sequence import TokenSequence
-from ..passes.runner import Runner, SelectedRunner
+from ...parallel import ALONE
+from ..passes.runner import Runner
 from ..sampling.transfers import download
-from ..sampling.warp import Sampler, read_tokens
+from ..sampling.warp import read_tokens
 from ..trees.tree import NOTHING, Draft, DraftedTree
 from .tree_drafter import TreeDrafting
+
+if TYPE_CHECKING:
+    from ...caches.streaming_llm import StreamingCache
+    from ...model.decoder import Model
+    from ...parallel import Group
+    from ...sequence import TokenSequence
+    from ..passes.runner import SelectedRunner
+    from ..sampling.warp import Sampler
 
 __all__ = ["NOTHING", "Draft", "DraftedTree", "Drafter", "ModelDrafter", "SelectedDrafter"]
 

@@ -12,15 +12,18 @@ from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
 
-from ...caches.protocol import KVCache, StaticCache, StaticStep
 from ...errors import Degraded
-from ...model.decoder import Model
 from ...settings.config import LONGEST_GAMMA
+
+if TYPE_CHECKING:
+    from ...caches.protocol import KVCache, StaticCache, StaticStep
+    from ...memory.tree_attention import Tree
+    from ...model.decoder import Model
 
 _WARM_UP = 2  # runs before a recording: libraries choose kernels, compile and allocate memory in the first ones
 # What takes the allocator out of capture mode, in torch since 2.8 and before.
@@ -164,9 +167,9 @@ class StepGraphs:
         self._failed = False
         cache.clear()
 
-    def serves(self, tokens: int) -> bool:
-        """Return whether a pass of so many tokens is recorded."""
-        return not self._failed and tokens <= LONGEST_GAMMA + 1 and self._cache.fits(padded(tokens))
+    def serves(self, tokens: int, tree: Tree | None = None) -> bool:
+        """Return whether a pass of so many tokens is recorded; those of a tree are not."""
+        return tree is None and not self._failed and tokens <= LONGEST_GAMMA + 1 and self._cache.fits(padded(tokens))
 
     @torch.inference_mode()
     def prepare(self) -> None:
@@ -178,7 +181,7 @@ class StepGraphs:
             self._begin(1)
 
     @torch.inference_mode()
-    def forward(self, ids: Tensor) -> Tensor:
+    def forward(self, ids: Tensor, tree: None = None) -> Tensor:
         """Run `Model.forward` over the cache."""
         cache, tokens = self._cache, len(ids)
         recording = self._begin(tokens)

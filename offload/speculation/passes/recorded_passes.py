@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
+from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
-from ...caches.protocol import KVCache, RecordableCache
-from ...kernels.native.recording import PassInputs, RecordedLayers, SequenceCalls
-from ...memory.tree_attention import Tree
-from ...model.decoder import Model
+from ...kernels.native.recording import RecordedLayers, SequenceCalls
 from ...settings.method_sizes import KEPT_QUERIES
+
+if TYPE_CHECKING:
+    from ...caches.protocol import KVCache, RecordableCache
+    from ...kernels.native.recording import PassInputs
+    from ...memory.tree_attention import Tree
+    from ...model.decoder import Model
 
 _MOST_KEYS = 8  # recordings of a cache: it is plain, or has a tree, whose queries are kept at some place
 
@@ -85,7 +89,7 @@ class RecordedPasses:
         self._model, self._cache = model, cache
         self._recorder: PassRecorder | None = None
 
-    def serves(self, tokens: int) -> bool:
+    def serves(self, tokens: int, tree: Tree | None = None) -> bool:
         """Return whether a pass of so many tokens is recorded; longer ones gain little."""
         return tokens <= KEPT_QUERIES
 
