@@ -214,7 +214,7 @@ def known_name(name: str) -> str | None:
     """
     wanted = simplified(name)
     names = {simplified(known): known for known in KNOWN}
-    candidates = (wanted, re.sub("instruct|thinking", "", wanted), _SUFFIX.sub("", wanted))
+    candidates = (wanted, re.sub("instruct|thinking|it$", "", wanted), _SUFFIX.sub("", wanted))
     found = next((names[candidate] for candidate in candidates if candidate in names), None)
     version = re.search(r"v\d+", wanted)
     return None if version and VERSIONS.get(found, version[0]) != version[0] else found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from dataclasses import fields
 from numbers import Integral, Real
 from os import PathLike
@@ -31,9 +32,19 @@ def require(condition: bool, message: str, hint: str) -> None:
         raise SettingsError(message, hint)
 
 
+def require_between(name: str, value: float | None, least: float, most: float, hint: str) -> None:
+    """Raise SettingsError for a number outside of these limits, which are allowed; accept None."""
+    require(value is None or least <= value <= most, f"{name} is {short_repr(value)}", hint)
+
+
 def require_tokens(name: str, value: int | None, least: int, hint: str) -> None:
     """Raise SettingsError for a number of tokens below `least` or above the longest context; accept None."""
-    require(value is None or least <= value <= MOST_TOKENS, f"{name} is {short_repr(value)}", hint)
+    require_between(name, value, least, MOST_TOKENS, hint)
+
+
+def require_one_of(name: str, value: str | None, allowed: Collection[str], more: str = "") -> None:
+    """Raise SettingsError for a value that is none of the allowed ones; its hint lists them, and ends with `more`."""
+    require(value in allowed, f"{name} is {short_repr(value)}", f"use one of: {', '.join(allowed)}{more}")
 
 
 def require_types(settings: Any) -> None:

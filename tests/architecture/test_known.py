@@ -152,6 +152,7 @@ def test_experts_in_mxfp4_take_about_the_bytes_of_their_files(name, gigabytes):
         ("mistralai/Mistral-Small-24B-Instruct-2501", "Mistral-Small-24B"),
         ("microsoft/Phi-4-mini-instruct", "Phi-4-mini"),
         ("mistral 7b", "Mistral-7B"),
+        ("google/gemma-3-12b-it", "Gemma-3-12B"),
         ("mistralai/Mistral-7B-Instruct-v0.3", "Mistral-7B"),
         ("mistralai/Mistral-7B-Instruct-v0.1", None),  # has a window
         ("mistralai/Mistral-7B-v0.2", None),  # has a smaller vocabulary

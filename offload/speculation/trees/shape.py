@@ -6,14 +6,12 @@ its path, and a verification is expected to yield 1 token plus the sum of these 
 
 Later children are accepted less often, and children less often than their parent is reached. So the nodes with the
 largest products are a tree already, and no tree of as many nodes has a larger sum: what Sequoia's dynamic program finds
-in O(n^2) for each child and depth is found here by ranking. Where a later child is accepted more often than an earlier
-one, that does not hold (27 % fewer tokens in a tree of 16 nodes, the worst of 300 shuffled vectors), and `best_tree`
-runs the dynamic program. What is estimated while decoding never increases (`drafted_trees.ChildAcceptance.rates`).
+in O(n^2) for each child and depth is found here by ranking. What is estimated while decoding never increases from child
+to child (`drafted_trees.ChildAcceptance.rates`), as that requires.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import accumulate
@@ -92,11 +90,8 @@ def _by_depth(acceptance: Acceptance, depth: int) -> list[np.ndarray]:
 def best_tree(acceptance: Acceptance, nodes: int, depth: int) -> tuple[int, ...]:
     """Return the parents of the tree of `nodes` nodes, at most `depth` deep, that yields the most tokens.
 
-    Nodes that are never accepted are left out, so that there may be fewer. Acceptances may rise from child to child.
+    Nodes that are never accepted are left out, so that there may be fewer.
     """
-    rates = [np.array(row, dtype=float) for row in _rows(acceptance)]
-    if any((np.diff(row) > 0).any() for row in rates):
-        return dynamic_program([rates[min(level, len(rates) - 1)] for level in range(depth)], nodes)
     found = candidates(acceptance, nodes, depth)
     return parents_of(found, found.best(nodes, depth))
 
@@ -119,45 +114,3 @@ def expected_tokens(parents: Sequence[int], acceptance: Acceptance) -> float:
         rate = rates[rank] if rank < len(rates) else 0.0
         reached.append(rate * (1.0 if parent == ROOT else reached[parent]))
     return 1 + sum(reached)
-
-
-def dynamic_program(rates: Sequence[np.ndarray], nodes: int) -> tuple[int, ...]:
-    """Return the parents of the best tree of up to `nodes` nodes, breadth first, in O(depths * children * nodes^2).
-
-    Args:
-        rates: for each depth, the acceptance of the k-th child; they need not fall with k: a child that is seldom
-            accepted may be worth its node for those behind it.
-    """
-    below = np.zeros(nodes + 1)  # tokens that the best children of a node yield, by the nodes they have
-    sizes: list[list[np.ndarray]] = []  # by depth, child, nodes left: of the child's subtree
-    for level in reversed(rates):
-        later, taken = np.zeros(nodes + 1), []
-        for rate in level[::-1]:
-            subtree: np.ndarray = np.append(0.0, rate * (1 + below[:-1]))  # by its size
-            size = np.array([_best_size(subtree, later, left) for left in range(nodes + 1)])
-            later = subtree[size] + np.where(size > 0, later[np.arange(nodes + 1) - size], 0.0)
-            taken.append(size)
-        below = later
-        sizes.append(taken[::-1])
-    return _parents(sizes[::-1], nodes)
-
-
-def _best_size(subtree: np.ndarray, later: np.ndarray, left: int) -> int:
-    """Return the size of a child's subtree that, with the later children in the rest of `left` nodes, yields most."""
-    yields = subtree[: left + 1] + later[left::-1]
-    yields[0] = 0.0  # without this child there are no later ones
-    return int(yields.argmax())
-
-
-def _parents(sizes: Sequence[Sequence[np.ndarray]], nodes: int) -> tuple[int, ...]:
-    parents: list[int] = []
-    todo = deque([(ROOT, 0, nodes)])  # a node, the depth of its children, and the nodes that these may have
-    while todo:
-        node, depth, left = todo.popleft()
-        for size in sizes[depth] if depth < len(sizes) else ():
-            if not size[left]:
-                break
-            parents.append(node)
-            todo.append((len(parents) - 1, depth + 1, int(size[left]) - 1))
-            left -= int(size[left])
-    return tuple(parents)
