@@ -18,7 +18,7 @@ from ..architecture.yarn import factor_for, stretched
 from ..engine import Engine
 from ..errors import SettingsError
 from ..kernels.ops import Operations, choose_operations
-from ..loading.formats.quantized_checkpoint import QuantizedCheckpoint
+from ..loading.formats.quantization import QuantizedCheckpoint
 from ..loading.formats.safetensors import Checkpoint
 from ..loading.formats.tensor_checks import average_bits
 from ..loading.prompt_checks import new_tokens_in_context

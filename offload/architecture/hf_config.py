@@ -17,9 +17,9 @@ from ..short_repr import short_repr, short_text
 from .config import ModelShape
 from .config_checks import ConfigCheck, check_of_config, window_in_use, within_vocabulary
 from .dims import WINDOW_SLACK, LinearAttention
-from .expert_dims import Experts
 from .families import FAMILIES, Family
-from .layer_spec import FULL, LINEAR, SLIDING, LayerSpec, activation_of
+from .families.family import text_config
+from .layer_spec import FULL, LINEAR, SLIDING, Experts, LayerSpec, activation_of
 from .rope_config import (
     ROPE_TYPES,
     SUPPORTED,
@@ -30,7 +30,6 @@ from .rope_config import (
     sliding_rope_of,
     sliding_rope_parameters,
 )
-from .text_part import text_config
 
 # transformers' defaults for values that a config leaves out.
 _DEFAULTS: dict[str, Any] = {

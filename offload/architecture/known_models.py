@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .dims import WINDOW_SLACK, Dimensions, LinearAttention
-from .expert_dims import Experts
+from .layer_spec import Experts
 from .parameters import WeightBits
 
 

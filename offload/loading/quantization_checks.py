@@ -11,7 +11,7 @@ from ..kernels.native import KernelUnavailable, find_kernel
 from ..kernels.native.ops import why_not
 from ..settings.config import EXACT, EngineConfig, Speculation
 from ..settings.validation import require
-from .formats.quantized_checkpoint import QuantizedCheckpoint
+from .formats.quantization import QuantizedCheckpoint
 from .formats.safetensors import Checkpoint
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ..model.decoder import QuantizedCopy
-from .formats.quantized_checkpoint import QuantizedCheckpoint
+from .formats.quantization import QuantizedCheckpoint
 from .weights import load_head, load_layers, streamed_model
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..architecture.expert_dims import expected_experts, reads_all
+from ..architecture.layer_spec import expected_experts, reads_all
 from ..errors import UnsupportedModel
 from ..events import ExpertsRun
 from ..kernels.ops import LocalLinear

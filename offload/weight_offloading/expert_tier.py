@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ..architecture.expert_dims import expected_experts
+from ..architecture.layer_spec import expected_experts
 from ..kernels.ops import LocalLinear, Operations
 from ..memory.link import LINK_COST, Link
 from ..model.experts import ExpertWeights, grouped, weighted_sum

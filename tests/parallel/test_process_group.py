@@ -11,7 +11,7 @@ import torch
 
 from offload import GenerationConfig, Speculation
 from offload.errors import RankLost, SettingsError
-from offload.loading.same_model import check_same
+from offload.loading.weights_digest import check_same
 from offload.parallel import process_group
 from tests.support.engine import GREEDY, SMALL
 from tests.support.models import ids

@@ -16,8 +16,8 @@ from typing import Any, Protocol
 
 from ...architecture.config import ModelShape
 from ...architecture.config_checks import check_of_config
+from ...architecture.families.family import is_decoder, is_text, is_wrapper, text_name
 from ...architecture.hf_config import shape_from_config
-from ...architecture.text_part import is_decoder, is_text, is_wrapper, text_name
 from ...errors import CheckpointError, ModelNotFound, UnsupportedModel
 from ...short_repr import short_text
 from ..tokenizers.tokenizer import Tokenizer
