@@ -50,9 +50,7 @@ _DEFAULTS: dict[str, Any] = {
 
 
 def shape_from_config(
-    config: Mapping[str, Any],
-    generation: Mapping[str, Any] | None,
-    check: ConfigCheck | None = None,
+    config: Mapping[str, Any], generation: Mapping[str, Any] | None, check: ConfigCheck | None = None
 ) -> ModelShape:
     """Return the shape of a model from its config.
 

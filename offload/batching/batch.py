@@ -189,10 +189,7 @@ class Batch:
         return self._read_costs[model]
 
     def _run(
-        self,
-        lanes: list[Lane],
-        compute: Callable[[list], list[Result]],
-        divide: Callable[[list, float], list[float]],
+        self, lanes: list[Lane], compute: Callable[[list], list[Result]], divide: Callable[[list, float], list[float]]
     ) -> list[tuple[Lane, Answer]]:
         """Compute what the lanes want together, and divide the seconds that it takes between them."""
         wanted = [lane.wants for lane in lanes]

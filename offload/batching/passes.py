@@ -48,13 +48,7 @@ class JointCache:
         return torch.cat([cache.positions() for cache in self._caches])
 
     def _attend(
-        self,
-        caches: Sequence[Callable[..., Tensor]],
-        layer: int,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        lse: Tensor | None,
+        self, caches: Sequence[Callable[..., Tensor]], layer: int, q: Tensor, k: Tensor, v: Tensor, lse: Tensor | None
     ) -> Tensor:
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         nothing = [None] * len(caches)

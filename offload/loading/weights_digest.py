@@ -167,8 +167,7 @@ def check_same(group: Group, facts: Mapping[str, Any]) -> None:
         if names:
             shown = "; ".join(f"{name}: {first.get(name)} and {theirs.get(name)}" for name in names[:4])
             raise SettingsError(
-                f"rank 0 and rank {rank} differ in {shown[:500]}",
-                "give all nodes the same command, version and model",
+                f"rank 0 and rank {rank} differ in {shown[:500]}", "give all nodes the same command, version and model"
             )
 
 

@@ -30,11 +30,7 @@ class Restoration:
     """
 
     def __init__(
-        self,
-        prompt: Prompt,
-        runner: Runner,
-        reusable: Reusable,
-        compute: Callable[[int], Generator[Prefilled]],
+        self, prompt: Prompt, runner: Runner, reusable: Reusable, compute: Callable[[int], Generator[Prefilled]]
     ) -> None:
         """`compute(end)` runs and saves the prompt's tokens before position `end` that are not in the cache."""
         self._prompt, self._runner, self._reusable = prompt, runner, reusable

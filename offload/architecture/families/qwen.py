@@ -77,11 +77,7 @@ QWEN3_MOE = Family(
     has_optional_window=True,
     gguf=GGUFNames(
         "qwen3moe",
-        {
-            "attn_q_norm": "self_attn.q_norm",
-            "attn_k_norm": "self_attn.k_norm",
-            "ffn_gate_inp": "mlp.gate",
-        }
+        {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm", "ffn_gate_inp": "mlp.gate"}
         | GGUF_EXPERT_TENSORS,
         GGUF_EXPERTS | {"moe_intermediate_size": "expert_feed_forward_length"},
         reads_tokenizer=True,

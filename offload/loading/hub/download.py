@@ -234,8 +234,7 @@ def _hub_error(name: str, error: Exception) -> Exception:
         return FetchError(f"cannot store {name}: {error}", "free some disk space, or set HF_HOME to a writable folder")
     if isinstance(error, errors.GatedRepoError):
         return FetchError(
-            f"{name} is gated on the hub",
-            f"accept its licence at https://huggingface.co/{name}, then `hf auth login`",
+            f"{name} is gated on the hub", f"accept its licence at https://huggingface.co/{name}, then `hf auth login`"
         )
     meant = "" if known_name(name) else did_you_mean(name)
     if isinstance(error, errors.RepositoryNotFoundError):

@@ -36,10 +36,7 @@ class ChatMessage:
 
 
 def encode_conversation(
-    messages: Sequence[ChatMessage],
-    render: Render,
-    encode: Encode,
-    control_tokens: Sequence[str],
+    messages: Sequence[ChatMessage], render: Render, encode: Encode, control_tokens: Sequence[str]
 ) -> list[int]:
     """Return the token ids of a conversation, up to the next answer.
 
@@ -64,7 +61,7 @@ def encode_conversation(
 def _between_answers(
     text: str, pattern: str, contents: Mapping[str, ChatMessage], encode: Encode, control_tokens: Sequence[str]
 ) -> list[int]:
-    """Return the ids of what is between two answers: `text`, and the same as a `pattern` of marks for messages."""
+    """Return the ids of a `text` between two answers; `pattern` is the same text with marks in place of messages."""
     present = {mark: each.content for mark, each in contents.items() if mark in pattern}
     if not any(token in content for token in control_tokens for content in present.values()):
         return encode(text, False)

@@ -126,11 +126,7 @@ class TreeDrafting:
         return [depth.heads[index // depth.most] for index in depth.drawn.tolist()]
 
     def _draft(
-        self,
-        shape: DraftedTree,
-        plan: Sequence[Generation],
-        tokens: Sequence[Tensor],
-        rows: Sequence[Tensor],
+        self, shape: DraftedTree, plan: Sequence[Generation], tokens: Sequence[Tensor], rows: Sequence[Tensor]
     ) -> Draft:
         """Read the tokens, by one copy, and return them in the tree's order."""
         highest = torch.cat([each.amax(dim=-1, keepdim=True) for each in rows])

@@ -161,7 +161,5 @@ class CoupledChoice:
             for signed in (-change, change):
                 moved = p + p * (1 - p) * signed
                 yield replace(
-                    self.sampling,
-                    top_p=min(max(moved, 1e-6), 1.0),
-                    min_p=min(min_p * math.exp(min(signed, 50.0)), 1.0),
+                    self.sampling, top_p=min(max(moved, 1e-6), 1.0), min_p=min(min_p * math.exp(min(signed, 50.0)), 1.0)
                 )
