@@ -340,10 +340,7 @@ class OpenModel:
             check_self_draft(settings, self.config, self.checkpoint, self.device, self.dtype)
 
     def check_kv(self) -> None:
-        """Raise SettingsError if keys and values are to be quantised, and no kernel attends to them.
-
-        And for other settings that layers of some kinds do not have.
-        """
+        """Raise SettingsError for caches and trees that some layers do not have, or that no kernel attends to."""
         shape, kv, settings = self.checkpoint.shape, self.config.kv, self.speculation
         check_approximate(settings, shape.family, not shape.is_uniform)
         models = filter(None, (self.checkpoint, self.draft))

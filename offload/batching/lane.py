@@ -38,7 +38,7 @@ class Pause:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """What a lane comes to when its events have ended."""
+    """The end of a lane's events."""
 
 
 Request = Step | LogitsRequest | Pause

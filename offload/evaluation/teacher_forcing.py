@@ -12,15 +12,17 @@ from __future__ import annotations
 import time
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
 
 from ..events import Prefilled
-from ..model.decoder import Model
 from ..sequence import TokenSequence
-from ..speculation.passes.runner import Runner
+
+if TYPE_CHECKING:
+    from ..model.decoder import Model
+    from ..speculation.passes.runner import Runner
 
 
 class Predictor(Protocol):

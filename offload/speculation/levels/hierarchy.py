@@ -9,16 +9,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ...architecture.footprint import PAGE_GRAIN
 from ...architecture.kv_formats import GROUP
 from ...caches.block_table import TableCache
 from ...caches.chunk_table import ChunkTableCache
-from ...caches.full import FullCache
 from ...caches.quantized_copy import QuantizedCopiedCache
 from ...caches.quantized_table import QuantizedTableCache
 from ...caches.retrieval import CopiedCache
-from ...caches.selected import SelectedCache
 from ...caches.selection import Refresh
 from ...caches.streaming_llm import StreamingCache
 from ...events import Speculated
@@ -26,8 +25,6 @@ from ...kernels import triton
 from ...memory.block_store import BlockStore
 from ...memory.plain_store import PlainStore
 from ...memory.quantized_store import QuantizedStore
-from ...memory.store import Store
-from ...model.decoder import Model
 from ...parallel import ALONE, Group
 from ...settings.config import EXACT, Speculation
 from ...settings.method_sizes import budget_of, draft_chunk, drafter_kind, middle_kind, selected_chunk, tail_tokens
@@ -35,14 +32,20 @@ from ...settings.methods import LOOKUP, METHODS, MIDDLES, MODEL
 from ...settings.tree_settings import TreeSampling
 from ..auto.adaptive import HORIZON, AdaptiveScheduler
 from ..drafters.drafter import SELECTED_PRIOR, Drafter, DraftRunner, ModelDrafter, SelectedDrafter
-from ..drafters.ngram import LookupDrafter
 from ..passes.estimators import ROW_COST
-from ..passes.runner import Runner, SelectedRunner
-from ..passes.steps import Executor
-from ..sampling.logprobs import LogprobsRecorder
-from ..sampling.warp import Sampler
 from ..trees.drafted_trees import DraftTrees, draft_trees
 from .level import Level, Verifier
+
+if TYPE_CHECKING:
+    from ...caches.full import FullCache
+    from ...caches.selected import SelectedCache
+    from ...memory.store import Store
+    from ...model.decoder import Model
+    from ..drafters.ngram import LookupDrafter
+    from ..passes.runner import Runner, SelectedRunner
+    from ..passes.steps import Executor
+    from ..sampling.logprobs import LogprobsRecorder
+    from ..sampling.warp import Sampler
 
 Clock = Callable[[], float]  # seconds
 
