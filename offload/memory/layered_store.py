@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..architecture.config import ModelShape
+from ..architecture.rope import Rows
 from .quantized_memory import QuantizedMemory
 from .store import DeviceStore, Store
 from .tiered_store import TieredStore
@@ -64,7 +65,7 @@ class LayeredStore(Store):
     def restartable(self, length: int) -> int:
         return self.resident.restartable(self.far.restartable(length))
 
-    def append(self, layer: int, start: int, q: Tensor, k: Tensor, v: Tensor, rows: tuple[Tensor, Tensor]) -> Tensor:
+    def append(self, layer: int, start: int, q: Tensor, k: Tensor, v: Tensor, rows: Rows) -> Tensor:
         store, layer = self._of(layer)
         return store.append(layer, start, q, k, v, rows)
 

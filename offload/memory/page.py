@@ -13,18 +13,16 @@ import torch
 from torch import Tensor
 
 from ..architecture.config import ModelShape
-from ..architecture.rope import rotate
+from ..architecture.rope import Rows, rotate
 from ..kernels import triton
 from ..kernels.accumulate import Accumulator, KernelAccumulator, TorchAccumulator
 from ..kernels.attention import Partial, attend, attend_causal, attend_masked, state_of
 from ..kernels.native import Kernel
-from ..kernels.native.calls import BlockCalls, partial_count
+from ..kernels.native.calls import BlockCalls
 from ..kernels.native.layout import key_view, keys_of, value_view, values_of, write_blocks
 from ..kernels.native.library import BLOCK
 from ..kernels.triton.accumulate import TritonAccumulator
 from .tree_attention import Tree
-
-Rows = tuple[Tensor, Tensor]  # cos and sin, as `rotate` takes them
 
 
 class PageRun(NamedTuple):
@@ -223,20 +221,14 @@ class NativePageFormat(BlockPageFormat):
         self.kernel.append(self._calls.append(page, at, q, k, v, rows, rotated))
 
     def attend(self, page: Tensor, q: Tensor, seen: int, causal: bool = False) -> Tensor:
-        count = partial_count(seen, len(q), causal)
-        partials = torch.empty((count, *q.shape[:2], 2 + q.shape[2]), dtype=torch.float32)
-        self.kernel.attend(self._calls.attention(page, q, seen, causal, partials=partials))
-        return partials
+        return self._calls.partials(self.kernel, page, q, seen, causal)
 
     def attend_tree(self, pages: PageRun, q: Tensor, before: int, tree: Tree, result: Accumulator) -> None:
         """Attend in one call. If a page is a multiple of PIECE, each row has the bits of the chain that its path is."""
         parents = tree.on(q.device).parents
-        count = partial_count(before + 1, len(q), True, parents)
-        partials = torch.empty((count, *q.shape[:2], 2 + q.shape[2]), dtype=torch.float32)
         table = _block_table(pages.order, *self._size[:2])
-        call = self._calls.attention(pages.memory, q, before + 1, table=table, partials=partials, parents=parents)
-        self.kernel.attend(call)
-        result.add(slice(0, len(q)), partials)
+        part = self._calls.partials(self.kernel, pages.memory, q, before + 1, table=table, parents=parents)
+        result.add(slice(0, len(q)), part)
 
     def accumulator(self, q: Tensor) -> Accumulator:
         return KernelAccumulator(self.kernel, q, self.attend)

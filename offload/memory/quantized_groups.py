@@ -29,8 +29,8 @@ class GroupMemory:
         self.memory = new_pages(size, torch.uint8, device)
         self.each = size[2]  # groups that lie one behind the other
 
-    def runs(self, layer: int, groups: range, to_write: bool = False) -> Iterator[tuple[Tensor, range, slice]]:
-        """Yield where groups of a layer lie: `[kv_heads, n, bytes]`, their numbers there, and which of the groups."""
+    def runs(self, layer: int, groups: range) -> Iterator[tuple[Tensor, range, slice]]:
+        """Yield where a layer's groups are written to: `[kv_heads, n, bytes]`, their numbers there, which of them."""
         yield self.memory[layer], groups, slice(0, len(groups))
 
     def at(self, rows: Tensor, groups: Tensor) -> Tensor:
@@ -56,10 +56,10 @@ class GroupPages:
         self._tiers, self._format = tiers, tiers.format
         self.each = tiers.format.tokens // GROUP
 
-    def runs(self, layer: int, groups: range, to_write: bool = False) -> Iterator[tuple[Tensor, range, slice]]:
+    def runs(self, layer: int, groups: range) -> Iterator[tuple[Tensor, range, slice]]:
         for page, inside, some in self._tiers.split(groups.start, groups.stop, GROUP):
-            assert page in self._tiers.open_pages or not to_write, "what is fetched is a copy"
-            memory = self._format.grains(self._tiers.fetched(layer, page))
+            assert page in self._tiers.open_pages, "a pass opens the pages that it writes to"
+            memory = self._format.grains(self._tiers.open_pages.buffer(layer, page))
             yield memory, range(inside.start, inside.stop), some
 
     def at(self, rows: Tensor, groups: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from ..kernels.accumulate import Accumulator, KernelAccumulator, TorchAccumulato
 from ..kernels.attention import Partial, attend
 from ..kernels.kv_groups import dequantize_groups
 from ..kernels.native import Kernel
-from ..kernels.native.calls import BlockCalls, partial_count
+from ..kernels.native.calls import BlockCalls
 from ..kernels.native.kv_groups import Groups, kv_format
 from .host_attention import HostResult, HostThread
 from .page import PageLayout
@@ -103,10 +103,7 @@ class QuantizedHostAttention(HostThread):
 
     def _natively(self, page: Tensor, q: Tensor, first: int) -> Tensor:
         seen = self._format.tokens - first * GROUP
-        partials = torch.empty((partial_count(seen, len(q), False), *q.shape[:2], 2 + q.shape[2]), dtype=torch.float32)
         none = torch.empty((self._shape.kv_heads, 1, 2 * BLOCK * self._shape.head_dim), dtype=q.dtype)
         table = self._format.whole_table(1)[:, first * GROUP // BLOCK :]
         groups = self._format.groups(page.unsqueeze(0))
-        call = self._calls.attention(none, q, seen, False, table=table, partials=partials, groups=groups)
-        self._kernel.attend(call)
-        return partials
+        return self._calls.partials(self._kernel, none, q, seen, False, table=table, groups=groups)

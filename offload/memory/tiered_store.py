@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..architecture.config import ModelShape
+from ..architecture.rope import Rows
 from ..architecture.tier_footprint import GATHERED_BYTES
 from ..kernels.accumulate import Accumulator
 from .block_store import copy_bytes
@@ -15,7 +16,7 @@ from .disk_pages import DiskPages, read_grains
 from .mean_keys import HostMeanKeys
 from .page import PageFormat, PageRun
 from .page_prefill import PlainPrefill, PrefillBuffers
-from .store import DeviceStore, Store, moved_by
+from .store import DeviceStore, Store, first_moved
 from .tiers import Tiers
 from .tree_attention import Tree
 
@@ -89,7 +90,7 @@ class TieredStore(Store):
             self._mean_keys = None  # free its memory first
             self._mean_keys = HostMeanKeys(self.tiers, shape.kv_heads, shape.head_dim, chunk)
 
-    def append(self, layer: int, start: int, q: Tensor, k: Tensor, v: Tensor, rows: tuple[Tensor, Tensor]) -> Tensor:
+    def append(self, layer: int, start: int, q: Tensor, k: Tensor, v: Tensor, rows: Rows) -> Tensor:
         if self._plain_prefill is not None:
             return self._plain_prefill.append(layer, start, q, k, v, rows)
         if self._rotated.shape != q.shape:
@@ -142,8 +143,10 @@ class TieredStore(Store):
         return (self.tiers.open_pages if self._prefill is None else self._prefill).run(layer, pages)
 
     def compact(self, start: int, keep: Sequence[int]) -> None:
-        if moved := moved_by(self, start, keep):
-            self._write(*moved)
+        if (first := first_moved(keep)) < len(keep):
+            at = torch.tensor([index - first for index in keep[first:]], device=self.device)
+            both = self.read(start + first, start + keep[-1] + 1)
+            self._write(start + first, *(x.index_select(2, at) for x in both))
 
     def _write(self, start: int, keys: Tensor, values: Tensor) -> None:
         """Store tokens in the newest copies of their pages."""

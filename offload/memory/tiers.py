@@ -21,7 +21,7 @@ from .disk_pages import DiskPages
 from .host_attention import HostResult, HostThread, add_from_host
 from .host_memory import Pinning, allocator
 from .link import DISK_COST, LINK_COST, Link
-from .open_pages import OpenPages, new_pages
+from .open_pages import OpenPages
 from .page import PageLayout
 from .prefetch import PrefetchItem, PrefetchRing, prefetch_order
 
@@ -159,18 +159,10 @@ class Tiers(Generic[Layout]):
             first, last = max(page * each, start), min((page + 1) * each, end)
             yield page, slice(first - page * each, last - page * each), slice(first - start, last - start)
 
-    def fetched(self, layer: int, page: int) -> Tensor:
-        """Return the newest copy of a page on the device, over the link unless it is open. Raises TransferFailed."""
-        if page in self.open_pages:
-            return self.open_pages.buffer(layer, page)
-        return self._copied(self.pages[layer, page], new_pages((self.format.numbers,), self.open.dtype, self.device))
-
     def to_device(self, x: Tensor) -> Tensor:
         """Copy a tensor from host memory to the device, over the link. Raises TransferFailed."""
         source = x.contiguous()
-        return self._copied(source, torch.empty(source.shape, dtype=source.dtype, device=self.device))
-
-    def _copied(self, source: Any, target: Tensor) -> Tensor:
+        target = torch.empty(source.shape, dtype=source.dtype, device=self.device)
         # The mark, because earlier work may still use the target's memory.
         self.link.wait(ticket := self.link.copy([(target, source)], self.link.mark()))
         self.link.finish(ticket)
