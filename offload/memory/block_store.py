@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,7 +15,7 @@ from ..kernels.native.kv_groups import Groups
 from ..kernels.native.layout import keys_of, mean_keys, move_tokens, values_of, write_blocks
 from ..kernels.native.library import BLOCK
 from ..settings.method_sizes import KEPT_QUERIES
-from .host_memory import host_memory
+from .host_memory import copy_bytes, host_memory
 from .store import ALL, DeviceStore
 from .tree_attention import Tree
 
@@ -166,17 +165,6 @@ class BlockStore(DeviceStore):
         some = self._blocks[layer][:, self._numbers(start // BLOCK, end // BLOCK)]
         means = mean_keys(some, self.shape.head_dim)
         return means.unflatten(1, (-1, chunk // BLOCK)).mean(2)
-
-
-def copy_bytes(target: Tensor, source: Tensor) -> None:
-    """Copy from host memory to where groups and blocks are.
-
-    Within host memory in this thread: torch's threads would take cores from those that read the next tokens.
-    """
-    if target.device.type != "cpu":
-        target.copy_(source)
-        return
-    np.copyto(target.view(torch.uint8).numpy(), source.view(torch.uint8).numpy())
 
 
 def _buffer_for(buffer: Tensor, like: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from ..settings.config import EXACT
 from .block_store import BlockStore
 from .device_quantized_store import DeviceQuantizedStore
 from .plain_store import PlainStore
+from .quantized_groups import GroupTiers
 from .quantized_store import QuantizedStore
 from .store import DeviceStore, Store
 
@@ -21,16 +22,18 @@ def new_store(
     dtype: torch.dtype,
     device: torch.device,
     kv: str = EXACT,
+    tiers: GroupTiers | None = None,
 ) -> Store:
     """Return an empty store for a sequence of up to `capacity` tokens, all in one memory.
 
-    `kv` is EXACT, or the format of quantised keys and values, which needs the native kernel or Triton's.
+    `kv` is EXACT, or the format of quantised keys and values, which needs the native kernel or Triton's, and may lie
+    over `tiers`.
     """
-    if kv != EXACT and kernel is None:
-        return DeviceQuantizedStore(shape, capacity, dtype, device, kv)
-    if kv != EXACT:
-        return QuantizedStore(kernel, shape, capacity, dtype, kv)
-    return new_device_store(kernel, shape, capacity, dtype, device)
+    if kv == EXACT:
+        return new_device_store(kernel, shape, capacity, dtype, device)
+    if kernel is None:
+        return DeviceQuantizedStore(shape, capacity, dtype, device, kv, tiers)
+    return QuantizedStore(kernel, shape, capacity, dtype, kv, tiers)
 
 
 def new_device_store(

@@ -10,21 +10,19 @@ from torch import Tensor
 
 from ..architecture.config import ModelShape
 from ..architecture.rope import Rows
-from .quantized_memory import QuantizedMemory
 from .store import DeviceStore, Store
-from .tiered_store import TieredStore
 from .tiers import Tiers
 from .tree_attention import Tree
 
 
 class LayeredStore(Store):
-    """The layers of `resident`, and behind them those of `far`, of the same format; `near` makes stores for all."""
+    """The layers of `resident`, and behind them those of `far` over tiers; `near` makes stores for all of them."""
 
     def __init__(
         self,
         shape: ModelShape,
         resident: Store,
-        far: TieredStore | QuantizedMemory,
+        far: Any,
         near: Callable[[int], DeviceStore],
     ) -> None:
         self.shape, self.dtype, self.device = shape, far.dtype, far.device
@@ -35,7 +33,6 @@ class LayeredStore(Store):
     @property
     def tiers(self) -> Tiers[Any]:
         """Return the tiers of the layers that are not resident."""
-        assert self.far.tiers is not None
         return self.far.tiers
 
     @property

@@ -42,6 +42,19 @@ class PageLayout(Protocol):
         """View pages `[..., numbers]` as `[..., kv_heads, grains, what one has]`, of tokens that are read together."""
         ...
 
+    @property
+    def host(self) -> PageLayout:
+        """The same format for pages and queries in host memory."""
+        ...
+
+    def attend_whole(self, number: int, page: Tensor, q: Tensor) -> Any:
+        """Return a partial result of rotated queries over all tokens of a page, the layer's `number`th."""
+        ...
+
+    def accumulator(self, q: Tensor) -> Accumulator:
+        """Return an empty accumulator of partial results for rotated queries `[tokens, heads, head_dim]`."""
+        ...
+
 
 class PageFormat(PageLayout, Protocol):
     """A layout of keys and values as they are, with attention over it."""
@@ -57,11 +70,6 @@ class PageFormat(PageLayout, Protocol):
         """
         ...
 
-    @property
-    def host(self) -> PageFormat:
-        """The same format for pages and queries in host memory."""
-        ...
-
     def attend(self, page: Tensor, q: Tensor, seen: int, causal: bool = False) -> Any:
         """Attend to the first `seen` tokens with rotated queries; if causal, each further query sees one more.
 
@@ -74,10 +82,6 @@ class PageFormat(PageLayout, Protocol):
 
         In the pages, the tree comes behind the first `before` tokens, all of which are in the first page.
         """
-        ...
-
-    def accumulator(self, q: Tensor) -> Accumulator:
-        """Return an empty accumulator of partial results for rotated queries `[tokens, heads, head_dim]`."""
         ...
 
     def read(self, page: Tensor) -> tuple[Tensor, Tensor]:
@@ -125,6 +129,9 @@ class PlainPageFormat:
 
     def attend(self, page: Tensor, q: Tensor, seen: int, causal: bool = False) -> Partial:
         return attend_seen(q, *self.read(page), seen, causal)
+
+    def attend_whole(self, number: int, page: Tensor, q: Tensor) -> Any:
+        return self.attend(page, q, self.tokens)
 
     def attend_tree(self, pages: PageRun, q: Tensor, before: int, tree: Tree, result: Accumulator) -> None:
         attend_tree_masked(self, pages, q, before, tree, result)
@@ -181,6 +188,9 @@ class BlockPageFormat:
 
     def attend(self, page: Tensor, q: Tensor, seen: int, causal: bool = False) -> Any:
         return attend_seen(q, *self.read(page), seen, causal)
+
+    def attend_whole(self, number: int, page: Tensor, q: Tensor) -> Any:
+        return self.attend(page, q, self.tokens)
 
     def attend_tree(self, pages: PageRun, q: Tensor, before: int, tree: Tree, result: Accumulator) -> None:
         attend_tree_masked(self, pages, q, before, tree, result)

@@ -179,7 +179,7 @@ class QuantizedStore(QuantizedMemory):
         result, every, format = KernelAccumulator(self._kernel, q), slice(0, len(q)), tiers.format
         blocks, calls = self._near.layer(layer), self._near.calls
 
-        def attend(page: int, memory: Tensor) -> Tensor:
+        def attend(page: int, memory: Tensor, q: Tensor) -> Tensor:
             groups = format.groups(memory.unsqueeze(0))
             more: dict[str, Any] = {"table": format.whole_table(page), "groups": groups}
             return calls.partials(self._kernel, blocks, q, self.span, causal=False, **more)
@@ -199,7 +199,7 @@ class QuantizedStore(QuantizedMemory):
             layer,
             q,
             result,
-            page=lambda page, memory: result.add(every, attend(page, memory)),
+            page=lambda page, memory: result.add(every, attend(page, memory, q)),
             newest=newest,
             partial=attend,
         )
