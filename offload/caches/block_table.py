@@ -14,7 +14,7 @@ from ..kernels.native.recording import PassInputs
 from ..memory.quantized_groups import GroupMemory
 from ..memory.store import append
 from ..memory.tree_attention import Tree
-from ..settings.config import EXACT
+from ..settings.kv_formats import KV_FORMATS
 from .selected import InPlaceCache
 
 
@@ -34,10 +34,10 @@ class TableCache(InPlaceCache):
     def _allocate(self) -> None:
         """Chunks are whole blocks or groups, and the full cache's store is one of blocks."""
         store, kind = self._full.store, self._kind
-        assert self._chunk % (BLOCK if kind == EXACT else GROUP) == 0, "chunks are whole blocks or groups"
+        assert self._chunk % max(BLOCK, KV_FORMATS[kind].run) == 0, "chunks are whole blocks or groups"
         self._store: Any = store  # BlockStore or QuantizedStore
         self._groups: list[Groups] = []  # of each layer; none of an exact table
-        if kind != EXACT:
+        if not KV_FORMATS[kind].is_plain:
             memory = GroupMemory(store.shape, self._full.capacity, kind, store.device).memory
             self._groups = [Groups(layer, kv_format(kind)) for layer in memory.unbind()]
             self._known = torch.zeros(memory.shape[:3], dtype=torch.bool)  # which groups are quantised

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..architecture.kv_formats import GROUP, group_bytes
+from ..architecture.kv_formats import GROUP
 from ..architecture.tier_footprint import GATHERED_BYTES
 from ..kernels.attention import attend_masked, merge
 from ..kernels.kv_groups import quantize_groups
@@ -16,6 +16,7 @@ from ..kernels.triton.group_accumulator import GroupAccumulator
 from ..memory.plain_store import PlainStore
 from ..memory.store import append
 from ..memory.tree_attention import Tree
+from ..settings.kv_formats import KV_FORMATS
 from ..settings.method_sizes import PADDING
 from .selected import SelectedCache
 from .static_step import StoreStep
@@ -145,7 +146,7 @@ class QuantizedCopiedCache(CopiedCache):
         assert self._chunk % GROUP == 0, "chunks are whole groups"
         super()._allocate()
         shape = self.store.shape
-        size = (shape.layers, shape.kv_heads, self.budget // GROUP, group_bytes(self._kind, shape.head_dim))
+        size = (shape.layers, shape.kv_heads, self.budget // GROUP, KV_FORMATS[self._kind].run_bytes(shape.head_dim))
         self._groups = torch.empty(size, dtype=torch.uint8, device=self.store.device)
 
     def _new_store(self) -> Any:

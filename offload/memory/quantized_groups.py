@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from ..architecture.config import ModelShape
-from ..architecture.kv_formats import BLOCK, GROUP, group_bytes
+from ..architecture.kv_formats import BLOCK, GROUP
 from ..kernels.native.kernel import Kernel
 from ..kernels.native.kv_groups import Groups, dequantize_call
+from ..settings.kv_formats import KV_FORMATS
 from .host_memory import copy_bytes
 from .open_pages import new_pages
 from .quantized_pages import QuantizedPageFormat
@@ -24,7 +25,7 @@ class GroupMemory:
     """Groups of up to `capacity` tokens of all layers in the device's memory, `[layers, kv_heads, groups, bytes]`."""
 
     def __init__(self, shape: ModelShape, capacity: int, kind: str, device: torch.device) -> None:
-        size = (shape.layers, shape.kv_heads, -(-capacity // GROUP), group_bytes(kind, shape.head_dim))
+        size = (shape.layers, shape.kv_heads, -(-capacity // GROUP), KV_FORMATS[kind].run_bytes(shape.head_dim))
         self.memory = new_pages(size, torch.uint8, device)
         self.each = size[2]  # groups that lie one behind the other
 

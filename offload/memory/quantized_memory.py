@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from ..architecture.config import ModelShape
-from ..architecture.kv_formats import BLOCK, GROUP, SINK, WINDOW, group_bytes, ring_blocks
+from ..architecture.kv_formats import BLOCK, GROUP, SINK, WINDOW, ring_blocks
 from ..architecture.rope import Rows
+from ..settings.kv_formats import KV_FORMATS
 from .quantized_groups import GroupMemory, GroupPages, GroupTiers
 from .store import DeviceStore, Store
 
@@ -215,7 +216,7 @@ class QuantizedMemory(Store):
                 store.write(0, *sink.unflatten(2, (2, SINK, -1)).unbind(2))
             else:
                 store.load(0, sink.unflatten(2, (SINK_BLOCKS, -1)))
-        groups = kv.unflatten(2, (-1, group_bytes(self.kind, self.shape.head_dim)))
+        groups = kv.unflatten(2, (-1, KV_FORMATS[self.kind].run_bytes(self.shape.head_dim)))
         first = max(start, SINK) // GROUP
         self.groups.load(first, groups)
         self._lost = (first + groups.shape[2]) * GROUP  # first, as in `truncate`

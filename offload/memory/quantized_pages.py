@@ -9,13 +9,14 @@ import torch
 from torch import Tensor
 
 from ..architecture.config import ModelShape
-from ..architecture.kv_formats import BLOCK, GROUP, SINK, WINDOW, group_bytes
+from ..architecture.kv_formats import BLOCK, GROUP, SINK, WINDOW
 from ..kernels.accumulate import Accumulator, KernelAccumulator, TorchAccumulator
 from ..kernels.attention import attend
 from ..kernels.kv_groups import dequantize_groups
 from ..kernels.native import Kernel
 from ..kernels.native.calls import BlockCalls
 from ..kernels.native.kv_groups import Groups, kv_format
+from ..settings.kv_formats import KV_FORMATS
 from .page import PageLayout
 
 
@@ -28,7 +29,7 @@ class QuantizedPageFormat(PageLayout):
         self._shape, self._kernel, self._calls = shape, kernel, BlockCalls(shape, 1)
         self.tokens, self.kind = tokens, kind
         self.blocks = tokens // BLOCK
-        self.kv_heads, self.group_bytes = shape.kv_heads, group_bytes(kind, shape.head_dim)
+        self.kv_heads, self.group_bytes = shape.kv_heads, KV_FORMATS[kind].run_bytes(shape.head_dim)
         self.numbers = shape.kv_heads * tokens // GROUP * self.group_bytes
 
     def grains(self, pages: Tensor) -> Tensor:

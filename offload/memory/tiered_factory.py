@@ -18,7 +18,7 @@ from ..errors import SettingsError
 from ..kernels.native import Kernel, KernelUnavailable, find_kernel
 from ..kernels.native.ops import why_not
 from ..kernels.ops import Operations
-from ..settings.config import EXACT
+from ..settings.kv_formats import EXACT, KV_FORMATS
 from ..system.scratch_file import ALIGNMENT, ScratchFile
 from .balance import HOST_ROWS, Balance
 from .device_factory import new_device_store, new_store
@@ -66,8 +66,8 @@ class TieredStoreFactory:
         new_file: Callable[[Path, int, bool], ScratchFile] = ScratchFile,
         kv: str = EXACT,
     ) -> None:
-        self.settings = settings if kv == EXACT else replace(settings, by_layers=False)
-        self._new_file, self._kv = new_file, kv
+        self.settings = settings if KV_FORMATS[kv].is_plain else replace(settings, by_layers=False)
+        self._new_file, self._kv, self._is_plain = new_file, kv, KV_FORMATS[kv].is_plain
         self.link = link or make_link(device, settings.link_gb_s, settings.disk is not None)
         self._operations, self._device = operations, device
         self._reserved: tuple[Tensor, Pinning | None] | None = None  # pages for the next store
@@ -103,7 +103,7 @@ class TieredStoreFactory:
             return new_store(kernel, shape, capacity, dtype, device, self._kv)
         rest = replace(shape, layers=shape.layers - resident)
         tiers = self._tiers(rest, capacity, dtype, visits)
-        if self._kv == EXACT:
+        if self._is_plain:
             far: Store = TieredStore(rest, dtype, tiers, near)
         else:
             far = new_store(kernel, rest, capacity, dtype, device, self._kv, tiers)
@@ -131,19 +131,19 @@ class TieredStoreFactory:
             open_pages=OpenPages(slots, pages, self.link, format.tokens),
             pinning=pinning,
             last_visits=visits,
-            prefills_plainly=device.type == "cuda" and self._kv == EXACT,
+            prefills_plainly=device.type == "cuda" and self._is_plain,
         )
 
     def _host(self, format: PageLayout) -> HostAttention:
-        sums = self._kv != EXACT and self._operations.kernel is None
+        sums = not self._is_plain and self._operations.kernel is None
         return HostAttention(format, self._device, self.settings.host_bandwidth, sums)
 
     def _stored_format(self, shape: ModelShape, dtype: torch.dtype) -> tuple[Any, torch.dtype]:
         """Return the format of pages and the type of their numbers: the kernel's blocks where it attends to them."""
         page, kernel = self.settings.page_tokens or page_tokens(shape, dtype.itemsize), self._operations.kernel
-        looks = kernel is None and (self._device.type != "cpu" or self._kv != EXACT)
+        looks = kernel is None and (self._device.type != "cpu" or not self._is_plain)
         on_host = _host_kernel(shape, dtype) if looks else kernel
-        if self._kv != EXACT:
+        if not self._is_plain:
             return QuantizedPageFormat(shape, page, self._kv, on_host), torch.uint8
         if on_host is None:
             return PlainPageFormat(shape, page), dtype

@@ -12,6 +12,7 @@ from ..system.platforms import RUNS_ON, is_other_platform
 from ..units import GIB, MOST_BYTES, MOST_TOKENS
 from . import methods
 from .generation import GenerationConfig, Sampling
+from .kv_formats import EXACT, KV_FORMATS
 from .placement_settings import Placement
 from .tree_settings import TREE_SAMPLINGS, TreeSampling, TreeShape
 from .validation import require, require_tokens, require_types
@@ -19,8 +20,6 @@ from .validation import require, require_tokens, require_types
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda")
 KERNELS = ("auto", "amx", "avx512", "avx2", "portable", "off")
-EXACT = "exact"
-KV_FORMATS = (EXACT, "q8", "q4", "fp8")
 QUANTIZE = ("q4", "q5", "q6", "q8")
 METHODS = tuple(methods.METHODS)
 SELF = "self"
@@ -37,7 +36,7 @@ class EngineConfig:
 
     `kernel` is the level of the native kernel, which runs on the CPU; with `off`, torch runs everything. `quantize` is
     the level to which the weights are rounded while they are loaded, which changes the model; None leaves them. `kv` is
-    the format of the full KV cache: EXACT, or one to which keys and values are quantised, which changes the answer.
+    the format of the full KV cache: EXACT, or another one of `kv_formats`, which changes the answer unless it is exact.
     `threads` are those of the CPU, 0 for all cores; `prefill_chunk` is the tokens of one prefill pass. Raises
     SettingsError.
     """
@@ -57,7 +56,7 @@ class EngineConfig:
             ("device", self.device, DEVICES),
             ("dtype", self.dtype, DTYPES),
             ("kernel", self.kernel, KERNELS),
-            ("kv", self.kv, KV_FORMATS),
+            ("kv", self.kv, tuple(KV_FORMATS)),
         ):
             hint = f"use one of: {', '.join(allowed)}"
             if name == "device" and is_other_platform(value):

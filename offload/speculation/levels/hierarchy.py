@@ -11,7 +11,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ...architecture.footprint import PAGE_GRAIN
-from ...architecture.kv_formats import GROUP
 from ...caches.block_table import TableCache
 from ...caches.chunk_table import ChunkTableCache
 from ...caches.full import FullCache
@@ -27,7 +26,8 @@ from ...memory.quantized_store import QuantizedStore
 from ...memory.store import Store
 from ...model.decoder import Model
 from ...parallel import ALONE, Group
-from ...settings.config import EXACT, Speculation
+from ...settings.config import Speculation
+from ...settings.kv_formats import EXACT, KV_FORMATS
 from ...settings.method_sizes import budget_of, draft_chunk, drafter_kind, middle_kind, selected_chunk, tail_tokens
 from ...settings.methods import LOOKUP, METHODS, MIDDLES, MODEL
 from ...settings.tree_settings import TreeSampling
@@ -79,7 +79,7 @@ def selected_cache(full: FullCache, settings: Speculation, middle: str | None = 
     is_paged = store.span and store.device.type != "cpu"
     chosen = MIDDLES[middle or middle_kind(settings)]
     kind = settings.retrieval_kv if chosen.scores and _may_quantize(store) else EXACT
-    grain = GROUP if kind != EXACT else max(store.grain, PAGE_GRAIN) if is_paged else store.grain
+    grain = max(store.grain, PAGE_GRAIN if is_paged else 1, KV_FORMATS[kind].run)
     chunk = selected_chunk(settings, grain, store.span, full.capacity)
     selector = chosen.load()(settings.sink, chunk)
     if chosen.scores:
@@ -112,7 +112,7 @@ def _selected_class(store: Store, kind: str = EXACT) -> type[SelectedCache]:
     """Return the class of the retrieval cache over a full cache's store: one without a copy, where a kernel can."""
     if isinstance(store, BlockStore | QuantizedStore) and not store.span:  # not over tiers
         return TableCache
-    if kind != EXACT:
+    if not KV_FORMATS[kind].is_plain:
         return QuantizedCopiedCache
     if not isinstance(store, PlainStore) or store.shape.caps_scores or store.shape.has_sinks:
         return CopiedCache
