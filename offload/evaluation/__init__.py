@@ -8,10 +8,11 @@ the selections of the middle level keep, and on how few tokens it falls.
 from .attention import Policy, recovered_attention
 from .heavy_hitters import Concentration, concentration, heaviest, mean_map, score_masked
 from .needles import Needle, NeedleScore, make_needles, score_needle
-from .recomputation import Recomputed, continue_greedily
 from .teacher_forcing import (
     Predictor,
+    Recomputed,
     TextScores,
+    continue_greedily,
     equal_tokens,
     mean_divergence,
     perplexities,

@@ -93,8 +93,9 @@ def test_observed_weights_are_those_of_the_dequantised_keys_of_each_tokens_windo
     q, lse, received = q.clone(), torch.empty(tokens, shape.heads), torch.zeros(shape.kv_heads, CAPACITY)
     store.attend(layer, q, at, lse=lse)
     store.observe(layer, q, at, lse, received)
-    exact = store._read_ring(layer, start // WINDOW * WINDOW, start + tokens)[0]
-    both = torch.cat((before[:, :WINDOW], exact), dim=1), store._read(layer, 0, start + tokens)[0]
+    own = slice(layer, layer + 1)
+    exact = store._read_ring(start // WINDOW * WINDOW, start + tokens, own)[0][0]
+    both = torch.cat((before[:, :WINDOW], exact), dim=1), store.read(0, start + tokens)[0][layer]
     expected = torch.zeros_like(received)
     for token in range(tokens):
         end = start + token + 1

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from offload.architecture.kv_formats import GROUP, WINDOW, group_bytes
+from offload.architecture.kv_formats import GROUP, WINDOW
 from offload.caches.full import FullCache
 from offload.caches.h2o import H2OCache
 from offload.hardware.rates import READ
@@ -14,8 +14,8 @@ from offload.planning.memory import estimate
 from offload.planning.passes import Passes
 from offload.planning.placement import place
 from offload.planning.plan import make_plan
-from offload.planning.roofline import KV_RATES
 from offload.settings.config import EXACT, Speculation
+from offload.settings.kv_formats import KV_FORMATS
 from offload.settings.method_sizes import forgetting_capacity, stored_tokens
 from offload.units import GIB
 from tests.support.offloading import native_kernel
@@ -48,7 +48,7 @@ def test_what_a_store_allocates_is_what_is_counted(kind, chunk):
             cache.attend(layer, *projected(ids, layer, torch.bfloat16))
         cache.commit()
     counted = estimate(shape, tokens, request().speculation, device="cpu", itemsize=2, prefill_chunk=chunk, kv=kind).kv
-    allocated = store.groups.memory.nbytes + store._blocks.nbytes
+    allocated = store.groups.memory.nbytes + store._ring.store._blocks.nbytes
     assert 0.75 * counted <= allocated <= counted
 
 
@@ -62,7 +62,8 @@ def test_what_a_cache_that_evicts_allocates_is_what_is_counted():
     cache = H2OCache(FullCache(store, new_rope(torch.bfloat16), tokens), settings)
     sizes = {"device": "cpu", "itemsize": 2, "prefill_chunk": 512, "kv": "q4"}
     counted = estimate(tiny_shape(), stored_tokens(settings, 9999), settings, **sizes).kv
-    assert 0.9 * counted <= store.groups.memory.nbytes + store._blocks.nbytes + cache.nbytes <= counted
+    allocated = store.groups.memory.nbytes + store._ring.store._blocks.nbytes + cache.nbytes
+    assert 0.9 * counted <= allocated <= counted
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -71,7 +72,7 @@ def test_the_plan_s_parts_are_smaller_by_the_format(kind):
     shape = request().shape
     numbers = 2 * GROUP * shape.head_dim
     assert quantized["KV cache"] / exact["KV cache"] == pytest.approx(
-        group_bytes(kind, shape.head_dim) / 2 / numbers, rel=0.15
+        KV_FORMATS[kind].run_bytes(shape.head_dim) / 2 / numbers, rel=0.15
     )
     assert quantized["retrieval cache"] <= exact["retrieval cache"]  # chunks are whole groups
     assert {**quantized, "KV cache": 0, "retrieval cache": 0} == {**exact, "KV cache": 0, "retrieval cache": 0}
@@ -93,8 +94,8 @@ def test_attention_takes_its_bytes_at_the_rate_of_conversion(kind):
     passes = {each: Passes(on_cpu(each), place(on_cpu(each))) for each in (EXACT, kind)}
     seconds = {each: passes[each].full(1)[0].resources["device memory"] for each in passes}
     size = request().shape.kv_bytes(TOKENS, 2)
-    smaller = group_bytes(kind, 128) / (4 * GROUP * 128)
-    expected = size * (smaller / KV_RATES[kind] - 1) / CPU.bandwidth / READ
+    smaller = KV_FORMATS[kind].run_bytes(128) / (4 * GROUP * 128)
+    expected = size * (smaller / KV_FORMATS[kind].rate - 1) / CPU.bandwidth / READ
     assert seconds[kind] - seconds[EXACT] == pytest.approx(expected)
     drafts = on_cpu(retrieval_kv=kind)
     assert Passes(drafts, place(drafts)).retrieval(1) == pytest.approx(passes[kind].retrieval(1))
