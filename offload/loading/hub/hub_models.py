@@ -16,17 +16,27 @@ class HubModel:
 
 
 _APACHE, _MIT = "Apache 2.0", "MIT"
-_LLAMA_2 = "Llama 2 Community License; pickled weights, which `triforce pull` converts once"
 _GATED = "Llama {} Community License; gated: accept it on the model's page, then `hf auth login`"
 _MISTRAL = "Apache 2.0; the hub may ask for contact details"
 _LLAMA_3_1, _LLAMA_3_2, _LLAMA_3_3 = (_GATED.format(version) for version in ("3.1", "3.2", "3.3"))
 _GEMMA = "Gemma Terms of Use; gated: accept them on the model's page, then `hf auth login`"
+_PICKLED = "; pickled weights, which `triforce pull` converts once"
+_LLAMA_2 = f"Llama 2 Community License{_PICKLED}"
+_ONLY_PLANNED = "Apache 2.0; for plans alone: its architecture does not run here"
 HUB_MODELS = {
+    "Llama-2-7B": HubModel("meta-llama/Llama-2-7b-hf", _GATED.format("2")),
     "Llama-2-7B-128K": HubModel("NousResearch/Yarn-Llama-2-7b-128k", _LLAMA_2),
+    "Llama-2-13B": HubModel("meta-llama/Llama-2-13b-hf", _GATED.format("2")),
     "Llama-2-13B-128K": HubModel("NousResearch/Yarn-Llama-2-13b-128k", _LLAMA_2),
+    "Llama-2-22B": HubModel("chargoddard/llama2-22b", _LLAMA_2),
     "Llama-2-70B": HubModel("meta-llama/Llama-2-70b-chat-hf", _GATED.format("2")),
     "LWM-Text-Chat-128K": HubModel("LargeWorldModel/LWM-Text-Chat-128K", _LLAMA_2),
     "LWM-Text-Chat-1M": HubModel("LargeWorldModel/LWM-Text-Chat-1M", _LLAMA_2),
+    "Vicuna-33B": HubModel("lmsys/vicuna-33b-v1.3", f"LLaMA's licence, not for commercial use{_PICKLED}"),
+    "TinyLlama-1.1B": HubModel("TinyLlama/TinyLlama-1.1B-Chat-v1.0", _APACHE),
+    "Sheared-LLaMA-1.3B": HubModel("princeton-nlp/Sheared-LLaMA-1.3B", f"{_APACHE}{_PICKLED}"),
+    "InternLM-7B": HubModel("internlm/internlm-7b", _ONLY_PLANNED),
+    "InternLM-20B": HubModel("internlm/internlm-20b", _ONLY_PLANNED),
     "Llama-3.1-8B": HubModel("meta-llama/Llama-3.1-8B-Instruct", _LLAMA_3_1),
     "Llama-3.1-70B": HubModel("meta-llama/Llama-3.1-70B-Instruct", _LLAMA_3_1),
     "Llama-3.2-1B": HubModel("meta-llama/Llama-3.2-1B-Instruct", _LLAMA_3_2),
