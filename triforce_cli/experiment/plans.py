@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from offload.hardware import profiles
 from offload.hardware.rates import describe
 from offload.loading.hub.download import dimensions
+from offload.planning.passes import Passes
 from offload.planning.placement import PlanRequest
 from offload.planning.plan import Plan, make_plan
+from offload.planning.reference_loop import reference_token_s
 from offload.settings.config import Placement
 from offload.units import GIB
 
@@ -18,11 +20,15 @@ from .definition import PlanCase, Value
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A value with its plan's prediction; None with the reason where there is no plan, or it does not fit."""
+    """A value with its plan's prediction; None with the reason where there is no plan, or it does not fit.
+
+    `authors_code` is the prediction for the code of the paper, where the plan asks for it.
+    """
 
     value: Value
     planned: float | None
     reason: str = ""
+    authors_code: float | None = None
 
 
 def plan_values(values: Sequence[Value]) -> list[Planned]:
@@ -32,16 +38,23 @@ def plan_values(values: Sequence[Value]) -> list[Planned]:
 
 def _planned(value: Value) -> Planned:
     if value.plan is None:
-        return Planned(value, None)
+        return Planned(value, None, value.missing or "")
     plan = make_plan(_request(value.plan))
     if not plan.fits:
-        return Planned(value, None, plan.shortage())
-    return Planned(value, _measure(plan, value.measure))
+        return Planned(value, None, f"does not fit (planned): {plan.shortage()}")
+    plain_s = plan.ttft.seconds if value.plan.recompute else plan.plain.tbt.seconds
+    planned = _measure(plan, value.measure, plain_s, plan.chosen.tbt.seconds)
+    if not value.plan.authors_code:
+        return Planned(value, planned)
+    passes = Passes(plan.request, plan.placed)
+    own_s = [reference_token_s(passes, decoding) for decoding in (plan.plain, plan.chosen)]
+    return Planned(value, planned, authors_code=_measure(plan, value.measure, *own_s))
 
 
-def _measure(plan: Plan, measure: str) -> float | None:
-    seconds = plan.chosen.tbt.seconds
-    rates = {"speedup": plan.speedup, "tbt_ms": 1000 * seconds, "tokens_per_s": plan.request.sequences / seconds}
+def _measure(plan: Plan, measure: str, plain_s: float, chosen_s: float) -> float | None:
+    """Return a measure of a plan whose tokens take so long, plain and with its method."""
+    rates = {"speedup": plain_s / chosen_s, "tbt_ms": 1000 * chosen_s}
+    rates["tokens_per_s"] = plan.request.sequences / chosen_s
     rates["tokens_per_verification"] = plan.chosen.tokens_per_verification
     return rates.get(measure)
 
