@@ -1,9 +1,10 @@
-"""Plans the values of an experiment: predicted, with nothing loaded. Imports no torch."""
+"""Plans the values of an experiment: predicted, with nothing loaded. Imports torch only for trees."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from offload.hardware import profiles
 from offload.hardware.rates import describe
@@ -33,13 +34,14 @@ class Planned:
 
 def plan_values(values: Sequence[Value]) -> list[Planned]:
     """Return the values with their predictions. Raises TriforceError for an unknown profile or model."""
-    return [_planned(value) for value in values]
+    plan_of = cache(lambda case: make_plan(_request(case)))  # for the call: several measures of one plan
+    return [_planned(value, plan_of) for value in values]
 
 
-def _planned(value: Value) -> Planned:
+def _planned(value: Value, plan_of: Callable[[PlanCase], Plan]) -> Planned:
     if value.plan is None:
         return Planned(value, None, value.missing or "")
-    plan = make_plan(_request(value.plan))
+    plan = plan_of(value.plan)
     if not plan.fits:
         return Planned(value, None, f"does not fit (planned): {plan.shortage()}")
     plain_s = plan.ttft.seconds if value.plan.recompute else plan.plain.tbt.seconds

@@ -90,7 +90,9 @@ def test_planned_values_agree_with_the_published_ones_but_for_those_that_are_kno
 
 def test_plans_for_another_gpu_are_not_judged(triforce_here):
     code, out, _ = triforce_here("experiment", "batches", "--profile", "h100", "--dry-run")
-    assert code == 0 and "only their order can be compared" in out and "holds" not in out
+    assert code == 0 and "only their order can be compared" in out and "holds" not in out and "%)" not in out
+    _, out, _ = triforce_here("experiment", "temperature", "--profile", "h200", "--dry-run")
+    assert "| TriForce, temperature 0 | 2.31x |" in out and "**" not in out and "authors' code" not in out
 
 
 def test_the_list_names_all(triforce_here):
