@@ -11,9 +11,9 @@ FP8: e4m3 codes with a scale for the tensor, for each row, or for each block of 
 Qwen3-FP8 and transformers' `fp8` write it: `weight` and `weight_scale_inv` (`weight_scale` elsewhere), by which the
 weight is multiplied in spite of its name. Scales of activations are not used: activations stay in bf16.
 
-compressed-tensors: codes packed in int32 along the inputs, or bytes, or FP8. `weight_packed` `[out, inputs * bits / 32]`
-with `weight_shape`, or `weight` `[out, inputs]`; `weight_scale` `[out, groups]`, `weight_zero_point` or packed along the
-outputs; `weight_g_idx` `[inputs]`, each input's group.
+compressed-tensors: codes packed in int32 along the inputs, or bytes, or FP8. `weight_packed`
+`[out, inputs * bits / 32]` with `weight_shape`, or `weight` `[out, inputs]`; `weight_scale` `[out, groups]`,
+`weight_zero_point` or packed along the outputs; `weight_g_idx` `[inputs]`, each input's group.
 """
 
 from __future__ import annotations
