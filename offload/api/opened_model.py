@@ -48,8 +48,9 @@ from ..prompt_cache.fingerprint import LEAST, TOKENS
 from ..prompt_cache.folder import PromptFolder
 from ..prompt_cache.prefill import PromptCache
 from ..prompt_cache.writer import MOST_COPIED
-from ..settings.config import EXACT, EngineConfig, Sampling, Speculation
+from ..settings.config import EngineConfig, Sampling, Speculation
 from ..settings.generation import DRY_BREAKERS
+from ..settings.kv_formats import KV_FORMATS
 from ..settings.method_sizes import (
     check_approximate,
     check_forgetting,
@@ -179,8 +180,8 @@ class OpenModel:
         """Return whether the retrieval cache copies nothing where all KV is on the device."""
         if self.device.type == "cpu":
             return self.kernel != "off"
-        is_exact = self.config.kv == selected_format(self.speculation) == EXACT
-        return is_exact and find_spec("triton") is not None
+        kinds = self.config.kv, selected_format(self.speculation)
+        return all(KV_FORMATS[kind].is_plain for kind in kinds) and find_spec("triton") is not None
 
     def check_fit(self, tokens: int, memory_limit: int | None = None) -> None:
         """Raise OutOfMemory if a sequence of `tokens` does not fit the device, or `memory_limit` bytes of it."""
@@ -346,7 +347,7 @@ class OpenModel:
         models = filter(None, (self.checkpoint, self.draft))
         check_trees(settings, any(model.shape.linear for model in models), shape.vocab)
         missing = None
-        if not kv == settings.retrieval_kv == EXACT:
+        if not all(KV_FORMATS[kind].is_plain for kind in (kv, settings.retrieval_kv)):
             missing = missing_kernel(self.device, self.dtype, self.shape.head_dim, self.kernel)
         check_kv(kv, settings, shape, missing)
         check_retrieval_kv(kv, settings, shape, self.device, missing)

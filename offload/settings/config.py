@@ -11,6 +11,7 @@ from ..short_repr import short_repr
 from ..units import GIB, MOST_BYTES, MOST_TOKENS
 from . import methods
 from .generation import GenerationConfig, Sampling
+from .kv_formats import EXACT, KV_FORMATS
 from .placement_settings import Placement
 from .tree_settings import TREE_SAMPLINGS, TreeSampling, TreeShape
 from .validation import (
@@ -26,8 +27,6 @@ from .validation import (
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda")
 KERNELS = ("auto", "amx", "avx512", "avx2", "portable", "off")
-EXACT = "exact"
-KV_FORMATS = (EXACT, "q8", "q4", "fp8")
 QUANTIZE = ("q4", "q5", "q6", "q8")
 METHODS = tuple(methods.METHODS)
 SELF = "self"
@@ -44,7 +43,7 @@ class EngineConfig:
 
     `kernel` is the level of the native kernel, which runs on the CPU; with `off`, torch runs everything. `quantize` is
     the level to which the weights are rounded while they are loaded, which changes the model; None leaves them. `kv` is
-    the format of the full KV cache: EXACT, or one to which keys and values are quantised, which changes the answer.
+    the format of the full KV cache: EXACT, or another one of `kv_formats`, which changes the answer unless it is exact.
     `threads` are those of the CPU, 0 for all cores; `prefill_chunk` is the tokens of one prefill pass. Raises
     SettingsError.
     """
@@ -65,7 +64,7 @@ class EngineConfig:
         require_one_of("device", self.device, DEVICES)
         require_one_of("dtype", self.dtype, DTYPES)
         require_one_of("kernel", self.kernel, KERNELS)
-        require_one_of("kv", self.kv, KV_FORMATS)
+        require_one_of("kv", self.kv, tuple(KV_FORMATS))
         if self.quantize is not None:
             require_one_of("quantize", self.quantize, QUANTIZE, ", or leave it out")
         require(bool(self.model), "the model's name is empty", "name a folder, a .gguf file, a hub id, or leave it out")

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from offload.errors import SettingsError
-from offload.settings.config import EXACT, Placement
+from offload.settings.config import Placement
+from offload.settings.kv_formats import LOSSY_KV
 from offload.settings.method_sizes import forgets, forgetting_capacity
 from offload.settings.methods import APPROXIMATIONS
 from offload.units import counted
@@ -22,7 +23,7 @@ def lossy_modes(settings: Settings) -> tuple[str, ...]:
 
 def quantized_kv(settings: Settings) -> str | None:
     """Return the format to which keys and values are quantised, or None."""
-    return None if settings.engine.kv == EXACT else settings.engine.kv
+    return settings.engine.kv if settings.engine.kv in LOSSY_KV else None
 
 
 def is_cacheable(settings: Settings) -> bool:

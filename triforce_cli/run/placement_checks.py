@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from offload.architecture.dims import Dimensions
 from offload.errors import Degraded, SettingsError
-from offload.settings.config import EXACT, Placement
+from offload.settings.config import Placement
+from offload.settings.kv_formats import KV_FORMATS
 from offload.system.machine import file_system
 from offload.system.scratch_file import ScratchFile
 
@@ -54,7 +55,7 @@ def refuse_unread_format(settings: Settings) -> None:
     """Raise SettingsError if a CPU's retrieval cache would copy keys and values from another tier unquantised."""
     kind, where = settings.speculation.retrieval_kv, settings.placement
     for name, value in {"link": where.link_gb_s, "disk": where.disk}.items():
-        if kind != EXACT and value is not None:
+        if not KV_FORMATS[kind].is_plain and value is not None:
             raise SettingsError(
                 f"--retrieval-kv {kind} is for keys and values in memory, and --{name} {value} offloads them",
                 "leave one of the two out",
