@@ -204,17 +204,9 @@ class LevelStatistics:
         trees = self.trees
         if nodes is not None:
             trees = (trees or TreeStatistics()).plus(nodes, drafted, visits)
-        return LevelStatistics(
-            self.drafter,
-            self.verifier,
-            self.verifications + 1,
-            self.drafted + drafted,
-            self.verified + min(accepted + 1, drafted),
-            self.accepted + accepted,
-            self.draft_s + draft_s,
-            self.verify_s + verify_s,
-            trees,
-        )
+        tokens = self.drafted + drafted, self.verified + min(accepted + 1, drafted), self.accepted + accepted
+        seconds = self.draft_s + draft_s, self.verify_s + verify_s
+        return LevelStatistics(self.drafter, self.verifier, self.verifications + 1, *tokens, *seconds, trees)
 
 
 @dataclass(frozen=True, slots=True)

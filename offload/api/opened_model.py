@@ -257,7 +257,9 @@ class OpenModel:
         stores = None if tiers is None else TieredStoreFactory(do, self.device, tiers, link, kv=self.config.kv)
         if stores is not None and capacity and self.device.type == "cuda":
             stores.reserve(self.checkpoint.shape if self.share is None else self.share.shape, capacity, self.dtype)
-        model, draft = self._load(progress, do, weights), self._load_draft(progress)
+        where = self.dtype, self.device, progress
+        model = load_model(self.checkpoint, *where, do, weights, self.group, self.share)
+        draft = self._load_draft(progress)
         model.kv = self.config.kv
         if prompts is not None and not prompts.is_of_loaded():
             prompts = None
@@ -335,9 +337,6 @@ class OpenModel:
             return agreement(model, self.checkpoint, ids, self._operations(self.shape), self.share)
         except torch.OutOfMemoryError:
             return None
-
-    def _load(self, progress: Progress, do: Operations, tier: WeightTier | None) -> Model:
-        return load_model(self.checkpoint, self.dtype, self.device, progress, do, tier, self.group, self.share)
 
     def _load_draft(self, progress: Progress) -> Model | None:
         if self.draft is None:

@@ -6,7 +6,7 @@ from transformers.models.llama import modeling_llama
 
 from offload import EngineConfig, open_model
 from offload.errors import SettingsError
-from offload.evaluation import concentration, heaviest, mean_map, score_masked
+from offload.evaluation.heavy_hitters import concentration, heaviest, mean_map, score_masked
 from offload.speculation.passes.runner import Runner
 from tests.support.engine import finished
 from tests.support.models import ids, make_hf_model

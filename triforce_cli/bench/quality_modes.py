@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from offload.api.opened_model import OpenModel
 from offload.errors import PromptError, SettingsError
-from offload.evaluation import Needle, make_needles
+from offload.evaluation.needles import Needle, make_needles
 from offload.memory.tier_settings import TierSettings
 from offload.settings.config import Speculation
 from offload.settings.method_sizes import forgets, stored_tokens

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from offload.evaluation import Concentration, concentration, heaviest, mean_map, perplexity, score_masked
+from offload.evaluation.heavy_hitters import Concentration, concentration, heaviest, mean_map, score_masked
+from offload.evaluation.teacher_forcing import perplexity
 from offload.events import Prefilled
 from offload.settings.config import Speculation
 from offload.speculation.passes.runner import Runner

@@ -13,7 +13,7 @@ from torch import Tensor
 from offload.api.opened_model import OpenModel
 from offload.engine import Engine
 from offload.errors import PromptError
-from offload.evaluation import Policy, recovered_attention
+from offload.evaluation.attention import Policy, recovered_attention
 from offload.events import Prefilled
 from offload.metrics import Meter
 from offload.settings.config import Sampling, Speculation

@@ -8,7 +8,8 @@ import torch
 
 from offload.engine import Engine
 from offload.errors import SettingsError
-from offload.evaluation import NeedleScore, TextScores
+from offload.evaluation.needles import NeedleScore
+from offload.evaluation.teacher_forcing import TextScores
 from tests.support.command import assert_error
 from tests.support.offloading import native_kernel
 from triforce_cli.bench.modes import EXACT, MODES, parse, settings_of, values_of
