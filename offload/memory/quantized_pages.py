@@ -33,13 +33,7 @@ class QuantizedPageFormat(PageLayout):
         self.numbers = shape.kv_heads * tokens // GROUP * self.group_bytes
 
     def grains(self, pages: Tensor) -> Tensor:
-        """View pages `[..., numbers]` as `[..., kv_heads, groups, bytes]`."""
         return pages.unflatten(-1, (self.kv_heads, -1, self.group_bytes))
-
-    @property
-    def host(self) -> QuantizedPageFormat:
-        """Return the format for pages in host memory."""
-        return self
 
     def groups(self, pages: Tensor) -> Groups:
         """Return pages `[n, numbers]` as the kernel takes them; group g of page p has number `place(p) + g`."""
@@ -60,7 +54,6 @@ class QuantizedPageFormat(PageLayout):
         return torch.where(table < 0, ~place, table).to(torch.int32)
 
     def accumulator(self, q: Tensor) -> Accumulator:
-        """Return an empty accumulator of what `attend_whole` returns."""
         return TorchAccumulator(q, attend) if self._kernel is None else KernelAccumulator(self._kernel, q)
 
     def attend_whole(self, number: int, page: Tensor, q: Tensor) -> Any:
