@@ -17,8 +17,8 @@ from .kernels.linear import multiplies_natively
 from .kernels.native import Kernel, generate_on_one_thread, torch_on_one_thread
 from .loading.prompt_checks import check_prompt, check_vocabulary, token_ids
 from .loading.quantized_copy import QuantizedCopies
+from .memory.factory import TieredStoreFactory
 from .memory.store import Store
-from .memory.tiered_factory import TieredStoreFactory
 from .model.decoder import Model, QuantizedCopy
 from .planning.self_draft import best_level, expected_agreements, relative_costs
 from .prompt_cache.fingerprint import TOKENS as PROMPT_BLOCK

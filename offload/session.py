@@ -6,8 +6,8 @@ from collections.abc import Collection, Generator, Hashable, Sequence
 from typing import Any
 
 from .events import Event, Finished, Pinned, Tokens
+from .memory.factory import TieredStoreFactory
 from .memory.store import Store
-from .memory.tiered_factory import TieredStoreFactory
 from .model.decoder import Model, QuantizedCopy
 from .prompt_cache.prefill import PromptCache
 from .sequence import TokenSequence

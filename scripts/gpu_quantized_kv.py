@@ -20,11 +20,11 @@ from offload.kernels import triton
 from offload.kernels.kv_groups import dequantize_groups, quantize_groups
 from offload.kernels.triton.group_accumulator import GroupAccumulator
 from offload.memory.device_quantized_store import DeviceQuantizedStore
+from offload.memory.factory import TieredStoreFactory
 from offload.memory.host_memory import allocator
 from offload.memory.layered_store import LayeredStore
 from offload.memory.staged_link import StagedLink
 from offload.memory.store import Store
-from offload.memory.tiered_factory import TieredStoreFactory
 from offload.model.decoder import Model
 from offload.planning.passes import Passes
 from offload.planning.placement import place

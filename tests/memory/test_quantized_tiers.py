@@ -14,11 +14,11 @@ from offload.architecture.tier_footprint import host_page_bytes, open_slots, sta
 from offload.caches.full import FullCache
 from offload.kernels.native.ops import NativeOperations
 from offload.memory.disk_link import DiskLink
+from offload.memory.factory import TieredStoreFactory
 from offload.memory.link import TransferFailed
 from offload.memory.plain_store import attend_stored
 from offload.memory.quantized_store import QuantizedStore
 from offload.memory.tier_settings import TierSettings
-from offload.memory.tiered_factory import TieredStoreFactory
 from offload.memory.tree_attention import tree_of
 from offload.prompt_cache.fingerprint import TOKENS
 from tests.support.models import ids
