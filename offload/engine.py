@@ -5,24 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Generator, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from .batching.batch import Batch, BatchEvent
-from .batching.lane import Lane
 from .batching.memory import BatchMemory
-from .batching.request import BatchRequest, Events
 from .errors import UsageError
 from .events import Event, Prefilled
 from .kernels.linear import multiplies_natively
 from .kernels.native import Kernel, generate_on_one_thread, torch_on_one_thread
 from .loading.prompt_checks import check_prompt, check_vocabulary, token_ids
-from .loading.quantized_copy import QuantizedCopies
-from .memory.factory import TieredStoreFactory
-from .memory.store import Store
-from .model.decoder import Model, QuantizedCopy
 from .planning.self_draft import best_level, expected_agreements, relative_costs
 from .prompt_cache.fingerprint import TOKENS as PROMPT_BLOCK
-from .prompt_cache.prefill import PromptCache
 from .session import Session
 from .settings.config import QUANTIZE, GenerationConfig, Sampling, Speculation
 from .settings.kv_formats import KV_FORMATS
@@ -43,6 +36,15 @@ from .speculation.levels.lossless import Replay, replay
 from .speculation.passes.runner import Runner
 from .speculation.passes.steps import AT_ONCE, Executor
 from .speculation.sampling.warp import Sampler
+
+if TYPE_CHECKING:
+    from .batching.lane import Lane
+    from .batching.request import BatchRequest, Events
+    from .loading.quantized_copy import QuantizedCopies
+    from .memory.factory import TieredStoreFactory
+    from .memory.store import Store
+    from .model.decoder import Model, QuantizedCopy
+    from .prompt_cache.prefill import PromptCache
 
 _Result = TypeVar("_Result")
 Evaluation = Callable[[Runner], Generator[Prefilled, None, _Result]]

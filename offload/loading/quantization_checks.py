@@ -12,7 +12,7 @@ from ..kernels.native.ops import why_not
 from ..settings.config import EngineConfig, Speculation
 from ..settings.kv_formats import KV_FORMATS
 from ..settings.validation import require
-from .formats.quantized_checkpoint import QuantizedCheckpoint
+from .formats.quantization import QuantizedCheckpoint
 from .formats.safetensors import Checkpoint
 
 

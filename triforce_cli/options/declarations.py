@@ -89,7 +89,7 @@ def option(*names: str, among: Sequence[str] = (), **rest: Any) -> Any:
 
 def _complete_model(incomplete: str) -> list[str]:
     from offload.loading.hub.bundled import EMBEDDED
-    from offload.loading.hub.hub_models import HUB_MODELS
+    from offload.loading.hub.registry import HUB_MODELS
 
     return [name for name in (*EMBEDDED, *HUB_MODELS) if name.lower().startswith(incomplete.lower())]
 

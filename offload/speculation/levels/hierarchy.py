@@ -9,13 +9,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ...architecture.footprint import PAGE_GRAIN
 from ...caches.block_table import TableCache
 from ...caches.chunk_table import ChunkTableCache
-from ...caches.full import FullCache
 from ...caches.retrieval import CopiedCache, QuantizedCopiedCache
-from ...caches.selected import SelectedCache
 from ...caches.selection import Refresh
 from ...caches.streaming_llm import StreamingCache
 from ...events import Speculated
@@ -23,8 +22,6 @@ from ...kernels import triton
 from ...memory.block_store import BlockStore
 from ...memory.plain_store import PlainStore
 from ...memory.quantized_store import QuantizedStore
-from ...memory.store import Store
-from ...model.decoder import Model
 from ...parallel import ALONE, Group
 from ...settings.config import Speculation
 from ...settings.kv_formats import EXACT, KV_FORMATS
@@ -32,17 +29,21 @@ from ...settings.method_sizes import budget_of, draft_chunk, drafter_kind, middl
 from ...settings.methods import LOOKUP, METHODS, MIDDLES, MODEL
 from ...settings.tree_settings import TreeSampling
 from ..auto.adaptive import HORIZON, AdaptiveScheduler
-from ..drafters.draft_runner import DraftRunner
-from ..drafters.drafter import SELECTED_PRIOR, Drafter, ModelDrafter, SelectedDrafter
-from ..drafters.ngram import LookupDrafter
+from ..drafters.drafter import SELECTED_PRIOR, Drafter, DraftRunner, ModelDrafter, SelectedDrafter
 from ..passes.estimators import ROW_COST
-from ..passes.runner import Runner, SelectedRunner
-from ..passes.steps import Executor
-from ..sampling.logprobs import LogprobsRecorder
-from ..sampling.warp import Sampler
 from ..trees.drafted_trees import DraftTrees, draft_trees
-from .level import Level
-from .verifier import Verifier
+from .level import Level, Verifier
+
+if TYPE_CHECKING:
+    from ...caches.full import FullCache
+    from ...caches.selected import SelectedCache
+    from ...memory.store import Store
+    from ...model.decoder import Model
+    from ..drafters.ngram import LookupDrafter
+    from ..passes.runner import Runner, SelectedRunner
+    from ..passes.steps import Executor
+    from ..sampling.logprobs import LogprobsRecorder
+    from ..sampling.warp import Sampler
 
 Clock = Callable[[], float]  # seconds
 
