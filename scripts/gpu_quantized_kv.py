@@ -96,7 +96,7 @@ def _filled(machine: Machine, store: Store, model: Model, tokens: int) -> FullCa
     parts = [store.resident, store.far] if isinstance(store, LayeredStore) else [store]
     for part in parts:
         generator = torch.Generator(store.device).manual_seed(4)
-        for each in part._ring.store.read(0, part._ring.store.capacity):  # keys, and values: views
+        for each in part.ring.store.read(0, part.ring.store.capacity):  # keys, and values: views
             each[0].normal_(std=0.5, generator=generator)
             each[1:] = each[:1]
         part._newest, part._lost = tokens, 0
