@@ -27,7 +27,7 @@ def acceptance(levels: Sequence[LevelStatistics]) -> dict[str, float]:
 
 
 def accepted_of_drafted(levels: Sequence[LevelStatistics]) -> dict[str, float]:
-    """Return the accepted share of drafted tokens likewise, the measure of TriForce's tables."""
+    """Return the accepted share of all drafted tokens likewise."""
     rates = {f"{row.drafter} -> {row.verifier}": row.accepted_of_drafted for row in levels}
     return {pair: rate for pair, rate in rates.items() if rate is not None}
 
@@ -63,11 +63,7 @@ def time_share(levels: Sequence[LevelStatistics]) -> dict[str, float]:
         return {}
     verify = sum(row.verify_s for row in full)
     middle = sum(row.verify_s for row in levels if row.verifier != FULL)
-    return {
-        "draft": max(total - verify - middle, 0.0) / total,
-        "middle": middle / total,
-        "verify": verify / total,
-    }
+    return {"draft": max(total - verify - middle, 0.0) / total, "middle": middle / total, "verify": verify / total}
 
 
 def cycle_seconds(levels: Sequence[LevelStatistics]) -> float | None:

@@ -27,7 +27,6 @@ from bench_peers import machine
 from torch import Tensor
 
 from offload.architecture.dims import Dimensions
-from offload.architecture.kv_formats import RUN, run_bytes
 from offload.kernels.native import Kernel, find_kernel
 from offload.kernels.native.calls import BlockCalls
 from offload.kernels.native.kv_groups import Groups, kv_format
@@ -35,6 +34,7 @@ from offload.kernels.native.layout import write_blocks
 from offload.kernels.native.library import BLOCK
 from offload.kernels.native.packed_kv import RUN_BLOCKS, pack_call
 from offload.kernels.native.threads import torch_on_one_thread
+from offload.settings.kv_formats import PACKED_KV
 
 READ_BYTES = 256 << 20
 FORMATS = ("plain", "packed", "plane")
@@ -51,8 +51,8 @@ class Layer:
         blocks = -(-tokens // BLOCK)
         self.blocks = torch.zeros(shape.kv_heads, blocks, 2 * BLOCK * shape.head_dim, dtype=torch.bfloat16)
         write_blocks(self.blocks, shape.head_dim, torch.arange(tokens), keys, values)
-        runs = tokens // RUN - 1
-        self.runs = torch.zeros(shape.kv_heads, runs, run_bytes(shape.head_dim), dtype=torch.uint8)
+        runs = tokens // PACKED_KV.run - 1
+        self.runs = torch.zeros(shape.kv_heads, runs, PACKED_KV.run_bytes(shape.head_dim), dtype=torch.uint8)
         heads, numbers = (
             x.reshape(-1, 1) for x in torch.meshgrid(*map(torch.arange, self.runs.shape[:2]), indexing="ij")
         )
@@ -132,7 +132,7 @@ def measure(kernel: Kernel, shape: Dimensions, layers: list[Layer], rows: int, r
 def describe(shape: Dimensions, layers: list[Layer]) -> str:
     """Return what is read, and what of it is packed."""
     plain, packed = (sum(getattr(x, name).nbytes for x in layers) for name in ("blocks", "runs"))
-    share = run_bytes(shape.head_dim) / (4 * RUN * shape.head_dim)
+    share = PACKED_KV.number_bits(shape.head_dim) / 16
     return (
         f"{layers[0].blocks.shape[1] * BLOCK:,} tokens, {shape.heads} heads, {shape.kv_heads} of keys and values, of "
         f"{shape.head_dim} dimensions, {len(layers)} layers: {plain / 1e6:.0f} MB plain, {packed / 1e6:.0f} MB packed, "

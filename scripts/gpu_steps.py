@@ -10,15 +10,14 @@ from gpu_models import filled_cache, filled_runner, llama, random_model, residen
 from gpu_rows import Rows
 
 from offload.architecture.config import ModelShape
-from offload.memory.tiered_factory import TieredStoreFactory
+from offload.memory.factory import TieredStoreFactory
 from offload.model.decoder import Model
 from offload.planning.passes import Passes
 from offload.planning.plan import make_plan
 from offload.sequence import TokenSequence
 from offload.settings.config import Sampling, Speculation
 from offload.settings.method_sizes import draft_chunk
-from offload.speculation.drafters.draft_runner import DraftRunner
-from offload.speculation.drafters.drafter import ModelDrafter
+from offload.speculation.drafters.drafter import DraftRunner, ModelDrafter
 from offload.speculation.levels.hierarchy import draft_cache
 from offload.speculation.sampling.warp import Sampler
 

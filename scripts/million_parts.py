@@ -21,9 +21,9 @@ from offload.api.opened_model import OpenModel
 from offload.events import Prefilled, Tokens
 from offload.kernels.native.threads import torch_on_one_thread
 from offload.loading.prompt_checks import token_ids
+from offload.memory.factory import TieredStoreFactory
 from offload.memory.link import SimulatedLink
 from offload.memory.tier_settings import TierSettings
-from offload.memory.tiered_factory import TieredStoreFactory
 from offload.metrics import Meter
 from offload.model.decoder import Model
 from offload.parallel import ALONE
@@ -31,8 +31,7 @@ from offload.prompt_cache.block import write_block
 from offload.prompt_cache.chain import Prompt, Storage
 from offload.prompt_cache.entries import entries
 from offload.prompt_cache.fingerprint import TOKENS
-from offload.prompt_cache.folder import PromptFolder
-from offload.prompt_cache.header import Header
+from offload.prompt_cache.folder import Header, PromptFolder
 from offload.sequence import TokenSequence, common_prefix
 from offload.settings.config import EXACT, Sampling, Speculation
 from offload.speculation.drafters.ngram import LookupDrafter

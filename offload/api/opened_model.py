@@ -11,17 +11,18 @@ from importlib.util import find_spec
 import torch
 
 from ..architecture.config import ModelShape
-from ..architecture.context_limit import new_tokens_in_context
-from ..architecture.known import sibling_of
+from ..architecture.footprint import chunk_of
+from ..architecture.known_models import sibling_of
 from ..architecture.kv_formats import stored_bytes
 from ..architecture.parameters import WeightBits
 from ..architecture.yarn import factor_for, stretched
 from ..engine import Engine
 from ..errors import SettingsError
 from ..kernels.ops import Operations, choose_operations
-from ..loading.formats.quantized_checkpoint import QuantizedCheckpoint
+from ..loading.formats.quantization import QuantizedCheckpoint
 from ..loading.formats.safetensors import Checkpoint
-from ..loading.formats.stored_bits import average_bits
+from ..loading.formats.tensor_checks import average_bits
+from ..loading.prompt_checks import new_tokens_in_context
 from ..loading.quantization_checks import (
     check_kv,
     check_offloaded_retrieval_kv,
@@ -34,30 +35,33 @@ from ..loading.tokenizers.tokenizer import Tokenizer
 from ..loading.tokenizers.vocabulary import check_draft, tokens_containing
 from ..loading.weights import Progress, load_model
 from ..loading.weights_digest import file_state, weights_digest
+from ..memory.factory import TieredStoreFactory, check_model
 from ..memory.link import Link
 from ..memory.staged_link import make_link
 from ..memory.tier_settings import TierSettings
-from ..memory.tiered_factory import TieredStoreFactory, check_model
 from ..model.decoder import Model
 from ..parallel import ALONE, Group, Share, split
 from ..planning.batch import fitting_sequences, kv_room
 from ..planning.memory import USABLE, MemoryEstimate, check_fit, estimate
 from ..planning.self_draft import copy_bits
+from ..prompt_cache.chain import AHEAD
 from ..prompt_cache.fingerprint import LEAST, TOKENS
 from ..prompt_cache.folder import PromptFolder
 from ..prompt_cache.prefill import PromptCache
-from ..prompt_cache.reader import AHEAD
 from ..prompt_cache.writer import MOST_COPIED
-from ..settings.config import EXACT, EngineConfig, Sampling, Speculation
+from ..settings.config import EngineConfig, Sampling, Speculation
 from ..settings.generation import DRY_BREAKERS
+from ..settings.kv_formats import KV_FORMATS
 from ..settings.method_sizes import (
     check_approximate,
     check_forgetting,
     check_trees,
     forgets,
+    has_middle,
     selected_format,
     uses_copy,
 )
+from ..settings.methods import APPROXIMATIONS
 from ..system.machine import free_memory
 from ..weight_offloading.expert_tier import ExpertTier
 from ..weight_offloading.layer_stream import WeightTier
@@ -179,8 +183,20 @@ class OpenModel:
         """Return whether the retrieval cache copies nothing where all KV is on the device."""
         if self.device.type == "cpu":
             return self.kernel != "off"
-        is_exact = self.config.kv == selected_format(self.speculation) == EXACT
-        return is_exact and find_spec("triton") is not None
+        kinds = self.config.kv, selected_format(self.speculation)
+        return all(KV_FORMATS[kind].is_plain for kind in kinds) and find_spec("triton") is not None
+
+    def selected_chunk(self, settings: Speculation, tokens: int, offloaded: bool) -> int | None:
+        """Return how many tokens are selected together in a sequence of up to `tokens`; None if nothing is selected.
+
+        `offloaded`: whether keys and values may lie outside of the device.
+        """
+        reads = settings.approximate is not None and "chunk" in APPROXIMATIONS[settings.approximate].reads
+        if not reads and not has_middle(settings, tokens):
+            return None
+        device = self.device.type
+        is_paged = offloaded and (device != "cpu" or self.kernel != "off")
+        return chunk_of(settings, tokens, device, is_paged, self._retrieves_in_place, self.config.kv)
 
     def check_fit(self, tokens: int, memory_limit: int | None = None) -> None:
         """Raise OutOfMemory if a sequence of `tokens` does not fit the device, or `memory_limit` bytes of it."""
@@ -241,7 +257,9 @@ class OpenModel:
         stores = None if tiers is None else TieredStoreFactory(do, self.device, tiers, link, kv=self.config.kv)
         if stores is not None and capacity and self.device.type == "cuda":
             stores.reserve(self.checkpoint.shape if self.share is None else self.share.shape, capacity, self.dtype)
-        model, draft = self._load(progress, do, weights), self._load_draft(progress)
+        where = self.dtype, self.device, progress
+        model = load_model(self.checkpoint, *where, do, weights, self.group, self.share)
+        draft = self._load_draft(progress)
         model.kv = self.config.kv
         if prompts is not None and not prompts.is_of_loaded():
             prompts = None
@@ -320,9 +338,6 @@ class OpenModel:
         except torch.OutOfMemoryError:
             return None
 
-    def _load(self, progress: Progress, do: Operations, tier: WeightTier | None) -> Model:
-        return load_model(self.checkpoint, self.dtype, self.device, progress, do, tier, self.group, self.share)
-
     def _load_draft(self, progress: Progress) -> Model | None:
         if self.draft is None:
             return None
@@ -340,16 +355,13 @@ class OpenModel:
             check_self_draft(settings, self.config, self.checkpoint, self.device, self.dtype)
 
     def check_kv(self) -> None:
-        """Raise SettingsError if keys and values are to be quantised, and no kernel attends to them.
-
-        And for other settings that layers of some kinds do not have.
-        """
+        """Raise SettingsError for caches and trees that some layers do not have, or that no kernel attends to."""
         shape, kv, settings = self.checkpoint.shape, self.config.kv, self.speculation
         check_approximate(settings, shape.family, not shape.is_uniform)
         models = filter(None, (self.checkpoint, self.draft))
         check_trees(settings, any(model.shape.linear for model in models), shape.vocab)
         missing = None
-        if not kv == settings.retrieval_kv == EXACT:
+        if not all(KV_FORMATS[kind].is_plain for kind in (kv, settings.retrieval_kv)):
             missing = missing_kernel(self.device, self.dtype, self.shape.head_dim, self.kernel)
         check_kv(kv, settings, shape, missing)
         check_retrieval_kv(kv, settings, shape, self.device, missing)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ..settings.config import EXACT, Speculation
+from ..settings.config import Speculation
+from ..settings.kv_formats import EXACT, KV_FORMATS
 from ..settings.method_sizes import (
     KEPT_QUERIES,
     PADDING,
@@ -14,7 +15,7 @@ from ..settings.method_sizes import (
     tail_tokens,
 )
 from .dims import Dimensions
-from .kv_formats import GROUP, format_bytes
+from .kv_formats import format_bytes
 from .tier_footprint import GATHERED_BYTES
 
 
@@ -71,7 +72,7 @@ def has_second_cache(
 
     Arguments as of `retrieval_bytes`.
     """
-    takes_list = in_place and (device == "cpu" or kv != EXACT)
+    takes_list = in_place and (device == "cpu" or not KV_FORMATS[kv].is_plain)
     return has_alternative(settings, tokens) and (takes_list or (device == "cpu" and offloaded > 0))
 
 
@@ -93,7 +94,7 @@ def retrieval_bytes(
         in_place: the selected chunks are a list of the full cache's blocks or chunks, not a copy.
         kv: the format of the full cache's keys and values.
     """
-    chunk = _chunk(settings, tokens, device, offloaded, in_place, kv)
+    chunk = chunk_of(settings, tokens, device, offloaded, in_place, kv)
     chunks, slots = tokens // chunk, min(budget_of(settings, tokens), tokens) // chunk
     table = shape.layers * shape.kv_heads * slots * 4
     copied = shape.kv_bytes(tail_tokens(settings) + chunk + PADDING, itemsize)
@@ -104,14 +105,15 @@ def retrieval_bytes(
     return selected + queries + kept_mean_key_bytes(shape, chunks, itemsize, device, offloaded)
 
 
-def _chunk(settings: Speculation, tokens: int, device: str, offloaded: int, in_place: bool, kv: str) -> int:
+def chunk_of(settings: Speculation, tokens: int, device: str, offloaded: int, in_place: bool, kv: str) -> int:
     """Return how many tokens are selected together: a block of the native kernel, where it attends or could.
 
     Of quantised keys and values, those of the full cache or of the retrieval cache alone, it is a group.
     """
     grain = PAGE_GRAIN if offloaded or (in_place and device == "cpu") else 1
-    if kv != EXACT or (selected_format(settings) != EXACT and (in_place or device != "cpu")):
-        grain = GROUP
+    selected = KV_FORMATS[selected_format(settings)]
+    if not KV_FORMATS[kv].is_plain or (not selected.is_plain and (in_place or device != "cpu")):
+        grain = max(KV_FORMATS[kv].run, selected.run)
     return selected_chunk(settings, grain, tokens=tokens)
 
 
@@ -132,7 +134,7 @@ def selection_bytes(
     kv: str = EXACT,
 ) -> int:
     """Return the bytes that a selection takes while it runs. Arguments as of `retrieval_bytes`."""
-    chunk = _chunk(settings, tokens, device, offloaded, in_place, kv)
+    chunk = chunk_of(settings, tokens, device, offloaded, in_place, kv)
     chunks, slots = tokens // chunk, min(budget_of(settings, tokens), tokens) // chunk
     rows = shape.layers * shape.kv_heads
     if device == "cpu":

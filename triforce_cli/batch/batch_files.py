@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple, Protocol
 
 from offload.errors import PromptError
-from offload.system.bounded_yaml import Unbounded, copy_bounded
+from offload.system.files import Unbounded, copy_bounded
 from offload.units import GIB
 
 from ..input.documents import PROMPT_HINT, STDIN, Warn, is_terminal, name_of, unreadable

@@ -7,7 +7,8 @@ from typing import Any
 
 from offload.errors import SettingsError
 from offload.hardware.schema import did_you_mean
-from offload.settings.config import KV_FORMATS, QUANTIZE
+from offload.settings.config import QUANTIZE
+from offload.settings.kv_formats import LOSSY_KV
 from offload.settings.methods import APPROXIMATIONS
 
 from ..options.settings import Settings, resolve_with
@@ -20,7 +21,7 @@ DEFAULT = "all that can run"
 MODES: dict[str, Mapping[str, Any]] = {
     EXACT: {},
     **{name: {"approximate": name} for name in APPROXIMATIONS},
-    **{f"kv={kind}": {"kv": kind} for kind in KV_FORMATS if kind != EXACT},
+    **{f"kv={kind}": {"kv": kind} for kind in LOSSY_KV},
     **{f"quantize={level}": {"quantize": level} for level in reversed(QUANTIZE)},
 }
 

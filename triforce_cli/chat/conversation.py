@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from offload.api.joined_texts import join_texts
+from offload.api.ask_options import join_texts
 from offload.errors import PromptError
 from offload.loading.tokenizers.conversation import ASSISTANT, SYSTEM, USER, ChatMessage
 from offload.units import counted

@@ -10,8 +10,7 @@ from typing import Any
 
 from offload.errors import PromptError, TriforceError
 from offload.short_repr import short_repr
-from offload.system.bounded_yaml import Unbounded, read_bounded
-from offload.system.files import remove_leftovers, replace_file
+from offload.system.files import Unbounded, read_bounded, remove_leftovers, replace_file
 from offload.units import GIB
 
 from ..input.documents import Document, unreadable

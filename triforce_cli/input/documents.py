@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from offload.errors import PromptError
-from offload.system.bounded_yaml import Unbounded, read_bounded
+from offload.system.files import Unbounded, read_bounded
 from offload.units import GIB
 
 from .converters import end_conversions, text_of

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from offload.api.joined_texts import join_texts
+from offload.api.ask_options import join_texts
 from offload.errors import PromptError
 
 from .converters import end_conversions

@@ -10,8 +10,9 @@ from typing import Annotated, Any
 import typer
 
 from offload.errors import SettingsError
-from offload.settings.config import DEVICES, DRAFTS, DTYPES, GROUPS, KERNELS, KV_FORMATS, METHODS, QUANTIZE
+from offload.settings.config import DEVICES, DRAFTS, DTYPES, GROUPS, KERNELS, METHODS, QUANTIZE
 from offload.settings.generation import COUPLED, FASTEST, parse_sampling
+from offload.settings.kv_formats import ENCODED_KV, KV_FORMATS, LOSSY_KV
 from offload.settings.methods import APPROXIMATIONS, MIDDLES
 from offload.settings.placement_settings import EXPERTS, OFFLOADS
 from offload.settings.tree_settings import TREE_SAMPLINGS
@@ -88,7 +89,7 @@ def option(*names: str, among: Sequence[str] = (), **rest: Any) -> Any:
 
 def _complete_model(incomplete: str) -> list[str]:
     from offload.loading.hub.bundled import EMBEDDED
-    from offload.loading.hub.hub_models import HUB_MODELS
+    from offload.loading.hub.registry import HUB_MODELS
 
     return [name for name in (*EMBEDDED, *HUB_MODELS) if name.lower().startswith(incomplete.lower())]
 
@@ -185,8 +186,10 @@ CacheLimit = Annotated[int | None, _setting("cache_limit", "Disk space for it.",
 Approximate = Annotated[
     str | None, _setting("approximate", f"Lossy: {', '.join(APPROXIMATIONS)}.", "no", among=list(APPROXIMATIONS))
 ]
-RetrievalKv = Annotated[str | None, _setting("retrieval_kv", "Retrieval cache in q8, q4, fp8.", among=KV_FORMATS)]
-Kv = Annotated[str | None, _setting("kv", "Lossy: keys and values in q8, q4, fp8.", among=KV_FORMATS)]
+RetrievalKv = Annotated[
+    str | None, _setting("retrieval_kv", f"Retrieval cache in {', '.join(ENCODED_KV)}.", among=list(KV_FORMATS))
+]
+Kv = Annotated[str | None, _setting("kv", f"Lossy: keys and values in {', '.join(LOSSY_KV)}.", among=list(KV_FORMATS))]
 TensorParallel = Annotated[int | None, _setting("tensor_parallel", "GPUs that share the model.", "profile's")]
 JoinTimeout = Annotated[float | None, _setting("join_timeout", "Wait for the other ranks.", metavar="SECONDS")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the plan; load nothing.", rich_help_panel=MEMORY)]

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from offload.errors import SettingsError
-from offload.settings.config import EXACT, Placement
+from offload.settings.config import Placement
+from offload.settings.kv_formats import LOSSY_KV
 from offload.settings.method_sizes import forgets, forgetting_capacity
 from offload.settings.methods import APPROXIMATIONS
 from offload.units import counted
@@ -22,7 +23,7 @@ def lossy_modes(settings: Settings) -> tuple[str, ...]:
 
 def quantized_kv(settings: Settings) -> str | None:
     """Return the format to which keys and values are quantised, or None."""
-    return None if settings.engine.kv == EXACT else settings.engine.kv
+    return settings.engine.kv if settings.engine.kv in LOSSY_KV else None
 
 
 def is_cacheable(settings: Settings) -> bool:
@@ -41,7 +42,7 @@ def refuse_inexact(settings: Settings, params: Mapping[str, Any]) -> None:
             f"--verify compares with exact decoding, and {mode} changes the answer",
             "leave one of the two out",
         )
-    if len(modes) > 1:
+    if len(modes) > 1 and not forgets(settings.speculation):
         raise SettingsError(f"{mode} cannot be used together", "leave one of the two out")
     if params["dry_run"] and settings.speculation.approximate is not None:
         raise SettingsError(f"--dry-run plans exact decoding, not {mode}", "leave one of the two out")

@@ -371,7 +371,7 @@ TARGET static void score_keys_by_tiles(const struct attention *a, struct NAME(wo
     const char *keys[OBSERVED_KEYS / BLOCK];
     int blocks = (int)((end - start + BLOCK - 1) / BLOCK);
     for (int j = 0; j < blocks; j++)
-        keys[j] = NAME(block)(a, head, start / BLOCK + j);
+        keys[j] = NAME(readable_keys)(a, w, head, start / BLOCK + j, w->unpacked + 2 * j * BLOCK * a->head_dim);
     struct tile_product scores = score_product(a, w, row, keys, NULL, w->tiles.scores, SCORE_STRIDE);
     run_tile_product(&scores, rows, blocks);
     TILE_RELEASE();

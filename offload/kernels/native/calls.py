@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -26,6 +27,9 @@ from .library import (
     Merge,
     Observation,
 )
+
+if TYPE_CHECKING:
+    from .kernel import Kernel
 
 
 class BlockCalls:
@@ -184,6 +188,13 @@ class BlockCalls:
             window=window,
         )
 
+    def partials(self, kernel: Kernel, kv: Tensor, q: Tensor, seen: int, causal: bool = True, **more: Any) -> Tensor:
+        """Attend now, with the arguments of `attention`; return partial results, which `Kernel.merge` takes."""
+        count = partial_count(seen, len(q), causal, more.get("parents"))
+        partials = torch.empty((count, *q.shape[:2], 2 + self._head_dim), dtype=torch.float32)
+        kernel.attend(self.attention(kv, q, seen, causal, partials=partials, **more))
+        return partials
+
     def _check_keys(self, seen: int, tokens: int, causal: bool, table: Tensor | None, parents: Tensor | None) -> None:
         """Raise InvalidCall if a token sees keys that are not there."""
         more = (tokens - 1) * causal
@@ -198,9 +209,16 @@ class BlockCalls:
         require(1 <= seen <= capacity - more, "attention beyond the last block, or to no key")
 
     def observation(
-        self, kv: Tensor, q: Tensor, seen: int, lse: Tensor, received: Tensor, table: Tensor | None = None
+        self,
+        kv: Tensor,
+        q: Tensor,
+        seen: int,
+        lse: Tensor,
+        received: Tensor,
+        table: Tensor | None = None,
+        groups: Groups | None = None,
     ) -> Observation:
-        """Return a call that adds the softmax weights of `attention(kv, q, seen, table=table)` to `received`.
+        """Return a call that adds the softmax weights of `attention(kv, q, seen, table=table, ...)` to `received`.
 
         Args:
             lse: `[tokens, heads]` in fp32, as that attention has returned it.
@@ -210,7 +228,7 @@ class BlockCalls:
         has_room = len(received) == self._kv_heads and received.shape[1] >= seen + len(q) - 1
         require(has_room and received.dtype == torch.float32 and received.is_cpu, "the sums have no room for all keys")
         require(received.stride(1) == 1, "a row of the sums is not contiguous")
-        attention = self.attention(kv, q, seen, table=table, lse=lse)
+        attention = self.attention(kv, q, seen, table=table, lse=lse, groups=groups)
         return Observation(attention=attention, received=received.data_ptr(), stride=received.stride(0))
 
 

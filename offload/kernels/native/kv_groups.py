@@ -12,21 +12,24 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from ...architecture.kv_formats import run_bytes
+from ...settings.kv_formats import KV_FORMATS, PACKED_KV
 from .checks import FLOATS, check, check_head_dim, require
 from .library import BLOCK, FLOAT8, LEVEL_COUNT, PACKED, PLANE, SPAN, Format, Quantize
 
-_BITS = {"q4": 4, "q8": 8, "fp8": FLOAT8, "packed": PACKED, "plane": PLANE}
+_PACKED = {"packed": PACKED, "plane": PLANE}
 
 
 @cache
 def kv_format(name: str) -> Format:
-    """Return a format of keys and values as the kernel takes it.
+    """Return a format of keys and values as the kernel takes it, by its name in the table of formats.
 
-    "q4", "q8" or "fp8" (e4m3) are quantised; "packed" has lost nothing, and "plane" is its plane of 8 bits alone.
+    "packed" is that of keys and values in 12 bits without loss, "plane" that of their plane of 8 bits alone.
     """
-    levels = 2**-9 * (torch.arange(LEVEL_COUNT) % 8) if name == "fp8" else torch.arange(LEVEL_COUNT) % 16 - 8
-    result = Format(_BITS[name], 0, 0, 0, -8 if name == "q4" else 0)
+    if name in _PACKED:
+        return Format(_PACKED[name])
+    row = KV_FORMATS[name]
+    levels = 2**-9 * (torch.arange(LEVEL_COUNT) % 8) if row.is_float else torch.arange(LEVEL_COUNT) % 16 - 8
+    result = Format(FLOAT8 if row.is_float else row.bits, 0, 0, 0, -8 if row.bits == 4 else 0)
     result.levels[:] = [x & 0xFFFF for x in levels.bfloat16().view(torch.int16).tolist()]
     return result
 
@@ -54,7 +57,7 @@ def check_groups(groups: Groups, kv_heads: int, head_dim: int) -> None:
     check_head_dim(head_dim)
     if groups.is_packed:
         check_packed_dim(head_dim)
-        size = run_bytes(head_dim)
+        size = PACKED_KV.run_bytes(head_dim)
     else:
         size = 4 * (head_dim + SPAN) + head_dim * SPAN * 2 * min(groups.format.bits, 8) // 8
     memory = groups.memory

@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ...architecture.kv_formats import RUN, run_bytes
+from ...settings.kv_formats import PACKED_KV
 from .checks import check, check_head_dim, require
 from .kv_groups import check_packed_dim
 from .library import BLOCK, Packing
 
-RUN_BLOCKS = RUN // BLOCK
+RUN_BLOCKS = PACKED_KV.run // BLOCK
 
 
 def pack_call(blocks: Tensor, runs: Tensor, items: Tensor, fits: Tensor) -> Packing:
@@ -20,7 +20,7 @@ def pack_call(blocks: Tensor, runs: Tensor, items: Tensor, fits: Tensor) -> Pack
 
     Args:
         blocks: `[kv_heads, blocks, 2 * 16 * head_dim]`, bf16, contiguous.
-        runs: `[kv_heads, runs, run_bytes(head_dim)]`, uint8, contiguous, whose last dimension says `head_dim`.
+        runs: `[kv_heads, runs, PACKED_KV.run_bytes(head_dim)]`, uint8, contiguous, whose last dimension says `head_dim`.
         items: `[count, 10]`, int32: KV head, number of the run, numbers of its blocks in order.
     """
     check("fits", fits, (len(items),), torch.uint8)
@@ -42,7 +42,7 @@ def _call(blocks: Tensor, runs: Tensor, items: Tensor, **own: int) -> Packing:
     check_packed_dim(head_dim)
     check("items", items, (len(items), 2 + RUN_BLOCKS), torch.int32)
     check("blocks", blocks, (*blocks.shape[:2], 2 * BLOCK * head_dim), torch.bfloat16)
-    check("runs", runs, (*runs.shape[:2], run_bytes(head_dim)), torch.uint8)
+    check("runs", runs, (*runs.shape[:2], PACKED_KV.run_bytes(head_dim)), torch.uint8)
     require(len(runs) == len(blocks), "runs and blocks have other heads")
     return Packing(
         kv=blocks.data_ptr(),

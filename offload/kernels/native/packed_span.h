@@ -56,6 +56,15 @@ INLINE int NAME(unpack_blocks)(const struct attention *a, struct NAME(work) *w, 
     return 1 + both;
 }
 
+/* Return the keys of a block, which are unpacked to `to` if they are packed. */
+INLINE const char *NAME(readable_keys)(const struct attention *a, struct NAME(work) *w, int head, int64_t index, char *to) {
+    struct NAME(packed_span) s = NAME(packed_at)(a, head, index);
+    if (!s.run)
+        return NAME(block)(a, head, index);
+    NAME(unpack_span)(a, s, s, KEYS, s.odd ? w->last : to, s.odd ? to : w->last);
+    return to;
+}
+
 /* Compute the scores of rows against a packed span whose columns stay in registers. */
 INLINE void NAME(score_strip)(const struct attention *a, struct NAME(work) *w, struct NAME(packed_span) s,
                               struct NAME(packed_span) next, int rows) {

@@ -6,7 +6,7 @@ A level is itself a drafter for the level above it; TriForce is two levels.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 
 import torch
 from torch import Generator, Tensor
@@ -17,12 +17,44 @@ from ...sequence import TokenSequence
 from ...settings.tree_settings import TreeSampling
 from ..auto.adaptive import AdaptiveScheduler, Cycle
 from ..drafters.drafter import SELECTED_PRIOR
+from ..passes.runner import Runner
+from ..sampling.logprobs import LogprobsRecorder
 from ..sampling.noise import Noise
-from ..sampling.warp import read_tokens
-from ..trees.coupled import verify_coupled
-from ..trees.tree import NOTHING, Draft, DraftedTree, Verdict, Visit
-from ..trees.verification import verify_draft
-from .verifier import Verifier
+from ..sampling.warp import Sampler, read_tokens
+from ..trees.tree import NOTHING, Draft, DraftedTree, Verdict, paths
+from ..trees.verification import verify_coupled, verify_draft
+
+
+class Verifier:
+    """The target on one of its caches."""
+
+    def __init__(self, name: str, runner: Runner, sampler: Sampler, logprobs: LogprobsRecorder | None = None) -> None:
+        """With `logprobs`, the log-probabilities of what its level emits are recorded there."""
+        self.name = name
+        self.runner = runner
+        self._sampler = sampler
+        self._logprobs = logprobs
+        self._logits: Tensor | None = None  # of the last score, if log-probabilities are recorded
+
+    def score(self, sequence: TokenSequence, draft: list[int], parents: Sequence[int] | None = None) -> Tensor:
+        """Return the distributions after the sequence and after each token of the draft: `[len(draft) + 1, vocab]`.
+
+        With the `parents` of a tree, those after a token follow the tokens on its path.
+        """
+        runner, sampler = self.runner, self._sampler
+        hidden = runner.rows(sequence, draft) if parents is None else runner.tree_rows(sequence, draft, parents)
+        logits = runner.logits(hidden)
+        self._logits = logits if self._logprobs is not None else None  # until tokens are emitted
+        if parents is None:
+            return sampler.distribution(logits, [*sequence.tentative, *draft])
+        needed = paths(sequence.tentative, draft, parents) if sampler.reads_history else None
+        return sampler.distribution(logits, paths=needed)
+
+    def emit(self, rows: Sequence[int], tokens: Sequence[int]) -> None:
+        """Note which tokens the level emits after the last score, and from which of its rows each was chosen."""
+        if self._logprobs is not None:
+            logits, self._logits = self._logits, None
+            self._logprobs.record(logits[list(rows)], tokens)
 
 
 class Level:
@@ -79,7 +111,6 @@ class Level:
         """What drafting has gained over plain steps of the verifier; see `Speculated.gain`."""
         return self._scheduler.gain
 
-    @torch.inference_mode()
     def advance(self, sequence: TokenSequence, limit: int) -> Draft:
         """Draft and verify once: append 1 to `limit` tokens to the sequence, and return them.
 
@@ -141,11 +172,5 @@ class Level:
     def _count(self, cycle: Cycle) -> None:
         name = self.using = cycle.drafter.name if cycle.drafter is not None else "none"
         known = self.statistics.get(name, LevelStatistics(name, self._verifier.name))
-        self.statistics[name] = known.plus(
-            cycle.drafted, cycle.accepted, cycle.draft_s, cycle.verify_s, *self._tree_of(cycle)
-        )
-
-    @staticmethod
-    def _tree_of(cycle: Cycle) -> tuple[int, list[Visit]] | tuple[()]:
-        """Return the nodes and the visits of a cycle's tree, for the statistics; nothing for a chain."""
-        return () if cycle.parents is None else (len(cycle.parents), cycle.visits)
+        tree = () if cycle.parents is None else (len(cycle.parents), cycle.visits)
+        self.statistics[name] = known.plus(cycle.drafted, cycle.accepted, cycle.draft_s, cycle.verify_s, *tree)

@@ -4,17 +4,18 @@ import pytest
 import torch
 
 from offload.architecture.dims import Dimensions
-from offload.architecture.kv_formats import PATCHES, RUN, run_bytes
 from offload.kernels.native.calls import BlockCalls
 from offload.kernels.native.checks import InvalidCall
 from offload.kernels.native.kernel import find_kernel
 from offload.kernels.native.kv_groups import Groups, kv_format
 from offload.kernels.native.packed_kv import RUN_BLOCKS, pack_call, unpack_call
+from offload.settings.kv_formats import PACKED_KV
 from tests.kernels.native.test_tree import random_tree
 from tests.support.native_kernel import NAN, attention, draw, fill_blocks
 
 pytestmark = pytest.mark.xdist_group("native")
 
+RUN, PATCHES, run_bytes = PACKED_KV.run, 30, PACKED_KV.run_bytes
 NOT_FINITE = [x for x in range(1 << 16) if x >> 7 & 255 == 255]
 
 
@@ -180,6 +181,16 @@ def test_a_tree_follows_a_packed_prefix(kernel, start):
     parents = random_tree(40, start)
     expected = attention(kernel, q, plain, start + 1, parents=parents)
     assert_equal(attention(kernel, q, rest, start + 1, table, parents=parents, groups=groups), expected)
+
+
+def test_keys_receive_the_same_attention(kernel):
+    q, plain, rest, table, groups = packed_prefix(700, 5, 64, 3)
+    calls = BlockCalls(Dimensions(1, 384, 6, 2, 64, 384, 64, True), plain.shape[1])
+    _, lse = attention(kernel, q, plain, 700)
+    expected, found = torch.zeros(2, 2, 704).unbind()
+    kernel.observe(calls.observation(plain, q, 700, lse, expected))
+    kernel.observe(calls.observation(rest, q, 700, lse, found, table, groups))
+    assert torch.equal(found, expected)
 
 
 def test_what_cannot_be_packed_is_refused():
