@@ -20,7 +20,7 @@ def pack_call(blocks: Tensor, runs: Tensor, items: Tensor, fits: Tensor) -> Pack
 
     Args:
         blocks: `[kv_heads, blocks, 2 * 16 * head_dim]`, bf16, contiguous.
-        runs: `[kv_heads, runs, PACKED_KV.run_bytes(head_dim)]`, uint8, contiguous, whose last dimension says `head_dim`.
+        runs: `[kv_heads, runs, PACKED_KV.run_bytes(head_dim)]`, uint8, contiguous.
         items: `[count, 10]`, int32: KV head, number of the run, numbers of its blocks in order.
     """
     check("fits", fits, (len(items),), torch.uint8)
