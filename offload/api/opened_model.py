@@ -25,7 +25,9 @@ from ..loading.formats.tensor_checks import average_bits
 from ..loading.prompt_checks import new_tokens_in_context
 from ..loading.quantization_checks import (
     check_kv,
+    check_offloaded_kv,
     check_offloaded_retrieval_kv,
+    check_packed_kv,
     check_retrieval_kv,
     check_self_draft,
     missing_kernel,
@@ -51,7 +53,7 @@ from ..prompt_cache.prefill import PromptCache
 from ..prompt_cache.writer import MOST_COPIED
 from ..settings.config import EngineConfig, Sampling, Speculation
 from ..settings.generation import DRY_BREAKERS
-from ..settings.kv_formats import KV_FORMATS
+from ..settings.kv_formats import KV_FORMATS, saved_format
 from ..settings.method_sizes import (
     check_approximate,
     check_forgetting,
@@ -220,7 +222,7 @@ class OpenModel:
     def prompt_buffer_bytes(self) -> int:
         """Return the most bytes of blocks in memory while a prompt cache saves prompts, and restores one."""
         shape, itemsize = self.shape, self.dtype.itemsize
-        block = stored_bytes(shape, self.config.kv, TOKENS, itemsize)
+        block = stored_bytes(shape, saved_format(self.config.kv), TOKENS, itemsize)
         return MOST_COPIED * int(max(block, shape.state_bytes(itemsize))) + AHEAD * int(block)
 
     def _usable(self, memory_limit: int | None) -> int:
@@ -307,6 +309,7 @@ class OpenModel:
                     "leave weight_layers out, or use experts=device",
                 )
             check_offloaded_retrieval_kv(self.speculation, self.device)
+            check_offloaded_kv(self.config.kv)
 
     @property
     def _can_copy(self) -> bool:
@@ -363,6 +366,7 @@ class OpenModel:
         missing = None
         if not all(KV_FORMATS[kind].is_plain for kind in (kv, settings.retrieval_kv)):
             missing = missing_kernel(self.device, self.dtype, self.shape.head_dim, self.kernel)
+        check_packed_kv(kv, shape, self.device, self.dtype, self.kernel)
         check_kv(kv, settings, shape, missing)
         check_retrieval_kv(kv, settings, shape, self.device, missing)
 

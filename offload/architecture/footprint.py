@@ -113,7 +113,7 @@ def chunk_of(settings: Speculation, tokens: int, device: str, offloaded: int, in
     grain = PAGE_GRAIN if offloaded or (in_place and device == "cpu") else 1
     selected = KV_FORMATS[selected_format(settings)]
     if not KV_FORMATS[kv].is_plain or (not selected.is_plain and (in_place or device != "cpu")):
-        grain = max(KV_FORMATS[kv].run, selected.run)
+        grain = max(grain, KV_FORMATS[kv].grain, selected.grain)
     return selected_chunk(settings, grain, tokens=tokens)
 
 

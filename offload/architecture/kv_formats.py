@@ -27,6 +27,9 @@ def ring_blocks(tokens: int) -> int:
 def quantized_layer_bytes(shape: Dimensions, kind: str, tokens: int, chunk: int, itemsize: int) -> int:
     """Return the bytes of one layer's keys and values of `tokens` tokens that are prefilled in chunks."""
     groups = format_bytes(shape, kind, -(-tokens // WINDOW) * WINDOW, itemsize)
+    if (format := KV_FORMATS[kind]).is_packed:  # the runs under way, of a chunk and before it
+        runs = max(-(-min(tokens, chunk) // format.run) + 1, 2)
+        return groups + shape.layer_kv_bytes(runs * format.run, itemsize)
     return groups + bf16_layer_bytes(shape, tokens, chunk, itemsize)
 
 

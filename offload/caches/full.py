@@ -14,6 +14,7 @@ from ..kernels import triton
 from ..kernels.native.library import BLOCK
 from ..kernels.native.recording import PassInputs
 from ..memory.block_store import BlockStore
+from ..memory.packed_store import PackedStore
 from ..memory.plain_store import PlainStore
 from ..memory.store import Store, append
 from ..memory.tree_attention import Tree
@@ -196,8 +197,8 @@ class FullCache(InFlightTokens):
     def is_dumpable(self) -> bool:
         """Return whether `dump` has the windows, too: not where they are in another layout than the store."""
         windows, store = self.windows, self.store
-        has_blocks = isinstance(store, BlockStore)
-        return windows is None or (isinstance(store, BlockStore | PlainStore) and windows.has_blocks is has_blocks)
+        has_blocks = isinstance(store, BlockStore | PackedStore)
+        return windows is None or ((has_blocks or isinstance(store, PlainStore)) and windows.has_blocks is has_blocks)
 
     def holds(self, start: int) -> bool:
         """Return whether all keys and values of the tokens from position `start` on are there."""

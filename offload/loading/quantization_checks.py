@@ -8,6 +8,7 @@ from ..architecture.config import ModelShape
 from ..errors import SettingsError
 from ..kernels import triton
 from ..kernels.native import KernelUnavailable, find_kernel
+from ..kernels.native.library import SPAN
 from ..kernels.native.ops import why_not
 from ..settings.config import EngineConfig, Speculation
 from ..settings.kv_formats import KV_FORMATS
@@ -102,6 +103,24 @@ def check_kv(kv: str, settings: Speculation, shape: ModelShape, missing: str | N
     )
 
 
+def check_packed_kv(kv: str, shape: ModelShape, device: torch.device, dtype: torch.dtype, level: str) -> None:
+    """Raise SettingsError if keys and values cannot be packed; `level` is the native kernel's, as in `missing_kernel`.
+
+    Without effect on other formats.
+    """
+    if not KV_FORMATS[kv].is_packed:
+        return
+    what, hint = f"--kv {kv} packs keys and values", "leave --kv out"
+    on_cpu = device.type == "cpu"
+    require(on_cpu, f"{what} on a CPU, and the model runs on {device.type}", f"{hint}, or use --device cpu")
+    name = str(dtype).removeprefix("torch.")
+    in_bf16 = dtype == torch.bfloat16
+    require(in_bf16, f"{what} in bfloat16, and the dtype is {name}", f"use --dtype bfloat16, or {hint}")
+    require(level != "off", f"--kv {kv} needs the native kernel", f"{hint}; triforce doctor says more")
+    dim = shape.full_attention.head_dim
+    require(dim % SPAN == 0, f"{what} of heads of a multiple of {SPAN}, and {shape.family} has heads of {dim}", hint)
+
+
 def check_retrieval_kv(
     kv: str, settings: Speculation, shape: ModelShape, device: torch.device, missing: str | None
 ) -> None:
@@ -129,4 +148,13 @@ def check_offloaded_retrieval_kv(settings: Speculation, device: torch.device) ->
         KV_FORMATS[kind].is_plain or device.type != "cpu",
         f"--retrieval-kv {kind} is for keys and values in memory, and these are offloaded",
         "leave --retrieval-kv out, or offloading",
+    )
+
+
+def check_offloaded_kv(kv: str) -> None:
+    """Raise SettingsError for keys and values in a format that lies in one memory alone, and not over tiers."""
+    require(
+        not KV_FORMATS[kv].is_packed,
+        f"--kv {kv} is for keys and values in memory, and these are offloaded",
+        "leave --kv out, or offloading",
     )

@@ -9,7 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
 from ..architecture.layer_spec import LayerSpec
-from ..settings.config import EXACT
+from ..settings.kv_formats import EXACT, saved_format
 
 if TYPE_CHECKING:
     from ..architecture.config import ModelShape
@@ -41,7 +41,7 @@ def fingerprint(model: Model, cache: TargetCache, chunk: int, weights: str) -> s
     chunk = cache.passes if cache.passes > 1 else chunk
     sizes = (_page_tokens(cache, kernel), 0 if rounds_by_row(model) else chunk)
     device = (str(model.dtype), model.device.type, model.group.size)
-    format = () if model.kv == EXACT else (model.kv,)
+    format = () if (kv := saved_format(model.kv)) == EXACT else (kv,)
     facts = repr((VERSION, TOKENS, weights, shape, device, backend, sizes, *format, *cache.identity))
     return hashlib.sha256(facts.encode() + cache.rope.identity()).hexdigest()
 

@@ -14,6 +14,7 @@ from ..events import Prefilled, Restored
 from ..loading.weights_digest import State, are_unchanged
 from ..parallel import ALONE, Group
 from ..sequence import TokenSequence
+from ..settings.kv_formats import saved_format
 from ..speculation.passes.runner import Runner
 from .chain import Prompt, Storage
 from .fingerprint import LEAST, TOKENS, fingerprint, name_of_all
@@ -100,7 +101,7 @@ class SequencePrompts:
             reusable.mark()
 
     def _prefill(self, sequence: TokenSequence) -> Generator[Prefilled | Restored]:
-        prompt = Prompt(self._cache.storage(self._runner.model.kv), self.fingerprint, sequence.tokens)
+        prompt = Prompt(self._cache.storage(saved_format(self._runner.model.kv)), self.fingerprint, sequence.tokens)
         writer = BlockWriter(prompt, self._runner, self._cache.places)
 
         def compute(end: int) -> Generator[Prefilled]:

@@ -11,7 +11,7 @@ from ..short_repr import short_repr
 from ..units import GIB, MOST_BYTES, MOST_TOKENS
 from . import methods
 from .generation import GenerationConfig, Sampling
-from .kv_formats import EXACT, KV_FORMATS
+from .kv_formats import EXACT, KV_FORMATS, LOSSY_KV
 from .placement_settings import Placement
 from .tree_settings import TREE_SAMPLINGS, TreeSampling, TreeShape
 from .validation import (
@@ -137,7 +137,7 @@ class Speculation:
         require_tokens("rebuild-every", self.rebuild_every, 1, hint)
         for name, gamma in (("gamma1", self.gamma1), ("gamma2", self.gamma2)):
             require_between(name, gamma, 1, LONGEST_GAMMA, f"use 1 to {LONGEST_GAMMA} tokens, or leave it out")
-        require_one_of("retrieval-kv", self.retrieval_kv, KV_FORMATS)
+        require_one_of("retrieval-kv", self.retrieval_kv, (EXACT, *LOSSY_KV))
         TreeShape.parse(self.tree)
         require_one_of("tree-sampling", self.tree_sampling, TREE_SAMPLINGS)
         if self.middle is not None:

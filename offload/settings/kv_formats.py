@@ -45,6 +45,16 @@ class KVFormat:
         """Return whether keys and values stay the numbers that the model computes, each by itself."""
         return self.run == 1
 
+    @property
+    def is_packed(self) -> bool:
+        """Return whether numbers are encoded together, and come back bit for bit."""
+        return self.is_exact and not self.is_plain
+
+    @property
+    def grain(self) -> int:
+        """Return the tokens that are always selected together, without those of a block of the native kernel."""
+        return 1 if self.is_exact else self.run
+
     def run_bytes(self, head_dim: int) -> int:
         """Return the bytes of a run's keys and values of one head."""
         header = self.channel_bytes * head_dim + self.token_bytes * self.run + self.reserve
@@ -77,12 +87,19 @@ KV_FORMATS = {
     each.name: each
     for each in (
         KVFormat(EXACT, is_exact=True),
+        # bf16 without loss: an exponent for each channel of the keys, two of the values, and 30 numbers apart.
+        KVFormat(
+            "packed", 12, 128, 3, reserve=128, align=64, is_exact=True, native="offload.memory.packed_store:PackedStore"
+        ),
         _quantized("q8", 8, 0.73),
         _quantized("q4", 4, 0.42),
         _quantized("fp8", 8, 0.34, is_float=True),
     )
 }
-# bf16 in 12 bits without loss: an exponent for each channel of the keys, two of the values, and 30 numbers apart.
-PACKED_KV = KVFormat("packed", 12, 128, 3, reserve=128, align=64, is_exact=True)
+PACKED_KV = KV_FORMATS["packed"]
 LOSSY_KV = tuple(each.name for each in KV_FORMATS.values() if not each.is_exact)
-ENCODED_KV = tuple(each.name for each in KV_FORMATS.values() if not each.is_plain)
+
+
+def saved_format(kv: str) -> str:
+    """Return the format of keys and values in files: as the model computes them, if they come back bit for bit."""
+    return EXACT if KV_FORMATS[kv].is_exact else kv

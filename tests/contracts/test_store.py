@@ -10,11 +10,13 @@ from offload.architecture.kv_formats import WINDOW
 from offload.kernels.triton import ops
 from offload.memory.block_ring import BlockRing
 from offload.memory.layered_store import LayeredStore
+from offload.memory.packed_store import _PlainBlocks
 from offload.memory.store import DeviceStore, Store
 from tests.support.stores import (
     CAPACITY,
     ERRORS,
     ON_GPU,
+    PACKED,
     QUANTIZED,
     SOME_STORES,
     STORES,
@@ -34,7 +36,7 @@ IDS = [(7 * position) % 251 for position in range(LENGTH)]
 ALL = [*STORES, "paged", *QUANTIZED, *(pytest.param(name, marks=pytest.mark.long) for name in ON_GPU)]
 
 
-@pytest.fixture(params=[*ALL, *(f"{name} bf16" for name in (*SOME_STORES, "paged", QUANTIZED[1]))])
+@pytest.fixture(params=[*ALL, *(f"{name} bf16" for name in (*SOME_STORES, "paged", QUANTIZED[1], PACKED))])
 def name(request, monkeypatch):
     if request.param in ON_GPU:
         pytest.importorskip("triton")
@@ -122,11 +124,12 @@ def subclasses(kind):
 
 
 def test_every_store_is_here():
-    """But that of a window, which has the newest tokens alone: tests/caches/test_windows.py."""
+    """But rings, which have the newest tokens alone: tests/caches/test_windows.py, and as part of the packed store."""
     stores = [new_store(name) for name in (*SOME_STORES, "paged", *QUANTIZED, *ON_GPU)]
+    stores.append(new_store(PACKED, torch.bfloat16))
     stores += [each.far for each in stores if isinstance(each, LayeredStore)]
     kinds = {each for each in subclasses(Store) if not isabstract(each)}
-    assert {type(each) for each in stores} == kinds - {BlockRing}
+    assert {type(each) for each in stores} == kinds - {BlockRing, _PlainBlocks}
 
 
 def test_append_returns_the_rotated_queries(store, rope, dtype):

@@ -25,6 +25,7 @@ from tests.support.offloading import CPU, native_kernel
 from tests.support.stores import (
     CAPACITY,
     CHUNK,
+    PACKED,
     PAGE,
     SOME_STORES,
     STORES,
@@ -50,6 +51,7 @@ CACHES = [*(f"full on {name}" for name in STORES), *SELECTED, *APPROXIMATE, "Str
 TABLES = {
     "block table": TableCache,
     "chunk table": ChunkTableCache,
+    "packed block table": TableCache,
     "quantised block table": partial(TableCache, kind="q8"),
 }
 
@@ -150,7 +152,8 @@ def _selected(name: str, rope: Rope, dtype: torch.dtype) -> Subject:
     is_chunks, is_quantised = table is ChunkTableCache, name.startswith("quantised")
     if table and not is_chunks and native_kernel() is None:
         pytest.skip("there is no native kernel here")
-    store = "plain" if is_chunks else "blocks" if table else name.split(" of ")[-1]
+    stores = {ChunkTableCache: "plain", None: name.split(" of ")[-1]}
+    store = PACKED if name.startswith("packed") else stores.get(table, "blocks")
     full = FullCache(new_store(store, dtype), rope, CAPACITY)
     prompt = Subject(full, rope, dtype, [], 0, (), 0, "")
     everything = "everything" in name

@@ -30,6 +30,7 @@ ON_DISK = ["tiered disk 0 resident", "native tiered disk 1 resident", "tiered st
 STORES = ["plain", "blocks", *TIERED, *ON_DISK]
 SOME_STORES = ["plain", "blocks", "tiered hybrid 1 resident", "native tiered hybrid 1 resident"]  # one of each class
 QUANTIZED = ["native q8", "native q8 tiered hybrid 1 resident", "native q4 tiered disk 0 resident"]
+PACKED = "native packed"  # of bf16 alone
 ON_GPU = ["q8", "q8 tiered stream 1 resident", "q8 tiered hybrid 0 resident"]  # quantised, by Triton's kernels
 ERRORS = {"q8": 0.06, "q4": 0.8}  # of quantised keys and values, and of attention to them
 
@@ -41,14 +42,14 @@ def tiny_shape() -> ModelShape:
 
 def quantization(name: str) -> str:
     """Return the format of a store's keys and values, by its name."""
-    return next((kind for kind in ERRORS if kind in name.split()), EXACT)
+    return next((kind for kind in (*ERRORS, "packed") if kind in name.split()), EXACT)
 
 
 def new_store(name: str, dtype=torch.float32, capacity: int = CAPACITY) -> Store:
     """Make an empty store of one of the names above; some copies over its link are delayed."""
     shape, kv, placement = tiny_shape(), quantization(name), name.partition("tiered ")[2].split()
     kernel = native_kernel() if name.startswith(("blocks", "paged", "native")) else None
-    if kernel is None and name.startswith(("blocks", "paged", "native q")):
+    if kernel is None and name.startswith(("blocks", "paged", "native q", PACKED)):
         pytest.skip("there is no native kernel here")
     if name == "paged":
         return PagedStore(PagePool(kernel, shape, 2 * capacity // BLOCK, dtype), capacity)

@@ -12,7 +12,7 @@ import typer
 from offload.errors import SettingsError
 from offload.settings.config import DEVICES, DRAFTS, DTYPES, GROUPS, KERNELS, METHODS, QUANTIZE
 from offload.settings.generation import COUPLED, FASTEST, parse_sampling
-from offload.settings.kv_formats import ENCODED_KV, KV_FORMATS, LOSSY_KV
+from offload.settings.kv_formats import EXACT, KV_FORMATS, LOSSY_KV
 from offload.settings.methods import APPROXIMATIONS, MIDDLES
 from offload.settings.placement_settings import EXPERTS, OFFLOADS
 from offload.settings.tree_settings import TREE_SAMPLINGS
@@ -187,9 +187,9 @@ Approximate = Annotated[
     str | None, _setting("approximate", f"Lossy: {', '.join(APPROXIMATIONS)}.", "no", among=list(APPROXIMATIONS))
 ]
 RetrievalKv = Annotated[
-    str | None, _setting("retrieval_kv", f"Retrieval cache in {', '.join(ENCODED_KV)}.", among=list(KV_FORMATS))
+    str | None, _setting("retrieval_kv", f"Retrieval cache in {', '.join(LOSSY_KV)}.", among=[EXACT, *LOSSY_KV])
 ]
-Kv = Annotated[str | None, _setting("kv", f"Lossy: keys and values in {', '.join(LOSSY_KV)}.", among=list(KV_FORMATS))]
+Kv = Annotated[str | None, _setting("kv", f"packed: exact; {', '.join(LOSSY_KV)}: lossy.", among=list(KV_FORMATS))]
 TensorParallel = Annotated[int | None, _setting("tensor_parallel", "GPUs that share the model.", "profile's")]
 JoinTimeout = Annotated[float | None, _setting("join_timeout", "Wait for the other ranks.", metavar="SECONDS")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the plan; load nothing.", rich_help_panel=MEMORY)]

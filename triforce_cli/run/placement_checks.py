@@ -72,14 +72,21 @@ def check_experts(placement: Placement, shape: Dimensions, has_one_memory: bool)
 
 
 def refuse_unread_format(settings: Settings) -> None:
-    """Raise SettingsError if a CPU's retrieval cache would copy keys and values from another tier unquantised."""
-    kind, where = settings.speculation.retrieval_kv, settings.placement
+    """Raise SettingsError for formats of a CPU's keys and values that do not lie over tiers.
+
+    Those are packed ones, and those of a retrieval cache, which would copy them from another tier unquantised.
+    """
+    where = settings.placement
+    formats = {"--retrieval-kv": settings.speculation.retrieval_kv}
+    if KV_FORMATS[settings.engine.kv].is_packed:
+        formats["--kv"] = settings.engine.kv
     for name, value in {"link": where.link_gb_s, "disk": where.disk}.items():
-        if not KV_FORMATS[kind].is_plain and value is not None:
-            raise SettingsError(
-                f"--retrieval-kv {kind} is for keys and values in memory, and --{name} {value} offloads them",
-                "leave one of the two out",
-            )
+        for option, kind in formats.items():
+            if not KV_FORMATS[kind].is_plain and value is not None:
+                raise SettingsError(
+                    f"{option} {kind} is for keys and values in memory, and --{name} {value} offloads them",
+                    "leave one of the two out",
+                )
 
 
 def check_folder(folder: Path) -> None:

@@ -23,6 +23,7 @@ from offload.hardware.rates import Hardware, describe, placed
 from offload.planning.plan import Plan, make_plan
 from offload.planning.request import PlanRequest
 from offload.planning.suggestions import Suggestion, suggestions
+from offload.settings.kv_formats import KV_FORMATS
 from offload.system.machine import cores, free_host_memory, free_memory
 
 from ..distributed.launch import ranks_to_start
@@ -51,17 +52,22 @@ def plan_request(
 ) -> PlanRequest:
     """Return the plan request of the settings, for a model's shape on some hardware.
 
-    `stored`: of a file whose weights stay quantised. Raises SettingsError for --quantize without bf16.
+    `stored`: of a file whose weights stay quantised. Raises SettingsError for --quantize without bf16, and formats that
+    the hardware has no kernel for.
     """
     check_experts(settings.placement, shape, hardware.shared and settings.placement.link_gb_s is None)
+    level, kv = settings.engine.quantize, settings.engine.kv
     if hardware.shared:
         refuse_unread_format(settings)
-    level = settings.engine.quantize
-    if level is not None and (settings.engine.dtype not in ("auto", "bfloat16") or hardware.dtype != "bf16"):
-        dtype = settings.engine.dtype if settings.engine.dtype != "auto" else hardware.dtype
-        raise SettingsError(
-            f"--quantize {level} needs bfloat16, and {hardware.name} computes in {dtype}", "leave --quantize out"
-        )
+    elif KV_FORMATS[kv].is_packed:
+        raise SettingsError(f"--kv {kv} is for a CPU, and {hardware.name} is none", "leave --kv out")
+    in_bf16 = settings.engine.dtype in ("auto", "bfloat16") and hardware.dtype == "bf16"
+    for option, value in {"--quantize": level, "--kv": kv if KV_FORMATS[kv].is_packed else None}.items():
+        if value is not None and not in_bf16:
+            dtype = settings.engine.dtype if settings.engine.dtype != "auto" else hardware.dtype
+            raise SettingsError(
+                f"{option} {value} needs bfloat16, and {hardware.name} computes in {dtype}", f"leave {option} out"
+            )
     return PlanRequest(
         model=settings.engine.model,
         shape=shape,
@@ -74,7 +80,7 @@ def plan_request(
         draft=draft,
         weight_bits=stored if level is None else rounded_bits(shape, level),
         quantize=level,
-        kv=settings.engine.kv,
+        kv=kv,
     )
 
 

@@ -20,6 +20,7 @@ from ...caches.streaming_llm import StreamingCache
 from ...events import Speculated
 from ...kernels import triton
 from ...memory.block_store import BlockStore
+from ...memory.packed_store import PackedStore
 from ...memory.plain_store import PlainStore
 from ...memory.quantized_store import QuantizedStore
 from ...parallel import ALONE, Group
@@ -81,7 +82,7 @@ def selected_cache(full: FullCache, settings: Speculation, middle: str | None = 
     chosen = MIDDLES[middle or middle_kind(settings)]
     kind = settings.retrieval_kv if chosen.scores else EXACT
     kind = kind if KV_FORMATS[kind].is_plain or _may_quantize(store) else EXACT
-    grain = max(store.grain, PAGE_GRAIN if is_paged else 1, KV_FORMATS[kind].run)
+    grain = max(store.grain, PAGE_GRAIN if is_paged else 1, KV_FORMATS[kind].grain)
     chunk = selected_chunk(settings, grain, store.span, full.capacity)
     selector = chosen.load()(settings.sink, chunk)
     if chosen.scores:
@@ -112,7 +113,7 @@ def may_have_alternative(full: FullCache) -> bool:
 
 def _selected_class(store: Store, kind: str = EXACT) -> type[SelectedCache]:
     """Return the class of the retrieval cache over a full cache's store: one without a copy, where a kernel can."""
-    if isinstance(store, BlockStore | QuantizedStore) and not store.span:  # not over tiers
+    if isinstance(store, BlockStore | PackedStore | QuantizedStore) and not store.span:  # not over tiers
         return TableCache
     if not KV_FORMATS[kind].is_plain:
         return QuantizedCopiedCache
