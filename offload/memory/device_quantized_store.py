@@ -80,9 +80,9 @@ class DeviceQuantizedStore(QuantizedMemory):
 
     def observe(self, layer: int, q: Tensor, start: int, lse: Tensor, received: Tensor) -> None:
         for at, some in runs_of_windows(start, len(q)):
-            end = start + some.stop
-            (keys,) = self.read_layers(range(layer, layer + 1), 0, end, at // WINDOW * WINDOW)[0]
-            observe_attention(q[some], keys, lse[some], received[:, :end])
+            window, end = at // WINDOW * WINDOW, start + some.stop
+            keys, _ = self.read_layers(range(layer, layer + 1), 0, end, window)
+            observe_attention(q[some], keys[0], lse[some], received[:, :end])
 
     def _attend_near(self, layer: int, result: GroupAccumulator, rows: slice, stop: int) -> None:
         """Add groups up to number `stop` that are in the device's memory: over tiers those of open pages."""
