@@ -185,7 +185,7 @@ class LevelStatistics:
 
     @property
     def accepted_of_drafted(self) -> float | None:
-        """The accepted share of all drafted tokens, as TriForce's tables give it; None if none was drafted.
+        """The accepted share of all drafted tokens; None if none was drafted.
 
         Tokens behind a rejected one count here, so it is below `acceptance`, the more so the longer the drafts.
         """

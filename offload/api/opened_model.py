@@ -11,6 +11,7 @@ from importlib.util import find_spec
 import torch
 
 from ..architecture.config import ModelShape
+from ..architecture.footprint import chunk_of
 from ..architecture.known_models import sibling_of
 from ..architecture.kv_formats import stored_bytes
 from ..architecture.parameters import WeightBits
@@ -56,9 +57,11 @@ from ..settings.method_sizes import (
     check_forgetting,
     check_trees,
     forgets,
+    has_middle,
     selected_format,
     uses_copy,
 )
+from ..settings.methods import APPROXIMATIONS
 from ..system.machine import free_memory
 from ..weight_offloading.expert_tier import ExpertTier
 from ..weight_offloading.layer_stream import WeightTier
@@ -182,6 +185,18 @@ class OpenModel:
             return self.kernel != "off"
         kinds = self.config.kv, selected_format(self.speculation)
         return all(KV_FORMATS[kind].is_plain for kind in kinds) and find_spec("triton") is not None
+
+    def selected_chunk(self, settings: Speculation, tokens: int, offloaded: bool) -> int | None:
+        """Return how many tokens are selected together in a sequence of up to `tokens`; None if nothing is selected.
+
+        `offloaded`: whether keys and values may lie outside of the device.
+        """
+        reads = settings.approximate is not None and "chunk" in APPROXIMATIONS[settings.approximate].reads
+        if not reads and not has_middle(settings, tokens):
+            return None
+        device = self.device.type
+        is_paged = offloaded and (device != "cpu" or self.kernel != "off")
+        return chunk_of(settings, tokens, device, is_paged, self._retrieves_in_place, self.config.kv)
 
     def check_fit(self, tokens: int, memory_limit: int | None = None) -> None:
         """Raise OutOfMemory if a sequence of `tokens` does not fit the device, or `memory_limit` bytes of it."""

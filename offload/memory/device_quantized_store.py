@@ -16,7 +16,7 @@ from ..architecture.kv_formats import GROUP, SINK, WINDOW
 from ..kernels.attention import Partial, attend, attend_masked, merge
 from ..kernels.kv_groups import dequantize_groups, dequantize_keys, quantize_groups
 from ..kernels.triton.group_accumulator import GroupAccumulator
-from .plain_store import PlainStore
+from .plain_store import PlainStore, observe_attention
 from .quantized_groups import GroupMemory, GroupTiers
 from .quantized_memory import QuantizedMemory
 from .quantized_store import runs_of_windows
@@ -77,6 +77,13 @@ class DeviceQuantizedStore(QuantizedMemory):
             self._attend_near(layer, result, rows, at // WINDOW * WINDOW // GROUP)
             runs.append(result.output(None if lse is None else lse[some]))
         return torch.cat(runs) if len(runs) > 1 else runs[0]
+
+    def observe(self, layer: int, q: Tensor, start: int, lse: Tensor, received: Tensor) -> None:
+        for at, some in runs_of_windows(start, len(q)):
+            window, end = at // WINDOW * WINDOW, start + some.stop
+            parts = [self._read(range(layer, layer + 1), 0, window)[0][0]] if window else []
+            parts.append(self._read_ring(window, end, slice(layer, layer + 1))[0][0])
+            observe_attention(q[some], torch.cat(parts, dim=1), lse[some], received[:, :end])
 
     def _attend_near(self, layer: int, result: GroupAccumulator, rows: slice, stop: int) -> None:
         """Add groups up to number `stop` that are in the device's memory: over tiers those of open pages."""

@@ -126,6 +126,12 @@ class QuantizedStore(QuantizedMemory):
             self._kernel.attend(self._near.calls.attention(self._near.layer(layer), q[part.rows], part.seen, **more))
         return out
 
+    def observe(self, layer: int, q: Tensor, start: int, lse: Tensor, received: Tensor) -> None:
+        for part in self._parts(layer, start, len(q), None):
+            more: dict[str, Any] = {"table": part.table, "groups": self._layers[layer]}
+            rows = q[part.rows], part.seen, lse[part.rows], received
+            self._kernel.observe(self._near.calls.observation(self._near.layer(layer), *rows, **more))
+
     def attend_table(
         self, layer: int, q: Tensor, table: Tensor, seen: int, tree: Tree | None = None, lse: Tensor | None = None
     ) -> Tensor:

@@ -18,6 +18,7 @@ from ..options.settings import Settings
 from ..output.terminal import Terminal
 from ..run.model_request import open_shared_model, stretch
 from ..run.parallel import check_sequences
+from ..run.placement_checks import warn_of_chunks
 from ..run.processor import processor
 from .axes import AXES, BATCH, CONTEXT, points
 from .benchmark import Benchmark, BenchRequest, note_grouped, plan_bench_tiers
@@ -134,6 +135,7 @@ def open_bench(asked: BenchRequest, terminal: Terminal, quiet: bool) -> OpenBenc
     benchmark = Benchmark(settings, model, longest, settings.sampling(own), every, None)
     if not request.dry_run:
         benchmark = replace(benchmark, tiers=plan_bench_tiers(benchmark, terminal))
+    warn_of_chunks(model, settings, distinct, len(longest) + new_tokens, benchmark.tiers is not None, terminal)
     opened = [Point(values, each, each.sampling(own), row) for values, each, row in methods]
     cells, base = _cells(asked, len(prompts), opened)
     places = dict.fromkeys((cell.prompt, cell.context, cell.batch) for cell in cells)

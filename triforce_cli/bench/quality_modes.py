@@ -17,6 +17,7 @@ from ..options.command_request import Request
 from ..options.settings import Settings
 from ..output.terminal import Terminal
 from ..run.model_request import open_shared_model, stretch
+from ..run.placement_checks import warn_of_chunks
 from ..run.plan import plan_tiers
 from .benchmark import note_grouped
 from .modes import EXACT, MODES, is_dense, recomputes, settings_of
@@ -113,6 +114,8 @@ def open_quality_run(asked: QualityRequest, terminal: Terminal, quiet: bool) -> 
         opened = {name: _with_tiers(mode, len(ids) + new, terminal) for name, mode in opened.items()}
     run = QualityRun(tuple(opened.values()), ids, _needles(asked, ids, model), asked.last, left_out)
     note_grouped(asked.context, terminal)
+    selecting = [mode.speculation for mode in run.modes if mode.speculation.approximate is not None]
+    warn_of_chunks(model, asked.request.settings, selecting, run.length, False, terminal)
     return run
 
 

@@ -42,7 +42,7 @@ def refuse_inexact(settings: Settings, params: Mapping[str, Any]) -> None:
             f"--verify compares with exact decoding, and {mode} changes the answer",
             "leave one of the two out",
         )
-    if len(modes) > 1:
+    if len(modes) > 1 and not forgets(settings.speculation):
         raise SettingsError(f"{mode} cannot be used together", "leave one of the two out")
     if params["dry_run"] and settings.speculation.approximate is not None:
         raise SettingsError(f"--dry-run plans exact decoding, not {mode}", "leave one of the two out")

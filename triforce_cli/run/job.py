@@ -19,6 +19,7 @@ from ..output.terminal import Terminal
 from .long_prompts import Notices, fit_prompt
 from .model_request import ModelRequest, open_request
 from .parallel import check_parallel
+from .placement_checks import warn_of_chunks
 from .plan import plan_run, plan_tiers
 from .prompt_cache import LABEL, memory_limit, open_prompt_cache
 from .text_generator import TextGenerator
@@ -53,6 +54,8 @@ class Job:
         is_dry = opened.request.dry_run
         self._tiers = None if is_dry else plan_tiers(opened.model, opened.settings, stored, terminal)
         self.is_offloaded = self._tiers is not None
+        settings = opened.settings
+        warn_of_chunks(opened.model, settings, [settings.speculation], longest, self.is_offloaded, terminal)
 
     def parallel(self, wanted: int | str, sequences: int | None = None) -> int:
         """Return how many sequences run together, of so many. Raises as `check_parallel`.

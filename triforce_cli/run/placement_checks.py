@@ -1,21 +1,24 @@
-"""Whether this machine and this model have the tiers that the settings ask for."""
+"""Whether this machine and this model have the tiers, and the sizes, that the settings ask for."""
 
 from __future__ import annotations
 
 import shutil
 import warnings
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from offload.architecture.dims import Dimensions
 from offload.errors import Degraded, SettingsError
-from offload.settings.config import Placement
+from offload.settings.config import Placement, Speculation
 from offload.settings.kv_formats import KV_FORMATS
+from offload.settings.method_sizes import MOST_CHUNKS
 from offload.system.machine import file_system
 from offload.system.scratch_file import ScratchFile
 
 from ..options.lossy_modes import dividing_flags, expert_flags
 from ..options.settings import Settings
+from ..output.terminal import Terminal
 
 if TYPE_CHECKING:
     from offload.api.opened_model import OpenModel
@@ -37,6 +40,23 @@ def check_tiers(model: OpenModel, placement: Placement) -> None:
             f"{flag} divides KV between a device and the host, and this device is the CPU",
             "leave it out: a CPU attends to its memory where it is; or simulate a link, such as --link 25",
         )
+
+
+def warn_of_chunks(
+    model: OpenModel,
+    settings: Settings,
+    methods: Iterable[Speculation],
+    tokens: int,
+    offloaded: bool,
+    terminal: Terminal,
+) -> None:
+    """Warn of a size of chunks that was asked for, and that sequences of up to `tokens` do not have."""
+    if "chunk" not in settings.values:
+        return
+    for asked, used in dict.fromkeys((each.chunk, model.selected_chunk(each, tokens, offloaded)) for each in methods):
+        if used is not None and used != asked:
+            why = f"whole blocks of the cache are selected here, and no more than {MOST_CHUNKS:,} chunks"
+            terminal.warn(f"--chunk {asked} runs as {used}: {why}")
 
 
 def check_experts(placement: Placement, shape: Dimensions, has_one_memory: bool) -> None:

@@ -20,7 +20,7 @@ from triforce_cli.options.settings import option_names, resolve
 
 TEXT = "the cat and the dog and the cat and the dog and " * 12
 SMALL = ("--quality", "--context", "160", "--last", "12", "--new", "8", "--needles", "2")
-SMALL += ("--budget", "48", "--sink", "4", "--window", "16", "--chunk", "8")
+SMALL += ("--budget", "48", "--sink", "4", "--window", "16")
 
 
 def found_of(triforce_here, *args, text=TEXT):
