@@ -48,7 +48,7 @@ def test_what_a_store_allocates_is_what_is_counted(kind, chunk):
             cache.attend(layer, *projected(ids, layer, torch.bfloat16))
         cache.commit()
     counted = estimate(shape, tokens, request().speculation, device="cpu", itemsize=2, prefill_chunk=chunk, kv=kind).kv
-    allocated = store.groups.memory.nbytes + store._ring.store._blocks.nbytes
+    allocated = store.groups.memory.nbytes + store.ring.store._blocks.nbytes
     assert 0.75 * counted <= allocated <= counted
 
 
