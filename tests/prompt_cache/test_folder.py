@@ -8,7 +8,7 @@ import time
 import pytest
 
 from offload.errors import Degraded
-from offload.parallel.group import Alone
+from offload.parallel.shard import Alone
 from offload.prompt_cache import writer
 from offload.prompt_cache.block import write_block
 from offload.prompt_cache.entries import entries
