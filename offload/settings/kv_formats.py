@@ -82,5 +82,7 @@ KV_FORMATS = {
         _quantized("fp8", 8, 0.34, is_float=True),
     )
 }
+# bf16 in 12 bits without loss: an exponent for each channel of the keys, two of the values, and 30 numbers apart.
+PACKED_KV = KVFormat("packed", 12, 128, 3, reserve=128, align=64, is_exact=True)
 LOSSY_KV = tuple(each.name for each in KV_FORMATS.values() if not each.is_exact)
 ENCODED_KV = tuple(each.name for each in KV_FORMATS.values() if not each.is_plain)

@@ -27,6 +27,7 @@ struct NAME(work) { /* scratch memory of one thread */
     float partial[ROW_GROUP * (MAX_HEAD_DIM + 2)];
     float folded[ROW_GROUP * (MAX_HEAD_DIM + 2)];
     struct NAME(dequantized) dequantized;
+    char *unpacked; /* room for the blocks of a piece that are packed, for AMX */
 #if HAS_TILES
     struct scales scales;
     struct byte_work bytes;
@@ -276,6 +277,8 @@ NOINLINE static void NAME(quantized_span)(const struct attention *a, struct NAME
         NAME(add_to_row)(p.out + r * dim, q->sums[r], dim);
 }
 
+#include "packed_span.h"
+
 #include "tree.h"
 
 /*
@@ -296,14 +299,25 @@ TARGET static void NAME(piece)(const struct attention *a, struct NAME(work) *w, 
         int length = shared - at < SPAN ? (int)(shared - at) : SPAN, blocks = (length + BLOCK - 1) / BLOCK;
         const char *keys[SPAN / BLOCK], *values[SPAN / BLOCK], *next_keys[SPAN / BLOCK], *next_values[SPAN / BLOCK];
         const char *group = NAME(group_of)(a, head, at / BLOCK);
-        if (group) {
+        struct NAME(packed_span) s = NAME(packed_at)(a, head, at / BLOCK);
+        if (group && !s.run) {
             NAME(quantized_span)(a, w, group, rows, at, p);
+            continue;
+        }
+        if (length == SPAN && s.run && NAME(is_whole_span)(s, NAME(packed_at)(a, head, at / BLOCK + 1))) {
+            struct NAME(packed_span) next = NAME(packed_at)(a, head, (at + SPAN < shared ? at + SPAN : at) / BLOCK);
+            NAME(add_packed_span)(a, w, s, next.run ? next : s, rows, at, p);
             continue;
         }
         for (int j = 0; j < blocks; j++) {
             int64_t next = at + SPAN + j * BLOCK < shared ? at + SPAN : at;
             keys[j] = NAME(block)(a, head, at / BLOCK + j);
             values[j] = keys[j] + half;
+            if (NAME(packed_at)(a, head, at / BLOCK + j).run) {
+                char *to = w->dequantized.keys + j * half;
+                NAME(unpack_blocks)(a, w, head, at / BLOCK + j, 0, to, to + 2 * half);
+                keys[j] = to, values[j] = to + 2 * half;
+            }
             next_keys[j] = NAME(block)(a, head, next / BLOCK + j);
             next_values[j] = next_keys[j] + half;
             if ((j + 1) * BLOCK > length)

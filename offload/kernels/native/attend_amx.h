@@ -138,12 +138,29 @@ INLINE int plain_end(const struct piece_blocks *found, int block, int blocks) {
     return block;
 }
 
+/* Unpack the packed blocks of a piece, and point to those instead. */
+TARGET static void unpack_piece(const struct attention *a, struct NAME(work) *w, int head, int64_t start, int64_t end,
+                                struct piece_blocks *found) {
+    const int64_t half = (int64_t)2 * BLOCK * a->head_dim;
+    const int blocks = (int)((end - start + BLOCK - 1) / BLOCK);
+    char *keys = w->unpacked, *values = keys + PIECE / BLOCK * half;
+    for (int j = 0, done; j < blocks; j += done) {
+        done = 1;
+        if (!NAME(packed_at)(a, head, start / BLOCK + j).run)
+            continue;
+        done = NAME(unpack_blocks)(a, w, head, start / BLOCK + j, blocks - j - 1, keys + j * half, values + j * half);
+        for (int k = j; k < j + done; k++)
+            found->keys[k] = keys + k * half, found->values[k] = values + k * half;
+    }
+}
+
 INLINE void find_blocks(const struct attention *a, struct NAME(work) *w, int head, int64_t start, int64_t end,
                         int64_t ahead, struct piece_blocks *found) {
     int64_t half = (int64_t)2 * BLOCK * a->head_dim;
     found->quantized = found->plain = 0;
     for (int64_t at = start; at < end; at += SPAN) {
-        const char *group = found->groups[(at - start) / SPAN] = NAME(group_of)(a, head, at / BLOCK);
+        int packed = NAME(packed_at)(a, head, at / BLOCK).run != NULL;
+        const char *group = found->groups[(at - start) / SPAN] = packed ? NULL : NAME(group_of)(a, head, at / BLOCK);
         found->quantized |= group != NULL;
         found->plain |= group == NULL;
     }
@@ -152,8 +169,12 @@ INLINE void find_blocks(const struct attention *a, struct NAME(work) *w, int hea
         found->keys[j] = NAME(block)(a, head, at / BLOCK);
         found->values[j] = found->next_values[j] = found->keys[j] + half;
         found->next_keys[j] = NAME(block)(a, head, next / BLOCK);
-        if (at + BLOCK > end)
-            found->values[j] = NAME(pad_tail)(a, w, found->values[j], end - at);
+    }
+    if (a->quantized && is_packed(a->kv_format))
+        unpack_piece(a, w, head, start, end, found);
+    for (int64_t at = end / BLOCK * BLOCK; at < end && at >= start; at += BLOCK) {
+        const char **values = found->values + (at - start) / BLOCK;
+        *values = NAME(pad_tail)(a, w, *values, end - at);
     }
 }
 
@@ -350,7 +371,7 @@ TARGET static void score_keys_by_tiles(const struct attention *a, struct NAME(wo
     const char *keys[OBSERVED_KEYS / BLOCK];
     int blocks = (int)((end - start + BLOCK - 1) / BLOCK);
     for (int j = 0; j < blocks; j++)
-        keys[j] = NAME(block)(a, head, start / BLOCK + j);
+        keys[j] = NAME(readable_keys)(a, w, head, start / BLOCK + j, w->unpacked + 2 * j * BLOCK * a->head_dim);
     struct tile_product scores = score_product(a, w, row, keys, NULL, w->tiles.scores, SCORE_STRIDE);
     run_tile_product(&scores, rows, blocks);
     TILE_RELEASE();

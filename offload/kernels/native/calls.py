@@ -143,7 +143,8 @@ class BlockCalls:
                 ancestors' and its own, and its result has the bits of that chain. `seen` is what a token without parent
                 sees. None for a chain.
             window: keys that a token sees at most, the last ones; 0 for all. Those before them are finite numbers.
-            groups: quantised keys and values, whose blocks are the table's entries below zero: ~b is block b.
+            groups: quantised or packed keys and values, whose blocks are the table's entries below zero: ~b is block
+                b. Packed ones may stand anywhere before the tokens in flight, and are bf16.
         """
         dtype, tokens = kv.dtype, len(q)
         self._check_kv(kv, table)
@@ -151,6 +152,7 @@ class BlockCalls:
         self._check_keys(seen, tokens, causal, table, parents)
         if groups is not None:
             require(table is not None and not window, "quantised groups are read by a table, and have no window")
+            require(dtype == torch.bfloat16 or not groups.is_packed, "packed keys and values are bf16")
             check_groups(groups, self._kv_heads, self._head_dim)
         require(window >= 0, "a window is a number of keys")
         if out is not None:

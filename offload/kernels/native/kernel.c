@@ -78,6 +78,8 @@ static inline uint16_t narrow(float x) { /* to nearest, ties to even */
 
 #include "store.h"
 
+#include "packed_kv.h"
+
 #include "kv_groups.h"
 
 #include "pack.h"
@@ -138,7 +140,7 @@ int64_t triforce_layout(void) {
                              sizeof(struct pack),      sizeof(struct rounding),  sizeof(struct quantize),
                              sizeof(struct copy),      sizeof(struct call),   sizeof(struct layer_calls),
                              sizeof(struct sequence),  sizeof(struct pass),   sizeof(struct observation),
-                             sizeof(struct key_scores), sizeof(struct delta)};
+                             sizeof(struct key_scores), sizeof(struct delta),  sizeof(struct packing)};
     uint64_t number = LAYOUT; /* it wraps */
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
         number = number * 257 + sizes[i];
@@ -198,6 +200,8 @@ int triforce_copy(const struct copy *c) { return memcpy(c->to, c->from, c->rows 
 int triforce_quantize(const struct level *level, const struct quantize *q) {
     return run_rows(q->keys ? quantize_groups : level->quantize, q, q->count);
 }
+
+int triforce_pack_runs(const struct packing *p) { return run_rows(pack_runs, p, p->count); }
 
 int triforce_append(const struct append *a) { return run_rows(append_tokens, a, a->tokens); }
 

@@ -21,6 +21,7 @@ from .library import (
     KernelUnavailable,
     Merge,
     Observation,
+    Packing,
     Pass,
     Quantize,
     Rounding,
@@ -65,7 +66,7 @@ class Kernel:
         self._norm, self._gate = library.triforce_norm, library.triforce_gate
         self._round = library.triforce_round
         self._copy, self._run = library.triforce_copy, library.triforce_run
-        self._quantize = library.triforce_quantize
+        self._quantize, self._pack_runs = library.triforce_quantize, library.triforce_pack_runs
         self._pick = library.triforce_pick
         self._limit_torch, self._parked = library.triforce_limit_torch, library.triforce_parked
 
@@ -163,6 +164,11 @@ class Kernel:
     def quantize(self, call: Quantize) -> None:
         """Quantise groups of keys and values, or dequantise them if the call has room for those."""
         self._quantize(self._handle, ctypes.byref(call))
+
+    def pack_runs(self, call: Packing) -> None:
+        """Pack runs of keys and values without loss, or unpack them to blocks if the call has no room for `fits`."""
+        require(recorder.recording is None, "packing cannot be recorded")
+        self._pack_runs(ctypes.byref(call))
 
     def unpack(self, weight: Tensor, format: Format, ids: Tensor, y: Tensor) -> Tensor:
         """Write rows `ids` `[rows]` of a packed quantised weight to `y` `[rows, in]`, bf16 or fp32, and return it."""

@@ -8,7 +8,12 @@ static inline int64_t group_header(int dim) { return 4 * dim + 4 * SPAN; }
 /* Bytes of a number of lines. */
 static inline int64_t line_bytes(const struct format *f, int64_t lines) { return f->bits == 4 ? 32 * lines : 64 * lines; }
 
-static inline int64_t kv_group_bytes(const struct format *f, int dim) { return group_header(dim) + line_bytes(f, dim); }
+static inline int64_t kv_group_bytes(const struct format *f, int dim) {
+    return is_packed(f) ? run_bytes(dim) : group_header(dim) + line_bytes(f, dim);
+}
+
+/* Blocks of a group, or of a packed run. */
+static inline int kv_group_blocks(const struct format *f) { return (is_packed(f) ? RUN : SPAN) / BLOCK; }
 
 static inline const char *key_codes(const char *group, int dim) { return group + group_header(dim); }
 

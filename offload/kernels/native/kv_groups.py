@@ -12,14 +12,21 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from ...settings.kv_formats import KV_FORMATS
+from ...settings.kv_formats import KV_FORMATS, PACKED_KV
 from .checks import FLOATS, check, check_head_dim, require
-from .library import BLOCK, FLOAT8, LEVEL_COUNT, SPAN, Format, Quantize
+from .library import BLOCK, FLOAT8, LEVEL_COUNT, PACKED, PLANE, SPAN, Format, Quantize
+
+_PACKED = {"packed": PACKED, "plane": PLANE}
 
 
 @cache
 def kv_format(name: str) -> Format:
-    """Return a format of keys and values as the kernel takes it, by its name in the table of formats."""
+    """Return a format of keys and values as the kernel takes it, by its name in the table of formats.
+
+    "packed" is that of keys and values in 12 bits without loss, "plane" that of their plane of 8 bits alone.
+    """
+    if name in _PACKED:
+        return Format(_PACKED[name])
     row = KV_FORMATS[name]
     levels = 2**-9 * (torch.arange(LEVEL_COUNT) % 8) if row.is_float else torch.arange(LEVEL_COUNT) % 16 - 8
     result = Format(FLOAT8 if row.is_float else row.bits, 0, 0, 0, -8 if row.bits == 4 else 0)
@@ -29,16 +36,30 @@ def kv_format(name: str) -> Format:
 
 @dataclass(frozen=True)
 class Groups:
-    """A layer's quantised groups `[kv_heads, groups, bytes]`, uint8, contiguous."""
+    """A layer's quantised groups, or packed runs: `[kv_heads, groups, bytes]`, uint8, contiguous."""
 
     memory: Tensor
     format: Format
 
+    @property
+    def is_packed(self) -> bool:
+        """Whether these are runs of bf16 keys and values, packed without loss."""
+        return self.format.bits in (PACKED, PLANE)
+
+
+def check_packed_dim(head_dim: int) -> None:
+    """Raise InvalidCall if keys and values of so many dimensions cannot be packed."""
+    require(head_dim % 32 == 0, f"only heads of a multiple of 32 dimensions can be packed, not of {head_dim}")
+
 
 def check_groups(groups: Groups, kv_heads: int, head_dim: int) -> None:
-    """Raise InvalidCall if these are not quantised groups of that many heads or more, of that dimension."""
-    size = 4 * (head_dim + SPAN) + head_dim * SPAN * 2 * min(groups.format.bits, 8) // 8
+    """Raise InvalidCall if these are not groups or runs of that many heads or more, of that dimension."""
     check_head_dim(head_dim)
+    if groups.is_packed:
+        check_packed_dim(head_dim)
+        size = PACKED_KV.run_bytes(head_dim)
+    else:
+        size = 4 * (head_dim + SPAN) + head_dim * SPAN * 2 * min(groups.format.bits, 8) // 8
     memory = groups.memory
     require(memory.dim() == 3 and len(memory) >= kv_heads, "there are no groups of some heads")
     check("groups", memory, (*memory.shape[:2], size), torch.uint8)
@@ -69,6 +90,7 @@ def dequantize_call(groups: Groups, items: Tensor, keys: Tensor, values: Tensor)
 
 def _call(groups: Groups, items: Tensor, head_dim: int, dtype: torch.dtype, **own: int) -> Quantize:
     check("items", items, (len(items), 3), torch.int32)
+    require(not groups.is_packed, "packed runs are no quantised groups")
     check_groups(groups, 1, head_dim)
     return Quantize(
         quantized=groups.memory.data_ptr(),

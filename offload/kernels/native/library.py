@@ -9,7 +9,7 @@ from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 LEVELS = ("amx", "avx512", "avx2", "portable")  # the best first
-LAYOUT = 20  # as in types.h
+LAYOUT = 21  # as in types.h
 BLOCK = 16  # tokens of a block, outputs of a panel
 SPAN = 32  # tokens of a group of quantised keys and values
 PIECE = 512  # tokens of a partial result
@@ -86,7 +86,7 @@ class Product(ctypes.Structure):
 
 
 LEVEL_COUNT = 64  # entries of a format's table of levels
-FLOAT8 = 9  # in place of the bits of a code, as in types.h
+FLOAT8, PACKED, PLANE = 9, 12, 13  # in place of the bits of a code, as in types.h
 NESTED_GROUPS = 8  # groups of a block whose scales share an outer factor
 
 
@@ -127,6 +127,16 @@ class Quantize(ctypes.Structure):
         *((name, c_int64) for name in ("head_stride", "quantized_stride", "count")),
         *((name, c_int32) for name in ("head_dim", "wide")),
         ("format", c_void_p),
+    )
+
+
+class Packing(ctypes.Structure):
+    """`struct packing` of types.h."""
+
+    _fields_ = (
+        *((name, c_void_p) for name in ("kv", "packed", "runs", "fits")),
+        *((name, c_int64) for name in ("head_stride", "packed_stride", "count")),
+        *((name, c_int32) for name in ("head_dim", "plane")),
     )
 
 
@@ -261,6 +271,7 @@ def open_library(path: Path | None = None) -> ctypes.CDLL:
     library.triforce_copy.argtypes = (ctypes.POINTER(Copy),)
     library.triforce_pack.argtypes = (ctypes.POINTER(Pack),)
     library.triforce_unpack.argtypes = (ctypes.POINTER(Unpack),)
+    library.triforce_pack_runs.argtypes = (ctypes.POINTER(Packing),)
     library.triforce_pick.argtypes = (c_void_p, c_int64, c_uint64, c_int64)
     library.triforce_pick.restype = c_int64
     library.triforce_limit_torch.argtypes, library.triforce_limit_torch.restype = (ctypes.c_int,), None
@@ -271,7 +282,7 @@ def _check_layout(library: ctypes.CDLL) -> None:
     """Raise KernelUnavailable for a library built from other sources, which would read the structs wrongly."""
     expected = LAYOUT
     every = (Attention, Append, Product, Rows, Merge, Format, Unpack, Pack, Rounding, Quantize)
-    for structure in (*every, Copy, Call, LayerCalls, Sequence, Pass, Observation, KeyScores, Delta):
+    for structure in (*every, Copy, Call, LayerCalls, Sequence, Pass, Observation, KeyScores, Delta, Packing):
         expected = expected * 257 + ctypes.sizeof(structure)
     function = getattr(library, "triforce_layout", None)
     if function is not None:

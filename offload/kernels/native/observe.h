@@ -48,8 +48,8 @@ TARGET static void NAME(observe_group)(const struct observation *o, struct NAME(
         int blocks = (int)((next - at + BLOCK - 1) / BLOCK);
         const char *group = NAME(group_of)(a, g.head, at / BLOCK);
         for (int j = 0; j < blocks; j++)
-            keys[j] = NAME(block)(a, g.head, at / BLOCK + j);
-        if (group)
+            keys[j] = NAME(readable_keys)(a, w, g.head, at / BLOCK + j, w->dequantized.keys + 2 * j * BLOCK * a->head_dim);
+        if (group && !is_packed(a->kv_format))
             NAME(score_group)(a, w, group, g.rows);
         else
             NAME(score)(a, w->queries, keys, keys, blocks, g.rows, a->wide, w->scores, SPAN);
@@ -106,6 +106,7 @@ TARGET static int NAME(observe)(const struct observation *o) { return NAME(obser
 
 #if HAS_TILES
 TARGET static int observe_amx(const struct observation *o) {
-    return NAME(observe_either)(o, !o->attention.wide && !o->attention.quantized);
+    const struct attention *a = &o->attention;
+    return NAME(observe_either)(o, !a->wide && (!a->quantized || is_packed(a->kv_format)));
 }
 #endif

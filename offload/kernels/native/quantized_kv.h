@@ -97,13 +97,13 @@ NOINLINE static void NAME(unpack_values)(const struct attention *a, const char *
 }
 #undef UNPACK
 
-/* Return the quantised group that begins at a block of the order of reading, or NULL for blocks as they are. */
+/* Return the quantised group, or the packed run, of a block of the order of reading; NULL for blocks as they are. */
 INLINE const char *NAME(group_of)(const struct attention *a, int head, int64_t index) {
     if (!a->quantized)
         return NULL;
     int64_t entry = a->table[head * a->table_stride + index];
-    return entry < 0 ? a->quantized + head * a->quantized_stride + ~entry / 2 * kv_group_bytes(a->kv_format, a->head_dim)
-                     : NULL;
+    int64_t group = ~entry / kv_group_blocks(a->kv_format), bytes = kv_group_bytes(a->kv_format, a->head_dim);
+    return entry < 0 ? a->quantized + head * a->quantized_stride + group * bytes : NULL;
 }
 
 /* Multiply rows of queries, as the tiles read them, by the scales of a group's keys, and sum them with the middles. */

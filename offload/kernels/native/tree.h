@@ -17,19 +17,20 @@ INLINE int64_t NAME(shared_end)(const struct attention *a, int64_t start, int64_
 
 /* Return this thread's scratch memory, or NULL. */
 INLINE struct NAME(work) *NAME(own_work)(const struct attention *a) {
-    struct NAME(work) *w;
-    if (!a->parents)
-        return scratch(&own_memory, sizeof *w);
-    int64_t base = NAME(tree_base)(a), keys = (a->seen - 1 - base + a->nodes + BLOCK - 1) / BLOCK * BLOCK;
+    int64_t base = NAME(tree_base)(a), before = a->parents ? a->seen - 1 - base : 0;
+    int64_t keys = a->parents ? (before + a->nodes + BLOCK - 1) / BLOCK * BLOCK : 0;
     int64_t most = keys < PIECE ? keys : PIECE; /* that one piece copies */
-    w = scratch(&own_memory, sizeof *w + 4 * (ROW_GROUP * keys + keys + most + most * a->head_dim));
+    int64_t unpacked = HAS_TILES && a->quantized && is_packed(a->kv_format) ? (int64_t)4 * PIECE * a->head_dim : 0;
+    struct NAME(work) *w;
+    w = scratch(&own_memory, sizeof *w + unpacked + 4 * (ROW_GROUP * keys + keys + most + most * a->head_dim));
     if (!w)
         return w;
-    float *scores = (float *)(w + 1);
+    w->unpacked = (char *)(w + 1);
+    float *scores = (float *)(w->unpacked + unpacked);
     int32_t *path = (int32_t *)(scores + ROW_GROUP * keys);
     w->tree = (struct NAME(tree)){.base = base, .scores = scores, .stride = keys, .path = path, .copied = path + keys,
                                   .values = (char *)(path + keys + most)};
-    for (int64_t i = 0; i < a->seen - 1 - base; i++)
+    for (int64_t i = 0; i < before; i++)
         path[i] = i;
     return w;
 }

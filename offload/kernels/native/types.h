@@ -14,7 +14,7 @@
  * shift and a mask. Weights are stored in panels of 16 outputs, in the layout of the keys.
  */
 enum {
-    LAYOUT = 20,     /* raise it with any change that Python sees */
+    LAYOUT = 21,     /* raise it with any change that Python sees */
     BLOCK = 16,      /* tokens of a block, outputs of a panel */
     SPAN = 32,       /* tokens whose scores are weighed together, and of a group of quantised ones */
     OBSERVED_KEYS = 128, /* keys whose received attention one thread sums at once */
@@ -25,6 +25,11 @@ enum {
     MOST_JOINT = 64, /* attentions of a pass that are divided among the threads together */
     GROUP_INPUTS = 32,  /* of quantised weights: inputs whose codes lie together */
     NESTED_GROUPS = 8,  /* groups of a block whose scales share an outer factor */
+    RUN = 128,          /* tokens of a KV head that are packed together */
+    RUN_SPANS = RUN / SPAN,
+    PATCHES = 30,       /* most values of a run that are stored apart */
+    PACKED = 12,        /* in place of the bits of a code: keys and values are packed without loss */
+    PLANE = 13,         /* the same, of which only plane A is read */
     FLOAT8 = 9,         /* in place of the bits of a code: it is an e4m3 number (arXiv 2209.05433) without infinities */
     MOST_PARTIALS = 1 << 26, /* bytes of partial results up to which the keys are split in prefill */
 };
@@ -64,7 +69,7 @@ struct attention {
     /*
      * NULL, or the first head's first quantised group of keys and values. A table must be given: its entry ~b, below
      * zero, is block b of them. Both blocks of a group follow each other, at a multiple of SPAN of the order of reading,
-     * and all rows see them.
+     * and all rows see them. Where they are packed instead of quantised, blocks may be anywhere, and be seen in part.
      */
     const char *quantized;
     int64_t quantized_stride; /* bytes between the groups of consecutive heads */
@@ -142,7 +147,7 @@ struct append {
  * the minima, [16] fp32 each, and the groups are their codes alone.
  */
 struct format {
-    int32_t bits; /* 4, 5, 6, 8 or FLOAT8 */
+    int32_t bits; /* 4, 5, 6, 8 or FLOAT8; of keys and values PACKED or PLANE too, and nothing else is read then */
     int32_t nested, has_minimum;
     int32_t wide;        /* 0, or the groups that share an fp32 scale and minimum: 1, 2 or 4 */
     int32_t base;        /* at most 0: levels are code + base; 1: they are not evenly spaced */
@@ -168,6 +173,33 @@ struct quantize {
     int64_t head_stride, quantized_stride, count;
     int32_t head_dim, wide; /* of blocks and of `keys` and `values` */
     const struct format *format;
+};
+
+/*
+ * Keys and values in bf16 are packed without loss in runs of RUN tokens of one KV head. 16 exponents, from an even one on,
+ * are those of most values of a channel: an exponent becomes a code of 4 bits. The few other values, infinities and NaN
+ * are patches. A run that would have more than PATCHES of them is not packed. Heads have a multiple of 32 dimensions.
+ * A run is, padded with zeros to a multiple of 64 before plane A,
+ *
+ *     bases    [head_dim] bytes of keys, and of values [head_dim / 32][64] as the bytes of their lines: half the exponent
+ *     patches  [RUN_SPANS][2] bytes: where the patches of a span's keys, and values, end; and [PATCHES] patches: the index
+ *              among the elements of the span's two blocks of keys, or values, and the bf16; two bytes each
+ *     plane A  [RUN_SPANS] spans: key lines [head_dim / 2][64], value lines [head_dim / 32][16][64]
+ *     plane B  the same lines of half the bytes: of two lines, the first has the low digits
+ *
+ * A byte of plane A is the sign, the code's lowest bit, the 3 high bits of the mantissa, and the code's 3 high bits. Those
+ * of plane B are the 4 low bits of the mantissa. A line has a row of 32 bf16 of each of two columns: those are the two
+ * blocks, for keys, or 16 dimensions each, for values, which have a line for each pair of tokens. Within a column the
+ * words are those 0 to 7, 16 to 23, 8 to 15, and 24 to 31: interleaved with others in lanes of 16 bytes, they are in order.
+ */
+struct packing {
+    char *kv;            /* the first head's first block, bf16 */
+    char *packed;        /* the first head's first run */
+    const int32_t *runs; /* [count][2 + RUN / BLOCK]: KV head, number of the run, numbers of its blocks */
+    uint8_t *fits;       /* [count], set to 1 for runs that have been packed; NULL: runs are unpacked to the blocks */
+    int64_t head_stride, packed_stride, count; /* bytes between heads */
+    int32_t head_dim;
+    int32_t plane;       /* 1: unpack what plane A alone has, with half a step added */
 };
 
 /* Store the codes of a matrix in panels. */
