@@ -20,10 +20,11 @@ from ..distributed.rank import broadcast
 from ..output.format import rounded
 from ..output.progress import ProgressDisplay
 from ..output.terminal import Terminal
+from ..run.processor import OtherLoad
 from ..run.prompt_cache import open_prompt_cache
 from .benchmark import Benchmark, BenchRequest
 from .cells import TYPE, Cell, PointsFile, Record, by_identity, identity
-from .conditions import OtherLoad, versioned
+from .conditions import versioned
 from .measurement import Measurement
 from .opened import OpenBench, open_bench
 from .report import GRID

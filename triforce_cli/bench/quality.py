@@ -31,7 +31,8 @@ from offload.speculation.passes.runner import Runner
 
 from ..output.progress import ProgressDisplay, RunFacts
 from ..output.terminal import Terminal
-from .conditions import OtherLoad, mean_load, provenance
+from ..run.processor import OtherLoad
+from .conditions import mean_load, provenance
 from .modes import EXACT
 from .quality_modes import OpenMode, QualityRun
 from .report import QUALITY, Report

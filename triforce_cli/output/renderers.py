@@ -16,6 +16,8 @@ from .stdout_formats import JsonOutput, Output, PartOutput, TextOutput
 from .terminal import Terminal
 from .turns import Part, Perform, Section, at_once
 
+_PART_LINES = 10  # of statistics in a log, for all parts of a document
+
 
 class Renderer(Protocol):
     """The output of a command. Called in this order: loading, start, event..., finish or interrupt; close always.
@@ -58,17 +60,17 @@ class StreamRenderer:
         quiet: bool = False,
         verbose: bool = False,
         display: ProgressDisplay | None = None,
-        label: str = "",
         perform: Perform = at_once,
+        part: Part | None = None,
     ) -> None:
-        """`label` names the part of a document that is rendered, on the `display` of the whole.
+        """`part` is the part of a document that is rendered, on the `display` of the whole.
 
         `perform` is called with all that writes to the streams: now, or in its turn among other sequences' output.
         """
         self._terminal = terminal
         self._output = output
         self._quiet, self._verbose = quiet, verbose
-        self._label = f"{label}: " if label else ""
+        self._part = part
         self._display = display or ProgressDisplay(terminal, shown=not quiet)
         self._perform = perform
         self._meter = Meter(0)  # until `start` gives the generation's
@@ -87,7 +89,7 @@ class StreamRenderer:
     def for_part(self, part: Part, perform: Perform | None = None) -> StreamRenderer:
         """Return the renderer of notes on a part, from which the next answer is made."""
         output = PartOutput(part, isinstance(self._output, JsonOutput))
-        more = self._display, part.label, perform or self._perform
+        more = self._display, perform or self._perform, part
         return StreamRenderer(self._terminal, output, self._quiet, self._verbose, *more)
 
     def for_batch(self) -> BatchDisplay:
@@ -144,12 +146,24 @@ class StreamRenderer:
             self._terminal.end_line()
         else:
             self._terminal.end_text()
-        if not self._quiet:
-            self._terminal.note(self._label + statistics_line(summary))
+        if not self._quiet and self._reports(summary):
+            label = "" if self._part is None else f"{self._part.label}: "
+            self._terminal.note(label + statistics_line(summary))
             for line in detail_lines(summary) if self._verbose else ():
                 self._terminal.note(line, INDENT)
             if summary.verify is not None and summary.verify["lossless"]:  # otherwise an error is raised with it
                 self._terminal.note(verification_line(summary.verify))
+
+    def _reports(self, summary: Summary) -> bool:
+        """Return whether the statistics are printed: of parts, which may be many, of one in each tenth of them.
+
+        Where progress is drawn, its line has said how far the parts are.
+        """
+        part = self._part
+        if part is None or self._verbose or summary.finish_reason == "interrupted":
+            return True
+        ends_tenth = (_PART_LINES * part.number) // part.parts > (_PART_LINES * (part.number - 1)) // part.parts
+        return ends_tenth and not self._terminal.shows_progress
 
     def interrupt(self, summary: Summary) -> None:
         self._perform(self._interrupted)

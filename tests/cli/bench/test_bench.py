@@ -19,10 +19,10 @@ from tests.support.terminal import Pty, Screen
 from triforce_cli.app import run
 from triforce_cli.bench.cells import Cell
 from triforce_cli.bench.compared_methods import parse, speculations
-from triforce_cli.bench.conditions import OtherLoad
 from triforce_cli.bench.report import BENCH, Report
 from triforce_cli.bench.report_text import report_text
 from triforce_cli.bench.rows import Finished
+from triforce_cli.run.processor import OtherLoad
 
 TEXT = "the cat and the dog and the cat and the dog and " * 8
 SMALL = ("--context", "100", "--new", "16", "--repeats", "2", "--budget", "64", "--temperature", "0")

@@ -18,6 +18,7 @@ from triforce_cli.output.renderers import StreamRenderer, tokenizing
 from triforce_cli.output.statistics import detail_lines, statistics_line
 from triforce_cli.output.stdout_formats import JsonOutput, TextOutput, json_line
 from triforce_cli.output.terminal import Terminal
+from triforce_cli.output.turns import Part
 from triforce_cli.output.wrapping import wrapped
 from triforce_cli.run.verify import refuse_loss
 
@@ -400,3 +401,17 @@ def test_nothing_heavy_is_imported():
     code = f"import sys, {modules}; print({{'torch', 'transformers'}} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
+
+
+@pytest.mark.parametrize(("parts", "verbose", "lines"), [(3, False, 3), (46, False, 10), (46, True, 46)])
+def test_a_log_has_up_to_ten_lines_for_the_parts_of_a_document(parts, verbose, lines):
+    err = stream()
+    whole = text_renderer(Terminal(stdout=stream(), stderr=err), verbose=verbose)
+    for number in range(1, parts + 1):
+        renderer = whole.for_part(Part(number, parts, 1, "a.txt"))
+        meter = started(renderer)
+        feed(renderer, meter, EVENTS)
+        renderer.finish(meter.summary("eos"))
+    found = [line for line in written(err).splitlines() if line.startswith("a.txt, part ")]
+    assert len(found) == lines
+    assert found[-1].startswith(f"a.txt, part {parts} of {parts}: 1,000 tokens read")
