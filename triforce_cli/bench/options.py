@@ -16,7 +16,6 @@ from offload.settings.config import Sampling
 from offload.units import parse_tokens
 
 from ..options import declarations as options
-from ..options import groups as option_groups
 from .axes import AXES, Values, parse_context, parse_list
 from .compared_methods import DEFAULT
 from .modes import CHANGED
@@ -103,14 +102,13 @@ _NEEDLES = options.described("Texts with a needle to find.", str(NEEDLES))
 Needles = Annotated[int | None, _quality("--needles", min=0, max=100, metavar="N", help=_NEEDLES)]
 
 # The settings, which `settings.given_options` reads from the context; those in AXES may be lists.
-_NAMES = ("model", "max_new_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-_NAMES += ("frequency_penalty", "presence_penalty", "dry_multiplier", "dry_base", "dry_allowed_length", "dry_range")
-_NAMES += ("no_repeat_ngram", "coupled", "seed", "draft", "middle", "sink", "window", "budget", "chunk")
-_NAMES += ("rebuild_every", "gamma1", "gamma2", "tree", "tree_sampling", "extend_context", "profile", "device", "dtype")
-_NAMES += ("kernel", "quantize", "threads", "prefill_chunk", *option_groups.PLACEMENT, *option_groups.PARALLEL)
-_NAMES += ("dry_run", "show_config")
-SETTINGS = {name: option_groups.GENERATION[name] for name in _NAMES} | {"max_new_tokens": MaxNewTokens}
-SETTINGS |= {"cache": Cache, "cache_limit": options.CacheLimit, "encoding": options.Encoding}
+SETTINGS = options.chosen(
+    "model max_new_tokens quiet temperature top_p top_k min_p repetition_penalty frequency_penalty presence_penalty "
+    "dry_multiplier dry_base dry_allowed_length dry_range no_repeat_ngram coupled seed draft middle sink window budget "
+    "chunk rebuild_every gamma1 gamma2 tree tree_sampling extend_context profile device dtype kernel quantize threads "
+    f"prefill_chunk {options.PLACEMENT} tensor_parallel join_timeout dry_run show_config cache cache_limit encoding"
+)
+SETTINGS |= {"max_new_tokens": MaxNewTokens, "cache": Cache}
 SETTINGS |= {
     name: _listed(SETTINGS[name], axis.parse, axis.title)
     for name, axis in AXES.items()

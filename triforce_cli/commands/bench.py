@@ -28,7 +28,6 @@ from ..input.dataset import check_dataset, read_dataset
 from ..input.documents import check_files, read_documents
 from ..input.prompt import read_prompt
 from ..options import declarations as options
-from ..options import groups as option_groups
 from ..options.command_request import (
     Request,
     given_arguments,
@@ -44,7 +43,7 @@ from ..output.output_files import check_file
 from ..output.progress import ProgressDisplay
 
 
-@option_groups.accepts(bench_options.SETTINGS)
+@options.accepts(bench_options.SETTINGS)
 def bench(
     ctx: typer.Context,
     prompt: Annotated[
@@ -57,7 +56,6 @@ def bench(
     repeats: bench_options.Repeats = 3,
     json: bench_options.JsonObject = False,
     plot: bench_options.Plot = None,
-    quiet: options.Quiet = False,
     excerpts: bench_options.Excerpts = None,
     each_file: bench_options.EachFile = False,
     data: bench_options.Data = None,
@@ -115,7 +113,7 @@ def bench(
       triforce bench -f book.txt --context 4096 --quality --modes h2o,quantize=q8
     """
     check_kind(ctx)
-    terminal, as_grid = ctx.obj.terminal, is_grid(ctx)
+    terminal, as_grid, quiet = ctx.obj.terminal, is_grid(ctx), bool(ctx.params["quiet"])
     flags, origins, axes = _flags(ctx)
     check_files(prompt_file or [])
     warn_of_file(ctx, prompt)

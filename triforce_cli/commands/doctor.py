@@ -45,14 +45,10 @@ class Disk:
     read_gb_s: float | None
 
 
+@options.accepts(options.chosen("profile device kernel threads disk"))
 def doctor(
     ctx: typer.Context,
     no_measure: Annotated[bool, typer.Option("--no-measure", help="Do not measure memory bandwidth.")] = False,
-    profile: options.ProfileName = None,
-    device: options.Device = None,
-    kernel: options.Kernel = None,
-    threads: options.Threads = None,
-    disk: options.Disk = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")] = False,
 ) -> None:
     """Describe this machine and this installation, and whether the native kernel can be used.
@@ -71,7 +67,7 @@ def doctor(
     """
     flags, origins = given_options(ctx)
     check_part(flags)
-    settings = resolve(flags, origins, profile)
+    settings = resolve(flags, origins, ctx.params["profile"])
 
     import torch
 

@@ -17,25 +17,34 @@ from ..distributed.rank import broadcast
 from ..input.documents import check_files
 from ..input.prompt import PromptText, read_prompt
 from ..options import declarations as options
-from ..options import groups as option_groups
 from ..options.command_request import check_flags, parse_output_options, parse_request, start_or_join_ranks
-from ..options.declarations import AUTO
+from ..options.declarations import AUTO, parse_parallel
 from ..options.distinct_files import check_distinct, check_outputs, named_files
 from ..options.mistakes import warn_of_file
 from ..output.batch_display import BatchDisplay
 from ..output.renderers import renderer_for
 
+_AT_A_TIME = options.described("Sequences at a time.", AUTO)
 
-@option_groups.accepts(option_groups.READING)
+
+def _of_batch(*names: str, **more: Any) -> Any:
+    return options.option(*names, rich_help_panel=options.BATCH, **more)
+
+
+@options.accepts(options.READING)
 def generate(
     ctx: typer.Context,
     prompt: Annotated[
         str | None, typer.Argument(help="Text, placed after files and stdin; - is stdin.", show_default=False)
     ] = None,
     prompt_file: options.PromptFiles = None,
-    batch: options.Batch = None,
-    output: options.Output = None,
-    parallel: options.ParallelSequences = None,
+    batch: Annotated[
+        str | None, _of_batch("--batch", metavar="FILE", help="Answer all prompts of a file of JSON lines.")
+    ] = None,
+    output: Annotated[
+        str | None, _of_batch("--output", "-o", metavar="FILE", help="Write here; with --batch, resumable.")
+    ] = None,
+    parallel: Annotated[Any, _of_batch("--parallel", metavar="N", help=_AT_A_TIME, parser=parse_parallel)] = None,
 ) -> int:
     """Generate text from a prompt of any length, printed as it comes.
 

@@ -19,7 +19,6 @@ from offload.short_repr import short_repr
 from offload.units import parse_tokens
 
 from ..options import declarations as options
-from ..options import groups as option_groups
 from ..options.settings import given_options
 from ..output.plan_report import PlanReport, print_comparison, print_plan
 from ..output.tables import Column, table
@@ -35,20 +34,7 @@ from ..run.profile_plans import (
     plan_target,
 )
 
-_DECODING = {
-    "method": options.Method,
-    "draft": options.Draft,
-    "budget": options.Budget,
-    "chunk": options.Chunk,
-    "gamma1": options.Gamma1,
-    "gamma2": options.Gamma2,
-    **option_groups.TREES,
-    "dtype": options.Dtype,
-    "quantize": options.Quantize,
-    "kv": options.Kv,
-    "prefill_chunk": options.PrefillChunk,
-    "extend_context": options.ExtendContext,
-}
+_DECODING = "method draft budget chunk gamma1 gamma2 tree tree_sampling dtype quantize kv prefill_chunk extend_context"
 _GPU = typer.Option(
     "--gpu",
     help="A profile's name, a part of one such as 4090, or a YAML file; auto is this machine.",
@@ -71,20 +57,21 @@ _SHARED = typer.Option(
     metavar="TOKENS",
 )
 _JSON = typer.Option("--json", help="The profile and its plan as one JSON object.")
+_CONTEXT = typer.Option(
+    "--context",
+    help="Prompt and answer in tokens, such as 128K.",
+    show_default="the model's, 128K at most",
+    parser=parse_tokens,
+    metavar="TOKENS",
+)
+_MODEL = {"model": options.with_default("model", f"{DEFAULT_MODEL} on a CPU, {DEFAULT_GPU_MODEL} on a GPU")}
 
 
-_MODEL = Annotated[
-    str | None,
-    options.model_option(f"{DEFAULT_MODEL} on a CPU, {DEFAULT_GPU_MODEL} on a GPU"),
-]
-
-
-@option_groups.accepts(option_groups.PLACEMENT | _DECODING)
+@options.accepts(_MODEL | options.chosen(f"{options.PLACEMENT} {_DECODING}"))
 def profile(
     ctx: typer.Context,
     gpu: Annotated[str | None, _GPU] = None,
-    model: _MODEL = None,
-    context: options.ContextLength = None,
+    context: Annotated[int | None, _CONTEXT] = None,
     measure: Annotated[bool, _MEASURE] = False,
     save: Annotated[bool, _SAVE] = False,
     compare: Annotated[bool, _COMPARE] = False,
