@@ -24,10 +24,9 @@ from ..run.processor import OtherLoad
 from ..run.prompt_cache import open_prompt_cache
 from .benchmark import Benchmark, BenchRequest
 from .cells import TYPE, Cell, PointsFile, Record, by_identity, identity
-from .conditions import versioned
 from .measurement import Measurement
 from .opened import OpenBench, open_bench
-from .report import GRID
+from .report import GRID, versioned
 from .rows import outputs_of
 from .runs import (
     Run,

@@ -13,9 +13,8 @@ from offload.units import counted
 from ..output.format import duration
 from .axes import BATCH
 from .cells import Cell, PointsFile, Record
-from .conditions import mean_load, provenance
 from .opened import OpenBench
-from .report import BATCHES, BENCH, GRID, Report
+from .report import BATCHES, BENCH, GRID, Report, mean_load, provenance
 from .rows import Finished
 from .runs import UNKEPT, memory_of
 

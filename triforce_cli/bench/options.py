@@ -17,9 +17,7 @@ from offload.units import parse_tokens
 
 from ..options import declarations as options
 from .axes import AXES, Values, parse_context, parse_list
-from .compared_methods import DEFAULT
-from .modes import CHANGED
-from .modes import DEFAULT as MODES_DEFAULT
+from .compared import CHANGED, DEFAULT
 
 NEW_TOKENS = 128
 STDOUT = Path("-")  # as the name of a file to write
@@ -92,7 +90,7 @@ Cache = Annotated[
 ]
 Quality = Annotated[bool, _quality("--quality", help="Compare the answers of lossy modes.")]
 Modes = Annotated[
-    str | None, _quality("--modes", metavar="LIST", help=options.described("Modes, with commas.", MODES_DEFAULT))
+    str | None, _quality("--modes", metavar="LIST", help=options.described("Modes, with commas.", DEFAULT))
 ]
 Last = Annotated[
     int | None,

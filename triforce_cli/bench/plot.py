@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 from offload.errors import SettingsError
 
 from ..output.output_files import check_file, permissions_of, target_of
-from .compared_methods import BASE
-from .pivot import axis_title, value_text
-from .report import ACCEPTANCE, BENCH, QUALITY, SHOWN, Report
+from .compared import BASE
+from .report import ACCEPTANCE, BENCH, QUALITY, SHOWN, Report, axis_title, value_text
 from .report_text import title
 
 if TYPE_CHECKING:

@@ -32,10 +32,9 @@ from offload.speculation.passes.runner import Runner
 from ..output.progress import ProgressDisplay, RunFacts
 from ..output.terminal import Terminal
 from ..run.processor import OtherLoad
-from .conditions import mean_load, provenance
-from .modes import EXACT
+from .compared import EXACT
 from .quality_modes import OpenMode, QualityRun
-from .report import QUALITY, Report
+from .report import QUALITY, Report, mean_load, provenance
 
 PARTS = 8  # of the scored tokens, whose perplexities are given one by one
 _Result = TypeVar("_Result")

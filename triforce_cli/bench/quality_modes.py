@@ -19,7 +19,7 @@ from ..output.terminal import Terminal
 from ..run.model_request import open_shared_model, stretch
 from ..run.plan import plan_tiers
 from .benchmark import note_grouped
-from .modes import EXACT, MODES, is_dense, recomputes, settings_of
+from .compared import EXACT, MODES, is_dense, recomputes, settings_of
 from .prompts import first_tokens
 
 

@@ -24,7 +24,7 @@ from ..output.statistics import quantized_warning
 from ..output.status_line import StatusLine
 from ..output.terminal import Terminal
 from .benchmark import Benchmark
-from .compared_methods import BASE
+from .compared import BASE
 from .report import BY_PAIR
 
 _MEANS = ("tbt_median_s", "tbt_p95_s", "tokens_per_verification")

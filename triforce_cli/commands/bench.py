@@ -18,15 +18,13 @@ from offload.short_repr import short_repr
 
 from ..bench import options as bench_options
 from ..bench.axes import CONTEXT, Values, points, varied
-from ..bench.compared_methods import IN_BATCHES, name_of, parse
-from ..bench.modes import parse as parse_modes
+from ..bench.compared import IN_BATCHES, name_of, parse_methods, parse_modes
 from ..bench.options import LAST, NEEDLES, NEW_TOKENS, STDOUT, check_kind, is_grid
 from ..bench.plot import check_plot
 from ..distributed.rank import broadcast
 from ..input.dataset import asked as ask
 from ..input.dataset import check_dataset, read_dataset
-from ..input.documents import check_files, read_documents
-from ..input.prompt import read_prompt
+from ..input.documents import check_files, read_documents, read_prompt
 from ..options import declarations as options
 from ..options.command_request import (
     Request,
@@ -35,10 +33,10 @@ from ..options.command_request import (
     warn_unused_draft,
     warn_unused_middle,
 )
+from ..options.config_file import show_config
 from ..options.distinct_files import check_distinct, named_files
 from ..options.mistakes import warn_of_file
 from ..options.settings import given_options, resolve
-from ..options.settings_text import show_config
 from ..output.output_files import check_file
 from ..output.progress import ProgressDisplay
 
@@ -119,7 +117,7 @@ def bench(
     warn_of_file(ctx, prompt)
     if data is not None:
         check_dataset(data)
-    names = parse(methods) if methods is not None else None
+    names = parse_methods(methods) if methods is not None else None
     compared = parse_modes(modes) if modes is not None else None
     sizes = _sizes(batch) if batch is not None else None
     if sizes is not None and names is None:

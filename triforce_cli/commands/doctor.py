@@ -14,10 +14,10 @@ from offload.settings.config import check_part
 from offload.units import GIB, counted
 
 from ..options import declarations as options
+from ..options.mode_checks import free_on_disk
 from ..options.settings import given_options, resolve
 from ..output.stdout_formats import json_line
 from ..run.measured_rates import load_or_measure, measure_disk
-from ..run.placement_checks import free_on_disk
 from ..run.prompt_cache import prompt_folder
 
 if TYPE_CHECKING:

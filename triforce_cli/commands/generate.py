@@ -14,8 +14,7 @@ from offload.errors import SettingsError
 
 from ..batch.batch_files import ResultFile, open_batch
 from ..distributed.rank import broadcast
-from ..input.documents import check_files
-from ..input.prompt import PromptText, read_prompt
+from ..input.documents import PromptText, check_files, read_prompt
 from ..options import declarations as options
 from ..options.command_request import check_flags, parse_output_options, parse_request, start_or_join_ranks
 from ..options.declarations import AUTO, parse_parallel

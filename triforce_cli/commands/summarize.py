@@ -12,9 +12,8 @@ import typer
 from offload.errors import PromptError, SettingsError
 
 from ..distributed.rank import broadcast
-from ..input.documents import STDIN, check_files, read_documents
+from ..input.documents import STDIN, check_files, has_input, read_documents
 from ..input.excerpts import Range, parse_position
-from ..input.prompt import has_input
 from ..options import declarations as options
 from ..options.command_request import Request, check_flags, parse_output_options, parse_request, start_or_join_ranks
 from ..options.declarations import AUTO, parse_parallel

@@ -9,7 +9,7 @@ from offload.errors import SettingsError
 from offload.settings.config import DRAFTS
 from offload.settings.methods import METHODS
 
-from ..bench.compared_methods import name_of
+from ..bench.compared import name_of
 from ..exit_codes import DONE, INTERRUPTED
 from ..output.output_files import write_file
 from ..output.progress import ProgressDisplay

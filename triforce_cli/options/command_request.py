@@ -21,10 +21,11 @@ from offload.short_repr import short_repr
 from ..distributed.launch import launch, ranks_to_start
 from ..distributed.rank import join_group
 from ..input.excerpts import END, MIDDLE, PARTS, START
-from ..output.plan_flags import Argument
+from ..output.plan_fields import Argument
 from ..output.terminal import Terminal
+from .config_file import show_config
 from .declarations import AUTO, THINK
-from .lossy_modes import refuse_inexact
+from .mode_checks import refuse_inexact
 from .settings import (
     Settings,
     given_options,
@@ -33,7 +34,6 @@ from .settings import (
     refuse_unverifiable,
     resolve,
 )
-from .settings_text import show_config
 
 if TYPE_CHECKING:
     from offload.parallel import Group

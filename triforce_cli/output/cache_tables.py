@@ -13,8 +13,7 @@ from offload.settings.config import EXACT
 from offload.units import counted, size_text
 
 from .cursor import visible
-from .tables import Column, table
-from .wrapping import wrapped
+from .tables import Column, table, wrapped
 
 _KV = Column("kv", dropped=1)
 _COLUMNS = (

@@ -16,12 +16,11 @@ from offload.planning.suggestions import Suggestion
 
 from ..exit_codes import DONE, FAILED
 from .cursor import visible
-from .plan_flags import Argument, command_line
-from .plan_json import batch_fields, batch_lines, measured_fields, plan_fields
+from .plan_fields import Argument, batch_fields, batch_lines, command_line, measured_fields, plan_fields
 from .plan_text import DRAWN, WIDTH, comparison_text, plan_text
 from .stdout_formats import json_line
+from .tables import JOINER, hanging, wrapped
 from .terminal import Terminal
-from .wrapping import JOINER, hanging, wrapped
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,8 +20,7 @@ from offload.units import GIB, counted
 
 from .cursor import visible
 from .format import duration, milliseconds
-from .tables import Column, table
-from .wrapping import wrapped
+from .tables import Column, table, wrapped
 
 BUSY = "measured while the machine was busy"
 WIDTH = 60  # cells of a bar

@@ -15,8 +15,8 @@ from offload.metrics import Meter
 
 from .cursor import visible
 from .format import rate, time_left
+from .tables import Segment, fitted
 from .terminal import Terminal
-from .wrapping import Segment, fitted
 
 _LONGEST, _SHORTEST = 40, 6  # cells of the bar
 

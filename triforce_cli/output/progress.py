@@ -26,8 +26,8 @@ from offload.units import GIB, counted
 from .format import percent, size
 from .prefill_bar import PrefillBar
 from .status_line import StatusLine
+from .tables import Segment, fitted
 from .terminal import Terminal
-from .wrapping import Segment, fitted
 
 
 @dataclass(frozen=True, slots=True)

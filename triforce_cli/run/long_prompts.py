@@ -13,12 +13,11 @@ from offload.errors import PromptError
 from offload.settings.method_sizes import forgets
 
 from ..distributed.rank import broadcast
-from ..input.documents import STDIN, name_of
+from ..input.documents import STDIN, PromptText, name_of
 from ..input.excerpts import MIDDLE, START, Truncated, truncate
-from ..input.prompt import PromptText
 from ..options.command_request import Request
 from ..output.format import duration
-from ..output.plan_flags import Argument, repeated
+from ..output.plan_fields import Argument, repeated
 from ..output.renderers import StreamRenderer, tokenizing
 from ..output.terminal import Terminal
 from .model_request import ModelRequest, open_request

@@ -14,7 +14,7 @@ from offload.prompt_cache.folder import PromptFolder
 from offload.system.machine import default_home
 from offload.units import size_text
 
-from ..options.lossy_modes import is_cacheable
+from ..options.mode_checks import is_cacheable
 from ..options.settings import Settings
 
 if TYPE_CHECKING:

@@ -29,10 +29,9 @@ from .connections import ConnectionLimits
 from .encoding_threads import Documents, EncodingThreads
 from .engine_thread import EngineThread
 from .guard import Guard
-from .prompt_encoder import PromptEncoder
 from .responses import Form, streamed, whole
+from .sequences import Answer, PromptEncoder
 from .serve_options import ServeOptions
-from .served_sequence import Answer
 from .server_metrics import ServerMetrics
 from .web_page import page_routes
 

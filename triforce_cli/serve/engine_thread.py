@@ -16,7 +16,7 @@ from offload.errors import InternalError, typed_error
 from offload.events import Finished
 
 from .api_errors import ApiError
-from .served_sequence import ServedSequence
+from .sequences import ServedSequence
 
 _SLOWEST, _FIRST_GUESS = 60, 2.0  # seconds: the longest Retry-After, and a sequence before any has ended
 _WEIGHT = 0.2  # of the latest sequence in the moving average of their seconds

@@ -26,7 +26,7 @@ from offload.units import counted
 
 from ..exit_codes import DONE
 from ..options.command_request import OutputOptions, Request
-from ..options.lossy_modes import approximation_warnings
+from ..options.mode_checks import approximation_warnings
 from ..output.terminal import Terminal
 from ..run.job import Display, Job, Load
 from ..run.model_request import ModelRequest, open_request, stretch
@@ -35,7 +35,7 @@ from .connections import HEAD_BYTES, Connection, Places, reserve_descriptors
 from .endpoint import ServedModel, create_app
 from .engine_thread import EngineThread
 from .guard import address_text
-from .prompt_encoder import PromptEncoder
+from .sequences import PromptEncoder
 from .serve_options import ServeOptions
 from .server_metrics import ServerMetrics
 

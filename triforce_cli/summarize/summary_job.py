@@ -17,7 +17,7 @@ from ..options.command_request import OutputOptions, Request
 from ..output.renderers import StreamRenderer, tokenizing
 from ..output.terminal import Terminal
 from ..output.turns import Section, sections
-from ..run.job import Job, Load
+from ..run.job import Job, Load, check_parallel
 from ..run.long_prompts import (
     Commands,
     Notices,
@@ -29,7 +29,6 @@ from ..run.long_prompts import (
     with_longer_model,
 )
 from ..run.model_request import ModelRequest, Prompt, open_request
-from ..run.parallel import check_parallel
 from .instructions import AnswerStyle, Template, Templates
 from .map_reduce import MapReduce, part_facts
 from .passages import Answer, FinishedParts, PartsLeft, Passage, Steps, generate_in_order

@@ -13,11 +13,10 @@ from triforce_cli.bench import compare, measure
 from triforce_cli.bench.axes import Values, parse_context, parse_list, points
 from triforce_cli.bench.benchmark import note_grouped
 from triforce_cli.bench.cells import Cell, identity
-from triforce_cli.bench.pivot import pivots
 from triforce_cli.bench.plot import charts, plot, series
 from triforce_cli.bench.prompts import first_tokens
 from triforce_cli.bench.report import GRID as KIND
-from triforce_cli.bench.report import Report, csv_text
+from triforce_cli.bench.report import Report, csv_text, pivots
 from triforce_cli.bench.report_text import notes
 from triforce_cli.bench.rows import Finished
 

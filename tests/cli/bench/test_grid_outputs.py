@@ -59,7 +59,7 @@ def test_batches_that_cannot_run_are_refused(triforce_here, monkeypatch):
     args = (TEXT, *SMALL, "--context", "40,60", "--methods", "ar", "--batch", "3,1")
     code, out, err = triforce_here("bench", *args, "--link", "1", "--offload", "host")
     assert (code, out) == (2, "") and "--batch needs" in err
-    monkeypatch.setattr("triforce_cli.run.parallel._fitting", lambda *_: 2)
+    monkeypatch.setattr("triforce_cli.run.job._fitting", lambda *_: 2)
     code, out, err = triforce_here("bench", *args)
     assert (code, out) == (1, "") and "3 sequences" in err and "use --batch 2" in err
 

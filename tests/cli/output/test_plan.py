@@ -12,7 +12,7 @@ from offload.planning.plan import make_plan
 from offload.settings.config import Placement
 from offload.units import GIB
 from tests.support.planning import request
-from triforce_cli.output.plan_flags import Argument, command_line, flags_of
+from triforce_cli.output.plan_fields import Argument, command_line, flags_of
 from triforce_cli.output.plan_report import laid_out
 from triforce_cli.output.plan_text import WIDTH, bar, plan_text, quantization_lines
 

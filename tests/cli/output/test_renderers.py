@@ -17,9 +17,9 @@ from triforce_cli.output.progress import RunFacts
 from triforce_cli.output.renderers import StreamRenderer, tokenizing
 from triforce_cli.output.statistics import detail_lines, statistics_line
 from triforce_cli.output.stdout_formats import JsonOutput, TextOutput, json_line
+from triforce_cli.output.tables import wrapped
 from triforce_cli.output.terminal import Terminal
 from triforce_cli.output.turns import Part
-from triforce_cli.output.wrapping import wrapped
 from triforce_cli.run.verify import refuse_loss
 
 EVENTS = [
@@ -397,7 +397,7 @@ def test_statistics_leave_out_missing_values():
 
 
 def test_nothing_heavy_is_imported():
-    modules = "triforce_cli.output.renderers, triforce_cli.input.prompt"
+    modules = "triforce_cli.output.renderers, triforce_cli.input.documents"
     code = f"import sys, {modules}; print({{'torch', 'transformers'}} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
