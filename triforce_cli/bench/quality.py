@@ -32,8 +32,9 @@ from offload.speculation.passes.runner import Runner
 from ..output.progress import ProgressDisplay, RunFacts
 from ..output.terminal import Terminal
 from ..run.processor import OtherLoad
+from .benchmark import BenchOutput
 from .compared import EXACT
-from .quality_modes import OpenMode, QualityRun
+from .quality_modes import OpenMode, QualityRequest, QualityRun, open_quality_run
 from .report import QUALITY, Report, mean_load, provenance
 
 PARTS = 8  # of the scored tokens, whose perplexities are given one by one
@@ -97,6 +98,20 @@ def _row(one: ModeQuality, exact: ModeQuality | None) -> dict[str, Any]:
         "log_probs": one.scores.log_probs.tolist(),
         "output": list(one.output),
     }
+
+
+def run_quality(asked: QualityRequest, terminal: Terminal, output: BenchOutput, display: ProgressDisplay) -> int:
+    """Measure every mode and write the report; return the exit code. Closes the display.
+
+    Ctrl-C writes the modes that are done. Raises TriforceError, OSError.
+    """
+    run, request = open_quality_run(asked, terminal, output.quiet), asked.request
+    if request.dry_run:
+        exact = run.modes[0]
+        return output.plan(exact.model, exact.settings, run.length, request, terminal, display)
+    found = measure_modes(run, terminal, display)
+    is_first = request.group is None or request.group.rank == 0
+    return output.write(found.report(), terminal, found.interrupted, is_first)
 
 
 def measure_modes(

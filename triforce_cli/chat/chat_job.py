@@ -17,7 +17,7 @@ from offload.units import counted
 from ..input.documents import Document
 from ..input.excerpts import GAP, MIDDLE, Truncated
 from ..options.command_request import OutputOptions, Request
-from ..output.renderers import StreamRenderer, tokenizing
+from ..output.renderers import Renderer, tokenizing
 from ..output.terminal import Terminal
 from ..run.job import Job, Load
 from ..run.long_prompts import (
@@ -56,9 +56,7 @@ class ChatRequest:
     encoding: str | None = None
 
 
-def run_chat(
-    chat: ChatRequest, request: Request, terminal: Terminal, output: OutputOptions, renderer: StreamRenderer
-) -> int:
+def run_chat(chat: ChatRequest, request: Request, terminal: Terminal, output: OutputOptions, renderer: Renderer) -> int:
     """Hold a conversation; return the exit code. Raises as `Job.run`."""
     opened = open_request(request, terminal, output.quiet)
     if not opened.model.tokenizer.has_chat_template:
@@ -127,7 +125,7 @@ _FREE = 4  # of the context, for questions and answers beside truncated document
 _JOINED = 8  # tokens by which a document in a conversation may exceed the document alone
 
 
-def prompt_tokens(conversation: Conversation, opened: ModelRequest, renderer: StreamRenderer) -> int:
+def prompt_tokens(conversation: Conversation, opened: ModelRequest, renderer: Renderer) -> int:
     """Return the tokens of a conversation with the shortest question."""
     messages, progress = conversation.messages(_ANY_QUESTION), tokenizing(renderer)
     return len(opened.model.tokenizer.chat_turns(messages, progress, think=opened.think))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from offload.errors import typed_error
 
-from ..output.renderers import StreamRenderer
+from ..output.renderers import Renderer
 from ..output.stdout_formats import json_line
 from ..output.terminal import Terminal
 
@@ -14,7 +14,7 @@ from ..output.terminal import Terminal
 class Replies:
     """Says what is not an answer of the model. `quiet` leaves out what was not asked for."""
 
-    def __init__(self, terminal: Terminal, renderer: StreamRenderer, in_json: bool, quiet: bool) -> None:
+    def __init__(self, terminal: Terminal, renderer: Renderer, in_json: bool, quiet: bool) -> None:
         self._terminal = terminal
         self._renderer = renderer
         self._in_json, self._quiet = in_json, quiet

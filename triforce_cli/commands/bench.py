@@ -144,8 +144,9 @@ def bench(
 
     with closing(ProgressDisplay(terminal, shown=not quiet)) as display:
         display.loading("starting")
-        from ..bench.benchmark import BenchRequest  # from here on torch is needed
-        from ..bench.compare import BenchOutput, run_bench, run_quality
+        from ..bench.benchmark import BenchOutput, BenchRequest  # from here on torch is needed
+        from ..bench.measure import run_bench
+        from ..bench.quality import run_quality
         from ..bench.quality_modes import QualityRequest
         from ..bench.report import BATCHES, BENCH, GRID
 

@@ -13,8 +13,7 @@ import typer
 from offload.errors import PromptError, SettingsError
 from offload.units import parse_tokens
 
-from ..chat.conversation import Conversation
-from ..chat.session_file import load_conversation
+from ..chat.conversation import Conversation, load_conversation
 from ..distributed.launch import ranks_to_start
 from ..distributed.rank import world_position
 from ..input.documents import STDIN, check_files, checked, read_documents

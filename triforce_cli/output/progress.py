@@ -24,8 +24,7 @@ from offload.metrics import Meter
 from offload.units import GIB, counted
 
 from .format import percent, size
-from .prefill_bar import PrefillBar
-from .status_line import StatusLine
+from .status_line import PrefillBar, StatusLine
 from .tables import Segment, fitted
 from .terminal import Terminal
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from offload.events import Event, Thought
 from offload.metrics import Meter, Summary
@@ -19,39 +19,12 @@ from .turns import Part, Perform, Section, at_once
 _PART_LINES = 10  # of statistics in a log, for all parts of a document
 
 
-class Renderer(Protocol):
-    """The output of a command. Called in this order: loading, start, event..., finish or interrupt; close always.
+class Renderer:
+    """An output on stdout, with a display on stderr and the statistics after it; `quiet` keeps stderr silent.
 
-    `event`, `finish` and `interrupt` raise BrokenPipeError when stdout's reader has closed it.
+    Called in this order: loading, start, event..., finish or interrupt; close always. `event`, `finish` and `interrupt`
+    raise BrokenPipeError when stdout's reader has closed it.
     """
-
-    def loading(self, text: str) -> None:
-        """Show that the model is being opened or loaded, with this text."""
-
-    def warn(self, text: str) -> None:
-        """Print a warning before the events of a generation."""
-
-    def start(self, facts: RunFacts) -> None:
-        """Prepare for the events of a generation, which `facts.meter` observes first."""
-
-    def event(self, event: Event) -> None:
-        """Render one event of the engine or of the text layer."""
-
-    def verifying(self, text: str) -> None:
-        """Show that the complete text is being verified; `finish` follows."""
-
-    def finish(self, summary: Summary) -> None:
-        """End the output, and print one line of statistics, or with `verbose` all of them."""
-
-    def interrupt(self, summary: Summary) -> None:
-        """End the output after Ctrl-C, with partial statistics."""
-
-    def close(self) -> None:
-        """Erase everything that is drawn. May be called again."""
-
-
-class StreamRenderer:
-    """An output on stdout, with a display on stderr and the statistics after it; `quiet` keeps stderr silent."""
 
     def __init__(
         self,
@@ -86,11 +59,11 @@ class StreamRenderer:
         self._display.hide()
         self._terminal.write(self._output.truncated(fields))
 
-    def for_part(self, part: Part, perform: Perform | None = None) -> StreamRenderer:
+    def for_part(self, part: Part, perform: Perform | None = None) -> Renderer:
         """Return the renderer of notes on a part, from which the next answer is made."""
         output = PartOutput(part, isinstance(self._output, JsonOutput))
         more = self._display, perform or self._perform, part
-        return StreamRenderer(self._terminal, output, self._quiet, self._verbose, *more)
+        return Renderer(self._terminal, output, self._quiet, self._verbose, *more)
 
     def for_batch(self) -> BatchDisplay:
         """Show the progress of several sequences from here on; return what shows it."""
@@ -98,10 +71,10 @@ class StreamRenderer:
         self._display = BatchDisplay(self._terminal, shown=not self._quiet)
         return self._display
 
-    def for_sequence(self, perform: Perform) -> StreamRenderer:
+    def for_sequence(self, perform: Perform) -> Renderer:
         """Return the renderer of one of several sequences, whose output `perform` writes in its turn."""
         more = self._quiet, self._verbose, self._display
-        return StreamRenderer(self._terminal, self._output, *more, perform=perform)
+        return Renderer(self._terminal, self._output, *more, perform=perform)
 
     def taken_over(self, part: Part, text: str) -> None:
         """Render a part that an earlier run has finished."""
@@ -112,17 +85,21 @@ class StreamRenderer:
         self._terminal.write(text)
 
     def loading(self, text: str) -> None:
+        """Show that the model is being opened or loaded, with this text."""
         self._display.loading(text)
 
     def warn(self, text: str) -> None:
+        """Print a warning before the events of a generation."""
         self._display.hide()
         self._terminal.warn(text)
 
     def start(self, facts: RunFacts) -> None:
+        """Prepare for the events of a generation, which `facts.meter` observes first."""
         self._meter = facts.meter
         self._display.start(facts)
 
     def event(self, event: Event) -> None:
+        """Render one event of the engine or of the text layer."""
         self._display.event(event)
         if isinstance(event, Thought) and event.text and self._output.thinks_aside and not self._quiet:
             self._perform(partial(self._display.think, event.text))
@@ -130,6 +107,7 @@ class StreamRenderer:
             self._perform(partial(self._display.write, text))
 
     def verifying(self, text: str) -> None:
+        """Show that the complete text is being verified; `finish` follows."""
         self._perform(partial(self._verifying, text))
 
     def _verifying(self, text: str) -> None:
@@ -138,6 +116,7 @@ class StreamRenderer:
         self._display.loading(text)
 
     def finish(self, summary: Summary) -> None:
+        """End the output, and print one line of statistics, or with `verbose` all of them."""
         self._perform(partial(self._finish, self._output.end(summary, self._meter), summary))
 
     def _finish(self, text: str, summary: Summary) -> None:
@@ -166,6 +145,7 @@ class StreamRenderer:
         return ends_tenth and not self._terminal.shows_progress
 
     def interrupt(self, summary: Summary) -> None:
+        """End the output after Ctrl-C, with partial statistics."""
         self._perform(self._interrupted)
         self.finish(summary)
 
@@ -178,17 +158,16 @@ class StreamRenderer:
         self._display.hide()
 
     def close(self) -> None:
+        """Erase everything that is drawn. May be called again."""
         self._display.close()
 
 
-def renderer_for(
-    terminal: Terminal, json: bool, quiet: bool, verbose: bool, show_thinking: bool = False
-) -> StreamRenderer:
+def renderer_for(terminal: Terminal, json: bool, quiet: bool, verbose: bool, show_thinking: bool = False) -> Renderer:
     """Return the renderer of JSON lines or of text, with the spinner of the start.
 
     It is shown from here on: importing torch takes seconds.
     """
-    renderer = StreamRenderer(terminal, JsonOutput() if json else TextOutput(show_thinking), quiet, verbose)
+    renderer = Renderer(terminal, JsonOutput() if json else TextOutput(show_thinking), quiet, verbose)
     renderer.loading("starting")
     return renderer
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Protocol
 
 from offload.api.opened_model import OpenModel
 from offload.errors import OutOfMemory, SettingsError
@@ -20,7 +19,8 @@ from ..options.declarations import AUTO
 from ..options.mode_checks import lossy_modes
 from ..options.settings import Settings
 from ..output.plan_report import print_plan
-from ..output.renderers import StreamRenderer, tokenizing
+from ..output.progress import ProgressDisplay
+from ..output.renderers import Renderer, tokenizing
 from ..output.terminal import Terminal
 from .long_prompts import Notices, fit_prompt
 from .model_request import ModelRequest, open_request
@@ -92,16 +92,7 @@ def _fitting(model: OpenModel, settings: Settings, tokens: int) -> int:
 
 
 Load = Callable[[], TextGenerator]
-
-
-class Display(Protocol):
-    """What shows that a model is being loaded: a Renderer, or a ProgressDisplay."""
-
-    def loading(self, text: str) -> None:
-        """Show this text, until something else is shown."""
-
-    def close(self) -> None:
-        """Erase everything, and draw nothing more."""
+Display = Renderer | ProgressDisplay  # shows that a model is being loaded
 
 
 class Job:
@@ -158,7 +149,7 @@ class Job:
 
 
 def run_generation(
-    text: PromptText, request: Request, terminal: Terminal, output: OutputOptions, renderer: StreamRenderer
+    text: PromptText, request: Request, terminal: Terminal, output: OutputOptions, renderer: Renderer
 ) -> int:
     """Generate from one prompt, writing as it comes; return the exit code. Raises as `Job.run`."""
     opened = open_request(request, terminal, output.quiet)

@@ -18,7 +18,7 @@ from ..input.excerpts import MIDDLE, START, Truncated, truncate
 from ..options.command_request import Request
 from ..output.format import duration
 from ..output.plan_fields import Argument, repeated
-from ..output.renderers import StreamRenderer, tokenizing
+from ..output.renderers import Renderer, tokenizing
 from ..output.terminal import Terminal
 from .model_request import ModelRequest, open_request
 from .profile_plans import LongModel, cached_model, known_model
@@ -50,7 +50,7 @@ class Notices:
     """Says what is done with a text that is too long: on stderr, and a truncation with --json on stdout too."""
 
     terminal: Terminal
-    renderer: StreamRenderer
+    renderer: Renderer
     quiet: bool
 
     def note(self, text: str) -> None:

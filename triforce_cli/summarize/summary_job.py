@@ -14,7 +14,7 @@ from offload.units import counted
 from ..input.documents import Document
 from ..input.excerpts import Position, Range
 from ..options.command_request import OutputOptions, Request
-from ..output.renderers import StreamRenderer, tokenizing
+from ..output.renderers import Renderer, tokenizing
 from ..output.terminal import Terminal
 from ..output.turns import Section, sections
 from ..run.job import Job, Load, check_parallel
@@ -77,7 +77,7 @@ class _Task:
 
 
 def run_summaries(
-    summary: SummaryRequest, request: Request, terminal: Terminal, output: OutputOptions, renderer: StreamRenderer
+    summary: SummaryRequest, request: Request, terminal: Terminal, output: OutputOptions, renderer: Renderer
 ) -> int:
     """Write the answers in order; return the exit code. Raises as `Job.run`."""
     opened = open_request(request, terminal, output.quiet)

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from offload.errors import PromptError, SettingsError
-from triforce_cli.bench import compare, measure
+from triforce_cli.bench import measure
 from triforce_cli.bench.axes import Values, parse_context, parse_list, points
 from triforce_cli.bench.benchmark import note_grouped
 from triforce_cli.bench.cells import Cell, identity
@@ -340,11 +340,11 @@ def test_a_closed_pipe_loses_no_file(tmp_path, monkeypatch):
         raise BrokenPipeError
 
     run = SimpleNamespace(report=grid_report, interrupted=False)
-    monkeypatch.setattr(compare, "run_measurement", lambda *_: run)
+    monkeypatch.setattr(measure, "run_measurement", lambda *_: run)
     asked = SimpleNamespace(request=SimpleNamespace(dry_run=False, group=None))
-    output = compare.BenchOutput(False, True, csv=tmp_path / "grid.csv")
+    output = measure.BenchOutput(False, True, csv=tmp_path / "grid.csv")
     with pytest.raises(BrokenPipeError):
-        compare.run_bench(asked, SimpleNamespace(print=closed, table_width=80), output, None)
+        measure.run_bench(asked, SimpleNamespace(print=closed, table_width=80), output, None)
     assert "retrieval" in (tmp_path / "grid.csv").read_text()
 
 

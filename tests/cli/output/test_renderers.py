@@ -14,7 +14,7 @@ from offload.events import Finished, LevelStatistics, Pinned, Prefilled, Specula
 from offload.metrics import Meter, Summary
 from tests.support.terminal import Pty, Screen
 from triforce_cli.output.progress import RunFacts
-from triforce_cli.output.renderers import StreamRenderer, tokenizing
+from triforce_cli.output.renderers import Renderer, tokenizing
 from triforce_cli.output.statistics import detail_lines, statistics_line
 from triforce_cli.output.stdout_formats import JsonOutput, TextOutput, json_line
 from triforce_cli.output.tables import wrapped
@@ -41,12 +41,12 @@ def written(stream: io.TextIOWrapper) -> str:
     return stream.buffer.getvalue().decode()
 
 
-def text_renderer(terminal, show_thinking=False, **options) -> StreamRenderer:
-    return StreamRenderer(terminal, TextOutput(show_thinking), **options)
+def text_renderer(terminal, show_thinking=False, **options) -> Renderer:
+    return Renderer(terminal, TextOutput(show_thinking), **options)
 
 
-def json_renderer(terminal, **options) -> StreamRenderer:
-    return StreamRenderer(terminal, JsonOutput(), **options)
+def json_renderer(terminal, **options) -> Renderer:
+    return Renderer(terminal, JsonOutput(), **options)
 
 
 def started(renderer, method="plain") -> Meter:
