@@ -27,10 +27,11 @@ WIDTH = 60  # cells of a bar
 DRAWN, _PLAIN = "█▓▒░▚▞▤▥", "#=+*o%~@"
 _EMPTY = "."
 _USUAL_WIDTH = 80  # of a table that is not written to a terminal
-_HEAD = ("profile", "device", "host", "TTFT", "ar ms", "method", "ms", "speedup")
-# In a narrow terminal the columns with the highest number are left out first.
-_DROPPED = {"host": 5, "ar ms": 4, "device": 3, "TTFT": 2, "method": 1}
-_LEFT = ("profile", "method")  # columns; the others are numbers
+_COLUMNS = (
+    Column("profile", least=12, style="cyan"),
+    *(Column(name, right=True, dropped=rank) for name, rank in (("device", 3), ("host", 5), ("TTFT", 2), ("ar ms", 4))),
+    *(Column("method", dropped=1), Column("ms", right=True), Column("speedup", right=True)),
+)
 
 
 def plan_text(
@@ -262,9 +263,7 @@ def comparison_text(plans: Sequence[Plan], width: int | None = None) -> Text:
     lines = (each for line in head.splitlines() for each in wrapped(visible(line), width))
     parts = [Text("\n".join(lines) + "\n")]
     if fitting:
-        columns = [Column(name, right=name not in _LEFT, dropped=_DROPPED.get(name, 0)) for name in _HEAD]
-        columns[0] = Column("profile", least=12, style="cyan")
-        parts.append(table(columns, [_cells(plan) for plan in fitting], width))
+        parts.append(table(_COLUMNS, [_cells(plan) for plan in fitting], width))
     if missing := [plan.request.hardware.name for plan in plans if not plan.fits]:
         text = f"{counted(len(missing), 'profile')} too small: {', '.join(missing)}"
         parts.append(Text("\n".join(wrapped(visible(text), width)) + "\n"))
