@@ -37,38 +37,24 @@ if TYPE_CHECKING:  # what type checkers and editors see; a test compares it with
     from .settings.config import EngineConfig, Speculation
     from .settings.generation import GenerationConfig, Sampling
 
-_HOMES = {
-    "LLM": "api.llm",
-    "DocumentSession": "api.llm",
-    "Answer": "api.answer",
-    "BatchAnswer": "api.answer",
-    "AskOptions": "api.ask_options",
-    "EngineConfig": "settings.config",
-    "GenerationConfig": "settings.generation",
-    "Sampling": "settings.generation",
-    "Speculation": "settings.config",
-    "TierSettings": "memory.tier_settings",
-    "Engine": "engine",
-    "OpenModel": "api.opened_model",
-    "Tokenizer": "loading.tokenizers.tokenizer",
-    "open_model": "api.loader",
-    "CheckpointError": "errors",
-    "FetchError": "errors",
-    "ModelNotFound": "errors",
-    "OutOfMemory": "errors",
-    "PromptError": "errors",
-    "SettingsError": "errors",
-    "TriforceError": "errors",
-    "UnsupportedModel": "errors",
-    "UsageError": "errors",
-    "Event": "events",
-    "Finished": "events",
-    "Prefilled": "events",
-    "Speculated": "events",
-    "Text": "events",
-    "Thought": "events",
-    "Tokens": "events",
+_MODULES = {
+    "api.llm": "LLM DocumentSession",
+    "api.answer": "Answer BatchAnswer",
+    "api.ask_options": "AskOptions",
+    "settings.config": "EngineConfig Speculation",
+    "settings.generation": "GenerationConfig Sampling",
+    "memory.tier_settings": "TierSettings",
+    "engine": "Engine",
+    "api.opened_model": "OpenModel",
+    "loading.tokenizers.tokenizer": "Tokenizer",
+    "api.loader": "open_model",
+    "errors": (
+        "CheckpointError FetchError ModelNotFound OutOfMemory PromptError SettingsError TriforceError "
+        "UnsupportedModel UsageError"
+    ),
+    "events": "Event Finished Prefilled Speculated Text Thought Tokens",
 }
+_HOMES = {name: module for module, names in _MODULES.items() for name in names.split()}
 __all__ = [  # spelt out: type checkers read no expression
     "LLM",
     "Answer",

@@ -5,26 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Generator, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from .batching.batch import Batch, BatchEvent
-from .batching.lane import Lane
 from .batching.memory import BatchMemory
-from .batching.request import BatchRequest, Events
 from .errors import UsageError
 from .events import Event, Prefilled
 from .kernels.linear import multiplies_natively
 from .kernels.native import Kernel, generate_on_one_thread, torch_on_one_thread
 from .loading.prompt_checks import check_prompt, check_vocabulary, token_ids
-from .loading.quantized_copy import QuantizedCopies
-from .memory.store import Store
-from .memory.tiered_factory import TieredStoreFactory
-from .model.decoder import Model, QuantizedCopy
 from .planning.self_draft import best_level, expected_agreements, relative_costs
 from .prompt_cache.fingerprint import TOKENS as PROMPT_BLOCK
-from .prompt_cache.prefill import PromptCache
 from .session import Session
-from .settings.config import EXACT, QUANTIZE, GenerationConfig, Sampling, Speculation
+from .settings.config import QUANTIZE, GenerationConfig, Sampling, Speculation
+from .settings.kv_formats import KV_FORMATS
 from .settings.method_sizes import (
     budget_of,
     check_approximate,
@@ -42,6 +36,15 @@ from .speculation.levels.lossless import Replay, replay
 from .speculation.passes.runner import Runner
 from .speculation.passes.steps import AT_ONCE, Executor
 from .speculation.sampling.warp import Sampler
+
+if TYPE_CHECKING:
+    from .batching.lane import Lane
+    from .batching.request import BatchRequest, Events
+    from .loading.quantized_copy import QuantizedCopies
+    from .memory.store import Store
+    from .memory.tiered_factory import TieredStoreFactory
+    from .model.decoder import Model, QuantizedCopy
+    from .prompt_cache.prefill import PromptCache
 
 _Result = TypeVar("_Result")
 Evaluation = Callable[[Runner], Generator[Prefilled, None, _Result]]
@@ -157,7 +160,9 @@ class Engine:
 
     def _batch_memory(self, parallel: int) -> BatchMemory | None:
         """Return the pages of a batch's sequences; None where there are none, and each sequence has its own memory."""
-        has_pages = self.stores is None and self.model.operations.kernel is not None and self.model.kv == EXACT
+        has_pages = (
+            self.stores is None and self.model.operations.kernel is not None and KV_FORMATS[self.model.kv].is_plain
+        )
         shape = self.model.shape
         has_pages = has_pages and shape.kv_layers == shape.layers and not shape.caps_scores
         if not has_pages:
@@ -174,7 +179,7 @@ class Engine:
         settings, config = request.speculation, request.config
         ids = self._checked(request.ids, config, settings)
         length, spare = len(ids) + config.max_new_tokens, tree_nodes(settings)
-        if memory is None or settings.approximate is not None or settings.retrieval_kv != EXACT:
+        if memory is None or settings.approximate is not None or not KV_FORMATS[settings.retrieval_kv].is_plain:
             session = self._new_session(length, spare, settings, scope=request.scope)
             yield from self._events(session, ids, request.sampling, config, settings, request.logprobs, lane)
             return

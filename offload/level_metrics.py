@@ -63,11 +63,7 @@ def time_share(levels: Sequence[LevelStatistics]) -> dict[str, float]:
         return {}
     verify = sum(row.verify_s for row in full)
     middle = sum(row.verify_s for row in levels if row.verifier != FULL)
-    return {
-        "draft": max(total - verify - middle, 0.0) / total,
-        "middle": middle / total,
-        "verify": verify / total,
-    }
+    return {"draft": max(total - verify - middle, 0.0) / total, "middle": middle / total, "verify": verify / total}
 
 
 def cycle_seconds(levels: Sequence[LevelStatistics]) -> float | None:

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Generator, Hashable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .events import Event, Finished, Pinned, Tokens
-from .memory.store import Store
-from .memory.tiered_factory import TieredStoreFactory
-from .model.decoder import Model, QuantizedCopy
-from .prompt_cache.prefill import PromptCache
 from .sequence import TokenSequence
 from .settings.config import EXACT, GenerationConfig, Sampling, Speculation
 from .settings.method_sizes import (
@@ -24,7 +20,7 @@ from .settings.method_sizes import (
     tail_tokens,
 )
 from .settings.methods import LOOKUP, METHODS, MIDDLES
-from .speculation.drafters.draft_runner import DraftRunner
+from .speculation.drafters.drafter import DraftRunner
 from .speculation.drafters.ngram import LookupDrafter
 from .speculation.levels.approximate import approximate_runner, approximation
 from .speculation.levels.hierarchy import Hierarchy, Runners, build, draft_cache, may_have_alternative, selected_cache
@@ -32,6 +28,12 @@ from .speculation.passes.runner import Runner, SelectedRunner
 from .speculation.passes.steps import AT_ONCE, Executor
 from .speculation.sampling.logprobs import LogprobsRecorder
 from .speculation.sampling.warp import Sampler
+
+if TYPE_CHECKING:
+    from .memory.store import Store
+    from .memory.tiered_factory import TieredStoreFactory
+    from .model.decoder import Model, QuantizedCopy
+    from .prompt_cache.prefill import PromptCache
 
 
 class Session:

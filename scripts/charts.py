@@ -9,7 +9,7 @@ from typing import Any
 
 from svg import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, Picture, Plot, Scale, spread
 
-from offload.architecture.known import KNOWN
+from offload.architecture.known_models import KNOWN
 from offload.hardware import profiles
 from offload.hardware.rates import describe
 from offload.planning.plan import Plan, make_plan

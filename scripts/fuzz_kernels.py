@@ -28,7 +28,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from offload.architecture.dims import Dimensions, LinearAttention
-from offload.architecture.kv_formats import GROUP, group_bytes
+from offload.architecture.kv_formats import GROUP
 from offload.architecture.weight_formats import FORMATS
 from offload.kernels.delta_rule import DeltaRule, run_delta_rule
 from offload.kernels.native import LEVELS, Kernel, KernelUnavailable, find_kernel
@@ -48,6 +48,7 @@ from offload.kernels.native.panels import format_struct, pack_quantized
 from offload.kernels.native.rounding import round_weight
 from offload.kernels.quantized import QuantizedFormat, QuantizedTensor
 from offload.loading.formats.quantization import quantize_by_torch
+from offload.settings.kv_formats import KV_FORMATS
 
 DTYPES = (torch.bfloat16, torch.float32)
 OTHERS = (torch.float16, torch.float64, torch.int32, torch.int64, *DTYPES)
@@ -190,7 +191,7 @@ def attention_case(kernel: Kernel, draw: Draw) -> Case:
         blocks = new_blocks(k, v, blocks.shape[1] + (-blocks.shape[1] % 2) - -(-keys // BLOCK))
         most = (seen - 1) // GROUP
         chosen = sorted(draw.random.sample(range(most), draw.random.randint(1, most)))
-        memory = torch.zeros((kv_heads, blocks.shape[1] // 2, group_bytes(kind, dim)), dtype=torch.uint8)
+        memory = torch.zeros((kv_heads, blocks.shape[1] // 2, KV_FORMATS[kind].run_bytes(dim)), dtype=torch.uint8)
         groups = Groups(memory, kv_format(kind))
         items = torch.tensor([(h, 2 * g, g) for h in range(kv_heads) for g in chosen], dtype=torch.int32)
         kernel.quantize(quantize_call(blocks, groups, items, dim))

@@ -17,8 +17,7 @@ from offload.planning.plan import make_plan
 from offload.sequence import TokenSequence
 from offload.settings.config import Sampling, Speculation
 from offload.settings.method_sizes import draft_chunk
-from offload.speculation.drafters.draft_runner import DraftRunner
-from offload.speculation.drafters.drafter import ModelDrafter
+from offload.speculation.drafters.drafter import DraftRunner, ModelDrafter
 from offload.speculation.levels.hierarchy import draft_cache
 from offload.speculation.sampling.warp import Sampler
 

@@ -18,8 +18,7 @@ from offload.planning.latency import Decoding, predict
 from offload.sequence import TokenSequence
 from offload.speculation.auto.adaptive import AdaptiveScheduler
 from offload.speculation.drafters.drafter import ModelDrafter
-from offload.speculation.levels.level import Level
-from offload.speculation.levels.verifier import Verifier
+from offload.speculation.levels.level import Level, Verifier
 from offload.speculation.passes.runner import Runner
 from offload.speculation.sampling.warp import Sampler
 
@@ -87,6 +86,7 @@ def _triforce(machine: Machine, built: Built, predicted: Decoding) -> Level:
     return Level("target", full, AdaptiveScheduler([lower], predicted.gamma2), sampler.generator)
 
 
+@torch.inference_mode()
 def _decode(machine: Machine, top: Level, tokens: int, cycles: int) -> float:
     """Return the seconds per token of so many verifications, after two."""
     sequence = TokenSequence([*prompt(tokens), 1])

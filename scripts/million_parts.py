@@ -31,8 +31,7 @@ from offload.prompt_cache.block import write_block
 from offload.prompt_cache.chain import Prompt, Storage
 from offload.prompt_cache.entries import entries
 from offload.prompt_cache.fingerprint import TOKENS
-from offload.prompt_cache.folder import PromptFolder
-from offload.prompt_cache.header import Header
+from offload.prompt_cache.folder import Header, PromptFolder
 from offload.sequence import TokenSequence, common_prefix
 from offload.settings.config import EXACT, Sampling, Speculation
 from offload.speculation.drafters.ngram import LookupDrafter

@@ -5,11 +5,11 @@
 The CPU is a desktop with 8 cores and two channels of DDR4-3200, the rates that plans assume without a measurement.
 """
 
-from offload.architecture.known import KNOWN
+from offload.architecture.known_models import KNOWN
 from offload.architecture.weight_formats import rounded_bits
 from offload.hardware import profiles
 from offload.hardware.rates import describe
-from offload.loading.hub.hub_models import HUB_MODELS
+from offload.loading.hub.registry import HUB_MODELS
 from offload.planning.plan import make_plan
 from offload.planning.request import PlanRequest
 from offload.settings.config import EngineConfig

@@ -143,9 +143,9 @@ def _make_levels_long(items):
 @pytest.fixture(scope="session", autouse=True)
 def templates_share_processes():
     """Chat templates are rendered by processes that start once for all tests, not once for each."""
-    from offload.loading.tokenizers import chat_template
+    from offload.loading.tokenizers import conversation
 
-    with patch.object(chat_template, "LimitedProcesses", cache(chat_template.LimitedProcesses)):
+    with patch.object(conversation, "LimitedProcesses", cache(conversation.LimitedProcesses)):
         yield
 
 

@@ -15,7 +15,7 @@ import yaml
 
 from offload.errors import PromptError, SettingsError
 from offload.hardware import profiles
-from offload.system.bounded_yaml import Unbounded, read_bounded
+from offload.system.files import Unbounded, read_bounded
 from triforce_cli.input import documents
 from triforce_cli.summarize.instructions import load_templates
 

@@ -9,16 +9,15 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
-from offload.architecture.expert_dims import expected_experts
 from offload.architecture.families import FAMILIES
 from offload.architecture.hf_config import shape_from_config
-from offload.architecture.layer_spec import LayerSpec
+from offload.architecture.layer_spec import LayerSpec, expected_experts
 from offload.architecture.parameters import WeightBits
 from offload.errors import CheckpointError, UnsupportedModel
 from offload.kernels.native.ops import NativeOperations
 from offload.kernels.ops import TorchOperations
 from offload.loading.formats.hf_quantization.stored import Header
-from offload.loading.formats.quantized_checkpoint import QuantizedCheckpoint
+from offload.loading.formats.quantization import QuantizedCheckpoint
 from offload.loading.formats.safetensors import FolderCheckpoint
 from offload.loading.formats.stacked_experts import ExpertReader, expert_headers, expert_views, packed_bits
 from offload.loading.formats.tensor_checks import check_tensors

@@ -22,8 +22,7 @@ from transformers import (
 from offload import GenerationConfig, Speculation, Tokens
 from offload.api.loader import open_model
 from offload.architecture.families import FAMILIES
-from offload.architecture.hf_config import shape_from_config
-from offload.architecture.known import read_shape
+from offload.architecture.hf_config import read_shape, shape_from_config
 from offload.architecture.layer_spec import LayerSpec
 from offload.batching.request import BatchRequest
 from offload.engine import Engine

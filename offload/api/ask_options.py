@@ -12,6 +12,14 @@ from ..settings.config import GenerationConfig, Sampling
 from ..settings.validation import require
 
 
+def join_texts(texts: Sequence[str]) -> str:
+    """Return texts as one, with one blank line at each joint; everything else is unchanged."""
+    joined = texts[0]
+    for text in texts[1:]:
+        joined = joined.rstrip("\n") + "\n\n" + text.lstrip("\n")
+    return joined
+
+
 class AskOptions(TypedDict, total=False):
     """Name the options of a question: those of Sampling and GenerationConfig, and how the prompt is rendered.
 

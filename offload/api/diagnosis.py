@@ -11,9 +11,9 @@ import psutil
 import torch
 
 from ..architecture.families import FAMILIES
+from ..architecture.families.family import WRAPPERS
 from ..architecture.hf_config import shape_from_config
 from ..architecture.known_models import draft_models
-from ..architecture.text_part import WRAPPERS
 from ..errors import SettingsError
 from ..hardware.microbenchmarks import link_rate, read_rate
 from ..kernels.native import LEVELS, KernelUnavailable, find_kernel

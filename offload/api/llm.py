@@ -26,8 +26,7 @@ from ..settings.validation import require, require_instance, require_tokens
 from ..short_repr import short_repr
 from ..system.machine import free_memory
 from .answer import Answer, BatchAnswer
-from .ask_options import Asked, AskOptions, resolve
-from .joined_texts import join_texts
+from .ask_options import Asked, AskOptions, join_texts, resolve
 from .loader import open_model
 from .opened_model import OpenModel
 

@@ -11,17 +11,17 @@ from importlib.util import find_spec
 import torch
 
 from ..architecture.config import ModelShape
-from ..architecture.context_limit import new_tokens_in_context
-from ..architecture.known import sibling_of
+from ..architecture.known_models import sibling_of
 from ..architecture.kv_formats import stored_bytes
 from ..architecture.parameters import WeightBits
 from ..architecture.yarn import factor_for, stretched
 from ..engine import Engine
 from ..errors import SettingsError
 from ..kernels.ops import Operations, choose_operations
-from ..loading.formats.quantized_checkpoint import QuantizedCheckpoint
+from ..loading.formats.quantization import QuantizedCheckpoint
 from ..loading.formats.safetensors import Checkpoint
-from ..loading.formats.stored_bits import average_bits
+from ..loading.formats.tensor_checks import average_bits
+from ..loading.prompt_checks import new_tokens_in_context
 from ..loading.quantization_checks import (
     check_kv,
     check_offloaded_retrieval_kv,
@@ -43,13 +43,14 @@ from ..parallel import ALONE, Group, Share, split
 from ..planning.batch import fitting_sequences, kv_room
 from ..planning.memory import USABLE, MemoryEstimate, check_fit, estimate
 from ..planning.self_draft import copy_bits
+from ..prompt_cache.chain import AHEAD
 from ..prompt_cache.fingerprint import LEAST, TOKENS
 from ..prompt_cache.folder import PromptFolder
 from ..prompt_cache.prefill import PromptCache
-from ..prompt_cache.reader import AHEAD
 from ..prompt_cache.writer import MOST_COPIED
-from ..settings.config import EXACT, EngineConfig, Sampling, Speculation
+from ..settings.config import EngineConfig, Sampling, Speculation
 from ..settings.generation import DRY_BREAKERS
+from ..settings.kv_formats import KV_FORMATS
 from ..settings.method_sizes import (
     check_approximate,
     check_forgetting,
@@ -179,8 +180,8 @@ class OpenModel:
         """Return whether the retrieval cache copies nothing where all KV is on the device."""
         if self.device.type == "cpu":
             return self.kernel != "off"
-        is_exact = self.config.kv == selected_format(self.speculation) == EXACT
-        return is_exact and find_spec("triton") is not None
+        kinds = self.config.kv, selected_format(self.speculation)
+        return all(KV_FORMATS[kind].is_plain for kind in kinds) and find_spec("triton") is not None
 
     def check_fit(self, tokens: int, memory_limit: int | None = None) -> None:
         """Raise OutOfMemory if a sequence of `tokens` does not fit the device, or `memory_limit` bytes of it."""
@@ -340,16 +341,13 @@ class OpenModel:
             check_self_draft(settings, self.config, self.checkpoint, self.device, self.dtype)
 
     def check_kv(self) -> None:
-        """Raise SettingsError if keys and values are to be quantised, and no kernel attends to them.
-
-        And for other settings that layers of some kinds do not have.
-        """
+        """Raise SettingsError for caches and trees that some layers do not have, or that no kernel attends to."""
         shape, kv, settings = self.checkpoint.shape, self.config.kv, self.speculation
         check_approximate(settings, shape.family, not shape.is_uniform)
         models = filter(None, (self.checkpoint, self.draft))
         check_trees(settings, any(model.shape.linear for model in models), shape.vocab)
         missing = None
-        if not kv == settings.retrieval_kv == EXACT:
+        if not all(KV_FORMATS[kind].is_plain for kind in (kv, settings.retrieval_kv)):
             missing = missing_kernel(self.device, self.dtype, self.shape.head_dim, self.kernel)
         check_kv(kv, settings, shape, missing)
         check_retrieval_kv(kv, settings, shape, self.device, missing)

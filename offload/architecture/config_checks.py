@@ -1,4 +1,8 @@
-"""Checks the numbers in a model's config before anything is computed from them. Imports nothing heavy."""
+"""Checks the numbers in a model's config before anything is computed from them. Imports nothing heavy.
+
+One table of limits serves config.json and GGUF metadata: a value outside them would end in a crash, a long wait or
+wrong output.
+"""
 
 from __future__ import annotations
 
@@ -8,25 +12,89 @@ from typing import Any
 
 from ..errors import CheckpointError
 from ..short_repr import short_repr
-from .config_limits import (
-    ASCENDING,
-    DIVISOR,
-    EVERY_ROPE,
-    NUMBERS,
-    OF_EXPERTS,
-    OF_ROPE_TYPE,
-    QUERY_SCALING,
-    RATIO_TYPES,
-    ROPE_LISTS,
-    ROPE_NUMBERS,
-    SWITCHES,
-    Limits,
+from ..units import MOST_TOKENS
+from .families import FAMILIES
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The numbers from `least` to `most`, both included; only whole numbers if `kind` is int."""
+
+    kind: type[int] | type[float]
+    least: float
+    most: float
+    example: float
+    null: bool = False  # whether null is allowed, and means a default
+
+    def allow(self, value: Any) -> bool:
+        """Return whether a config's value is within the limits. NaN and booleans are not."""
+        if value is None:
+            return self.null
+        return type(value) in (int, self.kind) and self.least <= value <= self.most
+
+    @property
+    def example_text(self) -> str:
+        """Return the example, formatted."""
+        return _text(self.example)
+
+    def __str__(self) -> str:
+        kind = "a whole number" if self.kind is int else "a number"
+        return f"{kind} from {_text(self.least)} to {_text(self.most)}"
+
+
+NUMBERS = {
+    "num_hidden_layers": Limits(int, 1, 10_000, 32),
+    "hidden_size": Limits(int, 1, 2**20, 4096),
+    "intermediate_size": Limits(int, 1, 2**24, 11008),
+    "num_attention_heads": Limits(int, 1, 2**16, 32),
+    "num_key_value_heads": Limits(int, 1, 2**16, 8, null=True),
+    "head_dim": Limits(int, 2, 2**16, 128, null=True),
+    "vocab_size": Limits(int, 1, 2**28, 32000),
+    "max_position_embeddings": Limits(int, 1, MOST_TOKENS, 4096),
+    "sliding_window": Limits(int, 1, MOST_TOKENS, 4096, null=True),
+    "rms_norm_eps": Limits(float, 1e-30, 1, 1e-5),  # fp32 cannot represent numbers below 1e-38
+    "embedding_multiplier": Limits(float, 1e-6, 1e6, 12),
+    "attention_multiplier": Limits(float, 1e-6, 1e6, 0.015625),
+    "residual_multiplier": Limits(float, 1e-6, 1e6, 0.22),
+    "logits_scaling": Limits(float, 1e-6, 1e6, 8),
+    "logit_scale": Limits(float, 1e-6, 1e6, 0.0625),
+    "query_pre_attn_scalar": Limits(float, 1e-3, 1e6, 256, null=True),
+    "attn_logit_softcapping": Limits(float, 1e-3, 1e6, 50, null=True),
+    "final_logit_softcapping": Limits(float, 1e-3, 1e6, 30, null=True),
+    "rope_local_base_freq": Limits(float, 2, 1e30, 10000),
+    "sliding_window_pattern": Limits(int, 1, 10_000, 6, null=True),
+    "no_rope_layer_interval": Limits(int, 1, 10_000, 4),
+    "num_experts": Limits(int, 0, 2**16, 128),
+    "num_experts_per_tok": Limits(int, 1, 2**16, 8),
+    "moe_intermediate_size": Limits(int, 1, 2**24, 768),
+    "decoder_sparse_step": Limits(int, 1, 10_000, 1),
+    "global_head_dim": Limits(int, 2, 2**16, 512),
+    "num_global_key_value_heads": Limits(int, 1, 2**16, 4, null=True),
+    "num_kv_shared_layers": Limits(int, 0, 10_000, 18),
+    "hidden_size_per_layer_input": Limits(int, 0, 2**16, 256, null=True),
+    "vocab_size_per_layer_input": Limits(int, 1, 2**28, 262144),
+    "swiglu_limit": Limits(float, 1e-3, 1e6, 7),
+    "shared_expert_intermediate_size": Limits(int, 1, 2**24, 512),
+    "full_attention_interval": Limits(int, 1, 10_000, 4),
+    "linear_conv_kernel_dim": Limits(int, 2, 64, 4),
+    "linear_key_head_dim": Limits(int, 1, 2**16, 128),
+    "linear_value_head_dim": Limits(int, 1, 2**16, 128),
+    "linear_num_key_heads": Limits(int, 1, 2**16, 16),
+    "linear_num_value_heads": Limits(int, 1, 2**16, 32),
+}
+OF_EXPERTS = ("num_experts", "moe_intermediate_size")
+SWITCHES = (
+    *("attention_bias", "mlp_bias", "tie_word_embeddings", "use_sliding_window", "use_qk_norm"),
+    *("norm_topk_prob", "attention_k_eq_v", "enable_moe_block", "use_double_wide_mlp"),
 )
-from .families import FAMILIES, Family
-from .layer_spec import FULL, SLIDING
 
 _MOST_IDS = 2**32
 _BITS = (0, 1)
+
+
+def _text(number: float) -> str:
+    """Format a limit for an error message."""
+    return f"{number:,}" if isinstance(number, int) and number < 10**13 else f"{number:g}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,20 +116,20 @@ class ConfigCheck:
         return replace(self, names={**names, **self.names})
 
     def check(self, values: Mapping[str, Any]) -> None:
-        """Check a config's numbers, flags, token ids, heads and RoPE, under transformers' names.
+        """Check a config's numbers, flags, token ids and heads, under transformers' names; its family is known.
 
         Absent values are not checked: they have defaults. Raises CheckpointError with the name, the value and the
         values that are allowed.
         """
-        window, family = window_in_use(values), _family(values)
+        window, family = window_in_use(values), FAMILIES[values["model_type"]]
         for name, limits in NUMBERS.items():
             is_unused = name == "sliding_window" and window is None
-            if family is not None and name in family.not_null:
+            if name in family.not_null:
                 limits = replace(limits, null=False)
             if name in OF_EXPERTS and values.get(name) is None:  # other families may have null
-                is_unused = family is not None and "num_experts" not in family.defaults
+                is_unused = "num_experts" not in family.defaults
             if name in values and not is_unused:
-                self._number(name, values[name], limits)
+                self.number(name, values[name], limits)
         for name in SWITCHES:
             if name in values and not isinstance(values[name], bool):
                 raise self.error(name, values[name], "true or false")
@@ -71,15 +139,8 @@ class ConfigCheck:
         self._numbers_of_layers("mlp_only_layers", values)
         self._layer_types(values)
         self._per_layer_config(values)
-        rope = self.rope_of(values)
-        self._rope(rope)
-        for name in QUERY_SCALING if family is not None and family.scales_queries else ():
-            if name in rope and QUERY_SCALING[0] in rope:  # whatever the type of RoPE reads
-                self._number(name, rope[name], ROPE_NUMBERS[name])
-        if sliding := self.sliding_rope_of(values):
-            self._rope(sliding)
 
-    def _number(self, name: str, value: Any, limits: Limits) -> None:
+    def number(self, name: str, value: Any, limits: Limits) -> None:
         """Raise CheckpointError if a value is not within the limits."""
         if not limits.allow(value):
             raise self.error(name, value, str(limits), f", such as {limits.example_text}")
@@ -106,27 +167,6 @@ class ConfigCheck:
         if head_dim and head_dim % 2:
             raise self.error(name, head_dim, "an even number: RoPE turns pairs")
 
-    def _rope(self, rope: Mapping[str, Any]) -> None:
-        """Check the merged RoPE parameters that the RoPE type reads."""
-        kind = rope.get("rope_type")
-        read, required = OF_ROPE_TYPE.get(kind if isinstance(kind, str) else "", ((), ()))
-        for name in required:
-            if name not in rope:
-                raise CheckpointError(f"{self.place}: RoPE {kind} without {name}", self.hint)
-        for name in (*EVERY_ROPE, *read):
-            if name not in rope or (name == "factor" and rope[name] is None and kind in RATIO_TYPES):
-                continue
-            if name in ROPE_LISTS:
-                self._divisors(name, rope[name])
-            else:
-                self._number(name, rope[name], ROPE_NUMBERS[name])
-        if kind == "yarn" and not isinstance(rope.get("truncate", True), bool):
-            raise self.error("truncate", rope["truncate"], "true or false")
-        for lower, higher in ASCENDING:
-            first, second = rope.get(lower), rope.get(higher)
-            if lower in read and first is not None and second is not None and first >= second:
-                raise self.error(lower, first, f"below {self.names.get(higher, higher)}, which is {short_repr(second)}")
-
     def _flags(self, name: str, values: Mapping[str, Any]) -> None:
         """Check a list with 0 or 1 for every layer, or null."""
         flags, layers = values.get(name), values.get("num_hidden_layers", 0)
@@ -147,8 +187,8 @@ class ConfigCheck:
 
     def _layer_types(self, values: Mapping[str, Any]) -> None:
         """Check the list of each layer's kind, or null, where a family reads it."""
-        kinds, family = values.get("layer_types"), _family(values)
-        if kinds is None or family is None or not family.layer_kinds:
+        kinds, family = values.get("layer_types"), FAMILIES[values["model_type"]]
+        if kinds is None or not family.layer_kinds:
             return
         is_list = isinstance(kinds, list) and len(kinds) >= values.get("num_hidden_layers", 0)
         if not is_list or any(kind not in family.layer_kinds for kind in kinds):
@@ -166,47 +206,8 @@ class ConfigCheck:
         for own in by_layer.values():
             for each in ("head_dim", "num_key_value_heads"):
                 if each in own:
-                    self._number(each, own[each], replace(NUMBERS[each], null=False))
+                    self.number(each, own[each], replace(NUMBERS[each], null=False))
             self._even("head_dim", own.get("head_dim"))
-
-    def _divisors(self, name: str, value: Any) -> None:
-        """Check a list of longrope."""
-        if not isinstance(value, list) or not value or not all(map(DIVISOR.allow, value)):
-            raise self.error(name, value, f"a list with {DIVISOR} for every frequency")
-
-    def rope_of(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a config's RoPE parameters as one mapping, merged as transformers does.
-
-        Older files have `rope_scaling` with `type`, and `rope_theta` outside of it. Raises CheckpointError for anything
-        but a mapping of values, such as separate parameters for each kind of layer.
-        """
-        name = "rope_scaling" if values.get("rope_scaling") else "rope_parameters"
-        rope = values.get(name) or {}
-        if _is_by_kind(rope, values):
-            rope = rope.get(FULL) or {}
-        if not isinstance(rope, Mapping) or any(isinstance(value, Mapping) for value in rope.values()):
-            raise self.error(name, rope, "RoPE parameters that hold for all layers")
-        merged = {"rope_type": rope.get("type", "default"), **rope}
-        family = _family(values)
-        if family is not None and isinstance(merged["rope_type"], str):
-            merged["rope_type"] = family.rope_types.get(merged["rope_type"], merged["rope_type"])
-        if "rope_theta" in values:
-            merged.setdefault("rope_theta", values["rope_theta"])
-        if values.get("partial_rotary_factor") is not None:
-            merged.setdefault("partial_rotary_factor", values["partial_rotary_factor"])
-        return merged
-
-    def sliding_rope_of(self, values: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Return the RoPE parameters of layers with a window; None if they are those of the others."""
-        family, rope = _family(values), values.get("rope_parameters") or {}
-        if family is None or not family.has_layer_windows:
-            return None
-        if _is_by_kind(rope, values):
-            rope = rope.get(SLIDING)
-            if not isinstance(rope, Mapping) or any(isinstance(value, Mapping) for value in rope.values()):
-                raise self.error("rope_parameters", values["rope_parameters"], f"RoPE parameters with {SLIDING}")
-            return {"rope_type": "default", "rope_theta": 10000.0, **rope}
-        return family.sliding_rope(values) if family.sliding_rope else None
 
     def token_ids(self, value: Any, name: str = "eos_token_id") -> tuple[int, ...]:
         """Return the token ids in a config's value, which is null, one id or a list. Raises CheckpointError."""
@@ -216,23 +217,10 @@ class ConfigCheck:
         return tuple(ids)
 
 
-def _is_by_kind(rope: Any, values: Mapping[str, Any]) -> bool:
-    """Return whether RoPE parameters are those of each kind of layer."""
-    family = _family(values)
-    return family is not None and family.has_layer_windows and isinstance(rope, Mapping) and FULL in rope
-
-
 def window_in_use(values: Mapping[str, Any]) -> Any:
     """Return a config's sliding window, or None if the model does not use it, as in most of Qwen's configs."""
-    family = _family(values)
-    is_optional = family is not None and family.has_optional_window
+    is_optional = FAMILIES[values["model_type"]].has_optional_window
     return None if is_optional and not values.get("use_sliding_window") else values.get("sliding_window")
-
-
-def _family(values: Mapping[str, Any]) -> Family | None:
-    """Return the family of a config; None if it is not known."""
-    name = values.get("model_type")
-    return FAMILIES.get(name) if isinstance(name, str) else None
 
 
 def check_of_config(place: Any) -> ConfigCheck:

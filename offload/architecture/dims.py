@@ -5,68 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from .expert_dims import Experts
+from .layer_spec import Experts, Heads, LinearAttention
 from .parameters import Parameters
 
-STATE_ROOM = 160  # tokens that linear attention can be rolled back: those of a block of a prompt on disk, and a draft
 WINDOW_SLACK = 512  # tokens that layers with a window keep beside it, for rollbacks
-
-
-@dataclass(frozen=True, slots=True)
-class Heads:
-    """The KV heads of a layer, and the dimensions of each of its heads."""
-
-    kv_heads: int
-    head_dim: int
-
-
-@dataclass(frozen=True, slots=True)
-class LinearAttention:
-    """The linear attention of a decoder's layers by the gated delta rule.
-
-    Attributes:
-        key_heads: heads of q and of k, each of which `value_heads / key_heads` value heads share.
-        value_heads: heads of v, each with a state of `key_dim * value_dim` numbers.
-        key_dim, value_dim: dimensions of a head.
-        kernel: inputs of the causal convolution before q, k and v: the token's own, and those before it.
-        layers: how many of the decoder's layers have it.
-    """
-
-    key_heads: int
-    value_heads: int
-    key_dim: int
-    value_dim: int
-    kernel: int
-    layers: int
-
-    @property
-    def keys(self) -> int:
-        """Return the numbers of a token's q, and those of its k."""
-        return self.key_heads * self.key_dim
-
-    @property
-    def values(self) -> int:
-        """Return the numbers of a token's v."""
-        return self.value_heads * self.value_dim
-
-    @property
-    def width(self) -> int:
-        """Return the numbers of a token's q, k and v, which the convolution has as channels."""
-        return 2 * self.keys + self.values
-
-    @property
-    def state_numbers(self) -> int:
-        """Return the numbers of the recurrent state of one layer."""
-        return self.values * self.key_dim
-
-    def state_bytes(self, itemsize: int) -> int:
-        """Return the bytes that all layers keep for one sequence: see caches/recurrent_states.py.
-
-        These are states at three places, two of them with the inputs of STATE_ROOM tokens behind, for rollbacks.
-        """
-        before = (self.kernel - 1) * self.width * itemsize
-        behind = STATE_ROOM * (self.width * itemsize + 2 * self.value_heads * 4)
-        return self.layers * (3 * (4 * self.state_numbers + before) + 2 * behind)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ..settings.config import EXACT, Speculation
+from ..settings.config import Speculation
+from ..settings.kv_formats import EXACT, KV_FORMATS
 from ..settings.method_sizes import (
     KEPT_QUERIES,
     PADDING,
@@ -14,7 +15,7 @@ from ..settings.method_sizes import (
     tail_tokens,
 )
 from .dims import Dimensions
-from .kv_formats import GROUP, format_bytes
+from .kv_formats import format_bytes
 from .tier_footprint import GATHERED_BYTES
 
 
@@ -71,7 +72,7 @@ def has_second_cache(
 
     Arguments as of `retrieval_bytes`.
     """
-    takes_list = in_place and (device == "cpu" or kv != EXACT)
+    takes_list = in_place and (device == "cpu" or not KV_FORMATS[kv].is_plain)
     return has_alternative(settings, tokens) and (takes_list or (device == "cpu" and offloaded > 0))
 
 
@@ -110,8 +111,9 @@ def _chunk(settings: Speculation, tokens: int, device: str, offloaded: int, in_p
     Of quantised keys and values, those of the full cache or of the retrieval cache alone, it is a group.
     """
     grain = PAGE_GRAIN if offloaded or (in_place and device == "cpu") else 1
-    if kv != EXACT or (selected_format(settings) != EXACT and (in_place or device != "cpu")):
-        grain = GROUP
+    selected = KV_FORMATS[selected_format(settings)]
+    if not KV_FORMATS[kv].is_plain or (not selected.is_plain and (in_place or device != "cpu")):
+        grain = max(KV_FORMATS[kv].run, selected.run)
     return selected_chunk(settings, grain, tokens=tokens)
 
 

@@ -6,20 +6,30 @@ transformers takes seconds. Imports nothing heavy.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-from ..errors import UnsupportedModel
+from ..errors import CheckpointError, ModelNotFound, UnsupportedModel
 from ..short_repr import short_repr, short_text
 from .config import ModelShape
 from .config_checks import ConfigCheck, check_of_config, window_in_use, within_vocabulary
 from .dims import WINDOW_SLACK, LinearAttention
-from .expert_dims import Experts
 from .families import FAMILIES, Family
-from .layer_spec import FULL, LINEAR, SLIDING, LayerSpec, activation_of
-from .rope_config import ROPE_TYPES, SUPPORTED, context_of, dual_chunk_tokens, rope_parameters, sliding_rope_parameters
-from .text_part import text_config
+from .families.family import text_config
+from .layer_spec import FULL, LINEAR, SLIDING, Experts, LayerSpec, activation_of
+from .rope_config import (
+    ROPE_TYPES,
+    SUPPORTED,
+    check_rope_parameters,
+    context_of,
+    dual_chunk_tokens,
+    rope_parameters,
+    sliding_rope_of,
+    sliding_rope_parameters,
+)
 
 # transformers' defaults for values that a config leaves out.
 _DEFAULTS: dict[str, Any] = {
@@ -40,15 +50,14 @@ _DEFAULTS: dict[str, Any] = {
 
 
 def shape_from_config(
-    config: Mapping[str, Any],
-    generation: Mapping[str, Any],
-    check: ConfigCheck | None = None,
+    config: Mapping[str, Any], generation: Mapping[str, Any] | None, check: ConfigCheck | None = None
 ) -> ModelShape:
     """Return the shape of a model from its config.
 
     Args:
         config: the values of config.json. Absent values have transformers' defaults.
-        generation: the values of generation_config.json; its end-of-sequence ids are added to the config's.
+        generation: the values of generation_config.json; its end-of-sequence ids are added to the config's. None: they
+            are not known, and the shape has no such ids, as for a plan.
         check: names the file in errors; None for config.json without its path.
 
     Raises:
@@ -60,6 +69,7 @@ def shape_from_config(
     check = (check or check_of_config("config.json")).naming(own_names(config))
     config = common_config(config)
     check.check(config)
+    check_rope_parameters(config, check)
     values = _with_defaults(config, check)
     rope = rope_parameters(values, check)
     specs, window = _specs_and_window(values, check)
@@ -82,7 +92,7 @@ def shape_from_config(
         context=context_of(values, rope, window, dual_chunk),
         sliding_window=window,
         tied_embeddings=values["tie_word_embeddings"],
-        eos_ids=_eos_ids(values, generation, check),
+        eos_ids=() if generation is None else _eos_ids(values, generation, check),
         rope=rope,
         sliding_rope=sliding_rope if any(spec.window for spec in specs) else None,
         max_positions=values["max_position_embeddings"],
@@ -94,28 +104,27 @@ def shape_from_config(
     return shape
 
 
-def checked_features(config: Mapping[str, Any], check: ConfigCheck) -> dict[str, Any]:
-    """Return the fields of `PlanShape` for a checked config's context, heads, experts and kinds of layers.
+def read_shape(file: Path) -> ModelShape:
+    """Return the shape that a config.json gives, without end-of-sequence ids; a plan needs no more of a model.
 
-    `config` has the names of values that families share. Raises UnsupportedModel for features that the decoder does not
-    compute, and CheckpointError.
+    Raises as `shape_from_config`, and ModelNotFound where there is no such file.
     """
-    values = _with_defaults(config, check)
-    specs, window = _specs_and_window(values, check)
-    rope, dual_chunk = rope_parameters(values, check), dual_chunk_tokens(config, check)
-    _refuse_features(values, rope, specs)
-    sliding_rope_parameters(values, check)
-    return {
-        "context": context_of(values, rope, window, dual_chunk),
-        "dual_chunk": dual_chunk is not None,
-        **_features_of_layers(values, specs, check),
-        **_heads(values),
-        "layer_input": values.get("hidden_size_per_layer_input") or 0,
-    }
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        hint = "--model takes a folder with config.json and safetensors"
+        raise ModelNotFound(f"there is no config.json in {file.parent}", hint) from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(
+            f"cannot read {file}: {short_text(str(error))}", "copy the model's files again"
+        ) from error
+    if not isinstance(config, dict):
+        raise CheckpointError(f"{file} is not keys and values", "copy the model's files again")
+    return shape_from_config(config, None, check_of_config(file))
 
 
 def _features_of_layers(values: Mapping[str, Any], specs: Sequence[LayerSpec], check: ConfigCheck) -> dict[str, Any]:
-    """Return the fields of `Dimensions` that follow from the layers' specs. Raises as `checked_features`."""
+    """Return the fields of `Dimensions` that follow from the layers' specs. Raises as `shape_from_config`."""
     layers = values["num_hidden_layers"]
     every = [specs[layer % len(specs)] for layer in range(layers)]
     sliding, linear = (sum(spec.kind == kind for spec in every) for kind in (SLIDING, LINEAR))
@@ -179,11 +188,6 @@ def own_names(config: Mapping[str, Any]) -> dict[str, str]:
     return {ours: theirs for ours, theirs in aliases.items() if theirs in config}
 
 
-def default_of(family: str, name: str) -> Any:
-    """Return what a family's config has for an absent value; None where it follows from others."""
-    return (_DEFAULTS | FAMILIES[family].defaults).get(name)
-
-
 def _with_defaults(config: Mapping[str, Any], check: ConfigCheck) -> dict[str, Any]:
     """Return a checked config with transformers' defaults for absent values. Raises CheckpointError."""
     values = _DEFAULTS | FAMILIES[config["model_type"]].defaults | dict(config)
@@ -204,7 +208,7 @@ def _specs_and_window(values: Mapping[str, Any], check: ConfigCheck) -> tuple[tu
     if not family.has_layer_windows:
         return specs, window_in_use(values)
     windows = {spec.window for spec in specs}
-    if 0 in windows or check.sliding_rope_of(values) is not None:
+    if 0 in windows or sliding_rope_of(values, check) is not None:
         return specs, None
     return tuple(replace(spec, window=0) for spec in specs), max(windows)
 

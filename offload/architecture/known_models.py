@@ -1,16 +1,17 @@
 """The dimensions of well-known models, and which of them share a vocabulary. Imports nothing heavy.
 
 Dimensions are those of each model's published config.json, and `context` is its `max_position_embeddings`. To add a
-model, add its line here and its source to loading/hub/hub_models.py.
+model, add its line here and its source to loading/hub/registry.py.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
 from .dims import WINDOW_SLACK, Dimensions, LinearAttention
-from .expert_dims import Experts
+from .layer_spec import Experts
 from .parameters import WeightBits
 
 
@@ -200,3 +201,38 @@ def draft_models() -> dict[str, str]:
 
 def _vocabulary(known: str) -> str:
     return next(name for name, models in VOCABULARIES.items() if known in models)
+
+
+# What publishers write behind a name without changing the dimensions.
+_SUFFIX = re.compile(r"(instruct|chat|base|hf|it|v\d+|\d{4}|gguf|[qf]\d\w*|bf16|12b)+$")
+
+
+def known_name(name: str) -> str | None:
+    """Return the well-known model that has the dimensions of `name`; None if none has.
+
+    Publisher and variant do not matter: "meta-llama/Llama-3.1-8B-Instruct" has those of "Llama-3.1-8B".
+    """
+    wanted = simplified(name)
+    names = {simplified(known): known for known in KNOWN}
+    candidates = (wanted, re.sub("instruct|thinking|it$", "", wanted), _SUFFIX.sub("", wanted))
+    found = next((names[candidate] for candidate in candidates if candidate in names), None)
+    version = re.search(r"v\d+", wanted)
+    return None if version and VERSIONS.get(found, version[0]) != version[0] else found
+
+
+def sibling_of(name: str, shape: Dimensions) -> str | None:
+    """Return a well-known model that drafts for a model of some name and dimensions; None if none is known."""
+    known = known_name(name) or next((known for known, other in KNOWN.items() if _size(other) == _size(shape)), None)
+    return None if known is None else draft_for(known)
+
+
+def _size(shape: Dimensions) -> tuple[int, ...]:
+    heads = shape.heads, shape.kv_heads, shape.head_dim
+    return shape.layers, shape.hidden, *heads, shape.intermediate, shape.vocab
+
+
+def simplified(name: str) -> str:
+    """Return a model's name in lower case, without publisher, punctuation and file name ending."""
+    bare = re.sub(r"^.*/|\.gguf$", "", name.lower())
+    bare = re.sub(r"[^a-z0-9]", "", bare)
+    return re.sub(r"^(nousresearch|yarn|meta|deepseek)+", "", bare)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..settings.config import EXACT
+from ..settings.kv_formats import KV_FORMATS
 from .dims import Dimensions
 
 GROUP = 32  # tokens of keys and values that share their scales
@@ -11,19 +11,12 @@ WINDOW = 128  # tokens that are quantised together, as soon as they are complete
 SINK = GROUP  # first tokens, which are never quantised
 
 
-def group_bytes(kind: str, head_dim: int) -> int:
-    """Return the bytes of a group's keys and values of one head: bf16 scales and middles, and codes of 4 or 8 bits."""
-    return 4 * head_dim + 4 * GROUP + GROUP * head_dim * (1 if kind == "q4" else 2)
-
-
 def stored_bytes(shape: Dimensions, kind: str, tokens: int, itemsize: int) -> float:
     """Return the bytes of keys and values of all layers for `tokens` tokens in a format, without a ring."""
-    if kind == EXACT:
+    format, exact = KV_FORMATS[kind], shape.growing.kv_bytes(tokens, itemsize)
+    if format.is_plain:
         return shape.kv_bytes(tokens, itemsize)
-    exact = shape.growing.kv_bytes(tokens, itemsize)
-    return shape.window_bytes(tokens, itemsize) + exact * group_bytes(kind, shape.head_dim) / (
-        2 * GROUP * shape.head_dim * itemsize
-    )
+    return shape.window_bytes(tokens, itemsize) + exact * format.number_bits(shape.head_dim) / (8 * itemsize)
 
 
 def ring_blocks(tokens: int) -> int:
@@ -38,10 +31,11 @@ def quantized_layer_bytes(shape: Dimensions, kind: str, tokens: int, chunk: int,
 
 
 def format_bytes(shape: Dimensions, kind: str, tokens: int, itemsize: int) -> int:
-    """Return the bytes of one layer's keys and values in a format; of a multiple of GROUP tokens if quantised."""
-    if kind == EXACT:
+    """Return the bytes of one layer's keys and values in a format; of whole runs unless it is plain."""
+    format = KV_FORMATS[kind]
+    if format.is_plain:
         return shape.layer_kv_bytes(tokens, itemsize)
-    return shape.kv_heads * tokens // GROUP * group_bytes(kind, shape.head_dim)
+    return shape.kv_heads * tokens // format.run * format.run_bytes(shape.head_dim)
 
 
 def bf16_layer_bytes(shape: Dimensions, tokens: int, chunk: int, itemsize: int) -> int:

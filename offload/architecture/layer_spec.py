@@ -1,10 +1,11 @@
-"""What one decoder layer computes. The defaults are Llama's. Imports nothing heavy."""
+"""What one decoder layer computes, and the sizes of its parts. The defaults are Llama's. Imports nothing heavy."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
 
+STATE_ROOM = 160  # tokens that linear attention can be rolled back: those of a block of a prompt on disk, and a draft
 FULL, SLIDING, LINEAR = "full_attention", "sliding_attention", "linear_attention"  # transformers' kinds of layers
 ACTIVATIONS = {  # transformers' names -> ours
     "silu": "silu",
@@ -13,6 +14,106 @@ ACTIVATIONS = {  # transformers' names -> ours
     "gelu_pytorch_tanh": "gelu_tanh",
     "relu2": "relu2",
 }
+# Of a layer's experts: where a pass reads as many, copying the others too costs less than not knowing them in advance.
+NEARLY_ALL = 0.9
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """The KV heads of a layer, and the dimensions of each of its heads."""
+
+    kv_heads: int
+    head_dim: int
+
+
+@dataclass(frozen=True, slots=True)
+class LinearAttention:
+    """The linear attention of a decoder's layers by the gated delta rule.
+
+    Attributes:
+        key_heads: heads of q and of k, each of which `value_heads / key_heads` value heads share.
+        value_heads: heads of v, each with a state of `key_dim * value_dim` numbers.
+        key_dim, value_dim: dimensions of a head.
+        kernel: inputs of the causal convolution before q, k and v: the token's own, and those before it.
+        layers: how many of the decoder's layers have it.
+    """
+
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    kernel: int
+    layers: int
+
+    @property
+    def keys(self) -> int:
+        """Return the numbers of a token's q, and those of its k."""
+        return self.key_heads * self.key_dim
+
+    @property
+    def values(self) -> int:
+        """Return the numbers of a token's v."""
+        return self.value_heads * self.value_dim
+
+    @property
+    def width(self) -> int:
+        """Return the numbers of a token's q, k and v, which the convolution has as channels."""
+        return 2 * self.keys + self.values
+
+    @property
+    def state_numbers(self) -> int:
+        """Return the numbers of the recurrent state of one layer."""
+        return self.values * self.key_dim
+
+    def state_bytes(self, itemsize: int) -> int:
+        """Return the bytes that all layers keep for one sequence: see caches/recurrent_states.py.
+
+        These are states at three places, two of them with the inputs of STATE_ROOM tokens behind, for rollbacks.
+        """
+        before = (self.kernel - 1) * self.width * itemsize
+        behind = STATE_ROOM * (self.width * itemsize + 2 * self.value_heads * 4)
+        return self.layers * (3 * (4 * self.state_numbers + before) + 2 * behind)
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """The experts of a decoder's sparse layers, whose MLP is a mixture of them.
+
+    Attributes:
+        count: experts of a layer.
+        per_token: how many of them a token is routed to.
+        width: the intermediate size of each.
+        layers: how many of the decoder's layers are sparse.
+        shared: the intermediate size of the expert that all tokens have beside those; 0 without one.
+    """
+
+    count: int
+    per_token: int
+    width: int
+    layers: int
+    shared: int = 0
+
+    def distinct(self, tokens: float) -> float:
+        """Return the expected number of experts of a layer that `tokens` tokens read together."""
+        return expected_experts(self.count, self.per_token, tokens)
+
+    def reads_all(self, tokens: float) -> bool:
+        """Return whether `tokens` tokens read so many that a layer's experts are copied ahead, all of them."""
+        return reads_all(self.count, self.per_token, tokens)
+
+
+def expected_experts(count: int, per_token: int, tokens: float) -> float:
+    """Return the expected number of experts, of `count`, that `tokens` tokens read together, each `per_token` of them.
+
+    It is count * (1 - (1 - per_token / count) ** tokens), if each token's experts are random and independent of the
+    others' (MoESD, arXiv 2505.19645). Where neighbouring tokens share more of them, they read fewer.
+    """
+    return count * (1 - (1 - per_token / count) ** tokens)
+
+
+def reads_all(count: int, per_token: int, tokens: float) -> bool:
+    """Return whether `tokens` tokens read nearly all of `count` experts, each `per_token` of them."""
+    return expected_experts(count, per_token, tokens) >= NEARLY_ALL * count
 
 
 def activation_of(name: Any) -> str:

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from .expert_dims import Experts
-
-if TYPE_CHECKING:
-    from .dims import Heads, LinearAttention
+from .layer_spec import Experts, Heads, LinearAttention
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,8 @@ from ..errors import CheckpointError
 from ..short_repr import short_repr, short_text
 from .config import ModelShape
 
+Rows = tuple[Tensor, Tensor]  # cos and sin of some positions, as `rotate` takes them
+
 
 def _frequencies(shape: ModelShape, length: int) -> tuple[Tensor, float]:
     """Return inverse frequencies `[rotary_dim / 2]` in fp32 and the factor on cos and sin, for `length` tokens."""
@@ -148,14 +150,14 @@ class Rope:
         return self._cos[start:end].unsqueeze(1), self._sin[start:end].unsqueeze(1)
 
 
-def rotate(x: Tensor, rows: tuple[Tensor, Tensor]) -> Tensor:
+def rotate(x: Tensor, rows: Rows) -> Tensor:
     """Rotate `x` `[tokens, heads, head_dim]` by the positions of `rows`; pairs are halves, as in Llama."""
     cos, sin = rows
     low, high = x.chunk(2, dim=-1)
     return x * cos + torch.cat((-high, low), dim=-1) * sin
 
 
-def rows_of(shape: ModelShape, layer: int, rows: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+def rows_of(shape: ModelShape, layer: int, rows: Rows) -> Rows:
     """Return the rotations of a layer from those of the others, `rows`; a layer without RoPE rotates by angles of 0."""
     if shape.spec(layer).rotates:
         return rows

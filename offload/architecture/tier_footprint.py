@@ -5,7 +5,7 @@ Tests hold them against what offload/memory allocates.
 
 from __future__ import annotations
 
-from ..settings.config import EXACT
+from ..settings.kv_formats import EXACT, KV_FORMATS
 from .dims import Dimensions
 from .kv_formats import WINDOW, format_bytes
 
@@ -38,7 +38,7 @@ def staging_bytes(
 
 def open_slots(tokens: int, page: int, kv: str) -> int:
     """Return the slots for open pages: all those of a pass over `tokens` where they are quantised."""
-    return SLOTS if kv == EXACT else max(SLOTS, -(-tokens // page) + 1)
+    return SLOTS if KV_FORMATS[kv].is_plain else max(SLOTS, -(-tokens // page) + 1)
 
 
 def plain_prefill_bytes(shape: Dimensions, end: int, chunk: int, page: int, itemsize: int) -> int:

@@ -1,21 +1,75 @@
-"""A batch: which sequences run, and which of their steps make up the next pass."""
+"""A batch: which sequences run, which of their steps make up the next pass, and what each one's part of it costs."""
 
 from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Callable, Generator, Hashable, Iterable, Iterator
+from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from ..errors import TriforceError, typed_error
 from ..events import Event
-from ..model.decoder import Model
 from ..settings.method_sizes import KEPT_QUERIES
+from ..speculation.passes.estimators import ATTENTION_COST, ROW_COST
 from ..speculation.passes.steps import Step
-from .cost import PassCosts, divide
-from .lane import Answer, Ended, Lane, LogitsRequest, Pause, Start
-from .passes import JointPasses, Result, logits
+from .lane import Ended, Lane, LogitsRequest, Pause, Start
+from .passes import JointPasses, logits
+
+if TYPE_CHECKING:
+    from ..model.decoder import Model
+    from .lane import Answer
+    from .passes import Result
+
+_FORGET = 1.01  # a plain pass may take so much longer than the one before: contexts grow
+
+
+class PassCosts:
+    """Divides the time of passes between their sequences: who drafts pays for what drafts add.
+
+    By rows and bytes alone, a draft would look cheap where it makes the pass of all slower, such as one that is not
+    recorded. So where the time of a pass without drafts is known, what a pass with drafts takes longer is theirs.
+    """
+
+    def __init__(self) -> None:
+        self._plain: dict[Hashable, float] = {}  # seconds of the fastest pass of one row each, by models
+
+    def divide(self, steps: Sequence[Step], seconds: float) -> list[float]:
+        """Return the seconds of each step of a pass; their sum is `seconds`."""
+        models = tuple(sorted(id(step.model) for step in steps))
+        extra = [len(step.ids) - 1 for step in steps]
+        if not any(extra):
+            self._plain[models] = min(self._plain.get(models, seconds) * _FORGET, seconds)
+        plain = min(self._plain.get(models, seconds), seconds)
+        if not any(extra) or models not in self._plain or max(extra) >= KEPT_QUERIES:
+            return divide(steps, seconds)
+        parts = zip(shares([replace(step, ids=step.ids[:1]) for step in steps]), extra, strict=True)
+        return [share * plain + rows / sum(extra) * (seconds - plain) for share, rows in parts]
+
+
+def divide(wanted: Sequence[Step] | Sequence[LogitsRequest], seconds: float) -> list[float]:
+    """Return the seconds of each part, by what it reads and computes."""
+    return [share * seconds for share in shares(wanted)]
+
+
+def shares(wanted: Sequence[Step] | Sequence[LogitsRequest]) -> list[float]:
+    """Return the share of the time that each part takes; their sum is 1.
+
+    The weights are read once for all. Each part reads its own keys and values, and computes its own rows.
+    """
+    costs = [_own_cost(each) + each.model.read_cost / len(wanted) for each in wanted]
+    return [cost / sum(costs) for cost in costs]
+
+
+def _own_cost(part: Step | LogitsRequest) -> float:
+    """Return what a part adds, in bytes of weights that take as long to read."""
+    weights = part.model.read_cost
+    if isinstance(part, LogitsRequest):
+        return ROW_COST * weights * (len(part.hidden) - 1)
+    kv = ATTENTION_COST * part.model.shape.growing.kv_bytes(1, part.model.dtype.itemsize) * part.keys
+    experts = part.model.read_cost_of(len(part.ids)) - weights  # those that only its further rows read
+    return kv + experts + ROW_COST * (weights + kv) * (len(part.ids) - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +85,7 @@ class Cancelled:
 
 
 BatchEvent = Event | Failed | Cancelled
-Sequence = tuple[Hashable, Start] | tuple[Hashable, Start, Callable[[], bool]]
+Waiting = tuple[Hashable, Start] | tuple[Hashable, Start, Callable[[], bool]]
 
 
 class Batch:
@@ -48,7 +102,7 @@ class Batch:
         self._read_costs: dict[Model, float] = {}
         self._pass_costs = PassCosts()
 
-    def run(self, sequences: Iterable[Sequence | None]) -> Generator[tuple[Hashable, BatchEvent], int | None]:
+    def run(self, sequences: Iterable[Waiting | None]) -> Generator[tuple[Hashable, BatchEvent], int | None]:
         """Run all sequences, each a key, what starts its events, and what says that it is cancelled; yield the events.
 
         What is sent goes to the sequence whose event it answers. An exception of a sequence ends that one alone, with
@@ -81,7 +135,7 @@ class Batch:
             else:
                 yield lane.key, Cancelled()
 
-    def _admit(self, waiting: Iterator[Sequence | None]) -> Iterator[Lane]:
+    def _admit(self, waiting: Iterator[Waiting | None]) -> Iterator[Lane]:
         """Yield new lanes while there are fewer than there may be."""
         while len(self._lanes) < self._most and (following := next(waiting, None)) is not None:
             lane = Lane(*following)
@@ -135,10 +189,7 @@ class Batch:
         return self._read_costs[model]
 
     def _run(
-        self,
-        lanes: list[Lane],
-        compute: Callable[[list], list[Result]],
-        divide: Callable[[list, float], list[float]],
+        self, lanes: list[Lane], compute: Callable[[list], list[Result]], divide: Callable[[list, float], list[float]]
     ) -> list[tuple[Lane, Answer]]:
         """Compute what the lanes want together, and divide the seconds that it takes between them."""
         wanted = [lane.wants for lane in lanes]

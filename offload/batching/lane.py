@@ -11,15 +11,17 @@ import time
 from collections.abc import Callable, Hashable
 from contextlib import closing
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..events import Event
-from ..model.decoder import Model
 from ..speculation.passes.steps import Step
 from .request import Events, never
+
+if TYPE_CHECKING:
+    from ..events import Event
+    from ..model.decoder import Model
 
 
 class LogitsRequest(NamedTuple):
@@ -36,7 +38,7 @@ class Pause:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """What a lane comes to when its events have ended."""
+    """The end of a lane's events."""
 
 
 Request = Step | LogitsRequest | Pause

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch import Tensor
 
-from ..kernels.delta_rule import DeltaRule
-from ..model.decoder import Model
 from ..settings.method_sizes import KEPT_QUERIES
 from ..speculation.passes.recorded_passes import PassRecorder
 from ..speculation.passes.steps import Step
 from .lane import LogitsRequest
+
+if TYPE_CHECKING:
+    from ..kernels.delta_rule import DeltaRule
+    from ..model.decoder import Model
 
 _Wanted = TypeVar("_Wanted", Step, LogitsRequest)
 Result = Tensor | Exception
@@ -46,13 +48,7 @@ class JointCache:
         return torch.cat([cache.positions() for cache in self._caches])
 
     def _attend(
-        self,
-        caches: Sequence[Callable[..., Tensor]],
-        layer: int,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        lse: Tensor | None,
+        self, caches: Sequence[Callable[..., Tensor]], layer: int, q: Tensor, k: Tensor, v: Tensor, lse: Tensor | None
     ) -> Tensor:
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         nothing = [None] * len(caches)

@@ -56,13 +56,21 @@ class KeptMeanKeys:
         size = (shape.layers, shape.kv_heads, room, shape.head_dim)
         return torch.empty(size, dtype=self._store.dtype, device=self._store.device)
 
-    def scores(self, query: Tensor, chunks: int) -> Iterator[Tensor]:
+    def of(self, layer: int) -> Tensor:
+        """Return a layer's mean keys, of which the first `kept` are known."""
+        return self._means[layer]
+
+    def extend(self, chunks: int) -> None:
+        """Keep the mean keys of the first `chunks` chunks."""
         for first in range(self.kept, chunks, self._size):
             last = min(first + self._size, chunks)
             for layer in range(self._store.shape.layers):
                 start, end = first * self._chunk, last * self._chunk
                 self._write(layer, first, self._store.mean_keys(layer, start, end, self._chunk))
         self.kept = max(self.kept, chunks)
+
+    def scores(self, query: Tensor, chunks: int) -> Iterator[Tensor]:
+        self.extend(chunks)
         yield self._products(query.to(self._means.dtype).flatten(0, 1), chunks)
 
     def _write(self, layer: int, first: int, means: Tensor) -> None:

@@ -10,10 +10,9 @@ from ..kernels.attention import Partial, attend_masked, merge
 from ..kernels.triton import ROWS
 from ..kernels.triton.accumulate import attend_table, attend_table_before
 from ..memory.plain_store import PlainStore
-from .full import FullCache
-from .selection import Refresh, Selector
+from ..memory.store import append
+from .selected import InPlaceCache
 from .static_step import StepInputs
-from .table_base import InPlaceCache
 
 
 class ChunkTableCache(InPlaceCache):
@@ -21,14 +20,9 @@ class ChunkTableCache(InPlaceCache):
 
     has_static_steps = True
 
-    def __init__(
-        self, full: FullCache, selector: Selector, refresh: Refresh, budget: int, chunk: int, tail: int
-    ) -> None:
-        """Make a cache as in `SelectedCache`; the full cache's store is a PlainStore."""
-        super().__init__(full, selector, refresh, budget, chunk, tail)
-        store, shape = full.store, full.store.shape
+    def _allocate(self) -> None:
+        store, shape = self._full.store, self._full.store.shape
         self.store: PlainStore = store
-        self.selection = torch.empty((shape.layers * shape.kv_heads, 0), dtype=torch.long, device=store.device)
         size = (shape.layers, shape.kv_heads, self._slots)
         self.table = torch.zeros(size, dtype=torch.int32, device=store.device)  # the first of them are used
         self.lengths = torch.zeros(3, dtype=torch.long, device=store.device)  # of a recorded step; `seen` comes first
@@ -46,18 +40,14 @@ class ChunkTableCache(InPlaceCache):
         self.lengths[2:].fill_(chunks * self._chunk)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        q = append(self.store, layer, self.start, q, k, v, self.rows_of(layer), self.stored)
         keys, values = self.store.layer(layer)
-        rows = self.rows_of(layer)
-        new = slice(self.start + self.stored, self.start + len(q))
-        if k is not None:
-            keys[:, new] = rotate(k, rows)[self.stored :].transpose(0, 1)
-            values[:, new] = v[self.stored :].transpose(0, 1)
         table = self.table[layer, :, : self.selection.shape[1]]
         if self.tree is not None:
-            return self._attend_tree(rotate(q, rows), keys, values, table)
+            return self._attend_tree(q, keys, values, table)
         parts = [
             attend_table(part, keys, values, table, self._chunk, (self.seen + index * ROWS, self.tail_start))
-            for index, part in enumerate(rotate(q, rows).split(ROWS))
+            for index, part in enumerate(q.split(ROWS))
         ]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 

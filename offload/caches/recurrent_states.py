@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..architecture.dims import STATE_ROOM, LinearAttention
+from ..architecture.dims import LinearAttention
+from ..architecture.layer_spec import STATE_ROOM
 from ..kernels.delta_rule import DeltaRule, run_delta_rule
 from ..kernels.native import Kernel
 

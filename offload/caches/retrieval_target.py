@@ -14,6 +14,7 @@ from ..settings.config import Speculation
 from ..settings.method_sizes import selected_chunk
 from .approximate import ApproximateCache
 from .block_table import blocks_of
+from .chunk_scores import KeptMeanKeys
 from .full import FullCache
 
 ROOM = 64  # tokens of a pass, which share a selection
@@ -45,9 +46,8 @@ class RetrievedCache(ApproximateCache):
         self._sink, self._recent = -(-sink // chunk), -(-window // chunk)  # chunks
         self._scored = max(budget // chunk - self._sink - self._recent, 1)
         shape, device = full.store.shape, full.store.device
-        size = (shape.layers, shape.kv_heads, full.capacity // chunk, shape.head_dim)
-        self._means = torch.empty(size, dtype=full.store.dtype, device=device)
-        self._num_means = self._whole = 0  # chunks whose mean keys are known; whole chunks before the pass
+        self._means = KeptMeanKeys(full.store, chunk, full.capacity // chunk)
+        self._whole = 0  # whole chunks before the pass
         self._first = torch.arange(self._sink, device=device).expand(shape.kv_heads, -1)
         self._chunks: list[Tensor] = []  # of each layer, selected at the position `_selected_at`: [kv_heads, chunks]
         self._tables: list[Tensor] = []  # the same as blocks, with those of the tail
@@ -86,6 +86,8 @@ class RetrievedCache(ApproximateCache):
         if not self._reuses:
             self._selected_at = -1  # until `commit`
             self._tail, self._chunks, self._tables = self._whole - self._recent, [], []
+            if self._selects:
+                self._means.extend(self._whole)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         q, start = self._full.append(layer, q, k, v)
@@ -108,11 +110,7 @@ class RetrievedCache(ApproximateCache):
 
     def _scores(self, layer: int, q: Tensor, tail: int) -> Tensor:
         """Return the scores of the chunks between the sink and the tail, `[kv_heads, chunks]`."""
-        means = self._means[layer]
-        if self._whole > self._num_means:
-            known, end = self._num_means * self._chunk, self._whole * self._chunk
-            means[:, self._num_means : self._whole] = self.store.mean_keys(layer, known, end, self._chunk)
-        means = means[:, self._sink : tail]
+        means = self._means.of(layer)[:, self._sink : tail]
         grouped = q.unflatten(1, (len(means), -1)).permute(1, 0, 2, 3).flatten(1, 2)  # [kv_heads, queries, head_dim]
         products = torch.bmm(grouped, means.transpose(1, 2)).float() * q.shape[-1] ** -0.5
         return products.softmax(dim=-1).sum(dim=1)
@@ -136,8 +134,7 @@ class RetrievedCache(ApproximateCache):
         super().commit(keep)
         if before == self._num_aligned and self.length == before + ROOM:
             self._num_aligned = self.length
-        if self._selects and not self._reuses:  # with the mean keys of all whole chunks
-            self._num_means = max(self._num_means, self._whole)
+        if self._selects and not self._reuses:
             self._selected_at = before if self.length == before + 1 else -1
 
     @property
@@ -153,7 +150,7 @@ class RetrievedCache(ApproximateCache):
         self._num_aligned = self.length  # last: after an interrupt fewer count
 
     def truncate(self, length: int) -> int:
-        self._num_means = min(self._num_means, length // self._chunk)
+        self._means.truncate(length // self._chunk)
         self._num_aligned = self.restartable(length)
         self._selected_at = -1
         return self._full.truncate(length)

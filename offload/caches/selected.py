@@ -1,14 +1,16 @@
-"""The base of the retrieval caches: a few percent of the full cache's KV. Subclasses copy it or refer to it."""
+"""The bases of the retrieval caches: a few percent of the full cache's KV. Subclasses copy it or refer to it."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from ..architecture.rope import rows_of
 from ..memory.tree_attention import Tree
+from ..settings.config import EXACT
 from .full import FullCache
 from .in_flight import InFlightTokens
 from .selection import Refresh, Selector, choose
@@ -25,12 +27,20 @@ class SelectedCache(InFlightTokens):
     sequence where the chunks end and the tail begins.
     """
 
-    selection: Tensor
-
     def __init__(
-        self, full: FullCache, selector: Selector, refresh: Refresh, budget: int, chunk: int, tail: int
+        self,
+        full: FullCache,
+        selector: Selector,
+        refresh: Refresh,
+        budget: int,
+        chunk: int,
+        tail: int,
+        kind: str = EXACT,
     ) -> None:
-        """Select up to `budget` tokens in chunks of `chunk`; the tail has `tail` tokens, twice the longest draft."""
+        """Select up to `budget` tokens in chunks of `chunk`; the tail has `tail` tokens, twice the longest draft.
+
+        `kind` is the format in which selected chunks are attended to. Those of another one than EXACT are copies.
+        """
         self._full, self._selector, self.refresh = full, selector, refresh
         self._chunk, self._slots = chunk, min(budget, full.capacity) // chunk
         self._tail, self._room = tail, tail + chunk
@@ -41,7 +51,15 @@ class SelectedCache(InFlightTokens):
         self._windows_end = 0  # up to there, they are copies of the full cache's
         self.states = None if full.states is None else full.states.like()
         self._states_end = -1  # the full cache's length when they were copied from its; -1: to be copied
+        self._kind = kind
+        shape = full.store.shape
+        self.selection = torch.empty((shape.layers * shape.kv_heads, 0), dtype=torch.long, device=full.store.device)
+        self._allocate()
         full.keep_queries()
+
+    @abstractmethod
+    def _allocate(self) -> None:
+        """Allocate what a subclass has, of the sizes given."""
 
     @property
     def device(self) -> torch.device:
@@ -181,3 +199,56 @@ class SelectedCache(InFlightTokens):
             return length
         self._states_end = -1
         return min(length, self._full.length)
+
+
+class InPlaceCache(SelectedCache):
+    """Refers to the full cache's store for the selected chunks and the tail.
+
+    Tokens that the full cache has not run yet are stored behind its own. It overwrites them when it runs tokens there,
+    and `adopt` then drops them.
+    """
+
+    _writes = -1  # the full cache's `writes` when this cache's own tokens were last intact
+
+    def _invalidate(self, unchanged: int) -> bool:
+        return self._writes == self._full.writes
+
+    def adopt(self) -> None:
+        super().adopt()
+        self._writes = self._full.writes  # last: an interrupt must not leave overwritten tokens that count as intact
+
+    @property
+    def selects_for_free(self) -> bool:
+        return self._selector.cost == 0
+
+    @property
+    def held(self) -> int:
+        return self._held if self._writes == self._full.writes else 0
+
+    def begin(self, tokens: int, tree: Tree | None = None) -> None:
+        super().begin(tokens, tree)
+        end = self.start + tokens
+        if end > self._full.capacity:  # no assert: recorded calls of the native kernel check nothing more
+            raise AssertionError(f"{end} tokens in a cache of {self._full.capacity}")
+        # Invalidate the tokens of another such cache, not these. In this order: after an interrupt between the two, the
+        # next pass over the full cache must not have the number that this cache has noted.
+        self._full.writes += 1
+        self._writes = self._full.writes
+
+    @property
+    def ahead(self) -> int:
+        """Return how many tokens the full cache has behind the committed ones of this cache."""
+        return max(self._full.length - self._length, 0)
+
+    @property
+    def stored(self) -> int:
+        """Return how many in-flight tokens the full cache has: its exact ones are not overwritten by approximations."""
+        return min(max(self.ahead - self._held, 0), self._inflight)
+
+    def _compact(self, keep: Sequence[int]) -> None:
+        self._full.store.compact(self._length, keep)
+
+    @property
+    def seen(self) -> int:
+        """Return how many tokens the first one behind the committed ones attends to, itself included."""
+        return self.selection.shape[1] * self._chunk + self._length - self.tail_start + 1

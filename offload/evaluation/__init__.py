@@ -7,10 +7,11 @@ the selections of the middle level keep.
 
 from .attention import Policy, recovered_attention
 from .needles import Needle, NeedleScore, make_needles, score_needle
-from .recomputation import Recomputed, continue_greedily
 from .teacher_forcing import (
     Predictor,
+    Recomputed,
     TextScores,
+    continue_greedily,
     equal_tokens,
     mean_divergence,
     perplexities,

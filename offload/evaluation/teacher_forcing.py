@@ -1,6 +1,10 @@
 """Scores of a text's last tokens, each given the true tokens before it (teacher forcing).
 
 They are run one at a time, as in decoding: a cache that drops tokens then drops what it would drop there.
+
+Also the sliding window with recomputation, to which StreamingLLM compares itself (arXiv 2309.17453, section 3.1): every
+token is predicted from the latest tokens alone, which are run anew for it as a text of their own. It needs no sink, and
+each token costs as much as reading the window.
 """
 
 from __future__ import annotations
@@ -8,14 +12,17 @@ from __future__ import annotations
 import time
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
 
 from ..events import Prefilled
-from ..model.decoder import Model
 from ..sequence import TokenSequence
+
+if TYPE_CHECKING:
+    from ..model.decoder import Model
+    from ..speculation.passes.runner import Runner
 
 
 class Predictor(Protocol):
@@ -111,3 +118,41 @@ def equal_tokens(reference: Sequence[int], other: Sequence[int]) -> int:
     """Return how many tokens two outputs share until the first difference."""
     pairs = enumerate(zip(reference, other, strict=False))
     return next((index for index, (one, two) in pairs if one != two), min(len(reference), len(other)))
+
+
+class Recomputed:
+    """Predicts each token from the `window` tokens before it, which a runner runs anew.
+
+    Of the runner's cache, only what equals the window's own beginning is used again. It needs room for the window.
+    """
+
+    def __init__(self, runner: Runner, window: int) -> None:
+        assert window > 0, f"a window of {window} tokens"
+        self._runner, self._window = runner, window
+
+    @property
+    def model(self) -> Model:
+        return self._runner.model
+
+    def prefill(self, sequence: TokenSequence) -> Generator[Prefilled]:
+        """Read nothing ahead: each token reads its window. Yields that the sequence is read."""
+        yield Prefilled(len(sequence), len(sequence))
+
+    def rows(self, sequence: TokenSequence) -> Tensor:
+        """Return the hidden row `[1, hidden]` of the sequence's last token, in its window."""
+        return self._runner.rows(TokenSequence(sequence.tokens[-self._window :]))
+
+
+def continue_greedily(
+    predictor: Predictor, ids: Sequence[int], count: int
+) -> Generator[Prefilled, None, tuple[int, ...]]:
+    """Read a text `ids` and return the `count` tokens that are likeliest after it, one after the other.
+
+    Yields the progress of reading.
+    """
+    sequence, found = TokenSequence(ids), []
+    yield from predictor.prefill(sequence)
+    for _ in range(count):
+        found.append(int(predictor.model.logits(predictor.rows(sequence))[0].argmax()))
+        sequence.extend(found[-1:])
+    return tuple(found)

@@ -13,7 +13,7 @@ import yaml
 
 from ..errors import SettingsError
 from ..short_repr import short_repr, short_text
-from ..system.bounded_yaml import Unbounded, read_bounded
+from ..system.files import Unbounded, read_bounded
 from ..units import parse_size
 from .schema import UNITS, InvalidValue, Key, dotted, refuse_unknown, type_hints
 

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import SettingsError
+from ..settings.validation import RUNS_ON, is_other_platform
 from ..short_repr import short_repr
-from ..system.platforms import RUNS_ON, is_other_platform
 from .driver import gpu_names
 from .profile_file import build, is_path, read_extended
 from .schema import Gpu, Host, Link, Profile

@@ -9,9 +9,10 @@ from ..errors import SettingsError
 from ..kernels import triton
 from ..kernels.native import KernelUnavailable, find_kernel
 from ..kernels.native.ops import why_not
-from ..settings.config import EXACT, EngineConfig, Speculation
+from ..settings.config import EngineConfig, Speculation
+from ..settings.kv_formats import KV_FORMATS
 from ..settings.validation import require
-from .formats.quantized_checkpoint import QuantizedCheckpoint
+from .formats.quantization import QuantizedCheckpoint
 from .formats.safetensors import Checkpoint
 
 
@@ -87,7 +88,7 @@ def missing_kernel(device: torch.device, dtype: torch.dtype, head_dim: int, leve
 
 def check_kv(kv: str, settings: Speculation, shape: ModelShape, missing: str | None) -> None:
     """Raise SettingsError if the full cache's format `kv` does not work; `missing` as `missing_kernel` returns it."""
-    if kv == EXACT:
+    if KV_FORMATS[kv].is_plain:
         return
     what = "caps attention scores" if shape.caps_scores else "has attention sinks"
     refused = shape.caps_scores or shape.has_sinks
@@ -105,9 +106,13 @@ def check_retrieval_kv(
 ) -> None:
     """Raise SettingsError if the retrieval cache's format does not work beside the full cache's; see `check_kv`."""
     kind, hint = settings.retrieval_kv, "leave --retrieval-kv out"
-    if kind == EXACT:
+    if KV_FORMATS[kind].is_plain:
         return
-    require(kv == EXACT, f"--retrieval-kv {kind} needs keys and values without --kv {kv}", "leave one of the two out")
+    require(
+        KV_FORMATS[kv].is_plain,
+        f"--retrieval-kv {kind} needs keys and values without --kv {kv}",
+        "leave one of the two out",
+    )
     require(missing is None, f"--retrieval-kv {kind} needs {missing}", hint)
     require(
         device.type == "cpu" or not shape.caps_scores,
@@ -120,7 +125,7 @@ def check_offloaded_retrieval_kv(settings: Speculation, device: torch.device) ->
     """Raise SettingsError if a CPU's retrieval cache would copy keys and values from another tier unquantised."""
     kind = settings.retrieval_kv
     require(
-        kind == EXACT or device.type != "cpu",
+        KV_FORMATS[kind].is_plain or device.type != "cpu",
         f"--retrieval-kv {kind} is for keys and values in memory, and these are offloaded",
         "leave --retrieval-kv out, or offloading",
     )

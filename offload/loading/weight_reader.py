@@ -12,8 +12,7 @@ from ..architecture.config import ModelShape
 from ..kernels.ops import Linear, LocalLinear, Operations
 from ..kernels.quantized import QuantizedTensor
 from ..parallel import Group, Share
-from ..parallel.linear import GatheredLinear, SummedLinear, Table
-from ..parallel.norm import JoinedNorm
+from ..parallel.linear import GatheredLinear, JoinedNorm, SummedLinear, Table
 from .formats.layer_tensors import TensorPlaces
 from .formats.safetensors import TensorReader
 

@@ -2,6 +2,8 @@
 
 A file may have changed if its size, its times, its inode or samples of its tensors have. Size and modification time
 alone do not tell: `cp -p`, `rsync -t` and archives give other weights the same.
+
+Ranks compare less of their files: they only have to find out that they do not run the same model.
 """
 
 from __future__ import annotations
@@ -12,9 +14,13 @@ import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
+from ..errors import SettingsError
 from ..system.files import replace_file
+
+if TYPE_CHECKING:
+    from ..parallel.group import Group
 
 Extents = Sequence[tuple[int, int]]  # of the tensors in a file: first byte and number of bytes
 State = tuple[int, ...]
@@ -146,3 +152,34 @@ def _prefetch(file: BinaryIO, pieces: Sequence[tuple[int, int]]) -> None:
     os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
     for start, length in pieces:
         os.posix_fadvise(file.fileno(), start, length, os.POSIX_FADV_WILLNEED)
+
+
+_SAMPLE_OF_MODEL = 2**16  # bytes at the beginning, in the middle and at the end of a file
+_FILES = ("*.json", "*.jinja", "tokenizer.model", "merges.txt", "*.safetensors")
+
+
+def check_same(group: Group, facts: Mapping[str, Any]) -> None:
+    """Raise SettingsError on every rank if a rank's facts differ from rank 0's; values are compared by their repr."""
+    gathered = group.collect({name: repr(value) for name, value in facts.items()})
+    first = gathered[0]
+    for rank, theirs in enumerate(gathered):
+        names = [name for name in first | theirs if first.get(name) != theirs.get(name)]
+        if names:
+            shown = "; ".join(f"{name}: {first.get(name)} and {theirs.get(name)}" for name in names[:4])
+            raise SettingsError(
+                f"rank 0 and rank {rank} differ in {shown[:500]}", "give all nodes the same command, version and model"
+            )
+
+
+def fingerprint(path: Path) -> str:
+    """Return a digest of the names, sizes and samples of a model's files; reading whole files would take minutes."""
+    files = [path] if path.is_file() else sorted(file for pattern in _FILES for file in path.glob(pattern))
+    digest = hashlib.sha256()
+    for file in files:
+        size = file.stat().st_size
+        digest.update(f"{file.name if len(files) > 1 else ''} {size}".encode())
+        with file.open("rb") as stream:
+            for start in (0, size // 2, max(size - _SAMPLE_OF_MODEL, 0)):
+                stream.seek(start)
+                digest.update(stream.read(_SAMPLE_OF_MODEL))
+    return digest.hexdigest()[:16]

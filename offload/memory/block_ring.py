@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..architecture.config import ModelShape
-from ..architecture.rope import rotate
+from ..architecture.rope import Rows, rotate
 from ..kernels.native.calls import BlockCalls
 from ..kernels.native.kernel import Kernel
 from ..kernels.native.layout import key_view, move_tokens, value_view
@@ -47,7 +47,7 @@ class BlockRing:
         q: Tensor,
         k: Tensor | None,
         v: Tensor | None,
-        rows: tuple[Tensor, Tensor],
+        rows: Rows,
         end: int,
         tree: Tree | None = None,
         held: int = 0,
@@ -74,7 +74,7 @@ class BlockRing:
         q: Tensor,
         k: Tensor | None,
         v: Tensor | None,
-        rows: tuple[Tensor, Tensor],
+        rows: Rows,
         end: int,
         tree: Tree | None = None,
         held: int = 0,

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from ..architecture.config import ModelShape
+from ..architecture.rope import Rows
 from ..kernels.native.calls import BlockCalls
 from ..kernels.native.kernel import Kernel
 from ..kernels.native.kv_groups import Groups
 from ..kernels.native.layout import keys_of, mean_keys, move_tokens, values_of, write_blocks
 from ..kernels.native.library import BLOCK
 from ..settings.method_sizes import KEPT_QUERIES
-from .host_memory import host_memory
-from .store import DeviceStore, gather_chunks
+from .host_memory import copy_bytes, host_memory
+from .store import ALL, DeviceStore
 from .tree_attention import Tree
 
 
@@ -26,11 +25,12 @@ class BlockStore(DeviceStore):
 
     grain = BLOCK
     is_recordable = True
+    _table: Any = None  # the block number of each block of the sequence; None: they lie in order
+    _rows: Tensor | None = None  # the same for each KV head
 
     def __init__(self, kernel: Kernel, shape: ModelShape, capacity: int, dtype: torch.dtype) -> None:
         blocks = -(-capacity // BLOCK)
         memory = host_memory((shape.layers, shape.kv_heads, blocks, 2 * BLOCK * shape.head_dim), dtype)
-        self._count = blocks  # of the sequence
         self._set_memory(kernel, shape, dtype, memory, BlockCalls(shape, blocks))
 
     def _set_memory(
@@ -38,39 +38,23 @@ class BlockStore(DeviceStore):
     ) -> None:
         self.shape, self.dtype, self.device = shape, dtype, torch.device("cpu")
         self.kernel = self._kernel = kernel
-        self._blocks, self._calls = blocks, calls
+        self._blocks, self.calls = blocks, calls
         self._layers = blocks.unbind()
         self._rotated, self._out = (torch.empty(0, dtype=dtype) for _ in range(2))
 
-    def append(
-        self, layer: int, start: int, q: Tensor, k: Tensor, v: Tensor, rows: tuple[Tensor, Tensor], stored: int = 0
-    ) -> Tensor:
-        """Store tokens as in `Store`; of the first `stored`, already there, only queries are rotated."""
-        return self._append(layer, start, q, k, v, rows, stored)
-
-    def _append(
-        self,
-        layer: int,
-        start: int,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        rows: tuple[Tensor, Tensor],
-        stored: int,
-        table: Tensor | None = None,
-    ) -> Tensor:
+    def append(self, layer: int, start: int, q: Tensor, k: Tensor, v: Tensor, rows: Rows, stored: int = 0) -> Tensor:
         self._rotated = _buffer_for(self._rotated, q)
-        rotated = self._rotated[: len(q)]
-        call = self._calls.append(self._layers[layer], start, q, k, v, rows, rotated, stored, table)
+        rotated, table = self._rotated[: len(q)], self._table
+        call = self.calls.append(self._layers[layer], start, q, k, v, rows, rotated, stored, table)
         self._kernel.append(call, q, k, v, rotated, table)
         return rotated
 
     def attend(self, layer: int, q: Tensor, start: int, tree: Tree | None = None, lse: Tensor | None = None) -> Tensor:
         """Attend as in `Store`; with a `tree`, a token's result has the bits of its path as a chain."""
-        return self._attend(layer, q, start + 1, tree=tree, lse=lse)
+        return self._attend(layer, q, start + 1, self._rows, tree, lse=lse)
 
     def observe(self, layer: int, q: Tensor, start: int, lse: Tensor, received: Tensor) -> None:
-        self._kernel.observe(self._calls.observation(self._layers[layer], q, start + 1, lse, received))
+        self._kernel.observe(self.calls.observation(self._layers[layer], q, start + 1, lse, received, self._rows))
 
     def attend_table(
         self,
@@ -104,30 +88,31 @@ class BlockStore(DeviceStore):
         self._out = _buffer_for(self._out, q)
         out = self._out[: len(q)]
         more: dict[str, Any] = {"table": table, "out": out, "lse": lse, "parents": parents, "groups": groups}
-        call = self._calls.attention(self._layers[layer], q, seen, **more)
+        call = self.calls.attention(self._layers[layer], q, seen, **more)
         self._kernel.attend(call, q, table, out, lse, groups)
         return out
 
     def copy_rows(self, source: Tensor, target: Tensor) -> None:
         self._kernel.copy(source, target)
 
-    def layer(self, layer: int) -> Tensor:
+    def layer(self, index: int) -> Tensor:
         """Return a layer's blocks `[kv_heads, blocks, 2 * 16 * head_dim]`, not to be written to."""
-        return self._layers[layer]
+        return self._layers[index]
 
     def places(self, blocks: Tensor, position: int) -> Tensor:
         """Return a table for `attend_table` of blocks of the sequence, for queries from `position` on."""
         return blocks
 
-    def compact(self, start: int, keep: Sequence[int]) -> None:
-        moved = [(target, source) for target, source in enumerate(keep) if target != source]
-        if moved:
-            targets, sources = (self._places_of(start + torch.tensor(some)) for some in zip(*moved, strict=True))
-            move_tokens(self._blocks.flatten(0, 1), self.shape.head_dim, sources, targets)
+    def move(self, targets: Tensor, sources: Tensor) -> None:
+        both = self._places_of(sources), self._places_of(targets)
+        move_tokens(self._blocks.flatten(0, 1), self.shape.head_dim, *both)
 
-    def read(self, start: int, end: int) -> tuple[Tensor, Tensor]:
+    def read(self, start: int, end: int, layers: slice = ALL) -> tuple[Tensor, Tensor]:
         first, last = start // BLOCK, -(-end // BLOCK)
-        some, at = self._blocks[:, :, self._numbers(first, last)], slice(start - first * BLOCK, end - first * BLOCK)
+        some, at = (
+            self._blocks[layers][:, :, self._numbers(first, last)],
+            slice(start - first * BLOCK, end - first * BLOCK),
+        )
         both = (of(some, self.shape.head_dim).flatten(2, 3) for of in (keys_of, values_of))
         keys, values = (x[:, :, at] for x in both)
         return keys, values
@@ -158,34 +143,28 @@ class BlockStore(DeviceStore):
         return positions
 
     def put(self, rows: Tensor, chunks: Tensor, size: int, keys: Tensor, values: Tensor) -> None:
-        count = size // BLOCK
-        new = torch.empty((len(rows), count, self._blocks.shape[-1]), dtype=self.dtype)
+        new = torch.empty((len(rows), size // BLOCK, self._blocks.shape[-1]), dtype=self.dtype)
         write_blocks(new, self.shape.head_dim, torch.arange(size), keys, values)
-        first = self._places_of(BLOCK * (chunks.unsqueeze(1) * count + torch.arange(count)))
-        self._blocks.flatten(0, 1)[rows.unsqueeze(1), first // BLOCK] = new
+        self._blocks.flatten(0, 1)[rows.unsqueeze(1), self._blocks_of(chunks, size)] = new
+
+    def _blocks_of(self, chunks: Tensor, size: int) -> Tensor:
+        """Return where the blocks of chunks `[n]` of `size` tokens lie, `[n, blocks]`."""
+        blocks = chunks.unsqueeze(1) * (size // BLOCK) + torch.arange(size // BLOCK)
+        return self._places_of(BLOCK * blocks) // BLOCK
 
     def near(self, capacity: int) -> BlockStore:
         return BlockStore(self._kernel, self.shape, capacity, self.dtype)
 
     def gather(self, rows: Tensor, chunks: Tensor, size: int) -> tuple[Tensor, Tensor]:
-        return gather_chunks(*self.read(0, self._count * BLOCK), rows, chunks, size)
+        some = self._blocks.flatten(0, 1)[rows.unsqueeze(1), self._blocks_of(chunks, size)]
+        keys, values = (of(some, self.shape.head_dim).flatten(1, 2) for of in (keys_of, values_of))
+        return keys, values
 
     def mean_keys(self, layer: int, start: int, end: int, chunk: int) -> Tensor:
         assert start % BLOCK == end % BLOCK == chunk % BLOCK == 0, "chunks are whole blocks"
         some = self._blocks[layer][:, self._numbers(start // BLOCK, end // BLOCK)]
         means = mean_keys(some, self.shape.head_dim)
         return means.unflatten(1, (-1, chunk // BLOCK)).mean(2)
-
-
-def copy_bytes(target: Tensor, source: Tensor) -> None:
-    """Copy from host memory to where groups and blocks are.
-
-    Within host memory in this thread: torch's threads would take cores from those that read the next tokens.
-    """
-    if target.device.type != "cpu":
-        target.copy_(source)
-        return
-    np.copyto(target.view(torch.uint8).numpy(), source.view(torch.uint8).numpy())
 
 
 def _buffer_for(buffer: Tensor, like: Tensor) -> Tensor:

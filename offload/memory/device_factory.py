@@ -6,11 +6,10 @@ import torch
 
 from ..architecture.config import ModelShape
 from ..kernels.native import Kernel
-from ..settings.config import EXACT
+from ..settings.kv_formats import EXACT, KV_FORMATS
 from .block_store import BlockStore
-from .device_quantized_store import DeviceQuantizedStore
 from .plain_store import PlainStore
-from .quantized_store import QuantizedStore
+from .quantized_groups import GroupTiers
 from .store import DeviceStore, Store
 
 
@@ -21,16 +20,16 @@ def new_store(
     dtype: torch.dtype,
     device: torch.device,
     kv: str = EXACT,
+    tiers: GroupTiers | None = None,
 ) -> Store:
     """Return an empty store for a sequence of up to `capacity` tokens, all in one memory.
 
-    `kv` is EXACT, or the format of quantised keys and values, which needs the native kernel or Triton's.
+    `kv` is their format. Another one than EXACT needs the native kernel or Triton's, and may lie over `tiers`.
     """
-    if kv != EXACT and kernel is None:
-        return DeviceQuantizedStore(shape, capacity, dtype, device, kv)
-    if kv != EXACT:
-        return QuantizedStore(kernel, shape, capacity, dtype, kv)
-    return new_device_store(kernel, shape, capacity, dtype, device)
+    if KV_FORMATS[kv].is_plain:
+        return new_device_store(kernel, shape, capacity, dtype, device)
+    store, own = KV_FORMATS[kv].store(kernel is not None), (shape, capacity, dtype)
+    return store(*own, device, kv, tiers) if kernel is None else store(kernel, *own, kv, tiers)
 
 
 def new_device_store(

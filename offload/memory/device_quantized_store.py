@@ -12,20 +12,17 @@ import torch
 from torch import Tensor
 
 from ..architecture.config import ModelShape
-from ..architecture.kv_formats import BLOCK, GROUP, SINK, WINDOW
-from ..architecture.rope import rotate
+from ..architecture.kv_formats import GROUP, SINK, WINDOW
 from ..kernels.attention import Partial, attend, attend_masked, merge
 from ..kernels.kv_groups import dequantize_groups, dequantize_keys, quantize_groups
 from ..kernels.triton.group_accumulator import GroupAccumulator
 from .plain_store import PlainStore
 from .quantized_groups import GroupMemory, GroupTiers
-from .quantized_memory import SINK_BLOCKS, QuantizedMemory, Ring
+from .quantized_memory import QuantizedMemory
 from .quantized_store import runs_of_windows
 from .tree_attention import Tree
 
-# So that numbers in fp32 take little memory:
-_QUANTIZED_AT_ONCE = 16  # groups
-_DEQUANTIZED_AT_ONCE = 32 * 2**20  # bytes of keys in fp32
+_QUANTIZED_AT_ONCE = 16  # groups, so that numbers in fp32 take little memory
 
 
 class DeviceQuantizedStore(QuantizedMemory):
@@ -44,112 +41,28 @@ class DeviceQuantizedStore(QuantizedMemory):
         self._places: tuple[tuple[int, int, int], Tensor] | None = None  # of a tree's tokens, and what they depend on
         super().__init__(shape, capacity, dtype, device, kind, tiers)
 
-    def _new_ring(self, size: int, slots: int) -> Ring:
-        shape = self.shape
-        memory = (shape.layers, shape.kv_heads, 2, slots, BLOCK * shape.head_dim)
-        return Ring(size, torch.empty(memory, dtype=self.dtype, device=self.device))
-
-    def _plain(self) -> Tensor:
-        """View the ring's memory as `[layers, kv_heads, 2, tokens, head_dim]`: keys, and values."""
-        return self._ring.blocks.view(*self._ring.blocks.shape[:3], -1, self.shape.head_dim)
-
-    def _plain_layer(self, layer: int) -> tuple[Tensor, Tensor]:
-        keys, values = self._plain()[layer].unbind(1)
-        return keys, values
-
-    def _put(
-        self,
-        layer: int,
-        at: int,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        rows: tuple[Tensor, Tensor],
-        rotated: Tensor,
-        stored: int,
-    ) -> None:
-        keys, values = self._plain_layer(layer)
-        new = slice(at + stored, at + len(k))
-        keys[:, new] = rotate(k[stored:], tuple(row[stored:] for row in rows)).transpose(0, 1)
-        values[:, new] = v[stored:].transpose(0, 1)
-        rotated.copy_(rotate(q, rows))
-
-    def _quantize_groups(self, layer: int, groups: range, slots: list[int]) -> None:
-        for some, quantized in self._quantized(layer, groups, slots):
-            for memory, inside, part in self.groups.runs(layer, some, to_write=True):
-                memory[:, inside.start : inside.stop] = quantized[:, part]
-
-    def _quantized(self, layer: int, groups: range, slots: list[int]) -> Iterator[tuple[range, Tensor]]:
-        """Yield groups of a layer, whose blocks begin at these slots, quantised `[kv_heads, n, bytes]`."""
-        both = self._plain_layer(layer)
-        for some, slot in _runs_of_groups(groups, slots):
-            tokens = slice(slot * BLOCK, slot * BLOCK + len(some) * GROUP)
-            yield some, quantize_groups(*(x[:, tokens].unflatten(1, (-1, GROUP)) for x in both), self.kind)
-
-    def _groups_of(self, layer: int, groups: range) -> Tensor:
-        """Return quantised groups of a layer, `[kv_heads, n, bytes]` on the device."""
-        runs = [memory[:, some.start : some.stop] for memory, some, _ in self.groups.runs(layer, groups)]
-        return torch.cat(runs, dim=1) if len(runs) > 1 else runs[0]
-
-    def _dequantized(self, layer: int, groups: range) -> tuple[Tensor, Tensor]:
-        return self._dequantize(self._groups_of(layer, groups))
-
-    def _dequantize(self, groups: Tensor) -> tuple[Tensor, Tensor]:
-        """Return keys and values `[n, tokens, head_dim]` of groups `[n, groups, bytes]`."""
-        keys, values = (x.flatten(1, 2) for x in dequantize_groups(groups, self.shape.head_dim, self.kind, self.dtype))
-        return keys, values
-
-    def _move(self, targets: Tensor, sources: Tensor) -> None:
-        plain = self._plain()
-        plain[:, :, :, targets] = plain[:, :, :, sources]
-
-    def _read_slots(self, layer: int, slots: list[int]) -> tuple[Tensor, Tensor]:
-        keys, values = self._plain_layer(layer)
-        runs = [slice(slot * BLOCK, (slot + count) * BLOCK) for slot, count in _consecutive(slots)] or [slice(0, 0)]
-        return torch.cat([keys[:, run] for run in runs], dim=1), torch.cat([values[:, run] for run in runs], dim=1)
-
-    def read(self, start: int, end: int) -> tuple[Tensor, Tensor]:
-        """Return copies as in `Store`: tokens of the ring as they are, in few operations, others as in the base."""
-        if start < max(self._oldest, SINK):
-            return super().read(start, end)
-        runs = [slice(at, at + some.stop - some.start) for at, some in self._runs(start, end - start)]
-        keys, values = torch.cat([self._plain()[:, :, :, run] for run in runs], dim=3).unbind(2)
-        return keys, values
-
-    def mean_keys(self, layer: int, start: int, end: int, chunk: int) -> Tensor:
-        """Return mean keys as in `Store`, of whole groups, in pieces of which few numbers in fp32 are in memory."""
-        first = min(max(start, -(-SINK // chunk) * chunk), end)
-        last = max(end // WINDOW * WINDOW // chunk * chunk, first)
-        size = max(_DEQUANTIZED_AT_ONCE // (4 * self.shape.kv_heads * self.shape.head_dim) // chunk, 1) * chunk
-        parts = [self._read(layer, start, first)[0]] if start < first else []
-        for at in range(first, last, size):
-            parts.append(self._dequantized_keys(layer, range(at // GROUP, min(at + size, last) // GROUP)))
-        parts += [self._read(layer, last, end)[0]] if last < end else []
-        return torch.cat([x.unflatten(1, (-1, chunk)).mean(2, dtype=torch.float32) for x in parts], dim=1)
-
-    def _dequantized_keys(self, layer: int, groups: range) -> Tensor:
-        """Return a layer's keys `[kv_heads, tokens, head_dim]` in fp32 of quantised groups."""
-        some = self._groups_of(layer, groups)
-        return dequantize_keys(some, self.shape.head_dim, self.kind).flatten(1, 2)
-
     def near(self, capacity: int) -> PlainStore:
         return PlainStore(self.shape, capacity, self.dtype, self.device)
 
-    def gather(self, rows: Tensor, chunks: Tensor, size: int) -> tuple[Tensor, Tensor]:
-        """Copy chunks as in `Store`, of whole groups; tokens of the ring and the sink as they are."""
-        each = torch.arange(size // GROUP, device=self.device)
-        some = self.groups.at(rows, chunks.unsqueeze(1) * len(each) + each)
-        tokens = chunks.unsqueeze(1) * size + torch.arange(size, device=self.device)
-        return self._with_exact(rows, tokens, self._dequantize(some))
+    def _plain(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Return a layer's keys and values in the ring's memory, `[kv_heads, tokens, head_dim]`."""
+        return self._ring.store.layer(layer)
 
-    def _with_exact(self, rows: Tensor, tokens: Tensor, rounded: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        """Return keys and values of tokens `[n, size]` of rows: `rounded`, but as they are in the ring and the sink."""
-        block = tokens // BLOCK
-        slots = torch.where(block < SINK_BLOCKS, block, SINK_BLOCKS + block % self._ring.size)
-        own = self._plain().flatten(0, 1)[rows.unsqueeze(1), :, slots * BLOCK + tokens % BLOCK]  # [n, size, 2, dim]
-        is_exact = ((tokens < SINK) | (tokens >= self._oldest)).unsqueeze(-1)
-        keys, values = (torch.where(is_exact, own[:, :, part], x) for part, x in enumerate(rounded))
+    def _quantize_run(self, layer: int, groups: range, at: int) -> None:
+        for memory, some, part in self.groups.runs(layer, groups):
+            for first in range(0, len(some), _QUANTIZED_AT_ONCE):
+                inside = some[first : first + _QUANTIZED_AT_ONCE]
+                begin = at + (part.start + first) * GROUP
+                tokens = slice(begin, begin + len(inside) * GROUP)
+                both = (x[:, tokens].unflatten(1, (-1, GROUP)) for x in self._plain(layer))
+                memory[:, inside.start : inside.stop] = quantize_groups(*both, self.kind)
+
+    def _dequantized(self, groups: Tensor) -> tuple[Tensor, Tensor]:
+        keys, values = (x.flatten(1, 2) for x in dequantize_groups(groups, self.shape.head_dim, self.kind, self.dtype))
         return keys, values
+
+    def _dequantized_keys(self, groups: Tensor) -> Tensor:
+        return dequantize_keys(groups, self.shape.head_dim, self.kind).flatten(1, 2)
 
     def attend(self, layer: int, q: Tensor, start: int, tree: Tree | None = None, lse: Tensor | None = None) -> Tensor:
         if tree is not None:
@@ -211,8 +124,8 @@ class DeviceQuantizedStore(QuantizedMemory):
         """Begin rows of one window, from position `start` on, with the tokens that they see as they are."""
         begin = 0 if start < SINK else max(start // WINDOW * WINDOW, SINK)
         sink = (self._sink_table, SINK) if begin else None
-        tail = self._slot(begin // BLOCK) * BLOCK
-        result.attend_exact(rows, *self._plain_layer(layer), sink, tail, start - begin)
+        tail = self._ring.place(begin)
+        result.attend_exact(rows, *self._plain(layer), sink, tail, start - begin)
 
     def _attend_rounded(self, layer: int, q: Tensor, stop: int) -> Partial:
         """Attend to quantised groups 1 to `stop` alone, of which every row sees all."""
@@ -243,21 +156,21 @@ class DeviceQuantizedStore(QuantizedMemory):
         """Attend to tokens before a tree and to the tree, as they are."""
         key = start, len(tree), self._ring.size
         if self._places is None or self._places[0] != key:  # the same in all layers
-            self._places = key, self._token_slots([*before, *range(start, start + len(tree))])
+            self._places = key, self._ring.slots_of([*before, *range(start, start + len(tree))])
         sees = tree.on(self.device).sees[-len(q) :]
         mask = torch.cat((sees.new_ones((len(q), len(before))), sees), dim=1)
-        return attend_masked(q, *(x[:, self._places[1]] for x in self._plain_layer(layer)), mask)
+        return attend_masked(q, *(x[:, self._places[1]] for x in self._plain(layer)), mask)
 
     def _attend_path(self, layer: int, q: Tensor, start: int, path: list[int]) -> Partial:
         """Attend with one query to a path from `start` on, across the end of the window, to the window and the sink."""
         first = max(start // WINDOW * WINDOW, SINK)
         border = start // WINDOW * WINDOW + WINDOW
         tokens = [*range(first, start), *(start + token for token in path)]
-        slots = self._token_slots([*range(SINK), *tokens])
-        keys, values = (x[:, slots] for x in self._plain_layer(layer))
+        slots = self._ring.slots_of([*range(SINK), *tokens])
+        keys, values = (x[:, slots] for x in self._plain(layer))
         window = slice(SINK, SINK + border - first)
         both = [x[:, window].unflatten(1, (-1, GROUP)) for x in (keys, values)]
-        keys[:, window], values[:, window] = self._dequantize(quantize_groups(*both, self.kind))
+        keys[:, window], values[:, window] = self._dequantized(quantize_groups(*both, self.kind))
         return attend(q, keys, values)
 
 
@@ -278,22 +191,3 @@ def _open_groups(tiers: GroupTiers, layer: int, page: int) -> Tensor:
 def _first_group(page: int) -> int:
     """Return the first group of a page that is attended to quantised."""
     return SINK // GROUP if page == 0 else 0
-
-
-def _consecutive(slots: list[int]) -> Iterator[tuple[int, int]]:
-    """Yield runs of consecutive slots: the first one, and how many."""
-    first = 0
-    for index in range(1, len(slots) + 1):
-        if index == len(slots) or slots[index] != slots[index - 1] + 1:
-            yield slots[first], index - first
-            first = index
-
-
-def _runs_of_groups(groups: range, slots: list[int]) -> Iterator[tuple[range, int]]:
-    """Yield runs of a few groups whose slots follow each other: groups, and the first slot."""
-    first = 0
-    for index in range(1, len(groups) + 1):
-        is_end = index == len(groups) or index - first == _QUANTIZED_AT_ONCE
-        if is_end or slots[index] != slots[index - 1] + GROUP // BLOCK:
-            yield groups[first:index], slots[first]
-            first = index

@@ -12,7 +12,8 @@ from ..system.scratch_file import ScratchFile
 from .host_memory import host_memory
 
 if TYPE_CHECKING:
-    from .tiers import Tiers
+    from .link import Link
+    from .page import PageLayout
 
 SMALL_READ_BYTES = 64 * 1024  # that a disk reads in sequence in the time of one small read
 _BATCH_BYTES = 16 * 2**20  # of pages in memory at once
@@ -72,27 +73,41 @@ class DiskPages:
         """Return uninitialised memory for a page of so many layers, `[layers, numbers]`, aligned for the file."""
         return host_memory((layers, self.shape[2]), self.dtype)
 
+    def read_grains(
+        self, link: Link, layout: PageLayout, layer: Tensor, page: Tensor, head: Tensor, grain: Tensor
+    ) -> Tensor:
+        """Return grains of pages `[n, count, ...]` in memory, as `PageFormat.read_grains` takes them.
 
-def read_grains(tiers: Tiers[Any], layer: Tensor, page: Tensor, head: Tensor, grain: Tensor) -> Tensor:
-    """Return grains of pages on disk, `[n, count, ...]` as `PageFormat.read_grains` takes them.
-
-    All indices are `[n, count]`. Raises TransferFailed.
-    """
-    pages: Any = tiers.pages
-    shape = layer.shape
-    grains = tiers.format.grains(torch.empty((1, 1), dtype=pages.dtype).expand(1, pages.shape[2]))  # for its shape
-    heads, each, *numbers = grains.shape[1:]
-    picked = torch.empty((layer.numel(), *numbers), dtype=pages.dtype)
-    within, keys = (head * each + grain).flatten(), (layer * pages.shape[1] + page).flatten()
-    is_near = layer.flatten() < pages.memory_layers
-    if pages.memory_layers:
-        near = tiers.format.grains(pages.memory).flatten(0, 3)
-        picked[is_near] = near[keys[is_near] * heads * each + within[is_near]]
-    groups = [(key, at) for key, at in _by_page(keys) if not is_near[at[0]]]
-    few = pages.page_bytes // SMALL_READ_BYTES
-    _read_small(tiers, [(key, at) for key, at in groups if len(at) < few], within, picked)
-    _read_whole(tiers, [(key, at) for key, at in groups if len(at) >= few], within, picked, heads * each)
-    return picked.unflatten(0, shape)
+        All indices are `[n, count]`. Raises TransferFailed.
+        """
+        grains = layout.grains(torch.empty((1, 1), dtype=self.dtype).expand(1, self.shape[2]))  # for its shape
+        heads, each, *numbers = grains.shape[1:]
+        picked = torch.empty((layer.numel(), *numbers), dtype=self.dtype)
+        within, keys = (head * each + grain).flatten(), (layer * self.shape[1] + page).flatten()
+        is_near = layer.flatten() < self.memory_layers
+        if self.memory is not None:
+            near = layout.grains(self.memory).flatten(0, 3)
+            picked[is_near] = near[keys[is_near] * heads * each + within[is_near]]
+        groups = [(*divmod(key, self.shape[1]), at) for key, at in _by_page(keys) if not is_near[at[0]]]
+        few = self.page_bytes // SMALL_READ_BYTES
+        size = picked[:1].nbytes
+        small: list[Any] = [
+            (picked[i], self.part(of, number, int(within[i]) * size, size))
+            for of, number, at in groups
+            if len(at) < few
+            for i in at.tolist()
+        ]
+        if small:
+            link.wait(link.copy(small))
+        whole = [group for group in groups if len(group[2]) >= few]
+        memory = self.new_memory(min(len(whole), max(_BATCH_BYTES // self.page_bytes, 1)))
+        for start in range(0, len(whole), max(len(memory), 1)):  # some at once
+            some = list(zip(memory, whole[start : start + len(memory)], strict=False))
+            pairs: list[Any] = [(row, self[of, number]) for row, (of, number, _) in some]
+            link.wait(link.copy(pairs))
+            for row, (_, _, at) in some:
+                picked[at] = row.view(heads * each, *numbers)[within[at]]
+        return picked.unflatten(0, layer.shape)
 
 
 def _by_page(keys: Tensor) -> list[tuple[int, Tensor]]:
@@ -100,33 +115,3 @@ def _by_page(keys: Tensor) -> list[tuple[int, Tensor]]:
     order = torch.argsort(keys, stable=True)
     found, counts = torch.unique_consecutive(keys[order], return_counts=True)
     return list(zip(found.tolist(), order.split(counts.tolist()), strict=True))
-
-
-def _read_small(tiers: Tiers[Any], groups: list[tuple[int, Tensor]], within: Tensor, picked: Tensor) -> None:
-    """Read grains one by one."""
-    pages: Any = tiers.pages
-    pairs: list[Any] = []
-    for key, at in groups:
-        layer, page = divmod(key, pages.shape[1])
-        for index in at.tolist():
-            size = picked[index].nbytes
-            pairs.append((picked[index], pages.part(layer, page, int(within[index]) * size, size)))
-    _copy(tiers, pairs)
-
-
-def _read_whole(tiers: Tiers[Any], groups: list[tuple[int, Tensor]], within: Tensor, picked: Tensor, each: int) -> None:
-    """Read whole pages, some at once, and pick their grains."""
-    pages: Any = tiers.pages
-    if not groups:
-        return
-    memory = pages.new_memory(min(len(groups), max(_BATCH_BYTES // pages.page_bytes, 1)))
-    for start in range(0, len(groups), len(memory)):
-        some = groups[start : start + len(memory)]
-        _copy(tiers, [(row, pages[divmod(key, pages.shape[1])]) for row, (key, _) in zip(memory, some, strict=False)])
-        for row, (_, at) in zip(memory, some, strict=False):
-            picked[at] = row.view(each, *picked.shape[1:])[within[at]]
-
-
-def _copy(tiers: Tiers[Any], pairs: list[Any]) -> None:
-    if pairs:
-        tiers.link.wait(tiers.link.copy(pairs))

@@ -13,7 +13,7 @@ from torch import Tensor
 from ..kernels.accumulate import PassResult
 from ..system.machine import usable_cores
 from .balance import Balance
-from .page import PageFormat
+from .page import PageLayout
 
 
 class HostResult(NamedTuple):
@@ -39,82 +39,58 @@ def thread_count(device: torch.device) -> int:
     return threads if device.type == "cpu" else max(min(threads, usable_cores() - 1), 1)
 
 
-class HostThread:
-    """A thread that attends to whole pages in host memory, beside what `device` does.
+class HostAttention:
+    """A thread that attends to whole pages of a format in host memory, beside what `device` does.
 
-    `bandwidth`, in bytes/s, slows it down to that rate: to model another machine's host memory.
+    `bandwidth`, in bytes/s, slows it down to that rate: to model another machine's host memory. `sums`: whether results
+    are a sum, as those for a GPU are.
     """
 
-    def __init__(self, device: torch.device, bandwidth: float | None = None) -> None:
-        self._bandwidth = bandwidth
+    def __init__(
+        self, format: PageLayout, device: torch.device, bandwidth: float | None = None, sums: bool = False
+    ) -> None:
+        self._format, self._bandwidth, self._sums = format.host, bandwidth, sums
         # OpenMP's number of threads belongs to a thread: the new one does not inherit this one's.
         threads = thread_count(device)
         self._pool = ThreadPoolExecutor(1, "host-attention", torch.set_num_threads, (threads,))
 
-    def attend_each(self, pages: Tensor, attend: Callable[[int, Tensor], Any]) -> Future[HostResult]:
-        """Compute the partial result `attend(index, page)` of each of the pages `[n, numbers]`, for queries on the CPU.
-
-        The queries must not change until the result is ready.
-        """
-        return self._submit(pages, lambda: ([attend(index, page) for index, page in enumerate(pages)], None))
-
-    def submit(self, pages: Tensor, first: int, q: Tensor) -> Future[HostResult]:
+    def submit(
+        self, pages: Tensor, first: int, q: Tensor, attend: Callable[[int, Tensor, Tensor], Any] | None = None
+    ) -> Future[HostResult]:
         """Attend to all tokens of pages `[n, numbers]`, which are those from number `first` on.
 
-        The rotated queries must not change until the result is ready. Only a subclass knows what pages contain.
+        The rotated queries must not change until the result is ready. `attend` does what the format's `attend_whole`
+        does, in its place.
         """
-        raise NotImplementedError
+        arrived = None
+        if q.device.type != "cpu":
+            q = torch.empty(q.shape, dtype=q.dtype, pin_memory=True).copy_(source := q, non_blocking=True)
+            arrived = torch.cuda.Event()
+            arrived.record(torch.cuda.current_stream(source.device))
+        return self._pool.submit(self._run, pages, first, q, attend or self._format.attend_whole, arrived)
 
-    def _copied(self, q: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:
-        """Begin to copy a GPU's queries to the host; return where they will be, and the event when they are."""
-        copy = torch.empty(q.shape, dtype=q.dtype, pin_memory=True).copy_(q, non_blocking=True)
-        arrived = torch.cuda.Event()
-        arrived.record(torch.cuda.current_stream(q.device))
-        return copy, arrived
-
-    def _submit(
-        self,
-        pages: Tensor,
-        compute: Callable[[], tuple[list[Any], Tensor | None]],
-        arrived: torch.cuda.Event | None = None,
-    ) -> Future[HostResult]:
-        return self._pool.submit(self._run, pages, compute, arrived)
-
+    @torch.inference_mode()
     def _run(
         self,
         pages: Tensor,
-        compute: Callable[[], tuple[list[Any], Tensor | None]],
+        first: int,
+        q: Tensor,
+        attend: Callable[[int, Tensor, Tensor], Any],
         arrived: torch.cuda.Event | None,
     ) -> HostResult:
         if arrived is not None:
             arrived.synchronize()
-        start = time.perf_counter()
-        with torch.inference_mode():
-            partials, state = compute()
+        start, state = time.perf_counter(), None
+        partials = (attend(number, page, q) for number, page in enumerate(pages, first))
+        if arrived is not None or self._sums:
+            result = self._format.accumulator(q)
+            for part in partials:
+                result.add(slice(0, len(q)), part)
+            state = result.state() if arrived is None else result.state().pin_memory()
+        found = list(partials)
         if self._bandwidth is not None:
             time.sleep(max(start + pages.nbytes / self._bandwidth - time.perf_counter(), 0))
-        return HostResult(len(pages), time.perf_counter() - start, partials, state)
-
-
-class HostAttention(HostThread):
-    """Attends to whole pages of a page format."""
-
-    def __init__(self, format: PageFormat, device: torch.device, bandwidth: float | None = None) -> None:
-        super().__init__(device, bandwidth)
-        self._format = format.host
-
-    def submit(self, pages: Tensor, first: int, q: Tensor) -> Future[HostResult]:
-        if q.device.type == "cpu":
-            return self.attend_each(pages, lambda _, page: self._format.attend(page, q, self._format.tokens))
-        copy, arrived = self._copied(q)
-        return self._submit(pages, lambda: ([], self._summed(pages, copy)), arrived)
-
-    def _summed(self, pages: Tensor, q: Tensor) -> Tensor:
-        """Return the state of attention to all the pages, in pinned memory."""
-        result = self._format.accumulator(q)
-        for page in pages:
-            result.attend(page, slice(0, len(q)), self._format.tokens)
-        return result.state().pin_memory()
+        return HostResult(len(pages), time.perf_counter() - start, found, state)
 
 
 def add_from_host(

@@ -13,6 +13,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -37,6 +38,17 @@ def host_memory(size: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     with contextlib.suppress(OSError):  # a Linux kernel built without huge pages
         memory.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(memory, dtype=dtype, count=count).view(size)
+
+
+def copy_bytes(target: Tensor, source: Tensor) -> None:
+    """Copy from host memory to where groups and blocks are.
+
+    Within host memory in this thread: torch's threads would take cores from those that read the next tokens.
+    """
+    if target.device.type != "cpu":
+        target.copy_(source)
+        return
+    np.copyto(target.view(torch.uint8).numpy(), source.view(torch.uint8).numpy())
 
 
 def allocator(device: torch.device) -> Allocate:

@@ -9,21 +9,20 @@ import torch
 from torch import Tensor
 
 from ..architecture.config import ModelShape
-from .quantized_memory import QuantizedMemory
+from ..architecture.rope import Rows
 from .store import DeviceStore, Store
-from .tiered_store import TieredStore
 from .tiers import Tiers
 from .tree_attention import Tree
 
 
 class LayeredStore(Store):
-    """The layers of `resident`, and behind them those of `far`, of the same format; `near` makes stores for all."""
+    """The layers of `resident`, and behind them those of `far` over tiers; `near` makes stores for all of them."""
 
     def __init__(
         self,
         shape: ModelShape,
         resident: Store,
-        far: TieredStore | QuantizedMemory,
+        far: Any,
         near: Callable[[int], DeviceStore],
     ) -> None:
         self.shape, self.dtype, self.device = shape, far.dtype, far.device
@@ -34,7 +33,6 @@ class LayeredStore(Store):
     @property
     def tiers(self) -> Tiers[Any]:
         """Return the tiers of the layers that are not resident."""
-        assert self.far.tiers is not None
         return self.far.tiers
 
     @property
@@ -64,7 +62,7 @@ class LayeredStore(Store):
     def restartable(self, length: int) -> int:
         return self.resident.restartable(self.far.restartable(length))
 
-    def append(self, layer: int, start: int, q: Tensor, k: Tensor, v: Tensor, rows: tuple[Tensor, Tensor]) -> Tensor:
+    def append(self, layer: int, start: int, q: Tensor, k: Tensor, v: Tensor, rows: Rows) -> Tensor:
         store, layer = self._of(layer)
         return store.append(layer, start, q, k, v, rows)
 

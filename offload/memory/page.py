@@ -13,18 +13,16 @@ import torch
 from torch import Tensor
 
 from ..architecture.config import ModelShape
-from ..architecture.rope import rotate
+from ..architecture.rope import Rows, rotate
 from ..kernels import triton
 from ..kernels.accumulate import Accumulator, KernelAccumulator, TorchAccumulator
 from ..kernels.attention import Partial, attend, attend_causal, attend_masked, state_of
 from ..kernels.native import Kernel
-from ..kernels.native.calls import BlockCalls, partial_count
+from ..kernels.native.calls import BlockCalls
 from ..kernels.native.layout import key_view, keys_of, value_view, values_of, write_blocks
 from ..kernels.native.library import BLOCK
 from ..kernels.triton.accumulate import TritonAccumulator
 from .tree_attention import Tree
-
-Rows = tuple[Tensor, Tensor]  # cos and sin, as `rotate` takes them
 
 
 class PageRun(NamedTuple):
@@ -44,6 +42,19 @@ class PageLayout(Protocol):
         """View pages `[..., numbers]` as `[..., kv_heads, grains, what one has]`, of tokens that are read together."""
         ...
 
+    @property
+    def host(self) -> PageLayout:
+        """The same format for pages and queries in host memory."""
+        ...
+
+    def attend_whole(self, number: int, page: Tensor, q: Tensor) -> Any:
+        """Return a partial result of rotated queries over all tokens of a page, the layer's `number`th."""
+        ...
+
+    def accumulator(self, q: Tensor) -> Accumulator:
+        """Return an empty accumulator of partial results for rotated queries `[tokens, heads, head_dim]`."""
+        ...
+
 
 class PageFormat(PageLayout, Protocol):
     """A layout of keys and values as they are, with attention over it."""
@@ -59,11 +70,6 @@ class PageFormat(PageLayout, Protocol):
         """
         ...
 
-    @property
-    def host(self) -> PageFormat:
-        """The same format for pages and queries in host memory."""
-        ...
-
     def attend(self, page: Tensor, q: Tensor, seen: int, causal: bool = False) -> Any:
         """Attend to the first `seen` tokens with rotated queries; if causal, each further query sees one more.
 
@@ -76,10 +82,6 @@ class PageFormat(PageLayout, Protocol):
 
         In the pages, the tree comes behind the first `before` tokens, all of which are in the first page.
         """
-        ...
-
-    def accumulator(self, q: Tensor) -> Accumulator:
-        """Return an empty accumulator of partial results for rotated queries `[tokens, heads, head_dim]`."""
         ...
 
     def read(self, page: Tensor) -> tuple[Tensor, Tensor]:
@@ -127,6 +129,9 @@ class PlainPageFormat:
 
     def attend(self, page: Tensor, q: Tensor, seen: int, causal: bool = False) -> Partial:
         return attend_seen(q, *self.read(page), seen, causal)
+
+    def attend_whole(self, number: int, page: Tensor, q: Tensor) -> Any:
+        return self.attend(page, q, self.tokens)
 
     def attend_tree(self, pages: PageRun, q: Tensor, before: int, tree: Tree, result: Accumulator) -> None:
         attend_tree_masked(self, pages, q, before, tree, result)
@@ -184,6 +189,9 @@ class BlockPageFormat:
     def attend(self, page: Tensor, q: Tensor, seen: int, causal: bool = False) -> Any:
         return attend_seen(q, *self.read(page), seen, causal)
 
+    def attend_whole(self, number: int, page: Tensor, q: Tensor) -> Any:
+        return self.attend(page, q, self.tokens)
+
     def attend_tree(self, pages: PageRun, q: Tensor, before: int, tree: Tree, result: Accumulator) -> None:
         attend_tree_masked(self, pages, q, before, tree, result)
 
@@ -223,20 +231,14 @@ class NativePageFormat(BlockPageFormat):
         self.kernel.append(self._calls.append(page, at, q, k, v, rows, rotated))
 
     def attend(self, page: Tensor, q: Tensor, seen: int, causal: bool = False) -> Tensor:
-        count = partial_count(seen, len(q), causal)
-        partials = torch.empty((count, *q.shape[:2], 2 + q.shape[2]), dtype=torch.float32)
-        self.kernel.attend(self._calls.attention(page, q, seen, causal, partials=partials))
-        return partials
+        return self._calls.partials(self.kernel, page, q, seen, causal)
 
     def attend_tree(self, pages: PageRun, q: Tensor, before: int, tree: Tree, result: Accumulator) -> None:
         """Attend in one call. If a page is a multiple of PIECE, each row has the bits of the chain that its path is."""
         parents = tree.on(q.device).parents
-        count = partial_count(before + 1, len(q), True, parents)
-        partials = torch.empty((count, *q.shape[:2], 2 + q.shape[2]), dtype=torch.float32)
         table = _block_table(pages.order, *self._size[:2])
-        call = self._calls.attention(pages.memory, q, before + 1, table=table, partials=partials, parents=parents)
-        self.kernel.attend(call)
-        result.add(slice(0, len(q)), partials)
+        part = self._calls.partials(self.kernel, pages.memory, q, before + 1, table=table, parents=parents)
+        result.add(slice(0, len(q)), part)
 
     def accumulator(self, q: Tensor) -> Accumulator:
         return KernelAccumulator(self.kernel, q, self.attend)

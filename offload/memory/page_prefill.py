@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ..architecture.config import ModelShape
+from ..architecture.rope import Rows
 from .mean_keys import HostMeanKeys
 from .page import PageFormat, PageRun
 from .plain_store import PlainStore
@@ -116,7 +117,7 @@ class PlainPrefill:
         self._finished: int | None = None  # the layer before, of which pages from number `_saved` on are only plain
         self._saved = self._first
 
-    def append(self, layer: int, start: int, q: Tensor, k: Tensor, v: Tensor, rows: tuple[Tensor, Tensor]) -> Tensor:
+    def append(self, layer: int, start: int, q: Tensor, k: Tensor, v: Tensor, rows: Rows) -> Tensor:
         """Store tokens as in `Store`, in an offloaded layer."""
         if self._layer != layer:
             self._finished, self._layer, self._saved = self._layer, layer, self._first

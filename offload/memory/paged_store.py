@@ -14,7 +14,6 @@ from ..kernels.native.kernel import Kernel
 from ..kernels.native.library import BLOCK
 from .block_store import BlockStore
 from .host_memory import host_memory
-from .tree_attention import Tree
 
 
 class PagePool:
@@ -87,8 +86,8 @@ class PagedStore(BlockStore):
         self._pages = [*shared, *pool.allocate(pages_for(capacity) - whole)]
         if has_part:
             pool.blocks[:, :, self._pages[whole]] = pool.blocks[:, :, beginning._pages[whole]]
-        self._count = len(self._pages)
         self._table = torch.tensor(self._pages, dtype=torch.int32)
+        self._rows = self._table.expand(self.shape.kv_heads, -1)
         self._placed: dict[int, Tensor] = {}
 
     def release(self) -> None:
@@ -102,23 +101,6 @@ class PagedStore(BlockStore):
                 self._pages[block] = self._pool.copy(self._pages[block])
                 self._table[block] = self._pages[block]
 
-    def append(
-        self, layer: int, start: int, q: Tensor, k: Tensor, v: Tensor, rows: tuple[Tensor, Tensor], stored: int = 0
-    ) -> Tensor:
-        return self._append(layer, start, q, k, v, rows, stored, self._table)
-
-    def attend(self, layer: int, q: Tensor, start: int, tree: Tree | None = None, lse: Tensor | None = None) -> Tensor:
-        return self._attend(layer, q, start + 1, self._rows, tree, lse=lse)
-
-    def observe(self, layer: int, q: Tensor, start: int, lse: Tensor, received: Tensor) -> None:
-        blocks = self._layers[layer]
-        self._kernel.observe(self._calls.observation(blocks, q, start + 1, lse, received, self._rows))
-
-    @property
-    def _rows(self) -> Tensor:
-        """The block table of each KV head, in one memory."""
-        return self._table.expand(self.shape.kv_heads, -1)
-
     def places(self, blocks: Tensor, position: int) -> Tensor:
         """Return a table for `attend_table`, in the same memory for the same `blocks`, for recorded passes."""
         placed = self._placed.get(blocks.data_ptr())
@@ -126,7 +108,7 @@ class PagedStore(BlockStore):
             if len(self._placed) > 4:  # tables of selections that are gone
                 self._placed.clear()
             placed = self._placed[blocks.data_ptr()] = torch.empty_like(blocks)
-        inside = blocks.flatten().clamp_(max=self._count - 1)  # no token is ever in the others
+        inside = blocks.flatten().clamp_(max=len(self._table) - 1)  # no token is ever in the others
         torch.index_select(self._table, 0, inside, out=placed.view(-1))
         return placed
 

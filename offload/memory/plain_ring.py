@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..architecture.config import ModelShape
-from ..architecture.rope import rotate
+from ..architecture.rope import Rows, rotate
 from ..kernels.window_attention import Limits, attend_limited
 from .tree_attention import Tree, branches_of
 
@@ -33,7 +33,7 @@ class PlainRing:
         q: Tensor,
         k: Tensor | None,
         v: Tensor | None,
-        rows: tuple[Tensor, Tensor],
+        rows: Rows,
         end: int,
         tree: Tree | None = None,
         held: int = 0,

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
 from ..architecture.config import ModelShape
-from ..architecture.rope import rotate
+from ..architecture.rope import Rows, rotate
 from ..kernels import triton
 from ..kernels.attention import Partial, attend, attend_causal, attend_masked, merge, received_attention
 from ..kernels.triton.accumulate import attend_keys as attend_keys_by_triton
 from ..kernels.triton.accumulate import attend_stored as attend_stored_by_triton
 from ..kernels.triton.accumulate import observe as observe_by_triton
 from ..kernels.window_attention import Limits, attend_limited
-from .store import DeviceStore, gather_chunks, moved_by
+from .store import ALL, DeviceStore
 from .tree_attention import Tree, branches_of
 
 
@@ -34,10 +32,10 @@ class PlainStore(DeviceStore):
         size = (shape.layers, shape.kv_heads, capacity, shape.head_dim)
         self._keys, self._values = (torch.empty(size, dtype=dtype, device=device) for _ in range(2))
 
-    def append(self, layer: int, start: int, q: Tensor, k: Tensor, v: Tensor, rows: tuple[Tensor, Tensor]) -> Tensor:
-        new = slice(start, start + len(q))
-        self._keys[layer][:, new] = rotate(k, rows).transpose(0, 1)
-        self._values[layer][:, new] = v.transpose(0, 1)
+    def append(self, layer: int, start: int, q: Tensor, k: Tensor, v: Tensor, rows: Rows, stored: int = 0) -> Tensor:
+        new = slice(start + stored, start + len(k))
+        self._keys[layer][:, new] = rotate(k, rows)[stored:].transpose(0, 1)
+        self._values[layer][:, new] = v[stored:].transpose(0, 1)
         return rotate(q, rows)
 
     def attend(self, layer: int, q: Tensor, start: int, tree: Tree | None = None, lse: Tensor | None = None) -> Tensor:
@@ -53,21 +51,26 @@ class PlainStore(DeviceStore):
         end = start + len(q)
         observe_attention(q, self._keys[layer][:, :end], lse, received[:, :end])
 
-    def read(self, start: int, end: int) -> tuple[Tensor, Tensor]:
-        return self._keys[:, :, start:end], self._values[:, :, start:end]
+    def read(self, start: int, end: int, layers: slice = ALL) -> tuple[Tensor, Tensor]:
+        return self._keys[layers, :, start:end], self._values[layers, :, start:end]
 
     def write(self, start: int, keys: Tensor, values: Tensor) -> None:
         at = slice(start, start + keys.shape[2])
         self._keys[:, :, at], self._values[:, :, at] = keys, values
 
     def put(self, rows: Tensor, chunks: Tensor, size: int, keys: Tensor, values: Tensor) -> None:
-        for target, source in ((self._keys, keys), (self._values, values)):
-            whole = target.shape[2] // size * size
-            target[:, :, :whole].unflatten(2, (-1, size)).flatten(0, 1)[rows, chunks] = source
+        for target, source in zip(self._chunks(size), (keys, values), strict=True):
+            target[rows, chunks] = source
 
-    def compact(self, start: int, keep: Sequence[int]) -> None:
-        if moved := moved_by(self, start, keep):
-            self.write(*moved)
+    def _chunks(self, size: int) -> tuple[Tensor, Tensor]:
+        """View keys and values as `[layers * kv_heads, chunks, size, head_dim]`."""
+        whole = self.capacity // size * size
+        keys, values = (x[:, :, :whole].unflatten(2, (-1, size)).flatten(0, 1) for x in (self._keys, self._values))
+        return keys, values
+
+    def move(self, targets: Tensor, sources: Tensor) -> None:
+        for x in (self._keys, self._values):
+            x.index_copy_(2, targets, x.index_select(2, sources))
 
     def dump(self, start: int, end: int) -> Tensor:
         return torch.stack(self.export(start, end), 3)
@@ -88,7 +91,8 @@ class PlainStore(DeviceStore):
         return PlainStore(self.shape, capacity, self.dtype, self.device, self._by_row)
 
     def gather(self, rows: Tensor, chunks: Tensor, size: int) -> tuple[Tensor, Tensor]:
-        return gather_chunks(self._keys, self._values, rows, chunks, size)
+        keys, values = (x[rows, chunks] for x in self._chunks(size))
+        return keys, values
 
     def mean_keys(self, layer: int, start: int, end: int, chunk: int) -> Tensor:
         return self._keys[layer][:, start:end].unflatten(1, (-1, chunk)).mean(2, dtype=torch.float32)

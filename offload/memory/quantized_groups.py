@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from ..architecture.config import ModelShape
-from ..architecture.kv_formats import BLOCK, GROUP, group_bytes
+from ..architecture.kv_formats import BLOCK, GROUP
 from ..kernels.native.kernel import Kernel
 from ..kernels.native.kv_groups import Groups, dequantize_call
-from .block_store import copy_bytes
-from .disk_pages import DiskPages, read_grains
+from ..settings.kv_formats import KV_FORMATS
+from .host_memory import copy_bytes
 from .open_pages import new_pages
 from .quantized_pages import QuantizedPageFormat
 from .tiers import Tiers
@@ -25,12 +25,12 @@ class GroupMemory:
     """Groups of up to `capacity` tokens of all layers in the device's memory, `[layers, kv_heads, groups, bytes]`."""
 
     def __init__(self, shape: ModelShape, capacity: int, kind: str, device: torch.device) -> None:
-        size = (shape.layers, shape.kv_heads, -(-capacity // GROUP), group_bytes(kind, shape.head_dim))
+        size = (shape.layers, shape.kv_heads, -(-capacity // GROUP), KV_FORMATS[kind].run_bytes(shape.head_dim))
         self.memory = new_pages(size, torch.uint8, device)
         self.each = size[2]  # groups that lie one behind the other
 
-    def runs(self, layer: int, groups: range, to_write: bool = False) -> Iterator[tuple[Tensor, range, slice]]:
-        """Yield where groups of a layer lie: `[kv_heads, n, bytes]`, their numbers there, and which of the groups."""
+    def runs(self, layer: int, groups: range) -> Iterator[tuple[Tensor, range, slice]]:
+        """Yield where a layer's groups are written to: `[kv_heads, n, bytes]`, their numbers there, which of them."""
         yield self.memory[layer], groups, slice(0, len(groups))
 
     def at(self, rows: Tensor, groups: Tensor) -> Tensor:
@@ -53,53 +53,24 @@ class GroupPages:
     """Groups in pages over tiers, with the methods of `GroupMemory`. They raise TransferFailed."""
 
     def __init__(self, tiers: GroupTiers) -> None:
-        self._tiers, self._format = tiers, tiers.format
+        self._tiers, self._heads = tiers, tiers.format.kv_heads
         self.each = tiers.format.tokens // GROUP
 
-    def runs(self, layer: int, groups: range, to_write: bool = False) -> Iterator[tuple[Tensor, range, slice]]:
+    def runs(self, layer: int, groups: range) -> Iterator[tuple[Tensor, range, slice]]:
         for page, inside, some in self._tiers.split(groups.start, groups.stop, GROUP):
-            assert page in self._tiers.open_pages or not to_write, "what is fetched is a copy"
-            memory = self._format.grains(self._tiers.fetched(layer, page))
+            assert page in self._tiers.open_pages, "a pass opens the pages that it writes to"
+            memory = self._tiers.format.grains(self._tiers.open_pages.buffer(layer, page))
             yield memory, range(inside.start, inside.stop), some
 
     def at(self, rows: Tensor, groups: Tensor) -> Tensor:
-        tiers, format = self._tiers, self._format
-        rows, groups = rows.cpu().unsqueeze(1).expand_as(groups), groups.cpu()
-        heads = format.grains(tiers.open).shape[2]
-        where = rows // heads, groups // self.each, rows % heads, groups % self.each  # layer, page, head, group
-        found = torch.empty((*groups.shape, format.group_bytes), dtype=torch.uint8, device=tiers.device)
-        is_open = tiers.open_pages.contains(where[1])
-        for pick, part in ((self._at_open, is_open), (self._at_whole, ~is_open)):
-            at = part.nonzero(as_tuple=True)
-            if len(at[0]):
-                found[tuple(x.to(tiers.device) for x in at)] = pick(*(x[at] for x in where))
-        return found
-
-    def _at_open(self, layer: Tensor, page: Tensor, head: Tensor, group: Tensor) -> Tensor:
-        """Return groups `[n, bytes]` of open pages; all indices are `[n]`."""
-        places = layer, page % self._tiers.open_pages.slots, head, group
-        return self._format.grains(self._tiers.open)[tuple(x.to(self._tiers.device) for x in places)]
-
-    def _at_whole(self, layer: Tensor, page: Tensor, head: Tensor, group: Tensor) -> Tensor:
-        """Return groups as `_at_open` does, of whole pages, in host memory or on disk."""
-        tiers = self._tiers
-        if isinstance(tiers.pages, DiskPages):
-            return tiers.to_device(read_grains(tiers, *(x.unsqueeze(1) for x in (layer, page, head, group))).squeeze(1))
-        grains = self._format.grains(tiers.pages)  # [layers, pages, kv_heads, groups, bytes]
-        _, pages, heads, each = grains.shape[:4]
-        at = ((layer * pages + page) * heads + head) * each + group
-        return tiers.to_device(tiers.staged(grains.flatten(0, 3), at))
+        rows, groups, heads = rows.cpu().unsqueeze(1), groups.cpu(), self._heads
+        return self._tiers.pick(rows // heads, groups // self.each, rows % heads, groups % self.each)
 
     def dump(self, groups: range) -> Tensor:
-        pages = self._tiers.split(groups.start, groups.stop, GROUP)
-        newest = ((self._tiers.open_pages.newest(page).cpu(), inside) for page, inside, _ in pages)
-        return torch.cat([self._format.grains(page)[:, :, inside].flatten(2) for page, inside in newest], dim=2)
+        return self._tiers.dump(groups.start, groups.stop, GROUP).flatten(2)
 
     def load(self, first: int, groups: Tensor) -> None:
-        self._tiers.close_pages()
-        for page, inside, some in self._tiers.split(first, first + groups.shape[2], GROUP):
-            pages = self._format.grains(self._tiers.open_pages.edited(page))
-            copy_bytes(pages[:, :, inside], groups[:, :, some])
+        self._tiers.load(first, groups, GROUP)
 
 
 def dequantized(

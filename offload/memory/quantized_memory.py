@@ -1,4 +1,4 @@
-"""Quantised keys and values, and beside them the bf16 ones of the sink and of the newest windows.
+"""Quantised keys and values, and beside them those of the sink and of the newest windows as they are.
 
 Subclasses do what depends on a kernel: they attend, quantise, and convert. Groups lie in one memory or over tiers.
 """
@@ -13,37 +13,61 @@ import torch
 from torch import Tensor
 
 from ..architecture.config import ModelShape
-from ..architecture.kv_formats import BLOCK, GROUP, SINK, WINDOW, group_bytes, ring_blocks
-from .block_store import copy_bytes
-from .quantized_groups import GROUP_BLOCKS, GroupMemory, GroupPages, GroupTiers
-from .store import Store
+from ..architecture.kv_formats import BLOCK, GROUP, SINK, WINDOW, ring_blocks
+from ..architecture.rope import Rows
+from ..settings.kv_formats import KV_FORMATS
+from .quantized_groups import GroupMemory, GroupPages, GroupTiers
+from .store import DeviceStore, Store
 
 SINK_BLOCKS, WINDOW_BLOCKS = SINK // BLOCK, WINDOW // BLOCK
+_DEQUANTIZED_AT_ONCE = 32 * 2**20  # bytes of keys in fp32
 
 
-def window_capacity(capacity: int) -> int:
-    """Return the tokens of the windows in which `capacity` tokens lie."""
-    return -(-capacity // WINDOW) * WINDOW
-
-
-def place_in_ring(block: int, ring: int) -> int:
-    """Return where block `block` of a sequence lies among those of the sink and of a ring of `ring` blocks."""
-    return block if block < SINK_BLOCKS else SINK_BLOCKS + block % ring
+def runs_of_windows(start: int, tokens: int) -> Iterator[tuple[int, slice]]:
+    """Yield tokens from position `start` on by their windows: the first one's position, and which of the tokens."""
+    at = start
+    while at < start + tokens:
+        end = min((at // WINDOW + 1) * WINDOW, start + tokens)
+        yield at, slice(at - start, end - start)
+        at = end
 
 
 @dataclass(frozen=True)
 class Ring:
-    """Memory of the sink's blocks, of a ring of `size` blocks, and of scratch blocks of two windows behind it.
-
-    `blocks` `[layers, kv_heads, ..., slots, numbers]`.
-    """
+    """Memory of the sink's blocks, of a ring of `size` blocks, and of scratch blocks of two windows behind it."""
 
     size: int
-    blocks: Tensor
+    store: DeviceStore
+
+    @property
+    def scratch(self) -> int:
+        """Return the number of the first scratch block."""
+        return SINK_BLOCKS + self.size
+
+    def slots(self, blocks: Tensor) -> Tensor:
+        """Return where blocks of the sequence lie."""
+        return torch.where(blocks < SINK_BLOCKS, blocks, SINK_BLOCKS + blocks % self.size)
+
+    def slots_of(self, tokens: Sequence[int]) -> Tensor:
+        """Return where tokens of the sequence lie."""
+        return torch.tensor([self.place(token) for token in tokens], dtype=torch.long, device=self.store.device)
+
+    def place(self, token: int) -> int:
+        """Return where a token of the sequence lies."""
+        return token if token < SINK else SINK + token % (self.size * BLOCK)
+
+    def runs(self, start: int, tokens: int) -> Iterator[tuple[int, slice]]:
+        """Yield runs of tokens that lie one behind the other: where the first one lies, and which of the tokens."""
+        at = start
+        while at < start + tokens:
+            size = self.size * BLOCK
+            last = min(SINK if at < SINK else (at // size + 1) * size, start + tokens)
+            yield self.place(at), slice(at - start, last - start)
+            at = last
 
 
 class QuantizedMemory(Store):
-    """A `Store` without attention: quantised groups of all whole windows, and a ring of bf16 blocks of the newest ones.
+    """A `Store` without attention: quantised groups of all whole windows, and a ring of the newest ones as they are.
 
     Over tiers, every pass is between `begin` and `end`.
     """
@@ -61,7 +85,7 @@ class QuantizedMemory(Store):
     ) -> None:
         """`tiers` is where the groups lie; None: in the device's memory."""
         self.shape, self.dtype, self.device, self.kind = shape, dtype, device, kind
-        self._capacity = window_capacity(capacity)
+        self._capacity = -(-capacity // WINDOW) * WINDOW
         self.tiers = tiers
         self.groups: GroupMemory | GroupPages
         if tiers is None:
@@ -71,31 +95,22 @@ class QuantizedMemory(Store):
         self._newest = 0  # the position behind the last token that was stored since the last restart
         self._lost = 0  # the ring has no token before this position
         self._start, self._chunked = 0, False  # of the last pass of the full cache
-        self._ring = self._ring_of(ring_blocks(WINDOW))
-        self._rotated = torch.empty(0, dtype=dtype, device=device)
+        self._ring = self._new_ring(ring_blocks(WINDOW))
+
+    def _new_ring(self, size: int) -> Ring:
+        return Ring(size, self.near((SINK_BLOCKS + size + 2 * WINDOW_BLOCKS) * BLOCK))
 
     def _grow(self, tokens: int) -> None:
         """Make the ring large enough for `tokens` tokens, and for rollbacks of two windows."""
         size = ring_blocks(tokens)
         if size <= self._ring.size:
             return
-        ring, lost = self._ring_of(size), self._oldest
-        kept = (*range(SINK_BLOCKS), *range(lost // BLOCK, -(-self._newest // BLOCK)))
-        places = [place_in_ring(block, size) for block in kept], [self._slot(block) for block in kept]
-        targets, sources = (torch.tensor(slots, device=self.device) for slots in places)
-        ring.blocks.index_copy_(-2, targets, self._ring.blocks.index_select(-2, sources))
+        ring, lost = self._new_ring(size), self._oldest
+        for start, end in ((0, min(SINK, self._newest)), (max(lost, SINK), self._newest)):
+            for at, some in ring.runs(start, end - start):
+                ring.store.write(at, *self._read_ring(start + some.start, start + some.stop))
         # At once: an interrupt, or too little memory, must leave the old ring.
         self._ring, self._lost = ring, lost
-
-    def _ring_of(self, size: int) -> Ring:
-        return self._new_ring(size, SINK_BLOCKS + size + 2 * WINDOW_BLOCKS)
-
-    @abstractmethod
-    def _new_ring(self, size: int, slots: int) -> Ring:
-        """Return a ring of `size` blocks, in memory of `slots` blocks."""
-
-    def _slot(self, block: int) -> int:
-        return place_in_ring(block, self._ring.size)
 
     @property
     def _oldest(self) -> int:
@@ -137,141 +152,133 @@ class QuantizedMemory(Store):
             self._lost = length  # first: an interrupt between the two must not leave tokens in the ring that are not
             self._newest = length
 
-    def append(
-        self, layer: int, start: int, q: Tensor, k: Tensor, v: Tensor, rows: tuple[Tensor, Tensor], stored: int = 0
-    ) -> Tensor:
+    def append(self, layer: int, start: int, q: Tensor, k: Tensor, v: Tensor, rows: Rows, stored: int = 0) -> Tensor:
         """Store tokens as in `Store`; of the first `stored`, already there, only queries are rotated."""
         window = (start if self._chunked else min(self._start, start)) // WINDOW * WINDOW
         self._grow(start + len(q) - window)
         self._newest = max(self._newest, start + len(q))  # before the tokens that this overwrites are lost
-        if self._rotated.shape != q.shape:
-            self._rotated = torch.empty(q.shape, dtype=self.dtype, device=self.device)
-        for at, some in self._runs(start, len(q)):
-            part = (x[some] for x in (q, k, v))
-            own = tuple(x[some] for x in rows)
-            there = min(max(stored - some.start, 0), some.stop - some.start)
-            self._put(layer, at, *part, own, self._rotated[some], there)
+        rotated, ring = [], self._ring
+        for at, some in ring.runs(start, len(q)):
+            own, there = (rows[0][some], rows[1][some]), min(max(stored - some.start, 0), some.stop - some.start)
+            found = ring.store.append(layer, at, q[some], k[some], v[some], own, there)
+            rotated.append(found if some.stop - some.start == len(q) else found.clone())
         self._quantize(layer, start + stored, start + len(q))
-        return self._rotated
-
-    @abstractmethod
-    def _put(
-        self,
-        layer: int,
-        at: int,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        rows: tuple[Tensor, Tensor],
-        rotated: Tensor,
-        stored: int,
-    ) -> None:
-        """Store tokens from place `at` of the ring's memory on, but the first `stored`; write rotated queries."""
-
-    def _runs(self, start: int, tokens: int) -> Iterator[tuple[int, slice]]:
-        """Yield runs of tokens whose slots follow each other: the position of the first slot, and which tokens."""
-        at = start
-        while at < start + tokens:
-            block = at // BLOCK
-            end = SINK_BLOCKS if block < SINK_BLOCKS else (block // self._ring.size + 1) * self._ring.size
-            last = min(end * BLOCK, start + tokens)
-            yield self._slot(block) * BLOCK + at % BLOCK, slice(at - start, last - start)
-            at = last
+        return rotated[0] if len(rotated) == 1 else torch.cat(rotated)
 
     def _quantize(self, layer: int, start: int, end: int) -> None:
         """Quantise the windows that tokens from `start` to `end` complete."""
-        first, last = start // WINDOW * WINDOW, end // WINDOW * WINDOW
+        first, last = (at // WINDOW * WINDOW for at in (start, end))
         groups = range(max(first, SINK) // GROUP, last // GROUP)
-        if groups:
-            self._quantize_groups(layer, groups, [self._slot(group * GROUP_BLOCKS) for group in groups])
+        for at, some in self._ring.runs(groups.start * GROUP, len(groups) * GROUP):
+            self._quantize_run(layer, groups[some.start // GROUP : some.stop // GROUP], at)
 
     @abstractmethod
-    def _quantize_groups(self, layer: int, groups: range, slots: list[int]) -> None:
-        """Quantise groups of a layer, whose blocks begin at these slots."""
+    def _quantize_run(self, layer: int, groups: range, at: int) -> None:
+        """Quantise groups of a layer, whose tokens lie in the ring's memory from token `at` on."""
 
     @abstractmethod
-    def _dequantized(self, layer: int, groups: range) -> tuple[Tensor, Tensor]:
-        """Return a layer's keys and values `[kv_heads, tokens, head_dim]` of quantised groups."""
+    def _dequantized(self, groups: Tensor) -> tuple[Tensor, Tensor]:
+        """Return keys and values `[n, tokens, head_dim]` of groups `[n, groups, bytes]`."""
+
+    def _dequantized_keys(self, groups: Tensor) -> Tensor:
+        """Return the keys alone, perhaps in fp32."""
+        return self._dequantized(groups)[0]
 
     def compact(self, start: int, keep: Sequence[int]) -> None:
         """Move tokens as in `Store`; the windows that the path completes are quantised."""
-        moved = [(target, source) for target, source in enumerate(keep) if target != source]
-        if moved:
-            self._move(*(self._token_slots([start + at for at in some]) for some in zip(*moved, strict=True)))
+        if moved := [(target, source) for target, source in enumerate(keep) if target != source]:
+            self._ring.store.move(*(self._ring.slots_of([start + at for at in x]) for x in zip(*moved, strict=True)))
         for layer in range(self.shape.layers):
             self._quantize(layer, start, start + len(keep))
-
-    @abstractmethod
-    def _move(self, targets: Tensor, sources: Tensor) -> None:
-        """Copy tokens of all layers between places of the ring's memory."""
-
-    def _token_slots(self, tokens: Sequence[int]) -> Tensor:
-        return torch.tensor(
-            [self._slot(token // BLOCK) * BLOCK + token % BLOCK for token in tokens], device=self.device
-        )
-
-    def read(self, start: int, end: int) -> tuple[Tensor, Tensor]:
-        """Return copies of keys and values as in `Store`; those of whole windows are dequantised."""
-        layers = [self._read(layer, start, end) for layer in range(self.shape.layers)]
-        keys, values = (torch.stack(x) for x in zip(*layers, strict=True))
-        return keys, values
 
     def dump(self, start: int, end: int) -> Tensor:
         """Return a copy of whole windows as they lie here, `[layers, kv_heads, bytes]`, uint8: groups, and the sink.
 
-        The sink's bf16 blocks stand in place of its group. Nothing else is kept in bf16 behind a whole window's end.
+        The sink's tokens, as they are, stand in place of its group. Nothing else is kept so behind a whole window's
+        end.
         """
         assert start % WINDOW == end % WINDOW == 0, "whole windows are copied"
         groups = self.groups.dump(range(max(start, SINK) // GROUP, end // GROUP))
         if start >= SINK:
             return groups.clone(memory_format=torch.contiguous_format)
-        return torch.cat((self._sink.flatten(2).view(torch.uint8).to(groups.device), groups), dim=2)
-
-    @property
-    def _sink(self) -> Tensor:
-        """The blocks of the sink `[layers, kv_heads, ..., numbers]`."""
-        return self._ring.blocks[..., :SINK_BLOCKS, :]
+        store = self._ring.store
+        sink = torch.stack(store.export(0, SINK), 2) if store.kernel is None else store.dump(0, SINK)
+        return torch.cat((sink.flatten(2).view(torch.uint8), groups), dim=2)
 
     def load(self, start: int, kv: Tensor) -> None:
         """Store what `dump` of a store of the same format returned, from position `start` on."""
         assert start % WINDOW == 0, "whole windows are copied"
         if start < SINK:
-            sink = self._sink
-            size = sink[0, 0].numel() * sink.element_size()
-            copy_bytes(sink, kv[:, :, :size].contiguous().view(self.dtype).view(sink.shape))
-            kv = kv[:, :, size:]
-        groups = kv.unflatten(2, (-1, group_bytes(self.kind, self.shape.head_dim)))
+            store = self._ring.store
+            size = 2 * SINK * self.shape.head_dim * self.dtype.itemsize
+            sink, kv = kv[:, :, :size].contiguous().view(self.dtype), kv[:, :, size:]
+            if store.kernel is None:
+                store.write(0, *sink.unflatten(2, (2, SINK, -1)).unbind(2))
+            else:
+                store.load(0, sink.unflatten(2, (SINK_BLOCKS, -1)))
+        groups = kv.unflatten(2, (-1, KV_FORMATS[self.kind].run_bytes(self.shape.head_dim)))
         first = max(start, SINK) // GROUP
         self.groups.load(first, groups)
         self._lost = (first + groups.shape[2]) * GROUP  # first, as in `truncate`
         self._newest = self._lost
 
-    def _read(self, layer: int, start: int, end: int) -> tuple[Tensor, Tensor]:
-        """Return a layer's keys and values `[kv_heads, tokens, head_dim]`."""
-        border = end // WINDOW * WINDOW
-        if border < self._oldest:  # that window is quantised too
-            border = end
-        parts = [self._read_ring(layer, start, min(end, SINK))]
-        low = max(start, SINK)
+    def read(self, start: int, end: int) -> tuple[Tensor, Tensor]:
+        """Return copies of keys and values as in `Store`; those of whole windows are dequantised."""
+        return self._read(range(self.shape.layers), start, end)
+
+    def _read(self, layers: range, start: int, end: int) -> tuple[Tensor, Tensor]:
+        """Return keys and values `[layers, kv_heads, tokens, head_dim]`."""
+        border, low, some = end // WINDOW * WINDOW, max(start, SINK), slice(layers.start, layers.stop)
+        if border < self._oldest:
+            border = end  # that window is quantised too
+        parts = [self._read_ring(start, min(end, SINK), some)] if start < SINK else []
         if low < border:
             groups = range(low // GROUP, -(-border // GROUP))
-            both = self._dequantized(layer, groups)
-            inside = slice(low - groups[0] * GROUP, border - groups[0] * GROUP)
-            parts.append(tuple(x[:, inside] for x in both))
-        parts.append(self._read_ring(layer, max(low, border), end))
-        keys, values = (torch.cat(x, dim=1) for x in zip(*parts, strict=True))
+            inside = slice(low - groups.start * GROUP, border - groups.start * GROUP)
+            both = self._dequantized(self._groups_of(layers, groups))
+            parts.append(tuple(x.unflatten(0, (len(layers), -1))[:, :, inside] for x in both))
+        if max(low, border) < end:
+            parts.append(self._read_ring(max(low, border), end, some))
+        keys, values = (torch.cat(x, dim=2) for x in zip(*parts, strict=True))
         return keys, values
 
-    def _read_ring(self, layer: int, start: int, end: int) -> tuple[Tensor, Tensor]:
-        blocks = range(start // BLOCK, -(-end // BLOCK)) if start < end else range(0)
-        inside = slice(start % BLOCK, start % BLOCK + max(end - start, 0))
-        both = self._read_slots(layer, [self._slot(block) for block in blocks])
-        keys, values = (x[:, inside] for x in both)
+    def _read_ring(self, start: int, end: int, layers: slice = slice(None)) -> tuple[Tensor, Tensor]:
+        store, runs = self._ring.store, self._ring.runs(start, end - start)
+        parts = [store.read(at, at + some.stop - some.start, layers) for at, some in runs]
+        keys, values = (torch.cat(x, dim=2) for x in zip(*parts, strict=True))
         return keys, values
 
-    @abstractmethod
-    def _read_slots(self, layer: int, slots: list[int]) -> tuple[Tensor, Tensor]:
-        """Return keys and values `[kv_heads, tokens, head_dim]` of slots of the ring's memory."""
+    def _groups_of(self, layers: range, groups: range) -> Tensor:
+        """Return quantised groups `[layers * kv_heads, n, bytes]` on the device."""
+        heads = self.shape.kv_heads
+        rows = torch.arange(layers.start * heads, layers.stop * heads, device=self.device)
+        numbers = torch.arange(groups.start, groups.stop, device=self.device)
+        return self.groups.at(rows, numbers.expand(len(rows), -1))
 
     def mean_keys(self, layer: int, start: int, end: int, chunk: int) -> Tensor:
-        return self._read(layer, start, end)[0].unflatten(1, (-1, chunk)).mean(2, dtype=torch.float32)
+        """Return mean keys as in `Store`, of whole groups, in pieces of which few numbers in fp32 are in memory."""
+        first = min(max(start, -(-SINK // chunk) * chunk), end)
+        last = max(end // WINDOW * WINDOW // chunk * chunk, first)
+        size = max(_DEQUANTIZED_AT_ONCE // (4 * self.shape.kv_heads * self.shape.head_dim) // chunk, 1) * chunk
+        own = range(layer, layer + 1)
+        parts = [self._read(own, start, first)[0][0]] if start < first else []
+        for at in range(first, last, size):
+            groups = range(at // GROUP, min(at + size, last) // GROUP)
+            parts.append(self._dequantized_keys(self._groups_of(own, groups)))
+        parts += [self._read(own, last, end)[0][0]] if last < end else []
+        return torch.cat([x.unflatten(1, (-1, chunk)).mean(2, dtype=torch.float32) for x in parts], dim=1)
+
+    def gather(self, rows: Tensor, chunks: Tensor, size: int) -> tuple[Tensor, Tensor]:
+        """Copy chunks as in `Store`, of whole groups; tokens of the sink and of a window under way as they are."""
+        numbers = torch.arange(size // GROUP, device=self.device) + chunks.unsqueeze(1) * (size // GROUP)
+        keys, values = self._dequantized(self.groups.at(rows, numbers))
+        border = ((chunks + 1) * size // WINDOW * WINDOW).clamp_(min=self._oldest)
+        near = ((chunks * size < SINK) | ((chunks + 1) * size > border)).nonzero().squeeze(1)
+        if len(near):
+            tokens = chunks[near].unsqueeze(1) * size + torch.arange(size, device=self.device)
+            is_exact = ((tokens < SINK) | (tokens >= border[near].unsqueeze(1))).unsqueeze(-1)
+            slots = self._ring.slots(tokens[:, ::BLOCK] // BLOCK)
+            own = self._ring.store.gather(rows[near].repeat_interleave(size // BLOCK), slots.flatten(), BLOCK)
+            for x, exact in zip((keys, values), own, strict=True):
+                x[near] = torch.where(is_exact, exact.reshape(len(near), size, -1), x[near])
+        return keys, values

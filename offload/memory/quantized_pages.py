@@ -1,38 +1,45 @@
-"""Pages of quantised keys and values, and attention to them on the host of a GPU."""
+"""Pages of quantised keys and values, and attention to them on the host."""
 
 from __future__ import annotations
 
-from concurrent.futures import Future
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..architecture.config import ModelShape
-from ..architecture.kv_formats import BLOCK, GROUP, SINK, WINDOW, group_bytes
+from ..architecture.kv_formats import BLOCK, GROUP, SINK, WINDOW
 from ..kernels.accumulate import Accumulator, KernelAccumulator, TorchAccumulator
-from ..kernels.attention import Partial, attend
+from ..kernels.attention import attend
 from ..kernels.kv_groups import dequantize_groups
 from ..kernels.native import Kernel
-from ..kernels.native.calls import BlockCalls, partial_count
+from ..kernels.native.calls import BlockCalls
 from ..kernels.native.kv_groups import Groups, kv_format
-from .host_attention import HostResult, HostThread
+from ..settings.kv_formats import KV_FORMATS
 from .page import PageLayout
 
 
 class QuantizedPageFormat(PageLayout):
     """Pages `[numbers]`, uint8, of groups `[kv_heads, tokens / 32, bytes]`. The sink's group is not used."""
 
-    def __init__(self, shape: ModelShape, tokens: int, kind: str) -> None:
+    def __init__(self, shape: ModelShape, tokens: int, kind: str, kernel: Kernel | None = None) -> None:
+        """`kernel` is the native one, if it attends on the host."""
         assert tokens % WINDOW == 0, "pages are whole windows"
+        self._shape, self._kernel, self._calls = shape, kernel, BlockCalls(shape, 1)
         self.tokens, self.kind = tokens, kind
         self.blocks = tokens // BLOCK
-        self._heads, self.group_bytes = shape.kv_heads, group_bytes(kind, shape.head_dim)
+        self.kv_heads, self.group_bytes = shape.kv_heads, KV_FORMATS[kind].run_bytes(shape.head_dim)
         self.numbers = shape.kv_heads * tokens // GROUP * self.group_bytes
 
     def grains(self, pages: Tensor) -> Tensor:
         """View pages `[..., numbers]` as `[..., kv_heads, groups, bytes]`."""
-        return pages.unflatten(-1, (self._heads, -1, self.group_bytes))
+        return pages.unflatten(-1, (self.kv_heads, -1, self.group_bytes))
+
+    @property
+    def host(self) -> QuantizedPageFormat:
+        """Return the format for pages in host memory."""
+        return self
 
     def groups(self, pages: Tensor) -> Groups:
         """Return pages `[n, numbers]` as the kernel takes them; group g of page p has number `place(p) + g`."""
@@ -40,17 +47,32 @@ class QuantizedPageFormat(PageLayout):
 
     def place(self, page: int) -> int:
         """Return the number of the first group of a page among those of consecutive pages."""
-        return page * self._heads * self.tokens // GROUP
+        return page * self.kv_heads * self.tokens // GROUP
 
     def whole_table(self, page: int) -> Tensor:
         """Return a table, as of `BlockCalls.attention`, of a whole page by itself; of page 0, with the bf16 sink."""
-        return _whole_table(self.blocks, SINK // BLOCK if page == 0 else 0).expand(self._heads, -1)
+        return _whole_table(self.blocks, SINK // BLOCK if page == 0 else 0).expand(self.kv_heads, -1)
 
     def moved(self, table: Tensor, slots: int) -> Tensor:
         """Return a table `[rows, blocks]` for groups that lie in slots: those of page p in slot p modulo `slots`."""
         block = ~table
-        place = block // self.blocks % slots * (self._heads * self.blocks) + block % self.blocks
+        place = block // self.blocks % slots * (self.kv_heads * self.blocks) + block % self.blocks
         return torch.where(table < 0, ~place, table).to(torch.int32)
+
+    def accumulator(self, q: Tensor) -> Accumulator:
+        """Return an empty accumulator of what `attend_whole` returns."""
+        return TorchAccumulator(q, attend) if self._kernel is None else KernelAccumulator(self._kernel, q)
+
+    def attend_whole(self, number: int, page: Tensor, q: Tensor) -> Any:
+        """Attend to a whole page in host memory but the sink, by the native kernel; without one, by torch."""
+        first, head_dim = SINK // GROUP if number == 0 else 0, self._shape.head_dim
+        if self._kernel is None:
+            both = dequantize_groups(self.grains(page)[:, first:], head_dim, self.kind, q.dtype)
+            return attend(q, *(x.flatten(1, 2) for x in both))
+        none = torch.empty((self.kv_heads, 1, 2 * BLOCK * head_dim), dtype=q.dtype)
+        table = self.whole_table(1)[:, first * GROUP // BLOCK :]
+        groups, seen = self.groups(page.unsqueeze(0)), self.tokens - first * GROUP
+        return self._calls.partials(self._kernel, none, q, seen, False, table=table, groups=groups)
 
 
 @lru_cache(maxsize=64)
@@ -59,54 +81,3 @@ def _whole_table(blocks: int, sink: int) -> Tensor:
         table = ~torch.arange(blocks, dtype=torch.int32)
         table[:sink] = torch.arange(sink, dtype=torch.int32)
         return table.unsqueeze(0)
-
-
-class QuantizedHostAttention(HostThread):
-    """Attends to whole pages but the sink, which is on the device, by the native kernel; without one, by torch."""
-
-    def __init__(
-        self,
-        format: QuantizedPageFormat,
-        shape: ModelShape,
-        kernel: Kernel | None,
-        device: torch.device,
-        bandwidth: float | None = None,
-    ) -> None:
-        super().__init__(device, bandwidth)
-        self._format, self._shape, self._kernel = format, shape, kernel
-        self._calls = BlockCalls(shape, 1)
-
-    def submit(self, pages: Tensor, first: int, q: Tensor) -> Future[HostResult]:
-        copy, arrived = (q, None) if q.device.type == "cpu" else self._copied(q)
-
-        def state() -> Tensor:
-            found = self._summed(pages, first, copy)
-            return found if arrived is None else found.pin_memory()
-
-        return self._submit(pages, lambda: ([], state()), arrived)
-
-    def _summed(self, pages: Tensor, first: int, q: Tensor) -> Tensor:
-        """Return the state of attention to all the pages."""
-        result: Accumulator = (
-            TorchAccumulator(q, attend) if self._kernel is None else KernelAccumulator(self._kernel, q)
-        )
-        for number, page in enumerate(pages, first):
-            from_group = SINK // GROUP if number == 0 else 0
-            part = self._by_torch(page, q, from_group) if self._kernel is None else self._natively(page, q, from_group)
-            result.add(slice(0, len(q)), part)
-        return result.state()
-
-    def _by_torch(self, page: Tensor, q: Tensor, first: int) -> Partial:
-        groups = self._format.grains(page)[:, first:]
-        keys, values = dequantize_groups(groups, self._shape.head_dim, self._format.kind, q.dtype)
-        return attend(q, keys.flatten(1, 2), values.flatten(1, 2))
-
-    def _natively(self, page: Tensor, q: Tensor, first: int) -> Tensor:
-        seen = self._format.tokens - first * GROUP
-        partials = torch.empty((partial_count(seen, len(q), False), *q.shape[:2], 2 + q.shape[2]), dtype=torch.float32)
-        none = torch.empty((self._shape.kv_heads, 1, 2 * BLOCK * self._shape.head_dim), dtype=q.dtype)
-        table = self._format.whole_table(1)[:, first * GROUP // BLOCK :]
-        groups = self._format.groups(page.unsqueeze(0))
-        call = self._calls.attention(none, q, seen, False, table=table, partials=partials, groups=groups)
-        self._kernel.attend(call)
-        return partials

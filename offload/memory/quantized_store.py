@@ -7,7 +7,6 @@ of the sink. That depends on its position alone, so its result has the same bits
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -16,35 +15,13 @@ from torch import Tensor
 from ..architecture.config import ModelShape
 from ..architecture.kv_formats import BLOCK, GROUP, SINK, WINDOW
 from ..kernels.accumulate import KernelAccumulator
-from ..kernels.native.calls import BlockCalls, partial_count
 from ..kernels.native.kernel import Kernel
 from ..kernels.native.kv_groups import Groups, kv_format, quantize_call
-from ..kernels.native.layout import keys_of, move_tokens, values_of
+from ..kernels.native.layout import move_tokens
 from .block_store import BlockStore
-from .host_memory import host_memory
-from .quantized_groups import GroupMemory, GroupTiers, dequantized, group_items
-from .quantized_memory import SINK_BLOCKS, WINDOW_BLOCKS, QuantizedMemory, Ring, place_in_ring, window_capacity
+from .quantized_groups import GROUP_BLOCKS, GroupMemory, GroupTiers, dequantized, group_items
+from .quantized_memory import SINK_BLOCKS, WINDOW_BLOCKS, QuantizedMemory, Ring, runs_of_windows
 from .tree_attention import Tree
-
-
-def runs_of_windows(start: int, tokens: int) -> Iterator[tuple[int, slice]]:
-    """Yield tokens from position `start` on by their windows: the first one's position, and which of the tokens."""
-    at = start
-    while at < start + tokens:
-        end = min((at // WINDOW + 1) * WINDOW, start + tokens)
-        yield at, slice(at - start, end - start)
-        at = end
-
-
-@dataclass(frozen=True)
-class KernelRing(Ring):
-    """The native kernel's blocks `[layers, kv_heads, slots, 2 * 16 * head_dim]`, with the calls over them.
-
-    `places` `[blocks]` has the slot of each block of the sequence.
-    """
-
-    calls: BlockCalls
-    places: Tensor
 
 
 class _Part(NamedTuple):
@@ -73,8 +50,6 @@ class QuantizedStore(QuantizedMemory):
     same bits as over one memory.
     """
 
-    _ring: KernelRing
-
     def __init__(
         self,
         kernel: Kernel,
@@ -85,84 +60,57 @@ class QuantizedStore(QuantizedMemory):
         tiers: GroupTiers | None = None,
     ) -> None:
         self.kernel = self._kernel = kernel
+        self._format = kv_format(kind)
         # For a token at a position, and up to which block it has quantised ones; -1: it is not valid.
-        self._table, self._quantized_end = torch.empty(window_capacity(capacity) // BLOCK, dtype=torch.int32), -1
+        self._table, self._quantized_end = torch.empty(-(-capacity // WINDOW) * WINDOW_BLOCKS, dtype=torch.int32), -1
         super().__init__(shape, capacity, dtype, torch.device("cpu"), kind, tiers)
         self._layers: list[Groups] = []  # in one memory
         if isinstance(self.groups, GroupMemory):
-            self._layers = [self._native(layer) for layer in self.groups.memory.unbind()]
-        self._out = torch.empty(0, dtype=dtype)
+            self._layers = [Groups(layer, self._format) for layer in self.groups.memory.unbind()]
 
-    def _native(self, groups: Tensor) -> Groups:
-        """Return groups `[kv_heads, n, bytes]` as the kernel takes them."""
-        return Groups(groups, kv_format(self.kind))
+    def near(self, capacity: int) -> BlockStore:
+        return BlockStore(self._kernel, self.shape, capacity, self.dtype)
 
-    def _new_ring(self, size: int, slots: int) -> KernelRing:
-        shape = self.shape
-        memory = host_memory((shape.layers, shape.kv_heads, slots, 2 * BLOCK * shape.head_dim), self.dtype)
-        blocks = range(self._capacity // BLOCK)
-        places = torch.tensor([place_in_ring(block, size) for block in blocks], dtype=torch.int32)
+    def _new_ring(self, size: int) -> Ring:
         self._quantized_end = -1  # the table has slots of the old ring
-        return KernelRing(size, memory, BlockCalls(shape, slots), places)
+        return super()._new_ring(size)
 
-    @property
-    def _blocks(self) -> Tensor:
-        return self._ring.blocks
+    def _quantize_run(self, layer: int, groups: range, at: int) -> None:
+        for memory, some, part in self.groups.runs(layer, groups):
+            blocks = range(
+                at // BLOCK + part.start * GROUP_BLOCKS, at // BLOCK + part.stop * GROUP_BLOCKS, GROUP_BLOCKS
+            )
+            items = group_items(self.shape.kv_heads, some, blocks)
+            call = quantize_call(self._near.layer(layer), Groups(memory, self._format), items, self.shape.head_dim)
+            self._kernel.quantize(call)
 
-    @property
-    def _calls(self) -> BlockCalls:
-        return self._ring.calls
-
-    def _put(
-        self,
-        layer: int,
-        at: int,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        rows: tuple[Tensor, Tensor],
-        rotated: Tensor,
-        stored: int,
-    ) -> None:
-        self._kernel.append(self._calls.append(self._blocks[layer], at, q, k, v, rows, rotated, stored))
-
-    def _quantize_groups(self, layer: int, groups: range, slots: list[int]) -> None:
-        for memory, some, part in self.groups.runs(layer, groups, to_write=True):
-            items = group_items(self.shape.kv_heads, some, slots[part])
-            self._kernel.quantize(quantize_call(self._blocks[layer], self._native(memory), items, self.shape.head_dim))
-
-    def _dequantized(self, layer: int, groups: range) -> tuple[Tensor, Tensor]:
-        parts = []
-        for memory, some, _ in self.groups.runs(layer, groups):
-            both = self._dequantized_items(memory, group_items(self.shape.kv_heads, some, some))
-            parts.append([x.view(self.shape.kv_heads, -1, self.shape.head_dim) for x in both])
-        keys, values = (torch.cat(x, dim=1) for x in zip(*parts, strict=True))
+    def _dequantized(self, groups: Tensor) -> tuple[Tensor, Tensor]:
+        every = range(groups.shape[0] * groups.shape[1])
+        memory = Groups(groups.view(1, len(every), -1), self._format)
+        both = dequantized(self._kernel, memory, group_items(1, every, every), self.shape.head_dim, self.dtype)
+        keys, values = (x.view(len(groups), -1, self.shape.head_dim) for x in both)
         return keys, values
 
-    def _dequantized_items(self, memory: Tensor, items: Tensor) -> tuple[Tensor, Tensor]:
-        return dequantized(self._kernel, self._native(memory), items, self.shape.head_dim, self.dtype)
-
-    def _move(self, targets: Tensor, sources: Tensor) -> None:
-        move_tokens(self._blocks.flatten(0, 1), self.shape.head_dim, sources, targets)
-
-    def _read_slots(self, layer: int, slots: list[int]) -> tuple[Tensor, Tensor]:
-        some = self._blocks[layer][:, slots]
-        keys, values = (of(some, self.shape.head_dim).flatten(1, 2) for of in (keys_of, values_of))
-        return keys, values
+    @property
+    def _near(self) -> BlockStore:
+        """The memory of the ring."""
+        store = self._ring.store
+        assert isinstance(store, BlockStore)
+        return store
 
     def table(self, position: int) -> Tensor:
         """Return the places of all blocks `[blocks]`, int32, for a token at a position; valid until the next call.
 
         ~b is the place of a quantised block b. See `BlockCalls.attention`.
         """
-        end = position // WINDOW * WINDOW_BLOCKS
+        end = max(position // WINDOW * WINDOW_BLOCKS, SINK_BLOCKS)
         if end != self._quantized_end:
             before, self._quantized_end = self._quantized_end, -1  # until done: an interrupt may come in between
             if before < 0:
-                self._table.copy_(self._ring.places)
-            low, high = sorted((max(end, SINK_BLOCKS), max(before, SINK_BLOCKS)))
-            numbers = torch.arange(low, high, dtype=torch.int32)
-            self._table[low:high] = ~numbers if end > before else self._ring.places[low:high]
+                before = SINK_BLOCKS
+                self._table.copy_(self._ring.slots(torch.arange(len(self._table))))
+            numbers = torch.arange(min(end, before), max(end, before))
+            self._table[numbers] = (~numbers if end > before else self._ring.slots(numbers)).to(torch.int32)
             self._quantized_end = end
         return self._table
 
@@ -171,35 +119,22 @@ class QuantizedStore(QuantizedMemory):
         parts = self._parts(layer, start, len(q), tree)
         if self.tiers is not None:
             return self._attend_tiers(self.tiers, layer, q, parts, lse)
-        out = self._buffer_for(q)
+        out, groups = torch.empty_like(q), self._layers[layer]
         for part in parts:
             more: dict[str, Any] = {"out": out[part.rows], "lse": None if lse is None else lse[part.rows]}
-            self._call(layer, q[part.rows], part.seen, part.table, part.parents, **more)
+            more |= {"table": part.table, "parents": part.parents, "groups": groups}
+            self._kernel.attend(self._near.calls.attention(self._near.layer(layer), q[part.rows], part.seen, **more))
         return out
 
     def attend_table(
-        self,
-        layer: int,
-        q: Tensor,
-        table: Tensor,
-        seen: int,
-        tree: Tree | None = None,
-        lse: Tensor | None = None,
+        self, layer: int, q: Tensor, table: Tensor, seen: int, tree: Tree | None = None, lse: Tensor | None = None
     ) -> Tensor:
         """Attend to the places of `table` `[kv_heads, blocks]`; see `BlockStore.attend_table`. Not over tiers."""
-        parents = None if tree is None else tree.on(self.device).parents
-        out = self._buffer_for(q)
-        self._call(layer, q, seen, table, parents, out=out, lse=lse)
-        return out
+        return self._near.attend_table(layer, q, table, seen, tree, lse, self._layers[layer])
 
-    def _call(self, layer: int, q: Tensor, seen: int, table: Tensor, parents: Tensor | None, **more: Any) -> None:
-        groups, blocks = self._layers[layer], self._blocks[layer]
-        self._kernel.attend(self._calls.attention(blocks, q, seen, table=table, parents=parents, groups=groups, **more))
-
-    def _buffer_for(self, q: Tensor) -> Tensor:
-        if self._out.shape != q.shape:
-            self._out = torch.empty(q.shape, dtype=q.dtype)
-        return self._out
+    def places(self, blocks: Tensor, position: int) -> Tensor:
+        """Return a table for `attend_table` of blocks of the sequence, for queries from `position` on."""
+        return self.table(position)[blocks.clamp(max=len(self._table) - 1)]
 
     def _rows(self, position: int) -> Tensor:
         return self.table(position).unsqueeze(0).expand(self.shape.kv_heads, -1)
@@ -225,13 +160,13 @@ class QuantizedStore(QuantizedMemory):
         Window and path are copied behind the ring. The window's groups are not in use until it is complete.
         """
         border = (start // WINDOW + 1) * WINDOW
-        first, scratch = border - WINDOW, SINK_BLOCKS + self._ring.size
+        first, scratch = border - WINDOW, self._ring.scratch
         assert start + len(path) <= border + WINDOW, "a path across two borders"
         tokens = [*range(first, start), *(start + token for token in path)]
-        sources = self._token_slots(tokens)
-        move_tokens(self._blocks[layer], self.shape.head_dim, sources, scratch * BLOCK + torch.arange(len(tokens)))
+        sources, targets = self._ring.slots_of(tokens), scratch * BLOCK + torch.arange(len(tokens))
+        move_tokens(self._near.layer(layer), self.shape.head_dim, sources, targets)
         groups = range(max(first, SINK) // GROUP, border // GROUP)
-        self._quantize_groups(layer, groups, [scratch + (group * GROUP - first) // BLOCK for group in groups])
+        self._quantize_run(layer, groups, scratch * BLOCK + groups.start * GROUP - first)
         table = self.table(border).clone()
         behind = table[border // BLOCK :][:WINDOW_BLOCKS]
         behind.copy_(scratch + WINDOW_BLOCKS + torch.arange(len(behind)))
@@ -241,77 +176,31 @@ class QuantizedStore(QuantizedMemory):
     def _attend_tiers(
         self, tiers: GroupTiers, layer: int, q: Tensor, parts: Iterator[_Part], lse: Tensor | None
     ) -> Tensor:
-        result, every = KernelAccumulator(self._kernel, q), slice(0, len(q))
+        result, every, format = KernelAccumulator(self._kernel, q), slice(0, len(q)), tiers.format
+        blocks, calls = self._near.layer(layer), self._near.calls
 
-        def attend(page: int, memory: Tensor) -> Tensor:
-            table = tiers.format.whole_table(page)
-            return self._partials(layer, q, self.span, table, tiers.format.groups(memory.unsqueeze(0)), causal=False)
+        def attend(page: int, memory: Tensor, q: Tensor) -> Tensor:
+            groups = format.groups(memory.unsqueeze(0))
+            more: dict[str, Any] = {"table": format.whole_table(page), "groups": groups}
+            return calls.partials(self._kernel, blocks, q, self.span, causal=False, **more)
 
         def newest() -> None:
+            slots = tiers.open_pages.slots
+            first, end = (page * format.blocks for page in (tiers.num_whole, tiers.num_whole + slots))
+            more: dict[str, Any] = {"groups": format.groups(tiers.open[layer])}
             for part in parts:
-                found = self._attend_newest(tiers, layer, q[part.rows], part)
+                more |= {"table": format.moved(part.table[:1, first:end], slots).expand(len(part.table), -1)}
+                seen, begin = part.seen - first * BLOCK, part.rows.start
+                found = calls.partials(self._kernel, blocks, q[part.rows], seen, parents=part.parents, **more)
                 for run in part.runs():
-                    result.add(run, found[:, run.start - part.rows.start : run.stop - part.rows.start].contiguous())
+                    result.add(run, found[:, run.start - begin : run.stop - begin].contiguous())
 
         tiers.attend(
             layer,
             q,
             result,
-            page=lambda page, memory: result.add(every, attend(page, memory)),
+            page=lambda page, memory: result.add(every, attend(page, memory, q)),
             newest=newest,
             partial=attend,
         )
         return result.output(lse)
-
-    def _attend_newest(self, tiers: GroupTiers, layer: int, q: Tensor, part: _Part) -> Tensor:
-        """Return attention to the pages of the pass, causal."""
-        format, slots = tiers.format, tiers.open_pages.slots
-        first, end = (page * format.blocks for page in (tiers.num_whole, tiers.num_whole + slots))
-        own = format.moved(part.table[:1, first:end], slots).expand(len(part.table), -1)
-        groups = format.groups(tiers.open[layer])
-        return self._partials(layer, q, part.seen - first * BLOCK, own, groups, parents=part.parents)
-
-    def _partials(
-        self,
-        layer: int,
-        q: Tensor,
-        seen: int,
-        table: Tensor,
-        groups: Groups,
-        causal: bool = True,
-        parents: Tensor | None = None,
-    ) -> Tensor:
-        """Return partial attention, as `BlockCalls.attention` has it, to groups and to blocks on the device."""
-        count = partial_count(seen, len(q), causal, parents)
-        partials = torch.empty((count, *q.shape[:2], 2 + q.shape[2]), dtype=torch.float32)
-        more: dict[str, Any] = {"table": table, "partials": partials, "parents": parents, "groups": groups}
-        self._kernel.attend(self._calls.attention(self._blocks[layer], q, seen, causal, **more))
-        return partials
-
-    def near(self, capacity: int) -> BlockStore:
-        return BlockStore(self._kernel, self.shape, capacity, self.dtype)
-
-    def gather(self, rows: Tensor, chunks: Tensor, size: int) -> tuple[Tensor, Tensor]:
-        """Copy chunks as in `Store`, of whole groups; each page is fetched once."""
-        shape = (len(rows), size // GROUP, GROUP, self.shape.head_dim)
-        keys, values = (torch.empty(shape, dtype=self.dtype) for _ in range(2))
-        each = self.groups.each
-        layers, pages = rows // self.shape.kv_heads, chunks * size // (each * GROUP)
-        in_bf16 = (chunks * size < SINK) | ((chunks + 1) * size > self._oldest)
-        for layer, page in torch.stack((layers, pages))[:, ~in_bf16].unique(dim=1).T.tolist():
-            at = ((layers == layer) & (pages == page) & ~in_bf16).nonzero().squeeze(1)
-            groups = (chunks[at] * size // GROUP % each).unsqueeze(1) + torch.arange(size // GROUP)
-            heads = (rows[at] % self.shape.kv_heads).unsqueeze(1).expand_as(groups)
-            items = torch.stack((heads, groups, groups), dim=2).flatten(0, 1).to(torch.int32)
-            ((memory, _, _),) = self.groups.runs(layer, range(page * each, (page + 1) * each))
-            both = self._dequantized_items(memory, items)
-            keys[at], values[at] = (x.view(len(at), *shape[1:]) for x in both)
-        for layer, chunk in torch.stack((layers, chunks))[:, in_bf16].unique(dim=1).T.tolist():
-            at = ((layers == layer) & (chunks == chunk)).nonzero().squeeze(1)
-            both = self._read(layer, chunk * size, (chunk + 1) * size)
-            keys[at], values[at] = (x[rows[at] % self.shape.kv_heads].view(len(at), *shape[1:]) for x in both)
-        return keys.flatten(1, 2), values.flatten(1, 2)
-
-    def places(self, blocks: Tensor, position: int) -> Tensor:
-        """Return a table for `attend_table` of blocks of the sequence, for queries from `position` on."""
-        return self.table(position)[blocks.clamp(max=len(self._table) - 1)]

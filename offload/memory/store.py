@@ -7,17 +7,20 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from ..architecture.config import ModelShape
-from ..architecture.rope import rotate
+from ..architecture.rope import Rows, rotate
 from .tree_attention import Tree
 
 if TYPE_CHECKING:
     from ..kernels.native import Kernel
+
+
+ALL = slice(None)
 
 
 class Store(ABC):
@@ -79,7 +82,7 @@ class Store(ABC):
         return length
 
     @abstractmethod
-    def append(self, layer: int, start: int, q: Tensor, k: Tensor, v: Tensor, rows: tuple[Tensor, Tensor]) -> Tensor:
+    def append(self, layer: int, start: int, q: Tensor, k: Tensor, v: Tensor, rows: Rows) -> Tensor:
         """Store new tokens from position `start` on, and return their rotated queries.
 
         q `[tokens, heads, head_dim]`, k and v `[tokens, kv_heads, head_dim]`, rows as `rotate` takes them. A store in
@@ -149,6 +152,26 @@ class DeviceStore(Store):
     """A store of keys and values as they are, in the device's memory: it can be written to, and observed."""
 
     @abstractmethod
+    def append(self, layer: int, start: int, q: Tensor, k: Tensor, v: Tensor, rows: Rows, stored: int = 0) -> Tensor:
+        """Store tokens as in `Store`; of the first `stored`, already there, only queries are rotated."""
+
+    @abstractmethod
+    def read(self, start: int, end: int, layers: slice = ALL) -> tuple[Tensor, Tensor]:
+        """Return keys and values as in `Store`, of some layers."""
+
+    @abstractmethod
+    def layer(self, index: int) -> Any:
+        """Return a layer's memory: keys and values `[kv_heads, tokens, head_dim]`, or the native kernel's blocks."""
+
+    @abstractmethod
+    def move(self, targets: Tensor, sources: Tensor) -> None:
+        """Copy tokens of all layers between positions `[n]`, which may overlap."""
+
+    def compact(self, start: int, keep: Sequence[int]) -> None:
+        if moved := [(start + target, start + source) for target, source in enumerate(keep) if target != source]:
+            self.move(*torch.tensor(moved, device=self.device).unbind(1))
+
+    @abstractmethod
     def write(self, start: int, keys: Tensor, values: Tensor) -> None:
         """Store keys and values, shaped as `read` returns them, from position `start` on."""
 
@@ -166,14 +189,7 @@ class DeviceStore(Store):
 
 
 def append(
-    store: Store,
-    layer: int,
-    start: int,
-    q: Tensor,
-    k: Tensor | None,
-    v: Tensor | None,
-    rows: tuple[Tensor, Tensor],
-    *stored: int,
+    store: Any, layer: int, start: int, q: Tensor, k: Tensor | None, v: Tensor | None, rows: Rows, *stored: int
 ) -> Tensor:
     """Return rotated queries as `Store.append`, which stores k and v; without them, nothing is stored."""
     return rotate(q, rows) if k is None else store.append(layer, start, q, k, v, rows, *stored)
@@ -182,18 +198,3 @@ def append(
 def first_moved(keep: Sequence[int]) -> int:
     """Return the first index that `Store.compact` moves, or how many there are."""
     return next((at for at, index in enumerate(keep) if at != index), len(keep))
-
-
-def moved_by(store: Store, start: int, keep: Sequence[int]) -> tuple[int, Tensor, Tensor] | None:
-    """Return what `Store.compact` moves: the position of its first token, keys and values; None for nothing."""
-    if (first := first_moved(keep)) == len(keep):
-        return None
-    at = torch.tensor([index - first for index in keep[first:]], device=store.device)
-    keys, values = (x.index_select(2, at) for x in store.read(start + first, start + keep[-1] + 1))
-    return start + first, keys, values
-
-
-def gather_chunks(keys: Tensor, values: Tensor, rows: Tensor, chunks: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """Copy chunks as in `Store.gather` from keys and values `[layers, kv_heads, tokens, head_dim]`."""
-    whole = keys.shape[2] // size * size
-    return tuple(x[:, :, :whole].unflatten(2, (-1, size)).flatten(0, 1)[rows, chunks] for x in (keys, values))

@@ -18,24 +18,21 @@ from ..errors import SettingsError
 from ..kernels.native import Kernel, KernelUnavailable, find_kernel
 from ..kernels.native.ops import why_not
 from ..kernels.ops import Operations
-from ..settings.config import EXACT
+from ..settings.kv_formats import EXACT, KV_FORMATS
 from ..system.scratch_file import ALIGNMENT, ScratchFile
 from .balance import HOST_ROWS, Balance
 from .device_factory import new_device_store, new_store
-from .device_quantized_store import DeviceQuantizedStore
 from .disk_pages import DiskPages
-from .host_attention import HostAttention, HostThread
+from .host_attention import HostAttention
 from .host_memory import Pinning, begin_allocation
 from .layered_store import LayeredStore
 from .link import DISK_COST, LINK_COST, Link
 from .open_pages import OpenPages, new_pages
-from .page import BlockPageFormat, NativePageFormat, PageFormat, PlainPageFormat
+from .page import BlockPageFormat, NativePageFormat, PageLayout, PlainPageFormat
 from .prefetch import PrefetchRing
-from .quantized_memory import QuantizedMemory
-from .quantized_pages import QuantizedHostAttention, QuantizedPageFormat
-from .quantized_store import QuantizedStore
+from .quantized_pages import QuantizedPageFormat
 from .staged_link import make_link
-from .store import DeviceStore, Store
+from .store import Store
 from .tier_settings import HOST_SHARES, TierSettings
 from .tiered_store import TieredStore
 from .tiers import Tiers
@@ -69,8 +66,8 @@ class TieredStoreFactory:
         new_file: Callable[[Path, int, bool], ScratchFile] = ScratchFile,
         kv: str = EXACT,
     ) -> None:
-        self.settings = settings if kv == EXACT else replace(settings, by_layers=False)
-        self._new_file, self._kv = new_file, kv
+        self.settings = settings if KV_FORMATS[kv].is_plain else replace(settings, by_layers=False)
+        self._new_file, self._kv, self._is_plain = new_file, kv, KV_FORMATS[kv].is_plain
         self.link = link or make_link(device, settings.link_gb_s, settings.disk is not None)
         self._operations, self._device = operations, device
         self._reserved: tuple[Tensor, Pinning | None] | None = None  # pages for the next store
@@ -100,26 +97,20 @@ class TieredStoreFactory:
         check_model(shape)
         visits, shape = 1 + shape.borrowing[0], shape.full_attention
         resident = min(self.settings.resident_layers, shape.layers)
-        kernel, device, on_device = self._operations.kernel, self._device, replace(shape, layers=resident)
+        kernel, device = self._operations.kernel, self._device
         near = lambda tokens: new_device_store(kernel, shape, tokens, dtype, device)  # noqa: E731
-        if not resident:
-            return self._far_store(shape, capacity, dtype, visits, near)
-        first = new_store(kernel, on_device, capacity, dtype, device, self._kv)
         if resident == shape.layers:
-            return first
+            return new_store(kernel, shape, capacity, dtype, device, self._kv)
         rest = replace(shape, layers=shape.layers - resident)
-        return LayeredStore(shape, first, self._far_store(rest, capacity, dtype, visits, near), near)
-
-    def _far_store(
-        self, shape: ModelShape, capacity: int, dtype: torch.dtype, visits: int, near: Callable[[int], DeviceStore]
-    ) -> TieredStore | QuantizedMemory:
-        """Return a store of layers none of which is resident."""
-        tiers, kernel = self._tiers(shape, capacity, dtype, visits), self._operations.kernel
-        if self._kv == EXACT:
-            return TieredStore(shape, dtype, tiers, near)
-        if kernel is None:
-            return DeviceQuantizedStore(shape, capacity, dtype, self._device, self._kv, tiers)
-        return QuantizedStore(kernel, shape, capacity, dtype, self._kv, tiers)
+        tiers = self._tiers(rest, capacity, dtype, visits)
+        if self._is_plain:
+            far: Store = TieredStore(rest, dtype, tiers, near)
+        else:
+            far = new_store(kernel, rest, capacity, dtype, device, self._kv, tiers)
+        if not resident:
+            return far
+        first = new_store(kernel, replace(shape, layers=resident), capacity, dtype, device, self._kv)
+        return LayeredStore(shape, first, far, near)
 
     def _tiers(self, shape: ModelShape, capacity: int, dtype: torch.dtype, visits: int) -> Tiers[Any]:
         """Return tiers with memory for a store's pages."""
@@ -135,39 +126,33 @@ class TieredStoreFactory:
             link=self.link,
             ring=PrefetchRing(self.link, buffers, settings.overlap),
             balance=Balance(self._share, HOST_ROWS if device.type == "cuda" else float("inf")),
-            host=None if settings.mode == "stream" else self._host(format, shape, dtype),
+            host=None if settings.mode == "stream" else self._host(format),
             pages=pages,
             open_pages=OpenPages(slots, pages, self.link, format.tokens),
             pinning=pinning,
             last_visits=visits,
-            prefills_plainly=device.type == "cuda" and self._kv == EXACT,
+            prefills_plainly=device.type == "cuda" and self._is_plain,
         )
 
-    def _host(self, format: PageFormat | QuantizedPageFormat, shape: ModelShape, dtype: torch.dtype) -> HostThread:
-        bandwidth = self.settings.host_bandwidth
-        if not isinstance(format, QuantizedPageFormat):
-            return HostAttention(format, self._device, bandwidth)
-        if self._operations.kernel is not None:  # the store attends by its kernel
-            return HostThread(self._device, bandwidth)
-        return QuantizedHostAttention(format, shape, _host_kernel(shape, dtype), self._device, bandwidth)
+    def _host(self, format: PageLayout) -> HostAttention:
+        sums = not self._is_plain and self._operations.kernel is None
+        return HostAttention(format, self._device, self.settings.host_bandwidth, sums)
 
-    def _stored_format(
-        self, shape: ModelShape, dtype: torch.dtype
-    ) -> tuple[PageFormat | QuantizedPageFormat, torch.dtype]:
-        """Return the format of pages, and the type of their numbers."""
-        if self._kv == EXACT:
-            return self._page_format(shape, dtype), dtype
-        page = self.settings.page_tokens or page_tokens(shape, dtype.itemsize)
-        return QuantizedPageFormat(shape, page, self._kv), torch.uint8
+    def _stored_format(self, shape: ModelShape, dtype: torch.dtype) -> tuple[Any, torch.dtype]:
+        """Return the format of pages and the type of their numbers: the kernel's blocks where it attends to them."""
+        page, kernel = self.settings.page_tokens or page_tokens(shape, dtype.itemsize), self._operations.kernel
+        looks = kernel is None and (self._device.type != "cpu" or not self._is_plain)
+        on_host = _host_kernel(shape, dtype) if looks else kernel
+        if not self._is_plain:
+            return QuantizedPageFormat(shape, page, self._kv, on_host), torch.uint8
+        if on_host is None:
+            return PlainPageFormat(shape, page), dtype
+        return (BlockPageFormat if kernel is None else NativePageFormat)(shape, page, on_host), dtype
 
     @property
     def _share(self) -> float | None:
         """Return the host's fraction of the pages; None balances it."""
         return HOST_SHARES[self.settings.mode] if self.settings.share is None else self.settings.share
-
-    def _page_format(self, shape: ModelShape, dtype: torch.dtype) -> PageFormat:
-        page = self.settings.page_tokens or page_tokens(shape, dtype.itemsize)
-        return _page_format(shape, page, dtype, self._operations, self._device)
 
     def _pages(self, size: tuple[int, int, int], dtype: torch.dtype) -> tuple[Tensor | DiskPages, Pinning | None]:
         """Return a file or host memory for pages, the reserved one if it is of that size."""
@@ -188,20 +173,9 @@ class TieredStoreFactory:
         return begin_allocation(size, dtype, self._device)
 
 
-def _pages_size(shape: ModelShape, capacity: int, format: PageFormat | QuantizedPageFormat) -> tuple[int, int, int]:
+def _pages_size(shape: ModelShape, capacity: int, format: PageLayout) -> tuple[int, int, int]:
     """Return the size of a store's pages `[layers, pages, numbers]`."""
     return shape.layers, -(-capacity // format.tokens), format.numbers
-
-
-def _page_format(
-    shape: ModelShape, page: int, dtype: torch.dtype, operations: Operations, device: torch.device
-) -> PageFormat:
-    """Choose the native kernel's blocks wherever it can attend on the host."""
-    if operations.kernel is not None:
-        return NativePageFormat(shape, page, operations.kernel)
-    if device.type != "cpu" and (kernel := _host_kernel(shape, dtype)) is not None:
-        return BlockPageFormat(shape, page, kernel)
-    return PlainPageFormat(shape, page)
 
 
 def _host_kernel(shape: ModelShape, dtype: torch.dtype) -> Kernel | None:

@@ -8,14 +8,13 @@ import torch
 from torch import Tensor
 
 from ..architecture.config import ModelShape
+from ..architecture.rope import Rows
 from ..architecture.tier_footprint import GATHERED_BYTES
 from ..kernels.accumulate import Accumulator
-from .block_store import copy_bytes
-from .disk_pages import DiskPages, read_grains
 from .mean_keys import HostMeanKeys
 from .page import PageFormat, PageRun
 from .page_prefill import PlainPrefill, PrefillBuffers
-from .store import DeviceStore, Store, moved_by
+from .store import DeviceStore, Store, first_moved
 from .tiers import Tiers
 from .tree_attention import Tree
 
@@ -89,7 +88,7 @@ class TieredStore(Store):
             self._mean_keys = None  # free its memory first
             self._mean_keys = HostMeanKeys(self.tiers, shape.kv_heads, shape.head_dim, chunk)
 
-    def append(self, layer: int, start: int, q: Tensor, k: Tensor, v: Tensor, rows: tuple[Tensor, Tensor]) -> Tensor:
+    def append(self, layer: int, start: int, q: Tensor, k: Tensor, v: Tensor, rows: Rows) -> Tensor:
         if self._plain_prefill is not None:
             return self._plain_prefill.append(layer, start, q, k, v, rows)
         if self._rotated.shape != q.shape:
@@ -142,38 +141,31 @@ class TieredStore(Store):
         return (self.tiers.open_pages if self._prefill is None else self._prefill).run(layer, pages)
 
     def compact(self, start: int, keep: Sequence[int]) -> None:
-        if moved := moved_by(self, start, keep):
-            self._write(*moved)
+        if (first := first_moved(keep)) < len(keep):
+            at = torch.tensor([index - first for index in keep[first:]], device=self.device)
+            both = self.read(start + first, start + keep[-1] + 1)
+            self._write(start + first, *(x.index_select(2, at) for x in both))
 
     def _write(self, start: int, keys: Tensor, values: Tensor) -> None:
         """Store tokens in the newest copies of their pages."""
         for page, at, tokens in self.tiers.split(start, start + keys.shape[2]):
-            for layer, target in enumerate(self._edited(page, at)):
+            pages = self.tiers.open_pages.edited(page, whole=at.stop - at.start == self.span)
+            for layer, target in enumerate(pages):
                 both = (x[layer, :, tokens].to(target.device) for x in (keys, values))
                 self.format.write(target, at.start, *both)
 
-    def _edited(self, page: int, at: slice) -> Tensor:
-        """Return the newest copy of a page of all layers, some tokens of which will be written."""
-        return self.tiers.open_pages.edited(page, whole=at.stop - at.start == self.span)
-
     def load(self, start: int, kv: Tensor) -> None:
         """Store what `dump` gave as in `Store`, in host memory; the next pass fetches the pages that it needs."""
-        self.tiers.close_pages()
-        if not self.format.dumps_grains:
+        if self.format.dumps_grains:
+            self.tiers.load(start // self.grain, kv, self.grain)
+        else:
+            self.tiers.close_pages()
             self._write(start, *kv.unbind(3))
-            return
-        grain = self.grain
-        for page, at, some in self.tiers.split(start // grain, start // grain + kv.shape[2], grain):
-            grains = self.format.grains(self._edited(page, slice(at.start * grain, at.stop * grain)))
-            copy_bytes(grains[:, :, at], kv[:, :, some])
 
     def dump(self, start: int, end: int) -> Tensor:
-        if not self.format.dumps_grains:
-            return torch.stack(self.export(start, end), 3)
-        runs = []
-        for page, at, _ in self.tiers.split(start // self.grain, -(-end // self.grain), self.grain):
-            runs.append(self.format.grains(self.tiers.open_pages.newest(page).cpu())[:, :, at])
-        return torch.cat(runs, dim=2)
+        if self.format.dumps_grains:
+            return self.tiers.dump(start // self.grain, -(-end // self.grain), self.grain)
+        return torch.stack(self.export(start, end), 3)
 
     def read(self, start: int, end: int) -> tuple[Tensor, Tensor]:
         runs = [self._run(page, at.start, at.stop) for page, at, _ in self.tiers.split(start, end)]
@@ -210,24 +202,10 @@ class TieredStore(Store):
         return keys, values
 
     def _gather_part(self, rows: Tensor, chunks: Tensor, size: int) -> tuple[Tensor, Tensor]:
-        tiers, format = self.tiers, self.format
+        tokens = chunks.unsqueeze(1) * size + torch.arange(0, size, self.grain)
         layer, head = (x.unsqueeze(1) for x in (rows // self.shape.kv_heads, rows % self.shape.kv_heads))
-        tokens = chunks.unsqueeze(1) * size + torch.arange(0, size, format.grain)
-        page, grain = tokens // self.span, tokens % self.span // format.grain
-        if isinstance(tiers.pages, DiskPages):
-            picked = self._on_device(read_grains(tiers, *torch.broadcast_tensors(layer, page, head, grain)))
-        else:
-            grains = format.grains(tiers.pages)  # [layers, pages, kv_heads, grains, ...]
-            _, pages, heads, each = grains.shape[:4]
-            at = ((layer * pages + page) * heads + head) * each + grain
-            staged = tiers.staged(grains.flatten(0, 3), at.flatten(), GATHERED_BYTES)
-            picked = tiers.to_device(staged).unflatten(0, at.shape)
-        is_open = tiers.open_pages.contains(page).all(1).nonzero().squeeze(1)  # a chunk is within one page
-        if len(is_open):
-            slot = page % tiers.open_pages.slots
-            at = [x.expand_as(page)[is_open].to(self.device) for x in (layer, slot, head, grain)]
-            picked[is_open.to(self.device)] = format.grains(tiers.open)[tuple(at)]
-        return format.read_grains(picked)
+        picked = self.tiers.pick(layer, tokens // self.span, head, tokens % self.span // self.grain)
+        return self.format.read_grains(picked)
 
     def mean_keys(self, layer: int, start: int, end: int, chunk: int) -> Tensor:
         """Return mean keys as in `Store`: what a prefill kept; the others are computed on the device, page by page."""
@@ -235,12 +213,10 @@ class TieredStore(Store):
         if self._mean_keys is not None and self._mean_keys.chunk == chunk:
             kept = self._mean_keys.read(layer, start, end)
             if len(kept):
-                means.append(self._on_device(kept).transpose(0, 1).float())
+                means.append(self.tiers.on_device(kept).transpose(0, 1).float())
                 start += len(kept) * chunk
         for page, at, _ in self.tiers.split(start, end) if start < end else ():
-            keys, _ = self.format.read(self._on_device(self.tiers.open_pages.newest(page, slice(layer, layer + 1))[0]))
+            newest = self.tiers.open_pages.newest(page, slice(layer, layer + 1))[0]
+            keys, _ = self.format.read(self.tiers.on_device(newest))
             means.append(keys[:, at].unflatten(1, (-1, chunk)).mean(2, dtype=torch.float32))
         return torch.cat(means, dim=1)
-
-    def _on_device(self, x: Tensor) -> Tensor:
-        return x if x.device.type == self.device.type else self.tiers.to_device(x)

@@ -15,13 +15,14 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
+from ..architecture.tier_footprint import GATHERED_BYTES
 from ..kernels.accumulate import PassResult
 from .balance import Balance, Stopwatch
 from .disk_pages import DiskPages
-from .host_attention import HostResult, HostThread, add_from_host
-from .host_memory import Pinning, allocator
+from .host_attention import HostAttention, HostResult, add_from_host
+from .host_memory import Pinning, allocator, copy_bytes
 from .link import DISK_COST, LINK_COST, Link
-from .open_pages import OpenPages, new_pages
+from .open_pages import OpenPages
 from .page import PageLayout
 from .prefetch import PrefetchItem, PrefetchRing, prefetch_order
 
@@ -36,7 +37,7 @@ class Tiers(Generic[Layout]):
     link: Link
     ring: PrefetchRing
     balance: Balance
-    host: HostThread | None  # None: every page is streamed
+    host: HostAttention | None  # None: every page is streamed
     pages: Tensor | DiskPages  # [layers, pages, numbers] in host memory, or on disk
     open_pages: OpenPages
     pinning: Pinning | None  # of `pages`, which may still be under way
@@ -114,23 +115,20 @@ class Tiers(Generic[Layout]):
         result: PassResult,
         page: Callable[[int, Tensor], None],
         newest: Callable[[], None],
-        partial: Callable[[int, Tensor], Any] | None = None,
+        partial: Callable[[int, Tensor, Tensor], Any] | None = None,
     ) -> None:
         """Add attention of rotated queries to the whole pages, of which they see all, and to the newest ones.
 
         Args:
             page: adds that to a whole page, of this number, where it was copied to.
             newest: adds that to the pages of the pass.
-            partial: returns that to a whole page in host memory; without it, `host` knows how to attend.
+            partial: returns that of queries to a whole page in host memory; without it, the format does.
         """
         rest, first = self._clock.lap(), self.num_streamed
         self._hosted = None
         if self.host is not None and first < self.num_whole:
             pages: Any = self.pages[layer, first : self.num_whole]
-            if partial is None:
-                self._hosted = self.host.submit(pages, first, q)
-            else:
-                self._hosted = self.host.attend_each(pages, lambda at, memory: partial(first + at, memory))
+            self._hosted = self.host.submit(pages, first, q, partial)
         if result.newest == "first":
             newest()
         for number, buffer in self._streamed(layer):
@@ -159,25 +157,54 @@ class Tiers(Generic[Layout]):
             first, last = max(page * each, start), min((page + 1) * each, end)
             yield page, slice(first - page * each, last - page * each), slice(first - start, last - start)
 
-    def fetched(self, layer: int, page: int) -> Tensor:
-        """Return the newest copy of a page on the device, over the link unless it is open. Raises TransferFailed."""
-        if page in self.open_pages:
-            return self.open_pages.buffer(layer, page)
-        return self._copied(self.pages[layer, page], new_pages((self.format.numbers,), self.open.dtype, self.device))
-
     def to_device(self, x: Tensor) -> Tensor:
         """Copy a tensor from host memory to the device, over the link. Raises TransferFailed."""
         source = x.contiguous()
-        return self._copied(source, torch.empty(source.shape, dtype=source.dtype, device=self.device))
-
-    def _copied(self, source: Any, target: Tensor) -> Tensor:
+        target = torch.empty(source.shape, dtype=source.dtype, device=self.device)
         # The mark, because earlier work may still use the target's memory.
         self.link.wait(ticket := self.link.copy([(target, source)], self.link.mark()))
         self.link.finish(ticket)
         return target
 
-    def staged(self, x: Tensor, at: Tensor, room: int = 0) -> Tensor:
-        """Copy rows `at` of `x` to pinned memory, of which `room` bytes are kept: pageable memory is copied slowly.
+    def on_device(self, x: Tensor) -> Tensor:
+        """Return a tensor on the device. Raises TransferFailed."""
+        return x if x.device.type == self.device.type else self.to_device(x)
+
+    def pick(self, layer: Tensor, page: Tensor, head: Tensor, grain: Tensor) -> Tensor:
+        """Return the newest copies of grains of pages on the device, `[n, count, ...]`. Raises TransferFailed.
+
+        The indices are broadcast to `[n, count]`, and in host memory.
+        """
+        layer, page, head, grain = where = torch.broadcast_tensors(layer, page, head, grain)
+        if isinstance(self.pages, DiskPages):
+            picked = self.on_device(self.pages.read_grains(self.link, self.format, *where))
+        else:
+            grains = self.format.grains(self.pages)  # [layers, pages, kv_heads, grains, ...]
+            _, pages, heads, each = grains.shape[:4]
+            at = ((layer * pages + page) * heads + head) * each + grain
+            picked = self.to_device(self._staged(grains.flatten(0, 3), at.flatten())).unflatten(0, at.shape)
+        is_open = self.open_pages.contains(page).nonzero(as_tuple=True)
+        if len(is_open[0]):
+            slots = (layer, page % self.open_pages.slots, head, grain)
+            places = tuple(x[is_open].to(self.device) for x in slots)
+            picked[tuple(x.to(self.device) for x in is_open)] = self.format.grains(self.open)[places]
+        return picked
+
+    def load(self, first: int, kv: Tensor, grain: int) -> None:
+        """Store grains `[layers, kv_heads, n, ...]` of `grain` tokens from number `first` on, in host memory."""
+        self.close_pages()
+        for page, inside, some in self.split(first, first + kv.shape[2], grain):
+            is_whole = (inside.stop - inside.start) * grain == self.format.tokens
+            copy_bytes(self.format.grains(self.open_pages.edited(page, is_whole))[:, :, inside], kv[:, :, some])
+
+    def dump(self, first: int, end: int, grain: int) -> Tensor:
+        """Return grains `[layers, kv_heads, n, ...]` of `grain` tokens in host memory, from number `first` on."""
+        pages = self.split(first, end, grain)
+        newest = ((self.open_pages.newest(page).cpu(), inside) for page, inside, _ in pages)
+        return torch.cat([self.format.grains(page)[:, :, inside] for page, inside in newest], dim=2)
+
+    def _staged(self, x: Tensor, at: Tensor) -> Tensor:
+        """Copy rows `at` of `x` to pinned memory that is kept: pageable memory is copied slowly.
 
         The copy is valid until the next call.
         """
@@ -185,5 +212,5 @@ class Tiers(Generic[Layout]):
         nbytes = torch.Size(shape).numel() * x.itemsize
         if self._staging is None or self._staging.nbytes < nbytes:
             self._staging = None  # free it first
-            self._staging = allocator(self.device)((max(nbytes, room),), torch.uint8)
+            self._staging = allocator(self.device)((max(nbytes, GATHERED_BYTES),), torch.uint8)
         return torch.index_select(x, 0, at, out=self._staging[:nbytes].view(x.dtype).view(shape))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..architecture.config import ModelShape
-from ..architecture.rope import Rope, rows_of
+from ..architecture.rope import Rope, Rows, rows_of
 from ..kernels.native import Kernel
 from .block_ring import BlockRing
 from .plain_ring import PlainRing
@@ -45,7 +45,7 @@ class Windows:
         self._first = 0  # the oldest position that has not been overwritten
         self._start, self._held = 0, 0  # of the pass: the committed tokens, and those of a tree's earlier passes
         self._tree: Tree | None = None
-        self._rows: tuple[Tensor, Tensor] | None = None  # rotations of the pass's tokens
+        self._rows: Rows | None = None  # rotations of the pass's tokens
         self._tokens = 0  # of the pass
         self._lends = lends
         self._next = (-1, 0)  # the current layer, and the number of its next token in the pass

@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ..architecture.expert_dims import expected_experts
+from ..architecture.layer_spec import expected_experts
 from ..kernels.ops import LocalLinear
 from ..parallel import Group
 

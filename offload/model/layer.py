@@ -14,7 +14,7 @@ from ..architecture.layer_spec import LayerSpec
 from ..kernels.attention import with_sinks
 from ..kernels.delta_rule import DeltaRule
 from ..kernels.ops import Linear, LocalLinear, Operations
-from ..parallel.norm import JoinedNorm
+from ..parallel.linear import JoinedNorm
 from .experts import ExpertWeights
 from .row_inputs import NO_INPUTS, RowInputs
 

@@ -1,7 +1,12 @@
-"""A group over torch.distributed: nccl between GPUs, gloo between CPUs and for all decisions."""
+"""A group over torch.distributed: nccl between GPUs, gloo between CPUs and for all decisions.
+
+Values travel as JSON in tensors of bytes. torch's own collectives of objects unpickle what they receive: whoever can
+write to a connection between ranks could run code on them. JSON can only be wrong.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -16,7 +21,41 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..errors import RankLost, RankMissing, SettingsError
-from . import messages
+
+
+def broadcast(value: Any, group: dist.ProcessGroup | None = None) -> Any:
+    """Return rank 0's value, for JSON, on every rank. Raises TypeError for a value that JSON does not have."""
+    is_first = dist.get_rank(group) == 0
+    data = _bytes(value) if is_first else torch.empty(0, dtype=torch.uint8)
+    length = torch.tensor(len(data))
+    dist.broadcast(length, 0, group=group)
+    if not is_first:
+        data = torch.empty(int(length), dtype=torch.uint8)
+    dist.broadcast(data, 0, group=group)
+    return _value(data)
+
+
+def collect(value: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
+    """Return every rank's value, for JSON, in the order of ranks. Raises TypeError as `broadcast`."""
+    data, size = _bytes(value), dist.get_world_size(group)
+    lengths = torch.empty(size, dtype=torch.int64)
+    dist.all_gather(list(lengths.unbind()), torch.tensor(len(data)), group=group)
+    longest = int(lengths.max())
+    found = torch.empty((size, longest), dtype=torch.uint8)
+    padded = torch.nn.functional.pad(data, (0, longest - len(data)))
+    dist.all_gather(list(found.unbind()), padded, group=group)
+    return [_value(row[:length]) for row, length in zip(found, lengths.tolist(), strict=True)]
+
+
+def _bytes(value: Any) -> Tensor:
+    # A name of a file that is not UTF-8 has surrogates, which json.loads takes back.
+    text = json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogatepass")
+    return torch.frombuffer(bytearray(text), dtype=torch.uint8)
+
+
+def _value(data: Tensor) -> Any:
+    return json.loads(data.numpy().tobytes())
+
 
 _FAREWELL_S = 2.0  # the other ranks' goodbyes may still be in flight
 _TIMEOUT = timedelta(days=7)  # the user may page through the output; a dead rank is noticed by other means
@@ -90,11 +129,11 @@ class Ranks:
 
     def broadcast(self, value: Any) -> Any:
         with _rank_lost():
-            return messages.broadcast(value, self._control)
+            return broadcast(value, self._control)
 
     def collect(self, value: Any) -> list[Any]:
         with _rank_lost():
-            return messages.collect(value, self._control)
+            return collect(value, self._control)
 
     def leave(self) -> None:
         """Say goodbye to the other ranks. A rank that ends without it counts as lost."""
@@ -133,7 +172,7 @@ def _loopback() -> str:
 
 def _check_devices(device: torch.device) -> None:
     """Raise SettingsError unless all ranks have the same kind of device: their groups would differ, and block."""
-    kinds = messages.collect(device.type)
+    kinds = collect(device.type)
     if len(set(kinds)) > 1:
         raise SettingsError(
             f"some ranks are on a GPU and some on a CPU: {', '.join(kinds)}", "use --device on all nodes"

@@ -107,8 +107,8 @@ def _selects_by_score(settings: Speculation, method: str) -> bool:
 
 def _tree(passes: Passes, method: str, acceptance: float) -> Decoding:
     """Predict decoding with token trees, whose first children are accepted at a rate; a draft step a depth."""
-    from ..speculation.trees.acceptance import ChildAcceptance
     from ..speculation.trees.best_size import sized_tree  # imports numpy, which takes a tenth of a second
+    from ..speculation.trees.drafted_trees import ChildAcceptance
     from ..speculation.trees.tree import tree_of
 
     def verify(rows: int) -> float:

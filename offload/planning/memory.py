@@ -19,7 +19,8 @@ from ..architecture.kv_formats import quantized_layer_bytes
 from ..architecture.parameters import WeightBits
 from ..architecture.tier_footprint import mean_key_bytes, paged_prefill_bytes, plain_prefill_bytes, state_bytes
 from ..errors import OutOfMemory
-from ..settings.config import EXACT, Speculation
+from ..settings.config import Speculation
+from ..settings.kv_formats import EXACT, KV_FORMATS
 from ..settings.method_sizes import (
     draft_capacity,
     draft_chunk,
@@ -151,7 +152,9 @@ def estimate(
         retrieval=retrieval,
         draft=_draft_bytes(draft, settings, itemsize, on_cpu),
         copy=0 if copy_bits is None or not uses_copy(settings) else copy_bytes(shape, copy_bits) // gpus,
-        cuda=0 if on_cpu else CUDA_BYTES + _graph_bytes(settings, tokens, gpus, not offloaded and kv == EXACT),
+        cuda=0
+        if on_cpu
+        else CUDA_BYTES + _graph_bytes(settings, tokens, gpus, not offloaded and KV_FORMATS[kv].is_plain),
         lookup=tokens * LOOKUP_BYTES if on_cpu and drafter_kind(settings) == LOOKUP else 0,
         draft_cache=_draft_cache_bytes(draft, settings, itemsize),
         rope=rope_bytes(share, tokens, itemsize),
@@ -179,7 +182,7 @@ def _middle_bytes(
     caches = 1 + has_second_cache(settings, tokens, *where)
     cache += caches * share.fixed_bytes(tokens, itemsize, tree_nodes(settings))  # copies, with the tokens drafted
     kind = selected_format(settings)
-    if kind != EXACT and device == "cpu":  # groups of all tokens; a GPU has those of the budget
+    if not KV_FORMATS[kind].is_plain and device == "cpu":  # groups of all tokens; a GPU has those of the budget
         cache += share.kv_layers * quantized_layer_bytes(share, kind, tokens, 0, itemsize)
     return cache, selection_bytes(share.growing, settings, tokens, *where)
 
@@ -196,9 +199,9 @@ def _prefill_bytes(
     kv: str,
 ) -> int:
     """Return the bytes of the buffers that exist while a prompt is read; arguments as of `estimate`."""
-    if kv != EXACT and not on_cpu:
+    if not KV_FORMATS[kv].is_plain and not on_cpu:
         return state_bytes(shape, min(chunk, tokens))
-    if offloaded and kv == EXACT:  # of quantised pages, those that a pass writes to are among the staging buffers
+    if offloaded and KV_FORMATS[kv].is_plain:  # of others, pages that a pass writes to are among the staging buffers
         return _offloaded_prefill_bytes(shape, settings, tokens, chunk, itemsize, by_layers, on_cpu)
     return tokens * shape.hidden * itemsize if by_layers else 0  # of all tokens between two layers
 
@@ -228,7 +231,7 @@ def _graph_bytes(settings: Speculation, tokens: int, gpus: int, full: bool) -> i
 
 def _layer_kv(shape: Dimensions, tokens: int, chunk: int, itemsize: int, kv: str) -> int:
     """Return the bytes of the full cache in one layer."""
-    if kv == EXACT:
+    if KV_FORMATS[kv].is_plain:
         return shape.layer_kv_bytes(tokens, itemsize)
     return quantized_layer_bytes(shape, kv, tokens, chunk, itemsize)
 

@@ -8,12 +8,12 @@ from ..architecture.footprint import page_tokens
 from ..architecture.kv_formats import stored_bytes
 from ..architecture.parameters import WeightBits
 from ..hardware.rates import READ
-from ..settings.config import EXACT
+from ..settings.kv_formats import KV_FORMATS
 from ..settings.method_sizes import has_draft_model, selected_format
 from .pass_work import attention_flops, linear_pass, with_experts_away
 from .placement import Placed
 from .request import PlanRequest
-from .roofline import KV_RATES, SAMPLE_S, Pass, Time, pass_time
+from .roofline import SAMPLE_S, Pass, Time, pass_time
 from .self_draft import best_level, bits_at, relative_costs, typical_agreements
 
 SHARES = 64  # steps of the search for the host's share
@@ -68,7 +68,7 @@ class Passes:
         placement, placed = self.request.placement, self.placed
         asked = placement.offload != "auto" or placement.host_share is not None
         # Beside a simulated link the host's cores are the device's, and converting codes keeps them busy.
-        converts = self.request.kv != EXACT and self.request.hardware.shared
+        converts = not self.request.kv_format.is_plain and self.request.hardware.shared
         streams = placement.offload == "stream" or (converts and not asked)
         if streams or placed.uses_disk or placed.resident_layers == self.request.shape.kv_layers:
             return [0.0]
@@ -92,13 +92,13 @@ class Passes:
         return replace(
             base,
             kv=(kv - hosted) / gpus,
-            kv_rate=KV_RATES[request.kv],
+            kv_rate=request.kv_format.rate,
             copied=base.copied + max(copied - hosted, 0) / gpus,
             disk=self.on_disk * (1 + again / self.placed.disk_layers) if self.on_disk else 0.0,
             hosted=hosted,
             attention_flops=scoring * (1 - hosted / kv) / gpus,
             hosted_flops=scoring * hosted / kv,
-            graphed=base.graphed and not offloaded and (request.hardware.shared or request.kv == EXACT),
+            graphed=base.graphed and not offloaded and (request.hardware.shared or request.kv_format.is_plain),
             pages=base.pages + (1 - share) * (layers + again) * count * self.pages,
             folded_layers=count * (layers + again) if hosted else 0,
         )
@@ -115,7 +115,7 @@ class Passes:
         budget, count = request.budget, request.sequences
         kind = selected_format(request.speculation)
         offloaded = shape.kv_layers - self.placed.resident_layers
-        if kind == EXACT and request.in_place(offloaded):  # else it has copies, which are not quantised
+        if KV_FORMATS[kind].is_plain and request.in_place(offloaded):  # else it has copies, which are not quantised
             kind = request.kv
         grown_reads, window_reads = shape.kv_reads
         fixed = window_reads * shape.window_bytes(request.tokens, request.itemsize) + shape.moved_state_bytes
@@ -123,7 +123,7 @@ class Passes:
         scoring = count * attention_flops(shape, budget, rows)
         bits = self._drafting_bits
         linears = self.linears(rows) if bits is None else linear_pass(shape, request, rows, gpus, 0, bits)
-        work = replace(linears, kv=kv / gpus, kv_rate=KV_RATES[kind], attention_flops=scoring / gpus)
+        work = replace(linears, kv=kv / gpus, kv_rate=KV_FORMATS[kind].rate, attention_flops=scoring / gpus)
         return pass_time(work, request.hardware).seconds
 
     @property

@@ -8,7 +8,8 @@ from ..architecture.dims import Dimensions
 from ..architecture.kv_formats import stored_bytes
 from ..architecture.parameters import WeightBits
 from ..hardware.rates import Hardware
-from ..settings.config import EXACT, Placement, Speculation
+from ..settings.config import Placement, Speculation
+from ..settings.kv_formats import EXACT, KV_FORMATS, KVFormat
 from ..settings.method_sizes import budget_of, selected_format
 from .self_draft import copy_bits
 
@@ -84,10 +85,15 @@ class PlanRequest:
         """Return the bytes of keys and values of all layers that a pass over `tokens` tokens reads."""
         return stored_bytes(self.shape, self.kv, tokens, self.itemsize)
 
+    @property
+    def kv_format(self) -> KVFormat:
+        """Return the format of the full cache's keys and values."""
+        return KV_FORMATS[self.kv]
+
     def in_place(self, offloaded: int) -> bool:
         """Return whether the retrieval cache copies nothing where so many layers' KV is in host memory."""
-        on_cpu, is_quantized = self.hardware.device == "cpu", self.kv != EXACT
-        copies = is_quantized or selected_format(self.speculation) != EXACT
+        on_cpu, is_quantized = self.hardware.device == "cpu", not self.kv_format.is_plain
+        copies = is_quantized or not KV_FORMATS[selected_format(self.speculation)].is_plain
         has_table = self.retrieves_in_place or is_quantized if on_cpu else self.has_triton and not copies
         return not offloaded and has_table
 

@@ -9,16 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..hardware.rates import READ, Hardware
-from ..settings.config import EXACT
 
 # Quantised weights: the share of the bandwidth at which a GPU reads them. gpt-fast decodes on an A100 (its README) with
 # 4 bits in groups of 32, 5 bits a weight: Llama-2-7B at 196.8 tokens/s, Llama-2-70B at 25.25. Without LAYER_S that is
 # 4.1 GB in 3.3 ms, and 43 GB in 35 ms: 0.61 and 0.60 of 2,039 GB/s.
 QUANTIZED_READ = 0.6
-# Quantised keys and values: the share of READ at which the native kernel reads them, because it converts their codes.
-# One query token over 8,192 tokens, on two cores with AMX: q8 takes 1/1.37 of the time of bf16 for 0.53 of its bytes,
-# q4 1/1.49 for 0.28 (scripts/bench_kv.py attention). Triton's kernel is given the same; nothing was measured.
-KV_RATES = {EXACT: 1.0, "q8": 0.73, "q4": 0.42, "fp8": 0.34}
 # Prefill: cuBLAS and FlashAttention-2 on an A100 reach 60 to 75 % of the dense rate (arXiv 2307.08691, section 4).
 COMPUTE = 0.6
 # Launches and ramp-ups of the ten or so kernels of a layer in a CUDA graph. gpt-fast decodes Llama-2-7B on an A100 at

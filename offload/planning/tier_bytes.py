@@ -13,7 +13,6 @@ from ..architecture.tier_footprint import (
     open_slots,
     staging_bytes,
 )
-from ..settings.config import EXACT
 from ..settings.method_sizes import selected_chunk, tree_nodes
 from .memory import MemoryEstimate, estimate
 from .request import PlanRequest
@@ -38,7 +37,7 @@ class TierBytes:
         share = request.shape.share(gpus)
         page = page_tokens(share, size)
         self._share, self._page, self._bf16 = share, page, 0
-        if request.kv != EXACT:  # its newest tokens and the sink stay on the device
+        if not request.kv_format.is_plain:  # its newest tokens and the sink stay on the device
             self._bf16 = bf16_layer_bytes(share, request.tokens, request.prefill_chunk, size)
         self._needs: dict[int, MemoryEstimate] = {}
 
@@ -88,7 +87,7 @@ class TierBytes:
         }
         if self._way == "host" and away:
             parts["activations"] = min(request.prefill_chunk, request.tokens) * expert_row_bytes(self._share, 4)
-        if need.retrieval and not request.hardware.shared and request.kv == EXACT:  # kept by a prefill layer by layer
+        if need.retrieval and not request.hardware.shared and request.kv_format.is_plain:  # made by that prefill
             chunk = selected_chunk(request.speculation, PAGE_GRAIN, page, request.tokens)
             parts["mean keys"] = count * host_mean_key_bytes(self._share, offloaded, request.tokens, chunk, page, size)
         return {name: each * self._gpus for name, each in parts.items()}

@@ -18,15 +18,9 @@ import torch
 from torch import Tensor
 
 from ..system.files import replace_file
-from .header import Header, UnusableBlock
+from .folder import Header, UnusableBlock
 
-_DTYPES = {
-    "I64": torch.int64,
-    "F32": torch.float32,
-    "BF16": torch.bfloat16,
-    "F16": torch.float16,
-    "U8": torch.uint8,
-}
+_DTYPES = {"I64": torch.int64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16, "U8": torch.uint8}
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _DAMAGE = (ValueError, KeyError, TypeError, AttributeError, RuntimeError, OverflowError)  # of a header
 

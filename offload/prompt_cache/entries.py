@@ -7,8 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from .fingerprint import TOKENS
-from .folder import PromptFolder, Stored
-from .header import Header, UnusableBlock, read_header
+from .folder import Header, PromptFolder, Stored, UnusableBlock, read_header
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,12 +12,10 @@ from ..errors import Degraded
 from ..events import Prefilled, Restored
 from ..sequence import TokenSequence
 from ..speculation.passes.runner import Runner
-from .chain import Prompt
+from .chain import BlockReader, Prompt, last_with_states, path_of, read_states
 from .fingerprint import TOKENS
-from .header import Header, UnusableBlock
-from .reader import BlockReader
+from .folder import Header, UnusableBlock
 from .reusable import Reusable
-from .states import last_with_states, path_of, read_states
 
 TRIAL = 1.0  # seconds of reading before it is compared with computing
 
@@ -32,11 +30,7 @@ class Restoration:
     """
 
     def __init__(
-        self,
-        prompt: Prompt,
-        runner: Runner,
-        reusable: Reusable,
-        compute: Callable[[int], Generator[Prefilled]],
+        self, prompt: Prompt, runner: Runner, reusable: Reusable, compute: Callable[[int], Generator[Prefilled]]
     ) -> None:
         """`compute(end)` runs and saves the prompt's tokens before position `end` that are not in the cache."""
         self._prompt, self._runner, self._reusable = prompt, runner, reusable

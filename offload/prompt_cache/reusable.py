@@ -61,7 +61,7 @@ class WholePasses(Reusable):
 
 
 class ReusablePrefix(Reusable):
-    """Tracks how many leading tokens (`length`) of a runner's FullCache have the bits of a fresh prefill."""
+    """`Reusable` of a FullCache."""
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
@@ -71,11 +71,9 @@ class ReusablePrefix(Reusable):
 
     @property
     def blocks(self) -> int:
-        """Return how many blocks are restored together, so that the rest of the prefill begins at a chunk border."""
         return math.lcm(self._chunk, TOKENS) // TOKENS
 
     def update(self) -> None:
-        """Exclude tokens that were rolled back since the last `mark`."""
         cache = self._cache
         unchanged = cache.marks.update(self, cache.length)
         self.length = (
@@ -85,11 +83,9 @@ class ReusablePrefix(Reusable):
             self.length = 0
 
     def plan(self, tokens: int) -> None:
-        """Set `length` to what it will be after the prefill of a prompt of `tokens` tokens."""
         start = min(self._runner.num_cached, tokens - 1)
         whole = start <= self.length and start % self._chunk == 0
         self.length = tokens // self._chunk * self._chunk if whole else min(self.length, start)
 
     def mark(self) -> None:
-        """Remember the state after a prefill, whole or interrupted, for the next `update`."""
         self._cache.marks.update(self, self._cache.length)

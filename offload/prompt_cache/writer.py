@@ -20,11 +20,9 @@ from ..speculation.passes.runner import Runner
 from ..system.files import sync_folder
 from ..units import size_text
 from .block import write_block
-from .chain import Prompt
+from .chain import PART, Prompt, are_wanted, path_of
 from .fingerprint import TOKENS
-from .folder import stem_of
-from .header import Header
-from .states import PART, are_wanted, path_of
+from .folder import Header, stem_of
 
 _HEADER = 2048  # bytes of a file besides the KV, approximately
 PATIENCE = 2.0  # seconds; saving may delay the prefill by this and a tenth of the prefill's time

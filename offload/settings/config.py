@@ -8,19 +8,25 @@ from os import PathLike
 from typing import Any
 
 from ..short_repr import short_repr
-from ..system.platforms import RUNS_ON, is_other_platform
 from ..units import GIB, MOST_BYTES, MOST_TOKENS
 from . import methods
 from .generation import GenerationConfig, Sampling
+from .kv_formats import EXACT, KV_FORMATS
 from .placement_settings import Placement
 from .tree_settings import TREE_SAMPLINGS, TreeSampling, TreeShape
-from .validation import require, require_tokens, require_types
+from .validation import (
+    RUNS_ON,
+    is_other_platform,
+    require,
+    require_between,
+    require_one_of,
+    require_tokens,
+    require_types,
+)
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda")
 KERNELS = ("auto", "amx", "avx512", "avx2", "portable", "off")
-EXACT = "exact"
-KV_FORMATS = (EXACT, "q8", "q4", "fp8")
 QUANTIZE = ("q4", "q5", "q6", "q8")
 METHODS = tuple(methods.METHODS)
 SELF = "self"
@@ -37,7 +43,7 @@ class EngineConfig:
 
     `kernel` is the level of the native kernel, which runs on the CPU; with `off`, torch runs everything. `quantize` is
     the level to which the weights are rounded while they are loaded, which changes the model; None leaves them. `kv` is
-    the format of the full KV cache: EXACT, or one to which keys and values are quantised, which changes the answer.
+    the format of the full KV cache: EXACT, or another one of `kv_formats`, which changes the answer unless it is exact.
     `threads` are those of the CPU, 0 for all cores; `prefill_chunk` is the tokens of one prefill pass. Raises
     SettingsError.
     """
@@ -53,25 +59,16 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         require_types(self)
-        for name, value, allowed in (
-            ("device", self.device, DEVICES),
-            ("dtype", self.dtype, DTYPES),
-            ("kernel", self.kernel, KERNELS),
-            ("kv", self.kv, KV_FORMATS),
-        ):
-            hint = f"use one of: {', '.join(allowed)}"
-            if name == "device" and is_other_platform(value):
-                hint = "\n".join(RUNS_ON)
-            require(value in allowed, f"{name} is {short_repr(value)}", hint)
-        require(
-            self.quantize is None or self.quantize in QUANTIZE,
-            f"quantize is {short_repr(self.quantize)}",
-            f"use one of: {', '.join(QUANTIZE)}, or leave it out",
-        )
+        is_other = is_other_platform(self.device)
+        require(not is_other, f"device is {short_repr(self.device)}", "\n".join(RUNS_ON))
+        require_one_of("device", self.device, DEVICES)
+        require_one_of("dtype", self.dtype, DTYPES)
+        require_one_of("kernel", self.kernel, KERNELS)
+        require_one_of("kv", self.kv, tuple(KV_FORMATS))
+        if self.quantize is not None:
+            require_one_of("quantize", self.quantize, QUANTIZE, ", or leave it out")
         require(bool(self.model), "the model's name is empty", "name a folder, a .gguf file, a hub id, or leave it out")
-        require(
-            0 <= self.threads <= 1024, f"threads is {short_repr(self.threads)}", "use 1 to 1024, or 0 for all cores"
-        )
+        require_between("threads", self.threads, 0, 1024, "use 1 to 1024, or 0 for all cores")
         require_tokens("prefill-chunk", self.prefill_chunk, 1, "use a positive number of tokens, such as 512")
 
 
@@ -121,7 +118,7 @@ class Speculation:
 
     def __post_init__(self) -> None:
         require_types(self)
-        require(self.method in METHODS, f"method is {short_repr(self.method)}", f"use one of: {', '.join(METHODS)}")
+        require_one_of("method", self.method, METHODS)
         require(bool(self.draft), "the draft's name is empty", "use lookup, none, self, or a model")
         require(
             self.draft in SELF_DRAFTS or not self.draft.startswith(f"{SELF}:"),
@@ -139,27 +136,12 @@ class Speculation:
         hint = "use a positive number of tokens, or leave it out"
         require_tokens("rebuild-every", self.rebuild_every, 1, hint)
         for name, gamma in (("gamma1", self.gamma1), ("gamma2", self.gamma2)):
-            require(
-                gamma is None or 1 <= gamma <= LONGEST_GAMMA,
-                f"{name} is {short_repr(gamma)}",
-                f"use 1 to {LONGEST_GAMMA} tokens, or leave it out",
-            )
-        require(
-            self.retrieval_kv in KV_FORMATS,
-            f"retrieval-kv is {short_repr(self.retrieval_kv)}",
-            f"use one of: {', '.join(KV_FORMATS)}",
-        )
+            require_between(name, gamma, 1, LONGEST_GAMMA, f"use 1 to {LONGEST_GAMMA} tokens, or leave it out")
+        require_one_of("retrieval-kv", self.retrieval_kv, KV_FORMATS)
         TreeShape.parse(self.tree)
-        require(
-            self.tree_sampling in TREE_SAMPLINGS,
-            f"tree-sampling is {short_repr(self.tree_sampling)}",
-            f"use one of: {', '.join(TREE_SAMPLINGS)}",
-        )
-        require(
-            self.middle is None or self.middle in methods.MIDDLES,
-            f"middle is {short_repr(self.middle)}",
-            f"use one of: {', '.join(methods.MIDDLES)}, or leave it out",
-        )
+        require_one_of("tree-sampling", self.tree_sampling, TREE_SAMPLINGS)
+        if self.middle is not None:
+            require_one_of("middle", self.middle, methods.MIDDLES, ", or leave it out")
         if methods.METHODS[self.method].needs_draft_model:
             hint = "give --draft one, or use --method lookup"
             require(self.draft_model is not None, f"{self.method} needs a draft model", hint)
@@ -168,8 +150,7 @@ class Speculation:
 
     def _check_approximate(self) -> None:
         allowed = methods.APPROXIMATIONS
-        wrong = f"approximate is {short_repr(self.approximate)}"
-        require(self.approximate in allowed, wrong, f"use one of: {', '.join(allowed)}, or leave it out")
+        require_one_of("approximate", self.approximate, allowed, ", or leave it out")
         require(
             self.method == methods.PLAIN,
             f"approximate {self.approximate} decodes plainly, and the method is {self.method}",
@@ -218,11 +199,7 @@ class Caching:
 
     def __post_init__(self) -> None:
         require_types(self)
-        require(
-            0 <= self.cache_limit <= MOST_BYTES,
-            f"cache-limit is {short_repr(self.cache_limit)}",
-            "use a size such as 20GiB",
-        )
+        require_between("cache-limit", self.cache_limit, 0, MOST_BYTES, "use a size such as 20GiB")
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,24 +214,12 @@ class Parallel:
 
     def __post_init__(self) -> None:
         require_types(self)
-        count, seconds = self.tensor_parallel, self.join_timeout
-        require(
-            count is None or 1 <= count <= 1024,
-            f"tensor-parallel is {short_repr(count)}",
-            "use a number of ranks, such as 2",
-        )
+        require_between("tensor-parallel", self.tensor_parallel, 1, 1024, "use a number of ranks, such as 2")
+        seconds = self.join_timeout
         require(0 < seconds < 2**31, f"join-timeout is {seconds}", "use a positive number of seconds, such as 300")
 
 
-GROUPS = (
-    EngineConfig,
-    GenerationConfig,
-    Sampling,
-    Speculation,
-    Placement,
-    Caching,
-    Parallel,
-)  # all groups of settings
+GROUPS = (EngineConfig, GenerationConfig, Sampling, Speculation, Placement, Caching, Parallel)  # of settings, all
 
 
 def check_part(values: Mapping[str, Any]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from ..errors import SettingsError
 from ..short_repr import short_repr
 from ..units import MOST_TOKENS
-from .validation import require, require_tokens, require_types
+from .validation import require, require_between, require_tokens, require_types
 
 HIGHEST_TEMPERATURE = 1_000_000  # far above, all tokens are equally likely; infinity would divide to NaN
 LEAST_PENALTY, LARGEST_PENALTY = 0.01, 100  # beyond, logits exceed the range of float32
@@ -60,45 +60,24 @@ class Sampling:
 
     def __post_init__(self) -> None:
         require_types(self)
-        require(
-            0 <= self.temperature <= HIGHEST_TEMPERATURE,
-            f"temperature is {short_repr(self.temperature)}",
-            f"use 0 for greedy decoding, or a number up to {HIGHEST_TEMPERATURE:,}, such as 0.6",
-        )
-        require(
-            0 < self.top_p <= 1,
-            f"top-p is {short_repr(self.top_p)}",
-            "use a number above 0 and up to 1; 1 switches it off",
-        )
+        hint = f"use 0 for greedy decoding, or a number up to {HIGHEST_TEMPERATURE:,}, such as 0.6"
+        require_between("temperature", self.temperature, 0, HIGHEST_TEMPERATURE, hint)
+        hint = "use a number above 0 and up to 1; 1 switches it off"
+        require(0 < self.top_p <= 1, f"top-p is {short_repr(self.top_p)}", hint)
         hint = f"use a whole number below {2**31:,}; 0 switches it off"
-        require(0 <= self.top_k < 2**31, f"top-k is {short_repr(self.top_k)}", hint)
-        require(
-            0 <= self.min_p <= 1, f"min-p is {short_repr(self.min_p)}", "use a number from 0 to 1; 0 switches it off"
-        )
-        require(
-            LEAST_PENALTY <= self.repetition_penalty <= LARGEST_PENALTY,
-            f"repetition-penalty is {short_repr(self.repetition_penalty)}",
-            f"use a number from {LEAST_PENALTY} to {LARGEST_PENALTY}; 1 switches it off, 1.1 is mild",
-        )
-        self._check_counted_penalties()
-
-    def _check_counted_penalties(self) -> None:
-        for name, penalty in (("frequency", self.frequency_penalty), ("presence", self.presence_penalty)):
-            require(
-                -2 <= penalty <= 2,
-                f"{name}-penalty is {short_repr(penalty)}",
-                "use a number from -2 to 2; 0 switches it off",
-            )
+        require_between("top-k", self.top_k, 0, 2**31 - 1, hint)
+        require_between("min-p", self.min_p, 0, 1, "use a number from 0 to 1; 0 switches it off")
+        hint = f"use a number from {LEAST_PENALTY} to {LARGEST_PENALTY}; 1 switches it off, 1.1 is mild"
+        require_between("repetition-penalty", self.repetition_penalty, LEAST_PENALTY, LARGEST_PENALTY, hint)
+        hint = "use a number from -2 to 2; 0 switches it off"
+        require_between("frequency-penalty", self.frequency_penalty, -2, 2, hint)
+        require_between("presence-penalty", self.presence_penalty, -2, 2, hint)
         require(
             self.dry_multiplier == 0 or LEAST_DRY <= self.dry_multiplier <= 100,
             f"dry-multiplier is {short_repr(self.dry_multiplier)}",
             f"use 0, which switches it off, or a number from {LEAST_DRY} to 100; 0.8 is usual",
         )
-        require(
-            1 <= self.dry_base <= 100,
-            f"dry-base is {short_repr(self.dry_base)}",
-            "use a number from 1 to 100, such as 1.75",
-        )
+        require_between("dry-base", self.dry_base, 1, 100, "use a number from 1 to 100, such as 1.75")
         require_tokens("dry-allowed-length", self.dry_allowed_length, 1, "use a positive number of tokens, such as 2")
         require_tokens("dry-range", self.dry_range, 0, "use a number of tokens, or 0 for all of them")
         require_tokens("no-repeat-ngram", self.no_repeat_ngram, 0, "use a size such as 3; 0 switches it off")
@@ -164,9 +143,5 @@ class GenerationConfig:
         require_types(self)
         hint = f"ask for at least 1, and no more than the model's context; none is above {MOST_TOKENS:,}"
         require_tokens("max-new-tokens", self.max_new_tokens, 1, hint)
-        require(
-            self.seed is None or 0 <= self.seed < 2**63,
-            f"seed is {short_repr(self.seed)}",
-            "use a whole number from 0 to 2^63 - 1",
-        )
+        require_between("seed", self.seed, 0, 2**63 - 1, "use a whole number from 0 to 2^63 - 1")
         require(all(self.stop), "a stop string is empty", 'give --stop some text, such as --stop "\\n\\n"')

@@ -55,7 +55,7 @@ METHODS = {
 }
 
 
-def _load(cls: str) -> Any:
+def load_class(cls: str) -> Any:
     """Return a class from module:name; modules that need torch are imported no earlier."""
     module, _, name = cls.partition(":")
     return getattr(import_module(module), name)
@@ -76,7 +76,7 @@ class Middle:
 
     def load(self) -> Any:
         """Return the class."""
-        return _load(self.cls)
+        return load_class(self.cls)
 
 
 _SELECTION = "offload.caches.selection"
@@ -106,7 +106,7 @@ class Approximation:
 
     def load(self) -> Any:
         """Return the class."""
-        return _load(self.cls)
+        return load_class(self.cls)
 
 
 APPROXIMATIONS = {

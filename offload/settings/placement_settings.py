@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from ..short_repr import short_repr
 from ..units import MOST_BYTES
-from .validation import require, require_types
+from .validation import require, require_between, require_one_of, require_types
 
 SLOWEST_LINK = 0.0001  # GB/s of a simulated link: with a slower one, a single copy takes minutes
 OFFLOADS = ("auto", "none", "stream", "host", "hybrid")
@@ -45,33 +44,19 @@ class Placement:
 
     def __post_init__(self) -> None:
         require_types(self)
-        require(
-            self.offload in OFFLOADS, f"offload is {short_repr(self.offload)}", f"use one of: {', '.join(OFFLOADS)}"
-        )
-        for name, size in (
-            ("memory", self.memory),
-            ("host-memory", self.host_memory),
-            ("disk-limit", self.disk_limit),
-        ):
-            require(
-                size is None or 1 <= size <= MOST_BYTES,
-                f"{name} is {short_repr(size)}",
-                "use a size such as 22GiB, or leave it out",
-            )
+        require_one_of("offload", self.offload, OFFLOADS)
+        for name, size in (("memory", self.memory), ("host-memory", self.host_memory), ("disk-limit", self.disk_limit)):
+            require_between(name, size, 1, MOST_BYTES, "use a size such as 22GiB, or leave it out")
         share, link = self.host_share, self.link_gb_s
         for name, layers in (("resident-layers", self.resident_layers), ("expert-layers", self.expert_layers)):
-            require(
-                layers is None or 0 <= layers <= 10_000,
-                f"{name} is {short_repr(layers)}",
-                "use 0 to 10,000, or leave it out",
-            )
-        require(self.experts in EXPERTS, f"experts is {short_repr(self.experts)}", f"use one of: {', '.join(EXPERTS)}")
+            require_between(name, layers, 0, 10_000, "use 0 to 10,000, or leave it out")
+        require_one_of("experts", self.experts, EXPERTS)
         require(
             self.expert_layers is None or self.experts != "device",
             "expert-layers keeps some experts in host memory, and experts is device",
             "use --experts host or stream, or leave --expert-layers out",
         )
-        require(share is None or 0 <= share <= 1, f"host-share is {share}", "use a number from 0 to 1")
+        require_between("host-share", share, 0, 1, "use a number from 0 to 1")
         require(
             share is None or self.offload in ("auto", "hybrid"),
             f"host-share goes with hybrid, and offload is {self.offload}",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Collection
 from dataclasses import fields
 from numbers import Integral, Real
 from os import PathLike
@@ -30,9 +32,19 @@ def require(condition: bool, message: str, hint: str) -> None:
         raise SettingsError(message, hint)
 
 
+def require_between(name: str, value: float | None, least: float, most: float, hint: str) -> None:
+    """Raise SettingsError for a number outside of these limits, which are allowed; accept None."""
+    require(value is None or least <= value <= most, f"{name} is {short_repr(value)}", hint)
+
+
 def require_tokens(name: str, value: int | None, least: int, hint: str) -> None:
     """Raise SettingsError for a number of tokens below `least` or above the longest context; accept None."""
-    require(value is None or least <= value <= MOST_TOKENS, f"{name} is {short_repr(value)}", hint)
+    require_between(name, value, least, MOST_TOKENS, hint)
+
+
+def require_one_of(name: str, value: str | None, allowed: Collection[str], more: str = "") -> None:
+    """Raise SettingsError for a value that is none of the allowed ones; its hint lists them, and ends with `more`."""
+    require(value in allowed, f"{name} is {short_repr(value)}", f"use one of: {', '.join(allowed)}{more}")
 
 
 def require_types(settings: Any) -> None:
@@ -58,3 +70,23 @@ def require_instance(name: str, value: object, kind: type) -> None:
     """Raise SettingsError unless an argument is of the settings class that it should be."""
     hint = f"give an offload.{kind.__name__}, such as {kind.__name__}()"
     require(isinstance(value, kind), f"{name} is {short_repr(value)}, of type {type(value).__name__}", hint)
+
+
+RUNS_ON = (
+    "Linux, CPU: runs, and every test runs there",
+    "Linux, NVIDIA GPU (CUDA): runs by design; no GPU has been measured yet (docs/gpu.md)",
+    "macOS, CPU: untested, though nothing is known to need Linux. Apple GPUs (MPS) are not supported",
+    "Windows: untested; generate does not start, for it needs fcntl. WSL 2 is Linux",
+    "AMD (ROCm) and Intel GPUs: not supported; --gpu cpu and --device cpu use the CPU beside them",
+)
+_OTHERS = (
+    r"m[1-9](pro|max|ultra)?|mps|metal|mlx|apple.*|mac.*",
+    r"rocm|hip|amd.*|radeon.*|rx\d{4}.*|\d{4}x(t|tx)|w[67]\d00|mi\d{2,3}[ax]?|gfx\d+|strix.*",
+    r"xpu|intel.*|arc.*|[ab][357][578]0|oneapi|sycl|gaudi.*|hpu",
+    r"tpu.*|npu|vulkan|opencl|directml|dml|windows|snapdragon.*",
+)
+
+
+def is_other_platform(name: str) -> bool:
+    """Return whether a name is that of hardware or of an interface which is not supported, such as m2 or 7900xtx."""
+    return re.fullmatch("|".join(_OTHERS), re.sub(r"[^a-z0-9]", "", name.lower())) is not None

@@ -1,12 +1,24 @@
-"""Atomic writes: a file exists as a whole or not at all, whatever happens while it is written."""
+"""Atomic writes, and reads up to a limit. A file exists as a whole or not at all, whatever happens while it is written.
+
+Files, pipes and standard input are read in chunks, because Python handles signals between two reads. Devices are
+refused; a pipe may have no end.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import io
 import os
+import select
+import stat
 import tempfile
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from typing import IO, Any
+
+from ..units import size_text
 
 try:
     import fcntl
@@ -96,3 +108,80 @@ def sync_folder(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+_CHUNK = 2**20  # bytes
+
+
+class Unbounded(ValueError):
+    """A source that is endless or larger than the limit. The message continues a name: "is a device, …"."""
+
+    def __init__(self, message: str, hint: str) -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+def read_bounded(stream: Any, limit: int) -> bytes:
+    """Return a stream's bytes, text as UTF-8. Raises OSError, and Unbounded above `limit` bytes and for devices."""
+    found = io.BytesIO()  # grows in place, and returns its bytes without a copy
+    copy_bounded(stream, found, limit)
+    return found.getvalue()
+
+
+def copy_bounded(stream: Any, target: IO[bytes], limit: int) -> None:
+    """Write a stream's bytes into an empty file, text as UTF-8. Raises as `read_bounded`."""
+    _check_bounded(stream, limit)
+    read = _bounded_reader(stream)
+    while chunk := read(_CHUNK):
+        if isinstance(chunk, str):  # a text stream without a byte stream, as in notebooks and tests
+            chunk = chunk.encode("utf-8", errors="replace")
+        if target.tell() + len(chunk) > limit:
+            raise _too_large(f"has more than {limit:,} bytes, the most that are read", limit)
+        target.write(chunk)
+
+
+def _bounded_reader(stream: Any) -> Callable[[int], bytes | str]:
+    """Return a function that reads at most so many bytes, as soon as some are available, and nothing at the end.
+
+    Some parent processes (Node, for example) make a pipe non-blocking. Such a pipe is polled until it has data, because
+    it otherwise returns nothing before its end.
+    """
+    try:
+        number = stream.fileno()
+        blocking = os.get_blocking(number)
+    except (AttributeError, OSError, ValueError):  # no real file, or a system without get_blocking
+        blocking = True
+    if blocking:
+        read_some: Callable[[int], bytes | str] = getattr(stream, "read1", stream.read)
+        return read_some
+
+    def read(size: int) -> bytes:
+        while True:
+            select.select([number], [], [])
+            with suppress(BlockingIOError):  # another reader of the same pipe was faster
+                return os.read(number, size)
+
+    return read
+
+
+def _check_bounded(stream: Any, limit: int) -> None:
+    """Raise Unbounded for a device or a file above the limit, before anything is read."""
+    try:
+        number = stream.fileno()
+        status = os.fstat(number)
+    except (AttributeError, OSError, ValueError):
+        return  # no real file: an object in memory
+    mode = status.st_mode
+    if stat.S_ISREG(mode) and status.st_size - os.lseek(number, 0, os.SEEK_CUR) > limit:
+        raise _too_large(f"has {status.st_size:,} bytes, more than the {limit:,} that are read", limit)
+    if stat.S_ISBLK(mode) or (stat.S_ISCHR(mode) and not _is_harmless(number, status)):
+        raise Unbounded("is a device, which has no text and may have no end", "give a text file or a pipe")
+
+
+def _is_harmless(number: int, status: os.stat_result) -> bool:
+    """Return whether a character device is a terminal, which ends with Ctrl-D, or the null device."""
+    return os.isatty(number) or status.st_rdev == os.stat(os.devnull).st_rdev
+
+
+def _too_large(message: str, limit: int) -> Unbounded:
+    return Unbounded(message, f"give a part of it: head -c {limit} takes the first {size_text(limit)}")

@@ -15,18 +15,38 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..architecture.expert_dims import expected_experts, reads_all
+from ..architecture.layer_spec import expected_experts, reads_all
 from ..errors import UnsupportedModel
+from ..events import ExpertsRun
 from ..kernels.ops import LocalLinear
 from ..memory.host_memory import allocator
 from ..memory.link import LINK_COST, Link, Pair
 from ..memory.prefetch import PrefetchRing
 from ..model.experts import ExpertWeights, grouped, weighted_sum
-from .expert_statistics import ExpertStatistics
 
 STAGED_LAYERS = 2  # layers' experts for which the device has room: those of one run while the next are copied
 _ALIGNMENT = 256  # bytes, of each tensor
 Expert = tuple[LocalLinear, LocalLinear]  # gate and up, down
+
+
+@dataclass(slots=True)
+class ExpertStatistics:
+    """Counts of the experts of `layers` layers in host memory.
+
+    `passes` counts each layer of each pass, `experts` those that ran in them, `bytes` those that were read on the host
+    or copied to the device, and `seconds` the host's time, 0 where the device runs them.
+    """
+
+    way: str
+    layers: int = 0
+    passes: int = 0
+    experts: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
+
+    def event(self) -> ExpertsRun:
+        """Return the statistics as an event."""
+        return ExpertsRun(self.way, self.layers, self.passes, self.experts, self.bytes, self.seconds)
 
 
 class _Item(NamedTuple):

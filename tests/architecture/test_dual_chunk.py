@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from offload import EngineConfig, open_model
-from offload.architecture.hf_config import shape_from_config
-from offload.architecture.known import KNOWN, read_shape
+from offload.architecture.hf_config import read_shape, shape_from_config
+from offload.architecture.known_models import KNOWN
 from offload.architecture.yarn import stretched
 from offload.errors import CheckpointError, UnsupportedModel
 from tests.support.command import assert_error
@@ -64,7 +64,7 @@ def test_longer_prompts_are_refused_with_the_reason(folder):
 
 def test_plans_say_so_too(folder, triforce_here):
     shape = read_shape(folder / "config.json")
-    assert (shape.context, shape.dual_chunk) == (64, True)
+    assert (shape.context, shape.dual_chunk) == (64, 64)
     for more in ((), ("--extend-context",)):
         answer = triforce_here("profile", "--gpu", "h100", "--model", "Qwen2.5-7B-1M", "--context", "1M", *more)
         assert_error(answer, 2, "1,048,576 tokens do not fit", "beyond 262,144 tokens", "dual chunk attention")

@@ -9,9 +9,16 @@ import pytest
 from transformers import AutoConfig
 
 from offload.architecture.families import FAMILIES
-from offload.architecture.hf_config import shape_from_config
-from offload.architecture.known import KNOWN, known_name, read_shape
-from offload.architecture.known_models import VOCABULARIES, compatible, draft_for, draft_models, published_bits
+from offload.architecture.hf_config import read_shape, shape_from_config
+from offload.architecture.known_models import (
+    KNOWN,
+    VOCABULARIES,
+    compatible,
+    draft_for,
+    draft_models,
+    known_name,
+    published_bits,
+)
 from offload.errors import CheckpointError, ModelNotFound, UnsupportedModel
 from offload.loading.hub.download import dimensions
 from tests.support.paths import ROOT
@@ -145,6 +152,7 @@ def test_experts_in_mxfp4_take_about_the_bytes_of_their_files(name, gigabytes):
         ("mistralai/Mistral-Small-24B-Instruct-2501", "Mistral-Small-24B"),
         ("microsoft/Phi-4-mini-instruct", "Phi-4-mini"),
         ("mistral 7b", "Mistral-7B"),
+        ("google/gemma-3-12b-it", "Gemma-3-12B"),
         ("mistralai/Mistral-7B-Instruct-v0.3", "Mistral-7B"),
         ("mistralai/Mistral-7B-Instruct-v0.1", None),  # has a window
         ("mistralai/Mistral-7B-v0.2", None),  # has a smaller vocabulary
@@ -242,7 +250,7 @@ def test_older_config_files(tmp_path):
         ("[]", CheckpointError, "not keys and values"),
         ('{"model_type": "gpt2"}', UnsupportedModel, "gpt2"),
         ('{"model_type": "llama", "hidden_size": "big"}', CheckpointError, "hidden_size is 'big'"),
-        ('{"model_type": "llama", "hidden_size": 64}', CheckpointError, "num_attention_heads is None"),
+        ('{"model_type": "llama", "hidden_size": 32}', CheckpointError, "num_attention_heads is 32"),
         ('{"model_type": "llama", "hidden_size": 64, "num_attention_heads": 0}', CheckpointError, "is 0"),
     ],
 )
@@ -269,12 +277,26 @@ def test_planning_imports_no_torch():
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
-@pytest.mark.parametrize("absent", ["num_key_value_heads", "head_dim"])
-def test_absent_values_are_those_that_the_model_will_have(tmp_path, family, absent):
-    config = {"model_type": family, "hidden_size": 512, "num_attention_heads": 64, "num_hidden_layers": 2}
-    config |= {"intermediate_size": 64, "vocab_size": 100, "max_position_embeddings": 128}
-    config |= {"num_key_value_heads": 64, "head_dim": 16}
-    del config[absent]
+def test_absent_values_are_those_that_the_model_will_have(tmp_path, family):
+    every = {"hidden_size": 512, "num_attention_heads": 64, "num_hidden_layers": 2, "intermediate_size": 64}
+    every |= {"vocab_size": 100, "max_position_embeddings": 128, "num_key_value_heads": 8, "head_dim": 16}
+    for absent in every:
+        config = {name: value for name, value in every.items() if name != absent}
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": family, **config}))
+        shape, values = read_shape(tmp_path / "config.json"), AutoConfig.for_model(family, **config)
+        kv_heads = values.num_key_value_heads or values.num_attention_heads
+        head_dim = getattr(values, "head_dim", None) or values.hidden_size // values.num_attention_heads
+        assert (shape.layers, shape.hidden, shape.heads) == (
+            values.num_hidden_layers,
+            values.hidden_size,
+            values.num_attention_heads,
+        )
+        assert (shape.kv_heads, shape.head_dim) == (kv_heads, head_dim)
+        assert (shape.intermediate, shape.vocab) == (values.intermediate_size, values.vocab_size)
+        assert shape.max_positions == values.max_position_embeddings
+
+
+def test_a_plan_does_not_depend_on_tokens_that_end_an_answer(tmp_path):
+    config = {"model_type": "llama", "vocab_size": 100, "eos_token_id": 100}  # generation_config.json may name others
     (tmp_path / "config.json").write_text(json.dumps(config))
-    planned, run = read_shape(tmp_path / "config.json"), shape_from_config(config, {})
-    assert (planned.kv_heads, planned.head_dim) == (run.kv_heads, run.head_dim)
+    assert read_shape(tmp_path / "config.json").vocab == 100

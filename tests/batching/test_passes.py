@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from offload.batching import batch as batches
-from offload.batching.batch import Batch
-from offload.batching.cost import PassCosts, shares
+from offload.batching.batch import Batch, PassCosts, shares
 from offload.batching.lane import LogitsRequest
 from offload.memory.tree_attention import tree_of
 from offload.speculation.passes.steps import Step

@@ -5,26 +5,23 @@ from itertools import count
 import pytest
 import torch
 
-from offload.caches import quantized_table, selected
-from offload.caches import table_base as in_place
+from offload.caches import block_table, selected
 from offload.caches.block_table import TableCache
 from offload.caches.full import FullCache
-from offload.caches.quantized_table import QuantizedTableCache
 from offload.caches.selection import RecencySelector, Refresh
 from tests.support.interrupts import interrupted
 from tests.support.stores import new_rope, new_store, projected
 
-MODULES = in_place, quantized_table, selected
+MODULES = block_table, selected
 PROMPT = [(11 * position) % 249 for position in range(200)]
-CLASSES = {"plain": TableCache, "quantised": QuantizedTableCache}
+KINDS = {"plain": "exact", "quantised": "q8"}
 
 
-@pytest.fixture(params=CLASSES)
+@pytest.fixture(params=KINDS)
 def caches(request):
     """A full cache of the prompt, and a function that makes a table over it, in step."""
     full = FullCache(new_store("blocks"), new_rope(torch.float32), 320)
-    more = {"kind": "q8"} if request.param == "quantised" else {}
-    table = CLASSES[request.param](full, RecencySelector(4, 32), Refresh(None), 96, 32, 32, **more)
+    table = TableCache(full, RecencySelector(4, 32), Refresh(None), 96, 32, 32, KINDS[request.param])
     run(full, PROMPT)
     return full, table
 

@@ -7,8 +7,7 @@ import torch
 
 from offload.architecture.footprint import retrieval_bytes
 from offload.architecture.rope import rotate
-from offload.caches.quantized_copy import QuantizedCopiedCache
-from offload.caches.retrieval import CopiedCache
+from offload.caches.retrieval import CopiedCache, QuantizedCopiedCache
 from offload.kernels.attention import attend
 from offload.kernels.kv_groups import dequantize_groups
 from offload.kernels.triton import ops

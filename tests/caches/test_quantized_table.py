@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from offload.caches.block_table import TableCache
 from offload.caches.full import FullCache
-from offload.caches.quantized_table import QuantizedTableCache
 from offload.caches.selection import RecencySelector, Refresh
 from offload.memory.quantized_groups import dequantized, group_items
 from tests.support.engine import fresh, run, tokens
@@ -18,7 +18,7 @@ CHUNK = 32
 
 def new_cache(kind, dtype=torch.float32):
     full = FullCache(new_store("blocks", dtype), new_rope(dtype), 320)
-    cache = QuantizedTableCache(full, RecencySelector(4, CHUNK), Refresh(None), 3 * CHUNK, CHUNK, 32, kind)
+    cache = TableCache(full, RecencySelector(4, CHUNK), Refresh(None), 3 * CHUNK, CHUNK, 32, kind)
     attend(full, PROMPT)
     cache.adopt()
     return full, cache

@@ -5,7 +5,8 @@ import random
 import pytest
 import torch
 
-from offload.architecture.dims import STATE_ROOM, LinearAttention
+from offload.architecture.dims import LinearAttention
+from offload.architecture.layer_spec import STATE_ROOM
 from offload.caches.recurrent_states import States
 from offload.kernels.delta_rule import DeltaRule, run_delta_rule
 from tests.support.offloading import native_kernel

@@ -8,7 +8,7 @@ import torch
 from offload import GenerationConfig, Sampling, Speculation, Tokens
 from offload.events import Restored
 from offload.speculation.sampling.noise import Noise
-from offload.speculation.trees.coupled import CoupledChoice
+from offload.speculation.trees.verification import CoupledChoice
 from tests.support.engine import ALL, SMALL, fresh, run, tokens
 from tests.support.models import ids
 from tests.support.prompt_cache import engine_on

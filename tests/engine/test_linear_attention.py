@@ -9,7 +9,7 @@ from offload.engine import Engine
 from offload.errors import SettingsError
 from offload.kernels.native.ops import NativeOperations
 from offload.kernels.ops import TorchOperations
-from offload.loading.formats.quantized_checkpoint import QuantizedCheckpoint
+from offload.loading.formats.quantization import QuantizedCheckpoint
 from offload.loading.formats.safetensors import FolderCheckpoint
 from offload.loading.weights import load_model
 from tests.support.engine import ALL, GREEDY, fresh, run, tokens

@@ -32,7 +32,7 @@ def recorded(request, monkeypatch):
         return run
 
     monkeypatch.setattr(runner, "graphs_for", lambda model, cache: StepGraphs(model, cache, record))
-    monkeypatch.setattr(hierarchy, "_selected_class", lambda store: request.param)
+    monkeypatch.setattr(hierarchy, "_selected_class", lambda *_: request.param)
     monkeypatch.setattr(chunk_table, "attend_table", attend_table_by_torch)
     return rows
 

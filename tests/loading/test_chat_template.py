@@ -9,8 +9,8 @@ import psutil
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from offload.loading.tokenizers import chat_template
-from offload.loading.tokenizers.chat_template import ChatTemplate, TemplateFailed
+from offload.loading.tokenizers import conversation
+from offload.loading.tokenizers.conversation import ChatTemplate, TemplateFailed
 from offload.system.limited_process import LimitedProcesses
 from tests.support.models import TEMPLATE
 
@@ -269,7 +269,7 @@ def failure(source):
     ids=["time", "memory", "text"],
 )
 def test_a_template_has_limits(monkeypatch, source, words):
-    monkeypatch.setattr(chat_template, "_SECONDS", 0.2)
+    monkeypatch.setattr(conversation, "_SECONDS", 0.2)
     assert words in failure(source)
 
 
@@ -284,9 +284,9 @@ def children():
 
 
 def test_a_slow_template_does_not_stop_others(monkeypatch):
-    monkeypatch.setattr(chat_template, "_SECONDS", 600)
+    monkeypatch.setattr(conversation, "_SECONDS", 600)
     processes, before = LimitedProcesses("offload.loading.tokenizers.template_rendering:render"), children()
-    monkeypatch.setattr(chat_template, "LimitedProcesses", lambda handler: processes)
+    monkeypatch.setattr(conversation, "LimitedProcesses", lambda handler: processes)
     template = ChatTemplate("{% if messages[0].content == 'slow' %}" + LOOPS + "{% endif %}done", {})
 
     def render_slowly():

@@ -3,8 +3,8 @@
 import pytest
 
 from offload.events import Finished, Text, Thought, Tokens
-from offload.loading.tokenizers.harmony import MARKS, Harmony
 from offload.loading.tokenizers.text_stream import TextLayer, stream_text
+from offload.loading.tokenizers.thinking import MARKS, Harmony
 from offload.loading.tokenizers.tokenizer import Tokenizer
 from tests.support.models import SPECIAL, TEMPLATE, make_tokenizer
 

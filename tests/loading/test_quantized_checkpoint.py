@@ -6,7 +6,7 @@ import torch
 from offload.architecture.weight_formats import rounded_bits
 from offload.errors import SettingsError
 from offload.kernels.ops import CudaOperations, TorchOperations, choose_operations
-from offload.loading.formats.quantized_checkpoint import QuantizedCheckpoint
+from offload.loading.formats.quantization import QuantizedCheckpoint
 from offload.loading.formats.safetensors import FolderCheckpoint
 from offload.loading.quantization_checks import check_quantize
 from offload.loading.quantized_copy import TOKENS, agreement

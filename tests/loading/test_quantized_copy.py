@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from offload.loading.formats.quantized_checkpoint import QuantizedCheckpoint
+from offload.loading.formats.quantization import QuantizedCheckpoint
 from offload.loading.formats.safetensors import FolderCheckpoint
 from offload.loading.quantized_copy import QuantizedCopies
 from offload.loading.weights import load_model

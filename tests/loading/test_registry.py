@@ -4,11 +4,10 @@ import json
 
 import pytest
 
-from offload.architecture.known import KNOWN
+from offload.architecture.known_models import KNOWN
 from offload.errors import FetchError, ModelNotFound
 from offload.loading.hub.download import describe_source, dimensions
-from offload.loading.hub.hub_models import EMBEDDED_KNOWN, HUB_MODELS
-from offload.loading.hub.registry import ModelSource, resolve
+from offload.loading.hub.registry import EMBEDDED_KNOWN, HUB_MODELS, ModelSource, resolve
 
 
 def test_every_known_model_has_a_source():

@@ -7,9 +7,9 @@ from tokenizers import AddedToken, decoders, models
 from tokenizers import Tokenizer as RawTokenizer
 
 from offload.events import Finished, Logprobs, Text, Tokens
+from offload.loading.tokenizers.text_pieces import TokenBytes
 from offload.loading.tokenizers.text_stream import TextLayer, stream_text
 from offload.loading.tokenizers.thinking import Thinking
-from offload.loading.tokenizers.token_bytes import TokenBytes
 from offload.loading.tokenizers.tokenizer import Tokenizer
 from tests.support.models import make_tokenizer
 

@@ -1,7 +1,7 @@
 """The bits of a checkpoint's weights: of layers, of experts in them, and of what is outside."""
 
 from offload.architecture.parameters import WeightBits
-from offload.loading.formats.stored_bits import average_bits
+from offload.loading.formats.tensor_checks import average_bits
 
 SIZES = {
     "model.embed_tokens.weight": (10, 4),

@@ -7,7 +7,7 @@ import pytest
 
 from offload.errors import TriforceError
 from offload.loading.hub.download import dimensions, open_checkpoint
-from offload.prompt_cache.header import UnusableBlock, read_header
+from offload.prompt_cache.folder import UnusableBlock, read_header
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
 FILES = ("config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja")

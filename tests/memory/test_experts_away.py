@@ -14,7 +14,7 @@ from offload.errors import UnsupportedModel
 from offload.events import ExpertsRun, Prefilled
 from offload.kernels.native.ops import NativeOperations
 from offload.kernels.ops import TorchOperations
-from offload.loading.formats.quantized_checkpoint import QuantizedCheckpoint
+from offload.loading.formats.quantization import QuantizedCheckpoint
 from offload.loading.formats.safetensors import FolderCheckpoint
 from offload.loading.weights import load_model
 from offload.memory.link import TransferFailed

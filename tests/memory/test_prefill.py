@@ -16,7 +16,6 @@ from offload.memory import tiered_factory as factory
 from offload.memory.link import TransferFailed
 from offload.memory.page import BlockPageFormat, PlainPageFormat
 from offload.memory.tiered_factory import TieredStoreFactory
-from offload.memory.tiered_store import TieredStore
 from offload.memory.tiers import Tiers
 from offload.sequence import TokenSequence
 from offload.speculation.levels.hierarchy import selected_cache
@@ -64,7 +63,7 @@ def new_store(request, shape, monkeypatch):
         pytest.skip("there is no native kernel here")
     else:
         format = DeviceBlocks(shape, PAGE, kernel)
-    monkeypatch.setattr(factory, "_page_format", lambda *_: format)
+    monkeypatch.setattr(factory.TieredStoreFactory, "_stored_format", lambda _, shape, dtype: (format, dtype))
     dtype = torch.bfloat16 if request.param.endswith("bf16") else torch.float32
 
     def new(plainly, mode="stream", resident=0, link=None):
@@ -148,7 +147,7 @@ def test_an_aborted_prefill_leaves_committed_tokens_intact(new_store):
 def fetched(monkeypatch):
     """The bytes of each copy from host memory for mean keys."""
     sizes, fetch = [], Tiers.to_device
-    monkeypatch.setattr(TieredStore, "_on_device", lambda store, x: sizes.append(x.nbytes) or fetch(store.tiers, x))
+    monkeypatch.setattr(Tiers, "on_device", lambda tiers, x: sizes.append(x.nbytes) or fetch(tiers, x))
     return sizes
 
 

@@ -194,7 +194,7 @@ def test_what_a_store_over_tiers_allocates_is_what_is_counted(place):
     assert pages == host_page_bytes(shape, layers, CAPACITY, PAGE, 2, "q4")
     staged = tiers.open.nbytes + sum(buffer.nbytes for buffer in tiers.ring.buffers)
     assert staged <= staging_bytes(shape, layers, len(tiers.ring.buffers), PAGE, 2, "q4", open_slots(400, PAGE, "q4"))
-    rings = sum(each._blocks.nbytes for each in (store.resident, store.far))
+    rings = sum(each._ring.store._blocks.nbytes for each in (store.resident, store.far))
     assert rings <= shape.layers * bf16_layer_bytes(shape, CAPACITY, 400, 2)
 
 

@@ -11,7 +11,7 @@ import torch
 
 from offload import GenerationConfig, Speculation
 from offload.errors import RankLost, SettingsError
-from offload.loading.same_model import check_same
+from offload.loading.weights_digest import check_same
 from offload.parallel import process_group
 from tests.support.engine import GREEDY, SMALL
 from tests.support.models import ids
@@ -87,7 +87,7 @@ def watched(monkeypatch):
     """Return a group of two ranks, its line to the other one, and the ranks that it reports as lost."""
     wire, lost = Wire(), queue.SimpleQueue()
     monkeypatch.setattr(process_group, "dist", wire)
-    monkeypatch.setattr(process_group.messages, "collect", lambda value, group=None: [value] * 2)
+    monkeypatch.setattr(process_group, "collect", lambda value, group=None: [value] * 2)
     return process_group.Ranks(torch.device("cpu"), lost=lost.put), wire, lost
 
 

@@ -9,14 +9,13 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType
 
-from offload.architecture.known import read_shape
+from offload.architecture.hf_config import read_shape
 from offload.errors import SettingsError
 from offload.kernels.ops import TorchOperations
 from offload.loading.hub.download import open_checkpoint
 from offload.loading.weights import load_model
 from offload.parallel import ALONE, split
-from offload.parallel.linear import GatheredLinear
-from offload.parallel.norm import JoinedNorm
+from offload.parallel.linear import GatheredLinear, JoinedNorm
 from offload.parallel.shard import divide
 from offload.sequence import TokenSequence
 from offload.speculation.passes.runner import Runner

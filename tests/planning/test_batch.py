@@ -6,7 +6,7 @@ import pytest
 
 from offload import EngineConfig, open_model
 from offload.architecture.footprint import PAGE_GRAIN
-from offload.architecture.known import KNOWN
+from offload.architecture.known_models import KNOWN
 from offload.planning.batch import fitting_sequences, kv_room, most_sequences, plan_batches
 from offload.planning.lock_step import draft_rounds
 from offload.planning.memory import estimate

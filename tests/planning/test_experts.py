@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from offload.architecture.known import KNOWN
-from offload.architecture.known_models import published_bits
+from offload.architecture.known_models import KNOWN, published_bits
 from offload.architecture.parameters import WeightBits
 from offload.architecture.weight_formats import rounded_bits
 from offload.hardware.rates import READ

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from offload.architecture.known import KNOWN
+from offload.architecture.known_models import KNOWN
 from offload.hardware.rates import READ
 from offload.planning.first_token import first_selection
 from offload.planning.passes import Passes

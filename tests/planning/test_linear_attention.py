@@ -1,12 +1,14 @@
 """Plans of models with linear attention: states of one size, and keys and values of the other layers alone."""
 
 import json
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 import torch
 
-from offload.architecture.known import KNOWN, read_shape
+from offload.architecture.dims import Dimensions
+from offload.architecture.hf_config import read_shape
+from offload.architecture.known_models import KNOWN
 from offload.caches.recurrent_states import States
 from offload.planning.memory import estimate
 from offload.planning.plan import make_plan
@@ -37,7 +39,9 @@ def shape(tmp_path):
 def test_the_dimensions_are_those_published(shape):
     assert 79.5e9 < shape.parameters < 80e9 and 3.5e9 < shape.read_parameters < 4e9
     assert (shape.kv_layers, shape.linear_layers) == (12, 36)
-    assert shape == KNOWN["Qwen3-Next-80B-A3B"]
+    known = KNOWN["Qwen3-Next-80B-A3B"]
+    assert all(getattr(shape, each.name) == getattr(known, each.name) for each in fields(Dimensions))
+    assert shape.context == known.context and not shape.dual_chunk
 
 
 @pytest.mark.parametrize("tokens", [1000, 200_000])

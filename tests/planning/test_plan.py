@@ -7,7 +7,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from offload.architecture.footprint import page_tokens
-from offload.architecture.known import KNOWN
+from offload.architecture.known_models import KNOWN
 from offload.errors import OutOfMemory, SettingsError
 from offload.hardware import profiles
 from offload.hardware.rates import describe

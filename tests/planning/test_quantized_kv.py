@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from offload.architecture.kv_formats import GROUP, WINDOW, group_bytes
+from offload.architecture.kv_formats import GROUP, WINDOW
 from offload.caches.full import FullCache
 from offload.hardware.rates import READ
 from offload.memory.quantized_store import QuantizedStore
@@ -13,8 +13,8 @@ from offload.planning.memory import estimate
 from offload.planning.passes import Passes
 from offload.planning.placement import place
 from offload.planning.plan import make_plan
-from offload.planning.roofline import KV_RATES
 from offload.settings.config import EXACT
+from offload.settings.kv_formats import KV_FORMATS
 from offload.units import GIB
 from tests.support.offloading import native_kernel
 from tests.support.planning import HARDWARE, request
@@ -46,7 +46,7 @@ def test_what_a_store_allocates_is_what_is_counted(kind, chunk):
             cache.attend(layer, *projected(ids, layer, torch.bfloat16))
         cache.commit()
     counted = estimate(shape, tokens, request().speculation, device="cpu", itemsize=2, prefill_chunk=chunk, kv=kind).kv
-    allocated = store.groups.memory.nbytes + store._blocks.nbytes
+    allocated = store.groups.memory.nbytes + store._ring.store._blocks.nbytes
     assert 0.75 * counted <= allocated <= counted
 
 
@@ -56,7 +56,7 @@ def test_the_plan_s_parts_are_smaller_by_the_format(kind):
     shape = request().shape
     numbers = 2 * GROUP * shape.head_dim
     assert quantized["KV cache"] / exact["KV cache"] == pytest.approx(
-        group_bytes(kind, shape.head_dim) / 2 / numbers, rel=0.15
+        KV_FORMATS[kind].run_bytes(shape.head_dim) / 2 / numbers, rel=0.15
     )
     assert quantized["retrieval cache"] <= exact["retrieval cache"]  # chunks are whole groups
     assert {**quantized, "KV cache": 0, "retrieval cache": 0} == {**exact, "KV cache": 0, "retrieval cache": 0}
@@ -78,8 +78,8 @@ def test_attention_takes_its_bytes_at_the_rate_of_conversion(kind):
     passes = {each: Passes(on_cpu(each), place(on_cpu(each))) for each in (EXACT, kind)}
     seconds = {each: passes[each].full(1)[0].resources["device memory"] for each in passes}
     size = request().shape.kv_bytes(TOKENS, 2)
-    smaller = group_bytes(kind, 128) / (4 * GROUP * 128)
-    expected = size * (smaller / KV_RATES[kind] - 1) / CPU.bandwidth / READ
+    smaller = KV_FORMATS[kind].run_bytes(128) / (4 * GROUP * 128)
+    expected = size * (smaller / KV_FORMATS[kind].rate - 1) / CPU.bandwidth / READ
     assert seconds[kind] - seconds[EXACT] == pytest.approx(expected)
     drafts = on_cpu(retrieval_kv=kind)
     assert Passes(drafts, place(drafts)).retrieval(1) == pytest.approx(passes[kind].retrieval(1))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from offload.architecture.known import KNOWN
+from offload.architecture.known_models import KNOWN
 from offload.planning.plan import make_plan
 from offload.planning.self_draft import best_level, expected_agreements, relative_costs
 from offload.planning.suggestions import suggestions

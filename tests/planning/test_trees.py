@@ -4,14 +4,14 @@ from dataclasses import replace
 
 import pytest
 
-from offload.architecture.known import KNOWN
+from offload.architecture.known_models import KNOWN
 from offload.planning.latency import predict
 from offload.planning.passes import Passes
 from offload.planning.placement import place
 from offload.planning.request import PlanRequest
 from offload.settings.config import Placement, Speculation
-from offload.speculation.trees.acceptance import ChildAcceptance
 from offload.speculation.trees.best_size import fastest_tree
+from offload.speculation.trees.drafted_trees import ChildAcceptance
 from tests.support.planning import HARDWARE
 from tests.support.published_trees import OFFLOADED, first_acceptance
 from triforce_cli.experiment.shipped import load

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from offload.architecture.dims import WINDOW_SLACK
-from offload.architecture.known import read_shape
+from offload.architecture.hf_config import read_shape
 from offload.loading.formats.safetensors import FolderCheckpoint
 from offload.loading.weights import load_model
 from offload.planning.memory import estimate

@@ -16,8 +16,7 @@ from offload.prompt_cache import restore as restoring
 from offload.prompt_cache.block import write_block
 from offload.prompt_cache.entries import entries
 from offload.prompt_cache.fingerprint import TOKENS
-from offload.prompt_cache.folder import PromptFolder
-from offload.prompt_cache.header import Header, UnusableBlock, read_header
+from offload.prompt_cache.folder import Header, PromptFolder, UnusableBlock, read_header
 from tests.support.models import ids, make_hf_model
 from tests.support.offloading import SmallPages
 from tests.support.prompt_cache import LENGTH, engine_on, files, said

@@ -13,8 +13,7 @@ from offload.prompt_cache import writer
 from offload.prompt_cache.block import write_block
 from offload.prompt_cache.entries import entries
 from offload.prompt_cache.fingerprint import TOKENS
-from offload.prompt_cache.folder import PromptFolder
-from offload.prompt_cache.header import read_header
+from offload.prompt_cache.folder import PromptFolder, read_header
 from tests.support.models import ids
 from tests.support.prompt_cache import LENGTH, engine_on, files, said
 from triforce_cli.output.cache_tables import details, entries_table

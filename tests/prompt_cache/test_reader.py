@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from offload.prompt_cache.block import Buffer, read_block, write_block
+from offload.prompt_cache.chain import BlockReader
 from offload.prompt_cache.fingerprint import TOKENS
-from offload.prompt_cache.header import Header, UnusableBlock
-from offload.prompt_cache.reader import BlockReader
+from offload.prompt_cache.folder import Header, UnusableBlock
 
 COUNT = 12
 

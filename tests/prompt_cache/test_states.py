@@ -10,7 +10,7 @@ from offload.errors import Degraded
 from offload.events import Restored
 from offload.kernels.native.ops import NativeOperations
 from offload.kernels.ops import TorchOperations
-from offload.prompt_cache import states as states_files
+from offload.prompt_cache import chain as states_files
 from tests.support.models import FAMILY_CASES, ids, make_hf_model
 from tests.support.offloading import native_kernel
 from tests.support.prompt_cache import engine_on, said, spoil

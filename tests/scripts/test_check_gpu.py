@@ -189,7 +189,7 @@ def test_experts_on_the_host_that_are_wrong_are_found(check, monkeypatch):
     import gpu_experts
     from gpu_machine import Machine
 
-    from offload.weight_offloading.host_experts import HostExperts
+    from offload.weight_offloading.expert_tier import HostExperts
 
     machine, right = Machine("cpu"), HostExperts.weighted_sum
     monkeypatch.setattr(HostExperts, "weighted_sum", lambda experts, *given: 1.5 * right(experts, *given))

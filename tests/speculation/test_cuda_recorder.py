@@ -6,8 +6,8 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from offload.speculation.passes import cuda_recorder
-from offload.speculation.passes.cuda_recorder import CudaRecorder
+from offload.speculation.passes import cuda_graphs
+from offload.speculation.passes.cuda_graphs import CudaRecorder
 
 DEVICE = torch.device("cuda", 0)
 
@@ -67,7 +67,7 @@ class FakeGraph:
 def cuda(monkeypatch):
     fake = FakeCuda()
     monkeypatch.setattr(CudaRecorder, "_error", None)
-    monkeypatch.setattr(cuda_recorder, "_side_stream", lambda device: FakeStream(fake, "side"))
+    monkeypatch.setattr(cuda_graphs, "_side_stream", lambda device: FakeStream(fake, "side"))
     for name, value in {
         "current_stream": lambda device: fake.current,
         "stream": fake.stream,

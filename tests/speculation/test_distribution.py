@@ -8,8 +8,7 @@ import torch
 from offload.settings.config import Sampling
 from offload.speculation.auto.adaptive import AdaptiveScheduler
 from offload.speculation.drafters.drafter import Draft, ModelDrafter
-from offload.speculation.levels.level import Level
-from offload.speculation.levels.verifier import Verifier
+from offload.speculation.levels.level import Level, Verifier
 from offload.speculation.sampling.warp import Sampler
 from offload.speculation.trees import verification
 from tests.support.table_models import DRAFTS, TARGET, VOCAB, TableRunner, hierarchy, p_value

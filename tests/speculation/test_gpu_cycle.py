@@ -6,11 +6,9 @@ import torch
 from offload.sequence import TokenSequence
 from offload.settings.config import Sampling, Speculation
 from offload.speculation.auto.adaptive import AdaptiveScheduler
-from offload.speculation.drafters.draft_runner import DraftRunner
-from offload.speculation.drafters.drafter import Draft, ModelDrafter
+from offload.speculation.drafters.drafter import Draft, DraftRunner, ModelDrafter
 from offload.speculation.levels.hierarchy import draft_cache
-from offload.speculation.levels.level import Level
-from offload.speculation.levels.verifier import Verifier
+from offload.speculation.levels.level import Level, Verifier
 from offload.speculation.passes.runner import Runner
 from offload.speculation.sampling import warp as sampling_module
 from offload.speculation.sampling.noise import Noise

@@ -10,8 +10,7 @@ from offload.model.decoder import Model
 from offload.sequence import TokenSequence
 from offload.settings.config import Sampling, Speculation
 from offload.speculation.drafters import drafter as drafter_module
-from offload.speculation.drafters.draft_runner import DraftRunner
-from offload.speculation.drafters.drafter import ModelDrafter
+from offload.speculation.drafters.drafter import DraftRunner, ModelDrafter
 from offload.speculation.levels.hierarchy import draft_cache
 from offload.speculation.sampling import warp as sampling_module
 from offload.speculation.sampling.warp import Sampler

@@ -8,7 +8,7 @@ import torch
 
 from offload.kernels.native import KernelUnavailable, find_kernel
 from offload.speculation.sampling.noise import Noise, exponential, philox
-from offload.speculation.trees.coupled import draw_children_coupled, verify_coupled
+from offload.speculation.trees.verification import draw_children_coupled, verify_coupled
 from tests.support.table_models import chi_square_p
 
 CPU = torch.device("cpu")

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from offload.speculation.trees.acceptance import ChildAcceptance
+from offload.speculation.trees.drafted_trees import ChildAcceptance
 from offload.speculation.trees.shape import best_tree, expected_tokens
 from offload.speculation.trees.tree import k_ary
 from tests.support.published_trees import OFFLOADED, ON_DEVICE, first_acceptance

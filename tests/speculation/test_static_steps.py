@@ -15,8 +15,7 @@ from offload.loading.weights import load_model
 from offload.model.decoder import Model
 from offload.sequence import TokenSequence
 from offload.settings.config import LONGEST_GAMMA
-from offload.speculation.passes.cuda_graphs import StepGraphs, padded
-from offload.speculation.passes.cuda_recorder import CudaRecorder
+from offload.speculation.passes.cuda_graphs import CudaRecorder, StepGraphs, padded
 from offload.speculation.passes.runner import Runner
 from tests.support.models import id_tensor, make_hf_model
 from tests.support.offloading import CPU

@@ -15,11 +15,9 @@ from offload.sequence import TokenSequence
 from offload.settings.config import Sampling
 from offload.settings.tree_settings import TreeSampling
 from offload.speculation.auto.adaptive import AdaptiveScheduler
-from offload.speculation.drafters.draft_runner import DraftRunner
-from offload.speculation.drafters.drafter import ModelDrafter, SelectedDrafter
+from offload.speculation.drafters.drafter import DraftRunner, ModelDrafter, SelectedDrafter
 from offload.speculation.drafters.ngram import LookupDrafter
-from offload.speculation.levels.level import Level
-from offload.speculation.levels.verifier import Verifier
+from offload.speculation.levels.level import Level, Verifier
 from offload.speculation.passes.runner import Runner
 from offload.speculation.sampling.warp import Sampler
 from offload.speculation.trees.drafted_trees import FixedTrees

@@ -5,8 +5,8 @@ import random
 import pytest
 
 from offload.settings.tree_settings import TreeShape
-from offload.speculation.trees.acceptance import ChildAcceptance
 from offload.speculation.trees.best_size import fastest_tree, sized_tree
+from offload.speculation.trees.drafted_trees import ChildAcceptance
 from offload.speculation.trees.shape import best_tree, expected_tokens
 from offload.speculation.trees.tree import Tree, Visit, chain
 

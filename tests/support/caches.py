@@ -14,7 +14,6 @@ from offload.caches.chunk_table import ChunkTableCache
 from offload.caches.full import FullCache
 from offload.caches.h2o import H2OCache
 from offload.caches.protocol import KVCache
-from offload.caches.quantized_table import QuantizedTableCache
 from offload.caches.retrieval import CopiedCache
 from offload.caches.retrieval_target import RetrievedCache
 from offload.caches.selection import RecencySelector, Refresh, RetrievalSelector
@@ -51,7 +50,7 @@ CACHES = [*(f"full on {name}" for name in STORES), *SELECTED, *APPROXIMATE, "Str
 TABLES = {
     "block table": TableCache,
     "chunk table": ChunkTableCache,
-    "quantised block table": partial(QuantizedTableCache, kind="q8"),
+    "quantised block table": partial(TableCache, kind="q8"),
 }
 
 

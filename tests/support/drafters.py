@@ -19,8 +19,7 @@ from offload.speculation.auto.adaptive import AdaptiveScheduler
 from offload.speculation.drafters.drafter import Drafter, ModelDrafter
 from offload.speculation.drafters.ngram import LookupDrafter
 from offload.speculation.levels.hierarchy import draft_cache, selected_cache
-from offload.speculation.levels.level import Level
-from offload.speculation.levels.verifier import Verifier
+from offload.speculation.levels.level import Level, Verifier
 from offload.speculation.passes.runner import Runner, SelectedRunner
 from offload.speculation.sampling.warp import Sampler
 from tests.support.models import make_hf_model

@@ -1,6 +1,6 @@
 """Requests for plans on the shipped profiles."""
 
-from offload.architecture.known import KNOWN
+from offload.architecture.known_models import KNOWN
 from offload.hardware import profiles
 from offload.hardware.rates import describe
 from offload.planning.request import PlanRequest

@@ -6,7 +6,7 @@ texts: independent sequences, whose tokens depend on the first child's acceptanc
 
 from typing import NamedTuple
 
-from offload.speculation.trees.acceptance import ChildAcceptance
+from offload.speculation.trees.drafted_trees import ChildAcceptance
 from offload.speculation.trees.shape import expected_tokens
 from offload.speculation.trees.tree import k_ary
 

@@ -15,7 +15,7 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from offload.errors import PromptError
 from offload.settings.method_sizes import forgets
-from offload.system.bounded_yaml import Unbounded, copy_bounded
+from offload.system.files import Unbounded, copy_bounded
 from offload.units import GIB
 
 from ..distributed.rank import broadcast

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 from offload.errors import SettingsError
 from offload.hardware.schema import did_you_mean
-from offload.settings.config import DRAFTS, KV_FORMATS, QUANTIZE, Speculation
+from offload.settings.config import DRAFTS, QUANTIZE, Speculation
+from offload.settings.kv_formats import LOSSY_KV
 from offload.settings.methods import APPROXIMATIONS, METHODS, MIDDLES
 from offload.settings.tree_settings import TreeShape
 
@@ -104,7 +105,7 @@ RECOMPUTE = "recompute"  # the latest `budget` tokens run anew for each token: a
 MODES: dict[str, Mapping[str, Any]] = {
     EXACT: {},
     **{name: {"approximate": name} for name in APPROXIMATIONS},
-    **{f"kv={kind}": {"kv": kind} for kind in KV_FORMATS if kind != EXACT},
+    **{f"kv={kind}": {"kv": kind} for kind in LOSSY_KV},
     **{f"quantize={level}": {"quantize": level} for level in reversed(QUANTIZE)},
 }
 

@@ -8,12 +8,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from offload.api.joined_texts import join_texts
+from offload.api.ask_options import join_texts
 from offload.errors import PromptError, TriforceError
 from offload.loading.tokenizers.conversation import ASSISTANT, SYSTEM, USER, ChatMessage
 from offload.short_repr import short_repr
-from offload.system.bounded_yaml import Unbounded, read_bounded
-from offload.system.files import remove_leftovers, replace_file
+from offload.system.files import Unbounded, read_bounded, remove_leftovers, replace_file
 from offload.units import GIB, counted
 
 from ..input.documents import Document, unreadable

@@ -33,7 +33,7 @@ def pull(
     """
     from offload.loading.formats.tensor_checks import check_tensors
     from offload.loading.hub.download import describe_source, locate, open_checkpoint
-    from offload.loading.hub.hub_models import HUB_MODELS
+    from offload.loading.hub.registry import HUB_MODELS
 
     terminal = ctx.obj.terminal
     if list_:

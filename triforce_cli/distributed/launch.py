@@ -86,7 +86,7 @@ def _fetch(settings: Settings, home: Path | None, terminal: Terminal) -> None:
 
 def _check_heads(settings: Settings, home: Path | None, count: int) -> None:
     """Raise SettingsError for more ranks than the model has heads, before the processes are started."""
-    from offload.architecture.known import read_shape
+    from offload.architecture.hf_config import read_shape
     from offload.loading.hub.download import locate, open_checkpoint
     from offload.parallel import split
 

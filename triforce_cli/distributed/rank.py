@@ -95,7 +95,7 @@ def join_group(settings: Settings) -> tuple[Group | None, Settings]:
     if position.folder is not None:
         launcher = int(os.environ.get(LAUNCHER) or os.getppid())  # which may have ended by now
         threading.Thread(target=_follow_parent, args=(launcher,), daemon=True, name="parent").start()
-    from offload.loading.device import resolve_device
+    from offload.api.loader import resolve_device
     from offload.parallel.process_group import Ranks
 
     device = resolve_device(settings.engine.device, position.local_rank)
@@ -124,14 +124,14 @@ def check_same_command(model: OpenModel, settings: Settings, compared: Mapping[s
         return
     from importlib.metadata import version
 
-    from offload.loading.same_model import check_same, fingerprint
+    from offload.loading.weights_digest import check_same, fingerprint
 
     resolved = settings.described(settings.sampling(model.sampling))
     facts = {name: version(name) for name in ("triforce", "torch", "transformers", "tokenizers")}
     facts |= {"device": model.device.type, "dtype": model.dtype, "native kernel": model.kernel != "off", **compared}
     facts |= {name: value for name, value in resolved.items() if name not in (*_MAY_DIFFER, "dtype", "device")}
     checkpoints = {"model": model.checkpoint, "draft": model.draft}
-    check_same(model.group, facts | {name: each and fingerprint(each) for name, each in checkpoints.items()})
+    check_same(model.group, facts | {name: each and fingerprint(each.path) for name, each in checkpoints.items()})
 
 
 def report(message: str, hint: str, code: int, lost: bool, terminal: Terminal) -> None:

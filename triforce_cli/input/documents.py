@@ -10,9 +10,9 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from offload.api.joined_texts import join_texts
+from offload.api.ask_options import join_texts
 from offload.errors import PromptError
-from offload.system.bounded_yaml import Unbounded, read_bounded
+from offload.system.files import Unbounded, read_bounded
 from offload.units import GIB
 
 from .converters import end_conversions, text_of

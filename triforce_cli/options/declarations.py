@@ -13,8 +13,9 @@ from typing import Annotated, Any, get_args
 import typer
 
 from offload.errors import SettingsError
-from offload.settings.config import DEVICES, DRAFTS, DTYPES, GROUPS, KERNELS, KV_FORMATS, METHODS, QUANTIZE
+from offload.settings.config import DEVICES, DRAFTS, DTYPES, GROUPS, KERNELS, METHODS, QUANTIZE
 from offload.settings.generation import COUPLED, FASTEST, parse_sampling
+from offload.settings.kv_formats import ENCODED_KV, KV_FORMATS, LOSSY_KV
 from offload.settings.methods import APPROXIMATIONS, MIDDLES
 from offload.settings.placement_settings import EXPERTS, OFFLOADS
 from offload.settings.tree_settings import TREE_SAMPLINGS
@@ -89,7 +90,7 @@ _number, _name = partial(_setting, float, metavar="X"), partial(_setting, str, m
 
 def _complete_model(incomplete: str) -> list[str]:
     from offload.loading.hub.bundled import EMBEDDED
-    from offload.loading.hub.hub_models import HUB_MODELS
+    from offload.loading.hub.registry import HUB_MODELS
 
     return [name for name in (*EMBEDDED, *HUB_MODELS) if name.lower().startswith(incomplete.lower())]
 
@@ -149,7 +150,7 @@ _PANELS: dict[str | None, dict[str, _Make]] = {
         "window": _count("Latest tokens that a draft model sees."),
         "budget": _count("Tokens in the retrieval cache.", "3 %"),
         "chunk": _count("Tokens that are retrieved together."),
-        "retrieval_kv": _name("Retrieval cache in q8, q4, fp8.", among=KV_FORMATS),
+        "retrieval_kv": _name(f"Retrieval cache in {', '.join(ENCODED_KV)}.", among=list(KV_FORMATS)),
         "rebuild_every": _count("Retrieve again after N tokens.", "adaptive"),
         "gamma1": _count("Drafted for the retrieval cache.", "adaptive"),
         "gamma2": _count("Drafted for the full cache.", "adaptive"),
@@ -177,7 +178,7 @@ _PANELS: dict[str | None, dict[str, _Make]] = {
         "disk": _setting(str, "Folder for KV beyond host memory.", "none", metavar="PATH"),
         "disk_limit": _size("Disk space for it.", "free"),
         "approximate": _name(f"Lossy: {', '.join(APPROXIMATIONS)}.", "no", among=list(APPROXIMATIONS)),
-        "kv": _name("Lossy: keys and values in q8, q4, fp8.", among=KV_FORMATS),
+        "kv": _name(f"Lossy: keys and values in {', '.join(LOSSY_KV)}.", among=list(KV_FORMATS)),
         "dry_run": _switch("--dry-run", help="Print the plan; load nothing."),
     },
     MACHINE: {

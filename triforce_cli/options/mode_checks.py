@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from offload.architecture.dims import Dimensions
 from offload.errors import Degraded, SettingsError
-from offload.settings.config import EXACT, Placement
+from offload.settings.config import Placement
+from offload.settings.kv_formats import KV_FORMATS, LOSSY_KV
 from offload.settings.method_sizes import forgets, forgetting_capacity
 from offload.settings.methods import APPROXIMATIONS
 from offload.system.machine import file_system
@@ -31,7 +32,7 @@ def lossy_modes(settings: Settings) -> tuple[str, ...]:
 
 def quantized_kv(settings: Settings) -> str | None:
     """Return the format to which keys and values are quantised, or None."""
-    return None if settings.engine.kv == EXACT else settings.engine.kv
+    return settings.engine.kv if settings.engine.kv in LOSSY_KV else None
 
 
 def is_cacheable(settings: Settings) -> bool:
@@ -137,7 +138,7 @@ def refuse_unread_format(settings: Settings) -> None:
     """Raise SettingsError if a CPU's retrieval cache would copy keys and values from another tier unquantised."""
     kind, where = settings.speculation.retrieval_kv, settings.placement
     for name, value in {"link": where.link_gb_s, "disk": where.disk}.items():
-        if kind != EXACT and value is not None:
+        if not KV_FORMATS[kind].is_plain and value is not None:
             raise SettingsError(
                 f"--retrieval-kv {kind} is for keys and values in memory, and --{name} {value} offloads them",
                 "leave one of the two out",

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 from rich.text import Text
 
-from offload.architecture.kv_formats import GROUP, group_bytes
 from offload.hardware.calibration import Measured
 from offload.hardware.rates import Hardware
 from offload.planning.latency import Decoding
@@ -15,7 +14,6 @@ from offload.planning.placement import Tier, resident_tokens
 from offload.planning.plan import Plan
 from offload.planning.request import PlanRequest
 from offload.planning.suggestions import Suggestion
-from offload.settings.config import EXACT
 from offload.units import GIB, counted
 
 from .cursor import visible
@@ -90,7 +88,7 @@ def _numbers(request: PlanRequest) -> str:
     """Return the format of weights, and of keys and values if it is another."""
     usual = "fp32" if request.itemsize == 4 else request.hardware.dtype
     weights = f"weights rounded to {request.quantize}" if request.quantize else "quantised weights"
-    kv = "" if request.kv == EXACT else f", {request.kv} keys and values"
+    kv = "" if request.kv_format.is_plain else f", {request.kv} keys and values"
     return f"{weights if request.is_quantized else usual}{kv}"
 
 
@@ -148,9 +146,9 @@ def _fitting(tokens: int, request: PlanRequest) -> str:
 
 def kv_lines(request: PlanRequest) -> Iterator[str]:
     """Yield the format of keys and values, if they are quantised, and its bits for each number."""
-    if request.kv != EXACT:
-        bits = 8 * group_bytes(request.kv, request.shape.head_dim) / (2 * GROUP * request.shape.head_dim)
-        yield f"KV cache   {request.kv} (--kv): {bits:.3g} bits each, which changes the answer"
+    if not (format := request.kv_format).is_plain:
+        effect = "" if format.is_exact else ", which changes the answer"
+        yield f"KV cache   {format.name} (--kv): {format.number_bits(request.shape.head_dim):.3g} bits each{effect}"
 
 
 def memory_lines(plan: Plan, drawn: bool, width: int = WIDTH) -> Iterator[str]:

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from offload.architecture.dims import Dimensions
-from offload.architecture.known import known_name, sibling_of
-from offload.architecture.known_models import KNOWN, compatible
+from offload.architecture.known_models import KNOWN, compatible, known_name, sibling_of
 from offload.architecture.yarn import beyond_dual_chunk, layers_with_windows
 from offload.errors import ModelNotFound, PromptError, SettingsError, TriforceError
 from offload.hardware import profiles
@@ -19,7 +18,7 @@ from offload.hardware.driver import gpu_names
 from offload.hardware.profiles import Profile, same_gpu
 from offload.hardware.rates import Hardware, describe
 from offload.loading.hub.download import cached_models, describe_source, dimensions, is_quantized, stored_bits
-from offload.loading.hub.hub_models import HUB_MODELS
+from offload.loading.hub.registry import HUB_MODELS
 from offload.planning.plan import Plan, make_plan
 from offload.planning.suggestions import Suggestion
 from offload.settings.config import DEFAULT_MODEL, EXACT

@@ -1,4 +1,4 @@
-"""The families of models that run: one file each. docs/architecture.md says how to add one."""
+"""The families of models that run, close relatives in one file. docs/architecture.md says how to add one."""
 
 from __future__ import annotations
 
@@ -10,13 +10,10 @@ from .glm4 import GLM4
 from .gpt_oss import GPT_OSS
 from .granite import GRANITE, GRANITE_MOE
 from .llama import LLAMA
-from .mistral import MINISTRAL, MINISTRAL3, MISTRAL
-from .mixtral import MIXTRAL
-from .olmo2 import OLMO2, OLMO3
-from .olmoe import OLMOE
+from .mistral import MINISTRAL, MINISTRAL3, MISTRAL, MIXTRAL
+from .olmo2 import OLMO2, OLMO3, OLMOE
 from .phi3 import PHI3
-from .qwen import QWEN2, QWEN3
-from .qwen3_moe import QWEN3_MOE
+from .qwen import QWEN2, QWEN3, QWEN3_MOE
 from .qwen3_next import QWEN3_5, QWEN3_5_MOE, QWEN3_NEXT
 from .smollm3 import SMOLLM3
 from .starcoder2 import STARCODER2

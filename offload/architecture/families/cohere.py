@@ -58,8 +58,6 @@ COHERE2 = Family(
     has_layer_windows=True,
     features=COHERE.features,
     gguf=GGUFNames(
-        "cohere2",
-        keys={**COHERE.gguf.keys, "sliding_window": "attention.sliding_window"},
-        reads_tokenizer=True,
+        "cohere2", keys={**COHERE.gguf.keys, "sliding_window": "attention.sliding_window"}, reads_tokenizer=True
     ),
 )

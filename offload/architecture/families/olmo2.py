@@ -1,9 +1,15 @@
-"""OLMo 2 and 3: norms behind attention and MLP, not before, and of q and k over all heads; OLMo 3 has windows."""
+"""OLMo 2 and 3: norms behind attention and MLP, not before, and of q and k over all heads; OLMo 3 has windows.
+
+OLMoE is a mixture of experts with norms of q and k over all heads.
+"""
+
+from __future__ import annotations
 
 from dataclasses import replace
 
+from ...errors import UnsupportedModel
 from ..layer_spec import LayerSpec
-from .family import GENERIC_TOKENIZER, Family, GGUFNames, Values, layer_windows
+from .family import GENERIC_TOKENIZER, GGUF_EXPERT_TENSORS, GGUF_EXPERTS, Family, GGUFNames, Values, layer_windows
 
 
 def _layers(values: Values) -> list[LayerSpec]:
@@ -54,4 +60,37 @@ OLMO3 = Family(
     has_layer_windows=True,
     sliding_rope=lambda values: {"rope_type": "default", "rope_theta": values.get("rope_theta", _THETA)},
     tensors=OLMO2.tensors,
+)
+
+
+def _sparse_layers(values: Values) -> list[LayerSpec]:
+    if values.get("clip_qkv") is not None:
+        raise UnsupportedModel("OLMoE with clip_qkv is not supported", "use a model without it")
+    bias, router = values["attention_bias"], "chosen" if values["norm_topk_prob"] else "all"
+    return [LayerSpec(qkv_bias=bias, o_bias=bias, qk_norm="projection", router=router)]
+
+
+OLMOE = Family(
+    "olmoe",
+    _sparse_layers,
+    {
+        "vocab_size": 50304,
+        "hidden_size": 2048,
+        "intermediate_size": 2048,
+        "num_hidden_layers": 16,
+        "num_attention_heads": 16,
+        "max_position_embeddings": 4096,
+        "rms_norm_eps": 1e-5,
+        "eos_token_id": 50279,
+        "num_experts": 64,
+        "num_experts_per_tok": 8,
+        "norm_topk_prob": False,
+    },
+    gguf=GGUFNames(
+        "olmoe",
+        {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm", "ffn_gate_inp": "mlp.gate"}
+        | GGUF_EXPERT_TENSORS,
+        GGUF_EXPERTS,
+        reads_tokenizer=True,
+    ),
 )

@@ -1,7 +1,9 @@
-"""Qwen2, Qwen2.5 and dense Qwen3."""
+"""Qwen2, Qwen2.5 and Qwen3, dense and with a mixture of experts (Qwen3-30B-A3B, Qwen3-Coder)."""
+
+from __future__ import annotations
 
 from ..layer_spec import LayerSpec
-from .family import Family, GGUFNames, Values
+from .family import GGUF_EXPERT_TENSORS, GGUF_EXPERTS, Family, GGUFNames, Values
 
 _DEFAULTS = {
     "vocab_size": 151936,
@@ -32,4 +34,53 @@ QWEN3 = Family(
     has_optional_window=True,
     unnamed_tokenizer="Qwen2Tokenizer",
     gguf=GGUFNames("qwen3", {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}),
+)
+
+
+def _layers(values: Values) -> list[LayerSpec]:
+    bias, dense = values["attention_bias"], values["mlp_only_layers"] or ()
+    router = "chosen" if values["norm_topk_prob"] else "all"
+    return [
+        LayerSpec(
+            qkv_bias=bias,
+            o_bias=bias,
+            qk_norm="head",
+            router=router if layer not in dense and _is_sparse(values, layer) else "",
+        )
+        for layer in range(values["num_hidden_layers"])
+    ]
+
+
+def _is_sparse(values: Values, layer: int) -> bool:
+    return values["num_experts"] > 0 and (layer + 1) % values["decoder_sparse_step"] == 0
+
+
+QWEN3_MOE = Family(
+    "qwen3_moe",
+    _layers,
+    {
+        "vocab_size": 151936,
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "num_hidden_layers": 24,
+        "num_key_value_heads": 4,
+        "max_position_embeddings": 32768,
+        "sliding_window": 4096,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 768,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": None,
+        "norm_topk_prob": False,
+    },
+    aliases={"num_experts": "num_local_experts"},  # in files of transformers 5; others have both names
+    has_optional_window=True,
+    gguf=GGUFNames(
+        "qwen3moe",
+        {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm", "ffn_gate_inp": "mlp.gate"}
+        | GGUF_EXPERT_TENSORS,
+        GGUF_EXPERTS | {"moe_intermediate_size": "expert_feed_forward_length"},
+        reads_tokenizer=True,
+        left_out={"norm_topk_prob": True},
+    ),
 )

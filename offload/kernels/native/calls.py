@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -26,6 +27,9 @@ from .library import (
     Merge,
     Observation,
 )
+
+if TYPE_CHECKING:
+    from .kernel import Kernel
 
 
 class BlockCalls:
@@ -181,6 +185,13 @@ class BlockCalls:
             kv_format=None if groups is None else ctypes.addressof(groups.format),
             window=window,
         )
+
+    def partials(self, kernel: Kernel, kv: Tensor, q: Tensor, seen: int, causal: bool = True, **more: Any) -> Tensor:
+        """Attend now, with the arguments of `attention`; return partial results, which `Kernel.merge` takes."""
+        count = partial_count(seen, len(q), causal, more.get("parents"))
+        partials = torch.empty((count, *q.shape[:2], 2 + self._head_dim), dtype=torch.float32)
+        kernel.attend(self.attention(kv, q, seen, causal, partials=partials, **more))
+        return partials
 
     def _check_keys(self, seen: int, tokens: int, causal: bool, table: Tensor | None, parents: Tensor | None) -> None:
         """Raise InvalidCall if a token sees keys that are not there."""

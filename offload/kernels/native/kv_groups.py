@@ -12,17 +12,17 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from ...settings.kv_formats import KV_FORMATS
 from .checks import FLOATS, check, check_head_dim, require
 from .library import BLOCK, FLOAT8, LEVEL_COUNT, SPAN, Format, Quantize
-
-_BITS = {"q4": 4, "q8": 8, "fp8": FLOAT8}
 
 
 @cache
 def kv_format(name: str) -> Format:
-    """Return a format of quantised keys and values, "q4", "q8" or "fp8" (e4m3), as the kernel takes it."""
-    levels = 2**-9 * (torch.arange(LEVEL_COUNT) % 8) if name == "fp8" else torch.arange(LEVEL_COUNT) % 16 - 8
-    result = Format(_BITS[name], 0, 0, 0, -8 if name == "q4" else 0)
+    """Return a format of keys and values as the kernel takes it, by its name in the table of formats."""
+    row = KV_FORMATS[name]
+    levels = 2**-9 * (torch.arange(LEVEL_COUNT) % 8) if row.is_float else torch.arange(LEVEL_COUNT) % 16 - 8
+    result = Format(FLOAT8 if row.is_float else row.bits, 0, 0, 0, -8 if row.bits == 4 else 0)
     result.levels[:] = [x & 0xFFFF for x in levels.bfloat16().view(torch.int16).tolist()]
     return result
 

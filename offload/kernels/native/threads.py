@@ -10,6 +10,8 @@ from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
+import torch
+
 from .kernel import Kernel
 
 _Event = TypeVar("_Event")
@@ -21,22 +23,23 @@ _Result = TypeVar("_Result")
 def torch_on_one_thread(kernel: Kernel | None) -> Iterator[None]:
     """Run torch's operations of the calling thread on this thread alone; the kernel still uses all that torch had.
 
-    Does nothing where `kernel` is None. May be nested.
+    They run in inference mode, and where `kernel` is None on torch's own threads. May be nested.
     """
-    if kernel is None:
-        yield
-        return
-    kernel.limit_torch(True)
-    try:
-        yield
-    finally:
-        kernel.limit_torch(False)
+    with torch.inference_mode():
+        if kernel is None:
+            yield
+            return
+        kernel.limit_torch(True)
+        try:
+            yield
+        finally:
+            kernel.limit_torch(False)
 
 
 def generate_on_one_thread(
     kernel: Kernel | None, events: Generator[_Event, _Answer, _Result]
 ) -> Generator[_Event, _Answer, _Result]:
-    """Yield from `events`, which run under `torch_on_one_thread`; the code of the consumer between them does not."""
+    """Yield from `events`, which run as under `torch_on_one_thread`; the consumer's code between them does not."""
     answer = None
     try:
         while True:
@@ -47,4 +50,5 @@ def generate_on_one_thread(
                     return end.value
             answer = yield event
     finally:
-        events.close()
+        with torch.inference_mode():
+            events.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ...settings.kv_formats import KV_FORMATS
 from .ops import _library, blocks_of_rows
 
 _library.define(
@@ -18,7 +19,7 @@ def attend_groups(q: Tensor, groups: Tensor, state: Tensor, kind: str, first: in
     Args:
         groups: quantised keys and values `[kv_heads, groups, bytes]`, uint8; those of a head are contiguous.
         state: as of `ops.attend_pages`.
-        kind: their format: q4, q8 or fp8.
+        kind: their format.
     """
     torch.ops.triforce.attend_groups(q, groups, state, kind, first, stop, fresh)
 
@@ -26,12 +27,12 @@ def attend_groups(q: Tensor, groups: Tensor, state: Tensor, kind: str, first: in
 def _attend_groups(q: Tensor, groups: Tensor, state: Tensor, kind: str, first: int, stop: int, fresh: bool) -> None:
     from . import quantized_kv
 
-    (_, heads, head_dim), kv_heads = q.shape, len(groups)
+    (_, heads, head_dim), kv_heads, format = q.shape, len(groups), KV_FORMATS[kind]
     rows, block, width = blocks_of_rows(q, kv_heads)
     quantized_kv.attend_groups_kernel[(kv_heads, -(-rows // block), len(state))](
         q, groups, state, rows, first, stop, head_dim**-0.5,
         q.stride(0), q.stride(1), groups.stride(0), state.stride(0), state.stride(1),
-        GROUP=heads // kv_heads, HEAD_DIM=head_dim, BITS=4 if kind == "q4" else 8, IS_FLOAT=kind == "fp8", FRESH=fresh,
+        GROUP=heads // kv_heads, HEAD_DIM=head_dim, BITS=format.bits, IS_FLOAT=format.is_float, FRESH=fresh,
         WIDEN=q.device.type == "cpu", BLOCK_M=block, BLOCK_D=width,
     )  # fmt: skip
 

@@ -21,8 +21,8 @@ from ..tokenizers.gguf_tokenizer import tokenizer_from_metadata
 from ..tokenizers.tokenizer import Tokenizer
 from ..tokenizers.tokenizer_files import load_hf_tokenizer
 from ..weights_digest import Extents
+from .gguf_header import refuse_unused, refuse_variants
 from .gguf_tensors import GGUFTensors, open_gguf
-from .gguf_variants import refuse_unused, refuse_variants
 from .safetensors import TensorReader
 
 _KEYS = {  # behind the name of the architecture

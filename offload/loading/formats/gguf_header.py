@@ -1,16 +1,19 @@
-"""Validates the metadata of a GGUF file before any other reader trusts it.
+"""Validates the metadata of a GGUF file before any other reader trusts it; refuses variants. Imports no torch.
 
 The gguf package trusts every length in a file and decodes strings only when they are read. A damaged length makes it
-loop without end, and a damaged string raises wherever it happens to be read, in transformers too.
+loop without end, and a damaged string raises wherever it happens to be read, in transformers too. A variant is a file
+that the decoder would compute as the plain model, and wrongly.
 """
 
 from __future__ import annotations
 
 import mmap
+from collections.abc import Callable, Container, Iterable, Mapping
 from pathlib import Path
 from struct import Struct, error
 from typing import Any
 
+from ...architecture.families import Family
 from ...errors import CheckpointError, UnsupportedModel
 from ...short_repr import short_repr, short_text
 
@@ -98,3 +101,48 @@ def check_metadata(path: Path) -> None:
     except (OSError, ValueError, error) as damage:  # an empty file cannot be mapped; struct.error means the file ended
         reason = str(damage) if isinstance(damage, (_Damage, OSError)) else "it is truncated"
         raise CheckpointError(f"{path} is corrupt: {reason}", "fetch the model again") from damage
+
+
+_ONLY = "what runs: models with the same heads in every layer and RoPE on whole heads"
+_SAFETENSORS = "use the model's safetensors"
+_LONGROPE = "rope_factors_long.weight"
+_ZERO = {  # keys that are absent or zero in what runs -> what others have
+    "expert_count": ("mixtures of experts of this architecture", _ONLY),
+    "expert_shared_count": ("experts that all tokens share", _ONLY),
+    "expert_group_count": ("groups of experts", _ONLY),
+    "attention.sliding_window": ("sliding windows", "use a model of this architecture without them"),
+    "rope.dimension_sections": ("RoPE on several axes, as in models that read images,", _ONLY),
+    "nextn_predict_layers": ("layers that predict further tokens", _ONLY),
+}
+
+
+def refuse_variants(
+    family: Family, read: Callable[[str], Any], values: Mapping[str, Any], tensors: Container[str]
+) -> None:
+    """Raise UnsupportedModel for variants that the decoder does not compute.
+
+    `read` returns the value of a key behind the architecture's name, None for an absent one; `values` are those under
+    transformers' names, and `tensors` the file's names.
+    """
+    if isinstance(values["num_attention_heads"], list) or isinstance(values.get("num_key_value_heads"), list):
+        raise UnsupportedModel("GGUF models whose layers differ in their heads are not supported", _ONLY)
+    for key, (what, hint) in _ZERO.items():
+        if key not in family.gguf.keys.values() and not _is_zero(value := read(key)):
+            raise UnsupportedModel(f"{what} are not supported ({key} is {short_repr(value)})", hint)
+    for key in family.gguf.switches:
+        if read(key) is False:
+            raise UnsupportedModel(f"{family.name} with {key} false is not supported", _SAFETENSORS)
+    if _LONGROPE in tensors:
+        raise UnsupportedModel("GGUF models with longrope are not supported", _SAFETENSORS)
+
+
+def refuse_unused(names: Iterable[str]) -> None:
+    """Raise UnsupportedModel for tensors of layers that the decoder would leave out."""
+    if name := next(iter(names), None):
+        raise UnsupportedModel(
+            f"GGUF models with the tensor {short_text(name)} are not supported", f"{_ONLY}; or {_SAFETENSORS}"
+        )
+
+
+def _is_zero(value: Any) -> bool:
+    return not any(value) if isinstance(value, list) else not value

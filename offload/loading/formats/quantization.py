@@ -1,21 +1,26 @@
-"""Rounds weights to 4, 5, 6 or 8 bits, in formats that GGUF files have too.
+"""Rounds weights to 4, 5, 6 or 8 bits, in formats that GGUF files have too: a checkpoint does so as it is read.
 
 The result depends on the weights alone: sums are added in a fixed order, so that every machine makes the same model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from ...architecture.config import ModelShape
 from ...architecture.weight_formats import QuantizedFormat, format_of
 from ...kernels.native import KernelUnavailable, find_kernel
 from ...kernels.native.rounding import REFITS, round_weight
 from ...kernels.quantized import QuantizedTensor
+from ..tokenizers.tokenizer import Tokenizer
+from ..weights_digest import Extents
+from .safetensors import Checkpoint, TensorReader
 
-__all__ = ["format_of", "quantize"]
 # Weights that are rounded at a time. Torch runs operations on fewer than 2^15 numbers on the calling thread alone;
 # its own threads would wait for each other after every one of them, beside another busy process for milliseconds.
 _PIECE = (1 << 15) - 1
@@ -133,3 +138,65 @@ def _sum(x: Tensor) -> Tensor:
     while len(x) > 1:
         x = x[: len(x) // 2] + x[len(x) // 2 :]
     return x[0]
+
+
+class QuantizedCheckpoint:
+    """A `Checkpoint` in floating point, quantised to a level: q4, q5, q6 or q8.
+
+    The level decides each weight's value, also where it is dequantised again.
+    """
+
+    def __init__(self, original: Checkpoint, level: str) -> None:
+        self.original, self.level = original, level
+        self.path: Path = original.path
+        self.shape: ModelShape = original.shape
+        self.generation: dict = original.generation
+
+    is_quantized = True
+
+    @property
+    def quantization(self) -> str:
+        return self.level
+
+    @property
+    def skipped(self) -> int:
+        return self.original.skipped
+
+    def extents(self) -> dict[Path, Extents]:
+        return self.original.extents()
+
+    def sizes(self) -> dict[str, tuple[int, ...]]:
+        return self.original.sizes()
+
+    def formats(self) -> dict[str, QuantizedFormat]:
+        """Return the format of each tensor that is quantised, by its name."""
+        formats = {name: format_of(self.level, name, size) for name, size in self.sizes().items()}
+        return {name: kind for name, kind in formats.items() if kind is not None}
+
+    def quantized_bits(self) -> dict[str, float]:
+        return {name: kind.bits_per_weight for name, kind in self.formats().items()}
+
+    @contextmanager
+    def tensors(self) -> Iterator[TensorReader]:
+        with self.original.tensors() as read:
+            yield _QuantizingReader(read, self.formats())
+
+    def load_tokenizer(self) -> Tokenizer:
+        return self.original.load_tokenizer()
+
+
+class _QuantizingReader:
+    """A `TensorReader` that quantises what another one reads."""
+
+    def __init__(self, read: TensorReader, formats: Mapping[str, QuantizedFormat]) -> None:
+        self._read, self._formats = read, formats
+
+    def __call__(self, name: str, part: tuple[slice, ...] | None = None) -> Tensor:
+        """Return a tensor; dequantised, where `part` cuts a block in two or the operations need it."""
+        weight = self.quantized(name)
+        return self._read(name, part) if weight is None else weight.dequantized()[part or ...]
+
+    def quantized(self, name: str) -> QuantizedTensor | None:
+        """Return a matrix quantised, or None if it stays in floating point."""
+        kind = self._formats.get(name)
+        return None if kind is None else quantize(self._read(name), kind)

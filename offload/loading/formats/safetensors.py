@@ -16,17 +16,16 @@ from typing import Any, Protocol
 
 from ...architecture.config import ModelShape
 from ...architecture.config_checks import check_of_config
+from ...architecture.families.family import is_decoder, is_text, is_wrapper, text_name
 from ...architecture.hf_config import shape_from_config
-from ...architecture.text_part import is_decoder, is_text, is_wrapper, text_name
 from ...errors import CheckpointError, ModelNotFound, UnsupportedModel
 from ...short_repr import short_text
-from ..tokenizers.json_files import read_json
 from ..tokenizers.tokenizer import Tokenizer
+from ..tokenizers.tokenizer_errors import read_json
 from ..tokenizers.tokenizer_files import load_tokenizer
 from ..weights_digest import Extents
 from .gguf_tensors import GGUFTensors
-from .hf_quantization.choose import layout_of, quantization_text
-from .hf_quantization.reader import StoredMatrices
+from .hf_quantization.choose import StoredMatrices, layout_of, quantization_text
 from .hf_quantization.stored import Header
 from .stacked_experts import ExpertReader, View, expert_headers, expert_views, packed_bits
 

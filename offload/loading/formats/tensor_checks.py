@@ -1,11 +1,13 @@
-"""Lists the tensors that a checkpoint must contain, and checks its headers. Imports no torch."""
+"""Lists the tensors that a checkpoint must contain, checks its headers, and averages their bits. Imports no torch."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from math import prod
 
 from ...architecture.config import ModelShape
+from ...architecture.parameters import WeightBits
 from ...errors import CheckpointError
 from ...units import counted
 from .layer_tensors import checkpoint_sizes, layer_sizes
@@ -75,3 +77,21 @@ def _check_experts(checkpoint: Checkpoint, found: Iterable[str]) -> None:
             f"{checkpoint.path} has weights of {counted(most, 'expert')} in a layer, its config says {experts.count:,}",
             "correct the number of experts in config.json, or fetch the model again",
         )
+
+
+_PARTS = ("layers", "outer", "experts")
+
+
+def average_bits(sizes: Mapping[str, Sequence[int]], quantized: Mapping[str, float], itemsize: int) -> WeightBits:
+    """Return the average bits of a weight, inside and outside of the layers, and of experts if those have others.
+
+    `sizes` are those of all tensors, `quantized` the bits of those that are; the others take `itemsize` bytes.
+    """
+    bits, counts = dict.fromkeys(_PARTS, 0.0), dict.fromkeys(_PARTS, 0)
+    for name, size in sizes.items():
+        if len(size) > 1:
+            part = "outer" if not name.startswith("model.layers.") else "experts" if ".experts." in name else "layers"
+            counts[part] += prod(size)
+            bits[part] += prod(size) * quantized.get(name, 8 * itemsize)
+    layers, outer, experts = (bits[part] / max(counts[part], 1) for part in _PARTS)
+    return WeightBits(layers, outer, experts if counts["experts"] and experts != layers else None)

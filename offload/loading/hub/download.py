@@ -7,17 +7,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ...architecture.dims import Dimensions
-from ...architecture.known import KNOWN, known_name, read_shape
-from ...architecture.known_models import published_bits
+from ...architecture.hf_config import read_shape
+from ...architecture.known_models import KNOWN, known_name, published_bits
 from ...architecture.parameters import WeightBits
 from ...errors import CheckpointError, FetchError, ModelNotFound, TriforceError
 from ...system.machine import default_home
 from ..formats.safetensors import QUANTIZED_FILE, Checkpoint, FolderCheckpoint
-from ..formats.stored_bits import average_bits
+from ..formats.tensor_checks import average_bits
 from .bundled import discard, fetch_embedded, installed_path, is_outdated
-from .model_files import check_model_files
 from .pickled import convert_pickled, converted_folder, is_pickled
 from .registry import EVERY_FORM, ModelSource, did_you_mean, is_hub_id, resolve
+from .staging import check_model_files
 
 FetchProgress = Callable[[str, int, int], None]  # the current step, units done, units in all
 # The weights once: repositories may have them again in folders, or consolidated beside the shards.
@@ -234,8 +234,7 @@ def _hub_error(name: str, error: Exception) -> Exception:
         return FetchError(f"cannot store {name}: {error}", "free some disk space, or set HF_HOME to a writable folder")
     if isinstance(error, errors.GatedRepoError):
         return FetchError(
-            f"{name} is gated on the hub",
-            f"accept its licence at https://huggingface.co/{name}, then `hf auth login`",
+            f"{name} is gated on the hub", f"accept its licence at https://huggingface.co/{name}, then `hf auth login`"
         )
     meant = "" if known_name(name) else did_you_mean(name)
     if isinstance(error, errors.RepositoryNotFoundError):

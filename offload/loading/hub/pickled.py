@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...architecture.known import read_shape
+from ...architecture.hf_config import read_shape
 from ...errors import CheckpointError, FetchError
 from ...short_repr import short_text
 from ...system.files import replace_file, sync_folder

@@ -2,16 +2,21 @@
 
 So the prompt of a turn begins with the tokens of the turn before, whose keys and values are in memory. Encoding the
 rendered text as a whole would not do: a tokenizer may cut an answer's text in other places than the model did.
+
+A chat template is untrusted code from a checkpoint. It is rendered in a process of its own, with limits of memory and
+time: Jinja's sandbox keeps it from the rest of the program, but neither from endless loops nor from memory.
 """
 
 from __future__ import annotations
 
 import itertools
+import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ...errors import PromptError
+from ...system.limited_process import LimitedProcesses, LimitExceeded, Limits, Refused
 
 SYSTEM, USER, ASSISTANT = "system", "user", "assistant"
 
@@ -31,10 +36,7 @@ class ChatMessage:
 
 
 def encode_conversation(
-    messages: Sequence[ChatMessage],
-    render: Render,
-    encode: Encode,
-    control_tokens: Sequence[str],
+    messages: Sequence[ChatMessage], render: Render, encode: Encode, control_tokens: Sequence[str]
 ) -> list[int]:
     """Return the token ids of a conversation, up to the next answer.
 
@@ -59,7 +61,7 @@ def encode_conversation(
 def _between_answers(
     text: str, pattern: str, contents: Mapping[str, ChatMessage], encode: Encode, control_tokens: Sequence[str]
 ) -> list[int]:
-    """Return the ids of what is between two answers: `text`, and the same as a `pattern` of marks for messages."""
+    """Return the ids of a `text` between two answers; `pattern` is the same text with marks in place of messages."""
     present = {mark: each.content for mark, each in contents.items() if mark in pattern}
     if not any(token in content for token in control_tokens for content in present.values()):
         return encode(text, False)
@@ -101,3 +103,75 @@ def _check_none_dropped(contents: Mapping[str, ChatMessage], patterns: Sequence[
     for mark, each in contents.items():
         if each.role != ASSISTANT and not any(mark in pattern for pattern in patterns):
             raise PromptError(f"the model's chat template drops the {each.role} message", _OTHER_MODEL)
+
+
+Message = Mapping[str, str]
+_SWITCH = "enable_thinking"  # the variable of a template
+_MEMORY, _SECONDS = 160 * 2**20, 2.0  # of a template with short messages; with its program it stays below 256 MiB
+_BYTES_EACH = 64  # more memory for each character of the messages: copies of up to 4 bytes
+_CHARACTERS_PER_S = 4_000_000
+_MOST_TEXT = 2**20  # characters that a template may add; a genuine one adds thousands
+
+
+class TemplateFailed(Exception):
+    """A template has raised an error or needs too much. `kind` is the name of the error's type."""
+
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+class ChatTemplate:
+    """A model's chat template.
+
+    Args:
+        source: a Jinja template, or several by name, of which "default" is used.
+        special_tokens: variables of the template, such as `bos_token`.
+    """
+
+    def __init__(self, source: str | Mapping[str, str], special_tokens: Mapping[str, str]) -> None:
+        self._source = source
+        self._special_tokens = dict(special_tokens)
+        self._processes = LimitedProcesses("offload.loading.tokenizers.template_rendering:render")
+
+    @property
+    def text(self) -> str:
+        """The template itself; empty if there are several and none is the default."""
+        return self._source if isinstance(self._source, str) else self._source.get("default", "")
+
+    @property
+    def has_switch(self) -> bool:
+        """Return whether thinking can be switched on and off, as by the templates of Qwen3 and SmolLM3."""
+        return _SWITCH in self.text
+
+    def render(self, messages: Sequence[Message], think: bool | None = None) -> str:
+        """Return the text of a conversation, up to the answer. `think` is the switch's value; None: its default.
+
+        Raises TemplateFailed for what the template raises, and if it exceeds its limits; ValueError if there are
+        several templates and none is the default.
+        """
+        variables = (
+            {"messages": [dict(message) for message in messages], "tools": None, "documents": None}
+            | {"add_generation_prompt": True}
+            | ({} if think is None else {_SWITCH: think})
+            | self._special_tokens
+        )
+        size = sum(len(value) for message in messages for value in message.values())
+        request = {"source": self._default, "variables": variables, "most": _MOST_TEXT + 4 * size}
+        data = json.dumps(request, ensure_ascii=False).encode("utf-8", "surrogatepass")
+        limits = Limits(_MEMORY + _BYTES_EACH * size, _SECONDS + size / _CHARACTERS_PER_S)
+        try:
+            return self._processes.call(data, limits).decode("utf-8", "surrogatepass")
+        except LimitExceeded as error:
+            raise TemplateFailed(type(error).__name__, f"it {error}") from None
+        except Refused as error:
+            raise TemplateFailed(*json.loads(str(error))) from None
+
+    @property
+    def _default(self) -> str:
+        source = self._source
+        if not isinstance(source, str):
+            if "default" not in source:
+                raise ValueError(f"there are several chat templates and no default: {', '.join(sorted(source))}")
+            source = source["default"]
+        return source

@@ -1,6 +1,6 @@
 """Renders chat templates exactly as transformers' `apply_chat_template` does, without importing transformers.
 
-This is what runs in a process of its own (chat_template.py), in Jinja's sandbox: a template is untrusted code from a
+This is what runs in a process of its own (conversation.py), in Jinja's sandbox: a template is untrusted code from a
 checkpoint, and the sandbox limits neither its memory nor its time.
 """
 

@@ -2,19 +2,23 @@
 
 A cut lies between a letter and a whitespace character. The patterns of the byte-level tokenizers listed here match
 letters only up to whitespace, from left to right, so a match ends at each cut. BPE merges nothing across matches.
+
+Also the bytes that a token stands for, and long native calls during which the main thread answers signals.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+import threading
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from .tokenizer_classes import QWEN_PATTERN
 
 if TYPE_CHECKING:
     import tokenizers
+
 
 PIECE = 2**16  # characters, at least: encoded in a fraction of a second, while no signal is answered
 _CUT = re.compile(r"[^\W\d_](?=[ \t\r\n])")
@@ -69,3 +73,85 @@ def pieces(text: str, size: int) -> Iterator[str]:
         end = found.end() if found else len(text)
         yield text[start:end]
         start = end
+
+
+_BYTE = re.compile(r"<0x([0-9A-F]{2})>")
+_SPACE = "▁"  # in vocabularies of SentencePiece
+
+
+def _byte_of_character() -> dict[str, int]:
+    """Return the bytes by the characters that byte-level BPE writes for them, as GPT-2: those that print, themselves.
+
+    The others are the characters from U+0100 on, in order.
+    """
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(0x100) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(0x100 + at): byte for at, byte in enumerate(others)}
+
+
+_BYTES = _byte_of_character()
+
+
+class TokenBytes:
+    """Returns the bytes of tokens, which joined are the text in UTF-8.
+
+    Of a special token, which no text shows, they are its name; so are those of vocabularies of another kind than
+    byte-level BPE and SentencePiece.
+    """
+
+    def __init__(self, backend: tokenizers.Tokenizer) -> None:
+        self._backend = backend
+        steps = _decoding_steps(backend)
+        self._is_byte_level = any(step["type"] == "ByteLevel" for step in steps)
+        self._has_spaces = any(_SPACE in json.dumps(step, ensure_ascii=False) for step in steps)
+        added = backend.get_added_tokens_decoder().items()
+        self._special = {token: each.content for token, each in added if each.special}
+
+    def __call__(self, token: int) -> bytes:
+        """Return the bytes of a token; none for an id that is no token, of padded embeddings."""
+        if token in self._special:
+            return self._special[token].encode()
+        piece = self._backend.id_to_token(token) or ""
+        if self._is_byte_level:
+            return bytes(_BYTES[each] for each in piece) if all(map(_BYTES.__contains__, piece)) else piece.encode()
+        if found := _BYTE.fullmatch(piece):
+            return bytes([int(found[1], 16)])
+        return (piece.replace(_SPACE, " ") if self._has_spaces else piece).encode()
+
+
+def _decoding_steps(backend: tokenizers.Tokenizer) -> list[dict[str, Any]]:
+    if backend.decoder is None:
+        return []
+    state = json.loads(backend.decoder.__getstate__())
+    return state["decoders"] if state["type"] == "Sequence" else [state]
+
+
+T = TypeVar("T")
+
+_POLL = 0.1  # seconds
+
+
+def interruptible(call: Callable[[], T]) -> T:
+    """Return what a call returns, or raise what it raises; it must release the interpreter's lock while it takes long.
+
+    After an exception from a signal's handler, the call goes on in its thread, and its result is dropped: it must be
+    safe to leave alone, until the process ends too. In other threads, which no signal reaches, it is called directly.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return call()
+    results: list[T] = []
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            results.append(call())
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    while thread.is_alive():
+        thread.join(_POLL)
+    if errors:
+        raise errors[0]
+    return results[0]

@@ -7,9 +7,8 @@ from contextlib import closing
 from typing import TYPE_CHECKING, NamedTuple
 
 from ...events import Event, Finished, Logprobs, ScoredToken, Text, Thought, Tokens
-from .harmony import Harmony
 from .scored_text import ScoredText
-from .thinking import Thinking
+from .thinking import Harmony, Thinking
 
 if TYPE_CHECKING:
     from .tokenizer import Tokenizer

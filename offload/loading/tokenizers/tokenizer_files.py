@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import CheckpointError, TriforceError
-from .json_files import read_json
 from .tokenizer import Tokenizer
 from .tokenizer_classes import CLASSES, class_of, configure
-from .tokenizer_errors import tokenizer_errors
+from .tokenizer_errors import read_json, tokenizer_errors
 
 _FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from ...sequence import TokenSequence
-from ..drafters.drafter import Drafter
-from ..passes.estimators import MAX_RATIO, Acceptance, DraftTimes, RowTimes, SetupTimes, StepTimes, expected_tokens
-from ..trees.drafted_trees import DraftTrees
+from ..passes.estimators import MAX_RATIO, Acceptance, DraftTimes, RowTimes, SetupTimes, expected_tokens
 from ..trees.tree import DraftedTree, Visit, tree_of, visits
+
+if TYPE_CHECKING:
+    from ...sequence import TokenSequence
+    from ..drafters.drafter import Drafter
+    from ..passes.estimators import StepTimes
+    from ..trees.drafted_trees import DraftTrees
 
 GAMMAS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24)
 

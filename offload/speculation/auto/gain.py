@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from ...events import Gain
-from .drafter_estimates import Cycle
+
+if TYPE_CHECKING:
+    from .drafter_estimates import Cycle
 
 _LEAST_STEPS = 2  # plain steps that have to be measured: one alone may be a pause of the machine
 

@@ -1,20 +1,28 @@
-"""The protocol of drafters, and the drafter that runs a draft model."""
+"""The protocol of drafters, the drafter that runs a draft model, and that model's runner."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-from typing import Protocol
+from collections.abc import Generator, Hashable, Sequence
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
 
-from ...parallel import ALONE, Group
-from ...sequence import TokenSequence
-from ..passes.runner import Runner, SelectedRunner
+from ...events import DraftPrefilled
+from ...parallel import ALONE
+from ..passes.runner import Runner
 from ..sampling.transfers import download
-from ..sampling.warp import Sampler, read_tokens
+from ..sampling.warp import read_tokens
 from ..trees.tree import NOTHING, Draft, DraftedTree
 from .tree_drafter import TreeDrafting
+
+if TYPE_CHECKING:
+    from ...caches.streaming_llm import StreamingCache
+    from ...model.decoder import Model
+    from ...parallel import Group
+    from ...sequence import TokenSequence
+    from ..passes.runner import SelectedRunner
+    from ..sampling.warp import Sampler
 
 __all__ = ["NOTHING", "Draft", "DraftedTree", "Drafter", "ModelDrafter", "SelectedDrafter"]
 
@@ -142,3 +150,54 @@ class SelectedDrafter(ModelDrafter):
 
     def setup_cost(self, sequence: TokenSequence) -> float:
         return self._selected.setup_cost(sequence)
+
+
+WINDOWS = 4  # that are run: keys of the last one depend, layer by layer, on tokens of the ones before
+
+
+class DraftRunner(Runner):
+    """A runner on a StreamingCache.
+
+    Of a sequence that is far ahead of the cache, it runs the sink and the last windows only. What a draft model
+    proposes may change with it, and so its acceptance, but no output.
+    """
+
+    def __init__(self, model: Model, cache: StreamingCache, chunk: int) -> None:
+        super().__init__(model, cache, chunk)
+        self._sink, self._tail = cache.sink, WINDOWS * cache.window
+
+    def read(self, sequence: TokenSequence) -> Generator[DraftPrefilled]:
+        """Run the tokens that the cache lacks and can keep, a chunk at a time; counts are of the tokens to run."""
+        self._skip(sequence)
+        first, end = self.num_cached, len(sequence)
+        if first < end:
+            for event in self.prefill(sequence):
+                yield DraftPrefilled(event.done - first, end - first)
+
+    def rows(self, sequence: TokenSequence, draft: Sequence[int] = ()) -> Tensor:
+        self._skip(sequence)
+        return super().rows(sequence, draft)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Return logits as a runner does, with -inf for the tokens that the target does not have.
+
+        So what is drawn and the distribution that the verification sees are of the other tokens alone.
+        """
+        logits, barred = super().logits(hidden), self.model.barred
+        return logits if barred is None else logits.index_fill(1, barred, float("-inf"))
+
+    @property
+    def attended(self) -> int:
+        return min(self._sink + self.cache.window, self.cache.length)
+
+    def _skip(self, sequence: TokenSequence) -> None:
+        """If the cache is far behind, run what is missing of the sink, and drop all tokens before the last windows."""
+        first = len(sequence) - self._tail
+        if self._matching_prefix(sequence) < len(sequence) or self._last is None:
+            self._truncate(min(self.num_cached, len(sequence) - 1))  # the cache may start over
+        while self.num_cached < min(self._sink, first):
+            self._run(sequence.tokens[self.num_cached : min(self._sink, first, self.num_cached + self.chunk)])
+        if self.num_cached < first:
+            self._last = None
+            self.cache.skip(first)
+            self._cached += sequence.tokens[self.num_cached : first]

@@ -15,9 +15,9 @@ from ...settings.tree_settings import TreeSampling
 from ..passes.runner import Runner
 from ..sampling.transfers import download, upload
 from ..sampling.warp import Sampler, read_tokens
-from ..trees.coupled import draw_children_coupled
 from ..trees.tree import ROOT, Draft, DraftedTree, tree_of
 from ..trees.tree_verification import draw_children
+from ..trees.verification import draw_children_coupled
 
 
 class Generation(NamedTuple):
@@ -126,11 +126,7 @@ class TreeDrafting:
         return [depth.heads[index // depth.most] for index in depth.drawn.tolist()]
 
     def _draft(
-        self,
-        shape: DraftedTree,
-        plan: Sequence[Generation],
-        tokens: Sequence[Tensor],
-        rows: Sequence[Tensor],
+        self, shape: DraftedTree, plan: Sequence[Generation], tokens: Sequence[Tensor], rows: Sequence[Tensor]
     ) -> Draft:
         """Read the tokens, by one copy, and return them in the tree's order."""
         highest = torch.cat([each.amax(dim=-1, keepdim=True) for each in rows])

@@ -9,16 +9,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ...architecture.footprint import PAGE_GRAIN
-from ...architecture.kv_formats import GROUP
 from ...caches.block_table import TableCache
 from ...caches.chunk_table import ChunkTableCache
-from ...caches.full import FullCache
-from ...caches.quantized_copy import QuantizedCopiedCache
-from ...caches.quantized_table import QuantizedTableCache
-from ...caches.retrieval import CopiedCache
-from ...caches.selected import SelectedCache
+from ...caches.retrieval import CopiedCache, QuantizedCopiedCache
 from ...caches.selection import Refresh
 from ...caches.streaming_llm import StreamingCache
 from ...events import Speculated
@@ -26,25 +22,28 @@ from ...kernels import triton
 from ...memory.block_store import BlockStore
 from ...memory.plain_store import PlainStore
 from ...memory.quantized_store import QuantizedStore
-from ...memory.store import Store
-from ...model.decoder import Model
 from ...parallel import ALONE, Group
-from ...settings.config import EXACT, Speculation
+from ...settings.config import Speculation
+from ...settings.kv_formats import EXACT, KV_FORMATS
 from ...settings.method_sizes import budget_of, draft_chunk, drafter_kind, middle_kind, selected_chunk, tail_tokens
 from ...settings.methods import LOOKUP, METHODS, MIDDLES, MODEL
 from ...settings.tree_settings import TreeSampling
 from ..auto.adaptive import HORIZON, AdaptiveScheduler
-from ..drafters.draft_runner import DraftRunner
-from ..drafters.drafter import SELECTED_PRIOR, Drafter, ModelDrafter, SelectedDrafter
-from ..drafters.ngram import LookupDrafter
+from ..drafters.drafter import SELECTED_PRIOR, Drafter, DraftRunner, ModelDrafter, SelectedDrafter
 from ..passes.estimators import ROW_COST
-from ..passes.runner import Runner, SelectedRunner
-from ..passes.steps import Executor
-from ..sampling.logprobs import LogprobsRecorder
-from ..sampling.warp import Sampler
 from ..trees.drafted_trees import DraftTrees, draft_trees
-from .level import Level
-from .verifier import Verifier
+from .level import Level, Verifier
+
+if TYPE_CHECKING:
+    from ...caches.full import FullCache
+    from ...caches.selected import SelectedCache
+    from ...memory.store import Store
+    from ...model.decoder import Model
+    from ..drafters.ngram import LookupDrafter
+    from ..passes.runner import Runner, SelectedRunner
+    from ..passes.steps import Executor
+    from ..sampling.logprobs import LogprobsRecorder
+    from ..sampling.warp import Sampler
 
 Clock = Callable[[], float]  # seconds
 
@@ -80,8 +79,8 @@ def selected_cache(full: FullCache, settings: Speculation, middle: str | None = 
     # On a GPU also pages that are not the kernel's blocks are selected in their size, which the plan counts on.
     is_paged = store.span and store.device.type != "cpu"
     chosen = MIDDLES[middle or middle_kind(settings)]
-    quantized = None if settings.retrieval_kv == EXACT or not chosen.scores else _quantized_class(store)
-    grain = GROUP if quantized else max(store.grain, PAGE_GRAIN) if is_paged else store.grain
+    kind = settings.retrieval_kv if chosen.scores and _may_quantize(store) else EXACT
+    grain = max(store.grain, PAGE_GRAIN if is_paged else 1, KV_FORMATS[kind].run)
     chunk = selected_chunk(settings, grain, store.span, full.capacity)
     selector = chosen.load()(settings.sink, chunk)
     if chosen.scores:
@@ -90,18 +89,14 @@ def selected_cache(full: FullCache, settings: Speculation, middle: str | None = 
         full.followers.add(selector)
     budget = max(budget_of(settings, full.capacity), 2 * chunk)
     sizes = budget, chunk, tail_tokens(settings)
-    if quantized:
-        return quantized(full, selector, Refresh(settings.rebuild_every), *sizes, settings.retrieval_kv)
-    return _selected_class(store)(full, selector, Refresh(settings.rebuild_every), *sizes)
+    return _selected_class(store, kind)(full, selector, Refresh(settings.rebuild_every), *sizes, kind)
 
 
-def _quantized_class(store: Store) -> type[QuantizedTableCache | QuantizedCopiedCache] | None:
-    """Return the class of the retrieval cache with quantised copies of what a full cache's store has; None: exact."""
-    if isinstance(store, BlockStore):
-        return QuantizedTableCache
+def _may_quantize(store: Store) -> bool:
+    """Return whether a kernel attends to quantised copies of what a full cache's store has."""
     is_near = store.device.type != "cpu" or store.kernel is None  # its copies are plain keys and values
     has_kernel = triton.why_not(store.device, store.dtype, store.shape.head_dim) is None
-    return QuantizedCopiedCache if is_near and has_kernel and not store.shape.caps_scores else None
+    return isinstance(store, BlockStore) or (is_near and has_kernel and not store.shape.caps_scores)
 
 
 def may_have_alternative(full: FullCache) -> bool:
@@ -114,10 +109,12 @@ def may_have_alternative(full: FullCache) -> bool:
     return _selected_class(store) is TableCache or (store.span > 0 and store.device.type == "cpu")
 
 
-def _selected_class(store: Store) -> type[SelectedCache]:
+def _selected_class(store: Store, kind: str = EXACT) -> type[SelectedCache]:
     """Return the class of the retrieval cache over a full cache's store: one without a copy, where a kernel can."""
     if isinstance(store, BlockStore | QuantizedStore) and not store.span:  # not over tiers
         return TableCache
+    if not KV_FORMATS[kind].is_plain:
+        return QuantizedCopiedCache
     if not isinstance(store, PlainStore) or store.shape.caps_scores or store.shape.has_sinks:
         return CopiedCache
     return ChunkTableCache if triton.serves(store.layer(0)[0][:1]) else CopiedCache

@@ -6,7 +6,7 @@ A level is itself a drafter for the level above it; TriForce is two levels.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 
 import torch
 from torch import Generator, Tensor
@@ -17,12 +17,53 @@ from ...sequence import TokenSequence
 from ...settings.tree_settings import TreeSampling
 from ..auto.adaptive import AdaptiveScheduler, Cycle
 from ..drafters.drafter import SELECTED_PRIOR
+from ..passes.runner import Runner
+from ..sampling.logprobs import LogprobsRecorder
 from ..sampling.noise import Noise
-from ..sampling.warp import read_tokens
-from ..trees.coupled import verify_coupled
-from ..trees.tree import NOTHING, Draft, DraftedTree, Verdict, Visit
-from ..trees.verification import verify_draft
-from .verifier import Verifier
+from ..sampling.warp import Sampler, read_tokens
+from ..trees.tree import NOTHING, Draft, DraftedTree, Verdict, Visit, paths
+from ..trees.verification import verify_coupled, verify_draft
+
+
+class Verifier:
+    """The target on one of its caches."""
+
+    def __init__(self, name: str, runner: Runner, sampler: Sampler, logprobs: LogprobsRecorder | None = None) -> None:
+        """With `logprobs`, the log-probabilities of what its level emits are recorded there."""
+        self.name = name
+        self.runner = runner
+        self._sampler = sampler
+        self._logprobs = logprobs
+        self._logits: Tensor | None = None  # of the last score, if log-probabilities are recorded
+
+    def score(self, sequence: TokenSequence, draft: list[int], parents: Sequence[int] | None = None) -> Tensor:
+        """Return the distributions after the sequence and after each token of the draft: `[len(draft) + 1, vocab]`.
+
+        With the `parents` of a tree, those after a token follow the tokens on its path.
+        """
+        if parents is not None:
+            return self._score_tree(sequence, draft, parents)
+        logits = self._scored(self.runner.rows(sequence, draft))
+        return self._sampler.distribution(logits, [*sequence.tentative, *draft])
+
+    def _score_tree(self, sequence: TokenSequence, draft: list[int], parents: Sequence[int]) -> Tensor:
+        logits = self._scored(self.runner.tree_rows(sequence, draft, parents))
+        needs_paths = self._sampler.reads_history
+        return self._sampler.distribution(
+            logits, paths=paths(sequence.tentative, draft, parents) if needs_paths else None
+        )
+
+    def _scored(self, hidden: Tensor) -> Tensor:
+        """Return the logits of hidden rows, and keep them until tokens are emitted if those are to be recorded."""
+        logits = self.runner.logits(hidden)
+        self._logits = logits if self._logprobs is not None else None
+        return logits
+
+    def emit(self, rows: Sequence[int], tokens: Sequence[int]) -> None:
+        """Note which tokens the level emits after the last score, and from which of its rows each was chosen."""
+        if self._logprobs is not None:
+            logits, self._logits = self._logits, None
+            self._logprobs.record(logits[list(rows)], tokens)
 
 
 class Level:
@@ -79,7 +120,6 @@ class Level:
         """What drafting has gained over plain steps of the verifier; see `Speculated.gain`."""
         return self._scheduler.gain
 
-    @torch.inference_mode()
     def advance(self, sequence: TokenSequence, limit: int) -> Draft:
         """Draft and verify once: append 1 to `limit` tokens to the sequence, and return them.
 

@@ -10,7 +10,7 @@ import torch
 from ...sequence import TokenSequence
 from ..passes.runner import Runner
 from ..sampling.warp import Sampler
-from ..trees.coupled import CoupledChoice
+from ..trees.verification import CoupledChoice
 
 _BLOCK = 8  # rows of the pass that rounding noise is measured with; a verification has as many
 # How much logits change when sums are computed in another order, in units of the dtype's eps times the largest logit.

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
+from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
-from ...caches.protocol import KVCache, RecordableCache
-from ...kernels.native.recording import PassInputs, RecordedLayers, SequenceCalls
-from ...memory.tree_attention import Tree
-from ...model.decoder import Model
+from ...kernels.native.recording import RecordedLayers, SequenceCalls
 from ...settings.method_sizes import KEPT_QUERIES
+
+if TYPE_CHECKING:
+    from ...caches.protocol import KVCache, RecordableCache
+    from ...kernels.native.recording import PassInputs
+    from ...memory.tree_attention import Tree
+    from ...model.decoder import Model
 
 _MOST_KEYS = 8  # recordings of a cache: it is plain, or has a tree, whose queries are kept at some place
 
@@ -33,7 +37,8 @@ class PassRecorder:
     def __init__(self, model: Model, rows: int) -> None:
         self.rows = rows
         self._model = model
-        self._rows = torch.empty((rows, model.shape.hidden), dtype=model.dtype)
+        with torch.inference_mode(False):  # an inference tensor could not be written to outside that mode
+            self._rows = torch.empty((rows, model.shape.hidden), dtype=model.dtype)
         self._attended: list[tuple[Tensor, ...]] = []  # for each layer q, k, v and the result, of all rows
         with model.operations.record() as self._recording:
             self._hidden = model.through_layers(self._rows, self)
@@ -47,7 +52,6 @@ class PassRecorder:
         self._recording.add_layer(layer)
         return out
 
-    @torch.inference_mode()
     def run(self, ids: Tensor, begun: Sequence[tuple[RecordableCache, Hashable, PassInputs]]) -> Tensor:
         """Run a pass of `ids` `[tokens]`, those of each sequence together; return hidden rows `[tokens, hidden]`.
 
@@ -85,7 +89,7 @@ class RecordedPasses:
         self._model, self._cache = model, cache
         self._recorder: PassRecorder | None = None
 
-    def serves(self, tokens: int) -> bool:
+    def serves(self, tokens: int, tree: Tree | None = None) -> bool:
         """Return whether a pass of so many tokens is recorded; longer ones gain little."""
         return tokens <= KEPT_QUERIES
 

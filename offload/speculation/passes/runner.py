@@ -7,21 +7,27 @@ common prefix, and runs the other tokens.
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from ...caches.protocol import KVCache
-from ...caches.selected import SelectedCache
 from ...events import Prefilled
-from ...memory.tree_attention import Tree, tree_of
-from ...model.decoder import Model, QuantizedCopy
-from ...sequence import TokenSequence, Watermarks, common_prefix
+from ...memory.tree_attention import tree_of
+from ...sequence import common_prefix
 from ..sampling.transfers import upload
 from .cuda_graphs import graphs_for
 from .estimators import ATTENTION_COST, ROW_COST
 from .recorded_passes import recorded_passes
-from .steps import AT_ONCE, Executor, PassRecordings, Step
+from .steps import AT_ONCE, Step
+
+if TYPE_CHECKING:
+    from ...caches.protocol import KVCache
+    from ...caches.selected import SelectedCache
+    from ...memory.tree_attention import Tree
+    from ...model.decoder import Model, QuantizedCopy
+    from ...sequence import TokenSequence, Watermarks
+    from .steps import Executor, PassRecordings
 
 
 class Runner:
@@ -144,7 +150,6 @@ class Runner:
         self.resolve_tree(ids)
         return torch.cat((last, rows)) if last is not None else rows[count - 1 :]
 
-    @torch.inference_mode()
     def step_tree(self, ids: Tensor, parents: Sequence[int]) -> Tensor:
         """Run tokens `[tokens]` of the device as nodes of a tree; return their hidden rows `[tokens, hidden]`.
 
@@ -166,7 +171,6 @@ class Runner:
         """Note the ids of the tokens that the last steps ran as nodes, in order."""
         self._nodes += ids
 
-    @torch.inference_mode()
     def step(self, ids: Tensor) -> Tensor:
         """Run tokens `[tokens]` of the device after those in the cache; return their hidden rows `[tokens, hidden]`.
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from torch import Tensor
 
-from ...caches.protocol import KVCache
-from ...memory.tree_attention import Tree
-from ...model.decoder import Model
 from .cuda_graphs import StepGraphs
 from .recorded_passes import RecordedPasses
+
+if TYPE_CHECKING:
+    from ...caches.protocol import KVCache
+    from ...memory.tree_attention import Tree
+    from ...model.decoder import Model
 
 PassRecordings = StepGraphs | RecordedPasses
 
@@ -34,11 +36,10 @@ class Step:
 
     def run(self) -> Tensor:
         """Run the pass by itself; return its hidden rows `[tokens, hidden]`."""
-        serves = self.recorded is not None and self.recorded.serves(len(self.ids))
-        if self.tree is None:
-            return self.recorded.forward(self.ids) if serves else self.model.forward(self.ids, self.cache)
-        if serves and isinstance(self.recorded, RecordedPasses):
+        if self.recorded is not None and self.recorded.serves(len(self.ids), self.tree):
             return self.recorded.forward(self.ids, self.tree)
+        if self.tree is None:
+            return self.model.forward(self.ids, self.cache)
         return self.model.forward_tree(self.ids, self.cache, self.tree)
 
 

@@ -5,11 +5,75 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from typing import Protocol
 
-from ...settings.tree_settings import DEEPEST, MOST_AUTO_NODES, TreeSampling, TreeShape
-from .acceptance import ChildAcceptance
+from ...settings.tree_settings import DEEPEST, MOST_AUTO_NODES, MOST_CHILDREN, TreeSampling, TreeShape
 from .best_size import RowTimes, SizedTree, fastest_tree, sized_tree
 from .shape import best_tree
 from .tree import DraftedTree, Visit, k_ary, tree_of, within
+
+_LEAST = 1e-3  # children that are accepted less often are not worth a node in any tree
+_MEMORY = 64.0  # visits: a longer memory would follow a change of text too slowly
+_DIGITS = 2  # of an acceptance: beliefs that move less do not change the tree
+
+
+class ChildAcceptance:
+    """Moving averages of the probability that the k-th child of a node is accepted; old observations decay.
+
+    What is estimated for each k is the probability that the child is accepted if all before it were rejected: nodes
+    with few children tell it as well as nodes with many. The prior of a k-th child is 1/k of the first one's. What is
+    observed of one child moves the beliefs about the later ones, which are seldom tried.
+    """
+
+    def __init__(self, prior: float, weight: float = 2.0, keep: float = 0.98) -> None:
+        """`prior` is the acceptance of the first child, and counts as `weight` observations; `keep` is per cycle."""
+        self._prior, self._weight, self._keep = prior, weight, keep
+        self._accepted = [0.0] * MOST_CHILDREN
+        self._tried = [0.0] * MOST_CHILDREN
+        self._decayed_to = 0
+
+    def observe(self, cycle: int, visits: Sequence[Visit]) -> None:
+        """Count a verification in a cycle: the nodes that it reached, and which of their children it accepted."""
+        self._decay(cycle)
+        for visit in visits:
+            last = visit.children - 1 if visit.accepted is None else visit.accepted
+            for rank in range(min(last + 1, MOST_CHILDREN)):
+                self._tried[rank] += 1
+            if visit.accepted is not None and visit.accepted < MOST_CHILDREN:
+                self._accepted[visit.accepted] += 1
+        if self._tried[0] > _MEMORY:
+            self._scale(_MEMORY / self._tried[0])
+
+    def rates(self, cycle: int) -> tuple[float, ...]:
+        """Return the acceptance of each child, given that its parent was reached; not increasing, and rounded.
+
+        Children that are hardly ever accepted are left out. Equal beliefs give equal tuples, for caches of trees.
+        """
+        self._decay(cycle)
+        rates: list[float] = []
+        reached, belief, most = 1.0, self._prior, 1.0
+        for rank in range(MOST_CHILDREN):
+            if rank:
+                belief *= rank / (rank + 1)
+            belief = (self._accepted[rank] + belief * self._weight) / (self._tried[rank] + self._weight)
+            most = min(most, reached * belief)
+            if most < _LEAST:
+                break
+            rates.append(float(f"{most:.{_DIGITS}g}"))
+            reached *= 1 - belief
+        return tuple(rates)
+
+    @property
+    def verified(self) -> float:
+        """The number of verified first children behind the estimate, decayed."""
+        return self._tried[0]
+
+    def _decay(self, cycle: int) -> None:
+        self._scale(self._keep ** (cycle - self._decayed_to))
+        self._decayed_to = cycle
+
+    def _scale(self, factor: float) -> None:
+        self._accepted = [value * factor for value in self._accepted]
+        self._tried = [value * factor for value in self._tried]
+
 
 _PRIOR = 0.6  # acceptance of a first child
 _RENEW = 8  # cycles after which the fastest tree is computed again: it takes up to a few milliseconds
@@ -57,7 +121,7 @@ class FixedTrees:
 
 
 class BestTrees:
-    """The best trees of a number of nodes (tree_shape.py) for the measured acceptance of each child."""
+    """The best trees of a number of nodes (shape.py) for the measured acceptance of each child."""
 
     deepest, may_be_chain = DEEPEST, False
 
@@ -81,7 +145,7 @@ class BestTrees:
 
 
 class FastestTrees(BestTrees):
-    """The trees of a shape with the fewest expected seconds a token (tree_size.py), or chains where those have fewer.
+    """The trees of a shape with the fewest expected seconds a token (best_size.py), or chains where those have fewer.
 
     An automatic shape may have any size and depth, and a shape of a size any depth.
     """

@@ -1,6 +1,6 @@
 """`triforce pull --list`: every well-known model, and where it comes from."""
 
-from offload.architecture.known import KNOWN
+from offload.architecture.known_models import KNOWN
 
 
 def test_pull_lists_the_well_known_models(triforce):

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from offload.architecture.known import KNOWN
+from offload.architecture.known_models import KNOWN
 from offload.errors import SettingsError
 from offload.hardware import profiles
 from tests.support.paths import ROOT

@@ -6,7 +6,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offload.architecture.known import KNOWN
+from offload.architecture.known_models import KNOWN
 from offload.planning.placement import resident_tokens
 from offload.planning.plan import make_plan
 from offload.settings.config import Placement

@@ -3,9 +3,10 @@
 import pytest
 import torch
 
-from offload.architecture.kv_formats import GROUP, group_bytes
+from offload.architecture.kv_formats import GROUP
 from offload.kernels.native.kernel import find_kernel
 from offload.kernels.native.kv_groups import Groups, dequantize_call, kv_format, quantize_call
+from offload.settings.kv_formats import KV_FORMATS
 from tests.support.native_kernel import DTYPES, NAN, attention, definition, distance, draw, fill_blocks
 
 pytestmark = pytest.mark.xdist_group("native")
@@ -26,7 +27,9 @@ CASES = [
 def quantized(kernel, blocks, kind, dim, chosen):
     """Return chosen groups, quantised, and their keys and values `[kv_heads, count, 32, head_dim]` in fp32."""
     heads, count, _ = blocks.shape
-    groups = Groups(torch.full((heads, count // 2, group_bytes(kind, dim)), 255, dtype=torch.uint8), kv_format(kind))
+    groups = Groups(
+        torch.full((heads, count // 2, KV_FORMATS[kind].run_bytes(dim)), 255, dtype=torch.uint8), kv_format(kind)
+    )
     items = torch.tensor([(head, 2 * g, g) for head in range(heads) for g in chosen], dtype=torch.int32)
     kernel.quantize(quantize_call(blocks, groups, items, dim))
     both = tuple(torch.full((len(items), GROUP, dim), NAN) for _ in range(2))
@@ -157,7 +160,9 @@ def unusual(dtype, dim):
 def test_every_level_quantises_to_the_same_bits(kernel, library, kind, dtype, dim):
     items = torch.tensor([(head, 2 * g, g) for head in range(2) for g in range(3)], dtype=torch.int32)
     for blocks in unusual(dtype, dim):
-        found, expected = (torch.full((2, 3, group_bytes(kind, dim)), 255, dtype=torch.uint8) for _ in range(2))
+        found, expected = (
+            torch.full((2, 3, KV_FORMATS[kind].run_bytes(dim)), 255, dtype=torch.uint8) for _ in range(2)
+        )
         for one, memory in ((kernel, found), (find_kernel("portable", library), expected)):
             one.quantize(quantize_call(blocks, Groups(memory, kv_format(kind)), items, dim))
         assert torch.equal(found, expected)

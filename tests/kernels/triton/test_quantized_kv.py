@@ -5,12 +5,13 @@ import sys
 import pytest
 import torch
 
-from offload.architecture.kv_formats import GROUP, group_bytes
+from offload.architecture.kv_formats import GROUP
 from offload.kernels.kv_groups import dequantize_groups, quantize_groups
 from offload.kernels.native.kv_groups import Groups, dequantize_call, kv_format, quantize_call
 from offload.kernels.native.layout import write_blocks
 from offload.kernels.triton import ops, quantized_kv
 from offload.kernels.triton.quantized_kv_ops import attend_groups
+from offload.settings.kv_formats import KV_FORMATS
 from tests.support.offloading import native_kernel
 from tests.support.triton_compiler import Launches, compile_all, variants
 
@@ -42,7 +43,7 @@ def test_groups_have_the_bytes_of_the_native_kernels(kind, dtype, dim):
     keys[1, 1, 4, 3], values[1, 1, 7, 2] = float("inf"), float("nan")
     blocks = torch.zeros((2, 6, GROUP * dim), dtype=dtype)
     write_blocks(blocks, dim, torch.arange(96), keys.flatten(1, 2), values.flatten(1, 2))
-    groups = Groups(torch.zeros((2, 3, group_bytes(kind, dim)), dtype=torch.uint8), kv_format(kind))
+    groups = Groups(torch.zeros((2, 3, KV_FORMATS[kind].run_bytes(dim)), dtype=torch.uint8), kv_format(kind))
     items = torch.tensor([(head, 2 * group, group) for head in range(2) for group in range(3)], dtype=torch.int32)
     kernel.quantize(quantize_call(blocks, groups, items, dim))
     found = quantize_groups(keys, values, kind)

@@ -1,4 +1,4 @@
-"""Chooses the layout that a config's `quantization_config` names, or refuses it by name. Imports no torch."""
+"""Chooses the layout that a config's `quantization_config` names, and reads its linears. Imports no torch."""
 
 from __future__ import annotations
 
@@ -8,11 +8,9 @@ from typing import Any
 
 from ....errors import UnsupportedModel
 from ....short_repr import short_repr, short_text
-from .awq import AWQLayout
-from .compressed_tensors import CompressedTensorsLayout
-from .float8 import Float8Layout
-from .gptq import GPTQLayout
-from .stored import Layout
+from .compressed_tensors import CompressedTensorsLayout, Float8Layout
+from .gptq import AWQLayout, GPTQLayout
+from .stored import Header, Headers, Layout, ReadSmall, StoredMatrix
 
 _HINT = (
     "what runs: fp8 (e4m3), gptq and awq in 4 bits, gptq in 8, compressed-tensors in int4, int8 and fp8; "
@@ -103,3 +101,62 @@ def _block(block: Any) -> tuple[int, int]:
 
 
 _CHOICES = {"gptq": _gptq, "awq": _awq, "fp8": _float8, "compressed-tensors": _compressed_tensors}
+
+
+class StoredMatrices:
+    """The quantised weights of a checkpoint, by transformers' names of the plain ones.
+
+    Raises CheckpointError, UnsupportedModel.
+    """
+
+    def __init__(self, layout: Layout, headers: Headers, read: ReadSmall) -> None:
+        self._layout = layout
+        self._matrices = {f"{each.stem}.weight": each for each in layout.matrices(headers, read)}
+
+    def __bool__(self) -> bool:
+        return bool(self._matrices)
+
+    def plain(self, headers: Headers) -> dict[str, Header]:
+        """Return the headers without those of the quantised weights' tensors."""
+        stems = {each.stem for each in self._matrices.values()}
+        return {
+            name: x for name, x in headers.items() if name.endswith(".bias") or name.rpartition(".")[0] not in stems
+        }
+
+    def sizes(self) -> dict[str, tuple[int, ...]]:
+        """Return the sizes of the weights."""
+        return {name: each.size for name, each in self._matrices.items()}
+
+    def bits(self) -> dict[str, float]:
+        """Return the bits of a weight of those that stay quantised."""
+        kinds = {name: each.format(each.has_zeros) for name, each in self._matrices.items()}
+        return {name: kind.bits_per_weight for name, kind in kinds.items() if kind is not None}
+
+    def reader(self, read: Any) -> QuantizedReader:
+        """Return a `TensorReader` over the one of the files."""
+        return QuantizedReader(read, self._layout, self._matrices)
+
+
+class QuantizedReader:
+    """A `TensorReader` whose linears are quantised."""
+
+    def __init__(self, read: Any, layout: Layout, matrices: Mapping[str, StoredMatrix]) -> None:
+        self._read, self._layout, self._matrices = read, layout, matrices
+
+    def __call__(self, name: str, part: tuple[slice, ...] | None = None) -> Any:
+        """Return a tensor; quantised ones are dequantised to fp32, as a whole, and then sliced."""
+        if name not in self._matrices:
+            return self._read(name, part)
+        from .codes import dequantized
+
+        matrix = self._matrices[name]
+        return dequantized(matrix, self._layout.read(matrix, self._read))[part or ...]
+
+    def quantized(self, name: str) -> Any:
+        """Return a `QuantizedTensor`, or None for a tensor that is plain or has to be dequantised."""
+        if name not in self._matrices:
+            return None
+        from .codes import quantized
+
+        matrix = self._matrices[name]
+        return quantized(matrix, self._layout.read(matrix, self._read))

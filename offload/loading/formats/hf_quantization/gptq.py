@@ -1,7 +1,10 @@
-"""GPTQ's layout: codes of one output in the bits of consecutive int32, along the inputs.
+"""GPTQ's layout: codes of one output in the bits of consecutive int32, along the inputs. And AWQ's: of eight outputs.
 
 As AutoGPTQ and GPTQModel write it: `qweight` `[inputs * bits / 32, out]`, `qzeros` `[groups, out * bits / 32]`,
 `scales` `[groups, out]`, and `g_idx` `[inputs]`, the group of each input.
+
+AWQ (AutoAWQ, version GEMM): 4-bit codes of eight outputs in an int32, interleaved; `qweight` `[inputs, out / 8]`,
+`qzeros` `[groups, out / 8]`, `scales` `[groups, out]`.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from .stored import FLOATS, HINT, Headers, ReadSmall, StoredMatrix, Values, chec
 
 if TYPE_CHECKING:
     from torch import Tensor
+
 
 _ONE = {4: 0x11111111, 8: 0x01010101}  # 1 in each code of an int32
 
@@ -56,3 +60,29 @@ class GPTQLayout:
         zeros = tensor(f"{stem}.qzeros") + (_ONE[bits] if self.less_one else 0)
         levels = levels_of(unpacked(zeros, bits).T, bits)
         return with_zeros(signed_codes(codes, bits), tensor(f"{stem}.scales").T, levels)
+
+
+_PLACES = [0, 4, 1, 5, 2, 6, 3, 7]  # the digit of an int32 in which each of eight outputs is stored
+
+
+class AWQLayout:
+    """AWQ with 4 bits and zero points."""
+
+    def matrices(self, headers: Headers, read: ReadSmall) -> Iterator[StoredMatrix]:
+        for stem in stems(headers, ".qweight"):
+            inputs, columns = required(headers, f"{stem}.qweight", 2, "I32")
+            groups, rows = required(headers, f"{stem}.scales", 2, *FLOATS)
+            if rows != 8 * columns or inputs % groups:
+                raise mismatch(f"{stem}.scales", (groups, rows))
+            if (found := required(headers, f"{stem}.qzeros", 2, "I32")) != (groups, columns):
+                raise mismatch(f"{stem}.qzeros", found)
+            yield StoredMatrix(stem, (rows, inputs), 4, inputs // groups, has_zeros=True)
+
+    def read(self, matrix: StoredMatrix, tensor: Callable[[str], Tensor]) -> Values:
+        from .codes import levels_of, unpacked, with_zeros
+
+        codes, zeros = (
+            unpacked(tensor(f"{matrix.stem}.{name}"), 4).unflatten(1, (-1, 8))[..., _PLACES].flatten(1).T
+            for name in ("qweight", "qzeros")
+        )
+        return with_zeros(codes.contiguous(), tensor(f"{matrix.stem}.scales").T, levels_of(zeros, 4))

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from ....kernels.quantized import QuantizedFormat
 
+
 FLOATS = ("F32", "F16", "BF16")  # safetensors' names of the types that scales have
 HINT = "use the unquantised model, or a GGUF file of it"
 

@@ -1,0 +1,86 @@
+"""The table of formats in which keys and values are kept: all that is asked about one by its name.
+
+A new format is a new row, beside the file of its store. Imports nothing heavy.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from .methods import load_class
+
+EXACT = "exact"
+
+
+@dataclass(frozen=True, slots=True)
+class KVFormat:
+    """A format of keys and values, `--kv` and `--retrieval-kv`.
+
+    `run` tokens of a KV head are encoded together, a divisor of the 128 that a store keeps as they are until they are
+    complete. A run has `bits` for each number, and a header of `channel_bytes` for each dimension of the head,
+    `token_bytes` for each token, and `reserve` bytes: room that is always there for numbers which do not fit their
+    bits. Headers are multiples of `align` bytes. `is_float`: codes are e4m3 numbers.
+
+    One that `is_exact` gives back every bit, so it changes no answer. `rate` is the share of a memory's rate at which
+    attention reads it. `native` and `triton` are the stores that the kernels attend to, as module:name, imported when
+    they are used: `offload.memory.quantized_memory.QuantizedMemory`. None: that kernel does not read the format.
+    """
+
+    name: str
+    bits: int = 16
+    run: int = 1
+    channel_bytes: int = 0
+    token_bytes: int = 0
+    reserve: int = 0
+    align: int = 1
+    is_float: bool = False
+    is_exact: bool = False
+    rate: float = 1.0
+    native: str | None = None
+    triton: str | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        """Return whether keys and values stay the numbers that the model computes, each by itself."""
+        return self.run == 1
+
+    def run_bytes(self, head_dim: int) -> int:
+        """Return the bytes of a run's keys and values of one head."""
+        header = self.channel_bytes * head_dim + self.token_bytes * self.run + self.reserve
+        return -(-header // self.align) * self.align + 2 * self.run * head_dim * self.bits // 8
+
+    def number_bits(self, head_dim: int) -> float:
+        """Return the bits of a number, with its part of the header."""
+        return 8 * self.run_bytes(head_dim) / (2 * self.run * head_dim)
+
+    def store(self, is_native: bool) -> Any:
+        """Return the class of stores for the native kernel, or for Triton's."""
+        cls = self.native if is_native else self.triton
+        assert cls is not None, f"no kernel reads {self.name} there"
+        return load_class(cls)
+
+
+def _quantized(name: str, bits: int, rate: float, is_float: bool = False) -> KVFormat:
+    """Return a format of scales and middles in bf16 for each channel of keys and each token of values, and codes."""
+    stores = (
+        "offload.memory.quantized_store:QuantizedStore",
+        "offload.memory.device_quantized_store:DeviceQuantizedStore",
+    )
+    return KVFormat(name, bits, 32, 4, 4, is_float=is_float, rate=rate, native=stores[0], triton=stores[1])
+
+
+# Rates of quantised ones: the native kernel converts their codes. One query token over 8,192 tokens, on two cores with
+# AMX: q8 takes 1/1.37 of the time of bf16 for 0.53 of its bytes, q4 1/1.49 for 0.28 (scripts/bench_kv.py attention).
+# Triton's kernel is given the same; nothing was measured.
+KV_FORMATS = {
+    each.name: each
+    for each in (
+        KVFormat(EXACT, is_exact=True),
+        _quantized("q8", 8, 0.73),
+        _quantized("q4", 4, 0.42),
+        _quantized("fp8", 8, 0.34, is_float=True),
+    )
+}
+LOSSY_KV = tuple(each.name for each in KV_FORMATS.values() if not each.is_exact)
+ENCODED_KV = tuple(each.name for each in KV_FORMATS.values() if not each.is_plain)
