@@ -12,7 +12,6 @@ from offload.metrics import Meter, Summary
 from offload.units import counted
 
 from ..distributed.rank import broadcast
-from ..exit_codes import DONE, FAILED
 from ..options.command_request import OutputOptions, Request
 from ..output.batch_display import BatchDisplay
 from ..output.format import rounded
@@ -24,6 +23,7 @@ from ..run.job import Job, Load
 from ..run.model_request import ModelRequest, open_request, stretch
 from ..run.prompt_cache import LABEL
 from ..run.text_generator import TextGenerator
+from ..signals import DONE, FAILED
 from .batch_files import RESULT, BatchFile, Line, ResultFile, Survey, error_line, opened_for, survey
 from .line_request import Id, LineError, LineRequest
 

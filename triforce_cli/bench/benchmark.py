@@ -11,7 +11,6 @@ from offload.api.opened_model import OpenModel
 from offload.memory.tier_settings import TierSettings
 from offload.settings.config import GenerationConfig, Sampling, Speculation
 
-from ..exit_codes import DONE, INTERRUPTED
 from ..options.command_request import Request
 from ..options.settings import Settings
 from ..output.output_files import write_file
@@ -20,6 +19,7 @@ from ..output.progress import ProgressDisplay
 from ..output.stdout_formats import json_line
 from ..output.terminal import Terminal
 from ..run.plan import fewest_on_device, plan_run, plan_tiers
+from ..signals import DONE, INTERRUPTED
 from .axes import BATCH, CONTEXT, Grouped, Values
 from .options import STDOUT
 from .plot import plot

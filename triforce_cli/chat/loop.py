@@ -8,10 +8,9 @@ from typing import Any, Protocol
 
 from offload.errors import PromptError, TriforceError
 
-from ..exit_codes import DONE, FAILED
 from ..input.encoding import decode
 from ..output.terminal import Terminal
-from ..signals import answered
+from ..signals import DONE, FAILED, answered
 from .chat_session import ChatSession
 from .commands import Leave, is_command, run_command
 from .replies import Replies

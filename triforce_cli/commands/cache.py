@@ -17,13 +17,12 @@ from offload.prompt_cache.folder import PromptFolder
 from offload.settings.config import Caching
 from offload.units import parse_size, size_text
 
-from ..exit_codes import WRONG_USE
 from ..options import declarations as options
 from ..options.mistakes import Command, Group
 from ..options.settings import cache_home
-from ..output.cache_tables import details, entries_table
 from ..output.stdout_formats import json_line
-from ..run.prompt_cache import prompt_folder
+from ..run.prompt_cache import details, entries_table, prompt_folder
+from ..signals import WRONG_USE
 
 cache = typer.Typer(cls=Group)
 

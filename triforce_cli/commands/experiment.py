@@ -17,7 +17,6 @@ from offload.settings.config import check_part
 from ..bench import options as bench_options
 from ..bench.options import is_given
 from ..bench.plot import check_plot
-from ..exit_codes import DONE
 from ..experiment.definition import Experiment
 from ..experiment.overrides import ExperimentRequest
 from ..experiment.reproduce import run_experiment
@@ -31,6 +30,7 @@ from ..output.output_files import check_file
 from ..output.progress import ProgressDisplay
 from ..output.stdout_formats import json_line
 from ..output.tables import Column, table
+from ..signals import DONE
 
 LIST = "list"
 _NAMES = "model draft seed profile device dtype kernel quantize threads prefill_chunk extend_context quiet"

@@ -14,7 +14,7 @@ from offload.planning.batch import Batches
 from offload.planning.plan import Plan
 from offload.planning.suggestions import Suggestion
 
-from ..exit_codes import DONE, FAILED
+from ..signals import DONE, FAILED
 from .cursor import visible
 from .plan_fields import Argument, batch_fields, batch_lines, command_line, measured_fields, plan_fields
 from .plan_text import DRAWN, WIDTH, comparison_text, plan_text

@@ -12,7 +12,6 @@ from offload.settings.config import Placement
 from offload.settings.method_sizes import stored_tokens
 from offload.units import counted, size_text
 
-from ..exit_codes import DONE
 from ..input.documents import PromptText
 from ..options.command_request import OutputOptions, Request
 from ..options.declarations import AUTO
@@ -22,6 +21,7 @@ from ..output.plan_report import print_plan
 from ..output.progress import ProgressDisplay
 from ..output.renderers import Renderer, tokenizing
 from ..output.terminal import Terminal
+from ..signals import DONE
 from .long_prompts import Notices, fit_prompt
 from .model_request import ModelRequest, open_request
 from .plan import plan_run, plan_tiers

@@ -28,12 +28,11 @@ from .bodies import MOST_PARTS, Bodies, check_json
 from .connections import ConnectionLimits
 from .encoding_threads import Documents, EncodingThreads
 from .engine_thread import EngineThread
-from .guard import Guard
+from .guard import Guard, page_routes
 from .responses import Form, streamed, whole
 from .sequences import Answer, PromptEncoder
 from .serve_options import ServeOptions
 from .server_metrics import ServerMetrics
-from .web_page import page_routes
 
 Report = Callable[[Exception], None]
 _SHUTTING_DOWN = "the server is shutting down"

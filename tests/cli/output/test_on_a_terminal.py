@@ -76,8 +76,7 @@ def prefill_lines(columns):
     shown = []
 
     def show():
-        list(bar.get_renderables())
-        shown.append(bar.columns[0].render(bar.tasks[0]).plain)
+        shown.append(bar.line().plain)
 
     for event in (Prefilled(0, 2000), Prefilled(1000, 2000, True)):
         meter.observe(event)
