@@ -109,8 +109,7 @@ class _Run:
             raise
         self._display.close()
         if not self._output.quiet:
-            overall = together.concurrency.overall()
-            self._terminal.note(self._display.statistics(overall.mean, overall.most))
+            self._terminal.note(self._display.statistics(together.concurrency.mean, together.concurrency.most))
         if self._first_error is None:
             return DONE
         failed = f"{counted(self._display.failed, 'request')} failed"

@@ -20,18 +20,7 @@ from ..options.command_request import OutputOptions, Request
 from ..output.renderers import Renderer, tokenizing
 from ..output.terminal import Terminal
 from ..run.job import Job, Load
-from ..run.long_prompts import (
-    Commands,
-    Notices,
-    is_model_chosen,
-    reason,
-    refusal,
-    room,
-    short,
-    too_long,
-    truncated,
-    with_longer_model,
-)
+from ..run.long_prompts import Commands, Notices, is_model_chosen, room, short, too_long, truncated
 from ..run.model_request import ModelRequest, open_request, stretch
 from .chat_session import ChatSession, with_known_ids
 from .commands import completions, contents
@@ -145,15 +134,15 @@ def fit_documents(
     if fits or not waiting or forgets(opened.settings.speculation):
         return opened, conversation
     names, wanted = ", ".join(each.name for each in waiting), tokens + opened.settings.generation.max_new_tokens
-    commands = Commands(request, names)
+    commands = Commands(request, notices.terminal, names)
     if is_kept:
-        raise refusal(too_long(opened, tokens), commands, wanted, notices.terminal)
-    if request.truncate is None and (longer := with_longer_model(opened, wanted, short(names), notices)) is not None:
+        raise commands.refusal(too_long(opened, tokens), wanted)
+    if request.truncate is None and (longer := notices.with_longer_model(opened, wanted, short(names))) is not None:
         return longer, conversation
     conversation = _without_known(conversation)
     rest = prompt_tokens(replace(conversation, waiting=()), opened, notices.renderer)
     cuts = _cut(conversation.waiting, opened, min(room(opened), opened.context - opened.context // _FREE) - rest)
-    why = "" if request.truncate else reason(opened, commands, wanted, notices.terminal)
+    why = "" if request.truncate else commands.reason(opened, wanted)
     for cut in cuts.values():
         notices.truncated(cut, why, request.dry_run)
     kept = [replace(each, text=cuts[i].text) if i in cuts else each for i, each in enumerate(conversation.waiting)]

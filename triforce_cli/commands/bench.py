@@ -26,13 +26,7 @@ from ..input.dataset import asked as ask
 from ..input.dataset import check_dataset, read_dataset
 from ..input.documents import check_files, read_documents, read_prompt
 from ..options import declarations as options
-from ..options.command_request import (
-    Request,
-    given_arguments,
-    start_or_join_ranks,
-    warn_unused_draft,
-    warn_unused_middle,
-)
+from ..options.command_request import Request, given_arguments, start_or_join_ranks, warn_unused
 from ..options.config_file import show_config
 from ..options.distinct_files import check_distinct, named_files
 from ..options.mistakes import warn_of_file
@@ -131,8 +125,8 @@ def bench(
     if as_grid and "seed" not in settings.values:  # drawn at random, no run could be found again
         settings = replace(settings, generation=replace(settings.generation, seed=0))
     resolve_model(settings.engine.model)
-    for warn in () if quality else (warn_unused_draft, warn_unused_middle):
-        warn(settings, [name_of(each) for each in names or ["auto"]], terminal)
+    if not quality:
+        warn_unused(settings, [name_of(each) for each in names or ["auto"]], terminal)
     rest: dict[str, Any] = {name: bool(ctx.params[name]) for name in ("dry_run", "extend_context")}
     request = Request(settings, ctx.obj.home, ctx.info_name, **rest, arguments=given_arguments(ctx))
     request, code = start_or_join_ranks(request, terminal)

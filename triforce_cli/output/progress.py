@@ -7,14 +7,7 @@ from dataclasses import dataclass
 from types import TracebackType
 
 import psutil
-from rich.progress import (
-    BarColumn,
-    Progress,
-    SpinnerColumn,
-    TaskProgressColumn,
-    TextColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
 from offload.events import DraftPrefilled, Event, Pinned, Prefilled, Tokens
