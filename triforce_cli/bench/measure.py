@@ -50,8 +50,7 @@ def run_bench(asked: BenchRequest, terminal: Terminal, output: BenchOutput, disp
         widest = open_bench(asked, terminal, output.quiet).widest
         return output.plan(widest.model, widest.settings, widest.length, request, terminal, display)
     run = run_measurement(asked, terminal, output.quiet, display)
-    is_first = request.group is None or request.group.rank == 0
-    return output.write(run.report(), terminal, run.interrupted, is_first)
+    return output.write(run.report(), terminal, run.interrupted, request.is_first)
 
 
 def run_measurement(asked: BenchRequest, terminal: Terminal, quiet: bool, display: ProgressDisplay) -> Measurement:
@@ -61,8 +60,7 @@ def run_measurement(asked: BenchRequest, terminal: Terminal, quiet: bool, displa
     """
     bench = open_bench(asked, terminal, quiet)
     group = asked.request.group
-    is_writer = group is None or group.rank == 0
-    file = PointsFile(asked.points, terminal.warn) if asked.points is not None and is_writer else None
+    file = PointsFile(asked.points, terminal.warn) if asked.points is not None and asked.request.is_first else None
     try:
         # Of rank 0: what identifies a run, such as the path of the model, may differ between ranks.
         kept = broadcast(group, lambda: _found(bench, by_identity([] if file is None else file.kept)))

@@ -35,7 +35,7 @@ from ..run.processor import OtherLoad
 from .benchmark import BenchOutput
 from .compared import EXACT
 from .quality_modes import OpenMode, QualityRequest, QualityRun, open_quality_run
-from .report import QUALITY, Report, mean_load, provenance
+from .report import QUALITY, Report, mean_of, provenance
 
 PARTS = 8  # of the scored tokens, whose perplexities are given one by one
 _Result = TypeVar("_Result")
@@ -70,7 +70,7 @@ class QualityFound:
 
     def report(self) -> Report:
         """Return the report, with a row of numbers for each mode."""
-        load = mean_load(mode.other_load for mode in self.modes)
+        load = mean_of(mode.other_load for mode in self.modes)
         exact = next((mode for mode in self.modes if mode.mode == EXACT), None)
         return Report(QUALITY, self.facts, [_row(each, exact) for each in self.modes], other_load=load)
 
@@ -110,8 +110,7 @@ def run_quality(asked: QualityRequest, terminal: Terminal, output: BenchOutput, 
         exact = run.modes[0]
         return output.plan(exact.model, exact.settings, run.length, request, terminal, display)
     found = measure_modes(run, terminal, display)
-    is_first = request.group is None or request.group.rank == 0
-    return output.write(found.report(), terminal, found.interrupted, is_first)
+    return output.write(found.report(), terminal, found.interrupted, request.is_first)
 
 
 def measure_modes(

@@ -198,9 +198,9 @@ def versioned() -> dict[str, str]:
     return {"triforce": version("triforce"), "date": datetime.now(timezone.utc).isoformat(timespec="seconds")}
 
 
-def mean_load(loads: Iterable[float | None]) -> float | None:
-    """Return the mean of loads in cores; None where none was measured."""
-    found = [load for load in loads if load is not None]
+def mean_of(values: Iterable[float | None]) -> float | None:
+    """Return the mean of those that were measured; None where none was."""
+    found = [value for value in values if value is not None]
     return mean(found) if found else None
 
 

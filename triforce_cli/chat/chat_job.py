@@ -25,7 +25,7 @@ from ..run.model_request import ModelRequest, open_request, stretch
 from .chat_session import ChatSession, with_known_ids
 from .commands import completions, contents
 from .conversation import CONVERSATION, Conversation, Room
-from .loop import Lines, Loop, PlainLines
+from .loop import Lines, Loop
 from .replies import Replies
 
 
@@ -103,7 +103,7 @@ def _counter(opened: ModelRequest) -> Callable[[str], int]:
 def _lines(request: Request, terminal: Terminal, replies: Replies) -> Lines:
     """Return where the lines come from: a prompt with editing where the terminal can show one."""
     if not (terminal.stdin_is_terminal and terminal.shows_progress):
-        return PlainLines(terminal, replies)
+        return Lines(terminal, replies)
     from .editor import Editor  # prompt_toolkit takes a tenth of a second
 
     return Editor(terminal, (request.home or default_home()) / "chat_history", completions)

@@ -87,8 +87,10 @@ def generate(
     text = PromptText(**broadcast(request.group, lambda: asdict(read_prompt(*texts))))
 
     form = parse_output_options(ctx)
-    paths = [] if request.group is not None and request.group.rank > 0 else paths
-    with terminal.writing_to(paths), closing(renderer_for(terminal, *astuple(form))) as renderer:
+    with (
+        terminal.writing_to(paths if request.is_first else []),
+        closing(renderer_for(terminal, *astuple(form))) as renderer,
+    ):
         from ..run.job import run_generation  # from here on torch is needed
 
         return run_generation(text, request, terminal, form, renderer)
@@ -104,7 +106,7 @@ def _generate_batch(ctx: typer.Context, path: str, output: str | None, parallel:
         return code
     with ExitStack() as opened:
         file = results = None
-        if request.group is None or request.group.rank == 0:
+        if request.is_first:
             file = opened.enter_context(closing(open_batch(path, terminal.stdin, terminal.warn)))
             if output is not None and not request.dry_run:
                 results = opened.enter_context(closing(ResultFile(Path(output), terminal.warn)))

@@ -20,7 +20,8 @@ from offload.units import parse_tokens
 
 from ..options import declarations as options
 from ..options.settings import given_options
-from ..output.plan_report import PlanReport, print_comparison, print_plan
+from ..output.plan_report import print_comparison, print_plan
+from ..output.plan_text import PlanReport
 from ..output.tables import Column, table
 from ..output.terminal import Terminal
 from ..run.measured_rates import load_measured, load_or_measure, measure_here, rates_text, save_measured
@@ -41,9 +42,6 @@ _GPU = typer.Option(
     show_default="auto",
     autocompletion=options.complete_profile,
 )
-_MEASURE = typer.Option("--measure", help="Measure this machine, and plan with the measured rates.")
-_SAVE = typer.Option("--save", help="Save the measured rates for later plans.")
-_COMPARE = typer.Option("--compare", help="One table over all profiles.")
 _BATCH = typer.Option(
     "--batch",
     help="Also plan so many sequences together, such as 8 or 1,4,16: what they bring, and how many fit.",
@@ -56,7 +54,6 @@ _SHARED = typer.Option(
     parser=parse_tokens,
     metavar="TOKENS",
 )
-_JSON = typer.Option("--json", help="The profile and its plan as one JSON object.")
 _CONTEXT = typer.Option(
     "--context",
     help="Prompt and answer in tokens, such as 128K.",
@@ -72,12 +69,14 @@ def profile(
     ctx: typer.Context,
     gpu: Annotated[str | None, _GPU] = None,
     context: Annotated[int | None, _CONTEXT] = None,
-    measure: Annotated[bool, _MEASURE] = False,
-    save: Annotated[bool, _SAVE] = False,
-    compare: Annotated[bool, _COMPARE] = False,
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Measure this machine, and plan with the measured rates.")
+    ] = False,
+    save: Annotated[bool, typer.Option("--save", help="Save the measured rates for later plans.")] = False,
+    compare: Annotated[bool, typer.Option("--compare", help="One table over all profiles.")] = False,
     batch: Annotated[str | None, _BATCH] = None,
     shared_prefix: Annotated[int | None, _SHARED] = None,
-    json: Annotated[bool, _JSON] = False,
+    json: Annotated[bool, typer.Option("--json", help="The profile and its plan as one JSON object.")] = False,
 ) -> int:
     """List the hardware profiles, and plan a model and a context for one: memory use and predicted speed.
 

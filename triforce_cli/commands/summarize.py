@@ -114,8 +114,10 @@ def summarize(
     parts = broadcast(request.group, read)
 
     form = parse_output_options(ctx)
-    paths = [] if request.group is not None and request.group.rank > 0 else paths
-    with terminal.writing_to(paths), closing(renderer_for(terminal, *astuple(form))) as renderer:
+    with (
+        terminal.writing_to(paths if request.is_first else []),
+        closing(renderer_for(terminal, *astuple(form))) as renderer,
+    ):
         from ..summarize.summary_job import SummaryRequest, run_summaries  # from here on torch is needed
 
         return run_summaries(SummaryRequest.unpacked(*parts), request, terminal, form, renderer)

@@ -13,7 +13,7 @@ from ..bench.compared import parse_methods
 from ..bench.measure import run_measurement
 from ..bench.measurement import Measurement
 from ..bench.plot import plot
-from ..bench.report import GRID, Report, mean_load
+from ..bench.report import GRID, Report, mean_of
 from ..input.dataset import DataText, read_dataset
 from ..input.dataset import asked as ask
 from ..input.documents import read_documents
@@ -98,7 +98,7 @@ def _merged(
         rows += [{"method": row["method"], **of_engine, **row} for row in report.rows]
     facts = dict(reports[0].facts)
     facts["settings"] = {**facts["settings"], **dict.fromkeys(varied)}
-    load = mean_load(report.other_load for report in reports)
+    load = mean_of(report.other_load for report in reports)
     return Report(GRID, facts, rows, {**varied, **reports[0].axes}, other_load=load)
 
 

@@ -62,6 +62,11 @@ class Request:
     group: Group | None = None
     arguments: tuple[Argument, ...] = ()
 
+    @property
+    def is_first(self) -> bool:
+        """Return whether this process has the user's streams and files: alone, or as rank 0."""
+        return self.group is None or self.group.rank == 0
+
 
 @dataclass(frozen=True, slots=True)
 class OutputOptions:

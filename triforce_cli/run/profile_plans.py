@@ -28,7 +28,8 @@ from offload.units import counted
 from ..options.mode_checks import free_on_disk
 from ..options.settings import NO_PROFILE, Settings, resolve_with
 from ..output.plan_fields import Argument
-from ..output.plan_report import PlanComparison, PlanReport
+from ..output.plan_report import PlanComparison
+from ..output.plan_text import PlanReport
 from ..output.terminal import Terminal
 from .measured_rates import load_measured
 from .plan import plan_request, plan_with_suggestions

@@ -12,7 +12,7 @@ from starlette.requests import Request
 
 from offload.loading.tokenizers.conversation import ASSISTANT, SYSTEM, USER, ChatMessage
 
-from .api_errors import ApiError
+from .api_errors import ApiError, busy
 
 SECONDS = 60  # for a whole body
 _TIMES, _TOGETHER = 4, 1 << 26  # all bodies together: as many of the longest, and no fewer bytes than that
@@ -60,7 +60,7 @@ class Body:
             raise ApiError(413, f"the request has more than {self._bodies.most:,} bytes", "request_too_large")
         more = max(size - self.held, _LEAST - self.held, 0)
         if more > self._bodies.free:
-            raise ApiError(503, "too many requests are being read", "busy", None, "overloaded", {"retry-after": "1"})
+            raise busy("too many requests are being read")
         self._bodies.free -= more
         self.held += more
 

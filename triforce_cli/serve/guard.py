@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from offload.errors import TriforceError
 
-from .api_errors import ApiError, api_error, event_text
+from .api_errors import ApiError, api_error, busy, event_text, unavailable
 from .serve_options import ServeOptions, is_loopback
 
 _SCRIPTS = ("page.js", "api.js", "thread.js", "markdown.js")
@@ -113,7 +113,7 @@ class Guard:
         try:
             await self._app(scope, receive, send_marked)
         except asyncio.CancelledError:  # by uvicorn, which ends: its log would have a traceback of every request
-            error = ApiError(503, "the server is shutting down", "unavailable", type="server_error")
+            error = unavailable("the server is shutting down")
             if not has_begun:
                 await JSONResponse(error.body(), error.status)(scope, receive, send_marked)
             elif is_stream:
@@ -139,7 +139,7 @@ class Guard:
         if path in OPEN_PATHS:
             return ""
         if self._running >= self._most:
-            raise ApiError(503, "too many requests at a time", "busy", None, "overloaded", {"retry-after": "1"})
+            raise busy("too many requests at a time")
         if not self._options.keys:
             return ""
         kind, _, given = headers.get("authorization", "").partition(" ")

@@ -341,7 +341,7 @@ def test_a_closed_pipe_loses_no_file(tmp_path, monkeypatch):
 
     run = SimpleNamespace(report=grid_report, interrupted=False)
     monkeypatch.setattr(measure, "run_measurement", lambda *_: run)
-    asked = SimpleNamespace(request=SimpleNamespace(dry_run=False, group=None))
+    asked = SimpleNamespace(request=SimpleNamespace(dry_run=False, is_first=True))
     output = measure.BenchOutput(False, True, csv=tmp_path / "grid.csv")
     with pytest.raises(BrokenPipeError):
         measure.run_bench(asked, SimpleNamespace(print=closed, table_width=80), output, None)
