@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from .batching.lane import Lane
     from .batching.request import BatchRequest, Events
     from .loading.quantized_copy import QuantizedCopies
+    from .memory.factory import TieredStoreFactory
     from .memory.store import Store
-    from .memory.tiered_factory import TieredStoreFactory
     from .model.decoder import Model, QuantizedCopy
     from .prompt_cache.prefill import PromptCache
 

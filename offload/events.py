@@ -185,7 +185,7 @@ class LevelStatistics:
 
     @property
     def accepted_of_drafted(self) -> float | None:
-        """The accepted share of all drafted tokens, as TriForce's tables give it; None if none was drafted.
+        """The accepted share of all drafted tokens; None if none was drafted.
 
         Tokens behind a rejected one count here, so it is below `acceptance`, the more so the longer the drafts.
         """
@@ -204,17 +204,9 @@ class LevelStatistics:
         trees = self.trees
         if nodes is not None:
             trees = (trees or TreeStatistics()).plus(nodes, drafted, visits)
-        return LevelStatistics(
-            self.drafter,
-            self.verifier,
-            self.verifications + 1,
-            self.drafted + drafted,
-            self.verified + min(accepted + 1, drafted),
-            self.accepted + accepted,
-            self.draft_s + draft_s,
-            self.verify_s + verify_s,
-            trees,
-        )
+        tokens = self.drafted + drafted, self.verified + min(accepted + 1, drafted), self.accepted + accepted
+        seconds = self.draft_s + draft_s, self.verify_s + verify_s
+        return LevelStatistics(self.drafter, self.verifier, self.verifications + 1, *tokens, *seconds, trees)
 
 
 @dataclass(frozen=True, slots=True)

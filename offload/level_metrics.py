@@ -27,7 +27,7 @@ def acceptance(levels: Sequence[LevelStatistics]) -> dict[str, float]:
 
 
 def accepted_of_drafted(levels: Sequence[LevelStatistics]) -> dict[str, float]:
-    """Return the accepted share of drafted tokens likewise, the measure of TriForce's tables."""
+    """Return the accepted share of all drafted tokens likewise."""
     rates = {f"{row.drafter} -> {row.verifier}": row.accepted_of_drafted for row in levels}
     return {pair: rate for pair, rate in rates.items() if rate is not None}
 

@@ -76,6 +76,13 @@ class Summary:
     verify: Mapping[str, Any] | None = None  # the comparison with plain decoding, if --verify was given
 
 
+_AS_THEY_ARE = (  # the attributes of a meter that a summary has, too
+    *("prompt_tokens", "prefilled_tokens", "new_tokens", "thinking_tokens", "prefill_s", "prefill_tokens_per_s"),
+    *("tokens_per_s", "cached_tokens", "restored_tokens", "restore_s", "restored_tokens_per_s", "computed_tokens"),
+    "link_utilisation",
+)
+
+
 class Meter:
     """Measures one generation, from the construction of the meter on, and keeps the emitted tokens and text.
 
@@ -208,16 +215,10 @@ class Meter:
         gain = self.speculated.gain if self.speculated is not None and alone else None
         return Summary(
             finish_reason=finish_reason,
-            prompt_tokens=self.prompt_tokens,
-            prefilled_tokens=self.prefilled_tokens,
-            new_tokens=self.new_tokens,
-            thinking_tokens=self.thinking_tokens,
-            prefill_s=self.prefill_s,
-            prefill_tokens_per_s=self.prefill_tokens_per_s,
+            **{name: getattr(self, name) for name in _AS_THEY_ARE},
             ttft_s=None if self._first_at is None else self._first_at - self._start,
             tbt_median_s=statistics.median(self.gaps) if self.gaps else None,
             tbt_p95_s=percentile(self.gaps, 0.95) if self.gaps else None,
-            tokens_per_s=self.tokens_per_s,
             total_s=self._clock() - self._start,
             verifications=verifications(self.levels) or None,
             # Emitted tokens only: a stop string or an end-of-sequence token may have cut the last run.
@@ -229,13 +230,7 @@ class Meter:
             accepted_of_drafted=accepted_of_drafted(self.levels),
             time_share=time_share(self.levels),
             trees=trees(self.levels),
-            cached_tokens=self.cached_tokens,
-            restored_tokens=self.restored_tokens,
-            restore_s=self.restore_s,
-            restored_tokens_per_s=self.restored_tokens_per_s,
-            computed_tokens=self.computed_tokens,
             link_bytes=None if self.transferred is None else self.transferred.bytes,
-            link_utilisation=self.link_utilisation,
             experts=None if self.experts_run is None else asdict(self.experts_run),
             **facts,
         )

@@ -30,8 +30,8 @@ from .speculation.sampling.logprobs import LogprobsRecorder
 from .speculation.sampling.warp import Sampler
 
 if TYPE_CHECKING:
+    from .memory.factory import TieredStoreFactory
     from .memory.store import Store
-    from .memory.tiered_factory import TieredStoreFactory
     from .model.decoder import Model, QuantizedCopy
     from .prompt_cache.prefill import PromptCache
 

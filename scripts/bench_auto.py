@@ -35,9 +35,9 @@ from bench_peers import machine
 
 from offload import EngineConfig, GenerationConfig, Sampling, Speculated, Speculation, Tokens, open_model
 from offload.engine import Engine
+from offload.memory.factory import TieredStoreFactory
 from offload.memory.link import SimulatedLink
 from offload.memory.tier_settings import TierSettings
-from offload.memory.tiered_factory import TieredStoreFactory
 from offload.prompt_cache.folder import PromptFolder
 
 ROOT = Path(__file__).parents[1]

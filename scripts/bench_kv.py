@@ -20,8 +20,8 @@ from bench_peers import machine
 
 from offload import EngineConfig, open_model
 from offload.caches.full import FullCache
+from offload.memory.factory import TieredStoreFactory
 from offload.memory.tier_settings import TierSettings
-from offload.memory.tiered_factory import TieredStoreFactory
 from offload.model.decoder import Model
 from offload.prompt_cache.fingerprint import TOKENS as PROMPT_BLOCK
 from offload.settings.config import EXACT

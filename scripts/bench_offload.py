@@ -23,10 +23,10 @@ from bench_peers import machine
 
 from offload import EngineConfig, GenerationConfig, Sampling, Speculation, Tokens, open_model
 from offload.engine import Engine
-from offload.memory.balance import Balance
+from offload.memory.factory import TieredStoreFactory
+from offload.memory.host_attention import Balance
 from offload.memory.link import SimulatedLink
 from offload.memory.tier_settings import TierSettings
-from offload.memory.tiered_factory import TieredStoreFactory
 
 ROOT = Path(__file__).parents[1]
 FAST = 1e12  # bytes a second: no limit

@@ -28,9 +28,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from offload import EngineConfig, GenerationConfig, Sampling, Speculated, Speculation, Tokens, open_model
 from offload.engine import Engine
+from offload.memory.factory import TieredStoreFactory
 from offload.memory.link import SimulatedLink
 from offload.memory.tier_settings import TierSettings
-from offload.memory.tiered_factory import TieredStoreFactory
 from offload.parallel import ALONE, Group
 from offload.parallel.process_group import Ranks
 

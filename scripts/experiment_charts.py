@@ -33,14 +33,24 @@ COLOURS = (
     ("ideal", GREY),
     ("exact", GREY),
     ("dense", GREY),
+    ("on 5 %", BLUE),
+    ("with under 1 %", ORANGE),
+    ("attention received", BLUE),
 )
+MASKED = {
+    "exact": "none",
+    "heavy": "5 %, the heavy hitters",
+    "heavy-but-sink": "5 %, heavy hitters but the sink",
+    "random": "5 %, others at random",
+}
 
 
 @dataclass(frozen=True)
 class Chart:
     """One chart: `lines` returns its lines from the rows of the measurement.
 
-    `is_log` is for values over several powers of ten; `step` is the distance of other ticks.
+    `is_log` is for values over several powers of ten; `step` is the distance of other ticks. `part` tells the charts of
+    one experiment apart.
     """
 
     experiment: str
@@ -51,15 +61,22 @@ class Chart:
     step: float = 0.1
     is_log: bool = False
     is_share: bool = False
+    part: str = ""
+
+    @property
+    def picture(self) -> str:
+        """Return the picture's name."""
+        return f"experiment-{self.experiment}{self.part and '-'}{self.part}"
 
 
 def _accepted(rows: Sequence[Row], along: str) -> Lines:
-    """Return the acceptance by the full cache along a setting, a line for each method."""
+    """Return the acceptance by the full cache along a setting, a line for each method, with its drafter."""
     found: Lines = {}
     for row in rows:
         pair = next((pair for pair in row["acceptance"] if pair.endswith("-> full")), None)
         if pair is not None:
             label = row["method"].removesuffix(":none")
+            label += f", draft: {row['draft']}" if label == "triforce" else ""
             found.setdefault(label, []).append((f"{row[along]:g}", row["acceptance"][pair]))
     return found
 
@@ -81,6 +98,17 @@ def _by_layer(rows: Sequence[Row]) -> Lines:
         for row in rows
         if row["budget"] == budget
     }
+
+
+def _concentration(rows: Sequence[Row]) -> Lines:
+    """Return by layer the attention on few tokens, and how many tokens have next to none."""
+    names = {"on 5 % of the tokens": "kept_by_layer", "with under 1 % of the largest": "sparsity_by_layer"}
+    return {label: list(rows[0][name].items()) for label, name in names.items()}
+
+
+def _by_rank(rows: Sequence[Row]) -> Lines:
+    """Return what the tokens of each rank have received."""
+    return {"attention received": list(rows[0]["received_by_rank"].items())}
 
 
 def _by_position(rows: Sequence[Row]) -> Lines:
@@ -162,13 +190,71 @@ CHARTS = (
         _by_depth,
         step=2.0,
     ),
+    Chart(
+        "heavy-hitters",
+        "How concentrated attention is, by layer",
+        "layer",
+        "share of a query's attention, and of the tokens",
+        _concentration,
+        is_share=True,
+        part="layers",
+    ),
+    Chart(
+        "heavy-hitters",
+        "Attention that a token receives in all, by its rank",
+        "rank of the token, among those of its KV head",
+        "queries' worth of attention",
+        _by_rank,
+        is_log=True,
+        part="ranks",
+    ),
 )
 
 
 def draw(chart: Chart) -> Picture:
     """Draw a chart from the newest run of its experiment."""
     found = newest(f"*-experiment-{chart.experiment}-*.json")
-    return _drawn(chart, chart.lines(found["measured"]["points"]), _about(found))
+    draft = found["measured"]["settings"]["draft"]
+    return _drawn(chart, chart.lines([row | {"draft": draft} for row in found["measured"]["points"]]), _about(found))
+
+
+def masked() -> Picture:
+    """Draw the perplexity of a text of which some tokens are masked."""
+    found = newest("*-experiment-heavy-hitters-*.json")
+    picture = _titled("Perplexity of the tokens that follow, by what is masked", _about(found), 190)
+    rows = {row["method"]: row["masked_perplexity"] for row in found["measured"]["points"]}
+    for number, (name, label) in enumerate(MASKED.items()):
+        y, width = 76 + 26 * number, 400 * rows[name] / max(rows.values())
+        picture.text(244, y + 13, label, 12, "", "end")
+        picture.box(254, y, width, 17, RED if name == "heavy" else GREY, 0.6)
+        picture.text(262 + width, y + 13, f"{rows[name]:.1f}", 12)
+    return picture
+
+
+def sink_map() -> Picture:
+    """Draw the mean attention within 16 tokens in some layers: a row is a query, a column a key."""
+    found = newest("*-experiment-heavy-hitters-*.json")
+    picture = _titled("Mean attention within 16 tokens, by layer; across: keys", _about(found), 210)
+    cells: dict[str, list[tuple[int, int, float]]] = {}
+    for name, weight in found["measured"]["points"][0]["map"].items():
+        layer, query, key = name.split()
+        cells.setdefault(layer, []).append((int(query), int(key), weight))
+    for number, (layer, each) in enumerate(cells.items()):
+        left, top, size = 24 + 103 * number, 92, 5.8
+        picture.text(left, top - 8, f"layer {layer}", 12, "muted")
+        picture.box(left, top, 16 * size, 16 * size, GREY, 0)
+        for level in range(1, 11):  # weights, in tenths: one path each
+            some = [(query, key) for query, key, weight in each if ceil(10 * min(weight, 1)) == level]
+            path = "".join(f"M{left + key * size:.1f} {top + query * size:.1f}h5.8v5.8h-5.8z" for query, key in some)
+            picture.parts.append(f'<path d="{path}" fill="{RED}" fill-opacity="{(level - 0.5) / 10:.2f}"/>')
+    return picture
+
+
+def _titled(title: str, about: str, height: int) -> Picture:
+    picture = Picture(title, WIDTH, height)
+    picture.text(24, 32, title, 15, "bold")
+    picture.text(24, 50, about, 11, "muted")
+    return picture
 
 
 def beyond_context() -> Picture:
@@ -194,9 +280,7 @@ def _from_text_start(rows: Sequence[Row]) -> Lines:
 
 
 def _drawn(chart: Chart, lines: Lines, about: str) -> Picture:
-    picture = Picture(chart.title, WIDTH, HEIGHT)
-    picture.text(24, 32, chart.title, 15, "bold")
-    picture.text(24, 50, about, 11, "muted")
+    picture = _titled(chart.title, about, HEIGHT)
     places = list(dict.fromkeys(place for points in lines.values() for place, _ in points))
     ticks = _ticks(chart, [value for points in lines.values() for _, value in points])
     scale = Scale(_height(chart, ticks[0]), _height(chart, ticks[-1]), BOTTOM, TOP)
@@ -241,5 +325,6 @@ def _ticks(chart: Chart, values: Sequence[float]) -> list[float]:
     return [number * chart.step for number in range(min(low, high - 1), high + 1)]
 
 
-PICTURES = {f"experiment-{chart.experiment}": partial(draw, chart) for chart in CHARTS}
+PICTURES = {chart.picture: partial(draw, chart) for chart in CHARTS}
+PICTURES |= {"experiment-heavy-hitters-masked": masked, "experiment-heavy-hitters-map": sink_map}
 PICTURES["beyond-context"] = beyond_context

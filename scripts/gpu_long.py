@@ -23,8 +23,8 @@ from gpu_steps import ROWS, draft_shape
 
 from offload.architecture.config import ModelShape
 from offload.caches.full import FullCache
-from offload.memory.balance import Balance
-from offload.memory.tiered_factory import TieredStoreFactory
+from offload.memory.factory import TieredStoreFactory
+from offload.memory.host_attention import Balance
 from offload.model.decoder import Model
 from offload.planning.passes import Passes
 from offload.planning.plan import Plan, make_plan

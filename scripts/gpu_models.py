@@ -17,7 +17,7 @@ from offload.caches.full import FullCache
 from offload.kernels.ops import TorchOperations
 from offload.loading.formats.tensor_checks import expected_sizes
 from offload.loading.weights import load_model
-from offload.memory.tiered_factory import TieredStoreFactory
+from offload.memory.factory import TieredStoreFactory
 from offload.model.decoder import Model
 from offload.sequence import TokenSequence
 from offload.speculation.passes.runner import Runner

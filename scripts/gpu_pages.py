@@ -8,8 +8,8 @@ from gpu_rows import Rows, Skipped
 from gpu_steps import ROWS
 
 from offload.kernels.native import KernelUnavailable, find_kernel
-from offload.memory.balance import Balance
-from offload.memory.tiered_factory import TieredStoreFactory
+from offload.memory.factory import TieredStoreFactory
+from offload.memory.host_attention import Balance
 
 SHARES = {"streamed": 0.0, "on the host": 1.0, "hybrid": 0.5}  # the host's share of the pages
 MOST_ERROR = {4: 1e-4, 2: 2e-2}  # of rounding, by the bytes of a number; without one of 32 pages it is .18

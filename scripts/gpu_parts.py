@@ -19,10 +19,10 @@ from offload.events import Tokens
 from offload.kernels.ops import TorchOperations
 from offload.loading.formats.safetensors import FolderCheckpoint
 from offload.loading.weights import load_model
+from offload.memory.factory import TieredStoreFactory
 from offload.memory.host_memory import host_memory
 from offload.memory.link import Link, Pair
 from offload.memory.tier_settings import TierSettings
-from offload.memory.tiered_factory import TieredStoreFactory
 from offload.model.decoder import Model
 from offload.settings.config import GenerationConfig, Sampling, Speculation
 

@@ -10,8 +10,8 @@ from gpu_models import llama, random_model, smaller
 from gpu_rows import GIB, Rows
 
 from offload.architecture.config import ModelShape
+from offload.memory.factory import TieredStoreFactory
 from offload.memory.tier_settings import TierSettings
-from offload.memory.tiered_factory import TieredStoreFactory
 from offload.planning.plan import Plan, make_plan
 from offload.sequence import TokenSequence
 from offload.settings.config import Speculation

@@ -20,11 +20,11 @@ from offload.kernels import triton
 from offload.kernels.kv_groups import dequantize_groups, quantize_groups
 from offload.kernels.triton.group_accumulator import GroupAccumulator
 from offload.memory.device_quantized_store import DeviceQuantizedStore
+from offload.memory.factory import TieredStoreFactory
 from offload.memory.host_memory import allocator
 from offload.memory.layered_store import LayeredStore
 from offload.memory.staged_link import StagedLink
 from offload.memory.store import Store
-from offload.memory.tiered_factory import TieredStoreFactory
 from offload.model.decoder import Model
 from offload.planning.passes import Passes
 from offload.planning.placement import place
@@ -95,10 +95,10 @@ def _filled(machine: Machine, store: Store, model: Model, tokens: int) -> FullCa
     list(store.prepare())
     parts = [store.resident, store.far] if isinstance(store, LayeredStore) else [store]
     for part in parts:
-        one, *others = part._ring.blocks  # of layers
-        one.normal_(std=0.5, generator=torch.Generator(store.device).manual_seed(4))
-        for layer in others:
-            layer.copy_(one)
+        generator = torch.Generator(store.device).manual_seed(4)
+        for each in part.ring.store.read(0, part.ring.store.capacity):  # keys, and values: views
+            each[0].normal_(std=0.5, generator=generator)
+            each[1:] = each[:1]
         part._newest, part._lost = tokens, 0
     for number in range(-(-tokens // page)):
         groups = _groups(machine, store.shape, parts[0].kind, number)

@@ -10,7 +10,7 @@ from gpu_models import filled_cache, filled_runner, llama, random_model, residen
 from gpu_rows import Rows
 
 from offload.architecture.config import ModelShape
-from offload.memory.tiered_factory import TieredStoreFactory
+from offload.memory.factory import TieredStoreFactory
 from offload.model.decoder import Model
 from offload.planning.passes import Passes
 from offload.planning.plan import make_plan

@@ -21,9 +21,9 @@ from offload.api.opened_model import OpenModel
 from offload.events import Prefilled, Tokens
 from offload.kernels.native.threads import torch_on_one_thread
 from offload.loading.prompt_checks import token_ids
+from offload.memory.factory import TieredStoreFactory
 from offload.memory.link import SimulatedLink
 from offload.memory.tier_settings import TierSettings
-from offload.memory.tiered_factory import TieredStoreFactory
 from offload.metrics import Meter
 from offload.model.decoder import Model
 from offload.parallel import ALONE

@@ -15,11 +15,11 @@ points=${TMPDIR:-/tmp}/triforce-quick-runs.jsonl
 names=("$@")
 if [ ${#names[@]} -eq 0 ]; then
     read -r -a names <<<"$(cd scripts && PYTHONPATH=.. "$python" -c \
-        'import experiment_charts; print(*(each.experiment for each in experiment_charts.CHARTS))')"
+        'import experiment_charts; print(*dict.fromkeys(each.experiment for each in experiment_charts.CHARTS))')"
 fi
 for name in "${names[@]}"; do
     resume=()
-    grep -qE '^  kind: (quality|attention)' "experiments/$name.yaml" || resume=(--points "$points")
+    grep -qE '^  kind: (quality|attention|heavy-hitters)' "experiments/$name.yaml" || resume=(--points "$points")
     "$python" -m triforce_cli experiment "$name" --quick --json "${resume[@]}" >"docs/benchmarks/.$name.part"
     sed "s#$points#runs.jsonl#" "docs/benchmarks/.$name.part" >"docs/benchmarks/$(date +%F)-experiment-$name-$machine.json"
     rm "docs/benchmarks/.$name.part"

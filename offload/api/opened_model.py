@@ -11,6 +11,7 @@ from importlib.util import find_spec
 import torch
 
 from ..architecture.config import ModelShape
+from ..architecture.footprint import chunk_of
 from ..architecture.known_models import sibling_of
 from ..architecture.kv_formats import stored_bytes
 from ..architecture.parameters import WeightBits
@@ -34,10 +35,10 @@ from ..loading.tokenizers.tokenizer import Tokenizer
 from ..loading.tokenizers.vocabulary import check_draft, tokens_containing
 from ..loading.weights import Progress, load_model
 from ..loading.weights_digest import file_state, weights_digest
+from ..memory.factory import TieredStoreFactory, check_model
 from ..memory.link import Link
 from ..memory.staged_link import make_link
 from ..memory.tier_settings import TierSettings
-from ..memory.tiered_factory import TieredStoreFactory, check_model
 from ..model.decoder import Model
 from ..parallel import ALONE, Group, Share, split
 from ..planning.batch import fitting_sequences, kv_room
@@ -56,9 +57,11 @@ from ..settings.method_sizes import (
     check_forgetting,
     check_trees,
     forgets,
+    has_middle,
     selected_format,
     uses_copy,
 )
+from ..settings.methods import APPROXIMATIONS
 from ..system.machine import free_memory
 from ..weight_offloading.expert_tier import ExpertTier
 from ..weight_offloading.layer_stream import WeightTier
@@ -183,6 +186,18 @@ class OpenModel:
         kinds = self.config.kv, selected_format(self.speculation)
         return all(KV_FORMATS[kind].is_plain for kind in kinds) and find_spec("triton") is not None
 
+    def selected_chunk(self, settings: Speculation, tokens: int, offloaded: bool) -> int | None:
+        """Return how many tokens are selected together in a sequence of up to `tokens`; None if nothing is selected.
+
+        `offloaded`: whether keys and values may lie outside of the device.
+        """
+        reads = settings.approximate is not None and "chunk" in APPROXIMATIONS[settings.approximate].reads
+        if not reads and not has_middle(settings, tokens):
+            return None
+        device = self.device.type
+        is_paged = offloaded and (device != "cpu" or self.kernel != "off")
+        return chunk_of(settings, tokens, device, is_paged, self._retrieves_in_place, self.config.kv)
+
     def check_fit(self, tokens: int, memory_limit: int | None = None) -> None:
         """Raise OutOfMemory if a sequence of `tokens` does not fit the device, or `memory_limit` bytes of it."""
         check_fit(self.estimate(tokens), self._usable(memory_limit))
@@ -242,7 +257,9 @@ class OpenModel:
         stores = None if tiers is None else TieredStoreFactory(do, self.device, tiers, link, kv=self.config.kv)
         if stores is not None and capacity and self.device.type == "cuda":
             stores.reserve(self.checkpoint.shape if self.share is None else self.share.shape, capacity, self.dtype)
-        model, draft = self._load(progress, do, weights), self._load_draft(progress)
+        where = self.dtype, self.device, progress
+        model = load_model(self.checkpoint, *where, do, weights, self.group, self.share)
+        draft = self._load_draft(progress)
         model.kv = self.config.kv
         if prompts is not None and not prompts.is_of_loaded():
             prompts = None
@@ -320,9 +337,6 @@ class OpenModel:
             return agreement(model, self.checkpoint, ids, self._operations(self.shape), self.share)
         except torch.OutOfMemoryError:
             return None
-
-    def _load(self, progress: Progress, do: Operations, tier: WeightTier | None) -> Model:
-        return load_model(self.checkpoint, self.dtype, self.device, progress, do, tier, self.group, self.share)
 
     def _load_draft(self, progress: Progress) -> Model | None:
         if self.draft is None:

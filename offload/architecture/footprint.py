@@ -94,7 +94,7 @@ def retrieval_bytes(
         in_place: the selected chunks are a list of the full cache's blocks or chunks, not a copy.
         kv: the format of the full cache's keys and values.
     """
-    chunk = _chunk(settings, tokens, device, offloaded, in_place, kv)
+    chunk = chunk_of(settings, tokens, device, offloaded, in_place, kv)
     chunks, slots = tokens // chunk, min(budget_of(settings, tokens), tokens) // chunk
     table = shape.layers * shape.kv_heads * slots * 4
     copied = shape.kv_bytes(tail_tokens(settings) + chunk + PADDING, itemsize)
@@ -105,7 +105,7 @@ def retrieval_bytes(
     return selected + queries + kept_mean_key_bytes(shape, chunks, itemsize, device, offloaded)
 
 
-def _chunk(settings: Speculation, tokens: int, device: str, offloaded: int, in_place: bool, kv: str) -> int:
+def chunk_of(settings: Speculation, tokens: int, device: str, offloaded: int, in_place: bool, kv: str) -> int:
     """Return how many tokens are selected together: a block of the native kernel, where it attends or could.
 
     Of quantised keys and values, those of the full cache or of the retrieval cache alone, it is a group.
@@ -134,7 +134,7 @@ def selection_bytes(
     kv: str = EXACT,
 ) -> int:
     """Return the bytes that a selection takes while it runs. Arguments as of `retrieval_bytes`."""
-    chunk = _chunk(settings, tokens, device, offloaded, in_place, kv)
+    chunk = chunk_of(settings, tokens, device, offloaded, in_place, kv)
     chunks, slots = tokens // chunk, min(budget_of(settings, tokens), tokens) // chunk
     rows = shape.layers * shape.kv_heads
     if device == "cpu":

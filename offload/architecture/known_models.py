@@ -32,6 +32,8 @@ def _known(
 
 
 _LLAMA_2_7B = (32, 4096, 32, 32, 11008, 32000)
+_LLAMA_2_13B = (40, 5120, 40, 40, 13824, 32000)
+_LLAMA_33B = (6656, 52, 52, 17920, 32000)  # without its layers
 _LLAMA_3_70B = (80, 8192, 64, 8, 28672, 128256)
 _MISTRAL_SMALL = (40, 5120, 32, 8, 32768, 131072)
 _QWEN2_7B, _QWEN2_14B = (28, 3584, 28, 4, 18944, 152064), (48, 5120, 40, 8, 13824, 152064)
@@ -73,11 +75,19 @@ def _hybrid(
 
 
 KNOWN = {
+    "Llama-2-7B": _known(*_LLAMA_2_7B, context=4096),
     "Llama-2-7B-128K": _known(*_LLAMA_2_7B),
-    "Llama-2-13B-128K": _known(40, 5120, 40, 40, 13824, 32000),
+    "Llama-2-13B": _known(*_LLAMA_2_13B, context=4096),
+    "Llama-2-13B-128K": _known(*_LLAMA_2_13B),
+    "Llama-2-22B": _known(40, *_LLAMA_33B, context=4096),  # made of 13B and a 33B
     "Llama-2-70B": _known(80, 8192, 64, 8, 28672, 32000, context=4096),
     "LWM-Text-Chat-128K": _known(*_LLAMA_2_7B),
     "LWM-Text-Chat-1M": _known(*_LLAMA_2_7B, context=1048576),
+    "Vicuna-33B": _known(60, *_LLAMA_33B, context=2048),
+    "TinyLlama-1.1B": _known(22, 2048, 32, 4, 5632, 32000, head_dim=64, context=2048),
+    "Sheared-LLaMA-1.3B": _known(24, 2048, 16, 16, 5504, 32000, context=4096),
+    "InternLM-7B": _known(32, 4096, 32, 32, 11008, 103168, context=2048),
+    "InternLM-20B": _known(60, 5120, 40, 40, 13824, 103168, context=4096),
     "Llama-3.1-8B": _known(32, 4096, 32, 8, 14336, 128256),
     "Llama-3.1-70B": _known(*_LLAMA_3_70B),
     "Llama-3.2-1B": _known(16, 2048, 32, 8, 8192, 128256, head_dim=64, **_TIED),
@@ -137,9 +147,10 @@ KNOWN = {
 # Known models with the same tokens, but for a few special ones: those of a line may draft for each other.
 VOCABULARIES = {
     "Llama 2": (
-        *("Llama-68M", "Llama-2-7B-128K", "Llama-2-13B-128K", "Llama-2-70B"),
-        *("LWM-Text-Chat-128K", "LWM-Text-Chat-1M"),
+        *("Llama-68M", "TinyLlama-1.1B", "Sheared-LLaMA-1.3B", "Llama-2-7B", "Llama-2-7B-128K", "Llama-2-13B"),
+        *("Llama-2-13B-128K", "Llama-2-22B", "Vicuna-33B", "Llama-2-70B", "LWM-Text-Chat-128K", "LWM-Text-Chat-1M"),
     ),
+    "InternLM": ("InternLM-7B", "InternLM-20B"),
     "Llama 3": ("Llama-3.2-1B", "Llama-3.2-3B", "Llama-3.1-8B", "Llama-3.1-70B", "Llama-3.3-70B"),
     "Qwen2.5": tuple(name for name in KNOWN if name.startswith("Qwen2.5-")),
     "Qwen3": tuple(name for name in KNOWN if name.startswith("Qwen3-")),

@@ -11,7 +11,7 @@ import math
 import struct
 from collections.abc import Mapping
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -19,7 +19,9 @@ from torch import Tensor
 
 from ..errors import CheckpointError
 from ..short_repr import short_repr, short_text
-from .config import ModelShape
+
+if TYPE_CHECKING:
+    from .config import ModelShape
 
 Rows = tuple[Tensor, Tensor]  # cos and sin of some positions, as `rotate` takes them
 

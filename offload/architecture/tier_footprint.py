@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from ..settings.kv_formats import EXACT, KV_FORMATS
 from .dims import Dimensions
-from .kv_formats import WINDOW, format_bytes
+from .kv_formats import format_bytes
 
 GATHERED_BYTES = 64 * 2**20  # of selected chunks that are copied to the device at once, through pinned host memory
 SLOTS = 2  # for open pages, of every offloaded layer
@@ -70,6 +70,6 @@ def mean_key_bytes(shape: Dimensions, tokens: int, chunk: int, itemsize: int) ->
 def state_bytes(shape: Dimensions, rows: int) -> int:
     """Return the device bytes of attention's states over quantised keys and values, for a pass of `rows`.
 
-    Each row has two; of a window or less, as many as keys are split into at most. See GroupAccumulator.
+    Each row has two; of 64 rows or less, as many as keys are split into at most, and one. See GroupAccumulator.
     """
-    return max(2 * rows, 17 * WINDOW) * shape.heads * (2 + shape.head_dim) * 4
+    return max(2 * rows, 65 * 64) * shape.heads * (2 + shape.head_dim) * 4

@@ -99,7 +99,11 @@ def format_of(level: str, name: str, size: Sequence[int]) -> QuantizedFormat | N
 
 def rounded_bits(shape: Dimensions, level: str) -> WeightBits:
     """Return the bits of a model's weights rounded to a level; those that are not, are bf16."""
-    parts = (_layer_sizes(shape.dense_linears()), [_outer_size(shape)], _layer_sizes(shape.expert_linears()))
+    parts = (
+        _layer_sizes(shape.dense_linears()),
+        [(_EMBEDDING, (shape.vocab, shape.hidden))],
+        _layer_sizes(shape.expert_linears()),
+    )
     layers, outer, experts = (_average(list(sizes), level) for sizes in parts)
     return WeightBits(layers, outer, experts if shape.experts and experts != layers else None)
 
@@ -110,10 +114,6 @@ Named = tuple[str, tuple[int, int]]  # of a matrix: its name, or any for one in 
 def _layer_sizes(linears: Iterator[tuple[int, int]]) -> Iterator[Named]:
     for inputs, outputs in linears:
         yield "linears of a layer", (outputs, inputs)
-
-
-def _outer_size(shape: Dimensions) -> Named:
-    return _EMBEDDING, (shape.vocab, shape.hidden)
 
 
 def _average(sizes: Sequence[Named], level: str) -> float:

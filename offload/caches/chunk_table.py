@@ -5,14 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..architecture.rope import rotate, rows_of
 from ..kernels.attention import Partial, attend_masked, merge
 from ..kernels.triton import ROWS
 from ..kernels.triton.accumulate import attend_table, attend_table_before
 from ..memory.plain_store import PlainStore
 from ..memory.store import append
 from .selected import InPlaceCache
-from .static_step import StepInputs
+from .static_step import StoreStep
 
 
 class ChunkTableCache(InPlaceCache):
@@ -81,12 +80,12 @@ class ChunkTableCache(InPlaceCache):
         """Do nothing: the kernel reads no key that is not seen, and the store is the full cache's."""
 
 
-class ChunkTableStep:
+class ChunkTableStep(StoreStep):
     """A step over a ChunkTableCache. Rows of tokens that the full cache has are stored where nobody reads them."""
 
     def __init__(self, cache: ChunkTableCache, rows: int) -> None:
-        self._cache, self._rows = cache, rows
-        self._inputs = StepInputs(rows, 0, cache.store.layer(0)[0])
+        super().__init__(cache, cache.store, rows, capacity=0)
+        self._rows = rows
 
     def load(self) -> None:
         cache, inputs = self._cache, self._inputs
@@ -95,11 +94,6 @@ class ChunkTableStep:
             inputs.positions[: cache.ahead].fill_(cache.unused(self._rows))
         cache.lengths[:1].fill_(cache.seen)
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Attend as `KVCache.attend`."""
-        cache, inputs = self._cache, self._inputs
-        keys, values = cache.store.layer(layer)
-        rows = rows_of(cache.store.shape, layer, inputs.angles)
-        keys.index_copy_(1, inputs.positions, rotate(k, rows).transpose(0, 1))
-        values.index_copy_(1, inputs.positions, v.transpose(0, 1))
-        return attend_table(rotate(q, rows), keys, values, cache.table[layer], cache.chunk, cache.lengths)
+    def _attend(self, layer: int, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        cache = self._cache
+        return attend_table(q, keys, values, cache.table[layer], cache.chunk, cache.lengths)

@@ -11,6 +11,7 @@ from abc import abstractmethod
 import torch
 from torch import Tensor
 
+from ..architecture.kv_formats import WINDOW
 from ..architecture.rope import rows_of
 from ..memory.tree_attention import Tree
 from ..settings.config import Speculation
@@ -23,7 +24,8 @@ class EvictingCache(ApproximateCache):
 
     In between, tokens are appended to a FullCache over the store, so that any kernel attends to them. What is evicted
     does not depend on how the sequence was divided into passes. Keys before RoPE and values are kept as well: an
-    eviction numbers the tokens that stay anew, for each layer and KV head, and stores them again.
+    eviction numbers the tokens that stay anew, for each layer and KV head, and stores them again. A store of quantised
+    keys and values then rounds the numbers that were computed, not those that were rounded before.
 
     A subclass may call `evict` where a prompt ends, and so keep all of a prompt until then. A rollback that an eviction
     has made impossible starts over.
@@ -42,6 +44,7 @@ class EvictingCache(ApproximateCache):
         assert self.every > 0, "an eviction makes room"
         self._evicted = 0  # tokens
         self._ended_prompt = False  # whether tokens were evicted at the end of a prompt: others would be if it went on
+        self._is_settling = False  # after an interrupt then, nothing counts as cached
         self._settled = 0  # tokens of the sequence whose attention was observed or that were evicted: no way back
         shape = store.shape
         size = (shape.layers, self.capacity, shape.kv_heads, shape.head_dim)
@@ -80,7 +83,7 @@ class EvictingCache(ApproximateCache):
 
     @property
     def length(self) -> int:
-        return self._evicted + self._full.length
+        return 0 if self._is_settling else self._evicted + self._full.length
 
     def restartable(self, length: int) -> int:
         """Return the most tokens, up to `length`, after which a prompt goes on as it does without cached tokens."""
@@ -111,15 +114,13 @@ class EvictingCache(ApproximateCache):
     def _settle(self, evicts: bool) -> None:
         """Observe the attention of the unsettled tokens, and evict."""
         length, stored, unsettled = self.length, self._full.length, self._unsettled
-        self._start_over()  # until done: an interrupt leaves an empty cache
+        self._is_settling = True  # until done: an interrupt leaves an empty cache
         for layer in range(self.store.shape.layers) if self.observes else ():
             self.observe(layer, self._received(layer, stored, unsettled))
         if evicts:
             stored = self._evict(stored)
-        else:
-            self._full.begin(stored)  # its tokens are still there
-            self._full.commit()
         self._evicted, self._settled = length - stored, length
+        self._is_settling = False
 
     def _received(self, layer: int, stored: int, tokens: int) -> Tensor:
         """Return the attention that the stored tokens have received from the last `tokens` of them, for `observe`."""
@@ -131,17 +132,20 @@ class EvictingCache(ApproximateCache):
     def _evict(self, stored: int) -> int:
         """Keep `budget` of the stored tokens, at new positions; return how many they are."""
         shape, budget = self.store.shape, self.budget
-        rows = self.rope.rows(0, budget)
+        cos, sin = self.rope.rows(0, budget)
         no_queries = self._keys.new_empty((budget, 0, shape.head_dim))
         heads = torch.arange(shape.kv_heads, device=self.store.device)
-        self._full.begin(budget)
+        self._full.truncate(0)
+        self._full.begin(budget, chunk=WINDOW)
         for layer in range(shape.layers):
             # Rows of [capacity * kv_heads, head_dim].
             kept = (self.keep(layer, stored).T * shape.kv_heads + heads).flatten()
             for tensor in (self._keys, self._values):
                 tensor[layer].flatten(0, 1)[: len(kept)] = tensor[layer].flatten(0, 1).index_select(0, kept)
-            keys, values = self._keys[layer, :budget], self._values[layer, :budget]
-            self.store.append(layer, 0, no_queries, keys, values, rows_of(shape, layer, rows))
+            for start in range(0, budget, WINDOW):  # at a time: so many are not rounded yet, in a store that rounds
+                part = slice(start, min(start + WINDOW, budget))
+                new = no_queries[part], self._keys[layer, part], self._values[layer, part]
+                self.store.append(layer, start, *new, rows_of(shape, layer, (cos[part], sin[part])))
         self._full.commit()
         return budget
 
@@ -159,7 +163,7 @@ class EvictingCache(ApproximateCache):
 
     def truncate(self, length: int) -> int:
         assert 0 <= length <= self.length, f"cannot truncate {self.length} committed tokens to {length}"
-        if length < self._settled:
+        if length < self._settled or self._is_settling:
             self._start_over()
             return 0
         self._full.truncate(length - self._evicted)
@@ -168,4 +172,4 @@ class EvictingCache(ApproximateCache):
     def _start_over(self) -> None:
         self._full.truncate(0)
         self._evicted = self._settled = 0
-        self._ended_prompt = False
+        self._ended_prompt = self._is_settling = False

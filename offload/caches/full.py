@@ -20,8 +20,7 @@ from ..memory.tree_attention import Tree
 from ..memory.window_rings import Windows
 from ..sequence import Watermarks
 from ..settings.method_sizes import KEPT_QUERIES
-from .in_flight import InFlightTokens
-from .kept_queries import KeptQueries
+from .in_flight import InFlightTokens, KeptQueries
 from .recurrent_states import States
 from .static_step import StoreStep
 

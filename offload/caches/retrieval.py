@@ -199,10 +199,10 @@ class QuantizedStep(StoreStep):
 
     def __init__(self, cache: QuantizedCopiedCache, rows: int, kind: str) -> None:
         super().__init__(cache, cache.store, rows)
-        self._selected, self._kind = cache, kind
+        self._kind = kind
 
     def _attend(self, layer: int, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         result = GroupAccumulator(q, len(keys), self._kind)
         result.attend_growing(keys, values, self._inputs.seen)
-        self._selected.attend_selected(layer, slice(0, len(q)), result)
+        self._cache.attend_selected(layer, slice(0, len(q)), result)
         return result.output()

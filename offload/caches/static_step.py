@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -53,30 +53,20 @@ class StepInputs:
         return out.permute(2, 0, 1, 3).reshape(rows, heads, head_dim)
 
 
-class Positioned(Protocol):
-    """A cache that has begun a pass over keys and values in a PlainStore."""
-
-    @property
-    def position(self) -> int:
-        """Return the index in the store of the first in-flight token."""
-        ...
-
-    @property
-    def rows(self) -> Angles:
-        """Return the rotations of the in-flight tokens."""
-        ...
-
-
 class StoreStep:
     """A step over a PlainStore, from its first key to the in-flight ones."""
 
-    def __init__(self, cache: Positioned, store: PlainStore, rows: int, queries: Tensor | None = None) -> None:
+    def __init__(
+        self, cache: Any, store: PlainStore, rows: int, queries: Tensor | None = None, capacity: int | None = None
+    ) -> None:
         """Make a step of `rows` rows; each layer leaves its rotated queries in the first rows of `queries`, if given.
 
-        `queries`: `[layers, at least rows, heads, head_dim]`.
+        `cache` has begun a pass: its `position` is the index in the store of the first in-flight token, and `rows` are
+        the rotations of all of them. `queries`: `[layers, at least rows, heads, head_dim]`. `capacity`: keys that are
+        masked; None for the store's.
         """
         self._cache, self._store, self._queries = cache, store, queries
-        self._inputs = StepInputs(rows, store.capacity, store.layer(0)[0])
+        self._inputs = StepInputs(rows, store.capacity if capacity is None else capacity, store.layer(0)[0])
 
     def load(self) -> None:
         self._inputs.load(self._cache.position, self._cache.rows)

@@ -60,10 +60,7 @@ def recovered_attention(
     Yields the progress of the tokens before them. The shares are `[last, layers]`, means over the heads, of the weight
     on the tokens that were there when the selection was made. Raises SettingsError where single keys cannot be read.
     """
-    full = runner.cache
-    if not isinstance(full, FullCache) or full.store.grain != 1:
-        raise SettingsError("recovered attention is measured with torch's attention", "add --kernel off")
-    full.keep_queries()
+    full = observable_cache(runner)
     full.followers.update(each.selector for each in policies.values() if hasattr(each.selector, "observe"))
     sequence = TokenSequence(ids[: len(ids) - last])
     yield from runner.prefill(sequence)
@@ -80,6 +77,29 @@ def recovered_attention(
     return shares
 
 
+def observable_cache(runner: Runner) -> FullCache:
+    """Return a runner's cache, which keeps queries from now on. Raises SettingsError if single keys cannot be read."""
+    full = runner.cache
+    if not isinstance(full, FullCache) or full.store.grain != 1:
+        raise SettingsError("attention is measured with torch's attention, token by token", "add --kernel off")
+    full.keep_queries()
+    return full
+
+
+def softmax_weights(full: FullCache, tokens: int) -> Iterator[Tensor]:
+    """Yield the softmax weights of the newest `tokens` queries in each layer, `[heads, tokens, keys]`.
+
+    They are at most as many as the last pass had, and KEPT_QUERIES.
+    """
+    shape, keys = full.store.shape, full.length
+    queries = torch.stack(full.queries(tokens)[::-1], dim=2).float()  # [layers, heads, tokens, head_dim]
+    later = torch.ones(tokens, keys, dtype=torch.bool, device=queries.device).triu(keys - tokens + 1)
+    for layer, each in enumerate(queries):
+        own = full.store.mean_keys(layer, 0, keys, 1).unsqueeze(1)  # of chunks of one token
+        scores = each.unflatten(0, (shape.kv_heads, -1)) * shape.head_dim**-0.5 @ own.transpose(2, 3)
+        yield scores.flatten(0, 1).masked_fill(later, float("-inf")).softmax(-1)
+
+
 def _select(policy: Policy, full: FullCache) -> _Selection:
     chunks = full.length // policy.size
     end = chunks * policy.size
@@ -93,11 +113,8 @@ def _select(policy: Policy, full: FullCache) -> _Selection:
 
 def _weights(full: FullCache) -> Iterator[Tensor]:
     """Yield the newest query's softmax weights of each layer, means over the heads of a KV head: `[kv_heads, n]`."""
-    shape, query = full.store.shape, full.query()
-    grouped = query.float().unflatten(1, (shape.kv_heads, -1)) * shape.head_dim**-0.5
-    for layer, each in enumerate(grouped):
-        keys = full.store.mean_keys(layer, 0, full.length, 1)  # of chunks of one token
-        yield (each @ keys.transpose(1, 2)).softmax(-1).mean(1)
+    for weights in softmax_weights(full, 1):
+        yield weights.unflatten(0, (full.store.shape.kv_heads, -1)).mean((1, 2))
 
 
 def _share(weights: Tensor, selection: _Selection, layer: int, policy: Policy) -> Tensor:

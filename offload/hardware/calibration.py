@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -102,7 +101,9 @@ def save(measured: Measured, folder: Path) -> Path:
     path = folder / FILE
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        text = "# Written by triforce; delete it to go back to data sheets.\n" + _yaml(asdict(measured))
+        text = "# Written by triforce; delete it to go back to data sheets.\n" + yaml.safe_dump(
+            asdict(measured), sort_keys=False, allow_unicode=True, width=120
+        )
         replace_file(path, text.encode())
     except OSError as error:
         hint = "make the folder writable, or set TRIFORCE_CONFIG to another"
@@ -125,7 +126,3 @@ def load(folder: Path) -> Measured | None:
 
 def _is_among(gpu: Gpu | None, names: Sequence[str]) -> bool:
     return gpu is not None and any(same_gpu(name, gpu.model) for name in names)
-
-
-def _yaml(values: dict[str, Any]) -> str:
-    return yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=120)

@@ -71,7 +71,8 @@ class TorchAccumulator:
 
     newest: Newest = "last"
 
-    def __init__(self, q: Tensor, attend: Attend) -> None:
+    def __init__(self, q: Tensor, attend: Attend | Any = None) -> None:
+        """Without `attend`, partial results are only added."""
         self._q, self._attend = q, attend
         self._dtype = q.dtype
         self._max_lse = torch.full(q.shape[:2], float("-inf"), device=q.device)

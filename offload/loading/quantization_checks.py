@@ -11,6 +11,7 @@ from ..kernels.native import KernelUnavailable, find_kernel
 from ..kernels.native.ops import why_not
 from ..settings.config import EngineConfig, Speculation
 from ..settings.kv_formats import KV_FORMATS
+from ..settings.method_sizes import forgets
 from ..settings.validation import require
 from .formats.quantization import QuantizedCheckpoint
 from .formats.safetensors import Checkpoint
@@ -95,7 +96,7 @@ def check_kv(kv: str, settings: Speculation, shape: ModelShape, missing: str | N
     require(not refused, f"--kv {kv} does not work with {shape.family}, which {what}", "leave --kv out")
     require(missing is None, f"--kv {kv} needs {missing}", "leave --kv out; triforce doctor says more")
     require(
-        settings.approximate is None,
+        settings.approximate is None or forgets(settings),
         f"--kv {kv} and --approximate {settings.approximate} cannot be used together",
         "leave one of the two out",
     )

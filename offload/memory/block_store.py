@@ -83,12 +83,13 @@ class BlockStore(DeviceStore):
         tree: Tree | None = None,
         groups: Groups | None = None,
         lse: Tensor | None = None,
+        window: int = 0,
     ) -> Tensor:
         parents = None if tree is None else tree.on(self.device).parents
         self._out = _buffer_for(self._out, q)
         out = self._out[: len(q)]
         more: dict[str, Any] = {"table": table, "out": out, "lse": lse, "parents": parents, "groups": groups}
-        call = self.calls.attention(self._layers[layer], q, seen, **more)
+        call = self.calls.attention(self._layers[layer], q, seen, window=window, **more)
         self._kernel.attend(call, q, table, out, lse, groups)
         return out
 
@@ -124,15 +125,17 @@ class BlockStore(DeviceStore):
         )
 
     def dump(self, start: int, end: int) -> Tensor:
-        return self._run(start, end - start).clone(memory_format=torch.contiguous_format)
+        assert start % BLOCK == end % BLOCK == 0, "tokens are copied in whole blocks"
+        some = self._blocks[:, :, self._numbers(start // BLOCK, end // BLOCK)]
+        return some.clone(memory_format=torch.contiguous_format)
 
     def load(self, start: int, kv: Tensor) -> None:
-        copy_bytes(self._run(start, kv.shape[2] * BLOCK), kv)
-
-    def _run(self, start: int, tokens: int) -> Tensor:
-        """Return whole blocks, `[layers, kv_heads, blocks, 2 * 16 * head_dim]`, as they lie."""
-        assert start % BLOCK == tokens % BLOCK == 0, "tokens are copied in whole blocks"
-        return self._blocks[:, :, self._numbers(start // BLOCK, (start + tokens) // BLOCK)]
+        assert start % BLOCK == 0, "tokens are copied in whole blocks"
+        numbers = self._numbers(start // BLOCK, start // BLOCK + kv.shape[2])
+        if isinstance(numbers, slice):
+            copy_bytes(self._blocks[:, :, numbers], kv)
+        else:
+            self._blocks[:, :, numbers] = kv
 
     def _numbers(self, first: int, last: int) -> slice | Tensor:
         """Return where blocks `first` to `last - 1` of the sequence lie, as an index."""

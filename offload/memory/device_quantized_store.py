@@ -16,7 +16,7 @@ from ..architecture.kv_formats import GROUP, SINK, WINDOW
 from ..kernels.attention import Partial, attend, attend_masked, merge
 from ..kernels.kv_groups import dequantize_groups, dequantize_keys, quantize_groups
 from ..kernels.triton.group_accumulator import GroupAccumulator
-from .plain_store import PlainStore
+from .plain_store import PlainStore, observe_attention
 from .quantized_groups import GroupMemory, GroupTiers
 from .quantized_memory import QuantizedMemory
 from .quantized_store import runs_of_windows
@@ -46,9 +46,9 @@ class DeviceQuantizedStore(QuantizedMemory):
 
     def _plain(self, layer: int) -> tuple[Tensor, Tensor]:
         """Return a layer's keys and values in the ring's memory, `[kv_heads, tokens, head_dim]`."""
-        return self._ring.store.layer(layer)
+        return self.ring.store.layer(layer)
 
-    def _quantize_run(self, layer: int, groups: range, at: int) -> None:
+    def encode(self, layer: int, groups: range, at: int) -> None:
         for memory, some, part in self.groups.runs(layer, groups):
             for first in range(0, len(some), _QUANTIZED_AT_ONCE):
                 inside = some[first : first + _QUANTIZED_AT_ONCE]
@@ -57,11 +57,11 @@ class DeviceQuantizedStore(QuantizedMemory):
                 both = (x[:, tokens].unflatten(1, (-1, GROUP)) for x in self._plain(layer))
                 memory[:, inside.start : inside.stop] = quantize_groups(*both, self.kind)
 
-    def _dequantized(self, groups: Tensor) -> tuple[Tensor, Tensor]:
+    def decode(self, groups: Tensor) -> tuple[Tensor, Tensor]:
         keys, values = (x.flatten(1, 2) for x in dequantize_groups(groups, self.shape.head_dim, self.kind, self.dtype))
         return keys, values
 
-    def _dequantized_keys(self, groups: Tensor) -> Tensor:
+    def decode_keys(self, groups: Tensor) -> Tensor:
         return dequantize_keys(groups, self.shape.head_dim, self.kind).flatten(1, 2)
 
     def attend(self, layer: int, q: Tensor, start: int, tree: Tree | None = None, lse: Tensor | None = None) -> Tensor:
@@ -77,6 +77,13 @@ class DeviceQuantizedStore(QuantizedMemory):
             self._attend_near(layer, result, rows, at // WINDOW * WINDOW // GROUP)
             runs.append(result.output(None if lse is None else lse[some]))
         return torch.cat(runs) if len(runs) > 1 else runs[0]
+
+    def observe(self, layer: int, q: Tensor, start: int, lse: Tensor, received: Tensor) -> None:
+        for at, some in runs_of_windows(start, len(q)):
+            window, end = at // WINDOW * WINDOW, start + some.stop
+            parts = [self._read(range(layer, layer + 1), 0, window)[0][0]] if window else []
+            parts.append(self._read_ring(window, end, slice(layer, layer + 1))[0][0])
+            observe_attention(q[some], torch.cat(parts, dim=1), lse[some], received[:, :end])
 
     def _attend_near(self, layer: int, result: GroupAccumulator, rows: slice, stop: int) -> None:
         """Add groups up to number `stop` that are in the device's memory: over tiers those of open pages."""
@@ -124,7 +131,7 @@ class DeviceQuantizedStore(QuantizedMemory):
         """Begin rows of one window, from position `start` on, with the tokens that they see as they are."""
         begin = 0 if start < SINK else max(start // WINDOW * WINDOW, SINK)
         sink = (self._sink_table, SINK) if begin else None
-        tail = self._ring.place(begin)
+        tail = self.ring.place(begin)
         result.attend_exact(rows, *self._plain(layer), sink, tail, start - begin)
 
     def _attend_rounded(self, layer: int, q: Tensor, stop: int) -> Partial:
@@ -154,9 +161,9 @@ class DeviceQuantizedStore(QuantizedMemory):
 
     def _attend_masked(self, layer: int, q: Tensor, start: int, before: list[int], tree: Tree) -> Partial:
         """Attend to tokens before a tree and to the tree, as they are."""
-        key = start, len(tree), self._ring.size
+        key = start, len(tree), self.ring.size
         if self._places is None or self._places[0] != key:  # the same in all layers
-            self._places = key, self._ring.slots_of([*before, *range(start, start + len(tree))])
+            self._places = key, self.ring.slots_of([*before, *range(start, start + len(tree))])
         sees = tree.on(self.device).sees[-len(q) :]
         mask = torch.cat((sees.new_ones((len(q), len(before))), sees), dim=1)
         return attend_masked(q, *(x[:, self._places[1]] for x in self._plain(layer)), mask)
@@ -166,11 +173,11 @@ class DeviceQuantizedStore(QuantizedMemory):
         first = max(start // WINDOW * WINDOW, SINK)
         border = start // WINDOW * WINDOW + WINDOW
         tokens = [*range(first, start), *(start + token for token in path)]
-        slots = self._ring.slots_of([*range(SINK), *tokens])
+        slots = self.ring.slots_of([*range(SINK), *tokens])
         keys, values = (x[:, slots] for x in self._plain(layer))
         window = slice(SINK, SINK + border - first)
         both = [x[:, window].unflatten(1, (-1, GROUP)) for x in (keys, values)]
-        keys[:, window], values[:, window] = self._dequantized(quantize_groups(*both, self.kind))
+        keys[:, window], values[:, window] = self.decode(quantize_groups(*both, self.kind))
         return attend(q, keys, values)
 
 

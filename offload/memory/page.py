@@ -6,8 +6,9 @@ it is computed, nor on the other pages; with the native kernel on a CPU it is th
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from functools import lru_cache
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,7 +17,7 @@ from ..architecture.config import ModelShape
 from ..architecture.rope import Rows, rotate
 from ..kernels import triton
 from ..kernels.accumulate import Accumulator, KernelAccumulator, TorchAccumulator
-from ..kernels.attention import Partial, attend, attend_causal, attend_masked, state_of
+from ..kernels.attention import attend, attend_causal, attend_masked, state_of
 from ..kernels.native import Kernel
 from ..kernels.native.calls import BlockCalls
 from ..kernels.native.layout import key_view, keys_of, value_view, values_of, write_blocks
@@ -32,94 +33,118 @@ class PageRun(NamedTuple):
     order: tuple[int, ...]
 
 
-class PageLayout(Protocol):
+class PageLayout(ABC):
     """Pages of `tokens` tokens, each `[numbers]`, on the host or the device: all that tiers know of them."""
 
     tokens: int
     numbers: int
 
-    def grains(self, pages: Tensor) -> Tensor:
-        """View pages `[..., numbers]` as `[..., kv_heads, grains, what one has]`, of tokens that are read together."""
-        ...
-
     @property
     def host(self) -> PageLayout:
-        """The same format for pages and queries in host memory."""
-        ...
+        """The same layout for pages and queries in host memory."""
+        return self
 
+    @abstractmethod
+    def grains(self, pages: Tensor) -> Tensor:
+        """View pages `[..., numbers]` as `[..., kv_heads, grains, what one has]`, of tokens that are read together."""
+
+    @abstractmethod
     def attend_whole(self, number: int, page: Tensor, q: Tensor) -> Any:
         """Return a partial result of rotated queries over all tokens of a page, the layer's `number`th."""
-        ...
 
+    @abstractmethod
     def accumulator(self, q: Tensor) -> Accumulator:
         """Return an empty accumulator of partial results for rotated queries `[tokens, heads, head_dim]`."""
-        ...
 
 
-class PageFormat(PageLayout, Protocol):
-    """A layout of keys and values as they are, with attention over it."""
+class PageFormat(PageLayout):
+    """A layout of keys and values as they are, with attention over it.
 
-    grain: int  # tokens that can only be selected together
-    kernel: Kernel | None  # the native kernel, if it attends to them
-    dumps_grains: bool  # whether stores in one memory dump tokens as grains, too; else as keys and values
+    Attributes:
+        grain: tokens that can only be selected together.
+        kernel: the native kernel, if it attends to them.
+        dumps_grains: whether stores in one memory dump tokens as grains, too; else as keys and values.
+    """
 
+    grain: int
+    kernel: Any = None  # Kernel, or None
+    dumps_grains = False
+    _size: tuple[int, ...]  # of a page
+
+    @abstractmethod
     def append(self, page: Tensor, at: int, q: Tensor, k: Tensor, v: Tensor, rows: Rows, rotated: Tensor) -> None:
         """Store tokens from position `at` of the page on, and write their rotated queries to `rotated`.
 
         q `[tokens, heads, head_dim]`, k and v `[tokens, kv_heads, head_dim]`.
         """
-        ...
 
     def attend(self, page: Tensor, q: Tensor, seen: int, causal: bool = False) -> Any:
         """Attend to the first `seen` tokens with rotated queries; if causal, each further query sees one more.
 
         Returns a partial result for an accumulator of the same format.
         """
-        ...
+        k, v = self.read(page)
+        if not causal or len(q) == 1:
+            return attend(q, k[:, :seen], v[:, :seen])
+        seen += len(q) - 1
+        return attend_causal(q, k[:, :seen], v[:, :seen])
+
+    def attend_whole(self, number: int, page: Tensor, q: Tensor) -> Any:
+        return self.attend(page, q, self.tokens)
 
     def attend_tree(self, pages: PageRun, q: Tensor, before: int, tree: Tree, result: Accumulator) -> None:
         """Add attention to a tree and the tokens before it: of all rows of `result`, rotated queries of its last ones.
 
-        In the pages, the tree comes behind the first `before` tokens, all of which are in the first page.
+        In the pages, the tree comes behind the first `before` tokens, all of which are in the first page. On any
+        device: by a mask, of the tree's tokens alone.
         """
-        ...
+        if before:
+            result.attend(pages.memory[pages.order[0]], slice(0, len(q)), before)
+        runs = []
+        for index, slot in enumerate(pages.order):
+            first, end = (position - index * self.tokens for position in (before, before + len(tree)))
+            first, end = max(first, 0), min(end, self.tokens)
+            begin = first // self.grain
+            grains = self.grains(pages.memory[slot])[:, begin : -(-end // self.grain)]
+            inside = slice(first - begin * self.grain, end - begin * self.grain)
+            runs.append([x[:, inside] for x in self.read_grains(grains)])
+        keys, values = (torch.cat(both, dim=1) for both in zip(*runs, strict=True))
+        own = attend_masked(q, keys, values, tree.on(q.device).sees[-len(q) :])
+        result.add_state(state_of(own))
+
+    def grains(self, pages: Tensor) -> Tensor:
+        return pages.unflatten(-1, self._size)
+
+    @abstractmethod
+    def read_grains(self, grains: Tensor) -> tuple[Tensor, Tensor]:
+        """Return keys and values `[n, count * grain, head_dim]` of selected grains `[n, count, ...]`."""
 
     def read(self, page: Tensor) -> tuple[Tensor, Tensor]:
         """Return keys and values `[kv_heads, tokens, head_dim]`: views or copies."""
-        ...
+        return self.read_grains(self.grains(page))
 
+    @abstractmethod
     def write(self, page: Tensor, at: int, keys: Tensor, values: Tensor) -> None:
         """Store rotated keys and values `[kv_heads, n, head_dim]` from position `at` of the page on."""
-        ...
 
+    @abstractmethod
     def plain_views(self, pages: Tensor) -> tuple[Tensor, Tensor]:
         """View pages `[n, numbers]` as keys and values in plain order, `[kv_heads, n, ...]`.
 
         Plain ones `[kv_heads, n * tokens, head_dim]` can be viewed in the same shape, so either is copied to the other
         in one operation.
         """
-        ...
-
-    def read_grains(self, grains: Tensor) -> tuple[Tensor, Tensor]:
-        """Return keys and values `[n, count * grain, head_dim]` of selected grains `[n, count, ...]`."""
-        ...
 
 
-class PlainPageFormat:
+class PlainPageFormat(PageFormat):
     """Keys and values side by side `[kv_heads, tokens, 2, head_dim]`, attended to by torch's kernels."""
 
     grain = 1
-    kernel = None
-    dumps_grains = False
 
     def __init__(self, shape: ModelShape, tokens: int) -> None:
         self.tokens = tokens
         self.numbers = 2 * shape.kv_heads * tokens * shape.head_dim
         self._size = (shape.kv_heads, tokens, 2, shape.head_dim)
-
-    @property
-    def host(self) -> PlainPageFormat:
-        return self
 
     def append(self, page: Tensor, at: int, q: Tensor, k: Tensor, v: Tensor, rows: Rows, rotated: Tensor) -> None:
         new = page.view(self._size)[:, at : at + len(q)]
@@ -127,22 +152,10 @@ class PlainPageFormat:
         new[:, :, 1] = v.transpose(0, 1)
         rotated.copy_(rotate(q, rows))
 
-    def attend(self, page: Tensor, q: Tensor, seen: int, causal: bool = False) -> Partial:
-        return attend_seen(q, *self.read(page), seen, causal)
-
-    def attend_whole(self, number: int, page: Tensor, q: Tensor) -> Any:
-        return self.attend(page, q, self.tokens)
-
-    def attend_tree(self, pages: PageRun, q: Tensor, before: int, tree: Tree, result: Accumulator) -> None:
-        attend_tree_masked(self, pages, q, before, tree, result)
-
     def accumulator(self, q: Tensor) -> Accumulator:
         if triton.serves(q):
             return TritonAccumulator(q, self._size[0], lambda page: (*self.read(page), triton.PLAIN))
         return TorchAccumulator(q, self.attend)
-
-    def read(self, page: Tensor) -> tuple[Tensor, Tensor]:
-        return page.view(self._size).unbind(2)
 
     def write(self, page: Tensor, at: int, keys: Tensor, values: Tensor) -> None:
         new = page.view(self._size)[:, at : at + keys.shape[1]]
@@ -151,14 +164,11 @@ class PlainPageFormat:
     def plain_views(self, pages: Tensor) -> tuple[Tensor, Tensor]:
         return self.grains(pages).transpose(0, 1).unbind(3)
 
-    def grains(self, pages: Tensor) -> Tensor:
-        return pages.unflatten(-1, self._size)
-
     def read_grains(self, grains: Tensor) -> tuple[Tensor, Tensor]:
         return grains.unbind(2)
 
 
-class BlockPageFormat:
+class BlockPageFormat(PageFormat):
     """The native kernel's blocks `[kv_heads, tokens / 16, 2 * 16 * head_dim]`, on a GPU.
 
     The native kernel attends to them on the host, Triton's on the GPU; without Triton they are converted to plain keys
@@ -166,7 +176,6 @@ class BlockPageFormat:
     """
 
     grain = BLOCK
-    dumps_grains = False
 
     def __init__(self, shape: ModelShape, tokens: int, kernel: Kernel) -> None:
         assert tokens % BLOCK == 0, "pages are whole blocks"
@@ -186,23 +195,10 @@ class BlockPageFormat:
         write_blocks(page.view(self._size), self._shape.head_dim, positions, *new)
         rotated.copy_(rotate(q, rows))
 
-    def attend(self, page: Tensor, q: Tensor, seen: int, causal: bool = False) -> Any:
-        return attend_seen(q, *self.read(page), seen, causal)
-
-    def attend_whole(self, number: int, page: Tensor, q: Tensor) -> Any:
-        return self.attend(page, q, self.tokens)
-
-    def attend_tree(self, pages: PageRun, q: Tensor, before: int, tree: Tree, result: Accumulator) -> None:
-        attend_tree_masked(self, pages, q, before, tree, result)
-
     def accumulator(self, q: Tensor) -> Accumulator:
         if triton.serves(q) and q.dtype == torch.bfloat16:  # blocks of fp32 are not paired
             return TritonAccumulator(q, self._size[0], lambda page: (*[page.view(self._size)] * 2, triton.BLOCKS))
         return TorchAccumulator(q, self.attend)
-
-    def read(self, page: Tensor) -> tuple[Tensor, Tensor]:
-        blocks = page.view(self._size)
-        return tuple(of(blocks, self._shape.head_dim).flatten(1, 2) for of in (keys_of, values_of))
 
     def write(self, page: Tensor, at: int, keys: Tensor, values: Tensor) -> None:
         positions = torch.arange(at, at + keys.shape[1], device=page.device)
@@ -211,9 +207,6 @@ class BlockPageFormat:
     def plain_views(self, pages: Tensor) -> tuple[Tensor, Tensor]:
         blocks = self.grains(pages).transpose(0, 1)
         return tuple(view(blocks, self._shape.head_dim) for view in (key_view, value_view))
-
-    def grains(self, pages: Tensor) -> Tensor:
-        return pages.unflatten(-1, self._size)
 
     def read_grains(self, grains: Tensor) -> tuple[Tensor, Tensor]:
         return tuple(of(grains, self._shape.head_dim).flatten(1, 2) for of in (keys_of, values_of))
@@ -242,33 +235,6 @@ class NativePageFormat(BlockPageFormat):
 
     def accumulator(self, q: Tensor) -> Accumulator:
         return KernelAccumulator(self.kernel, q, self.attend)
-
-
-def attend_seen(q: Tensor, k: Tensor, v: Tensor, seen: int, causal: bool) -> Partial:
-    """Attend to the first `seen` keys; if causal, each further query sees one more. Shapes as in `attend`."""
-    if not causal or len(q) == 1:
-        return attend(q, k[:, :seen], v[:, :seen])
-    seen += len(q) - 1
-    return attend_causal(q, k[:, :seen], v[:, :seen])
-
-
-def attend_tree_masked(
-    format: PageFormat, pages: PageRun, q: Tensor, before: int, tree: Tree, result: Accumulator
-) -> None:
-    """Do what `PageFormat.attend_tree` does, on any device: by a mask, of the tree's tokens alone."""
-    if before:
-        result.attend(pages.memory[pages.order[0]], slice(0, len(q)), before)
-    runs = []
-    for index, slot in enumerate(pages.order):
-        first, end = (position - index * format.tokens for position in (before, before + len(tree)))
-        first, end = max(first, 0), min(end, format.tokens)
-        begin = first // format.grain
-        grains = format.grains(pages.memory[slot])[:, begin : -(-end // format.grain)]
-        inside = slice(first - begin * format.grain, end - begin * format.grain)
-        runs.append([x[:, inside] for x in format.read_grains(grains)])
-    keys, values = (torch.cat(both, dim=1) for both in zip(*runs, strict=True))
-    own = attend_masked(q, keys, values, tree.on(q.device).sees[-len(q) :])
-    result.add_state(state_of(own))
 
 
 @lru_cache(maxsize=64)

@@ -113,10 +113,8 @@ class PagedStore(BlockStore):
         return placed
 
     def load(self, start: int, kv: Tensor) -> None:
-        tokens = kv.shape[2] * BLOCK
-        assert start % BLOCK == 0, "tokens are copied in whole blocks"
-        self.begin(start, tokens)
-        self._blocks[:, :, self._numbers(start // BLOCK, (start + tokens) // BLOCK)] = kv
+        self.begin(start, kv.shape[2] * BLOCK)
+        super().load(start, kv)
 
     def _numbers(self, first: int, last: int) -> Tensor:
         return self._table[first:last]

@@ -69,7 +69,8 @@ class Ring:
 class QuantizedMemory(Store):
     """A `Store` without attention: quantised groups of all whole windows, and a ring of the newest ones as they are.
 
-    Over tiers, every pass is between `begin` and `end`.
+    Over tiers, every pass is between `begin` and `end`. Subclasses attend, `encode` and `decode`, and say by `near`
+    what the `ring` is.
     """
 
     grain = GROUP
@@ -95,7 +96,7 @@ class QuantizedMemory(Store):
         self._newest = 0  # the position behind the last token that was stored since the last restart
         self._lost = 0  # the ring has no token before this position
         self._start, self._chunked = 0, False  # of the last pass of the full cache
-        self._ring = self._new_ring(ring_blocks(WINDOW))
+        self.ring = self._new_ring(ring_blocks(WINDOW))
 
     def _new_ring(self, size: int) -> Ring:
         return Ring(size, self.near((SINK_BLOCKS + size + 2 * WINDOW_BLOCKS) * BLOCK))
@@ -103,19 +104,19 @@ class QuantizedMemory(Store):
     def _grow(self, tokens: int) -> None:
         """Make the ring large enough for `tokens` tokens, and for rollbacks of two windows."""
         size = ring_blocks(tokens)
-        if size <= self._ring.size:
+        if size <= self.ring.size:
             return
         ring, lost = self._new_ring(size), self._oldest
         for start, end in ((0, min(SINK, self._newest)), (max(lost, SINK), self._newest)):
             for at, some in ring.runs(start, end - start):
                 ring.store.write(at, *self._read_ring(start + some.start, start + some.stop))
         # At once: an interrupt, or too little memory, must leave the old ring.
-        self._ring, self._lost = ring, lost
+        self.ring, self._lost = ring, lost
 
     @property
     def _oldest(self) -> int:
         """The first position from which the ring has all tokens."""
-        return max(-(-self._newest // BLOCK) * BLOCK - self._ring.size * BLOCK, self._lost)
+        return max(-(-self._newest // BLOCK) * BLOCK - self.ring.size * BLOCK, self._lost)
 
     def restartable(self, length: int) -> int:
         """Return the largest length, at most `length`, from which a sequence can go on: with its window in the ring."""
@@ -157,7 +158,7 @@ class QuantizedMemory(Store):
         window = (start if self._chunked else min(self._start, start)) // WINDOW * WINDOW
         self._grow(start + len(q) - window)
         self._newest = max(self._newest, start + len(q))  # before the tokens that this overwrites are lost
-        rotated, ring = [], self._ring
+        rotated, ring = [], self.ring
         for at, some in ring.runs(start, len(q)):
             own, there = (rows[0][some], rows[1][some]), min(max(stored - some.start, 0), some.stop - some.start)
             found = ring.store.append(layer, at, q[some], k[some], v[some], own, there)
@@ -169,25 +170,25 @@ class QuantizedMemory(Store):
         """Quantise the windows that tokens from `start` to `end` complete."""
         first, last = (at // WINDOW * WINDOW for at in (start, end))
         groups = range(max(first, SINK) // GROUP, last // GROUP)
-        for at, some in self._ring.runs(groups.start * GROUP, len(groups) * GROUP):
-            self._quantize_run(layer, groups[some.start // GROUP : some.stop // GROUP], at)
+        for at, some in self.ring.runs(groups.start * GROUP, len(groups) * GROUP):
+            self.encode(layer, groups[some.start // GROUP : some.stop // GROUP], at)
 
     @abstractmethod
-    def _quantize_run(self, layer: int, groups: range, at: int) -> None:
+    def encode(self, layer: int, groups: range, at: int) -> None:
         """Quantise groups of a layer, whose tokens lie in the ring's memory from token `at` on."""
 
     @abstractmethod
-    def _dequantized(self, groups: Tensor) -> tuple[Tensor, Tensor]:
+    def decode(self, groups: Tensor) -> tuple[Tensor, Tensor]:
         """Return keys and values `[n, tokens, head_dim]` of groups `[n, groups, bytes]`."""
 
-    def _dequantized_keys(self, groups: Tensor) -> Tensor:
+    def decode_keys(self, groups: Tensor) -> Tensor:
         """Return the keys alone, perhaps in fp32."""
-        return self._dequantized(groups)[0]
+        return self.decode(groups)[0]
 
     def compact(self, start: int, keep: Sequence[int]) -> None:
         """Move tokens as in `Store`; the windows that the path completes are quantised."""
         if moved := [(target, source) for target, source in enumerate(keep) if target != source]:
-            self._ring.store.move(*(self._ring.slots_of([start + at for at in x]) for x in zip(*moved, strict=True)))
+            self.ring.store.move(*(self.ring.slots_of([start + at for at in x]) for x in zip(*moved, strict=True)))
         for layer in range(self.shape.layers):
             self._quantize(layer, start, start + len(keep))
 
@@ -201,7 +202,7 @@ class QuantizedMemory(Store):
         groups = self.groups.dump(range(max(start, SINK) // GROUP, end // GROUP))
         if start >= SINK:
             return groups.clone(memory_format=torch.contiguous_format)
-        store = self._ring.store
+        store = self.ring.store
         sink = torch.stack(store.export(0, SINK), 2) if store.kernel is None else store.dump(0, SINK)
         return torch.cat((sink.flatten(2).view(torch.uint8), groups), dim=2)
 
@@ -209,7 +210,7 @@ class QuantizedMemory(Store):
         """Store what `dump` of a store of the same format returned, from position `start` on."""
         assert start % WINDOW == 0, "whole windows are copied"
         if start < SINK:
-            store = self._ring.store
+            store = self.ring.store
             size = 2 * SINK * self.shape.head_dim * self.dtype.itemsize
             sink, kv = kv[:, :, :size].contiguous().view(self.dtype), kv[:, :, size:]
             if store.kernel is None:
@@ -224,18 +225,23 @@ class QuantizedMemory(Store):
 
     def read(self, start: int, end: int) -> tuple[Tensor, Tensor]:
         """Return copies of keys and values as in `Store`; those of whole windows are dequantised."""
-        return self._read(range(self.shape.layers), start, end)
+        return self.read_layers(range(self.shape.layers), start, end)
 
-    def _read(self, layers: range, start: int, end: int) -> tuple[Tensor, Tensor]:
-        """Return keys and values `[layers, kv_heads, tokens, head_dim]`."""
-        border, low, some = end // WINDOW * WINDOW, max(start, SINK), slice(layers.start, layers.stop)
-        if border < self._oldest:
-            border = end  # that window is quantised too
+    def read_layers(self, layers: range, start: int, end: int, border: int | None = None) -> tuple[Tensor, Tensor]:
+        """Return keys and values `[layers, kv_heads, tokens, head_dim]`, those before `border` but the sink's decoded.
+
+        A token sees those before its own window so. Without a `border`, whole windows are decoded.
+        """
+        low, some = max(start, SINK), slice(layers.start, layers.stop)
+        if border is None:
+            border = end // WINDOW * WINDOW
+            if border < self._oldest:
+                border = end  # that window is quantised too
         parts = [self._read_ring(start, min(end, SINK), some)] if start < SINK else []
         if low < border:
             groups = range(low // GROUP, -(-border // GROUP))
             inside = slice(low - groups.start * GROUP, border - groups.start * GROUP)
-            both = self._dequantized(self._groups_of(layers, groups))
+            both = self.decode(self._groups_of(layers, groups))
             parts.append(tuple(x.unflatten(0, (len(layers), -1))[:, :, inside] for x in both))
         if max(low, border) < end:
             parts.append(self._read_ring(max(low, border), end, some))
@@ -243,7 +249,7 @@ class QuantizedMemory(Store):
         return keys, values
 
     def _read_ring(self, start: int, end: int, layers: slice = slice(None)) -> tuple[Tensor, Tensor]:
-        store, runs = self._ring.store, self._ring.runs(start, end - start)
+        store, runs = self.ring.store, self.ring.runs(start, end - start)
         parts = [store.read(at, at + some.stop - some.start, layers) for at, some in runs]
         keys, values = (torch.cat(x, dim=2) for x in zip(*parts, strict=True))
         return keys, values
@@ -261,24 +267,24 @@ class QuantizedMemory(Store):
         last = max(end // WINDOW * WINDOW // chunk * chunk, first)
         size = max(_DEQUANTIZED_AT_ONCE // (4 * self.shape.kv_heads * self.shape.head_dim) // chunk, 1) * chunk
         own = range(layer, layer + 1)
-        parts = [self._read(own, start, first)[0][0]] if start < first else []
+        parts = [self.read_layers(own, start, first)[0][0]] if start < first else []
         for at in range(first, last, size):
             groups = range(at // GROUP, min(at + size, last) // GROUP)
-            parts.append(self._dequantized_keys(self._groups_of(own, groups)))
-        parts += [self._read(own, last, end)[0][0]] if last < end else []
+            parts.append(self.decode_keys(self._groups_of(own, groups)))
+        parts += [self.read_layers(own, last, end)[0][0]] if last < end else []
         return torch.cat([x.unflatten(1, (-1, chunk)).mean(2, dtype=torch.float32) for x in parts], dim=1)
 
     def gather(self, rows: Tensor, chunks: Tensor, size: int) -> tuple[Tensor, Tensor]:
         """Copy chunks as in `Store`, of whole groups; tokens of the sink and of a window under way as they are."""
         numbers = torch.arange(size // GROUP, device=self.device) + chunks.unsqueeze(1) * (size // GROUP)
-        keys, values = self._dequantized(self.groups.at(rows, numbers))
+        keys, values = self.decode(self.groups.at(rows, numbers))
         border = ((chunks + 1) * size // WINDOW * WINDOW).clamp_(min=self._oldest)
         near = ((chunks * size < SINK) | ((chunks + 1) * size > border)).nonzero().squeeze(1)
         if len(near):
             tokens = chunks[near].unsqueeze(1) * size + torch.arange(size, device=self.device)
             is_exact = ((tokens < SINK) | (tokens >= border[near].unsqueeze(1))).unsqueeze(-1)
-            slots = self._ring.slots(tokens[:, ::BLOCK] // BLOCK)
-            own = self._ring.store.gather(rows[near].repeat_interleave(size // BLOCK), slots.flatten(), BLOCK)
+            slots = self.ring.slots(tokens[:, ::BLOCK] // BLOCK)
+            own = self.ring.store.gather(rows[near].repeat_interleave(size // BLOCK), slots.flatten(), BLOCK)
             for x, exact in zip((keys, values), own, strict=True):
                 x[near] = torch.where(is_exact, exact.reshape(len(near), size, -1), x[near])
         return keys, values

@@ -75,7 +75,7 @@ class QuantizedStore(QuantizedMemory):
         self._quantized_end = -1  # the table has slots of the old ring
         return super()._new_ring(size)
 
-    def _quantize_run(self, layer: int, groups: range, at: int) -> None:
+    def encode(self, layer: int, groups: range, at: int) -> None:
         for memory, some, part in self.groups.runs(layer, groups):
             blocks = range(
                 at // BLOCK + part.start * GROUP_BLOCKS, at // BLOCK + part.stop * GROUP_BLOCKS, GROUP_BLOCKS
@@ -84,7 +84,7 @@ class QuantizedStore(QuantizedMemory):
             call = quantize_call(self._near.layer(layer), Groups(memory, self._format), items, self.shape.head_dim)
             self._kernel.quantize(call)
 
-    def _dequantized(self, groups: Tensor) -> tuple[Tensor, Tensor]:
+    def decode(self, groups: Tensor) -> tuple[Tensor, Tensor]:
         every = range(groups.shape[0] * groups.shape[1])
         memory = Groups(groups.view(1, len(every), -1), self._format)
         both = dequantized(self._kernel, memory, group_items(1, every, every), self.shape.head_dim, self.dtype)
@@ -94,7 +94,7 @@ class QuantizedStore(QuantizedMemory):
     @property
     def _near(self) -> BlockStore:
         """The memory of the ring."""
-        store = self._ring.store
+        store = self.ring.store
         assert isinstance(store, BlockStore)
         return store
 
@@ -108,9 +108,9 @@ class QuantizedStore(QuantizedMemory):
             before, self._quantized_end = self._quantized_end, -1  # until done: an interrupt may come in between
             if before < 0:
                 before = SINK_BLOCKS
-                self._table.copy_(self._ring.slots(torch.arange(len(self._table))))
+                self._table.copy_(self.ring.slots(torch.arange(len(self._table))))
             numbers = torch.arange(min(end, before), max(end, before))
-            self._table[numbers] = (~numbers if end > before else self._ring.slots(numbers)).to(torch.int32)
+            self._table[numbers] = (~numbers if end > before else self.ring.slots(numbers)).to(torch.int32)
             self._quantized_end = end
         return self._table
 
@@ -125,6 +125,12 @@ class QuantizedStore(QuantizedMemory):
             more |= {"table": part.table, "parents": part.parents, "groups": groups}
             self._kernel.attend(self._near.calls.attention(self._near.layer(layer), q[part.rows], part.seen, **more))
         return out
+
+    def observe(self, layer: int, q: Tensor, start: int, lse: Tensor, received: Tensor) -> None:
+        for part in self._parts(layer, start, len(q), None):
+            more: dict[str, Any] = {"table": part.table, "groups": self._layers[layer]}
+            rows = q[part.rows], part.seen, lse[part.rows], received
+            self._kernel.observe(self._near.calls.observation(self._near.layer(layer), *rows, **more))
 
     def attend_table(
         self, layer: int, q: Tensor, table: Tensor, seen: int, tree: Tree | None = None, lse: Tensor | None = None
@@ -160,13 +166,13 @@ class QuantizedStore(QuantizedMemory):
         Window and path are copied behind the ring. The window's groups are not in use until it is complete.
         """
         border = (start // WINDOW + 1) * WINDOW
-        first, scratch = border - WINDOW, self._ring.scratch
+        first, scratch = border - WINDOW, self.ring.scratch
         assert start + len(path) <= border + WINDOW, "a path across two borders"
         tokens = [*range(first, start), *(start + token for token in path)]
-        sources, targets = self._ring.slots_of(tokens), scratch * BLOCK + torch.arange(len(tokens))
+        sources, targets = self.ring.slots_of(tokens), scratch * BLOCK + torch.arange(len(tokens))
         move_tokens(self._near.layer(layer), self.shape.head_dim, sources, targets)
         groups = range(max(first, SINK) // GROUP, border // GROUP)
-        self._quantize_run(layer, groups, scratch * BLOCK + groups.start * GROUP - first)
+        self.encode(layer, groups, scratch * BLOCK + groups.start * GROUP - first)
         table = self.table(border).clone()
         behind = table[border // BLOCK :][:WINDOW_BLOCKS]
         behind.copy_(scratch + WINDOW_BLOCKS + torch.arange(len(behind)))

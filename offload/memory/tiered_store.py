@@ -11,9 +11,8 @@ from ..architecture.config import ModelShape
 from ..architecture.rope import Rows
 from ..architecture.tier_footprint import GATHERED_BYTES
 from ..kernels.accumulate import Accumulator
-from .mean_keys import HostMeanKeys
 from .page import PageFormat, PageRun
-from .page_prefill import PlainPrefill, PrefillBuffers
+from .page_prefill import HostMeanKeys, PlainPrefill, PrefillBuffers
 from .store import DeviceStore, Store, first_moved
 from .tiers import Tiers
 from .tree_attention import Tree

@@ -17,9 +17,8 @@ from torch import Tensor
 
 from ..architecture.tier_footprint import GATHERED_BYTES
 from ..kernels.accumulate import PassResult
-from .balance import Balance, Stopwatch
 from .disk_pages import DiskPages
-from .host_attention import HostAttention, HostResult, add_from_host
+from .host_attention import Balance, HostAttention, HostResult, Stopwatch, add_from_host
 from .host_memory import Pinning, allocator, copy_bytes
 from .link import DISK_COST, LINK_COST, Link
 from .open_pages import OpenPages

@@ -20,7 +20,7 @@ from ..caches.protocol import Attends, KVCache
 from ..caches.recurrent_states import States
 from ..events import ExpertsRun
 from ..kernels.ops import Linear, Operations
-from ..memory.device_factory import new_store
+from ..memory.factory import new_store
 from ..memory.store import Store
 from ..memory.tree_attention import Tree
 from ..memory.window_rings import Windows

@@ -17,8 +17,9 @@ from .passes import Passes
 from .request import PlanRequest
 from .roofline import Time
 
-# Used until acceptance is measured. TriForce reports "above 0.9 even when the temperature is 1.0" with 4K of 122K
-# tokens (its project page); of its draft model's tokens (JackFram/llama-68m) the retrieval level accepts about .35.
+# Used until acceptance is measured. TriForce has .92 to .89 a token, by temperature, with 4K of 122K tokens (its table
+# 2). Of its draft model's tokens (JackFram/llama-68m) the retrieval level accepts .23 in the authors' runs
+# (ranonrkm/TriForce-legacy); larger draft models are accepted more often, so .35 is a guess.
 RETRIEVAL_ACCEPTANCE = 0.9
 DRAFT_ACCEPTANCE = 0.35
 LOOKUP_ACCEPTANCE = 0.3  # n-gram lookup on summaries of books: it drafts at half of the positions, and 60 % is accepted
@@ -89,12 +90,12 @@ def _waiting(request: PlanRequest, gamma1: int, gamma2: int) -> float:
     """Return how much longer drafting takes in lock step, where all sequences wait for the slowest draft."""
     if not (request.static_batch and gamma1):
         return 1.0
-    below = _draft_acceptance(request)
+    below = draft_acceptance(request)
     alone, slowest = (draft_rounds(below, gamma1, gamma2, count) for count in (1, request.sequences))
     return slowest / alone
 
 
-def _draft_acceptance(request: PlanRequest) -> float:
+def draft_acceptance(request: PlanRequest) -> float:
     """Return the rate at which the level above accepts the lowest drafter's tokens."""
     default = DRAFT_ACCEPTANCE if has_draft_model(request.speculation) else LOOKUP_ACCEPTANCE
     return default if request.draft_acceptance is None else request.draft_acceptance
@@ -130,7 +131,7 @@ def _tree(passes: Passes, method: str, acceptance: float) -> Decoding:
 def _proposed_token(passes: Passes, method: str) -> tuple[float, int, float]:
     """Return the seconds per token drafted for the full cache, its gamma1, and the acceptance of such tokens."""
     request, settings = passes.request, passes.request.speculation
-    below, row = _draft_acceptance(request), METHODS[method]
+    below, row = draft_acceptance(request), METHODS[method]
     if row.middle is None:
         return (0.0, 0, LOOKUP_ACCEPTANCE) if row.drafter == LOOKUP else (passes.draft_step(), 0, below)
     acceptance = passes.agreement * (RETRIEVAL_ACCEPTANCE if request.acceptance is None else request.acceptance)

@@ -22,9 +22,11 @@ from ..errors import OutOfMemory
 from ..settings.config import Speculation
 from ..settings.kv_formats import EXACT, KV_FORMATS
 from ..settings.method_sizes import (
+    EVICT_EVERY,
     draft_capacity,
     draft_chunk,
     drafter_kind,
+    forgets,
     has_draft_model,
     has_middle,
     selected_chunk,
@@ -147,7 +149,7 @@ def estimate(
         layers=shape.layers,
         outer_weights=(shape.outer_bytes(bits) - host_weights) // gpus,
         layer_weights=shape.layer_bytes(bits) // gpus,
-        layer_kv=_layer_kv(shape, tokens + tree_nodes(settings), prefill_chunk, itemsize, kv) // gpus,
+        layer_kv=_layer_kv(shape, settings, tokens, prefill_chunk, itemsize, kv) // gpus,
         activations=activation_bytes(share, tokens, prefill_chunk, itemsize, on_cpu, prefill, selection) + dequantized,
         retrieval=retrieval,
         draft=_draft_bytes(draft, settings, itemsize, on_cpu),
@@ -229,11 +231,15 @@ def _graph_bytes(settings: Speculation, tokens: int, gpus: int, full: bool) -> i
     return levels * GRAPHS * GRAPH_BYTES if gpus == 1 else 0
 
 
-def _layer_kv(shape: Dimensions, tokens: int, chunk: int, itemsize: int, kv: str) -> int:
-    """Return the bytes of the full cache in one layer."""
+def _layer_kv(shape: Dimensions, settings: Speculation, tokens: int, chunk: int, itemsize: int, kv: str) -> int:
+    """Return the bytes of the full cache, or of one that forgets, in one layer; of `tokens` as in `stored_tokens`."""
+    tokens += tree_nodes(settings)
     if KV_FORMATS[kv].is_plain:
         return shape.layer_kv_bytes(tokens, itemsize)
-    return quantized_layer_bytes(shape, kv, tokens, chunk, itemsize)
+    exact = 0
+    if forgets(settings):
+        exact, chunk = tokens // 2, min(chunk, EVICT_EVERY)  # those before RoPE
+    return shape.layer_kv_bytes(exact, itemsize) + quantized_layer_bytes(shape, kv, tokens - exact, chunk, itemsize)
 
 
 def _draft_bytes(draft: Dimensions | None, settings: Speculation, itemsize: int, on_cpu: bool) -> int:

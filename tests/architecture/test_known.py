@@ -39,11 +39,19 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
 
 # Parameters in billions, as the models' cards and reports say; of 1 token, the KiB of keys and values in bf16.
 PUBLISHED = {
+    "Llama-2-7B": (6.74, 512),
     "Llama-2-7B-128K": (6.74, 512),
+    "Llama-2-13B": (13.02, 800),
     "Llama-2-13B-128K": (13.02, 800),
+    "Llama-2-22B": (21.83, 1040),
     "Llama-2-70B": (68.98, 320),
     "LWM-Text-Chat-128K": (6.74, 512),
     "LWM-Text-Chat-1M": (6.74, 512),
+    "Vicuna-33B": (32.53, 1560),
+    "TinyLlama-1.1B": (1.100, 22),
+    "Sheared-LLaMA-1.3B": (1.345, 192),
+    "InternLM-7B": (7.320, 512),
+    "InternLM-20B": (20.09, 1200),
     "Llama-3.1-8B": (8.03, 128),
     "Llama-3.1-70B": (70.55, 320),
     "Llama-3.2-1B": (1.236, 32),
@@ -136,6 +144,9 @@ def test_experts_in_mxfp4_take_about_the_bytes_of_their_files(name, gigabytes):
     [
         ("llama-2-7b-128k", "Llama-2-7B-128K"),
         ("NousResearch/Yarn-Llama-2-13b-128k", "Llama-2-13B-128K"),
+        ("meta-llama/Llama-2-7b-chat-hf", "Llama-2-7B"),
+        ("lmsys/vicuna-33b-v1.3", "Vicuna-33B"),
+        ("TinyLlama/TinyLlama-1.1B-Chat-v1.0", "TinyLlama-1.1B"),
         ("lwm text chat 128k", "LWM-Text-Chat-128K"),
         ("meta-llama/Meta-Llama-3.1-8B-Instruct", "Llama-3.1-8B"),
         ("LLAMA_3.1_70B", "Llama-3.1-70B"),

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from offload.engine import Engine
-from offload.memory.tiered_factory import TieredStoreFactory
+from offload.memory.factory import TieredStoreFactory
 from tests.batching.test_batch import collect, request
 from tests.support.engine import tokens
 from tests.support.models import ids

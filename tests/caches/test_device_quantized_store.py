@@ -73,6 +73,22 @@ def test_chunks_and_single_tokens():
     assert_same_content(caches, 258, tolerance=1e-1)
 
 
+def test_both_observe_the_same_weights():
+    """Of queries on both sides of the end of a window."""
+    caches, found, tokens = new_caches("q4"), [], 8
+    run(caches, IDS[:252], unseen=251)
+    for cache in caches:
+        store, received = cache.store, torch.zeros(tiny_shape().kv_heads, CAPACITY)
+        cache.begin(tokens)
+        q, start = cache.append(LAYER, *projected(IDS[252 : 252 + tokens], LAYER))
+        q, lse = q.clone(), torch.empty(tokens, tiny_shape().heads)
+        store.attend(LAYER, q, start, lse=lse)
+        store.observe(LAYER, q, start, lse, received)
+        found.append(received)
+    assert_same(*found, tolerance=2e-2)  # a rounded half is another code
+    torch.testing.assert_close(found[1].sum(1), torch.full((tiny_shape().kv_heads,), 1.0 * tokens * tiny_shape().group))
+
+
 @pytest.mark.parametrize("start", [5, 250])
 def test_trees(start):
     """One of them crosses the end of a window, behind which a token sees that window quantised."""

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from offload.memory.device_factory import new_store
 
 from offload.caches.h2o import H2OCache
 from offload.caches.sink import SinkCache
@@ -9,7 +10,7 @@ from offload.loading.formats.safetensors import FolderCheckpoint
 from offload.loading.weights import load_model
 from offload.memory.block_store import BlockStore
 from offload.sequence import TokenSequence
-from offload.settings.config import Speculation
+from offload.settings.config import EXACT, Speculation
 from offload.speculation.levels.approximate import ApproximateRunner, approximate_runner
 from tests.support.evicting import SlowCache, keep_heavy, keep_latest
 from tests.support.models import id_tensor, ids
@@ -74,6 +75,46 @@ def test_the_native_kernels_scores_evict_what_the_slow_references_do(native_mode
     found, own = decode(native_model, new_cache(native_model, kind, 6, store), ids(60), 60)
     assert found == expected
     assert torch.allclose(own, logits, atol=1e-3)
+
+
+def test_rounded_keys_and_values_evict_what_the_slow_reference_does_over_dequantised_ones(native_model):
+    """Behind two evictions, and scores of quantised windows; the tokens that are kept are not rounded twice."""
+    kv, budget, every, count = "q4", 130, 12, 8
+    keep, prompt = keep_heavy(SINK, WINDOW), ids(150)
+    reference = SlowCache(native_model, keep, budget, every, kv)
+    expected, logits = decode(native_model, reference, prompt, count)
+    settings = Speculation(method="ar", approximate="h2o", sink=SINK, window=WINDOW, budget=budget, chunk=1)
+    found = {}
+    for kind in (kv, EXACT):
+        store = new_store(native_model.operations.kernel, native_model.shape, budget + every, torch.float32, CPU, kind)
+        cache = H2OCache(native_model.new_cache(budget + every, store=store), settings)
+        found[kind] = decode(native_model, cache, prompt, count)
+    assert found[kv][0] == expected
+    error = (found[kv][1] - logits).abs().max()
+    assert error < 2e-3 and (found[EXACT][1] - logits).abs().max() > 5 * error
+
+
+def test_rounded_ones_have_the_same_bits_in_passes_of_any_size_and_after_a_rollback(native_model, kind):
+    """Their windows, of 128 tokens, and the ends of observed runs and of evictions do not coincide."""
+    budget, every, prompt = 200, 150, ids(560)
+    settings = Speculation(method="ar", approximate="h2o", sink=SINK, window=WINDOW, budget=budget, chunk=1)
+
+    def runner(chunk):
+        kernel, shape = native_model.operations.kernel, native_model.shape
+        store = new_store(kernel, shape, budget + every, torch.float32, CPU, "q8")
+        return ApproximateRunner(
+            native_model, kind[0](native_model.new_cache(budget + every, store=store), settings), chunk
+        )
+
+    found = []
+    for chunk in (64, 512):
+        each, sequence = runner(chunk), TokenSequence(prompt[:540])
+        list(each.prefill(sequence))
+        sequence.truncate(520)  # within reach: tokens are run again from there
+        sequence.extend(prompt[520:])
+        found.append(each.rows(sequence))
+        assert each.cache.length == len(prompt)
+    assert torch.equal(*found) and torch.equal(found[0], runner(33).rows(TokenSequence(prompt)))
 
 
 def test_heads_keep_different_tokens_and_the_heaviest(model):

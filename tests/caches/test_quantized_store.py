@@ -81,6 +81,31 @@ def test_a_token_attends_to_whole_windows_quantised_and_to_its_own(kind):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_observed_weights_are_those_of_the_dequantised_keys_of_each_tokens_window(kind, dtype):
+    """H2O's scores, of queries on both sides of the end of a window."""
+    start, tokens, layer = 2 * WINDOW - 20, 44, 1
+    cache = new_cache(kind, dtype)
+    store, shape = cache.store, tiny_shape()
+    run(cache, IDS[:start])
+    before = store.read(0, start)[0][layer]
+    cache.begin(tokens)
+    q, at = cache.append(layer, *projected(IDS[start : start + tokens], layer, dtype))
+    q, lse, received = q.clone(), torch.empty(tokens, shape.heads), torch.zeros(shape.kv_heads, CAPACITY)
+    store.attend(layer, q, at, lse=lse)
+    store.observe(layer, q, at, lse, received)
+    own = slice(layer, layer + 1)
+    exact = store._read_ring(start // WINDOW * WINDOW, start + tokens, own)[0][0]
+    both = torch.cat((before[:, :WINDOW], exact), dim=1), store.read(0, start + tokens)[0][layer]
+    expected = torch.zeros_like(received)
+    for token in range(tokens):
+        end = start + token + 1
+        keys = both[start + token >= 2 * WINDOW][:, :end].float()
+        scores = torch.einsum("kgd,knd->kgn", q[token].float().unflatten(0, (shape.kv_heads, -1)), keys)
+        expected[:, :end] += (scores * shape.head_dim**-0.5).softmax(-1).sum(1)
+    torch.testing.assert_close(received, expected, atol=1e-4 if dtype == torch.float32 else 3e-2, rtol=1e-2)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_row_has_the_same_bits_in_any_company(kind, dtype):
     expected = run_all(new_cache(kind, dtype), IDS, [1] * len(IDS))
     rng = random.Random(0)

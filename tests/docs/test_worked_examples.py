@@ -10,10 +10,11 @@ from offload.architecture.families import FAMILIES
 from offload.loading.formats.safetensors import FolderCheckpoint
 from offload.loading.formats.tensor_checks import check_tensors
 from offload.loading.weights import load_model
+from offload.settings.kv_formats import KV_FORMATS, KVFormat
 from offload.settings.methods import APPROXIMATIONS, Approximation
 from tests.support.engine import GREEDY, tokens
 from tests.support.models import id_tensor, ids, make_hf_model
-from tests.support.offloading import CPU
+from tests.support.offloading import CPU, native_kernel
 from tests.support.paths import ROOT
 
 
@@ -52,6 +53,30 @@ def test_a_new_cache_is_a_file_and_a_row(snapkv, tiny_model_dir):
     after_the_first = (answer(prompt), answer(longer))[1]
     engine.release()
     assert answer(longer) == after_the_first  # whatever was cached of the conversation
+
+
+def test_a_new_kv_format_is_a_file_and_a_row(tmp_path, monkeypatch, tiny_model_dir):
+    if native_kernel() is None:
+        pytest.skip("there is no native kernel here")
+    source, row = examples("A KV format: e5m2")
+    (tmp_path / "own_e5m2.py").write_text(source, "utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    format = eval(row.replace("offload.memory.e5m2", "own_e5m2"), {"KVFormat": KVFormat})
+    monkeypatch.setitem(KV_FORMATS, format.name, format)
+
+    def answer(kv, **settings):
+        engine = open_model(EngineConfig(str(tiny_model_dir), "cpu", kv=kv, prefill_chunk=100)).load().without_end()
+        wanted = Speculation(**{"method": "ar", **settings})
+        found = tokens(engine.generate(ids(300), GREEDY, GenerationConfig(max_new_tokens=30), wanted))
+        return found, engine.idle_session.full.cache.store
+
+    found, store = answer(format.name)
+    assert type(store).__name__ == "E5M2Store"
+    assert answer(format.name, method="lookup")[0] == found  # speculation changes nothing
+    for x in store.read(0, 300):
+        is_e5m2 = (x.to(torch.float8_e5m2).to(x.dtype) == x).all(3).all(1).all(0)
+        assert is_e5m2.nonzero().squeeze(1).tolist() == list(range(32, 256))
+    assert store.groups.memory.nbytes == store.shape.kv_bytes(384, 1)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

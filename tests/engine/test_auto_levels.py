@@ -9,8 +9,8 @@ from offload.architecture.dims import Dimensions
 from offload.architecture.footprint import retrieval_bytes
 from offload.engine import Engine
 from offload.memory.disk_link import DiskLink
+from offload.memory.factory import TieredStoreFactory
 from offload.memory.link import SimulatedLink
-from offload.memory.tiered_factory import TieredStoreFactory
 from offload.speculation.auto.adaptive import AdaptiveScheduler
 from tests.support.engine import GREEDY, SMALL, tokens
 from tests.support.models import ids, make_hf_model, make_tokenizer

@@ -10,7 +10,7 @@ from offload.caches import full, in_flight, selected, streaming_llm
 from offload.engine import Engine
 from offload.errors import SettingsError
 from offload.memory import block_store
-from offload.memory.tiered_factory import TieredStoreFactory
+from offload.memory.factory import TieredStoreFactory
 from offload.speculation.levels import level
 from offload.speculation.passes import runner
 from offload.speculation.trees import verification

@@ -6,7 +6,7 @@ import torch
 from offload import EngineConfig, open_model
 from offload.caches.selection import HeavyHitterSelector, RecencySelector, RetrievalSelector
 from offload.errors import SettingsError
-from offload.evaluation import Policy, recovered_attention
+from offload.evaluation.attention import Policy, recovered_attention
 from offload.speculation.passes.runner import Runner
 from tests.support.engine import finished
 from tests.support.models import ids, make_hf_model

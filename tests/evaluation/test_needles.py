@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from offload import EngineConfig, open_model
-from offload.evaluation import make_needles, score_needle
-from offload.evaluation.needles import DIGITS
+from offload.evaluation.needles import DIGITS, make_needles, score_needle
 from tests.support.engine import finished
 from tests.support.models import make_hf_model, make_tokenizer
 

@@ -5,7 +5,7 @@ import torch
 
 from offload import EngineConfig, open_model
 from offload.errors import PromptError
-from offload.evaluation import Recomputed, continue_greedily, score_text
+from offload.evaluation.teacher_forcing import Recomputed, continue_greedily, score_text
 from tests.support.engine import finished
 from tests.support.models import FAMILY_CASES, ids, make_hf_model, make_tokenizer
 

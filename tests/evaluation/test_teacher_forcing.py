@@ -9,7 +9,7 @@ import torch
 from offload import EngineConfig, open_model
 from offload.caches.streaming_llm import StreamingCache
 from offload.errors import PromptError
-from offload.evaluation import (
+from offload.evaluation.teacher_forcing import (
     equal_tokens,
     mean_divergence,
     perplexities,

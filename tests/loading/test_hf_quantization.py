@@ -13,7 +13,7 @@ from offload.events import Tokens
 from offload.kernels.ops import CudaOperations, TorchOperations
 from offload.loading.formats.hf_quantization.choose import layout_of
 from offload.loading.formats.hf_quantization.codes import dequantized
-from offload.loading.formats.hf_quantization.compressed_tensors import Float8Layout
+from offload.loading.formats.hf_quantization.layouts import Float8Layout
 from offload.loading.formats.hf_quantization.stored import Header
 from offload.loading.formats.safetensors import FolderCheckpoint
 from offload.loading.formats.tensor_checks import check_tensors

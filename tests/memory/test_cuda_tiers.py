@@ -13,8 +13,8 @@ from offload.loading.formats.safetensors import FolderCheckpoint
 from offload.loading.weights import load_model
 from offload.memory import cuda_link as cuda
 from offload.memory import host_memory
+from offload.memory.factory import TieredStoreFactory
 from offload.memory.page import BlockPageFormat
-from offload.memory.tiered_factory import TieredStoreFactory
 from tests.support.models import id_tensor, make_hf_model
 from tests.support.native_kernel import fill_blocks
 from tests.support.offloading import CAPACITY, PAGE, SHAPE, native_kernel, settings

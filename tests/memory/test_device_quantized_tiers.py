@@ -10,9 +10,9 @@ from offload.caches.full import FullCache
 from offload.kernels.ops import TorchOperations
 from offload.kernels.triton import ops
 from offload.memory.device_quantized_store import DeviceQuantizedStore
+from offload.memory.factory import TieredStoreFactory
 from offload.memory.link import TransferFailed
 from offload.memory.quantized_store import QuantizedStore
-from offload.memory.tiered_factory import TieredStoreFactory
 from offload.memory.tree_attention import tree_of
 from tests.support.offloading import CPU, make_link, native_kernel, random_delays, settings
 from tests.support.stores import new_rope, projected, tiny_shape

@@ -22,7 +22,7 @@ from offload.loading.weights import load_model
 from offload.memory import disk_pages
 from offload.memory.disk_link import DiskFailed, DiskLink
 from offload.memory.disk_pages import FileRange
-from offload.memory.tiered_factory import TieredStoreFactory
+from offload.memory.factory import TieredStoreFactory
 from offload.prompt_cache.fingerprint import TOKENS
 from offload.settings.config import GenerationConfig, Sampling, Speculation
 from offload.system.scratch_file import ScratchFile

@@ -17,8 +17,8 @@ from offload.kernels.ops import TorchOperations
 from offload.loading.formats.quantization import QuantizedCheckpoint
 from offload.loading.formats.safetensors import FolderCheckpoint
 from offload.loading.weights import load_model
+from offload.memory.factory import TieredStoreFactory
 from offload.memory.link import TransferFailed
-from offload.memory.tiered_factory import TieredStoreFactory
 from offload.model.experts import grouped, route, weighted_sum
 from offload.planning.placement import place
 from offload.planning.request import PlanRequest

@@ -7,10 +7,9 @@ from offload.architecture.footprint import activation_bytes
 from offload.architecture.kv_formats import format_bytes
 from offload.architecture.tier_footprint import mean_key_bytes, paged_prefill_bytes, plain_prefill_bytes
 from offload.kernels import triton
-from offload.memory import mean_keys
-from offload.memory import tiered_factory as factory
+from offload.memory import factory, page_prefill
+from offload.memory.factory import TieredStoreFactory
 from offload.memory.tier_settings import TierSettings
-from offload.memory.tiered_factory import TieredStoreFactory
 from offload.settings.config import EXACT
 from tests.support.fake_cuda import GPU, FakeLink, fake_cuda
 from tests.support.fake_models import SHAPES, fake_shape, load_fake
@@ -42,7 +41,7 @@ def tiered(monkeypatch):
         cache._length = tokens
         return cache
 
-    monkeypatch.setattr(mean_keys, "allocator", lambda device: lambda size, dtype: torch.empty(size, dtype=dtype))
+    monkeypatch.setattr(page_prefill, "allocator", lambda device: lambda size, dtype: torch.empty(size, dtype=dtype))
     monkeypatch.setattr(factory, "begin_allocation", lambda size, dtype, device: (torch.empty(size, dtype=dtype), None))
     return new
 

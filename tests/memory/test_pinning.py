@@ -12,10 +12,10 @@ from offload.errors import Degraded
 from offload.events import Pinned, Prefilled
 from offload.kernels.ops import TorchOperations
 from offload.loading.formats.safetensors import FolderCheckpoint
+from offload.memory import factory
 from offload.memory import host_memory as host
-from offload.memory import tiered_factory as factory
+from offload.memory.factory import TieredStoreFactory
 from offload.memory.host_memory import Pinning, host_memory, pieces
-from offload.memory.tiered_factory import TieredStoreFactory
 from offload.session import Session
 from tests.support.models import id_tensor, make_hf_model
 from tests.support.offloading import CPU, SHAPE, make_link, make_model, settings

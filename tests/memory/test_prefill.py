@@ -12,10 +12,10 @@ from offload.architecture.tier_footprint import host_mean_key_bytes, host_page_b
 from offload.kernels.native.library import BLOCK
 from offload.kernels.ops import TorchOperations
 from offload.loading.formats.safetensors import FolderCheckpoint
-from offload.memory import tiered_factory as factory
+from offload.memory import factory
+from offload.memory.factory import TieredStoreFactory
 from offload.memory.link import TransferFailed
 from offload.memory.page import BlockPageFormat, PlainPageFormat
-from offload.memory.tiered_factory import TieredStoreFactory
 from offload.memory.tiers import Tiers
 from offload.sequence import TokenSequence
 from offload.speculation.levels.hierarchy import selected_cache

@@ -14,11 +14,11 @@ from offload.architecture.tier_footprint import host_page_bytes, open_slots, sta
 from offload.caches.full import FullCache
 from offload.kernels.native.ops import NativeOperations
 from offload.memory.disk_link import DiskLink
+from offload.memory.factory import TieredStoreFactory
 from offload.memory.link import TransferFailed
 from offload.memory.plain_store import attend_stored
 from offload.memory.quantized_store import QuantizedStore
 from offload.memory.tier_settings import TierSettings
-from offload.memory.tiered_factory import TieredStoreFactory
 from offload.memory.tree_attention import tree_of
 from offload.prompt_cache.fingerprint import TOKENS
 from tests.support.models import ids
@@ -194,7 +194,7 @@ def test_what_a_store_over_tiers_allocates_is_what_is_counted(place):
     assert pages == host_page_bytes(shape, layers, CAPACITY, PAGE, 2, "q4")
     staged = tiers.open.nbytes + sum(buffer.nbytes for buffer in tiers.ring.buffers)
     assert staged <= staging_bytes(shape, layers, len(tiers.ring.buffers), PAGE, 2, "q4", open_slots(400, PAGE, "q4"))
-    rings = sum(each._ring.store._blocks.nbytes for each in (store.resident, store.far))
+    rings = sum(each.ring.store._blocks.nbytes for each in (store.resident, store.far))
     assert rings <= shape.layers * bf16_layer_bytes(shape, CAPACITY, 400, 2)
 
 

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from offload.errors import SettingsError
+from offload.memory.factory import TieredStoreFactory
 from offload.memory.staged_link import make_link
 from offload.memory.tier_settings import TierSettings
-from offload.memory.tiered_factory import TieredStoreFactory
 from tests.support.offloading import CPU
 
 DISK = Path("/a")

@@ -8,7 +8,7 @@ import torch
 from offload import Speculation
 from offload.architecture.tier_footprint import GATHERED_BYTES
 from offload.memory import tiered_store
-from offload.memory.balance import HOST_ROWS, Balance
+from offload.memory.host_attention import HOST_ROWS, Balance
 from offload.memory.tiers import Tiers
 from offload.sequence import TokenSequence
 from offload.speculation.levels.hierarchy import selected_cache

@@ -14,9 +14,9 @@ from offload.architecture.hf_config import shape_from_config
 from offload.kernels.ops import TorchOperations
 from offload.loading.formats.tensor_checks import expected_sizes
 from offload.loading.weights import load_model
-from offload.memory import tiered_factory as factory
+from offload.memory import factory
 from offload.memory.cuda_link import CudaLink
-from offload.memory.tiered_factory import TieredStoreFactory
+from offload.memory.factory import TieredStoreFactory
 from offload.settings.config import Speculation
 from offload.speculation.levels.hierarchy import selected_cache
 from offload.weight_offloading.expert_tier import ExpertTier

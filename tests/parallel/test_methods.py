@@ -7,8 +7,8 @@ import pytest
 from offload import EngineConfig, GenerationConfig, Sampling, Speculation, Tokens, open_model
 from offload.engine import Engine
 from offload.loading.hub.download import open_checkpoint
+from offload.memory.factory import TieredStoreFactory
 from offload.memory.link import SimulatedLink
-from offload.memory.tiered_factory import TieredStoreFactory
 from offload.parallel import ALONE, split
 from offload.settings.config import METHODS
 from tests.batching.test_batch import collect

@@ -10,12 +10,14 @@ from offload.planning.first_token import first_selection
 from offload.planning.passes import Passes
 from offload.planning.placement import place
 from offload.planning.plan import make_plan
+from offload.planning.reference_loop import EAGER_LAYER_S, SPLIT_LAYER_S, WAIT_S, reference_token_s
 from offload.planning.request import PlanRequest
-from offload.planning.roofline import LAUNCH_S, LAUNCHES, PAGE_S, Pass, pass_time
+from offload.planning.roofline import ALL_REDUCE_S, LAUNCH_S, LAUNCHES, PAGE_S, Pass, pass_time
 from offload.settings.config import Placement, Speculation
-from offload.speculation.passes.estimators import token_rate
 from offload.units import GIB
 from tests.support.planning import HARDWARE, request
+from triforce_cli.experiment.plans import plan_values
+from triforce_cli.experiment.shipped import load
 
 NO_WORK = Pass(1, 0, 0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, graphed=True)
 LONG = 127 * 1024  # tokens: the paper's prompts, off-chip
@@ -24,19 +26,19 @@ LONG = 127 * 1024  # tokens: the paper's prompts, off-chip
 ON_CHIP = 122 * 1024
 
 
-# TriForce, arXiv 2404.11912, temperature 0, 4K of 122K tokens: .9234 of drafts of 6 tokens, accepted / drafted.
-ACCEPTANCE = token_rate(0.9234, 6)
+# TriForce, arXiv 2404.11912, table 2: 4K of 122K tokens, at temperatures of 0 and .6, a token.
+ACCEPTANCE, AT_0_6 = 0.9234, 0.9137
+LEVEL_1 = 0.23  # of JackFram/llama-68m's tokens, one at a time (A100_Ablation_graph_chain_retrieval.csv)
 
 
-LEVEL_1 = 0.35  # of JackFram/llama-68m's tokens, of which the reference drafts one at a time
-
-
-def published(model, hardware, method, tokens=LONG, layers=None, budget=4096, gamma=None, offload="stream"):
+def published(
+    model, hardware, method, tokens=LONG, layers=None, budget=4096, gamma=None, offload="stream", rate=AT_0_6
+):
     """The paper's set-up: its own offloading streams everything; the draft model drafts one token at a time."""
     draft = "JackFram/llama-68m" if method == "triforce" else "lookup"
     speculation = Speculation(method=method, draft=draft, budget=budget, gamma1=1, gamma2=gamma)
     placement = Placement(offload=offload, resident_layers=layers)
-    models = {"draft": KNOWN["Llama-68M"], "acceptance": ACCEPTANCE, "draft_acceptance": LEVEL_1}
+    models = {"draft": KNOWN["Llama-68M"], "acceptance": rate, "draft_acceptance": LEVEL_1}
     return make_plan(PlanRequest(model, KNOWN[model], tokens, HARDWARE[hardware], placement, speculation, **models))
 
 
@@ -65,23 +67,59 @@ def test_plain_decoding_with_offloading_takes_the_published_time(model, hardware
         ("Llama-2-13B-128K", "2x-rtx-4090", None, 12288, 16, 226),
     ],
 )
-def test_triforce_with_offloading_is_faster_by_plan_than_published_by_no_more_than_known(
+def test_triforce_with_offloading_is_slower_by_plan_than_published_by_no_more_than_known(
     model, hardware, layers, budget, gamma, milliseconds
 ):
+    """By no more than 22 %, with the acceptance of a budget of 4,096; .945 a token would explain all of them."""
     plan = published(model, hardware, "triforce", layers=layers, budget=budget, gamma=gamma)
     assert plan.fits
     assert plan.chosen.tbt.bound == "link"
-    assert 0.70 < plan.chosen.tbt.seconds * 1000 / milliseconds < 0.85
+    assert 1.1 < plan.chosen.tbt.seconds * 1000 / milliseconds < 1.22
+    nearer = published(model, hardware, "triforce", layers=layers, budget=budget, gamma=gamma, rate=0.945)
+    loop = reference_token_s(Passes(nearer.request, nearer.placed), nearer.chosen)
+    assert loop * 1000 == pytest.approx(milliseconds, rel=0.06)
 
 
 def test_the_published_ratio_on_chip():
-    """A plain step within 15 %, TriForce a third too fast (the project page gives 54 and 24 ms)."""
-    plan = published("Llama-2-7B-128K", "a100", "triforce", ON_CHIP, budget=4096, gamma=6, offload="none")
+    """A tenth too fast by plan, which the authors' loop explains (the project page gives 54 and 24 ms)."""
+    on_chip = {"tokens": ON_CHIP, "gamma": 6, "offload": "none", "rate": ACCEPTANCE}
+    plan = published("Llama-2-7B-128K", "a100", "triforce", **on_chip)
     assert plan.fits
     assert plan.placed.resident_layers == 32
-    assert 1.2 < plan.speedup / 2.31 < 1.4
+    assert 1.05 < plan.speedup / 2.31 < 1.15
     assert plan.plain.tbt.seconds * 1000 == pytest.approx(54, rel=0.15)
+    passes = Passes(plan.request, plan.placed)
+    plain_s, chosen_s = (reference_token_s(passes, each) for each in (plan.plain, plan.chosen))
+    assert plain_s / chosen_s == pytest.approx(2.31, rel=0.04)
+    assert (1000 * plain_s, 1000 * chosen_s) == pytest.approx((54, 24), rel=0.07)
     assert plan.plain.tbt.bound == "device memory"
+
+
+@pytest.mark.parametrize("name", ["temperature", "levels"])
+def test_the_authors_loop_explains_the_speed_ups_on_chip(name):
+    """TriForce at every temperature and both ablations within 4 %, the naive policy within 12 %."""
+    values = [value for value in load(name).values if value.plan is not None and value.measure == "speedup"]
+    assert len(values) == {"temperature": 14, "levels": 3}[name]
+    for found in plan_values(values):
+        allowed = 0.12 if found.value.plan.method == "naive" else 0.04
+        assert found.authors_code == pytest.approx(found.value.published, rel=allowed), found.value.what
+
+
+def test_the_authors_loop_explains_sequoias_speed_ups_on_an_a100():
+    values = [value for value in load("sequoia").values if value.plan is not None and value.plan.gpu == "a100"]
+    for found in plan_values([value for value in values if value.measure == "speedup"]):
+        assert found.authors_code == pytest.approx(found.value.published, rel=0.16), found.value.what
+
+
+def test_a_step_of_the_authors_code_waits_for_the_host_and_launches_without_graphs():
+    """Their full pass is no graph, and one whose layers are split or streamed drafts without one too."""
+    one, two = (
+        published("Llama-2-7B-128K", gpu, "triforce", 8192, gamma=6, offload=offload)
+        for gpu, offload in (("a100", "none"), ("2x-rtx-4090", "none"))
+    )
+    times = [reference_token_s(Passes(plan.request, plan.placed), plan.plain) for plan in (one, two)]
+    assert times[0] == pytest.approx(32 * EAGER_LAYER_S + WAIT_S)
+    assert times[1] == pytest.approx(32 * SPLIT_LAYER_S + WAIT_S + ALL_REDUCE_S)
 
 
 def test_more_layers_stay_than_in_the_paper_where_they_fit():

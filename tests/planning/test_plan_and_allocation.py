@@ -12,11 +12,10 @@ from torch.overrides import TorchFunctionMode
 from offload.architecture.footprint import DEQUANTIZED_BYTES, PAGE_GRAIN
 from offload.architecture.weight_formats import rounded_bits
 from offload.kernels import triton
-from offload.memory import mean_keys, tiers
-from offload.memory import tiered_factory as factory
+from offload.memory import factory, page_prefill, tiers
+from offload.memory.factory import TieredStoreFactory
 from offload.memory.host_attention import HostAttention, HostResult
 from offload.memory.tier_settings import TierSettings
-from offload.memory.tiered_factory import TieredStoreFactory
 from offload.parallel.shard import split
 from offload.planning.placement import _place
 from offload.planning.request import PlanRequest
@@ -68,7 +67,7 @@ def without_a_gpu(monkeypatch):
     monkeypatch.setattr(HostAttention, "submit", faked_host_attention)
     monkeypatch.setattr(runner, "graphs_for", lambda model, cache: None)  # fake tensors cannot be recorded
     monkeypatch.setattr(factory, "begin_allocation", lambda size, dtype, device: (torch.empty(size, dtype=dtype), None))
-    for module in (weights, mean_keys, tiers):
+    for module in (weights, page_prefill, tiers):
         monkeypatch.setattr(
             module, "allocator", lambda device: lambda size, dtype: torch.empty(size, dtype=dtype), raising=True
         )

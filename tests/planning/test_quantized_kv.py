@@ -7,14 +7,16 @@ import torch
 
 from offload.architecture.kv_formats import GROUP, WINDOW
 from offload.caches.full import FullCache
+from offload.caches.h2o import H2OCache
 from offload.hardware.rates import READ
 from offload.memory.quantized_store import QuantizedStore
 from offload.planning.memory import estimate
 from offload.planning.passes import Passes
 from offload.planning.placement import place
 from offload.planning.plan import make_plan
-from offload.settings.config import EXACT
+from offload.settings.config import EXACT, Speculation
 from offload.settings.kv_formats import KV_FORMATS
+from offload.settings.method_sizes import forgetting_capacity, stored_tokens
 from offload.units import GIB
 from tests.support.offloading import native_kernel
 from tests.support.planning import HARDWARE, request
@@ -46,8 +48,22 @@ def test_what_a_store_allocates_is_what_is_counted(kind, chunk):
             cache.attend(layer, *projected(ids, layer, torch.bfloat16))
         cache.commit()
     counted = estimate(shape, tokens, request().speculation, device="cpu", itemsize=2, prefill_chunk=chunk, kv=kind).kv
-    allocated = store.groups.memory.nbytes + store._ring.store._blocks.nbytes
+    allocated = store.groups.memory.nbytes + store.ring.store._blocks.nbytes
     assert 0.75 * counted <= allocated <= counted
+
+
+def test_what_a_cache_that_evicts_allocates_is_what_is_counted():
+    """Beside the codes, it has its tokens before RoPE as they are."""
+    if native_kernel() is None:
+        pytest.skip("there is no native kernel here")
+    settings = Speculation(method="ar", approximate="h2o", sink=2, window=5, budget=512, chunk=1)
+    tokens = forgetting_capacity(settings)
+    store = QuantizedStore(native_kernel(), tiny_shape(), tokens, torch.bfloat16, "q4")
+    cache = H2OCache(FullCache(store, new_rope(torch.bfloat16), tokens), settings)
+    sizes = {"device": "cpu", "itemsize": 2, "prefill_chunk": 512, "kv": "q4"}
+    counted = estimate(tiny_shape(), stored_tokens(settings, 9999), settings, **sizes).kv
+    allocated = store.groups.memory.nbytes + store._ring.store._blocks.nbytes + cache.nbytes
+    assert 0.9 * counted <= allocated <= counted
 
 
 @pytest.mark.parametrize("kind", KINDS)

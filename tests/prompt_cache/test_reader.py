@@ -53,6 +53,13 @@ def test_an_error_is_that_of_its_block_alone(prompt):
                 assert reader.take()[1] == header(index)
 
 
+def test_a_block_of_the_key_with_other_tokens_is_refused(prompt):
+    """Keys are hashes of the tokens: should two collide, or a block be saved under the key of another one."""
+    write_block(prompt.folder / "4", header(4), [5] * TOKENS, torch.zeros(2, 1, 3, 64))
+    with pytest.raises(UnusableBlock, match="different tokens"):
+        prompt.read(4)
+
+
 def test_closed_early_its_threads_end(prompt):
     with BlockReader(prompt, range(COUNT)) as reader:
         reader.take()

@@ -39,8 +39,8 @@ def test_acceptance_is_that_by_the_full_cache(charts):
         accepted("triforce", 64, {"lookup -> retrieval": 0.2, "retrieval -> full": 0.9}),
         accepted("triforce", 256, {"lookup -> retrieval": 0.3, "retrieval -> full": 0.95}),
     ]
-    lines = chart_of(charts, "budget").lines(rows)
-    assert lines == {"streaming": [("64", 0.7)], "triforce": [("64", 0.9), ("256", 0.95)]}
+    lines = chart_of(charts, "budget").lines([row | {"draft": "lookup"} for row in rows])
+    assert lines == {"streaming": [("64", 0.7)], "triforce, draft: lookup": [("64", 0.9), ("256", 0.95)]}
 
 
 def test_perplexity_is_of_the_smaller_cache_and_by_the_end_of_each_part(charts):
@@ -71,6 +71,19 @@ def test_layers_are_those_of_the_largest_budget_and_depths_those_of_the_longest_
     assert chart_of(charts, "needles").lines(rows) == {"exact": [("0.25", -1.0), ("0.75", -800)]}
 
 
+def test_heavy_hitters_are_drawn_from_the_exact_model_s_row(charts):
+    row = {
+        "method": "exact",
+        "kept_by_layer": {"0": 0.3},
+        "sparsity_by_layer": {"0": 0.2},
+        "received_by_rank": {"1": 9},
+    }
+    lines = [each.lines([row]) for each in charts.CHARTS if each.experiment == "heavy-hitters"]
+    assert lines[0] == {"on 5 % of the tokens": [("0", 0.3)], "with under 1 % of the largest": [("0", 0.2)]}
+    assert lines[1] == {"attention received": [("1", 9)]}
+    assert "104.0" in charts.masked().svg() and "layer 29" in charts.sink_map().svg()
+
+
 @pytest.mark.parametrize(
     ("name", "values", "ticks"),
     [
@@ -89,7 +102,7 @@ def test_ticks_hold_all_values(charts, name, values, ticks):
 def test_every_chart_is_of_a_quick_run_of_the_experiment_as_it_is_and_in_the_documentation(charts):
     text = (ROOT / "docs" / "experiments.md").read_text("utf-8")
     for chart in charts.CHARTS:
-        assert f"(images/experiment-{chart.experiment}.svg)" in text
+        assert f"(images/{chart.picture}.svg)" in text
         found, quick = charts.newest(f"*-experiment-{chart.experiment}-*.json"), load(chart.experiment).quick
         assert (found["name"], found["quick"], found["interrupted"]) == (chart.experiment, True, False)
         assert found["measured"]["model"] == quick.model

@@ -10,11 +10,11 @@ from offload.kernels.native.ops import NativeOperations
 from offload.kernels.ops import TorchOperations
 from offload.loading.formats.safetensors import FolderCheckpoint
 from offload.loading.weights import load_model
+from offload.memory.factory import TieredStoreFactory
 from offload.memory.host_memory import host_memory
 from offload.memory.link import SimulatedLink
 from offload.memory.staged_link import StagedLink
 from offload.memory.tier_settings import TierSettings
-from offload.memory.tiered_factory import TieredStoreFactory
 from tests.support.models import make_hf_model
 
 CPU = torch.device("cpu")

@@ -22,8 +22,8 @@ from offload.loading.formats.safetensors import FolderCheckpoint
 from offload.loading.weights import load_model
 from offload.loading.weights_digest import weights_digest
 from offload.memory.disk_link import DiskLink
+from offload.memory.factory import TieredStoreFactory
 from offload.memory.link import SimulatedLink
-from offload.memory.tiered_factory import TieredStoreFactory
 from offload.prompt_cache import restore as restoring
 from offload.prompt_cache import writer as saving
 from offload.prompt_cache.folder import PromptFolder

@@ -1,4 +1,4 @@
-"""Sequoia's tables (Chen et al., arXiv 2402.12374v3, tables 1 and 2), and the acceptance behind them.
+"""Sequoia's tables (Chen et al., arXiv 2402.12374v3, tables 1 to 3), and the acceptance behind them.
 
 The paper publishes no acceptance with its tables, but how many tokens SpecInfer's trees yield with the same models and
 texts: independent sequences, whose tokens depend on the first child's acceptance almost alone.
@@ -33,6 +33,14 @@ ON_DEVICE = [  # table 1: Llama-2-7B with JackFram/llama-68m on an A100
     Row(128, 6, 3.45, 2.58, _5X8),
     Row(128, 10, 4.98, 4.01, _5X8),  # MT-Bench, T = 0
     Row(128, 7, 3.96, 2.97, _5X8),
+]
+LARGER_ON_DEVICE = [  # tables 1 and 3: on C4, OpenWebText and CNN Daily Mail, each at T = 0 and 0.6
+    *(Row(64, 9, 4.20, 3.64, _5X8, 0, "Llama-2-13B"), Row(64, 7, 3.57, 2.87, _5X8, 0, "Llama-2-13B")),
+    *(Row(64, 7, 3.49, 3.05, _5X8, 0, "Llama-2-13B"), Row(64, 6, 3.06, 2.49, _5X8, 0, "Llama-2-13B")),
+    *(Row(64, 7, 3.68, 3.22, _5X8, 0, "Llama-2-13B"), Row(64, 6, 3.17, 2.54, _5X8, 0, "Llama-2-13B")),
+    *(Row(64, 6, 4.28, 3.86, _5X8, 0, "Vicuna-33B"), Row(64, 6, 4.16, 3.53, _5X8, 0, "Vicuna-33B")),
+    *(Row(64, 5, 3.93, 3.70, _5X8, 0, "Vicuna-33B"), Row(64, 5, 3.82, 3.36, _5X8, 0, "Vicuna-33B")),
+    *(Row(64, 5, 3.93, 3.71, _5X8, 0, "Vicuna-33B"), Row(64, 5, 3.86, 3.40, _5X8, 0, "Vicuna-33B")),
 ]
 OFFLOADED = [  # table 2: L40, weights streamed over PCIe 4, MT-Bench
     Row(768, 18, 10.30, 7.63, _16X48, 0.66, "Llama-2-70B"),  # with Llama-2-7B-chat, T = 0

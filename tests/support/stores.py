@@ -14,11 +14,11 @@ from offload.architecture.rope import Rope, rotate
 from offload.kernels.native.library import BLOCK
 from offload.kernels.native.ops import NativeOperations
 from offload.kernels.ops import TorchOperations
-from offload.memory.device_factory import new_store as make_store
 from offload.memory.disk_link import DiskLink
+from offload.memory.factory import TieredStoreFactory
+from offload.memory.factory import new_store as make_store
 from offload.memory.paged_store import PagedStore, PagePool
 from offload.memory.store import Store
-from offload.memory.tiered_factory import TieredStoreFactory
 from offload.settings.config import EXACT
 from tests.support.models import make_hf_model
 from tests.support.offloading import CPU, SHAPE, make_link, native_kernel, random_delays, settings, staged_link

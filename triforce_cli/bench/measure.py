@@ -60,7 +60,8 @@ def run_measurement(asked: BenchRequest, terminal: Terminal, quiet: bool, displa
     """
     bench = open_bench(asked, terminal, quiet)
     group = asked.request.group
-    file = PointsFile(asked.points, terminal.warn) if asked.points is not None and asked.request.is_first else None
+    is_writer = group is None or group.rank == 0
+    file = PointsFile(asked.points, terminal.warn) if asked.points is not None and is_writer else None
     try:
         # Of rank 0: what identifies a run, such as the path of the model, may differ between ranks.
         kept = broadcast(group, lambda: _found(bench, by_identity([] if file is None else file.kept)))

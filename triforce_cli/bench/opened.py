@@ -14,6 +14,7 @@ from offload.settings.config import Sampling, Speculation
 from offload.settings.method_sizes import has_draft_model
 
 from ..distributed.rank import broadcast
+from ..options.mode_checks import warn_of_chunks
 from ..options.settings import Settings
 from ..output.terminal import Terminal
 from ..run.job import check_sequences
@@ -134,6 +135,7 @@ def open_bench(asked: BenchRequest, terminal: Terminal, quiet: bool) -> OpenBenc
     benchmark = Benchmark(settings, model, longest, settings.sampling(own), every, None)
     if not request.dry_run:
         benchmark = replace(benchmark, tiers=plan_bench_tiers(benchmark, terminal))
+    warn_of_chunks(model, settings, distinct, len(longest) + new_tokens, benchmark.tiers is not None, terminal)
     opened = [Point(values, each, each.sampling(own), row) for values, each, row in methods]
     cells, base = _cells(asked, len(prompts), opened)
     places = dict.fromkeys((cell.prompt, cell.context, cell.batch) for cell in cells)

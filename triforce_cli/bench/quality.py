@@ -10,8 +10,8 @@ from statistics import mean
 from typing import Any, TypeVar
 
 from offload.engine import Engine
-from offload.evaluation import (
-    NeedleScore,
+from offload.evaluation.needles import NeedleScore, score_needle
+from offload.evaluation.teacher_forcing import (
     Predictor,
     Recomputed,
     TextScores,
@@ -20,7 +20,6 @@ from offload.evaluation import (
     mean_divergence,
     perplexities,
     perplexity,
-    score_needle,
     score_text,
     top1_agreement,
 )

@@ -7,13 +7,14 @@ from dataclasses import dataclass, replace
 
 from offload.api.opened_model import OpenModel
 from offload.errors import PromptError, SettingsError
-from offload.evaluation import Needle, make_needles
+from offload.evaluation.needles import Needle, make_needles
 from offload.memory.tier_settings import TierSettings
 from offload.settings.config import Speculation
 from offload.settings.method_sizes import forgets, stored_tokens
 from offload.units import counted
 
 from ..options.command_request import Request
+from ..options.mode_checks import warn_of_chunks
 from ..options.settings import Settings
 from ..output.terminal import Terminal
 from ..run.model_request import open_shared_model, stretch
@@ -113,6 +114,8 @@ def open_quality_run(asked: QualityRequest, terminal: Terminal, quiet: bool) -> 
         opened = {name: _with_tiers(mode, len(ids) + new, terminal) for name, mode in opened.items()}
     run = QualityRun(tuple(opened.values()), ids, _needles(asked, ids, model), asked.last, left_out)
     note_grouped(asked.context, terminal)
+    selecting = [mode.speculation for mode in run.modes if mode.speculation.approximate is not None]
+    warn_of_chunks(model, asked.request.settings, selecting, run.length, False, terminal)
     return run
 
 

@@ -94,7 +94,7 @@ def bench(
 
       triforce bench -f book.txt --context 2K,8K --temperature 0,0.6,1 --methods triforce --points runs.jsonl
 
-      triforce bench -f book.txt --context 4K --prompts 5 --budget 256,1024 --chunk 8,16 --csv grid.csv --plot grid.png
+      triforce bench -f book.txt --context 4K --prompts 5 --budget 256,1024 --chunk 16,32 --csv grid.csv --plot grid.png
 
       triforce bench --data pg19/ --prompts 5 --context 8K --methods retrieval
 

@@ -17,7 +17,7 @@ from offload.settings.config import check_part
 from ..bench import options as bench_options
 from ..bench.options import is_given
 from ..bench.plot import check_plot
-from ..experiment.definition import Experiment
+from ..experiment.listing import list_text, listed
 from ..experiment.overrides import ExperimentRequest
 from ..experiment.reproduce import run_experiment
 from ..experiment.shipped import available, load
@@ -29,7 +29,6 @@ from ..options.settings import given_options
 from ..output.output_files import check_file
 from ..output.progress import ProgressDisplay
 from ..output.stdout_formats import json_line
-from ..output.tables import Column, table
 from ..signals import DONE
 
 LIST = "list"
@@ -91,9 +90,9 @@ def experiment(
         given = {"--quick": quick, "--prompt-file": prompt_file, "--data": data, "--points": points, "--plot": plot}
         _check_list({**given, "--output": output, "--dry-run": dry_run})
         if json:
-            terminal.write(json_line(type="experiments", experiments=[_fields(load(each)) for each in available()]))
+            terminal.write(json_line(type="experiments", experiments=listed()))
         else:
-            terminal.print(_listed(terminal.table_width))
+            terminal.print(list_text(listed(), terminal.table_width))
         return DONE
     asked = load(name)
     flags, origins = given_options(ctx)
@@ -149,20 +148,5 @@ def _check_list(given: dict[str, object]) -> None:
             )
 
 
-def _kind(each: Experiment) -> str:
-    kinds = {"planned": any(value.plan is not None for value in each.values), "measured": each.bench is not None}
-    return " and ".join(kind for kind, is_kind in kinds.items() if is_kind)
-
-
-def _fields(each: Experiment) -> dict[str, str]:
-    return {"name": each.name, "title": each.title, "kind": _kind(each)}
-
-
 def _command() -> str:
     return shlex.join(["triforce", *sys.argv[1:]])
-
-
-def _listed(width: int | None):
-    names = available()
-    rows = [(name, each.title, _kind(each)) for name in names if (each := load(name))]
-    return table((Column("", style="cyan"), Column("", least=16), Column("", dropped=1)), rows, width, headed=False)

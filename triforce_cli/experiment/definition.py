@@ -20,14 +20,19 @@ from ..options.settings import option_names
 from .grid import KINDS, MEASURES, Grid
 from .reading import require
 
+PUBLISHED_ALONE = ("accuracy",)  # measures that nothing here has: of values that say what is `missing`
+
 
 @dataclass(frozen=True, slots=True)
 class PlanCase:
     """A plan to make: the hardware profile, the model, the tokens of a sequence and the paper's settings.
 
     `acceptance` is the rate a token at which the full cache accepts the retrieval level's, `draft_acceptance` that at
-    which the retrieval level accepts the draft's. Papers give `accepted_of_drafted` instead, for drafts of `drafted`
-    tokens. `static_batch` runs `sequences` in lock step, as the paper's code does.
+    which the retrieval level accepts the draft's. Where a paper gives it as a share of all drafted tokens, it is
+    `accepted_of_drafted`, for drafts of `drafted` tokens. `static_batch` runs `sequences` in lock step.
+
+    `authors_code` predicts the loop of the papers' own code beside the plan. `recompute` compares a step with reading
+    all of its tokens anew.
     """
 
     gpu: str
@@ -48,6 +53,8 @@ class PlanCase:
     static_batch: bool = False
     tree: str = "chain"
     memory_gib: float | None = None
+    authors_code: bool = False
+    recompute: bool = False
 
     def __post_init__(self) -> None:
         self.speculation()  # checks the settings
@@ -82,6 +89,7 @@ class Value:
 
     Args:
         row: the method and the settings of the row that measures it.
+        missing: why it can be neither planned nor measured here.
         within: the planned or measured value agrees if it differs by no more than this share of the published one.
     """
 
@@ -92,9 +100,12 @@ class Value:
     plan: PlanCase | None = None
     row: dict = field(default_factory=dict)
     within: float | None = None
+    missing: str | None = None
 
     def __post_init__(self) -> None:
-        _check_measure(self.measure)
+        if self.missing is None or self.measure not in PUBLISHED_ALONE:
+            _check_measure(self.measure)
+        require(None in (self.missing, self.plan), "missing", self.missing, "leave it out where there is a plan")
         require(self.published is None or self.source is not None, "source", None, "name where the value is published")
         require(self.within is None or self.within > 0, "within", self.within, "use a share, such as 0.15")
 

@@ -12,14 +12,16 @@ from offload.settings.config import GROUPS, check_part
 from offload.settings.methods import MIDDLES
 
 from ..bench.axes import AXES, BATCH, CONTEXT, Values, points
-from ..bench.compared import BASE, parse_methods, parse_modes
+from ..bench.compared import BASE, EXACT, parse_methods, parse_modes
 from ..bench.report import BY_PAIR
 from ..options.settings import option_names
 from .reading import build, require
 
-SPEED, QUALITY, ATTENTION = "speed", "quality", "attention"
+SPEED, QUALITY, ATTENTION, HITTERS = "speed", "quality", "attention", "heavy-hitters"
 IDEAL = "ideal"  # of attention: the tokens with the most weight, for each token anew
 IDEAL_ONCE = "ideal-once"  # those with the most weight of the prompt's last token
+# Of heavy hitters, which tokens are masked: none, those with the most attention, these but the sink, others at random.
+MASKED = (EXACT, "heavy", "heavy-but-sink", "random")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +47,17 @@ def _selections(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys((IDEAL, *names)))
 
 
+def _masked(names: Sequence[str]) -> tuple[str, ...]:
+    if unknown := set(names) - set(MASKED):
+        raise SettingsError(f"no tokens are masked as {min(unknown)!r}", f"use some of: {', '.join(MASKED)}")
+    return tuple(dict.fromkeys((EXACT, *names)))
+
+
 KINDS = {
     SPEED: Kind(_methods, ("speedup", "tbt_ms", *BY_PAIR, "tokens_per_s", "tokens_per_verification")),
     QUALITY: Kind(_modes, ("perplexity", "kl", "top1_agreement", "needles_found", "needle_log_prob")),
     ATTENTION: Kind(_selections, ("recovered",)),
+    HITTERS: Kind(_masked, ("masked_perplexity",)),
 }
 MEASURES = tuple(name for kind in KINDS.values() for name in kind.measures)
 _OF_PROMPTS = (CONTEXT, BATCH)  # settings of a grid that are no options of a run

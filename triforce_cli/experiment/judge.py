@@ -40,6 +40,11 @@ def measured_value(value: Value, rows: Sequence[Row]) -> float | None:
     return measure_of(found[0], value.measure, value.row.get("pair")) if len(found) == 1 else None
 
 
+def error_of(found: float | None, published: float | None) -> float | None:
+    """Return by which share of the published value another one differs from it; None where there is not both."""
+    return None if found is None or not published else found / published - 1
+
+
 def judge_value(planned: Planned, measured: float | None) -> Verdict | None:
     """Return whether the measured, else the planned value is near enough to the published one; None without a rule."""
     value = planned.value
@@ -48,7 +53,7 @@ def judge_value(planned: Planned, measured: float | None) -> Verdict | None:
         return None
     if found is None:
         return Verdict(value.what, None, planned.reason or "nothing was measured")
-    off = found / value.published - 1
+    off = error_of(found, value.published) or 0.0
     kind = "planned" if measured is None else "measured"
     numbers = f"{kind} {found:.4g}, published {value.published:g}: {off:+.1%}, at most {value.within:.0%}"
     return Verdict(value.what, abs(off) <= value.within, numbers)

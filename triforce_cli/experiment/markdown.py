@@ -30,23 +30,38 @@ def markdown(outcome: Outcome) -> str:
 
 def _values(outcome: Outcome) -> Iterator[str]:
     """Yield the table of the published values beside those planned or measured."""
-    lines = []
-    for each in outcome.values():
-        unit = _UNITS.get(each["measure"], "")
-        found = "-"
-        if each["measured"] is not None:
-            found = f"{each['measured']:.4g}{unit} (measured)"
-        elif each["reason"]:
-            found = f"does not fit (planned): {each['reason']}"
-        elif each["planned"] is not None:
-            found = f"{each['planned']:.4g}{unit} (planned)"
-        published = "-" if each["published"] is None else f"{each['published']:g}{unit}"
-        lines.append((each["what"], published, found, each["source"] or "-"))
-    if lines:
+    values = outcome.values()
+    heads = ["value", "published", "here", "error", "the authors' code (planned)", "error", "source"]
+    lines = [heads, *map(_value, values)]
+    if all(each["authors_code"] is None for each in values):
+        lines = [[*line[:4], line[6]] for line in lines]
+    if values:
         yield "## Published, and planned or measured here"
-        yield _table(("value", "published", "here", "source of the published value"), lines)
+        yield _table(lines[0], lines[1:])
     if outcome.changed:
         yield "Planned for another model or GPU than the published values: only their order can be compared."
+
+
+def _value(each: Mapping[str, Any]) -> list[str]:
+    """Return the cells of a value's row."""
+    unit, within = _UNITS.get(each["measure"], ""), each["within"]
+    found = each["reason"] or "-"
+    for name in ("measured", "planned"):
+        if each[name] is not None:
+            found = f"{each[name]:.4g}{unit} ({name})"
+            break
+    published = "-" if each["published"] is None else f"{each['published']:g}{unit}"
+    code = "-" if each["authors_code"] is None else f"{each['authors_code']:.4g}{unit}"
+    errors = [error_text(each[name], within) for name in ("error", "authors_code_error")]
+    return [each["what"], published, found, errors[0], code, errors[1], each["source"] or "-"]
+
+
+def error_text(error: float | None, within: float | None = None) -> str:
+    """Return an error in percent, marked if it exceeds the tolerance."""
+    if error is None:
+        return "-"
+    missed = within is not None and abs(error) > within
+    return f"{error:+.1%}{f' (**more than {within:.0%}**)' if missed else ''}"
 
 
 def _measured(outcome: Outcome) -> Iterator[str]:

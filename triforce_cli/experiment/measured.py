@@ -19,7 +19,8 @@ from ..input.dataset import asked as ask
 from ..input.documents import read_documents
 from ..output.progress import ProgressDisplay
 from ..output.terminal import Terminal
-from .grid import ATTENTION, QUALITY, SPEED
+from .grid import ATTENTION, HITTERS, QUALITY, SPEED
+from .hitters import measure_hitters
 from .overrides import ExperimentRequest
 from .quality_grid import measure_quality
 from .selections import measure_attention
@@ -102,4 +103,9 @@ def _merged(
     return Report(GRID, facts, rows, {**varied, **reports[0].axes}, other_load=load)
 
 
-_MEASUREMENTS = {SPEED: _measure_speed, QUALITY: measure_quality, ATTENTION: measure_attention}
+_MEASUREMENTS = {
+    SPEED: _measure_speed,
+    QUALITY: measure_quality,
+    ATTENTION: measure_attention,
+    HITTERS: measure_hitters,
+}

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..bench.report import Report, versioned
 from .definition import Experiment
-from .judge import Verdict, judge_check, judge_value, measured_value
+from .judge import Verdict, error_of, judge_check, judge_value, measured_value
 from .plans import Planned
 from .shipped import ROOT
 
@@ -43,14 +43,24 @@ class Outcome:
         return not (self.quick or self.other_model)
 
     def values(self) -> list[dict[str, Any]]:
-        """Return the published values beside those planned or measured; None where there is none."""
+        """Return the published values beside those planned or measured, with the errors; None where there is none."""
         rows = self.measured.rows if self.measured is not None and self.is_own else []
-        names = ("what", "measure", "published", "source")
-        return [
-            {name: getattr(each.value, name) for name in names}
-            | {"planned": each.planned, "reason": each.reason or None, "measured": measured_value(each.value, rows)}
-            for each in self.planned
-        ]
+        return [_value(each, measured_value(each.value, rows), not self.changed) for each in self.planned]
+
+
+def _value(each: Planned, measured: float | None, is_own: bool) -> dict[str, Any]:
+    value = each.value
+    published = value.published if is_own else None  # a plan for another GPU or model has no error
+    found = each.planned if measured is None else measured
+    names = ("what", "measure", "published", "within", "source")
+    return {name: getattr(value, name) for name in names} | {
+        "planned": each.planned,
+        "reason": each.reason or None,
+        "measured": measured,
+        "error": error_of(found, published),
+        "authors_code": each.authors_code,
+        "authors_code_error": error_of(each.authors_code, published),
+    }
 
 
 def as_json(outcome: Outcome) -> dict[str, Any]:

@@ -61,6 +61,7 @@ def _values(asked: ExperimentRequest) -> tuple[list[Value], bool]:
     for value in asked.experiment.values:
         drafts = value.plan is not None and value.plan.draft is not None
         own: dict[str, Any] = {name: each for name, each in chosen.items() if name != "draft" or drafts}
+        own |= {"authors_code": False} if own else {}  # its times are those of the paper's machine
         found.append(replace(value, plan=replace(value.plan, **own)) if value.plan is not None and own else value)
     return found, found != list(asked.experiment.values)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from typing import Any
@@ -13,7 +13,7 @@ from torch import Tensor
 from offload.api.opened_model import OpenModel
 from offload.engine import Engine
 from offload.errors import PromptError
-from offload.evaluation import Policy, recovered_attention
+from offload.evaluation.attention import Policy, recovered_attention
 from offload.events import Prefilled
 from offload.metrics import Meter
 from offload.settings.config import Sampling, Speculation
@@ -35,13 +35,15 @@ from .grid import ATTENTION, IDEAL, IDEAL_ONCE, KINDS
 from .overrides import ExperimentRequest
 from .points import Key, excerpts, points_of, report_of
 
+Rows = dict[Key, dict[str, Any]]  # measures
+Run = Callable[[Runner], Generator[Prefilled, None, Rows]]
+
 SHOWN = (Measure("recovered", "share of the attention recovered", "{:.3f}".format),)
 PROFILES = (
     Measure("recovered_by_layer", "share of the attention recovered, by layer", percent),
     Measure("recovered_by_age", "share of the attention recovered, by tokens since the selection", "{:.3f}".format),
 )
 _AGES = 8  # parts of the scored tokens, of which the means are given
-Shares = Mapping[Key, Tensor]  # of the attention, [tokens, layers]
 
 
 def measure_attention(
@@ -51,7 +53,21 @@ def measure_attention(
     terminal: Terminal,
     display: ProgressDisplay,
 ) -> tuple[Report, bool]:
-    """Measure every selection at each point, on each text; return the rows, and whether Ctrl-C ended it.
+    """Measure every selection at each point, on each text; return and raise as `measure_texts`."""
+    return measure_texts(asked, own, texts, terminal, display, _recovering, SHOWN, PROFILES)
+
+
+def measure_texts(
+    asked: ExperimentRequest,
+    own: Mapping[str, Any],
+    texts: Sequence[DataText],
+    terminal: Terminal,
+    display: ProgressDisplay,
+    run_of: Callable[[ExperimentRequest, int, Speculation, list[int]], Run],
+    shown: Sequence[Measure],
+    profiles: Sequence[Measure],
+) -> tuple[Report, bool]:
+    """Run an evaluation on each context of each text; return the rows, and whether Ctrl-C ended it.
 
     With torch's attention: the native kernel's blocks of 16 tokens are no chunks of 8. Raises TriforceError.
     """
@@ -69,16 +85,15 @@ def measure_attention(
                 for context in asked.grid.contexts or ():
                     used = first_tokens(ids, context)
                     prompts[name] = max(prompts.get(name, 0), len(used))
-                    policies = _policies(asked, context, request.settings.speculation, len(used))
-                    shares = _recovered(asked, model, engine, used, policies, display)
-                    for key, each in shares.items():
-                        found.setdefault(key, []).append({"prompt_tokens": len(used), **measures_of(each)})
+                    run = run_of(asked, context, request.settings.speculation, used)
+                    for key, each in _evaluated(asked, model, engine, used, run, display).items():
+                        found.setdefault(key, []).append({"prompt_tokens": len(used), **each})
         except KeyboardInterrupt:
             interrupted = True
             display.hide()
     if interrupted:
         terminal.after_ctrl_c()
-    return report_of(asked.grid, _facts(request, engine), prompts, found, SHOWN, PROFILES), interrupted
+    return report_of(asked.grid, _facts(request, engine), prompts, found, shown, profiles), interrupted
 
 
 def _policies(asked: ExperimentRequest, context: int, given: Speculation, tokens: int) -> dict[Key, Policy]:
@@ -101,22 +116,24 @@ def _policies(asked: ExperimentRequest, context: int, given: Speculation, tokens
     return found
 
 
-def _recovered(
-    asked: ExperimentRequest,
-    model: OpenModel,
-    engine: Engine,
-    ids: list[int],
-    policies: Mapping[Key, Policy],
-    display: ProgressDisplay,
-) -> Shares:
-    """Return the shares of all policies on one text."""
+def _recovering(asked: ExperimentRequest, context: int, given: Speculation, ids: list[int]) -> Run:
+    """Return what measures the shares of all policies on one text."""
+    policies = _policies(asked, context, given, len(ids))
+
+    def run(runner: Runner) -> Generator[Prefilled, None, Rows]:
+        shares = yield from recovered_attention(runner, ids, asked.grid.last, policies)
+        return {key: measures_of(each) for key, each in shares.items()}
+
+    return run
+
+
+def _evaluated(
+    asked: ExperimentRequest, model: OpenModel, engine: Engine, ids: list[int], run: Run, display: ProgressDisplay
+) -> Rows:
+    """Return the rows of one text."""
     meter = Meter(len(ids))
-    display.start(RunFacts(asked.experiment.name, ATTENTION, model.checkpoint.shape.context, meter))
+    display.start(RunFacts(asked.experiment.name, asked.grid.kind, model.checkpoint.shape.context, meter))
     engine.release()  # the selections see the queries of the whole prompt
-
-    def run(runner: Runner) -> Generator[Prefilled, None, Shares]:
-        return recovered_attention(runner, ids, asked.grid.last, policies)
-
     with closing(engine.evaluate(ids, run)) as events:
         return show_reading(events, meter, display)
 

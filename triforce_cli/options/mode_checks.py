@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import shutil
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from offload.architecture.dims import Dimensions
 from offload.errors import Degraded, SettingsError
-from offload.settings.config import Placement
+from offload.settings.config import Placement, Speculation
 from offload.settings.kv_formats import KV_FORMATS, LOSSY_KV
-from offload.settings.method_sizes import forgets, forgetting_capacity
+from offload.settings.method_sizes import MOST_CHUNKS, forgets, forgetting_capacity
 from offload.settings.methods import APPROXIMATIONS
 from offload.system.machine import file_system
 from offload.system.scratch_file import ScratchFile
 from offload.units import counted
 
+from ..output.terminal import Terminal
 from .settings import Settings
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def refuse_inexact(settings: Settings, params: Mapping[str, Any]) -> None:
             f"--verify compares with exact decoding, and {mode} changes the answer",
             "leave one of the two out",
         )
-    if len(modes) > 1:
+    if len(modes) > 1 and not forgets(settings.speculation):
         raise SettingsError(f"{mode} cannot be used together", "leave one of the two out")
     if params["dry_run"] and settings.speculation.approximate is not None:
         raise SettingsError(f"--dry-run plans exact decoding, not {mode}", "leave one of the two out")
@@ -120,6 +121,23 @@ def check_tiers(model: OpenModel, placement: Placement) -> None:
             f"{flag} divides KV between a device and the host, and this device is the CPU",
             "leave it out: a CPU attends to its memory where it is; or simulate a link, such as --link 25",
         )
+
+
+def warn_of_chunks(
+    model: OpenModel,
+    settings: Settings,
+    methods: Iterable[Speculation],
+    tokens: int,
+    offloaded: bool,
+    terminal: Terminal,
+) -> None:
+    """Warn of a size of chunks that was asked for, and that sequences of up to `tokens` do not have."""
+    if "chunk" not in settings.values:
+        return
+    for asked, used in dict.fromkeys((each.chunk, model.selected_chunk(each, tokens, offloaded)) for each in methods):
+        if used is not None and used != asked:
+            why = f"whole blocks of the cache are selected here, and no more than {MOST_CHUNKS:,} chunks"
+            terminal.warn(f"--chunk {asked} runs as {used}: {why}")
 
 
 def check_experts(placement: Placement, shape: Dimensions, has_one_memory: bool) -> None:

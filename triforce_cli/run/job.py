@@ -15,7 +15,7 @@ from offload.units import counted, size_text
 from ..input.documents import PromptText
 from ..options.command_request import OutputOptions, Request
 from ..options.declarations import AUTO
-from ..options.mode_checks import lossy_modes
+from ..options.mode_checks import lossy_modes, warn_of_chunks
 from ..options.settings import Settings
 from ..output.plan_report import print_plan
 from ..output.progress import ProgressDisplay
@@ -112,6 +112,8 @@ class Job:
         is_dry = opened.request.dry_run
         self._tiers = None if is_dry else plan_tiers(opened.model, opened.settings, stored, terminal)
         self.is_offloaded = self._tiers is not None
+        settings = opened.settings
+        warn_of_chunks(opened.model, settings, [settings.speculation], longest, self.is_offloaded, terminal)
 
     def parallel(self, wanted: int | str, sequences: int | None = None) -> int:
         """Return how many sequences run together, of so many. Raises as `check_parallel`.

@@ -9,8 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...errors import UnsupportedModel
-from ..dims import Heads
-from ..layer_spec import LayerSpec, activation_of
+from ..layer_spec import Heads, LayerSpec, activation_of
 from .family import FULL, Family, Values, layer_windows
 from .gemma import GEMMA3, GEMMA_TENSORS, outer_features
 

@@ -232,38 +232,43 @@ INLINE void NAME(normalise_group)(const struct attention *a, struct NAME(work) *
     NAME(normalise)(w->scores, NULL, rows, at, SPAN, a->scale * 1.44269504f, 0, a->head_dim, p);
 }
 
-#if DOTS
-/* Add a quantised span as below by products of bytes. */
-NOINLINE static void NAME(span_of_bytes)(const struct attention *a, struct NAME(work) *w, const char *group, int rows,
-                                         int64_t at, struct NAME(partial) p) {
-    const int64_t stride = (a->head_dim + 31) / 32 * 32;
-    NAME(query_digits)(a, &w->dequantized, group, (const uint16_t *)w->queries, rows, stride);
-    NAME(score_bytes)(a, &w->dequantized, group, rows, stride, w->scores);
-    NAME(normalise_group)(a, w, rows, at, p);
-    float unit = NAME(weight_digits)(a, &w->dequantized, group, w->scores, rows);
-    NAME(gather_bytes)(a, &w->dequantized, group, rows, unit, p.out);
-}
-#endif
+/* Return whether a quantised span is multiplied as bytes. */
+INLINE int NAME(multiplies_bytes)(const struct attention *a) { return DOTS && !a->wide && a->kv_format->bits != FLOAT8; }
 
-/* Add a quantised span, from position `at` on, which all rows see, to the partial result. */
-NOINLINE static void NAME(quantized_span)(const struct attention *a, struct NAME(work) *w, const char *group, int rows,
-                                          int64_t at, struct NAME(partial) p) {
+/* Compute the scores of `rows` rows, whose queries are loaded, against a quantised span, before scaling. */
+NOINLINE static void NAME(score_group)(const struct attention *a, struct NAME(work) *w, const char *group, int rows) {
+    struct NAME(dequantized) *q = &w->dequantized;
 #if DOTS
-    if (!a->wide && a->kv_format->bits != FLOAT8) {
-        NAME(span_of_bytes)(a, w, group, rows, at, p);
+    if (NAME(multiplies_bytes)(a)) {
+        const int64_t stride = (a->head_dim + 31) / 32 * 32;
+        NAME(query_digits)(a, q, group, (const uint16_t *)w->queries, rows, stride);
+        NAME(score_bytes)(a, q, group, rows, stride, w->scores);
         return;
     }
 #endif
-    int dim = a->head_dim;
-    int64_t half = (int64_t)BLOCK * dim * (a->wide ? 4 : 2);
-    struct NAME(dequantized) *q = &w->dequantized;
-    const char *keys[] = {q->keys, q->keys + half}, *values[] = {q->values, q->values + half};
+    const char *keys[] = {q->keys, q->keys + (int64_t)BLOCK * a->head_dim * (a->wide ? 4 : 2)};
     NAME(unpack_keys)(a, group, q->keys);
     NAME(scale_queries)(a, q, group, w->queries, rows);
     NAME(score)(a, q->queries, keys, keys, SPAN / BLOCK, rows, a->wide, w->scores, SPAN);
     for (int r = 0; r < rows; r++)
         NAME(add_to_row)(w->scores + r * SPAN, q->sums[r], SPAN);
+}
+
+/* Add a quantised span, from position `at` on, which all rows see, to the partial result. */
+NOINLINE static void NAME(quantized_span)(const struct attention *a, struct NAME(work) *w, const char *group, int rows,
+                                          int64_t at, struct NAME(partial) p) {
+    struct NAME(dequantized) *q = &w->dequantized;
+    NAME(score_group)(a, w, group, rows);
     NAME(normalise_group)(a, w, rows, at, p);
+#if DOTS
+    if (NAME(multiplies_bytes)(a)) {
+        float unit = NAME(weight_digits)(a, q, group, w->scores, rows);
+        NAME(gather_bytes)(a, q, group, rows, unit, p.out);
+        return;
+    }
+#endif
+    int dim = a->head_dim;
+    const char *values[] = {q->values, q->values + (int64_t)BLOCK * dim * (a->wide ? 4 : 2)};
     NAME(unpack_values)(a, group, q->values);
     NAME(scale_weights)(a, w, group, rows);
     NAME(gather)(a, w, values, values, SPAN / BLOCK, rows, a->wide, p.out);

@@ -207,9 +207,16 @@ class BlockCalls:
         require(1 <= seen <= capacity - more, "attention beyond the last block, or to no key")
 
     def observation(
-        self, kv: Tensor, q: Tensor, seen: int, lse: Tensor, received: Tensor, table: Tensor | None = None
+        self,
+        kv: Tensor,
+        q: Tensor,
+        seen: int,
+        lse: Tensor,
+        received: Tensor,
+        table: Tensor | None = None,
+        groups: Groups | None = None,
     ) -> Observation:
-        """Return a call that adds the softmax weights of `attention(kv, q, seen, table=table)` to `received`.
+        """Return a call that adds the softmax weights of `attention(kv, q, seen, table=table, ...)` to `received`.
 
         Args:
             lse: `[tokens, heads]` in fp32, as that attention has returned it.
@@ -219,7 +226,7 @@ class BlockCalls:
         has_room = len(received) == self._kv_heads and received.shape[1] >= seen + len(q) - 1
         require(has_room and received.dtype == torch.float32 and received.is_cpu, "the sums have no room for all keys")
         require(received.stride(1) == 1, "a row of the sums is not contiguous")
-        attention = self.attention(kv, q, seen, table=table, lse=lse)
+        attention = self.attention(kv, q, seen, table=table, lse=lse, groups=groups)
         return Observation(attention=attention, received=received.data_ptr(), stride=received.stride(0))
 
 

@@ -46,9 +46,13 @@ TARGET static void NAME(observe_group)(const struct observation *o, struct NAME(
         const char *keys[SPAN / BLOCK];
         int64_t next = end - at < SPAN ? end : at + SPAN;
         int blocks = (int)((next - at + BLOCK - 1) / BLOCK);
+        const char *group = NAME(group_of)(a, g.head, at / BLOCK);
         for (int j = 0; j < blocks; j++)
             keys[j] = NAME(block)(a, g.head, at / BLOCK + j);
-        NAME(score)(a, w->queries, keys, keys, blocks, g.rows, a->wide, w->scores, SPAN);
+        if (group)
+            NAME(score_group)(a, w, group, g.rows);
+        else
+            NAME(score)(a, w->queries, keys, keys, blocks, g.rows, a->wide, w->scores, SPAN);
         NAME(add_rows)(o, g.head, g.first, g.rows, at, next, w->scores, SPAN, sums + (at - start));
     }
 }
@@ -101,5 +105,7 @@ TARGET static int NAME(observe_either)(const struct observation *o, int tiles) {
 TARGET static int NAME(observe)(const struct observation *o) { return NAME(observe_either)(o, 0); }
 
 #if HAS_TILES
-TARGET static int observe_amx(const struct observation *o) { return NAME(observe_either)(o, !o->attention.wide); }
+TARGET static int observe_amx(const struct observation *o) {
+    return NAME(observe_either)(o, !o->attention.wide && !o->attention.quantized);
+}
 #endif

@@ -83,7 +83,7 @@ struct view {
 
 /* The attention that keys receive: the softmax weights of all rows of attention that has been computed, added up. */
 struct observation {
-    struct attention attention; /* `lse` is read, values and `out` are not; neither partials, parents nor quantised groups */
+    struct attention attention; /* `lse` is read, values and `out` are not; neither partials nor parents */
     float *received; /* [kv_heads][stride], to which the sums over a KV head's rows are added, by place in the order of reading */
     int64_t stride;  /* at least the keys that the last token sees */
 };

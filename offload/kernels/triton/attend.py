@@ -6,7 +6,9 @@ The state of a row is (m, l, acc): the largest logit so far, the sum of exp(logi
 (the online softmax of FlashAttention, arXiv 2205.14135). Keys are divided into splits (Flash-Decoding), each with a
 state of its own, which is carried from one call to the next; `finish_kernel` merges them once at the end.
 
-The arithmetic of a row does not depend on the rows beside it: splits follow from the keys alone.
+The arithmetic of a row does not depend on the rows beside it: splits follow from the keys alone, and blocks of 16 and
+of 32 rows are divided among warps in the same way. Blocks of 64 would not be from compute capability 9.0 on, where
+matrix units take 64 rows at once: a sum over keys then has another order.
 
 No kernel is specialised to a length (1, or a multiple of 16): each length's class would be compiled in mid-run.
 """
@@ -136,22 +138,26 @@ def attend_kernel(
 @triton.jit(do_not_specialize=["splits", "stride_split"])
 def finish_kernel(
     state_ptr, out_ptr, lse_ptr, splits, stride_split,
-    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, HAS_LSE: tl.constexpr,
+    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, HAS_LSE: tl.constexpr, STATES: tl.constexpr,
 ):  # fmt: skip
-    """Merge the splits' states of a row, one after the other: its output and its log-sum-exp. Grid: tokens * heads."""
+    """Merge the splits' states of a row, STATES at a time: its output and its log-sum-exp. Grid: tokens * heads."""
     row = tl.program_id(0).to(tl.int64)
     dims = tl.arange(0, BLOCK_D)
     is_dim = dims < HEAD_DIM
     top, total = float("-inf"), 0.0
     acc = tl.zeros([BLOCK_D], tl.float32)
-    for split in range(0, splits):
-        state = state_ptr + split * stride_split + row * (HEAD_DIM + 2)
-        other = tl.load(state)
-        highest = tl.maximum(top, other)
+    for start in range(0, splits, STATES):
+        split = start + tl.arange(0, STATES)
+        is_split = split < splits
+        states = state_ptr + split.to(tl.int64) * stride_split + row * (HEAD_DIM + 2)
+        tops = tl.load(states, mask=is_split, other=float("-inf"))
+        sums = tl.load(states + 1, mask=is_split, other=0.0)
+        accs = tl.load(states[:, None] + 2 + dims[None, :], mask=is_split[:, None] & is_dim[None, :], other=0.0)
+        highest = tl.maximum(top, tl.max(tops, 0))
         base = tl.where(highest == float("-inf"), 0.0, highest)
-        kept, weight = tl.exp(top - base), tl.exp(other - base)
-        total = total * kept + tl.load(state + 1) * weight
-        acc = acc * kept + tl.load(state + 2 + dims, mask=is_dim, other=0.0) * weight
+        kept, weights = tl.exp(top - base), tl.exp(tops - base)
+        total = total * kept + tl.sum(sums * weights, 0)
+        acc = acc * kept + tl.sum(accs * weights[:, None], 0)
         top = highest
     out = acc / total
     tl.store(out_ptr + row * HEAD_DIM + dims, out.to(out_ptr.dtype.element_ty), mask=is_dim)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ...architecture.kv_formats import WINDOW
 from ..attention import Partial
+from .constants import ROWS
 
 if TYPE_CHECKING:
     from ..accumulate import Newest
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 class GroupAccumulator:
     """Attention of rotated queries `[tokens, heads, head_dim]`, to which parts of the keys are added in any order.
 
-    Of a pass longer than a window, keys are not split among the GPU's processors: rows are enough work, and states
-    would take too much memory. `state_bytes` (architecture/tier_footprint.py) counts them.
+    Of a pass of more than `ROWS` tokens, keys are not split among the GPU's processors: rows are enough work, and
+    states would take too much memory. `state_bytes` (architecture/tier_footprint.py) counts them.
     """
 
     newest: Newest = "first"
@@ -27,7 +27,7 @@ class GroupAccumulator:
         from . import ops
 
         self._q, self._kind, self._ops = q, kind, ops
-        self._splits = ops.useful_splits(q.device, kv_heads) if len(q) <= WINDOW else 1
+        self._splits = ops.useful_splits(q.device, kv_heads) if len(q) <= ROWS else 1
         self._states = ops.new_state(q, self._splits + 1)  # the last one is the host's
         self._has_begun = self._has_host = False
 

@@ -7,10 +7,15 @@ from torch import Tensor
 
 from .constants import PLAIN
 
-_MOST_SPLITS = 16  # stripes of keys in the smallest page
-_KEYS_A_STEP = 64  # keys that a program takes at once
-_ROWS_A_PROGRAM = 64  # query rows, tokens times the group's heads, at most
+_MOST_SPLITS = 64  # of the keys: more are not worth the states that are merged afterwards
+_TILE_BYTES = 2**14  # of keys, and of values, that a program takes at once: the next tiles are on their way meanwhile
+_KEYS = (16, 64)  # of a tile, at least and at most
+_ROWS_A_PROGRAM = 32  # query rows, tokens times the group's heads, at most; see attend.py for 64, which spill registers
 _LEAST_ROWS = 16  # of a matrix unit
+_STATES_A_STEP = 16  # that are merged at once
+# Programs that share a processor by compute capability: three stages of tiles take up to 78 KiB of its shared memory,
+# which is 164 KiB (8.0), 228 KiB (9.0, 10.0), or 100 KiB.
+_PROGRAMS_A_PROCESSOR = {(8, 0): 2, (8, 7): 2, (9, 0): 2, (10, 0): 2, (10, 3): 2}
 
 _library = torch.library.Library("triforce", "DEF")
 _library.define(
@@ -37,8 +42,14 @@ def useful_splits(device: torch.device, kv_heads: int) -> int:
     """
     if device.type != "cuda":
         return 2
-    processors = torch.cuda.get_device_properties(device).multi_processor_count
-    return max(1, min(processors // kv_heads, _MOST_SPLITS))
+    programs = torch.cuda.get_device_properties(device).multi_processor_count
+    programs *= _PROGRAMS_A_PROCESSOR.get(torch.cuda.get_device_capability(device), 1)
+    return max(1, min(programs // kv_heads, _MOST_SPLITS))
+
+
+def _tile(row_bytes: int) -> int:
+    """Return the keys that a program takes at once, by the bytes of one."""
+    return min(max(_TILE_BYTES // row_bytes, _KEYS[0]), _KEYS[1])
 
 
 def blocks_of_rows(q: Tensor, kv_heads: int) -> tuple[int, int, int]:
@@ -68,7 +79,8 @@ def _attend(
 
     (_, heads, head_dim), kv_heads = q.shape, len(keys)
     rows, block, width = blocks_of_rows(q, kv_heads)
-    stages = 1 if width * q.element_size() >= 512 else 2  # of loads in flight, in 99 KB of shared memory
+    # Tiles of plain keys on their way: blocks come over a link, and numbers of 32 bits are for tests.
+    stages = 3 if layout == PLAIN and q.element_size() == 2 else 2
     grid = (kv_heads, -(-rows // block), len(state))
     attend.attend_kernel[grid](
         q, keys, values, state, q if table is None else table, q if length is None else length,
@@ -78,7 +90,7 @@ def _attend(
         GROUP=heads // kv_heads, HEAD_DIM=head_dim, LAYOUT=layout, CAUSAL=causal, FRESH=fresh, CHUNK=chunk,
         HAS_SEEN=length is not None,
         WIDEN=q.device.type == "cpu",
-        BLOCK_M=block, BLOCK_N=_KEYS_A_STEP, BLOCK_D=width, num_stages=stages,
+        BLOCK_M=block, BLOCK_N=_tile(width * q.element_size()), BLOCK_D=width, num_stages=stages,
     )  # fmt: skip
 
 
@@ -89,7 +101,7 @@ def _finish(state: Tensor, out: Tensor, lse: Tensor | None) -> None:
     head_dim = width - 2
     attend.finish_kernel[(tokens * heads,)](
         state, out, out if lse is None else lse, splits, state.stride(0),
-        HEAD_DIM=head_dim, BLOCK_D=1 << (head_dim - 1).bit_length(), HAS_LSE=lse is not None,
+        HEAD_DIM=head_dim, BLOCK_D=1 << (head_dim - 1).bit_length(), HAS_LSE=lse is not None, STATES=_STATES_A_STEP,
     )  # fmt: skip
 
 
@@ -98,12 +110,13 @@ def _observe(q: Tensor, keys: Tensor, lse: Tensor, received: Tensor, seen: int) 
 
     tokens, heads, head_dim = q.shape
     kv_heads, group = len(keys), heads // len(keys)
-    count = seen + tokens - 1
-    attend.observe_kernel[(kv_heads, -(-count // _KEYS_A_STEP))](
+    count, width = seen + tokens - 1, 1 << (head_dim - 1).bit_length()
+    keys_a_step = _tile(width * q.element_size())
+    attend.observe_kernel[(kv_heads, -(-count // keys_a_step))](
         q, keys, lse, received, tokens * group, count, seen, head_dim**-0.5,
         q.stride(0), q.stride(1), keys.stride(0), keys.stride(1), lse.stride(0), received.stride(0),
         GROUP=group, HEAD_DIM=head_dim, WIDEN=q.device.type == "cpu",
-        BLOCK_M=_ROWS_A_PROGRAM, BLOCK_N=_KEYS_A_STEP, BLOCK_D=1 << (head_dim - 1).bit_length(),
+        BLOCK_M=_ROWS_A_PROGRAM, BLOCK_N=keys_a_step, BLOCK_D=width,
     )  # fmt: skip
 
 

@@ -12,10 +12,25 @@ import triton.language as tl
 
 
 @triton.jit
-def _widen_e4m3(codes):
+def widen_e4m3(codes):
     """Return e4m3 numbers, given as int8, in fp32. As fp16 with the same fields they are smaller by 2 ** 8."""
     bits = codes.to(tl.int16)
     return ((bits & 0x7F) << 7 | bits & -32768).to(tl.float16, bitcast=True).to(tl.float32) * 256
+
+
+@triton.jit
+def integers_to_fp32(integers, OFFSET: tl.constexpr):
+    """Return integers from 0 to 2 ** 23 - 1 plus OFFSET in fp32, exactly: the mantissa of 2 ** 23, less that number.
+
+    An instruction that converts takes as long as four to eight of these.
+    """
+    return (integers | 0x4B000000).to(tl.float32, bitcast=True) - (8388608 - OFFSET)
+
+
+@triton.jit
+def _sixteenths_to_fp32(integers, OFFSET: tl.constexpr):
+    """Return multiples of 16 below 2 ** 23, divided by 16, plus OFFSET in fp32, exactly; see `integers_to_fp32`."""
+    return (integers | 0x49000000).to(tl.float32, bitcast=True) - (524288 - OFFSET)
 
 
 @triton.jit
@@ -31,10 +46,12 @@ def _load_levels(
         place = codes_ptr + (start + output)[:, None] * 32 + column
         low, high = tl.load(place, mask=mask, other=0), tl.load(place + 16, mask=mask, other=0)
         if IS_FLOAT:
-            return _widen_e4m3(low), _widen_e4m3(high)
+            return widen_e4m3(low), widen_e4m3(high)
         return low.to(tl.float32), high.to(tl.float32)
-    both = tl.load(codes_ptr + (start + output)[:, None] * 16 + column, mask=mask, other=0)
-    low, high = (both & 15).to(tl.int32), (both >> 4).to(tl.int32)
+    both = tl.load(codes_ptr + (start + output)[:, None] * 16 + column, mask=mask, other=0).to(tl.int32)
+    if BITS == 4 and not HAS_TABLE:
+        return integers_to_fp32(both & 15, FIRST), _sixteenths_to_fp32(both & 240, FIRST)
+    low, high = both & 15, both >> 4
     if BITS == 5:
         word = tl.load(high_ptr + start + output, mask=is_output, other=0)[:, None]
         low, high = low | (word >> column & 1) << 4, high | (word >> 16 + column & 1) << 4
@@ -45,7 +62,7 @@ def _load_levels(
         low, high = low | (word >> 2 * column & 3) << 4, high | (other >> 2 * column & 3) << 4
     if HAS_TABLE:
         return tl.load(levels_ptr + low), tl.load(levels_ptr + high)
-    return (low + FIRST).to(tl.float32), (high + FIRST).to(tl.float32)
+    return integers_to_fp32(low, FIRST), integers_to_fp32(high, FIRST)
 
 
 @triton.jit
@@ -114,7 +131,7 @@ def product_kernel(
         scales_ptr, factors_ptr, minima_ptr, minimum_factors_ptr,
         tl.minimum(start, groups - 1), outputs, output, is_output, NESTED, HALVES, WIDE, HAS_MINIMUM,
     )  # fmt: skip
-    for group in range(start, end):
+    for group in tl.range(start, end, loop_unroll_factor=2):
         x0 = tl.load(x_rows + group * 32, mask=is_row[None, :], other=0.0).to(kind)
         x1 = tl.load(x_rows + group * 32 + 16, mask=is_row[None, :], other=0.0).to(kind)
         first, last = _load_levels(

@@ -33,7 +33,7 @@ def _attend_groups(q: Tensor, groups: Tensor, state: Tensor, kind: str, first: i
         q, groups, state, rows, first, stop, head_dim**-0.5,
         q.stride(0), q.stride(1), groups.stride(0), state.stride(0), state.stride(1),
         GROUP=heads // kv_heads, HEAD_DIM=head_dim, BITS=format.bits, IS_FLOAT=format.is_float, FRESH=fresh,
-        WIDEN=q.device.type == "cpu", BLOCK_M=block, BLOCK_D=width,
+        WIDEN=q.device.type == "cpu", BLOCK_M=block, BLOCK_D=width, num_stages=2,
     )  # fmt: skip
 
 

@@ -102,7 +102,7 @@ def _quantized_product(x: Tensor, *call: Any) -> None:
         x, *_pointers(operands), y if bias is None else bias, y,
         rows, outputs, groups, -(-groups // splits), x.stride(0), y.stride(-2), y.stride(0) if splits > 1 else 0,
         **_options(operands), HAS_BIAS=bias is not None, ADD=add, WIDEN=x.device.type == "cpu",
-        BLOCK_N=_OUTPUTS_A_PROGRAM, BLOCK_M=block, num_stages=4,
+        BLOCK_N=_OUTPUTS_A_PROGRAM, BLOCK_M=block, num_stages=3,
     )  # fmt: skip
 
 

@@ -28,12 +28,14 @@ class HubModel:
 
 
 _GATED = "Llama {} Community License; gated: accept it on the model's page, then `hf auth login`"
+_PICKLED = "; pickled weights, which `triforce pull` converts once"
 _PUBLISHED = {  # licence, and what the hub asks for before a download -> hub ids
-    "Llama 2 Community License; pickled weights, which `triforce pull` converts once": (
+    f"Llama 2 Community License{_PICKLED}": (
         "NousResearch/Yarn-Llama-2-7b-128k NousResearch/Yarn-Llama-2-13b-128k LargeWorldModel/LWM-Text-Chat-128K "
-        "LargeWorldModel/LWM-Text-Chat-1M"
+        "LargeWorldModel/LWM-Text-Chat-1M chargoddard/llama2-22b"
     ),
-    _GATED.format("2"): "meta-llama/Llama-2-70b-chat-hf",
+    _GATED.format("2"): "meta-llama/Llama-2-7b-hf meta-llama/Llama-2-13b-hf meta-llama/Llama-2-70b-chat-hf",
+    f"LLaMA's licence, not for commercial use{_PICKLED}": "lmsys/vicuna-33b-v1.3",
     _GATED.format("3.1"): "meta-llama/Llama-3.1-8B-Instruct meta-llama/Llama-3.1-70B-Instruct",
     _GATED.format("3.2"): "meta-llama/Llama-3.2-1B-Instruct meta-llama/Llama-3.2-3B-Instruct",
     _GATED.format("3.3"): "meta-llama/Llama-3.3-70B-Instruct",
@@ -43,8 +45,11 @@ _PUBLISHED = {  # licence, and what the hub asks for before a download -> hub id
         "Qwen/Qwen3-1.7B Qwen/Qwen3-4B Qwen/Qwen3-4B-Instruct-2507 Qwen/Qwen3-8B Qwen/Qwen3-14B Qwen/Qwen3-32B "
         "Qwen/Qwen3-30B-A3B Qwen/Qwen3-235B-A22B Qwen/Qwen3-Next-80B-A3B-Instruct openai/gpt-oss-20b "
         "openai/gpt-oss-120b HuggingFaceTB/SmolLM3-3B ibm-granite/granite-3.3-2b-instruct "
-        "ibm-granite/granite-3.3-8b-instruct 01-ai/Yi-6B-200K 01-ai/Yi-34B-200K JackFram/llama-68m"
+        "ibm-granite/granite-3.3-8b-instruct 01-ai/Yi-6B-200K 01-ai/Yi-34B-200K JackFram/llama-68m "
+        "TinyLlama/TinyLlama-1.1B-Chat-v1.0"
     ),
+    f"Apache 2.0{_PICKLED}": "princeton-nlp/Sheared-LLaMA-1.3B",
+    "Apache 2.0; for plans alone: its architecture does not run here": "internlm/internlm-7b internlm/internlm-20b",
     "Qwen Research License": "Qwen/Qwen2.5-3B-Instruct",
     "Qwen License": "Qwen/Qwen2.5-72B-Instruct",
     "MIT": (

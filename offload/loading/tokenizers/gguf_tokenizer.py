@@ -8,19 +8,17 @@ from typing import Any
 from ...errors import CheckpointError, UnsupportedModel
 from ...short_repr import short_repr, short_text
 from .tokenizer import Tokenizer
-from .tokenizer_classes import QWEN_PATTERN
+from .tokenizer_classes import GPT2_PATTERN, LLAMA3_PATTERN, QWEN_PATTERN
 
 Metadata = Callable[[str], Any]  # the value of a key, None for an absent one
 _KEY = "tokenizer.ggml."
-_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-_LLAMA3 = QWEN_PATTERN.replace(r"|\p{N}|", r"|\p{N}{1,3}|")
 _DIGIT = r"\p{N}"
 # What splits a text before BPE, by the value of tokenizer.ggml.pre; as in the tokenizer.json of the models named so.
 _PATTERNS = {
-    "gpt-2": (_GPT2,),
-    "olmo": (_GPT2,),
-    **dict.fromkeys(("smollm", "starcoder", "refact", "command-r"), (_DIGIT, _GPT2)),
-    **dict.fromkeys(("llama-bpe", "llama3", "smaug-bpe", "dbrx", "glm4", "chatglm-bpe"), (_LLAMA3,)),
+    "gpt-2": (GPT2_PATTERN,),
+    "olmo": (GPT2_PATTERN,),
+    **dict.fromkeys(("smollm", "starcoder", "refact", "command-r"), (_DIGIT, GPT2_PATTERN)),
+    **dict.fromkeys(("llama-bpe", "llama3", "smaug-bpe", "dbrx", "glm4", "chatglm-bpe"), (LLAMA3_PATTERN,)),
     "qwen2": (QWEN_PATTERN,),
 }
 _COMPOSED = ("command-r", "qwen2")  # normalised to Unicode's NFC, which GGUF files do not say

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from .tokenizer_classes import QWEN_PATTERN
+from .tokenizer_classes import GPT2_PATTERN, LLAMA3_PATTERN, QWEN_PATTERN
 
 if TYPE_CHECKING:
     import tokenizers
@@ -22,9 +22,7 @@ if TYPE_CHECKING:
 
 PIECE = 2**16  # characters, at least: encoded in a fraction of a second, while no signal is answered
 _CUT = re.compile(r"[^\W\d_](?=[ \t\r\n])")
-_LLAMA3_PATTERN = QWEN_PATTERN.replace(r"\p{N}|", r"\p{N}{1,3}|")
-_GPT2_PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-_PATTERNS = (QWEN_PATTERN, _LLAMA3_PATTERN, _GPT2_PATTERN)
+_PATTERNS = (QWEN_PATTERN, LLAMA3_PATTERN, GPT2_PATTERN)
 
 
 def can_cut(backend: tokenizers.Tokenizer) -> bool:

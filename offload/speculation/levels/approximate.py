@@ -43,6 +43,7 @@ class ApproximateRunner(Runner):
 
     def _matching_prefix(self, sequence: TokenSequence) -> int:
         if self.cache.length < self.num_cached:  # an interrupted eviction has emptied it
+            self.cache.truncate(0)
             self._cached.clear()
             self._last = None
         return super()._matching_prefix(sequence)

@@ -79,7 +79,8 @@ def selected_cache(full: FullCache, settings: Speculation, middle: str | None = 
     # On a GPU also pages that are not the kernel's blocks are selected in their size, which the plan counts on.
     is_paged = store.span and store.device.type != "cpu"
     chosen = MIDDLES[middle or middle_kind(settings)]
-    kind = settings.retrieval_kv if chosen.scores and _may_quantize(store) else EXACT
+    kind = settings.retrieval_kv if chosen.scores else EXACT
+    kind = kind if KV_FORMATS[kind].is_plain or _may_quantize(store) else EXACT
     grain = max(store.grain, PAGE_GRAIN if is_paged else 1, KV_FORMATS[kind].run)
     chunk = selected_chunk(settings, grain, store.span, full.capacity)
     selector = chosen.load()(settings.sink, chunk)

@@ -21,7 +21,7 @@ from ..passes.runner import Runner
 from ..sampling.logprobs import LogprobsRecorder
 from ..sampling.noise import Noise
 from ..sampling.warp import Sampler, read_tokens
-from ..trees.tree import NOTHING, Draft, DraftedTree, Verdict, Visit, paths
+from ..trees.tree import NOTHING, Draft, DraftedTree, Verdict, paths
 from ..trees.verification import verify_coupled, verify_draft
 
 
@@ -41,23 +41,14 @@ class Verifier:
 
         With the `parents` of a tree, those after a token follow the tokens on its path.
         """
-        if parents is not None:
-            return self._score_tree(sequence, draft, parents)
-        logits = self._scored(self.runner.rows(sequence, draft))
-        return self._sampler.distribution(logits, [*sequence.tentative, *draft])
-
-    def _score_tree(self, sequence: TokenSequence, draft: list[int], parents: Sequence[int]) -> Tensor:
-        logits = self._scored(self.runner.tree_rows(sequence, draft, parents))
-        needs_paths = self._sampler.reads_history
-        return self._sampler.distribution(
-            logits, paths=paths(sequence.tentative, draft, parents) if needs_paths else None
-        )
-
-    def _scored(self, hidden: Tensor) -> Tensor:
-        """Return the logits of hidden rows, and keep them until tokens are emitted if those are to be recorded."""
-        logits = self.runner.logits(hidden)
-        self._logits = logits if self._logprobs is not None else None
-        return logits
+        runner, sampler = self.runner, self._sampler
+        hidden = runner.rows(sequence, draft) if parents is None else runner.tree_rows(sequence, draft, parents)
+        logits = runner.logits(hidden)
+        self._logits = logits if self._logprobs is not None else None  # until tokens are emitted
+        if parents is None:
+            return sampler.distribution(logits, [*sequence.tentative, *draft])
+        needed = paths(sequence.tentative, draft, parents) if sampler.reads_history else None
+        return sampler.distribution(logits, paths=needed)
 
     def emit(self, rows: Sequence[int], tokens: Sequence[int]) -> None:
         """Note which tokens the level emits after the last score, and from which of its rows each was chosen."""
@@ -181,11 +172,5 @@ class Level:
     def _count(self, cycle: Cycle) -> None:
         name = self.using = cycle.drafter.name if cycle.drafter is not None else "none"
         known = self.statistics.get(name, LevelStatistics(name, self._verifier.name))
-        self.statistics[name] = known.plus(
-            cycle.drafted, cycle.accepted, cycle.draft_s, cycle.verify_s, *self._tree_of(cycle)
-        )
-
-    @staticmethod
-    def _tree_of(cycle: Cycle) -> tuple[int, list[Visit]] | tuple[()]:
-        """Return the nodes and the visits of a cycle's tree, for the statistics; nothing for a chain."""
-        return () if cycle.parents is None else (len(cycle.parents), cycle.visits)
+        tree = () if cycle.parents is None else (len(cycle.parents), cycle.visits)
+        self.statistics[name] = known.plus(cycle.drafted, cycle.accepted, cycle.draft_s, cycle.verify_s, *tree)

@@ -8,7 +8,8 @@ import torch
 
 from offload.engine import Engine
 from offload.errors import SettingsError
-from offload.evaluation import NeedleScore, TextScores
+from offload.evaluation.needles import NeedleScore
+from offload.evaluation.teacher_forcing import TextScores
 from tests.support.command import assert_error
 from tests.support.offloading import native_kernel
 from triforce_cli.bench.compared import EXACT, MODES, parse_modes, settings_of, values_of
@@ -19,7 +20,7 @@ from triforce_cli.options.settings import option_names, resolve
 
 TEXT = "the cat and the dog and the cat and the dog and " * 12
 SMALL = ("--quality", "--context", "160", "--last", "12", "--new", "8", "--needles", "2")
-SMALL += ("--budget", "48", "--sink", "4", "--window", "16", "--chunk", "8")
+SMALL += ("--budget", "48", "--sink", "4", "--window", "16")
 
 
 def found_of(triforce_here, *args, text=TEXT):

@@ -61,14 +61,20 @@ def test_the_shipped_experiments_are_valid_and_documented(name):
     for value in experiment.values:
         if value.plan is not None:
             assert value.plan.model in KNOWN and value.plan.gpu in profiles.available()
-        assert value.plan is not None or value.row
+        assert value.plan is not None or value.row or value.missing
+        assert value.published is None or value.within is not None or not (value.plan or value.row) or not_judged(value)
     if experiment.quick is not None:
         assert experiment.quick.model == "smollm2-135m" and max(experiment.quick.contexts) <= 4096
         assert experiment.bench.kind == experiment.quick.kind and experiment.judge
 
 
-# Values that plans miss by more than their file allows, by experiment: all of TriForce, which is planned too fast.
-MISSED = {"off-chip": 2, "temperature": 1, "context": 1}
+def not_judged(value):
+    """Attention on the CPU of a host that is not known enough, and the share of attention that a figure gives."""
+    return value.published in (1516, 0.96)
+
+
+# Values that plans miss by more than their file allows, by experiment. They stay in the report as misses.
+MISSED = {"batches": 5, "h2o": 9, "levels": 2, "sequoia": 37, "temperature": 1}
 
 
 @pytest.mark.parametrize("name", [name for name in available() if any(each.plan for each in load(name).values)])
@@ -84,7 +90,9 @@ def test_planned_values_agree_with_the_published_ones_but_for_those_that_are_kno
 
 def test_plans_for_another_gpu_are_not_judged(triforce_here):
     code, out, _ = triforce_here("experiment", "batches", "--profile", "h100", "--dry-run")
-    assert code == 0 and "only their order can be compared" in out and "holds" not in out
+    assert code == 0 and "only their order can be compared" in out and "holds" not in out and "%)" not in out
+    _, out, _ = triforce_here("experiment", "temperature", "--profile", "h200", "--dry-run")
+    assert "| TriForce, temperature 0 | 2.31x |" in out and "**" not in out and "authors' code" not in out
 
 
 def test_the_list_names_all(triforce_here):
@@ -94,11 +102,54 @@ def test_the_list_names_all(triforce_here):
     code, out, _ = triforce_here("experiment", "list", "--json")
     found = json.loads(out)
     assert (code, found["type"], [each["name"] for each in found["experiments"]]) == (0, "experiments", available())
+    by_name = {each["name"]: each for each in found["experiments"]}
+    agreeing = by_name["temperature"]
+    assert (agreeing["planned"], agreeing["judged"], agreeing["agree"]) == (16, 16, 15)
+    assert agreeing["errors"] == [min(errors(agreeing)), max(errors(agreeing))] and len(errors(agreeing)) == 16
+    assert "32 published, 15 of 16 agree, -23% to +15%" in triforce_here("experiment")[1]
+    assert by_name["budget"]["errors"] is None and by_name["budget"]["published"] == 1
     kinds = {each["name"]: each["kind"] for each in found["experiments"]}
     assert (kinds["off-chip"], kinds["budget"], kinds["link"]) == ("planned", "measured", "planned and measured")
     for option in (("--quick",), ("--output", "a.md"), ("--dry-run",), ("-f", "a.txt")):
         code, out, err = triforce_here("experiment", "list", *option)
         assert (code, out) == (2, "") and "is for one experiment" in err, err
+
+
+def errors(experiment):
+    return [value["error"] for value in experiment["values"] if value["error"] is not None]
+
+
+def test_a_plan_stands_beside_the_authors_code_with_both_errors_and_a_miss_is_named(triforce_here, tiny):
+    path = tiny("offload: none, acceptance", "offload: none, authors_code: true, acceptance")
+    path.write_text(path.read_text().replace("within: 0.5", "within: 0.01"))
+    code, out, _ = triforce_here("experiment", path, "--dry-run", "--json")
+    value, other = json.loads(out)["values"]
+    assert code == 0 and other["error"] is other["authors_code"] is None
+    for name, error in (("planned", "error"), ("authors_code", "authors_code_error")):
+        assert value[error] == pytest.approx(value[name] / 2.31 - 1) and value[name] > 1
+    assert value["authors_code"] < value["planned"]
+    _, out, _ = triforce_here("experiment", path, "--dry-run")
+    cell = r"[\d.]+x{} \| [+-][\d.]+% \(\*\*more than 1%\*\*\)"
+    cells = (cell.format(r" \(planned\)"), cell.format(""))
+    assert re.search(rf"^\| a plan \| 2.31x \| {cells[0]} \| {cells[1]} \| a paper \|$", out, re.M), out
+
+
+def test_a_value_without_counterpart_says_why(triforce_here, tiny):
+    path = tiny("row: {method: retrieval, budget: 32, pair: retrieval -> full}", "missing: no such task here")
+    path.write_text(path.read_text().replace("measure: acceptance, published: 0.5", "measure: accuracy, published: 85"))
+    code, out, _ = triforce_here("experiment", path, "--dry-run")
+    assert code == 0 and "| a row | 85 | no such task here | - | a paper |" in out
+    assert "| a row | not judged | no such task here |" in out
+
+
+def test_a_step_is_compared_with_reading_its_tokens_anew():
+    """StreamingLLM, arXiv 2309.17453: up to 22.2 times as fast as the recomputed window."""
+    case = {"gpu": "a6000", "model": "Llama-2-13B", "method": "ar"}
+    short, long = (
+        plan_values([Value("v", "speedup", plan=PlanCase(**case, tokens=tokens, recompute=True))])[0].planned
+        for tokens in (256, 4096)
+    )
+    assert 1 < short < 4 and 20 < long < 30
 
 
 def test_an_experiment_from_end_to_end(triforce_here, tiny, tmp_path, tiny_model_dir):
@@ -109,8 +160,10 @@ def test_an_experiment_from_end_to_end(triforce_here, tiny, tmp_path, tiny_model
     assert (code, out) == (0, "") and "the report is in" in err
     text = report.read_text()
     assert len(points.read_text().splitlines()) == 6  # two excerpts: ar, and two budgets
-    assert re.search(r"^\| a plan \| 2.31x \| [\d.]+x \(planned\) \| a paper \|$", text, re.M)
-    assert re.search(r"^\| a row \| 0.5 \| - \| a paper \|$", text, re.M)  # a quick run measures no published value
+    assert re.search(r"^\| a plan \| 2.31x \| [\d.]+x \(planned\) \| [+-][\d.]+% \| a paper \|$", text, re.M)
+    assert re.search(
+        r"^\| a row \| 0.5 \| - \| - \| a paper \|$", text, re.M
+    )  # a quick run measures no published value
     assert re.search(r"^\| retrieval \| retrieval -> full \| \d+ % ±\d+ \| \d+ % ±\d+ \|$", text, re.M)
     assert re.search(r"^\| it accepts \| holds \| the least is", text, re.M) and "only in full" not in text
     assert "Output equal to plain decoding's, greedy or coupled: 2 of 2 rows" in text
@@ -166,6 +219,9 @@ def test_quick_runs_on_the_embedded_model(name, embedded_model_dir, triforce_her
         ("published: 2.31", "published: true", ("values.1.published is True, not a number",)),
         ("source: a paper, ", "", ("values.1: source is missing",)),
         ("offload: none", "tree: bush", ("values.1.plan: tree is 'bush'",)),
+        ("offload: none", "missing: nothing", ("unknown key values.1.plan.missing",)),
+        ("within: 0.5,", "missing: nothing,", ("values.1: missing is 'nothing'", "leave it out where there is a plan")),
+        ("measure: acceptance, published", "measure: accuracy, published", ("values.2: measure is 'accuracy'",)),
         ("offload: none", "memory_gib: 0", ("values.1.plan: memory_gib is 0",)),
         ("gpu: a100", "gpus: a100", ("unknown key values.1.plan.gpus", "did you mean gpu?")),
         ("  prompts: 2", "  only: [{budget: 64}]\n  prompts: 2", ("quick: only is {'budget': 64}",)),

@@ -33,6 +33,15 @@ judge:
   - {runs: quick, what: more is recovered, measure: recovered, method: streaming, along: budget}
 """
 )
+HITTERS = (
+    HEAD.replace("KIND", "heavy-hitters").replace("METHODS", "[heavy, heavy-but-sink, random]")
+    + """  last: 10
+  prompts: 2
+  settings: {context: 300}
+judge:
+  - {what: it is measured, measure: masked_perplexity, method: heavy, at_least: 1}
+"""
+)
 QUALITY = (
     HEAD.replace("KIND", "quality").replace("METHODS", "[streaming-llm, recompute]")
     + """  last: 6
@@ -82,6 +91,27 @@ def test_attention_by_layer_and_age(run, tmp_path):
     assert "by tokens since the selection" in report and "| more is recovered | holds |" in report
 
 
+def test_heavy_hitters_and_what_masking_them_does(run, tmp_path):
+    code, out, err = run(HITTERS, "--json", "--output", tmp_path / "report.md")
+    assert code == 0, err
+    found = json.loads(out)
+    rows = {row["method"]: row for row in found["measured"]["points"]}
+    assert list(rows) == ["exact", "heavy", "heavy-but-sink", "random"] and found["measured"]["axes"] == {}
+    assert len({row["masked_perplexity"] for row in rows.values()}) == 4
+    exact = rows["exact"]
+    assert list(exact["received_by_rank"]) == ["1", "2", "4", "8", "16", "32", "64", "128", "256"]
+    received = list(exact["received_by_rank"].values())
+    assert received == sorted(received, reverse=True)
+    assert all(0.05 < share < 1 for share in exact["kept_by_layer"].values()) and len(exact["sparsity_by_layer"]) == 2
+    assert exact["map"]["0 0 0"] == 1 and sum(exact["map"][f"1 15 {key}"] for key in range(16)) == pytest.approx(
+        1, abs=0.01
+    )
+    report = (tmp_path / "report.md").read_text()
+    assert (
+        "5 % of the tokens masked" in report and "by the rank of the token" in report and "query and key" not in report
+    )
+
+
 def test_quality_runs_what_differs_once(run, monkeypatch):
     measure, scored = _Measurement.measure, []
     monkeypatch.setattr(_Measurement, "measure", lambda self, mode: (scored.append(mode.name), measure(self, mode)))
@@ -120,6 +150,7 @@ def test_points_are_for_speed(run, tmp_path):
     [
         ("kind: attention", "kind: looks", "kind is 'looks'"),
         ("[retrieval, streaming]", "[retrieval, ar]", "there is no selection 'ar'"),
+        ("kind: attention", "kind: heavy-hitters", "no tokens are masked as 'retrieval'"),
         ("context: [60, 80], ", "", "settings.context is missing"),
         ("budget: [16, 32]", "batch: 2, budget: [16, 32]", "settings.batch is"),
         ("last: 10", "each: [{offload: host}]", "each is"),

@@ -61,6 +61,22 @@ def test_a_combination_may_come_from_flag_environment_and_profile(triforce, tiny
     assert (code, done(out)["method"]) == (0, "naive"), err
 
 
+def test_another_chunk_than_was_asked_for_is_said(triforce):
+    text = ("generate", "the cat and the dog " * 60, "--raw", "-n", "4", "--temperature", "0", "--budget", "64")
+    for more, sizes in (
+        (("--chunk", "8"), "8 runs as 16"),
+        (("--chunk", "16"), None),
+        (("--chunk", "8", "--method", "lookup"), None),  # selects nothing
+        (("--chunk", "8", "--kernel", "off"), None),
+        (("--chunk", "4", "--kernel", "off", "--kv", "exact", "--link", "1", "--resident-layers", "0"), None),
+        (("--chunk", "16", "--retrieval-kv", "q8"), "16 runs as 32"),
+    ):
+        found = triforce(*text, "--method", "retrieval", *more)
+        said = [line for line in found.stderr.splitlines() if "--chunk" in line]
+        assert found.returncode == 0 and len(said) == (sizes is not None), found.stderr
+        assert sizes is None or f"--chunk {sizes}: whole blocks" in said[0]
+
+
 def test_the_cache_of_the_middle_level_is_chosen_and_an_unused_one_is_named(triforce):
     text = ("generate", "the cat and the dog " * 60, "--raw", "-n", "12", "--temperature", "0", "--budget", "64")
     plain = triforce(*text, "--method", "ar")

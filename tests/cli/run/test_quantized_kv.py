@@ -19,6 +19,18 @@ def test_a_run_on_quantised_keys_and_values_says_so(triforce, kind):
     assert STATISTICS.search(statistics) and f"approximate ({kind} keys and values)" in statistics
 
 
+@pytest.mark.parametrize("mode", ["h2o", "streaming-llm"])
+def test_a_cache_that_evicts_may_round_what_it_keeps(triforce, mode):
+    more = ("--approximate", mode, "--budget", "160", "--sink", "2", "--window", "8", "--json")
+    plain, other = (triforce(*PROMPT, *more, "--kv", kind) for kind in ("exact", "q4"))
+    last = done(other.stdout)
+    assert (last["exact"], last["kv"], last["approximate"]) == (False, "q4", mode)
+    assert "--kv q4 changes the answer" in other.stderr and f"--approximate {mode} changes the answer" in other.stderr
+    statistics = other.stderr.splitlines()[-1]
+    assert f"approximate ({mode})" in statistics and "approximate (q4 keys and values)" in statistics
+    assert last["prompt_tokens"] == done(plain.stdout)["prompt_tokens"] > 2 * 160
+
+
 def test_an_exact_run_says_nothing(triforce):
     result = triforce(*PROMPT, "--json", "--kv", "exact")
     assert (done(result.stdout)["exact"], done(result.stdout)["kv"]) == (True, None)
@@ -37,7 +49,7 @@ def test_speculation_on_them_changes_nothing(triforce, method):
     ("more", "words"),
     [
         (("--verify",), ("--verify compares with exact decoding, and --kv q4 changes the answer",)),
-        (("--approximate", "h2o"), ("cannot be used together",)),
+        (("--approximate", "retrieval"), ("cannot be used together",)),
         (("--kernel", "off"), ("--kv q4 needs the native kernel",)),
         (("--kv", "q5"), ("kv is 'q5'", "exact, q8, q4, fp8")),
     ],

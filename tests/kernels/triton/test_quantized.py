@@ -91,7 +91,7 @@ COMPILED = ("Q5_1", "Q4_K", "Q6_K", "Q8_0", "IQ4_NL", "fp8", "int4 with minima")
 FLAGS = {"HAS_BIAS": True, "ADD": True, "WIDEN": False, "BLOCK_N": 64, "BLOCK_M": 16}
 
 
-def compilation(name, is_whole=False):
+def compilation(name):
     """What a GPU's compiler gets for a format: kernel, types of pointers, constants."""
     weight, _ = weight_of(name, 16, 256)
     kinds = {torch.uint8: "*u8", torch.int8: "*i8", torch.float16: "*fp16", torch.float32: "*fp32"}
@@ -100,17 +100,11 @@ def compilation(name, is_whole=False):
     pointers |= dict.fromkeys(("factors_ptr", "minimum_factors_ptr"), "*fp16")
     pointers |= dict.fromkeys(("x_ptr", "bias_ptr", "y_ptr"), "*bf16") | {"ids_ptr": "*i64"}
     shared = ops._options(ops._operands(weight))
-    yield "product_kernel", pointers, shared | FLAGS, is_whole
-    yield "dequantize_kernel", pointers, shared | {"HAS_IDS": True, "BLOCK_N": 64}, is_whole
+    yield "product_kernel", pointers, shared | FLAGS
+    yield "dequantize_kernel", pointers, shared | {"HAS_IDS": True, "BLOCK_N": 64}
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Triton's compiler comes with its Linux wheels")
 def test_types_agree_in_every_branch_of_the_kernels():
     """The compiler's first pass needs no GPU; the interpreter does not check types."""
     compile_all(MODULE, [job for name in COMPILED for job in compilation(name)])
-
-
-@pytest.mark.long
-@pytest.mark.skipif(sys.platform != "linux", reason="Triton's compiler comes with its Linux wheels")
-def test_the_kernels_become_machine_code():
-    compile_all(MODULE, [job for name in ALL for job in compilation(name, is_whole=True)])

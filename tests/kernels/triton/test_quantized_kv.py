@@ -97,14 +97,13 @@ def test_a_state_goes_on_from_other_keys():
     torch.testing.assert_close(ops.finish(parts, q), ops.finish(whole, q))
 
 
-@pytest.mark.parametrize("is_whole", [False, pytest.param(True, marks=pytest.mark.long)])
 @pytest.mark.skipif(sys.platform != "linux", reason="Triton's compiler comes with its Linux wheels")
-def test_the_kernel_compiles(is_whole):
+def test_types_agree_in_every_branch_of_the_kernel():
     """The interpreter does not check types."""
-    sizes = {"GROUP": 4, "HEAD_DIM": 96, "FRESH": False, "WIDEN": False, "BLOCK_M": 64, "BLOCK_D": 128}
+    sizes = {"GROUP": 4, "HEAD_DIM": 96, "FRESH": False, "WIDEN": False, "BLOCK_M": 32, "BLOCK_D": 128}
     formats = [{"BITS": 4, "IS_FLOAT": False}, {"BITS": 8, "IS_FLOAT": False}, {"BITS": 8, "IS_FLOAT": True}]
     types = {"q_ptr": "*bf16", "groups_ptr": "*u8", "state_ptr": "*fp32", "scale": "fp32"}
-    compile_all("quantized_kv", [("attend_groups_kernel", types, sizes | each, is_whole) for each in formats])
+    compile_all("quantized_kv", [("attend_groups_kernel", types, sizes | each) for each in formats])
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Triton's compiler comes with its Linux wheels")

@@ -8,8 +8,7 @@ from typing import Any
 
 from ....errors import UnsupportedModel
 from ....short_repr import short_repr, short_text
-from .compressed_tensors import CompressedTensorsLayout, Float8Layout
-from .gptq import AWQLayout, GPTQLayout
+from .layouts import AWQLayout, CompressedTensorsLayout, Float8Layout, GPTQLayout
 from .stored import Header, Headers, Layout, ReadSmall, StoredMatrix
 
 _HINT = (

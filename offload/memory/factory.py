@@ -1,4 +1,4 @@
-"""Builds tiered stores from settings."""
+"""Makes the store that fits a backend, and builds tiered ones from settings."""
 
 from __future__ import annotations
 
@@ -20,22 +20,50 @@ from ..kernels.native.ops import why_not
 from ..kernels.ops import Operations
 from ..settings.kv_formats import EXACT, KV_FORMATS
 from ..system.scratch_file import ALIGNMENT, ScratchFile
-from .balance import HOST_ROWS, Balance
-from .device_factory import new_device_store, new_store
+from .block_store import BlockStore
 from .disk_pages import DiskPages
-from .host_attention import HostAttention
+from .host_attention import HOST_ROWS, Balance, HostAttention
 from .host_memory import Pinning, begin_allocation
 from .layered_store import LayeredStore
 from .link import DISK_COST, LINK_COST, Link
 from .open_pages import OpenPages, new_pages
 from .page import BlockPageFormat, NativePageFormat, PageLayout, PlainPageFormat
+from .plain_store import PlainStore
 from .prefetch import PrefetchRing
-from .quantized_pages import QuantizedPageFormat
+from .quantized_groups import GroupTiers, QuantizedPageFormat
 from .staged_link import make_link
-from .store import Store
+from .store import DeviceStore, Store
 from .tier_settings import HOST_SHARES, TierSettings
 from .tiered_store import TieredStore
 from .tiers import Tiers
+
+
+def new_store(
+    kernel: Kernel | None,
+    shape: ModelShape,
+    capacity: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    kv: str = EXACT,
+    tiers: GroupTiers | None = None,
+) -> Store:
+    """Return an empty store for a sequence of up to `capacity` tokens, all in one memory.
+
+    `kv` is their format. Another one than EXACT needs the native kernel or Triton's, and may lie over `tiers`.
+    """
+    if KV_FORMATS[kv].is_plain:
+        return new_device_store(kernel, shape, capacity, dtype, device)
+    store, own = KV_FORMATS[kv].store(kernel is not None), (shape, capacity, dtype)
+    return store(*own, device, kv, tiers) if kernel is None else store(kernel, *own, kv, tiers)
+
+
+def new_device_store(
+    kernel: Kernel | None, shape: ModelShape, capacity: int, dtype: torch.dtype, device: torch.device
+) -> DeviceStore:
+    """Return such a store of keys and values as they are."""
+    if kernel is not None and not shape.caps_scores:
+        return BlockStore(kernel, shape, capacity, dtype)
+    return PlainStore(shape, capacity, dtype, device, by_row=kernel is not None)
 
 
 def check_model(shape: ModelShape) -> None:
