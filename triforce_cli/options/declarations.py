@@ -68,7 +68,10 @@ def _setting(
     """
 
     def make(name: str, panel: str | None) -> Any:
-        shown = {"help": described(help, default or str(_DEFAULTS[name])), "envvar": f"TRIFORCE_{name.upper()}"}
+        shown: dict[str, Any] = {
+            "help": described(help, default or str(_DEFAULTS[name])),
+            "envvar": f"TRIFORCE_{name.upper()}",
+        }
         shown |= {"show_envvar": False, "rich_help_panel": panel, "metavar": metavar}
         return Annotated[kind | None, option(*(names or (f"--{name.replace('_', '-')}",)), **shown | rest)]
 
@@ -231,10 +234,10 @@ def accepts(options: dict[str, Any]) -> Callable[[Callable[..., Any]], Callable[
     """Return a decorator that adds options to a command, which reads them from its context and not as arguments."""
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
-        @wraps(command)
-        def run(*args: Any, **kwargs: Any) -> Any:
+        def reading(*args: Any, **kwargs: Any) -> Any:
             return command(*args, **{name: value for name, value in kwargs.items() if name not in options})
 
+        run: Any = wraps(command)(reading)
         own = inspect.signature(command, eval_str=True)
         kind = inspect.Parameter.KEYWORD_ONLY
         added = [

@@ -80,7 +80,7 @@ def flags_of(plan: Plan) -> list[str]:
         flags += ["--resident-layers", str(plan.placed.resident_layers)]
     if plan.offload == "hybrid" and placement.host_share is not None:  # a planned one would not follow measured times
         flags += ["--host-share", f"{placement.host_share:g}"]
-    if plan.placed.away_layers:
+    if plan.placed.away_layers and request.shape.experts is not None:
         kept = request.shape.experts.layers - plan.placed.away_layers
         flags += ["--experts", plan.placed.experts, "--expert-layers", str(kept)]
     elif placement.experts != "auto":
@@ -111,7 +111,7 @@ def measured_fields(measured: Measured | None) -> dict[str, Any] | None:
 
 def plan_fields(plan: Plan, suggestions: Sequence[Suggestion] = ()) -> dict[str, Any]:
     """Return a plan's fields."""
-    request, where = plan.request, plan.placed
+    request, where, experts = plan.request, plan.placed, plan.request.shape.experts
     return {
         "fits": plan.fits,
         "model": request.model,
@@ -129,7 +129,7 @@ def plan_fields(plan: Plan, suggestions: Sequence[Suggestion] = ()) -> dict[str,
         "weight_layers": where.weight_layers,
         "host_share": plan.host_share,
         "experts": where.experts if request.shape.experts else None,
-        "expert_layers": request.shape.experts.layers - where.away_layers if request.shape.experts else None,
+        "expert_layers": experts.layers - where.away_layers if experts else None,
         "expert_times": [asdict(each) for each in plan.expert_times],
         "budget": plan.budget,
         "chunk": request.speculation.chunk,

@@ -51,7 +51,7 @@ def check_parallel(wanted: int | str, opened: ModelRequest, tokens: int, sequenc
     if reason:
         raise SettingsError(f"--parallel {wanted} cannot be used with {reason}", "leave one of the two out")
     spare = 1 if opened.request.verify else 0  # plain decoding, to compare, has caches of its own
-    most = MOST if wanted == AUTO else wanted
+    most = MOST if wanted == AUTO else int(wanted)
     most = most if sequences is None else min(most, sequences)
     if wanted == AUTO:
         return min(most, max(fitting_sequences(opened, tokens) - spare, 1))

@@ -42,6 +42,8 @@ class PromptEncoder:
         """
         opened = self._opened.overridden(wanted.options, partial(secrets.randbits, 32))
         settings = opened.settings
+        first = settings.generation.seed
+        assert first is not None, "the request, the command, or a draw gives one"
         found = []
         for ids in self._encoded(wanted):
             try:
@@ -50,8 +52,7 @@ class PromptEncoder:
                 raise ApiError(400, error.message, param="prompt") from None
             new = self._new_tokens(len(ids), settings, "max_new_tokens" in wanted.options)
             for choice in range(wanted.choices):
-                seed = (settings.generation.seed + choice) % 2**63
-                config = replace(settings.generation, seed=seed, max_new_tokens=new)
+                config = replace(settings.generation, seed=(first + choice) % 2**63, max_new_tokens=new)
                 is_chat = wanted.messages is not None
                 more = scope, is_chat, wanted.logprobs
                 found.append(SequenceSettings(ids, opened.sampling, config, settings.speculation, *more))
