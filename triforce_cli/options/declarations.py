@@ -68,11 +68,8 @@ def _setting(
     """
 
     def make(name: str, panel: str | None) -> Any:
-        shown: dict[str, Any] = {
-            "help": described(help, default or str(_DEFAULTS[name])),
-            "envvar": f"TRIFORCE_{name.upper()}",
-        }
-        shown |= {"show_envvar": False, "rich_help_panel": panel, "metavar": metavar}
+        shown: dict[str, Any] = {"show_envvar": False, "rich_help_panel": panel, "metavar": metavar}
+        shown |= {"help": described(help, default or str(_DEFAULTS[name])), "envvar": f"TRIFORCE_{name.upper()}"}
         return Annotated[kind | None, option(*(names or (f"--{name.replace('_', '-')}",)), **shown | rest)]
 
     return make
