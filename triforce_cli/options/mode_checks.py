@@ -8,14 +8,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from offload.architecture.dims import Dimensions
 from offload.errors import Degraded, SettingsError
 from offload.settings.config import Placement, Speculation
 from offload.settings.kv_formats import KV_FORMATS, LOSSY_KV
 from offload.settings.method_sizes import MOST_CHUNKS, forgets, forgetting_capacity
 from offload.settings.methods import APPROXIMATIONS
-from offload.system.machine import file_system
-from offload.system.scratch_file import ScratchFile
 from offload.units import counted
 
 from ..output.terminal import Terminal
@@ -23,6 +20,7 @@ from .settings import Settings
 
 if TYPE_CHECKING:
     from offload.api.opened_model import OpenModel
+    from offload.architecture.dims import Dimensions
 
 
 def lossy_modes(settings: Settings) -> tuple[str, ...]:
@@ -165,6 +163,9 @@ def refuse_unread_format(settings: Settings) -> None:
 
 def check_folder(folder: Path) -> None:
     """Raise SettingsError for a folder in which no file for KV can be made; emit a warning for one in memory."""
+    from offload.system.machine import file_system
+    from offload.system.scratch_file import ScratchFile
+
     ScratchFile(folder, 1)
     if (kind := file_system(folder)) in ("tmpfs", "ramfs"):
         warnings.warn(f"{folder} is in memory ({kind}), and no memory is saved there", Degraded, stacklevel=2)

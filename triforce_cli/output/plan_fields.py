@@ -5,16 +5,18 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from offload.hardware.calibration import Measured
-from offload.planning.batch import MOST_SEQUENCES, Batches, BatchPlan
-from offload.planning.latency import Decoding
-from offload.planning.placement import Tier
-from offload.planning.plan import Plan
-from offload.planning.suggestions import Suggestion
 from offload.settings.config import EXACT, Speculation
 from offload.units import GIB, counted
+
+if TYPE_CHECKING:  # every command imports this module, and few of them plan
+    from offload.hardware.calibration import Measured
+    from offload.planning.batch import Batches, BatchPlan
+    from offload.planning.latency import Decoding
+    from offload.planning.placement import Tier
+    from offload.planning.plan import Plan
+    from offload.planning.suggestions import Suggestion
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +165,8 @@ def batch_lines(batches: Batches) -> Iterator[str]:
 
 
 def _fitting(batches: Batches) -> str:
+    from offload.planning.batch import MOST_SEQUENCES
+
     shared = f", with a common beginning of {counted(batches.shared, 'token')}" if batches.shared else ""
     if batches.fitting is None:
         return f"how many sequences fit is not known, as the memory is not{shared}"

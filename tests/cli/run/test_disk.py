@@ -138,7 +138,7 @@ def test_the_disk_s_rate_on_a_busy_machine_is_saved_as_such(tmp_path, monkeypatc
 
 
 def test_a_folder_in_memory_is_a_warning(triforce_here, tmp_path, monkeypatch):
-    monkeypatch.setattr("triforce_cli.options.mode_checks.file_system", lambda folder: "tmpfs")
+    monkeypatch.setattr("offload.system.machine.file_system", lambda folder: "tmpfs")
     with warnings.catch_warnings():
         settle_libraries()
         code, _, err = triforce_here("generate", PROMPT, *GREEDY, "--disk", tmp_path, "--dry-run")
