@@ -69,7 +69,7 @@ build "$work/kernel.so"
 build "$work/emulated.so" -DTRIFORCE_EMULATE
 cd "$root"
 if [[ "${1:-}" != fuzz ]]; then
-    tests=(tests/kernels/native/test_{attention,tree,rows,pool,score_keys,observe,kv_groups,quantized,wide_scales}.py)
+    tests=(tests/kernels/native/test_{attention,tree,rows,pool,score_keys,observe,kv_groups,packed_kv,quantized,wide_scales}.py)
     tests+=(tests/caches/test_block_store.py)
     # --capture=sys: a report must reach stderr before pytest aborts.
     sanitized "$venv/bin/python" -m pytest -q --capture=sys "${tests[@]}" "$@" ||

@@ -17,10 +17,9 @@ from ..sequence import TokenSequence
 from ..settings.kv_formats import saved_format
 from ..speculation.passes.runner import Runner
 from .chain import Prompt, Storage
-from .fingerprint import LEAST, TOKENS, fingerprint, name_of_all
+from .fingerprint import LEAST, TOKENS, fingerprint, name_of_all, reusable_prefix
 from .folder import PromptFolder
 from .restore import Restoration
-from .reusable import reusable_prefix
 from .writer import MOST_COPIED, BlockWriter
 
 

@@ -78,7 +78,8 @@ INLINE void NAME(decode)(const int which, const int odd, const struct NAME(walk)
 /* Store 8 lanes, those of a column of what `decode` has written. */
 INLINE void NAME(store_column)(ints x, const int column, char *to) {
 #if HAS_MAX && LANES == 16
-    _mm256_storeu_si256((__m256i *)to, _mm512_extracti64x4_epi64((__m512i)x, column));
+    __m512i both = (__m512i)x;
+    _mm256_storeu_si256((__m256i *)to, column ? _mm512_extracti64x4_epi64(both, 1) : _mm512_castsi512_si256(both));
 #else
     memcpy(to, (const char *)&x + 32 * column, 32);
 #endif
