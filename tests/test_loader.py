@@ -89,3 +89,11 @@ def test_what_linear_attention_does_not_have_is_refused_before_weights_are_read(
     make_hf_model(family, **changes | {"vocab_size": len(tokenizer)}).save_pretrained(tmp_path)
     with pytest.raises(SettingsError, match=why):
         open_model(EngineConfig(str(tmp_path), device="cpu"), speculation=wanted)
+
+
+def test_packed_keys_and_values_are_refused_over_tiers(tmp_path):
+    make_hf_model("llama", head_dim=32).save_pretrained(tmp_path / "wide")
+    make_tokenizer().save_pretrained(tmp_path / "wide")
+    opened = open_model(EngineConfig(model=str(tmp_path / "wide"), device="cpu", dtype="bfloat16", kv="packed"))
+    with pytest.raises(SettingsError, match="--kv packed is for keys and values in memory"):
+        opened.load(tiers=TierSettings("stream", 0, link_gb_s=1.0))

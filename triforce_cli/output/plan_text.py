@@ -76,9 +76,9 @@ def plan_text(report: PlanReport, drawn: bool, width: int = WIDTH) -> str:
     if request.is_quantized:
         lines += quantization_lines(plan)
     if not (format := request.kv_format).is_plain:
-        effect = "" if format.is_exact else ", which changes the answer"
+        effect = "without loss" if format.is_exact else "which changes the answer"
         bits = f"{format.number_bits(request.shape.head_dim):.3g} bits each"
-        lines.append(f"KV cache   {format.name} (--kv): {bits}{effect}")
+        lines.append(f"KV cache   {format.name} (--kv): {bits}, {effect}")
     lines += ["", *_memory_lines(plan, drawn, width)]
     if measured is not None and measured.busy:
         lines.append(f"times      predicted from rates {BUSY}: less where it is idle")

@@ -1,0 +1,94 @@
+"""`--kv packed`: with every method, all tokens and log-probabilities have the bits that they have in bf16."""
+
+import pytest
+import torch
+
+from offload import GenerationConfig, Sampling, Speculation, Tokens
+from offload.batching.request import BatchRequest
+from offload.engine import Engine
+from offload.kernels.native.ops import NativeOperations
+from offload.loading.formats.safetensors import FolderCheckpoint
+from offload.loading.weights import load_model
+from offload.settings.config import METHODS
+from tests.support.engine import GREEDY, tokens
+from tests.support.models import FAMILY_CASES, ids, make_hf_model
+from tests.support.offloading import CPU, native_kernel
+from tests.support.prompt_cache import LENGTH, engine_on, said
+
+pytestmark = pytest.mark.xdist_group("native")
+PROMPT, NEW = ids(60) * 5, 100  # decoding completes a run
+
+
+@pytest.fixture(scope="module")
+def engine(model_dir):
+    """`engine(kv, folder)`: a fresh one, on the native kernel in bf16."""
+    if native_kernel() is None:
+        pytest.skip("there is no native kernel here")
+
+    def make(kv, folder=model_dir):
+        native = NativeOperations(native_kernel())
+        model = load_model(FolderCheckpoint(folder), torch.bfloat16, CPU, lambda *_: None, native)
+        model.kv = kv
+        return Engine(model, (), 64)
+
+    return make
+
+
+def answer(engine, prompt=PROMPT, method="ar", sampling=GREEDY, **more):
+    """Return the tokens of a request, and their log-probabilities."""
+    config, sizes = GenerationConfig(max_new_tokens=NEW, seed=1), {"budget": 64, "chunk": 16, "sink": 16} | more
+    events = list(engine.generate(prompt, sampling, config, Speculation(method, **sizes), logprobs=3))
+    return tokens(events), [x for event in events if isinstance(event, Tokens) for x in event.logprobs]
+
+
+@pytest.fixture(scope="module")
+def expected(engine):
+    return answer(engine("exact"))
+
+
+@pytest.mark.parametrize("method", [name for name in METHODS if name != "naive"])
+def test_every_method_has_the_bits_of_bf16(engine, expected, method):
+    assert answer(engine("packed"), method=method) == expected
+
+
+@pytest.mark.parametrize("more", [{"tree": "12"}, {"sampling": Sampling(temperature=1, coupled=True)}], ids=str)
+def test_trees_and_samples_have_the_bits_of_bf16(engine, more):
+    own = [answer(engine(kv), method="lookup", **more) for kv in ("exact", "packed")]
+    assert own[0] == own[1]
+
+
+def test_the_next_request_goes_on_inside_a_packed_run(engine):
+    prompts = [PROMPT, PROMPT[:200] + ids(150, seed=3), PROMPT[:20]]
+    both = [[answer(own, prompt, "retrieval") for prompt in prompts] for own in map(engine, ("exact", "packed"))]
+    assert both[0] == both[1]
+
+
+def test_a_batch_has_the_tokens_of_bf16(engine):
+    wanted = [(name, ids(100 + 60 * at, seed=at)) for at, name in enumerate(("ar", "retrieval", "lookup"))]
+    config, found = GenerationConfig(max_new_tokens=20), []
+    for kv in ("exact", "packed"):
+        requests = [BatchRequest(name, some, GREEDY, config, Speculation(name)) for name, some in wanted]
+        answers = {name: [] for name, _ in wanted}
+        for name, event in engine(kv).generate_batch(requests, 3):
+            answers[name] += event.ids if isinstance(event, Tokens) else ()
+        found.append(answers)
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("family", ["gemma3", "gemma4"])
+def test_layers_that_have_windows_or_borrow_keys_and_values(engine, tmp_path, family):
+    name, changes = FAMILY_CASES[family]
+    make_hf_model(name, **changes | {"head_dim": 32}).save_pretrained(tmp_path)
+    own = [answer(engine(kv, tmp_path), method="lookup") for kv in ("exact", "packed")]
+    assert own[0] == own[1]
+
+
+@pytest.mark.parametrize("kinds", [("exact", "packed"), ("packed", "exact")], ids="-".join)
+def test_prompts_on_disk_are_those_of_bf16(model_dir, home, kinds):
+    """What one format has saved, the other one restores."""
+    if native_kernel() is None:
+        pytest.skip("there is no native kernel here")
+    prompt, native = ids(LENGTH), NativeOperations(native_kernel())
+    saving, restoring = (engine_on(model_dir, home, operations=native, dtype=torch.bfloat16, kv=kv) for kv in kinds)
+    first, none = said(saving, prompt)
+    assert none == 0 and said(restoring, prompt, "retrieval") == (first, LENGTH // 128 * 128)
