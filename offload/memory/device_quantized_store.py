@@ -81,9 +81,8 @@ class DeviceQuantizedStore(QuantizedMemory):
     def observe(self, layer: int, q: Tensor, start: int, lse: Tensor, received: Tensor) -> None:
         for at, some in runs_of_windows(start, len(q)):
             window, end = at // WINDOW * WINDOW, start + some.stop
-            parts = [self._read(range(layer, layer + 1), 0, window)[0][0]] if window else []
-            parts.append(self._read_ring(window, end, slice(layer, layer + 1))[0][0])
-            observe_attention(q[some], torch.cat(parts, dim=1), lse[some], received[:, :end])
+            keys, _ = self.read_layers(range(layer, layer + 1), 0, end, window)
+            observe_attention(q[some], keys[0], lse[some], received[:, :end])
 
     def _attend_near(self, layer: int, result: GroupAccumulator, rows: slice, stop: int) -> None:
         """Add groups up to number `stop` that are in the device's memory: over tiers those of open pages."""

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ..kernels.accumulate import PassResult
 from ..system.machine import usable_cores
+from .host_memory import pinned
 from .page import PageLayout
 
 HOST_ROWS = 64  # tokens of a pass that the host of a GPU shares: for more, attention is bound by arithmetic
@@ -69,7 +70,7 @@ class HostAttention:
         """
         arrived = None
         if q.device.type != "cpu":
-            q = torch.empty(q.shape, dtype=q.dtype, pin_memory=True).copy_(source := q, non_blocking=True)
+            q = pinned(torch.empty(q.shape, dtype=q.dtype)).copy_(source := q, non_blocking=True)
             arrived = torch.cuda.Event()
             arrived.record(torch.cuda.current_stream(source.device))
         return self._pool.submit(self._run, pages, first, q, attend or self._format.attend_whole, arrived)
@@ -91,7 +92,7 @@ class HostAttention:
             result = self._format.accumulator(q)
             for part in partials:
                 result.add(slice(0, len(q)), part)
-            state = result.state() if arrived is None else result.state().pin_memory()
+            state = result.state() if arrived is None else pinned(result.state())
         found = list(partials)
         if self._bandwidth is not None:
             time.sleep(max(start + pages.nbytes / self._bandwidth - time.perf_counter(), 0))

@@ -69,6 +69,18 @@ def pinned_memory(size: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     return memory
 
 
+def pinned(values: Tensor) -> Tensor:
+    """Return a pinned copy of few numbers in host memory, or the numbers themselves if pinning is refused.
+
+    Copies of pageable memory are correct as well: the driver makes the thread wait for them.
+    """
+    try:
+        return values.pin_memory()
+    except RuntimeError:
+        _clear_error()
+        return values
+
+
 class Pinning:
     """Pins a tensor's memory, until the tensor is freed. If that is refused, the rest of it stays pageable.
 
@@ -111,11 +123,19 @@ class Pinning:
             if int(failed):
                 _clear_error()
                 self._refusal = str(failed)
+                self._leave_room()
                 break
             self._pinned.append(address)
             self.done += size
         if self._stop.is_set():
             self._unpin()
+
+    def _leave_room(self) -> None:
+        """Unpin the last piece: where memory that may be pinned is limited, small copies need some of it, too."""
+        if self._pinned:
+            address = self._pinned.pop()
+            self._cudart.cudaHostUnregister(address)
+            self.done -= dict(self._pieces)[address]
 
     def _release(self) -> None:
         """Stop, and unpin what was pinned, before the memory is freed."""

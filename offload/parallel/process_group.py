@@ -194,11 +194,13 @@ def _rank_missing(timeout: float) -> Iterator[None]:
 
 @contextmanager
 def _rank_lost() -> Iterator[None]:
-    """Raise RankLost in place of gloo's and nccl's errors."""
+    """Raise RankLost in place of gloo's and nccl's errors, and of nothing that went wrong on this rank's own GPU."""
     try:
         yield
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as error:  # gloo and nccl raise nothing more specific
         reason = (str(error).strip().splitlines() or [""])[0]
+        if reason.startswith("CUDA error"):  # of an earlier kernel: a collective is where it is noticed
+            raise
         raise RankLost("another rank has ended", "see what it said") from RuntimeError(reason)

@@ -2,13 +2,13 @@
 
 import pytest
 import torch
-from offload.memory.device_factory import new_store
 
 from offload.caches.h2o import H2OCache
 from offload.caches.sink import SinkCache
 from offload.loading.formats.safetensors import FolderCheckpoint
 from offload.loading.weights import load_model
 from offload.memory.block_store import BlockStore
+from offload.memory.factory import new_store
 from offload.sequence import TokenSequence
 from offload.settings.config import EXACT, Speculation
 from offload.speculation.levels.approximate import ApproximateRunner, approximate_runner

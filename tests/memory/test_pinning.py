@@ -97,17 +97,27 @@ def test_progress_is_reported_while_it_lasts(cudart):
     assert len(cudart.registered) == 3
 
 
-def test_refused_memory_stays_pageable_with_a_warning(cudart):
-    cudart.refused = 1
+@pytest.mark.parametrize(("refused", "rest"), [(0, 5), (1, 5), (2, 3)])
+def test_refused_memory_stays_pageable_with_a_warning_and_leaves_room_for_small_copies(cudart, refused, rest):
+    cudart.refused = refused
     memory = memory_of(5)
     pinned = Pinning(memory)
-    with pytest.warns(Degraded, match=f"{3 * ROW:,} of {5 * ROW:,} bytes of host memory could not be pinned"):
+    with pytest.warns(Degraded, match=f"{rest * ROW:,} of {5 * ROW:,} bytes of host memory could not be pinned"):
         list(pinned.progress())
-    assert list(cudart.registered) == [memory.data_ptr()]  # no copy spans what is pinned and what is not
+    assert list(cudart.registered) == [memory.data_ptr()] * (rest == 3)  # no copy spans what is pinned and what is not
     pinned.wait()  # silent: one warning is enough
     del memory
     gc.collect()
     assert cudart.registered == {}
+
+
+def test_small_memory_that_cannot_be_pinned_is_used_as_it_is(cudart, monkeypatch):
+    def refuse(values):
+        raise RuntimeError("CUDA error: out of memory")
+
+    values = torch.arange(3)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", refuse)
+    assert host.pinned(values) is values
 
 
 def test_memory_that_is_freed_while_it_is_pinned_is_unpinned(cudart):

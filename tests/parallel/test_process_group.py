@@ -150,3 +150,11 @@ def die_in(phase, one):
         return forward(ids, cache)
 
     model.forward = deadly
+
+
+def test_an_error_of_this_ranks_own_gpu_keeps_its_text():
+    with pytest.raises(RuntimeError, match="an illegal memory access") as raised, process_group._rank_lost():
+        raise RuntimeError("CUDA error: an illegal memory access was encountered\nCompile with ...")
+    assert not isinstance(raised.value, RankLost)
+    with pytest.raises(RankLost), process_group._rank_lost():
+        raise RuntimeError("[../gloo/transport/tcp/pair.cc:534] Connection closed by peer")

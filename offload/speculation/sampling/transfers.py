@@ -5,12 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ...memory.host_memory import pinned
+
 
 def upload(values: Tensor, device: torch.device) -> Tensor:
     """Copy a tensor of the host to the device without waiting: from pageable memory, the copy would wait."""
     if device.type == "cpu":
         return values
-    return values.pin_memory().to(device, non_blocking=True)  # torch keeps pinned memory until its copies have ended
+    return pinned(values).to(device, non_blocking=True)  # torch keeps pinned memory until its copies have ended
 
 
 def download(values: Tensor) -> list[int]:
