@@ -14,8 +14,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # what type checkers and editors see; a test compares it with _HOMES
-    from .api.answer import Answer, BatchAnswer
-    from .api.ask_options import AskOptions
+    from .api.ask_options import Answer, AskOptions, BatchAnswer
     from .api.llm import LLM, DocumentSession
     from .api.loader import open_model
     from .api.opened_model import OpenModel
@@ -39,8 +38,7 @@ if TYPE_CHECKING:  # what type checkers and editors see; a test compares it with
 
 _MODULES = {
     "api.llm": "LLM DocumentSession",
-    "api.answer": "Answer BatchAnswer",
-    "api.ask_options": "AskOptions",
+    "api.ask_options": "Answer AskOptions BatchAnswer",
     "settings.config": "EngineConfig Speculation",
     "settings.generation": "GenerationConfig Sampling",
     "memory.tier_settings": "TierSettings",

@@ -22,12 +22,12 @@ from typer.exceptions import Abort, Exit, TyperException
 from offload.errors import Degraded, RankLost, UsageError, typed_error
 
 from .distributed import rank as ranks
-from .exit_codes import DONE, FAILED, INTERRUPTED, WRONG_USE
 from .options import config_file
 from .options.config_file import unknown_variables
 from .options.mistakes import Command, Group, explained
 from .options.settings import cache_home
 from .output.terminal import Terminal, stdout_closed
+from .signals import DONE, FAILED, INTERRUPTED, WRONG_USE
 
 _COMMANDS = ("generate", "summarize", "chat", "serve", "bench", "experiment", "pull", "profile", "doctor", "cache")
 _PRINTING = ("summarize", "chat", "bench", "pull", "profile", "doctor")  # to stdout, whatever their options are

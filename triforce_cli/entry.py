@@ -7,8 +7,7 @@ import os
 import sys
 import threading
 
-from .exit_codes import INTERRUPTED
-from .signals import listen
+from .signals import INTERRUPTED, listen
 
 
 def main() -> None:

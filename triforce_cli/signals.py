@@ -1,9 +1,8 @@
-"""Handlers of the signals that end a process. Imports nothing heavy: Ctrl-C must work from the start.
+"""How the process ends: its exit codes, and handlers of signals. Imports nothing heavy: Ctrl-C works from the start.
 
 The first Ctrl-C raises KeyboardInterrupt, which ends what is under way and keeps what there is. A second one ends the
 process at once, also within a native call that holds the interpreter's lock: interrupt.c counts them in the signal
-itself. Where that library is not built, a second one ends the process as soon as Python answers signals.
-"""
+itself. Where that library is not built, a second one ends the process as soon as Python answers signals."""
 
 from __future__ import annotations
 
@@ -19,7 +18,12 @@ from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from types import FrameType
 
-from .exit_codes import INTERRUPTED, SIGNALLED
+DONE = 0  # also when the reader of a pipe has closed it
+FAILED = 1  # while running
+WRONG_USE = 2
+INTERRUPTED = 130  # Ctrl-C
+SIGNALLED = 128  # + the number of any other signal
+
 
 _SHOW_CURSOR = b"\x1b[?25h"
 _TORCH_STORAGE = os.path.join("torch", "storage.py")

@@ -25,8 +25,7 @@ from ..settings.method_sizes import stored_tokens
 from ..settings.validation import require, require_instance, require_tokens
 from ..short_repr import short_repr
 from ..system.machine import free_memory
-from .answer import Answer, BatchAnswer
-from .ask_options import Asked, AskOptions, join_texts, resolve
+from .ask_options import Answer, Asked, AskOptions, BatchAnswer, join_texts, resolve
 from .loader import open_model
 from .opened_model import OpenModel
 

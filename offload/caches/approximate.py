@@ -5,13 +5,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Sequence
 
-import torch
 from torch import Tensor
 
-from ..architecture.rope import Rope
-from ..memory.store import Store
 from ..memory.tree_attention import Tree
-from ..sequence import Watermarks
 from ..settings.config import Speculation
 from .full import FullCache
 
@@ -33,22 +29,8 @@ class ApproximateCache(ABC):
     def __init__(self, full: FullCache, settings: Speculation) -> None:
         """Make an empty cache with the sizes of the settings over an empty full cache."""
         self._full = full
-
-    @property
-    def store(self) -> Store:
-        return self._full.store
-
-    @property
-    def rope(self) -> Rope:
-        return self._full.rope
-
-    @property
-    def device(self) -> torch.device:
-        return self._full.device
-
-    @property
-    def capacity(self) -> int:
-        return self._full.capacity
+        self.store, self.rope, self.marks = full.store, full.rope, full.marks
+        self.device, self.capacity = full.device, full.capacity
 
     @property
     def length(self) -> int:
@@ -62,10 +44,6 @@ class ApproximateCache(ABC):
     def positions(self) -> Tensor:
         """Return the positions of the pass's tokens in the full cache."""
         return self._full.positions()
-
-    @property
-    def marks(self) -> Watermarks:
-        return self._full.marks
 
     def restartable(self, length: int) -> int:
         """Return the most tokens, up to `length`, after which a prompt goes on as it does without cached tokens."""

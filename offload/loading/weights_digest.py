@@ -20,7 +20,7 @@ from ..errors import SettingsError
 from ..system.files import replace_file
 
 if TYPE_CHECKING:
-    from ..parallel.group import Group
+    from ..parallel.shard import Group
 
 Extents = Sequence[tuple[int, int]]  # of the tensors in a file: first byte and number of bytes
 State = tuple[int, ...]

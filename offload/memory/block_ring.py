@@ -64,7 +64,7 @@ class BlockRing(BlockStore):
             first = end + at - held  # the position of the first token in flight
             base = max(first - self._windows[layer] + 1, 0) // PIECE * PIECE
             table = self._table[base // BLOCK :].expand(self.shape.kv_heads, -1)
-            out = self._attend(layer, rotated, first + 1 - base, table, tree, lse=part, window=self._windows[layer])
+            out = self.attend_table(layer, rotated, table, first + 1 - base, tree, part, window=self._windows[layer])
             found.append(out.clone())
         return found[0] if len(found) == 1 else torch.cat(found)
 

@@ -51,7 +51,7 @@ class BlockStore(DeviceStore):
 
     def attend(self, layer: int, q: Tensor, start: int, tree: Tree | None = None, lse: Tensor | None = None) -> Tensor:
         """Attend as in `Store`; with a `tree`, a token's result has the bits of its path as a chain."""
-        return self._attend(layer, q, start + 1, self._rows, tree, lse=lse)
+        return self.attend_table(layer, q, self._rows, start + 1, tree, lse)
 
     def observe(self, layer: int, q: Tensor, start: int, lse: Tensor, received: Tensor) -> None:
         self._kernel.observe(self.calls.observation(self._layers[layer], q, start + 1, lse, received, self._rows))
@@ -60,31 +60,19 @@ class BlockStore(DeviceStore):
         self,
         layer: int,
         q: Tensor,
-        table: Tensor,
+        table: Tensor | None,
         seen: int,
         tree: Tree | None = None,
         lse: Tensor | None = None,
         groups: Groups | None = None,
+        window: int = 0,
     ) -> Tensor:
-        """Attend to the blocks of `table` `[kv_heads, blocks]` (int32, contiguous rows), in its order.
+        """Attend to the blocks of `table` `[kv_heads, blocks]` (int32, contiguous rows), in its order; None: to all.
 
         The first token sees the first `seen` tokens of that order, each further token one more. With a `tree`, whose
         tokens come behind the first `seen - 1` of that order, queries are as in `attend`. An entry ~b is block b of
-        quantised `groups`. `lse` as in `attend`.
+        quantised `groups`. `lse` as in `attend`, `window` as of `BlockCalls.attention`.
         """
-        return self._attend(layer, q, seen, table, tree, groups, lse)
-
-    def _attend(
-        self,
-        layer: int,
-        q: Tensor,
-        seen: int,
-        table: Tensor | None = None,
-        tree: Tree | None = None,
-        groups: Groups | None = None,
-        lse: Tensor | None = None,
-        window: int = 0,
-    ) -> Tensor:
         parents = None if tree is None else tree.on(self.device).parents
         self._out = _buffer_for(self._out, q)
         out = self._out[: len(q)]

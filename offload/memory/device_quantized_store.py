@@ -17,7 +17,7 @@ from ..kernels.attention import Partial, attend, attend_masked, merge
 from ..kernels.kv_groups import dequantize_groups, dequantize_keys, quantize_groups
 from ..kernels.triton.group_accumulator import GroupAccumulator
 from .plain_store import PlainStore, observe_attention
-from .quantized_groups import GroupMemory, GroupTiers
+from .quantized_groups import GroupTiers
 from .quantized_memory import QuantizedMemory
 from .quantized_store import runs_of_windows
 from .tree_attention import Tree
@@ -86,12 +86,9 @@ class DeviceQuantizedStore(QuantizedMemory):
 
     def _attend_near(self, layer: int, result: GroupAccumulator, rows: slice, stop: int) -> None:
         """Add groups up to number `stop` that are in the device's memory: over tiers those of open pages."""
-        if isinstance(self.groups, GroupMemory):
-            result.attend_groups(rows, self.groups.memory[layer], 1, stop)
-        elif self.tiers is not None:
-            for page in range(self.tiers.num_whole, -(-stop // self.groups.each)):
-                end = min(stop - page * self.groups.each, self.groups.each)
-                result.attend_groups(rows, _open_groups(self.tiers, layer, page), _first_group(page), end)
+        for page, groups in self.groups.near(layer, stop):
+            end = min(stop - page * self.groups.each, self.groups.each)
+            result.attend_groups(rows, groups, _first_group(page), end)
 
     def _attend_tiers(self, tiers: GroupTiers, layer: int, q: Tensor, start: int, lse: Tensor | None) -> Tensor:
         result = GroupAccumulator(q, self.shape.kv_heads, self.kind)
@@ -99,15 +96,15 @@ class DeviceQuantizedStore(QuantizedMemory):
         def newest() -> None:
             for at, some in runs_of_one_kind(start, len(q)):
                 self._attend_exact(layer, result, some, at)
-            self._attend_open(tiers, layer, result, start, len(q))
+            self._attend_open(layer, result, start, len(q))
 
         self._attend_whole(tiers, layer, q, result, newest)
         return result.output(lse)
 
-    def _attend_open(self, tiers: GroupTiers, layer: int, result: GroupAccumulator, start: int, tokens: int) -> None:
+    def _attend_open(self, layer: int, result: GroupAccumulator, start: int, tokens: int) -> None:
         """Add the groups of the pass's own pages: those of the windows before a token's own."""
-        for page in range(tiers.num_whole, (start + tokens - 1) // self.span + 1):
-            base, groups, first = page * self.span, _open_groups(tiers, layer, page), _first_group(page)
+        for page, groups in self.groups.near(layer, -(-(start + tokens) // GROUP)):
+            base, first = page * self.span, _first_group(page)
             low, high = (min(max(at, start), start + tokens) for at in (base, base + self.span))
             for at, some in runs_of_windows(low, high - low):
                 rows = slice(some.start + low - start, some.stop + low - start)
@@ -187,11 +184,6 @@ def runs_of_one_kind(start: int, tokens: int) -> Iterator[tuple[int, slice]]:
         yield start, slice(0, of_sink)
     for at, some in runs_of_windows(start + of_sink, tokens - of_sink):
         yield at, slice(some.start + of_sink, some.stop + of_sink)
-
-
-def _open_groups(tiers: GroupTiers, layer: int, page: int) -> Tensor:
-    """View an open page as `[kv_heads, groups, bytes]`."""
-    return tiers.format.grains(tiers.open_pages.buffer(layer, page))
 
 
 def _first_group(page: int) -> int:

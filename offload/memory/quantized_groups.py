@@ -97,6 +97,10 @@ class GroupMemory:
         """Yield where a layer's groups are written to: `[kv_heads, n, bytes]`, their numbers there, which of them."""
         yield self.memory[layer], groups, slice(0, len(groups))
 
+    def near(self, layer: int, stop: int) -> Iterator[tuple[int, Tensor]]:
+        """Yield a layer's groups on the device up to number `stop`: by pages of `each`, `[kv_heads, n, bytes]`."""
+        yield 0, self.memory[layer]
+
     def at(self, rows: Tensor, groups: Tensor) -> Tensor:
         """Return copies `[n, count, bytes]` on the device: of rows `[n]` the groups of number `groups` `[n, count]`.
 
@@ -125,6 +129,10 @@ class GroupPages:
             assert page in self._tiers.open_pages, "a pass opens the pages that it writes to"
             memory = self._tiers.format.grains(self._tiers.open_pages.buffer(layer, page))
             yield memory, range(inside.start, inside.stop), some
+
+    def near(self, layer: int, stop: int) -> Iterator[tuple[int, Tensor]]:
+        for page in range(self._tiers.num_whole, -(-stop // self.each)):
+            yield page, self._tiers.format.grains(self._tiers.open_pages.buffer(layer, page))
 
     def at(self, rows: Tensor, groups: Tensor) -> Tensor:
         rows, groups, heads = rows.cpu().unsqueeze(1), groups.cpu(), self._heads

@@ -4,7 +4,6 @@ Every rank runs the same program on its share of the heads, the MLP and the voca
 and MLP gives all ranks the same bits, so each samples the same tokens. Rank 0 decides whatever depends on the clock.
 """
 
-from .group import ALONE, Alone, Group
-from .shard import Share, split
+from .shard import ALONE, Alone, Group, Share, split
 
 __all__ = ["ALONE", "Alone", "Group", "Share", "split"]

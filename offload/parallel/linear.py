@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..kernels.ops import Linear
-from .group import Group
+from .shard import Group
 
 
 class SummedLinear:

@@ -16,10 +16,9 @@ from ..parallel import ALONE, Group
 from ..sequence import TokenSequence
 from ..speculation.passes.runner import Runner
 from .chain import Prompt, Storage
-from .fingerprint import LEAST, TOKENS, fingerprint, name_of_all
+from .fingerprint import LEAST, TOKENS, fingerprint, name_of_all, reusable_prefix
 from .folder import PromptFolder
 from .restore import Restoration
-from .reusable import reusable_prefix
 from .writer import MOST_COPIED, BlockWriter
 
 

@@ -13,9 +13,8 @@ from ..events import Prefilled, Restored
 from ..sequence import TokenSequence
 from ..speculation.passes.runner import Runner
 from .chain import BlockReader, Prompt, last_with_states, path_of, read_states
-from .fingerprint import TOKENS
+from .fingerprint import TOKENS, Reusable
 from .folder import Header, UnusableBlock
-from .reusable import Reusable
 
 TRIAL = 1.0  # seconds of reading before it is compared with computing
 

@@ -14,7 +14,7 @@ import pytest
 
 from tests.support.command import COMMAND, environment
 from tests.support.terminal import Pty
-from triforce_cli.chat.session_file import load_conversation
+from triforce_cli.chat.conversation import load_conversation
 
 pytestmark = pytest.mark.long
 KILLS = 20

@@ -9,9 +9,9 @@ from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers, p
 from tokenizers import Tokenizer as RawTokenizer
 
 from offload.loading.tokenizers import tokenizer as tokenizer_module
-from offload.loading.tokenizers.text_pieces import _LLAMA3_PATTERN, can_cut, pieces
+from offload.loading.tokenizers.text_pieces import can_cut, pieces
 from offload.loading.tokenizers.tokenizer import Tokenizer
-from offload.loading.tokenizers.tokenizer_classes import QWEN_PATTERN
+from offload.loading.tokenizers.tokenizer_classes import LLAMA3_PATTERN, QWEN_PATTERN
 
 BOOK = (Path(__file__).parents[2] / "examples" / "frankenstein.txt").read_text("utf-8")
 BYTES = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -47,7 +47,7 @@ PRE_TOKENIZERS = {
     "gpt2": BYTES,
     "smollm": pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), BYTES]),
     "qwen": split_by(QWEN_PATTERN),
-    "llama3": split_by(_LLAMA3_PATTERN),
+    "llama3": split_by(LLAMA3_PATTERN),
 }
 
 

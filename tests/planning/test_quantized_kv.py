@@ -62,7 +62,7 @@ def test_what_a_cache_that_evicts_allocates_is_what_is_counted():
     cache = H2OCache(FullCache(store, new_rope(torch.bfloat16), tokens), settings)
     sizes = {"device": "cpu", "itemsize": 2, "prefill_chunk": 512, "kv": "q4"}
     counted = estimate(tiny_shape(), stored_tokens(settings, 9999), settings, **sizes).kv
-    allocated = store.groups.memory.nbytes + store._ring.store._blocks.nbytes + cache.nbytes
+    allocated = store.groups.memory.nbytes + store.ring.store._blocks.nbytes + cache.nbytes
     assert 0.9 * counted <= allocated <= counted
 
 

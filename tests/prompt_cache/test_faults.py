@@ -20,7 +20,7 @@ from offload.prompt_cache.folder import Header, PromptFolder, UnusableBlock, rea
 from tests.support.models import ids, make_hf_model
 from tests.support.offloading import SmallPages
 from tests.support.prompt_cache import LENGTH, engine_on, files, said
-from triforce_cli.output.cache_tables import entries_table
+from triforce_cli.run.prompt_cache import entries_table
 
 
 @pytest.fixture

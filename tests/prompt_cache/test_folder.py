@@ -8,7 +8,7 @@ import time
 import pytest
 
 from offload.errors import Degraded
-from offload.parallel.group import Alone
+from offload.parallel.shard import Alone
 from offload.prompt_cache import writer
 from offload.prompt_cache.block import write_block
 from offload.prompt_cache.entries import entries
@@ -16,7 +16,7 @@ from offload.prompt_cache.fingerprint import TOKENS
 from offload.prompt_cache.folder import PromptFolder, read_header
 from tests.support.models import ids
 from tests.support.prompt_cache import LENGTH, engine_on, files, said
-from triforce_cli.output.cache_tables import details, entries_table
+from triforce_cli.run.prompt_cache import details, entries_table
 
 
 def test_files_are_accessible_to_the_owner_only(model_dir, home):

@@ -15,7 +15,7 @@ from offload.settings.config import GenerationConfig, Sampling, Speculation
 from tests.support.models import SPECIAL
 from tests.support.serving import connected, opened_model, serve_options, serving
 from triforce_cli.serve.responses import Form, chat_logprobs, completion_logprobs, streamed
-from triforce_cli.serve.served_sequence import Answer, SequenceSettings
+from triforce_cli.serve.sequences import Answer, SequenceSettings
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 PROMPT = "the house of the king, the house of the"

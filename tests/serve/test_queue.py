@@ -10,7 +10,7 @@ from offload.loading.tokenizers.conversation import USER, ChatMessage
 from triforce_cli.serve.api_errors import ApiError
 from triforce_cli.serve.api_request import ApiRequest
 from triforce_cli.serve.engine_thread import EngineThread
-from triforce_cli.serve.prompt_encoder import PromptEncoder
+from triforce_cli.serve.sequences import PromptEncoder
 
 CONTEXT = 32
 

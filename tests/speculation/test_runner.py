@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from offload.loading.formats.safetensors import FolderCheckpoint
 from offload.loading.weights import load_model
-from offload.parallel.group import Alone
+from offload.parallel.shard import Alone
 from offload.sequence import TokenSequence
 from offload.settings.config import Speculation
 from offload.speculation.levels.hierarchy import selected_cache

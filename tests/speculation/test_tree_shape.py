@@ -74,6 +74,16 @@ def test_no_other_tree_yields_more_where_acceptance_depends_on_the_depth(accepta
     assert found == pytest.approx(max(expected_tokens(tree, acceptance) for tree in allowed))
 
 
+@settings(max_examples=10, deadline=None, derandomize=True)
+@given(st.permutations(PUBLISHED_LIKE), st.integers(1, 24), st.integers(1, 8))
+def test_where_acceptance_rises_from_child_to_child_sequoias_program_may_find_more(acceptance, nodes, depth):
+    """Which no drafter's does: its children are in the order of their probabilities. Ours is then a tree of fewer."""
+    tree = best_tree(tuple(acceptance), nodes, depth)
+    found, most = expected_tokens(tree, tuple(acceptance)), program(tuple(acceptance), nodes, depth)
+    assert len(tree) <= nodes and Tree(tree).depth <= depth
+    assert 0.7 * most < found <= most + 1e-9
+
+
 @settings(max_examples=30, deadline=None, derandomize=True)
 @given(ACCEPTANCE, st.integers(1, 200), st.integers(1, 32))
 def test_the_best_tree_is_never_below_the_best_chain(acceptance, nodes, depth):

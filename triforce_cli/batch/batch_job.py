@@ -8,27 +8,24 @@ from functools import partial
 from typing import Any
 
 from offload.errors import InternalError, PromptError, TriforceError, typed_error
-from offload.events import Event
 from offload.metrics import Meter, Summary
 from offload.units import counted
 
 from ..distributed.rank import broadcast
-from ..exit_codes import DONE, FAILED
 from ..options.command_request import OutputOptions, Request
 from ..output.batch_display import BatchDisplay
 from ..output.format import rounded
-from ..output.progress import RunFacts
 from ..output.renderers import Renderer
-from ..output.stdout_formats import json_line
+from ..output.stdout_formats import Output, json_line
 from ..output.terminal import Terminal
 from ..run.batch_generator import BatchGenerator, BatchPrompt
 from ..run.job import Job, Load
 from ..run.model_request import ModelRequest, open_request, stretch
 from ..run.prompt_cache import LABEL
 from ..run.text_generator import TextGenerator
-from .batch_files import RESULT, BatchFile, Line, ResultFile, error_line
+from ..signals import DONE, FAILED
+from .batch_files import RESULT, BatchFile, Line, ResultFile, Survey, error_line, opened_for, survey
 from .line_request import Id, LineError, LineRequest
-from .survey import Survey, opened_for, survey
 
 _LEFT_OUT = ("settings", "verify", "load_s")  # of a summary: the same for all, or never there
 
@@ -112,8 +109,7 @@ class _Run:
             raise
         self._display.close()
         if not self._output.quiet:
-            overall = together.concurrency.overall()
-            self._terminal.note(self._display.statistics(overall.mean, overall.most))
+            self._terminal.note(self._display.statistics(together.concurrency.mean, together.concurrency.most))
         if self._first_error is None:
             return DONE
         failed = f"{counted(self._display.failed, 'request')} failed"
@@ -165,7 +161,8 @@ class _Run:
     def _prompt(self, line: LineRequest) -> BatchPrompt:
         opened = opened_for(self._opened, line)
         prompt = opened.prompt(opened.encode(line.prompt), line.prompt[:LABEL])
-        renderer = _LineRenderer(line, self._write, self._terminal, self._display, self._output.show_thinking)
+        output = _LineOutput(line, self._output.show_thinking)
+        renderer = _LineRenderer(self._terminal, output, self._display, self._write)
         if not self._is_prepared:
             self._is_prepared = True  # even if it fails: that is the error of the first line alone
             self._generator.prepare(prompt, renderer)
@@ -182,48 +179,30 @@ class _Run:
         self._display.fail(has_run)
 
 
-class _LineRenderer(Renderer):
-    """Writes the result of a line as one line of JSON, once all of it is there."""
+class _LineOutput(Output):
+    """The result of a line as one line of JSON, once all of it is there. An interrupted one has none."""
 
-    def __init__(
-        self,
-        line: LineRequest,
-        write: Callable[[str], None],
-        terminal: Terminal,
-        display: BatchDisplay,
-        show_thinking: bool,
-    ) -> None:
-        self._line, self._write, self._show_thinking = line, write, show_thinking
-        self._terminal, self._display = terminal, display
-        self._meter = Meter(0)  # until `start` gives the generation's
+    def __init__(self, line: LineRequest, show_thinking: bool) -> None:
+        self._line, self._show_thinking = line, show_thinking
 
-    def loading(self, text: str) -> None:
-        self._display.loading(text)
-
-    def warn(self, text: str) -> None:
-        self._terminal.warn(text)
-
-    def start(self, facts: RunFacts) -> None:
-        self._meter = facts.meter
-        self._display.start(facts)
-
-    def verifying(self, text: str) -> None:
-        raise NotImplementedError("--verify is for a single text")
-
-    def close(self) -> None:
-        self._display.close()
-
-    def event(self, event: Event) -> None:
-        self._display.event(event)
-
-    def finish(self, summary: Summary) -> None:
-        if summary.finish_reason == "interrupted":  # it has no result: the next run begins it anew
-            return
-        line, meter = self._line, self._meter
+    def end(self, summary: Summary, meter: Meter) -> str:
+        if summary.finish_reason == "interrupted":  # the next run begins it anew
+            return ""
         fields = asdict(replace(summary, settings={}))
         numbers: dict[str, Any] = {name: each for name, each in fields.items() if name not in _LEFT_OUT}
         texts = {"text": meter.text} | ({"thinking": "".join(meter.thoughts)} if self._show_thinking else {})
-        self._write(json_line(type=RESULT, id=line.id, line=line.line, **texts, **rounded(numbers)))
+        return json_line(type=RESULT, id=self._line.id, line=self._line.line, **texts, **rounded(numbers))
 
-    def interrupt(self, summary: Summary) -> None:
-        self.finish(summary)
+
+class _LineRenderer(Renderer):
+    """Writes the result of a line, and shows all that run on one display."""
+
+    def __init__(self, terminal: Terminal, output: Output, display: BatchDisplay, write: Callable[[str], None]) -> None:
+        super().__init__(terminal, output, quiet=True, display=display)
+        self._result = write
+
+    def finish(self, summary: Summary) -> None:
+        if text := self._output.end(summary, self._meter):
+            self._result(text)
+
+    interrupt = finish

@@ -1,4 +1,4 @@
-"""What `bench` is asked to run, and a benchmark whose model is opened."""
+"""What `bench` is asked to run and to write, and a benchmark whose model is opened."""
 
 from __future__ import annotations
 
@@ -13,10 +13,18 @@ from offload.settings.config import GenerationConfig, Sampling, Speculation
 
 from ..options.command_request import Request
 from ..options.settings import Settings
+from ..output.output_files import write_file
+from ..output.plan_report import print_plan
+from ..output.progress import ProgressDisplay
+from ..output.stdout_formats import json_line
 from ..output.terminal import Terminal
-from ..run.plan import fewest_on_device, plan_tiers
+from ..run.plan import fewest_on_device, plan_run, plan_tiers
+from ..signals import DONE, INTERRUPTED
 from .axes import BATCH, CONTEXT, Grouped, Values
-from .report import BATCHES, GRID
+from .options import STDOUT
+from .plot import plot
+from .report import BATCHES, GRID, Report, csv_text
+from .report_text import report_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,3 +115,42 @@ def note_grouped(context: int | None, terminal: Terminal) -> None:
     """Print that a context is one number, where it was written as a list could be."""
     if isinstance(context, Grouped):
         terminal.note(f"--context {context:,} is one number; {context.hint}")
+
+
+@dataclass(frozen=True, slots=True)
+class BenchOutput:
+    """The form of the output: JSON or tables, without progress, and files for the charts and a table."""
+
+    json: bool
+    quiet: bool
+    plot: Path | None = None
+    csv: Path | None = None
+
+    def plan(
+        self,
+        model: OpenModel,
+        settings: Settings,
+        length: int,
+        request: Request,
+        terminal: Terminal,
+        display: ProgressDisplay,
+    ) -> int:
+        """Write the plan of a dry run in place of a report; return the exit code. Closes the display."""
+        found = plan_run(model, settings, length, terminal)
+        display.close()  # the plan is the output
+        return print_plan(replace(found, arguments=request.arguments), request.command, terminal, self.json)
+
+    def write(self, report: Report, terminal: Terminal, interrupted: bool, to_files: bool = True) -> int:
+        """Write the report; return the exit code. Raises OSError, BrokenPipeError."""
+        if report.rows and to_files:  # first: stdout may be a closed pipe
+            if self.csv not in (None, STDOUT):
+                write_file(self.csv, csv_text(report))
+            if self.plot is not None:
+                plot(self.plot, report)
+        if self.json:
+            terminal.write(json_line(**report.as_json(interrupted)))
+        elif report.rows and self.csv == STDOUT:
+            terminal.write(csv_text(report))
+        elif report.rows:
+            terminal.print(report_text(report, terminal.table_width))
+        return INTERRUPTED if interrupted else DONE

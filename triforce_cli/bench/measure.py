@@ -20,13 +20,13 @@ from ..distributed.rank import broadcast
 from ..output.format import rounded
 from ..output.progress import ProgressDisplay
 from ..output.terminal import Terminal
+from ..run.processor import OtherLoad
 from ..run.prompt_cache import open_prompt_cache
-from .benchmark import Benchmark, BenchRequest
+from .benchmark import Benchmark, BenchOutput, BenchRequest
 from .cells import TYPE, Cell, PointsFile, Record, by_identity, identity
-from .conditions import OtherLoad, versioned
 from .measurement import Measurement
 from .opened import OpenBench, open_bench
-from .report import GRID
+from .report import GRID, versioned
 from .rows import outputs_of
 from .runs import (
     Run,
@@ -38,6 +38,19 @@ from .runs import (
     run_together,
     warn_of_quantized_weights,
 )
+
+
+def run_bench(asked: BenchRequest, terminal: Terminal, output: BenchOutput, display: ProgressDisplay) -> int:
+    """Run what is not finished, and write the report; return the exit code. Closes the display.
+
+    Raises TriforceError, OSError.
+    """
+    request = asked.request
+    if request.dry_run:
+        widest = open_bench(asked, terminal, output.quiet).widest
+        return output.plan(widest.model, widest.settings, widest.length, request, terminal, display)
+    run = run_measurement(asked, terminal, output.quiet, display)
+    return output.write(run.report(), terminal, run.interrupted, request.is_first)
 
 
 def run_measurement(asked: BenchRequest, terminal: Terminal, quiet: bool, display: ProgressDisplay) -> Measurement:

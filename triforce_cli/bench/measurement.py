@@ -13,9 +13,8 @@ from offload.units import counted
 from ..output.format import duration
 from .axes import BATCH
 from .cells import Cell, PointsFile, Record
-from .conditions import mean_load, provenance
 from .opened import OpenBench
-from .report import BATCHES, BENCH, GRID, Report
+from .report import BATCHES, BENCH, GRID, Report, mean_of, provenance
 from .rows import Finished
 from .runs import UNKEPT, memory_of
 
@@ -81,7 +80,7 @@ class Measurement:
         else:
             rows = finished.batches() if asked.kind == BATCHES else finished.points(asked.varied)
         every = [record for runs in records.values() for record in runs]
-        load = mean_load(record.get("other_load_cores") for record in every)
+        load = mean_of(record.get("other_load_cores") for record in every)
         axes = asked.varied if asked.kind == GRID else {}
         return Report(asked.kind, self._facts(every), rows, axes, other_load=load)
 

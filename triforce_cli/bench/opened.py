@@ -14,16 +14,16 @@ from offload.settings.config import Sampling, Speculation
 from offload.settings.method_sizes import has_draft_model
 
 from ..distributed.rank import broadcast
+from ..options.mode_checks import warn_of_chunks
 from ..options.settings import Settings
 from ..output.terminal import Terminal
+from ..run.job import check_sequences
 from ..run.model_request import open_shared_model, stretch
-from ..run.parallel import check_sequences
-from ..run.placement_checks import warn_of_chunks
 from ..run.processor import processor
 from .axes import AXES, BATCH, CONTEXT, points
 from .benchmark import Benchmark, BenchRequest, note_grouped, plan_bench_tiers
 from .cells import Cell, Weights, digest, weights_of
-from .compared_methods import BASE, TREES, speculations
+from .compared import BASE, TREES, speculations
 from .prompts import BenchPrompt, open_prompts
 
 _FORGOTTEN = ("method", "stop", "profile", "cache", "cache_limit", "join_timeout", "disk", "disk_limit", "model")

@@ -16,11 +16,8 @@ from offload.settings.config import Sampling
 from offload.units import parse_tokens
 
 from ..options import declarations as options
-from ..options import groups as option_groups
 from .axes import AXES, Values, parse_context, parse_list
-from .compared_methods import DEFAULT
-from .modes import CHANGED
-from .modes import DEFAULT as MODES_DEFAULT
+from .compared import CHANGED, DEFAULT
 
 NEW_TOKENS = 128
 STDOUT = Path("-")  # as the name of a file to write
@@ -40,38 +37,16 @@ def _listed(option: Any, parse: Callable[[str], Any], name: str) -> Any:
     return Annotated[Any, info]
 
 
-def _quality(*names: str, **more: Any) -> Any:
-    return typer.Option(*names, show_default=False, rich_help_panel=QUALITY, **more)
-
-
-def _grid(*names: str, **more: Any) -> Any:
-    return typer.Option(*names, show_default=False, rich_help_panel=GRID, **more)
-
+_quality, _grid = (partial(options.option, rich_help_panel=panel) for panel in (QUALITY, GRID))
 
 Methods = Annotated[
-    str | None,
-    typer.Option(metavar="LIST", help=options.described("Methods, with commas.", DEFAULT), show_default=False),
+    str | None, options.option(metavar="LIST", help=options.described("Methods, with commas.", DEFAULT))
 ]
-Batch = Annotated[
-    str | None, typer.Option(metavar="LIST", help="Sequences together, such as 1,2,4,8.", show_default=False)
-]
-Context = Annotated[
-    Any,
-    typer.Option(
-        help=options.described("Use the first tokens: 8000, 16K.", "all"),
-        show_default=False,
-        parser=parse_context,
-        metavar="N,...",
-    ),
-]
-_NEW = typer.Option(
-    "--new",
-    "--max-new-tokens",
-    "-n",
-    metavar="N",
-    help=options.described("Tokens to generate.", str(NEW_TOKENS)),
-    show_default=False,
-)
+Batch = Annotated[str | None, options.option(metavar="LIST", help="Sequences together, such as 1,2,4,8.")]
+_FIRST = options.described("Use the first tokens: 8000, 16K.", "all")
+Context = Annotated[Any, options.option(help=_FIRST, parser=parse_context, metavar="N,...")]
+_TOKENS = options.described("Tokens to generate.", str(NEW_TOKENS))
+_NEW = options.option("--new", "--max-new-tokens", "-n", metavar="N", help=_TOKENS)
 MaxNewTokens = _listed(Annotated[int | None, _NEW], int, "new")
 Repeats = Annotated[int, typer.Option(min=1, max=1000, metavar="N", help="Runs of each method.")]
 JsonObject = Annotated[bool, typer.Option("--json", help="One JSON object, with all samples.")]
@@ -92,25 +67,21 @@ Cache = Annotated[
     _grid("--cache/--no-cache", envvar="TRIFORCE_CACHE", show_envvar=False, help="Keep the prompts' KV on disk."),
 ]
 Quality = Annotated[bool, _quality("--quality", help="Compare the answers of lossy modes.")]
-Modes = Annotated[
-    str | None, _quality("--modes", metavar="LIST", help=options.described("Modes, with commas.", MODES_DEFAULT))
-]
-Last = Annotated[
-    int | None,
-    _quality("--last", metavar="N", help=options.described("Tokens to score.", str(LAST)), parser=parse_tokens),
-]
+_MODES = options.described("Modes, with commas.", DEFAULT)
+Modes = Annotated[str | None, _quality("--modes", metavar="LIST", help=_MODES)]
+_LAST = options.described("Tokens to score.", str(LAST))
+Last = Annotated[int | None, _quality("--last", metavar="N", help=_LAST, parser=parse_tokens)]
 _NEEDLES = options.described("Texts with a needle to find.", str(NEEDLES))
 Needles = Annotated[int | None, _quality("--needles", min=0, max=100, metavar="N", help=_NEEDLES)]
 
 # The settings, which `settings.given_options` reads from the context; those in AXES may be lists.
-_NAMES = ("model", "max_new_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-_NAMES += ("frequency_penalty", "presence_penalty", "dry_multiplier", "dry_base", "dry_allowed_length", "dry_range")
-_NAMES += ("no_repeat_ngram", "coupled", "seed", "draft", "middle", "sink", "window", "budget", "chunk")
-_NAMES += ("rebuild_every", "gamma1", "gamma2", "tree", "tree_sampling", "extend_context", "profile", "device", "dtype")
-_NAMES += ("kernel", "quantize", "threads", "prefill_chunk", *option_groups.PLACEMENT, *option_groups.PARALLEL)
-_NAMES += ("dry_run", "show_config")
-SETTINGS = {name: option_groups.GENERATION[name] for name in _NAMES} | {"max_new_tokens": MaxNewTokens}
-SETTINGS |= {"cache": Cache, "cache_limit": options.CacheLimit, "encoding": options.Encoding}
+SETTINGS = options.chosen(
+    "model max_new_tokens quiet temperature top_p top_k min_p repetition_penalty frequency_penalty presence_penalty "
+    "dry_multiplier dry_base dry_allowed_length dry_range no_repeat_ngram coupled seed draft middle sink window budget "
+    "chunk rebuild_every gamma1 gamma2 tree tree_sampling extend_context profile device dtype kernel quantize threads "
+    f"prefill_chunk {options.PLACEMENT} tensor_parallel join_timeout dry_run show_config cache cache_limit encoding"
+)
+SETTINGS |= {"max_new_tokens": MaxNewTokens, "cache": Cache}
 SETTINGS |= {
     name: _listed(SETTINGS[name], axis.parse, axis.title)
     for name, axis in AXES.items()

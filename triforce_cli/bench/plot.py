@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from offload.errors import SettingsError
 
-from ..output.output_files import check_file, permissions_of, target_of
-from .compared_methods import BASE
-from .pivot import axis_title, value_text
-from .report import ACCEPTANCE, BENCH, QUALITY, SHOWN, Report
+from ..output.output_files import check_file, write_file
+from .compared import BASE
+from .report import ACCEPTANCE, BENCH, QUALITY, SHOWN, Report, axis_title, value_text
 from .report_text import title
 
 if TYPE_CHECKING:
@@ -163,12 +161,6 @@ def _draw(chart: Chart, axes: Any, colours: dict[str, str]) -> None:
 
 def write_figure(figure: Figure, path: Path) -> None:
     """Write a figure; the file, or that which a link leads to, is replaced as a whole."""
-    target = target_of(path)
-    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{path.stem}-", suffix=path.suffix)
-    os.close(handle)
-    try:
-        figure.savefig(name, dpi=150)
-        os.chmod(name, permissions_of(target))
-        os.replace(name, target)
-    finally:
-        Path(name).unlink(missing_ok=True)
+    data = BytesIO()
+    figure.savefig(data, format=path.suffix.removeprefix("."), dpi=150)
+    write_file(path, data.getvalue())

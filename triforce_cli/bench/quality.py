@@ -30,10 +30,11 @@ from offload.speculation.passes.runner import Runner
 
 from ..output.progress import ProgressDisplay, RunFacts
 from ..output.terminal import Terminal
-from .conditions import OtherLoad, mean_load, provenance
-from .modes import EXACT
-from .quality_modes import OpenMode, QualityRun
-from .report import QUALITY, Report
+from ..run.processor import OtherLoad
+from .benchmark import BenchOutput
+from .compared import EXACT
+from .quality_modes import OpenMode, QualityRequest, QualityRun, open_quality_run
+from .report import QUALITY, Report, mean_of, provenance
 
 PARTS = 8  # of the scored tokens, whose perplexities are given one by one
 _Result = TypeVar("_Result")
@@ -68,7 +69,7 @@ class QualityFound:
 
     def report(self) -> Report:
         """Return the report, with a row of numbers for each mode."""
-        load = mean_load(mode.other_load for mode in self.modes)
+        load = mean_of(mode.other_load for mode in self.modes)
         exact = next((mode for mode in self.modes if mode.mode == EXACT), None)
         return Report(QUALITY, self.facts, [_row(each, exact) for each in self.modes], other_load=load)
 
@@ -96,6 +97,19 @@ def _row(one: ModeQuality, exact: ModeQuality | None) -> dict[str, Any]:
         "log_probs": one.scores.log_probs.tolist(),
         "output": list(one.output),
     }
+
+
+def run_quality(asked: QualityRequest, terminal: Terminal, output: BenchOutput, display: ProgressDisplay) -> int:
+    """Measure every mode and write the report; return the exit code. Closes the display.
+
+    Ctrl-C writes the modes that are done. Raises TriforceError, OSError.
+    """
+    run, request = open_quality_run(asked, terminal, output.quiet), asked.request
+    if request.dry_run:
+        exact = run.modes[0]
+        return output.plan(exact.model, exact.settings, run.length, request, terminal, display)
+    found = measure_modes(run, terminal, display)
+    return output.write(found.report(), terminal, found.interrupted, request.is_first)
 
 
 def measure_modes(

@@ -14,13 +14,13 @@ from offload.settings.method_sizes import forgets, stored_tokens
 from offload.units import counted
 
 from ..options.command_request import Request
+from ..options.mode_checks import warn_of_chunks
 from ..options.settings import Settings
 from ..output.terminal import Terminal
 from ..run.model_request import open_shared_model, stretch
-from ..run.placement_checks import warn_of_chunks
 from ..run.plan import plan_tiers
 from .benchmark import note_grouped
-from .modes import EXACT, MODES, is_dense, recomputes, settings_of
+from .compared import EXACT, MODES, is_dense, recomputes, settings_of
 from .prompts import first_tokens
 
 

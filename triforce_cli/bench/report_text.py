@@ -11,14 +11,23 @@ from offload.units import counted
 
 from ..output.cursor import visible
 from ..output.format import accepted, duration, milliseconds, percent
-from ..output.tables import Column, table
-from ..output.wrapping import SEPARATOR, wrapped
+from ..output.tables import SEPARATOR, Column, table, wrapped
 from .axes import BATCH
-from .compared_methods import BASE
-from .conditions import LARGEST_LOAD, LARGEST_SPREAD
-from .modes import EXACT
-from .pivot import Pivot, pivots
-from .report import ACCEPTANCE, ACCEPTED, BATCHES, BENCH, GRID, QUALITY, Report, Row
+from .compared import BASE, EXACT
+from .report import (
+    ACCEPTANCE,
+    ACCEPTED,
+    BATCHES,
+    BENCH,
+    GRID,
+    LARGEST_LOAD,
+    LARGEST_SPREAD,
+    QUALITY,
+    Pivot,
+    Report,
+    Row,
+    pivots,
+)
 
 
 class _Field(NamedTuple):

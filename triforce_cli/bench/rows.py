@@ -11,8 +11,7 @@ from offload.settings.generation import FASTEST
 
 from .axes import BATCH, CONTEXT
 from .cells import Cell, Record
-from .conditions import spread
-from .report import BY_PAIR
+from .report import BY_PAIR, spread
 
 _POINT = ("tokens_per_s", "speedup", "tokens_per_verification", "tbt_median_s")
 _METHOD = ("ttft_s", "tbt_median_s", "tbt_p95_s", "tokens_per_s", "tokens_per_verification")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from statistics import mean
@@ -24,8 +24,8 @@ from ..output.statistics import quantized_warning
 from ..output.status_line import StatusLine
 from ..output.terminal import Terminal
 from .benchmark import Benchmark
-from .compared_methods import BASE
-from .report import BY_PAIR
+from .compared import BASE
+from .report import BY_PAIR, mean_of
 
 _MEANS = ("tbt_median_s", "tbt_p95_s", "tokens_per_verification")
 MEASURED = ("tokens_per_s", *_MEANS, "verifications", *BY_PAIR, "time_share", "total_s")
@@ -169,14 +169,9 @@ def _of_all(summaries: Sequence[Summary], tokens: int, seconds: float, total_s: 
         "seconds": seconds,
         "total_s": total_s,
         "verifications": sum(passes) or None,
-        **{name: _mean(getattr(each, name) for each in summaries) for name in _MEANS},
+        **{name: mean_of(getattr(each, name) for each in summaries) for name in _MEANS},
         **{name: _by_key([getattr(each, name) for each in summaries]) for name in (*BY_PAIR, "time_share")},
     }
-
-
-def _mean(values: Iterable[float | None]) -> float | None:
-    present = [value for value in values if value is not None]
-    return mean(present) if present else None
 
 
 def _by_key(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:

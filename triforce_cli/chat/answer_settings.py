@@ -11,8 +11,8 @@ from offload.errors import SettingsError
 from offload.settings.config import GenerationConfig, Sampling, check_part
 from offload.settings.generation import parse_sampling
 
+from ..options.config_file import value_text
 from ..options.other_names import other_name
-from ..options.settings_text import value_text
 
 if TYPE_CHECKING:
     from ..run.model_request import ModelRequest

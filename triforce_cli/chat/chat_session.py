@@ -12,14 +12,13 @@ from offload.events import Prefilled
 from offload.metrics import Summary
 from offload.units import counted
 
-from ..output.renderers import StreamRenderer, tokenizing
+from ..output.renderers import Renderer, tokenizing
 from ..output.statistics import reading
 from ..run.model_request import ModelRequest, Prompt
 from ..run.prompt_cache import LABEL
 from ..run.text_generator import TextGenerator, TextRun
-from .conversation import Answer, Conversation, Room
+from .conversation import Answer, Conversation, Room, save_conversation
 from .replies import Replies
-from .session_file import save_conversation
 
 _ANY_QUESTION = "?"
 _MOST_UNSHOWN = 64  # tokens at the end of an answer that its text may lack
@@ -61,7 +60,7 @@ class ChatSession:
         self,
         opened: ModelRequest,
         generator: TextGenerator,
-        renderer: StreamRenderer,
+        renderer: Renderer,
         replies: Replies,
         room: Room,
         conversation: Conversation,

@@ -15,8 +15,7 @@ from ..options.other_names import other_name
 from ..output.statistics import detail_lines, statistics_line
 from .answer_settings import PARAMETERS, described, parse_parameter
 from .chat_session import ChatSession
-from .conversation import Conversation
-from .session_file import load_conversation
+from .conversation import Conversation, load_conversation
 
 PREFIX = "/"
 FILE, PARAMETER = "FILE", "NAME VALUE"  # arguments that are completed

@@ -19,6 +19,7 @@ from prompt_toolkit.shortcuts import CompleteStyle
 from prompt_toolkit.styles import Style
 
 from ..output.terminal import Terminal
+from .loop import Lines
 
 try:
     import termios
@@ -30,7 +31,7 @@ _STYLE = Style.from_dict({"rprompt": "ansibrightblack"})
 Completions = Callable[[str], Sequence[tuple[str, int]]]
 
 
-class Editor:
+class Editor(Lines):
     """Lines that are edited before they are sent: Enter sends, Alt-Enter begins a new line, Tab completes."""
 
     def __init__(self, terminal: Terminal, history: Path, completions: Completions) -> None:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol
+from typing import Any
 
 from offload.errors import PromptError, TriforceError
 
-from ..exit_codes import DONE, FAILED
 from ..input.encoding import decode
 from ..output.terminal import Terminal
-from ..signals import answered
+from ..signals import DONE, FAILED, answered
 from .chat_session import ChatSession
 from .commands import Leave, is_command, run_command
 from .replies import Replies
@@ -19,17 +18,7 @@ from .replies import Replies
 LONGEST = 2**24  # bytes of a line
 
 
-class Lines(Protocol):
-    """The lines that the user types or a program writes."""
-
-    def read(self, status: Callable[[], str]) -> str | None:
-        """Return the next line, None at the end; a terminal may show the `status`. Raises KeyboardInterrupt."""
-
-    def unheard(self) -> AbstractContextManager[None]:
-        """Return a context in which what is typed waits for the next `read`, and is not echoed into an answer."""
-
-
-class PlainLines:
+class Lines:
     """Lines of a stream as they are, after a prompt on stderr if stdin is a terminal."""
 
     def __init__(self, terminal: Terminal, replies: Replies) -> None:
@@ -39,7 +28,10 @@ class PlainLines:
         self._stream = getattr(stdin, "buffer", stdin)
 
     def read(self, status: Callable[[], str]) -> str | None:
-        """Return the next line, None at the end. Raises PromptError for one that is no text."""
+        """Return the next line, None at the end; an editor may show the `status`.
+
+        Raises KeyboardInterrupt, and PromptError for a line that is no text.
+        """
         if self._terminal.stdin_is_terminal:
             self._terminal.draw("> ")
         data = self._stream.readline(LONGEST)
@@ -52,7 +44,10 @@ class PlainLines:
         return decode(data, "the line", self._replies.note).rstrip("\n") if data else None
 
     def unheard(self) -> AbstractContextManager[None]:
-        """Return a context that changes nothing: a plain terminal shows what is typed at once, or never."""
+        """Return a context in which what is typed waits for the next `read`, without an echo where that can be.
+
+        Here it changes nothing: a plain terminal shows what is typed at once, or never.
+        """
         return nullcontext()
 
 

@@ -18,33 +18,24 @@ from offload.short_repr import short_repr
 
 from ..bench import options as bench_options
 from ..bench.axes import CONTEXT, Values, points, varied
-from ..bench.compared_methods import IN_BATCHES, name_of, parse
-from ..bench.modes import parse as parse_modes
+from ..bench.compared import IN_BATCHES, name_of, parse_methods, parse_modes
 from ..bench.options import LAST, NEEDLES, NEW_TOKENS, STDOUT, check_kind, is_grid
 from ..bench.plot import check_plot
 from ..distributed.rank import broadcast
 from ..input.dataset import asked as ask
 from ..input.dataset import check_dataset, read_dataset
-from ..input.documents import check_files, read_documents
-from ..input.prompt import read_prompt
+from ..input.documents import check_files, read_documents, read_prompt
 from ..options import declarations as options
-from ..options import groups as option_groups
-from ..options.command_request import (
-    Request,
-    given_arguments,
-    start_or_join_ranks,
-    warn_unused_draft,
-    warn_unused_middle,
-)
+from ..options.command_request import Request, given_arguments, start_or_join_ranks, warn_unused
+from ..options.config_file import show_config
 from ..options.distinct_files import check_distinct, named_files
 from ..options.mistakes import warn_of_file
 from ..options.settings import given_options, resolve
-from ..options.settings_text import show_config
 from ..output.output_files import check_file
 from ..output.progress import ProgressDisplay
 
 
-@option_groups.accepts(bench_options.SETTINGS)
+@options.accepts(bench_options.SETTINGS)
 def bench(
     ctx: typer.Context,
     prompt: Annotated[
@@ -57,7 +48,6 @@ def bench(
     repeats: bench_options.Repeats = 3,
     json: bench_options.JsonObject = False,
     plot: bench_options.Plot = None,
-    quiet: options.Quiet = False,
     excerpts: bench_options.Excerpts = None,
     each_file: bench_options.EachFile = False,
     data: bench_options.Data = None,
@@ -115,13 +105,13 @@ def bench(
       triforce bench -f book.txt --context 4096 --quality --modes h2o,quantize=q8
     """
     check_kind(ctx)
-    terminal, as_grid = ctx.obj.terminal, is_grid(ctx)
+    terminal, as_grid, quiet = ctx.obj.terminal, is_grid(ctx), bool(ctx.params["quiet"])
     flags, origins, axes = _flags(ctx)
     check_files(prompt_file or [])
     warn_of_file(ctx, prompt)
     if data is not None:
         check_dataset(data)
-    names = parse(methods) if methods is not None else None
+    names = parse_methods(methods) if methods is not None else None
     compared = parse_modes(modes) if modes is not None else None
     sizes = _sizes(batch) if batch is not None else None
     if sizes is not None and names is None:
@@ -135,8 +125,8 @@ def bench(
     if as_grid and "seed" not in settings.values:  # drawn at random, no run could be found again
         settings = replace(settings, generation=replace(settings.generation, seed=0))
     resolve_model(settings.engine.model)
-    for warn in () if quality else (warn_unused_draft, warn_unused_middle):
-        warn(settings, [name_of(each) for each in names or ["auto"]], terminal)
+    if not quality:
+        warn_unused(settings, [name_of(each) for each in names or ["auto"]], terminal)
     rest: dict[str, Any] = {name: bool(ctx.params[name]) for name in ("dry_run", "extend_context")}
     request = Request(settings, ctx.obj.home, ctx.info_name, **rest, arguments=given_arguments(ctx))
     request, code = start_or_join_ranks(request, terminal)
@@ -148,8 +138,9 @@ def bench(
 
     with closing(ProgressDisplay(terminal, shown=not quiet)) as display:
         display.loading("starting")
-        from ..bench.benchmark import BenchRequest  # from here on torch is needed
-        from ..bench.compare import BenchOutput, run_bench, run_quality
+        from ..bench.benchmark import BenchOutput, BenchRequest  # from here on torch is needed
+        from ..bench.measure import run_bench
+        from ..bench.quality import run_quality
         from ..bench.quality_modes import QualityRequest
         from ..bench.report import BATCHES, BENCH, GRID
 

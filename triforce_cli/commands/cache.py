@@ -17,13 +17,12 @@ from offload.prompt_cache.folder import PromptFolder
 from offload.settings.config import Caching
 from offload.units import parse_size, size_text
 
-from ..exit_codes import WRONG_USE
 from ..options import declarations as options
 from ..options.mistakes import Command, Group
 from ..options.settings import cache_home
-from ..output.cache_tables import details, entries_table
 from ..output.stdout_formats import json_line
-from ..run.prompt_cache import prompt_folder
+from ..run.prompt_cache import details, entries_table, prompt_folder
+from ..signals import WRONG_USE
 
 cache = typer.Typer(cls=Group)
 
@@ -48,10 +47,11 @@ def _complete_id(incomplete: str) -> list[tuple[str, str]]:
 
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")]
-Limit = options.CacheLimit
+_LIMIT = options.chosen("cache_limit")
 
 
-def _folder(ctx: typer.Context, limit: int | None = None) -> PromptFolder:
+def _folder(ctx: typer.Context) -> PromptFolder:
+    limit = ctx.params.get("cache_limit")
     if ctx.params.get("json"):
         ctx.obj.terminal.require_stdout()  # before anything is removed
     return prompt_folder(ctx.obj.home, Caching().cache_limit if limit is None else limit)
@@ -71,12 +71,13 @@ def _start(ctx: typer.Context) -> None:
 
 
 @cache.command("list", cls=Command)
-def list_(ctx: typer.Context, json: Json = False, cache_limit: Limit = None) -> None:
+@options.accepts(_LIMIT)
+def list_(ctx: typer.Context, json: Json = False) -> None:
     """List cached prompts, the most recently used first.
 
     Prompts that share more than half of their text, such as questions about one document, are one line.
     """
-    terminal, folder = ctx.obj.terminal, _folder(ctx, cache_limit)
+    terminal, folder = ctx.obj.terminal, _folder(ctx)
     found = entries(folder)
     if json:
         shown = [_fields(entry) for entry in found]
@@ -136,6 +137,7 @@ def rm(
 
 
 @cache.command(cls=Command)
+@options.accepts(_LIMIT)
 def prune(
     ctx: typer.Context,
     to: Annotated[
@@ -153,7 +155,6 @@ def prune(
             help="Remove entries not used for this long, such as 12h or 7d.",
         ),
     ] = None,
-    cache_limit: Limit = None,
     json: Json = False,
 ) -> None:
     """Remove the least recently used entries, and files of interrupted runs.
@@ -164,7 +165,7 @@ def prune(
 
       triforce cache prune --older-than 7d
     """
-    folder = _folder(ctx, cache_limit)
+    folder = _folder(ctx)
     if older_than is not None:
         removed = folder.shrink(to or 0, before=time.time() - older_than)
     else:

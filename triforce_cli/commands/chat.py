@@ -13,21 +13,17 @@ import typer
 from offload.errors import PromptError, SettingsError
 from offload.units import parse_tokens
 
-from ..chat.conversation import Conversation
-from ..chat.session_file import load_conversation
+from ..chat.conversation import Conversation, load_conversation
 from ..distributed.launch import ranks_to_start
 from ..distributed.rank import world_position
 from ..input.documents import STDIN, check_files, checked, read_documents
 from ..options import declarations as options
-from ..options import groups as option_groups
 from ..options.command_request import check_flags, parse_output_options, parse_request
 from ..options.distinct_files import check_distinct, named_files
 from ..output.renderers import renderer_for
 
-_OPTIONS = {name: each for name, each in option_groups.READING.items() if name not in ("raw", "verify")}
 
-
-@option_groups.accepts(_OPTIONS)
+@options.accepts({name: each for name, each in options.READING.items() if name not in ("raw", "verify")})
 def chat(
     ctx: typer.Context,
     prompt_file: options.PromptFiles = None,

@@ -5,9 +5,8 @@ from __future__ import annotations
 import shlex
 import sys
 from contextlib import closing
-from copy import copy
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Annotated
 
 import typer
 
@@ -18,7 +17,6 @@ from offload.settings.config import check_part
 from ..bench import options as bench_options
 from ..bench.options import is_given
 from ..bench.plot import check_plot
-from ..exit_codes import DONE
 from ..experiment.listing import list_text, listed
 from ..experiment.overrides import ExperimentRequest
 from ..experiment.reproduce import run_experiment
@@ -26,30 +24,20 @@ from ..experiment.shipped import available, load
 from ..input.dataset import check_dataset
 from ..input.documents import check_files
 from ..options import declarations as options
-from ..options import groups as option_groups
 from ..options.distinct_files import check_distinct, named_files
 from ..options.settings import given_options
 from ..output.output_files import check_file
 from ..output.progress import ProgressDisplay
 from ..output.stdout_formats import json_line
+from ..signals import DONE
 
 LIST = "list"
-_NAMES = ("model", "draft", "seed", "profile", "device", "dtype", "kernel", "quantize", "threads", "prefill_chunk")
-_NAMES += ("extend_context", *option_groups.PLACEMENT)
-_SETTINGS = {name: option_groups.GENERATION[name] for name in _NAMES} | {"cache": bench_options.Cache}
-
-
-def _with_default(option: Any, help: str, default: str) -> Any:
-    """Return an option with another description of its default."""
-    info = copy(get_args(option)[1])
-    info.help = options.described(help, default)
-    return Annotated[get_args(option)[0], info]
-
-
-_SETTINGS |= {
-    "model": Annotated[str | None, options.model_option("the experiment's")],
-    "draft": _with_default(options.Draft, "Drafter: a model, lookup, none, self.", "the experiment's"),
-    "seed": _with_default(options.Seed, "Random seed.", "0"),
+_NAMES = "model draft seed profile device dtype kernel quantize threads prefill_chunk extend_context quiet"
+_SETTINGS = options.chosen(f"{_NAMES} {options.PLACEMENT}") | {
+    "cache": bench_options.Cache,
+    "model": options.with_default("model", "the experiment's"),
+    "draft": options.with_default("draft", "the experiment's", "Drafter: a model, lookup, none, self."),
+    "seed": options.with_default("seed", "0"),
 }
 
 
@@ -57,7 +45,7 @@ def _complete_name(incomplete: str) -> list[str]:
     return [name for name in (LIST, *available()) if name.startswith(incomplete)]
 
 
-@option_groups.accepts(_SETTINGS)
+@options.accepts(_SETTINGS)
 def experiment(
     ctx: typer.Context,
     name: Annotated[
@@ -74,7 +62,6 @@ def experiment(
     plot: Annotated[Path | None, typer.Option("--plot", metavar="FILE", help="Draw what was measured: a.png.")] = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only plan; load nothing.")] = False,
-    quiet: options.Quiet = False,
 ) -> int:
     """Reproduce a table or figure of a paper: published values beside planned or measured ones, in Markdown.
 
@@ -96,7 +83,7 @@ def experiment(
 
       triforce experiment budget --model Llama-3.1-8B -f book.txt --points runs.jsonl
     """
-    terminal = ctx.obj.terminal
+    terminal, quiet = ctx.obj.terminal, bool(ctx.params["quiet"])
     if output is None or json:
         terminal.require_stdout()
     if name == LIST:

@@ -14,28 +14,36 @@ from offload.errors import SettingsError
 
 from ..batch.batch_files import ResultFile, open_batch
 from ..distributed.rank import broadcast
-from ..input.documents import check_files
-from ..input.prompt import PromptText, read_prompt
+from ..input.documents import PromptText, check_files, read_prompt
 from ..options import declarations as options
-from ..options import groups as option_groups
 from ..options.command_request import check_flags, parse_output_options, parse_request, start_or_join_ranks
-from ..options.declarations import AUTO
+from ..options.declarations import AUTO, parse_parallel
 from ..options.distinct_files import check_distinct, check_outputs, named_files
 from ..options.mistakes import warn_of_file
 from ..output.batch_display import BatchDisplay
 from ..output.renderers import renderer_for
 
+_AT_A_TIME = options.described("Sequences at a time.", AUTO)
 
-@option_groups.accepts(option_groups.READING)
+
+def _of_batch(*names: str, **more: Any) -> Any:
+    return options.option(*names, rich_help_panel=options.BATCH, **more)
+
+
+@options.accepts(options.READING)
 def generate(
     ctx: typer.Context,
     prompt: Annotated[
         str | None, typer.Argument(help="Text, placed after files and stdin; - is stdin.", show_default=False)
     ] = None,
     prompt_file: options.PromptFiles = None,
-    batch: options.Batch = None,
-    output: options.Output = None,
-    parallel: options.ParallelSequences = None,
+    batch: Annotated[
+        str | None, _of_batch("--batch", metavar="FILE", help="Answer all prompts of a file of JSON lines.")
+    ] = None,
+    output: Annotated[
+        str | None, _of_batch("--output", "-o", metavar="FILE", help="Write here; with --batch, resumable.")
+    ] = None,
+    parallel: Annotated[Any, _of_batch("--parallel", metavar="N", help=_AT_A_TIME, parser=parse_parallel)] = None,
 ) -> int:
     """Generate text from a prompt of any length, printed as it comes.
 
@@ -79,8 +87,10 @@ def generate(
     text = PromptText(**broadcast(request.group, lambda: asdict(read_prompt(*texts))))
 
     form = parse_output_options(ctx)
-    paths = [] if request.group is not None and request.group.rank > 0 else paths
-    with terminal.writing_to(paths), closing(renderer_for(terminal, *astuple(form))) as renderer:
+    with (
+        terminal.writing_to(paths if request.is_first else []),
+        closing(renderer_for(terminal, *astuple(form))) as renderer,
+    ):
         from ..run.job import run_generation  # from here on torch is needed
 
         return run_generation(text, request, terminal, form, renderer)
@@ -96,7 +106,7 @@ def _generate_batch(ctx: typer.Context, path: str, output: str | None, parallel:
         return code
     with ExitStack() as opened:
         file = results = None
-        if request.group is None or request.group.rank == 0:
+        if request.is_first:
             file = opened.enter_context(closing(open_batch(path, terminal.stdin, terminal.warn)))
             if output is not None and not request.dry_run:
                 results = opened.enter_context(closing(ResultFile(Path(output), terminal.warn)))

@@ -19,9 +19,9 @@ from offload.short_repr import short_repr
 from offload.units import parse_tokens
 
 from ..options import declarations as options
-from ..options import groups as option_groups
 from ..options.settings import given_options
-from ..output.plan_report import PlanReport, print_comparison, print_plan
+from ..output.plan_report import print_comparison, print_plan
+from ..output.plan_text import PlanReport
 from ..output.tables import Column, table
 from ..output.terminal import Terminal
 from ..run.measured_rates import load_measured, load_or_measure, measure_here, rates_text, save_measured
@@ -35,29 +35,13 @@ from ..run.profile_plans import (
     plan_target,
 )
 
-_DECODING = {
-    "method": options.Method,
-    "draft": options.Draft,
-    "budget": options.Budget,
-    "chunk": options.Chunk,
-    "gamma1": options.Gamma1,
-    "gamma2": options.Gamma2,
-    **option_groups.TREES,
-    "dtype": options.Dtype,
-    "quantize": options.Quantize,
-    "kv": options.Kv,
-    "prefill_chunk": options.PrefillChunk,
-    "extend_context": options.ExtendContext,
-}
+_DECODING = "method draft budget chunk gamma1 gamma2 tree tree_sampling dtype quantize kv prefill_chunk extend_context"
 _GPU = typer.Option(
     "--gpu",
     help="A profile's name, a part of one such as 4090, or a YAML file; auto is this machine.",
     show_default="auto",
     autocompletion=options.complete_profile,
 )
-_MEASURE = typer.Option("--measure", help="Measure this machine, and plan with the measured rates.")
-_SAVE = typer.Option("--save", help="Save the measured rates for later plans.")
-_COMPARE = typer.Option("--compare", help="One table over all profiles.")
 _BATCH = typer.Option(
     "--batch",
     help="Also plan so many sequences together, such as 8 or 1,4,16: what they bring, and how many fit.",
@@ -70,27 +54,29 @@ _SHARED = typer.Option(
     parser=parse_tokens,
     metavar="TOKENS",
 )
-_JSON = typer.Option("--json", help="The profile and its plan as one JSON object.")
+_CONTEXT = typer.Option(
+    "--context",
+    help="Prompt and answer in tokens, such as 128K.",
+    show_default="the model's, 128K at most",
+    parser=parse_tokens,
+    metavar="TOKENS",
+)
+_MODEL = {"model": options.with_default("model", f"{DEFAULT_MODEL} on a CPU, {DEFAULT_GPU_MODEL} on a GPU")}
 
 
-_MODEL = Annotated[
-    str | None,
-    options.model_option(f"{DEFAULT_MODEL} on a CPU, {DEFAULT_GPU_MODEL} on a GPU"),
-]
-
-
-@option_groups.accepts(option_groups.PLACEMENT | _DECODING)
+@options.accepts(_MODEL | options.chosen(f"{options.PLACEMENT} {_DECODING}"))
 def profile(
     ctx: typer.Context,
     gpu: Annotated[str | None, _GPU] = None,
-    model: _MODEL = None,
-    context: options.ContextLength = None,
-    measure: Annotated[bool, _MEASURE] = False,
-    save: Annotated[bool, _SAVE] = False,
-    compare: Annotated[bool, _COMPARE] = False,
+    context: Annotated[int | None, _CONTEXT] = None,
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Measure this machine, and plan with the measured rates.")
+    ] = False,
+    save: Annotated[bool, typer.Option("--save", help="Save the measured rates for later plans.")] = False,
+    compare: Annotated[bool, typer.Option("--compare", help="One table over all profiles.")] = False,
     batch: Annotated[str | None, _BATCH] = None,
     shared_prefix: Annotated[int | None, _SHARED] = None,
-    json: Annotated[bool, _JSON] = False,
+    json: Annotated[bool, typer.Option("--json", help="The profile and its plan as one JSON object.")] = False,
 ) -> int:
     """List the hardware profiles, and plan a model and a context for one: memory use and predicted speed.
 

@@ -14,7 +14,6 @@ from offload.units import parse_size, parse_tokens, size_text
 from ..distributed.launch import ranks_to_start
 from ..distributed.rank import world_position
 from ..options import declarations as options
-from ..options import groups as option_groups
 from ..options.command_request import check_flags, parse_output_options, parse_request
 from ..options.declarations import AUTO, parse_parallel
 from ..output.progress import ProgressDisplay
@@ -32,7 +31,7 @@ def _option(help: str, metavar: str | None, usual: object = None, *names: str, *
 _OF_REQUESTS = ("system", "stop", "raw", "json", "verify", "show_thinking")
 
 
-@option_groups.accepts({name: each for name, each in option_groups.GENERATION.items() if name not in _OF_REQUESTS})
+@options.accepts({name: each for name, each in options.GENERATION.items() if name not in _OF_REQUESTS})
 def serve(
     ctx: typer.Context,
     host: Annotated[str, _option("Address to listen on.", "ADDRESS", defaults.HOST)] = defaults.HOST,

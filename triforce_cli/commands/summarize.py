@@ -12,11 +12,9 @@ import typer
 from offload.errors import PromptError, SettingsError
 
 from ..distributed.rank import broadcast
-from ..input.documents import STDIN, check_files, read_documents
+from ..input.documents import STDIN, check_files, has_input, read_documents
 from ..input.excerpts import Range, parse_position
-from ..input.prompt import has_input
 from ..options import declarations as options
-from ..options import groups as option_groups
 from ..options.command_request import Request, check_flags, parse_output_options, parse_request, start_or_join_ranks
 from ..options.declarations import AUTO, parse_parallel
 from ..options.distinct_files import check_outputs, named_files
@@ -30,14 +28,16 @@ def _position(name: str, help: str) -> Any:
     return options.option(name, help=help, parser=parse_position, metavar="WHERE")
 
 
-@option_groups.accepts(option_groups.READING | {"max_new_tokens": options.AnswerTokens})
+@options.accepts(options.READING | {"max_new_tokens": options.with_default("max_new_tokens", "by --length")})
 def summarize(
     ctx: typer.Context,
     files: Annotated[
         list[str] | None, typer.Argument(metavar="[FILE]...", help="Documents; - is stdin.", show_default=False)
     ] = None,
     prompt_file: options.PromptFiles = None,
-    output: options.TextFiles = None,
+    output: Annotated[
+        list[str] | None, options.option("--output", "-o", metavar="FILE", help="Write here; one, or one a document.")
+    ] = None,
     length: Annotated[
         str | None,
         options.option(
@@ -114,8 +114,10 @@ def summarize(
     parts = broadcast(request.group, read)
 
     form = parse_output_options(ctx)
-    paths = [] if request.group is not None and request.group.rank > 0 else paths
-    with terminal.writing_to(paths), closing(renderer_for(terminal, *astuple(form))) as renderer:
+    with (
+        terminal.writing_to(paths if request.is_first else []),
+        closing(renderer_for(terminal, *astuple(form))) as renderer,
+    ):
         from ..summarize.summary_job import SummaryRequest, run_summaries  # from here on torch is needed
 
         return run_summaries(SummaryRequest.unpacked(*parts), request, terminal, form, renderer)

@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from offload.errors import SettingsError
 
-from ..exit_codes import FAILED, INTERRUPTED, SIGNALLED, WRONG_USE
 from ..output.terminal import Terminal
-from ..signals import answered
+from ..signals import FAILED, INTERRUPTED, SIGNALLED, WRONG_USE, answered
 from .rank import FOLDER, LAUNCHER, world_position
 
 if TYPE_CHECKING:

@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 from offload.errors import SettingsError
 
-from ..exit_codes import DONE, FAILED, SIGNALLED
 from ..output.terminal import Terminal
-from ..signals import listen
+from ..signals import DONE, FAILED, SIGNALLED, listen
 
 if TYPE_CHECKING:
     from offload.api.opened_model import OpenModel

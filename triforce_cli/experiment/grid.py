@@ -12,10 +12,7 @@ from offload.settings.config import GROUPS, check_part
 from offload.settings.methods import MIDDLES
 
 from ..bench.axes import AXES, BATCH, CONTEXT, Values, points
-from ..bench.compared_methods import BASE
-from ..bench.compared_methods import parse as parse_methods
-from ..bench.modes import EXACT
-from ..bench.modes import parse as parse_modes
+from ..bench.compared import BASE, EXACT, parse_methods, parse_modes
 from ..bench.report import BY_PAIR
 from ..options.settings import option_names
 from .reading import build, require

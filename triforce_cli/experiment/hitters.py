@@ -15,7 +15,7 @@ from offload.events import Prefilled
 from offload.settings.config import Speculation
 from offload.speculation.passes.runner import Runner
 
-from ..bench.modes import EXACT
+from ..bench.compared import EXACT
 from ..bench.report import Measure, Report
 from ..input.dataset import DataText
 from ..output.format import percent

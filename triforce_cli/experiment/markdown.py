@@ -7,9 +7,8 @@ from typing import Any
 
 from offload.units import counted
 
-from ..bench.compared_methods import BASE
-from ..bench.conditions import versioned
-from ..bench.pivot import pivots, value_text
+from ..bench.compared import BASE
+from ..bench.report import pivots, value_text, versioned
 from ..bench.report_text import notes
 from .outcome import Outcome, git_commit, verdicts_of
 

@@ -9,12 +9,11 @@ from typing import Any
 from offload.errors import PromptError, SettingsError
 
 from ..bench.benchmark import BenchRequest
-from ..bench.compared_methods import parse
-from ..bench.conditions import mean_load
+from ..bench.compared import parse_methods
 from ..bench.measure import run_measurement
 from ..bench.measurement import Measurement
 from ..bench.plot import plot
-from ..bench.report import GRID, Report
+from ..bench.report import GRID, Report, mean_of
 from ..input.dataset import DataText, read_dataset
 from ..input.dataset import asked as ask
 from ..input.documents import read_documents
@@ -84,7 +83,9 @@ def _request(
     rest: dict[str, Any] = {"endings": {each.name: ask(each.question) for each in texts}}
     rest |= {"is_dataset": asked.data is not None, "points": asked.points, "batches": grid.batches, "only": grid.only}
     sizes = grid.contexts, grid.prompts, grid.repeats
-    return BenchRequest(asked.request(own, more), named, parse(",".join(grid.methods)), grid.axes, *sizes, **rest)
+    return BenchRequest(
+        asked.request(own, more), named, parse_methods(",".join(grid.methods)), grid.axes, *sizes, **rest
+    )
 
 
 def _merged(
@@ -98,7 +99,7 @@ def _merged(
         rows += [{"method": row["method"], **of_engine, **row} for row in report.rows]
     facts = dict(reports[0].facts)
     facts["settings"] = {**facts["settings"], **dict.fromkeys(varied)}
-    load = mean_load(report.other_load for report in reports)
+    load = mean_of(report.other_load for report in reports)
     return Report(GRID, facts, rows, {**varied, **reports[0].axes}, other_load=load)
 
 

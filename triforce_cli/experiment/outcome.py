@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from ..bench.conditions import versioned
-from ..bench.report import Report
+from ..bench.report import Report, versioned
 from .definition import Experiment
 from .judge import Verdict, error_of, judge_check, judge_value, measured_value
 from .plans import Planned

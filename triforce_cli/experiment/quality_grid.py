@@ -9,7 +9,7 @@ from typing import Any
 from offload.settings.methods import APPROXIMATIONS
 
 from ..bench.axes import CONTEXT
-from ..bench.modes import EXACT, RECOMPUTE
+from ..bench.compared import EXACT, RECOMPUTE
 from ..bench.quality import ModeQuality, QualityFound, measure_modes
 from ..bench.quality_modes import QualityRequest, open_quality_run
 from ..bench.report import Measure, Report

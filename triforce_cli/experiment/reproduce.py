@@ -9,12 +9,12 @@ from offload.errors import SettingsError
 from offload.settings.config import DRAFTS
 from offload.settings.methods import METHODS
 
-from ..bench.compared_methods import name_of
-from ..exit_codes import DONE, INTERRUPTED
+from ..bench.compared import name_of
 from ..output.output_files import write_file
 from ..output.progress import ProgressDisplay
 from ..output.stdout_formats import json_line
 from ..output.terminal import Terminal
+from ..signals import DONE, INTERRUPTED
 from .definition import Value
 from .markdown import markdown
 from .outcome import Outcome, as_json

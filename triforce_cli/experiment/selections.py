@@ -22,10 +22,9 @@ from offload.settings.methods import MIDDLES
 from offload.speculation.passes.runner import Runner
 
 from ..bench.axes import CONTEXT
-from ..bench.conditions import provenance
 from ..bench.prompts import first_tokens
 from ..bench.quality import show_reading
-from ..bench.report import Measure, Report
+from ..bench.report import Measure, Report, provenance
 from ..input.dataset import DataText
 from ..options.command_request import Request
 from ..output.format import percent

@@ -21,19 +21,12 @@ from offload.short_repr import short_repr
 from ..distributed.launch import launch, ranks_to_start
 from ..distributed.rank import join_group
 from ..input.excerpts import END, MIDDLE, PARTS, START
-from ..output.plan_flags import Argument
+from ..output.plan_fields import Argument
 from ..output.terminal import Terminal
+from .config_file import show_config
 from .declarations import AUTO, THINK
-from .lossy_modes import refuse_inexact
-from .settings import (
-    Settings,
-    given_options,
-    refuse_both,
-    refuse_broken_text,
-    refuse_unverifiable,
-    resolve,
-)
-from .settings_text import show_config
+from .mode_checks import refuse_inexact
+from .settings import Settings, given_options, refuse_both, refuse_broken_text, refuse_unverifiable, resolve
 
 if TYPE_CHECKING:
     from offload.parallel import Group
@@ -68,6 +61,11 @@ class Request:
     truncate: str | None = None
     group: Group | None = None
     arguments: tuple[Argument, ...] = ()
+
+    @property
+    def is_first(self) -> bool:
+        """Return whether this process has the user's streams and files: alone, or as rank 0."""
+        return self.group is None or self.group.rank == 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,24 +102,16 @@ def given_arguments(ctx: typer.Context) -> tuple[Argument, ...]:
     return tuple(given)
 
 
-def warn_unused_draft(settings: Settings, methods: Iterable[str], terminal: Terminal) -> None:
-    """Warn if the draft that was asked for is used by none of the methods."""
-    wanted = settings.values.get("draft")
-    drafters = {METHODS[name].drafter for name in methods}
-    is_used = bool(drafters & {CHOSEN, MODEL})
-    if settings.speculation.drafts_itself:
-        is_used = any(METHODS[name].middle for name in methods)
-    elif wanted is None or wanted in DRAFTS:
-        return
-    if is_used or settings.origins.get("draft", "").startswith("profile"):
-        return
-    how = "drafts by lookup" if LOOKUP in drafters else "uses no drafter"
-    terminal.warn(f"--draft {wanted} is not used: --method {', '.join(methods)} {how}")
-
-
-def warn_unused_middle(settings: Settings, methods: Iterable[str], terminal: Terminal) -> None:
-    """Warn if the middle level that was asked for is part of none of the methods."""
-    if settings.origins.get("middle") == "flag" and not any(METHODS[name].middle for name in methods):
+def warn_unused(settings: Settings, methods: Iterable[str], terminal: Terminal) -> None:
+    """Warn if the draft or the middle level that was asked for is used by none of the methods."""
+    methods, wanted = list(methods), settings.values.get("draft")
+    drafters, has_middle = {METHODS[name].drafter for name in methods}, any(METHODS[name].middle for name in methods)
+    is_wanted = settings.speculation.drafts_itself or wanted not in (None, *DRAFTS)
+    is_used = has_middle if settings.speculation.drafts_itself else drafters & {CHOSEN, MODEL}
+    if is_wanted and not is_used and not settings.origins.get("draft", "").startswith("profile"):
+        how = "drafts by lookup" if LOOKUP in drafters else "uses no drafter"
+        terminal.warn(f"--draft {wanted} is not used: --method {', '.join(methods)} {how}")
+    if settings.origins.get("middle") == "flag" and not has_middle:
         middle = settings.speculation.middle
         terminal.warn(f"--middle {middle} is not used: --method {', '.join(methods)} has no middle level")
 
@@ -175,8 +165,7 @@ def parse_request(ctx: typer.Context) -> Request:
         )  # the model's own sampling is not known yet
     refuse_inexact(settings, params)
     flags = {name: bool(params.get(name)) for name in ("raw", "verify", "dry_run", "extend_context")}
-    for warn in (warn_unused_draft, warn_unused_middle):
-        warn(settings, [settings.speculation.method], ctx.obj.terminal)
+    warn_unused(settings, [settings.speculation.method], ctx.obj.terminal)
     arguments = given_arguments(ctx)
     more: dict[str, Any] = {
         "think": params.get("think") or AUTO,

@@ -1,11 +1,14 @@
-"""The options that commands share, each with its environment variable; defaults are read from the dataclasses."""
+"""The options that commands share, a row each, and a decorator that adds them; the dataclasses have the defaults."""
 
 from __future__ import annotations
 
+import inspect
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import fields
-from typing import Annotated, Any
+from functools import partial, wraps
+from typing import Annotated, Any, get_args
 
 import typer
 
@@ -17,7 +20,7 @@ from offload.settings.methods import APPROXIMATIONS, MIDDLES
 from offload.settings.placement_settings import EXPERTS, OFFLOADS
 from offload.settings.tree_settings import TREE_SAMPLINGS
 from offload.short_repr import short_repr
-from offload.units import parse_size, parse_tokens
+from offload.units import parse_size
 
 from ..input.encoding import encoding_named
 
@@ -37,33 +40,12 @@ def parse_parallel(text: str | int) -> int | str:
 
 
 _DEFAULTS = {f.name: f.default for group in GROUPS for f in fields(group)}
-
-
 SAMPLING, SPECULATION, CONTEXT = "Sampling", "Speculative decoding", "Prompt and prompt cache"
-MEMORY, MACHINE = "Memory and offloading", "Machine"
-BATCH = "Many prompts"
-# The panel of each setting in the help; the others, which everybody uses, stand in the first panel.
-_PANELS = {
-    BATCH: "batch output parallel",
-    SAMPLING: "top_p top_k min_p repetition_penalty frequency_penalty presence_penalty coupled no_repeat_ngram "
-    "dry_multiplier dry_base dry_allowed_length dry_range",
-    SPECULATION: "method draft gamma1 gamma2 budget chunk rebuild_every retrieval_kv sink window middle tree "
-    "tree_sampling",
-    CONTEXT: "cache cache_limit think",
-    MEMORY: "memory host_memory offload resident_layers host_share link_gb_s approximate disk disk_limit experts "
-    "expert_layers kv",
-    MACHINE: "profile device dtype kernel quantize threads prefill_chunk tensor_parallel join_timeout",
-}
-PANELS = {name: panel for panel, names in _PANELS.items() for name in names.split()}
-_METAVARS = {
-    "X": "temperature top_p min_p repetition_penalty frequency_penalty presence_penalty dry_multiplier dry_base "
-    "host_share",
-    "NAME": "method device dtype kernel quantize offload tree_sampling middle approximate kv retrieval_kv experts",
-    "MODEL": "model draft",
-    "TREE": "tree",
-}
-_METAVAR_OF = {name: metavar for metavar, names in _METAVARS.items() for name in names.split()}
+MEMORY, MACHINE, BATCH = "Memory and offloading", "Machine", "Many prompts"
 THINK = ("on", "off", AUTO)  # values of --think
+_MODELS = "model's"  # default
+
+_Make = Callable[[str, str | None], Any]  # of a name and the panel of the help that it stands in
 
 
 def described(help: str, default: str) -> str:
@@ -71,20 +53,39 @@ def described(help: str, default: str) -> str:
     return f"{help} [dim]({default})[/dim]"
 
 
-def _setting(
-    name: str, help: str, default: str | None = None, *names: str, among: Sequence[str] = (), **rest: Any
-) -> Any:
-    """Return an option with the setting's flag and environment variable; `default` describes it, else it is shown."""
-    flags = names or (f"--{name.replace('_', '-')}",)
-    shown = {"show_envvar": False, "rich_help_panel": PANELS.get(name), "metavar": _METAVAR_OF.get(name, "N")}
-    shown |= {"help": described(help, default or str(_DEFAULTS[name])), "envvar": f"TRIFORCE_{name.upper()}"}
-    return option(*flags, among=among, **shown | rest)
-
-
 def option(*names: str, among: Sequence[str] = (), **rest: Any) -> Any:
     """Return an option whose help does not show its default by itself; `among` completes its values."""
     completion = {"autocompletion": _complete_from(*among)} if among else {}
     return typer.Option(*names, **{"show_default": False} | completion | rest)
+
+
+def _setting(
+    kind: type, help: str, default: str | None = None, *names: str, metavar: str | None = "N", **rest: Any
+) -> _Make:
+    """Return what makes an option with the setting's flag and environment variable.
+
+    `default` describes its default, else it is shown; `names` are its flags, if not the setting's name.
+    """
+
+    def make(name: str, panel: str | None) -> Any:
+        shown: dict[str, Any] = {"show_envvar": False, "rich_help_panel": panel, "metavar": metavar}
+        shown |= {"help": described(help, default or str(_DEFAULTS[name])), "envvar": f"TRIFORCE_{name.upper()}"}
+        return Annotated[kind | None, option(*(names or (f"--{name.replace('_', '-')}",)), **shown | rest)]
+
+    return make
+
+
+def _switch(*names: str, help: str) -> _Make:
+    return lambda name, panel: Annotated[bool, typer.Option(*names, help=help, rich_help_panel=panel)]
+
+
+def _other(kind: Any, *names: str, **rest: Any) -> _Make:
+    """Return what makes an option that is no setting with an environment variable."""
+    return lambda name, panel: Annotated[kind, option(*names, rich_help_panel=panel, **rest)]
+
+
+_count, _size = partial(_setting, int), partial(_setting, int, parser=parse_size, metavar="SIZE")
+_number, _name = partial(_setting, float, metavar="X"), partial(_setting, str, metavar="NAME")
 
 
 def _complete_model(incomplete: str) -> list[str]:
@@ -104,169 +105,144 @@ def _complete_from(*names: str) -> Any:
     return lambda incomplete: [name for name in names if name.startswith(incomplete)]
 
 
-_MODELS = "model's"
+# The options of every command that generates text, by the panel of the help; those that everybody uses have none.
+# `settings.given_options` and `request.parse_request` read them.
+_PANELS: dict[str | None, dict[str, _Make]] = {
+    None: {
+        "model": _setting(
+            str, "Name, hub id or path.", None, "--model", "-m", metavar="MODEL", autocompletion=_complete_model
+        ),
+        "max_new_tokens": _count("Most tokens to generate.", None, "--max-new-tokens", "-n"),
+        "temperature": _number("0 is greedy, 1 is varied.", _MODELS),
+        "system": _other(str | None, metavar="TEXT", help="System message."),
+        "stop": _other(list[str] | None, "--stop", metavar="TEXT", help="End before this text; repeatable."),
+        "seed": _count("Random seed.", "random"),
+        "json": _switch("--json", help="JSON lines instead of text."),
+        "quiet": _switch("--quiet", "-q", help="Only the text."),
+        "verbose": _other(
+            int, "--verbose", "-v", count=True, metavar="", help="Also statistics, and settings; -vv: all."
+        ),
+    },
+    SAMPLING: {
+        "top_p": _number("Keep the likeliest up to this sum.", _MODELS),
+        "top_k": _count("Keep this many of the likeliest.", _MODELS),
+        "min_p": _number("Least share of the best one's.", _MODELS),
+        "repetition_penalty": _number("Above 1: penalize repeats.", _MODELS),
+        "frequency_penalty": _number("Penalty for each occurrence.", _MODELS),
+        "presence_penalty": _number("Penalty for any occurrence.", _MODELS),
+        "dry_multiplier": _number("Penalty for repetitions (DRY).", _MODELS),
+        "dry_base": _number("Its growth for each token.", _MODELS),
+        "dry_allowed_length": _count("Repeated tokens without it.", _MODELS),
+        "dry_range": _count("Latest tokens that it looks at.", _MODELS),
+        "no_repeat_ngram": _count("Forbid n-grams to occur twice.", _MODELS),
+        "coupled": _name(
+            *("coupled: the seed gives one text.", "by --seed", "--sampling"),
+            parser=parse_sampling,
+            envvar="TRIFORCE_SAMPLING",
+            among=(COUPLED, FASTEST),
+        ),
+    },
+    SPECULATION: {
+        "method": _name("Decoding method; all are lossless.", among=METHODS),
+        "draft": _setting(str, "Drafter: lookup, none, self, or a model.", metavar="MODEL", among=DRAFTS),
+        "middle": _name("retrieval, streaming or h2o.", "the method's", among=MIDDLES),
+        "sink": _count("First tokens that small caches keep."),
+        "window": _count("Latest tokens that a draft model sees."),
+        "budget": _count("Tokens in the retrieval cache.", "3 %"),
+        "chunk": _count("Tokens that are retrieved together."),
+        "retrieval_kv": _name(f"Retrieval cache in {', '.join(ENCODED_KV)}.", among=list(KV_FORMATS)),
+        "rebuild_every": _count("Retrieve again after N tokens.", "adaptive"),
+        "gamma1": _count("Drafted for the retrieval cache.", "adaptive"),
+        "gamma2": _count("Drafted for the full cache.", "adaptive"),
+        "tree": _setting(str, "N nodes, auto, k-ary:2x3x1.", metavar="TREE", among=("chain", "auto", "k-ary:")),
+        "tree_sampling": _name("How siblings are drawn.", among=TREE_SAMPLINGS),
+        "verify": _switch("--verify", help="Compare with plain decoding."),
+    },
+    CONTEXT: {
+        "raw": _switch("--raw", help="Use no chat template."),
+        "think": _setting(str, "Think before the answer.", AUTO, metavar="on|off", among=THINK),
+        "show_thinking": _switch("--show-thinking", help="Thinking on stdout, too."),
+        "extend_context": _switch("--extend-context", help="Extend the context (YaRN)."),
+        "cache": _setting(bool, "Keep prompts on disk.", "long ones", "--cache/--no-cache", metavar=None),
+        "cache_limit": _size("Disk space for it.", "20GiB"),
+    },
+    MEMORY: {
+        "offload": _name("none, stream, host or hybrid.", among=OFFLOADS),
+        "memory": _size("Device memory, such as 22GiB.", "free"),
+        "host_memory": _size("Host memory, such as 64GiB.", "free"),
+        "resident_layers": _count("Layers with KV on the device.", "most"),
+        "host_share": _number("The host's part of the KV.", "balanced"),
+        "link_gb_s": _number("Simulated link, on a CPU.", "none", "--link", metavar="GB/S"),
+        "experts": _name("Experts: device, host or stream.", among=EXPERTS),
+        "expert_layers": _count("Layers with experts on the device.", "most"),
+        "disk": _setting(str, "Folder for KV beyond host memory.", "none", metavar="PATH"),
+        "disk_limit": _size("Disk space for it.", "free"),
+        "approximate": _name(f"Lossy: {', '.join(APPROXIMATIONS)}.", "no", among=list(APPROXIMATIONS)),
+        "kv": _name(f"Lossy: keys and values in {', '.join(LOSSY_KV)}.", among=list(KV_FORMATS)),
+        "dry_run": _switch("--dry-run", help="Print the plan; load nothing."),
+    },
+    MACHINE: {
+        "profile": _name("Hardware profile, or a YAML file.", "found", autocompletion=complete_profile),
+        "device": _name("cpu or cuda.", among=DEVICES),
+        "dtype": _name("bfloat16, float16, float32.", among=DTYPES),
+        "kernel": _name("amx, avx512, avx2, portable or off.", among=KERNELS),
+        "quantize": _name("Round the weights: q4, q5, q6, q8.", "no", among=QUANTIZE),
+        "threads": _count("CPU threads.", "all cores"),
+        "prefill_chunk": _count("Prompt tokens per forward pass."),
+        "tensor_parallel": _count("GPUs that share the model.", "profile's"),
+        "join_timeout": _number("Wait for the other ranks.", metavar="SECONDS"),
+        "show_config": _switch("--show-config", help="Print settings; run nothing."),
+    },
+}
+PANELS = [BATCH, *filter(None, _PANELS)]
+GENERATION = {name: make(name, panel) for panel, rows in _PANELS.items() for name, make in rows.items()}
 
-
-def model_option(default: str | None = None) -> Any:
-    """Return the option --model; `default` describes a command's own default."""
-    help = "Name, hub id or path."
-    return _setting("model", help, default, "--model", "-m", autocompletion=_complete_model)
-
-
-Model = Annotated[str | None, model_option()]
-Device = Annotated[str | None, _setting("device", "cpu or cuda.", among=DEVICES)]
-Dtype = Annotated[str | None, _setting("dtype", "bfloat16, float16, float32.", among=DTYPES)]
-Kernel = Annotated[str | None, _setting("kernel", "amx, avx512, avx2, portable or off.", among=KERNELS)]
-Quantize = Annotated[str | None, _setting("quantize", "Round the weights: q4, q5, q6, q8.", "no", among=QUANTIZE)]
-Threads = Annotated[int | None, _setting("threads", "CPU threads.", "all cores")]
-PrefillChunk = Annotated[int | None, _setting("prefill_chunk", "Prompt tokens per forward pass.")]
-
-Temperature = Annotated[float | None, _setting("temperature", "0 is greedy, 1 is varied.", _MODELS)]
-TopP = Annotated[float | None, _setting("top_p", "Keep the likeliest up to this sum.", _MODELS)]
-TopK = Annotated[int | None, _setting("top_k", "Keep this many of the likeliest.", _MODELS)]
-MinP = Annotated[float | None, _setting("min_p", "Least share of the best one's.", _MODELS)]
-RepetitionPenalty = Annotated[float | None, _setting("repetition_penalty", "Above 1: penalize repeats.", _MODELS)]
-FrequencyPenalty = Annotated[float | None, _setting("frequency_penalty", "Penalty for each occurrence.", _MODELS)]
-PresencePenalty = Annotated[float | None, _setting("presence_penalty", "Penalty for any occurrence.", _MODELS)]
-DryMultiplier = Annotated[float | None, _setting("dry_multiplier", "Penalty for repetitions (DRY).", _MODELS)]
-DryBase = Annotated[float | None, _setting("dry_base", "Its growth for each token.", _MODELS)]
-DryAllowedLength = Annotated[int | None, _setting("dry_allowed_length", "Repeated tokens without it.", _MODELS)]
-DryRange = Annotated[int | None, _setting("dry_range", "Latest tokens that it looks at.", _MODELS)]
-NoRepeatNgram = Annotated[int | None, _setting("no_repeat_ngram", "Forbid n-grams to occur twice.", _MODELS)]
-Seed = Annotated[int | None, _setting("seed", "Random seed.", "random")]
-Coupled = Annotated[
-    str | None,
-    _setting(
-        "coupled",
-        "coupled: the seed gives one text.",
-        "by --seed",
-        "--sampling",
-        parser=parse_sampling,
-        metavar="NAME",
-        envvar="TRIFORCE_SAMPLING",
-        among=(COUPLED, FASTEST),
-    ),
-]
-MaxNewTokens = Annotated[
-    int | None, _setting("max_new_tokens", "Most tokens to generate.", None, "--max-new-tokens", "-n")
-]
-AnswerTokens = Annotated[
-    int | None, _setting("max_new_tokens", "Most tokens to generate.", "by --length", "--max-new-tokens", "-n")
-]
-Stop = Annotated[list[str] | None, option("--stop", metavar="TEXT", help="End before this text; repeatable.")]
-
-Method = Annotated[str | None, _setting("method", "Decoding method; all are lossless.", among=METHODS)]
-Draft = Annotated[str | None, _setting("draft", "Drafter: lookup, none, self, or a model.", among=DRAFTS)]
-Middle = Annotated[str | None, _setting("middle", "retrieval, streaming or h2o.", "the method's", among=MIDDLES)]
-Sink = Annotated[int | None, _setting("sink", "First tokens that small caches keep.")]
-Window = Annotated[int | None, _setting("window", "Latest tokens that a draft model sees.")]
-Budget = Annotated[int | None, _setting("budget", "Tokens in the retrieval cache.", "3 %")]
-Chunk = Annotated[int | None, _setting("chunk", "Tokens that are retrieved together.")]
-RebuildEvery = Annotated[int | None, _setting("rebuild_every", "Retrieve again after N tokens.", "adaptive")]
-Gamma1 = Annotated[int | None, _setting("gamma1", "Drafted for the retrieval cache.", "adaptive")]
-Gamma2 = Annotated[int | None, _setting("gamma2", "Drafted for the full cache.", "adaptive")]
-Tree = Annotated[str | None, _setting("tree", "N nodes, auto, k-ary:2x3x1.", among=("chain", "auto", "k-ary:"))]
-TreeDraws = Annotated[str | None, _setting("tree_sampling", "How siblings are drawn.", among=TREE_SAMPLINGS)]
-
-Offload = Annotated[str | None, _setting("offload", "none, stream, host or hybrid.", among=OFFLOADS)]
-_SIZE = {"parser": parse_size, "metavar": "SIZE"}
-Memory = Annotated[int | None, _setting("memory", "Device memory, such as 22GiB.", "free", **_SIZE)]
-HostMemory = Annotated[int | None, _setting("host_memory", "Host memory, such as 64GiB.", "free", **_SIZE)]
-ResidentLayers = Annotated[int | None, _setting("resident_layers", "Layers with KV on the device.", "most")]
-HostShare = Annotated[float | None, _setting("host_share", "The host's part of the KV.", "balanced")]
-LinkRate = Annotated[float | None, _setting("link_gb_s", "Simulated link, on a CPU.", "none", "--link", metavar="GB/S")]
-ExpertsWay = Annotated[str | None, _setting("experts", "Experts: device, host or stream.", among=EXPERTS)]
-ExpertLayers = Annotated[int | None, _setting("expert_layers", "Layers with experts on the device.", "most")]
-Disk = Annotated[str | None, _setting("disk", "Folder for KV beyond host memory.", "none", metavar="PATH")]
-DiskLimit = Annotated[int | None, _setting("disk_limit", "Disk space for it.", "free", **_SIZE)]
-Cache = Annotated[
-    bool | None, _setting("cache", "Keep prompts on disk.", "long ones", "--cache/--no-cache", metavar=None)
-]
-CacheLimit = Annotated[int | None, _setting("cache_limit", "Disk space for it.", "20GiB", **_SIZE)]
-Approximate = Annotated[
-    str | None, _setting("approximate", f"Lossy: {', '.join(APPROXIMATIONS)}.", "no", among=list(APPROXIMATIONS))
-]
-RetrievalKv = Annotated[
-    str | None, _setting("retrieval_kv", f"Retrieval cache in {', '.join(ENCODED_KV)}.", among=list(KV_FORMATS))
-]
-Kv = Annotated[str | None, _setting("kv", f"Lossy: keys and values in {', '.join(LOSSY_KV)}.", among=list(KV_FORMATS))]
-TensorParallel = Annotated[int | None, _setting("tensor_parallel", "GPUs that share the model.", "profile's")]
-JoinTimeout = Annotated[float | None, _setting("join_timeout", "Wait for the other ranks.", metavar="SECONDS")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the plan; load nothing.", rich_help_panel=MEMORY)]
-ContextLength = Annotated[
-    int | None,
-    typer.Option(
-        "--context",
-        help="Prompt and answer in tokens, such as 128K.",
-        show_default="the model's, 128K at most",
-        parser=parse_tokens,
-        metavar="TOKENS",
-    ),
-]
-
-ProfileName = Annotated[
-    str | None,
-    _setting("profile", "Hardware profile, or a YAML file.", "found", metavar="NAME", autocompletion=complete_profile),
-]
 PromptFiles = Annotated[
     list[str] | None, option("--prompt-file", "-f", metavar="FILE", help="Read a file; repeatable; - is stdin.")
 ]
-Encoding = Annotated[
-    str | None,
-    option(
-        "--encoding",
-        metavar="NAME",
-        help=described("Of text files, such as cp1252.", "guessed"),
-        rich_help_panel=CONTEXT,
-        parser=encoding_named,
-    ),
-]
-Batch = Annotated[
-    str | None,
-    option("--batch", metavar="FILE", help="Answer all prompts of a file of JSON lines.", rich_help_panel=BATCH),
-]
-Output = Annotated[
-    str | None,
-    option("--output", "-o", metavar="FILE", help="Write here; with --batch, resumable.", rich_help_panel=BATCH),
-]
-TextFiles = Annotated[
-    list[str] | None, option("--output", "-o", metavar="FILE", help="Write here; one, or one a document.")
-]
-ParallelSequences = Annotated[
-    Any,
-    option(
-        "--parallel",
-        metavar="N",
-        help=described("Sequences at a time.", "auto"),
-        parser=parse_parallel,
-        rich_help_panel=BATCH,
-    ),
-]
-System = Annotated[str | None, option(metavar="TEXT", help="System message.")]
-Think = Annotated[str | None, _setting("think", "Think before the answer.", AUTO, metavar="on|off", among=THINK)]
-ShowThinking = Annotated[
-    bool, typer.Option("--show-thinking", help="Thinking on stdout, too.", rich_help_panel=CONTEXT)
-]
-Raw = Annotated[bool, typer.Option("--raw", help="Use no chat template.", rich_help_panel=CONTEXT)]
-Verify = Annotated[bool, typer.Option("--verify", help="Compare with plain decoding.", rich_help_panel=SPECULATION)]
-ExtendContext = Annotated[
-    bool, typer.Option("--extend-context", help="Extend the context (YaRN).", rich_help_panel=CONTEXT)
-]
-Truncate = Annotated[
-    str | None,
-    option(
-        "--truncate",
-        metavar="PART",
-        help="Drop the start, middle or end.",
-        rich_help_panel=CONTEXT,
-        among=("start", "middle", "end"),
-    ),
-]
-Json = Annotated[bool, typer.Option("--json", help="JSON lines instead of text.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Only the text.")]
-ShowConfig = Annotated[
-    bool, typer.Option("--show-config", help="Print settings; run nothing.", rich_help_panel=MACHINE)
-]
-Verbose = Annotated[
-    int, option("--verbose", "-v", count=True, metavar="", help="Also statistics, and settings; -vv: all.")
-]
+_ENCODING = _other(
+    *(str | None, "--encoding"),
+    metavar="NAME",
+    help=described("Of text files, such as cp1252.", "guessed"),
+    parser=encoding_named,
+)
+_TRUNCATE = _other(
+    str | None, "--truncate", metavar="PART", help="Drop the start, middle or end.", among=("start", "middle", "end")
+)
+# Of the commands that read documents once, and may leave a part of a long one out.
+READING = GENERATION | {"encoding": _ENCODING("", CONTEXT), "truncate": _TRUNCATE("", CONTEXT)}
+PLACEMENT = "offload memory host_memory resident_layers host_share link_gb_s experts expert_layers disk disk_limit"
+
+
+def chosen(names: str) -> dict[str, Any]:
+    """Return the options of these names, with blanks between."""
+    return {name: READING[name] for name in names.split()}
+
+
+def with_default(name: str, default: str, help: str = "") -> Any:
+    """Return an option with another description of its default, and perhaps another help."""
+    kind, info = get_args(READING[name])
+    info = copy(info)
+    info.help = described(help or info.help.partition(" [dim]")[0], default)
+    return Annotated[kind, info]
+
+
+def accepts(options: dict[str, Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return a decorator that adds options to a command, which reads them from its context and not as arguments."""
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        def reading(*args: Any, **kwargs: Any) -> Any:
+            return command(*args, **{name: value for name, value in kwargs.items() if name not in options})
+
+        run: Any = wraps(command)(reading)
+        own = inspect.signature(command, eval_str=True)
+        kind = inspect.Parameter.KEYWORD_ONLY
+        added = [
+            inspect.Parameter(name, kind, default=False if each.__origin__ is bool else None, annotation=each)
+            for name, each in options.items()
+        ]
+        run.__signature__ = own.replace(parameters=[*own.parameters.values(), *added])
+        run.__annotations__ = {each.name: each.annotation for each in run.__signature__.parameters.values()}
+        return run
+
+    return decorate

@@ -44,10 +44,7 @@ def given_options(ctx: typer.Context) -> tuple[dict[str, Any], dict[str, str]]:
     values = {k: v for k, v in ctx.params.items() if k in option_names() and v not in (None, [], ())}
     if "stop" in values:
         values["stop"] = tuple(values["stop"])
-    origins = {}
-    for name in values:
-        origins[name] = origin_of(ctx, name)
-    return values, origins
+    return values, {name: origin_of(ctx, name) for name in values}
 
 
 def origin_of(ctx: typer.Context, name: str) -> str:
@@ -160,8 +157,7 @@ def resolve_with(
         generation = replace(generation, seed=secrets.randbits(32))
     named = dict.fromkeys(device | dict(chosen.options), f"profile {chosen.name}")
     engine = EngineConfig(**_subset(EngineConfig, values))
-    speculation = Speculation(**_subset(Speculation, values))
-    placement = Placement(**_subset(Placement, values))
+    speculation, placement = Speculation(**_subset(Speculation, values)), Placement(**_subset(Placement, values))
     caching, parallel = Caching(**_subset(Caching, values)), Parallel(**_subset(Parallel, values))
     origins = named | dict(origins)
     return Settings(engine, generation, speculation, placement, caching, parallel, chosen, values, origins)

@@ -14,8 +14,8 @@ from offload.units import GIB, counted
 
 from .format import duration, rate, time_left
 from .progress import ProgressDisplay, RunFacts
+from .tables import SEPARATOR, Segment, fitted
 from .terminal import Terminal
-from .wrapping import SEPARATOR, Segment, fitted
 
 _BETWEEN = "; "  # between the labels of running sequences
 _LABELS = 30  # cells that are kept for them

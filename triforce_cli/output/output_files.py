@@ -30,12 +30,12 @@ def check_file(path: Path, option: str, example: str) -> None:
         raise SettingsError(f"{folder} is not writable", f"choose another folder for {option}")
 
 
-def write_file(path: Path, text: str) -> None:
-    """Write a text as UTF-8; the file, or that which a link leads to, is replaced as a whole. Raises OSError."""
+def write_file(path: Path, content: str | bytes) -> None:
+    """Replace a file, or that which a link leads to, by bytes or a text in UTF-8, as a whole. Raises OSError."""
     target = target_of(path)
     permissions = permissions_of(target)
     remove_leftovers(target)
-    replace_file(target, text.encode())
+    replace_file(target, content.encode() if isinstance(content, str) else content)
     os.chmod(target, permissions)
 
 

@@ -9,43 +9,16 @@ from textwrap import fill
 from rich.text import Text
 
 from offload.hardware.calibration import Measured
-from offload.hardware.profiles import Profile
-from offload.planning.batch import Batches
 from offload.planning.plan import Plan
 from offload.planning.suggestions import Suggestion
 
-from ..exit_codes import DONE, FAILED
+from ..signals import DONE, FAILED
 from .cursor import visible
-from .plan_flags import Argument, command_line
-from .plan_json import batch_fields, batch_lines, measured_fields, plan_fields
-from .plan_text import DRAWN, WIDTH, comparison_text, plan_text
+from .plan_fields import batch_fields, command_line, measured_fields, plan_fields
+from .plan_text import DRAWN, WIDTH, PlanReport, comparison_text, plan_text
 from .stdout_formats import json_line
+from .tables import JOINER, hanging, wrapped
 from .terminal import Terminal
-from .wrapping import JOINER, hanging, wrapped
-
-
-@dataclass(frozen=True, slots=True)
-class PlanReport:
-    """A plan and what is printed beside it.
-
-    Args:
-        suggestions: changes that would fit, if the plan does not.
-        measured: where the plan's rates come from, if not from a data sheet.
-        profile: printed beside the plan in JSON.
-        source: where a well-known model's weights come from, with its licence.
-        arguments: what the command line has beside the plan's own flags.
-        batches: plans for several sequences together, if they were asked for.
-        sibling: a well-known model that could draft for the plan's, which has no draft model.
-    """
-
-    plan: Plan
-    suggestions: Sequence[Suggestion] = ()
-    measured: Measured | None = None
-    profile: Profile | None = None
-    source: str = ""
-    arguments: Sequence[Argument] = ()
-    batches: Batches | None = None
-    sibling: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,26 +45,18 @@ def print_plan(report: PlanReport, command: str, terminal: Terminal, json: bool)
         fields |= {"batch": batch_fields(report.batches), "draft_model": report.sibling}
         terminal.write(json_line(type="plan", **profile, measured=measured_fields(report.measured), plan=fields))
     else:
-        _print_text(report, command, terminal)
+        columns = terminal.table_width
+        text = plan_text(report, columns is not None, WIDTH if columns is None else max(4, min(WIDTH, columns - 2)))
+        if plan.fits:
+            text += f"\n{command_line(command, plan, report.arguments)}\n"
+        if columns is None:
+            terminal.write(text)
+        else:
+            terminal.print(laid_out(visible(text), DRAWN, columns))
     if plan.fits:
         return DONE
     terminal.error(plan.shortage(), suggestions_text(report.suggestions))
     return FAILED
-
-
-def _print_text(report: PlanReport, command: str, terminal: Terminal) -> None:
-    plan, columns = report.plan, terminal.table_width
-    width = WIDTH if columns is None else max(4, min(WIDTH, columns - 2))
-    more = report.measured, report.source, width, report.sibling, report.suggestions
-    text = plan_text(plan, columns is not None, *more)
-    if report.batches is not None:
-        text += "".join(f"{line}\n" for line in batch_lines(report.batches))
-    if plan.fits:
-        text += f"\n{command_line(command, plan, report.arguments)}\n"
-    if columns is None:
-        terminal.write(text)
-    else:
-        terminal.print(laid_out(visible(text), DRAWN, columns))
 
 
 def print_comparison(comparison: PlanComparison, terminal: Terminal, json: bool) -> int:

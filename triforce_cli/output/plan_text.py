@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from rich.text import Text
 
 from offload.hardware.calibration import Measured
-from offload.hardware.rates import Hardware
+from offload.hardware.profiles import Profile
+from offload.planning.batch import Batches
 from offload.planning.latency import Decoding
 from offload.planning.placement import Tier, resident_tokens
 from offload.planning.plan import Plan
@@ -18,55 +19,72 @@ from offload.units import GIB, counted
 
 from .cursor import visible
 from .format import duration, milliseconds
-from .tables import Column, table
-from .wrapping import wrapped
+from .plan_fields import Argument, batch_lines
+from .tables import Column, table, wrapped
 
 BUSY = "measured while the machine was busy"
 WIDTH = 60  # cells of a bar
 DRAWN, _PLAIN = "█▓▒░▚▞▤▥", "#=+*o%~@"
 _EMPTY = "."
 _USUAL_WIDTH = 80  # of a table that is not written to a terminal
-_HEAD = ("profile", "device", "host", "TTFT", "ar ms", "method", "ms", "speedup")
-# In a narrow terminal the columns with the highest number are left out first.
-_DROPPED = {"host": 5, "ar ms": 4, "device": 3, "TTFT": 2, "method": 1}
-_LEFT = ("profile", "method")  # columns; the others are numbers
+_COLUMNS = (
+    Column("profile", least=12, style="cyan"),
+    *(Column(name, right=True, dropped=rank) for name, rank in (("device", 3), ("host", 5), ("TTFT", 2), ("ar ms", 4))),
+    *(Column("method", dropped=1), Column("ms", right=True), Column("speedup", right=True)),
+)
 
 
-def plan_text(
-    plan: Plan,
-    drawn: bool,
-    measured: Measured | None = None,
-    source: str = "",
-    width: int = WIDTH,
-    sibling: str | None = None,
-    suggestions: Sequence[Suggestion] = (),
-) -> str:
-    """Return the whole plan, the verdict first; every line ends with a newline.
+@dataclass(frozen=True, slots=True)
+class PlanReport:
+    """A plan and what is printed beside it.
 
     Args:
-        drawn: with block characters, for a terminal.
-        measured: where the rates come from, if not from a data sheet.
-        source: where the weights come from, for a well-known model.
-        width: cells of a bar.
-        sibling: a well-known model that could draft for this one.
-        suggestions: changes with which a plan that does not fit would.
+        suggestions: changes that would fit, if the plan does not.
+        measured: where the plan's rates come from, if not from a data sheet.
+        profile: printed beside the plan in JSON.
+        source: where a well-known model's weights come from, with its licence.
+        arguments: what the command line has beside the plan's own flags.
+        batches: plans for several sequences together, if they were asked for.
+        sibling: a well-known model that could draft for the plan's, which has no draft model.
     """
-    lines = [verdict(plan, suggestions), *hardware_lines(plan.request.hardware), *disk_lines(plan.request)]
+
+    plan: Plan
+    suggestions: Sequence[Suggestion] = ()
+    measured: Measured | None = None
+    profile: Profile | None = None
+    source: str = ""
+    arguments: Sequence[Argument] = ()
+    batches: Batches | None = None
+    sibling: str | None = None
+
+
+def plan_text(report: PlanReport, drawn: bool, width: int = WIDTH) -> str:
+    """Return the whole plan, the verdict first; every line ends with a newline.
+
+    `drawn`: with block characters, for a terminal; bars have `width` cells.
+    """
+    plan, request, measured = report.plan, report.plan.request, report.measured
+    lines = [verdict(plan, report.suggestions), *_hardware_lines(request)]
     if measured is not None:
         lines.append(f"measured   on {measured.date}: the rates above, of {measured.machine}")
     lines.append(_model(plan))
-    if source:
-        lines.append(f"weights    {source}")
-    if sibling is not None:
-        lines.append(f"draft      {sibling} has the vocabulary of a draft model for it (--draft {sibling})")
-    if plan.request.is_quantized:
+    if report.source:
+        lines.append(f"weights    {report.source}")
+    if report.sibling is not None:
+        has = f"{report.sibling} has the vocabulary of a draft model for it (--draft {report.sibling})"
+        lines.append(f"draft      {has}")
+    if request.is_quantized:
         lines += quantization_lines(plan)
-    lines += kv_lines(plan.request)
-    lines.append("")
-    lines += memory_lines(plan, drawn, width)
+    if not (format := request.kv_format).is_plain:
+        effect = "" if format.is_exact else ", which changes the answer"
+        bits = f"{format.number_bits(request.shape.head_dim):.3g} bits each"
+        lines.append(f"KV cache   {format.name} (--kv): {bits}{effect}")
+    lines += ["", *_memory_lines(plan, drawn, width)]
     if measured is not None and measured.busy:
         lines.append(f"times      predicted from rates {BUSY}: less where it is idle")
     lines += _predictions(plan)
+    if report.batches is not None:
+        lines += batch_lines(report.batches)
     return "".join(f"{line}\n" for line in lines)
 
 
@@ -92,8 +110,9 @@ def _numbers(request: PlanRequest) -> str:
     return f"{weights if request.is_quantized else usual}{kv}"
 
 
-def hardware_lines(hardware: Hardware) -> Iterator[str]:
-    """Yield a line for the GPUs, if any, and one for the host: memory, and the rates that are assumed."""
+def _hardware_lines(request: PlanRequest) -> Iterator[str]:
+    """Yield a line for the GPUs, if any, the host, and a disk for KV: memory, and the rates that are assumed."""
+    hardware = request.hardware
     assumed = {name: " (assumed)" if name in hardware.assumed else "" for name in ("host bandwidth", "host rate")}
     if hardware.device == "cuda":
         count = "" if hardware.gpus == 1 else f"{hardware.gpus} x "
@@ -102,16 +121,10 @@ def hardware_lines(hardware: Hardware) -> Iterator[str]:
     memory = "memory not known" if hardware.host_memory is None else f"{_gib(hardware.host_memory)} free"
     rates = f"{hardware.host_bandwidth / 1e9:.0f} GB/s{assumed['host bandwidth']}"
     yield f"host       {memory}, {rates}, {hardware.host_flops / 1e9:,.0f} GFLOP/s{assumed['host rate']}"
-
-
-def disk_lines(request: PlanRequest) -> Iterator[str]:
-    """Yield a line for the disk on which KV may lie, if there is one."""
-    if request.placement.disk is None:
-        return
-    hardware = request.hardware
-    free = "" if hardware.disk_free is None else f", {_gib(hardware.disk_free)} free"
-    assumed = " (assumed)" if hardware.disk is None else ""
-    yield f"disk       {visible(request.placement.disk)}{free}, {hardware.disk_rate / 1e9:.1f} GB/s{assumed}"
+    if request.placement.disk is not None:
+        free = "" if hardware.disk_free is None else f", {_gib(hardware.disk_free)} free"
+        guess = " (assumed)" if hardware.disk is None else ""
+        yield f"disk       {visible(request.placement.disk)}{free}, {hardware.disk_rate / 1e9:.1f} GB/s{guess}"
 
 
 def _model(plan: Plan) -> str:
@@ -144,29 +157,17 @@ def _fitting(tokens: int, request: PlanRequest) -> str:
     return f"all {context:,}" if request.tokens <= context <= tokens else f"{tokens:,}" if tokens else "none"
 
 
-def kv_lines(request: PlanRequest) -> Iterator[str]:
-    """Yield the format of keys and values, if they are quantised, and its bits for each number."""
-    if not (format := request.kv_format).is_plain:
-        effect = "" if format.is_exact else ", which changes the answer"
-        yield f"KV cache   {format.name} (--kv): {format.number_bits(request.shape.head_dim):.3g} bits each{effect}"
-
-
-def memory_lines(plan: Plan, drawn: bool, width: int = WIDTH) -> Iterator[str]:
+def _memory_lines(plan: Plan, drawn: bool, width: int) -> Iterator[str]:
     """Yield a bar for each memory, to the scale of what may be used of it."""
+    marks = DRAWN if drawn else _PLAIN
     for name, tier in ((plan.device_name, plan.device), ("host memory", plan.host), ("disk", plan.disk)):
         if tier.total:
-            yield from _tier_lines(name, tier, drawn, width)
+            limit = "" if tier.limit is None else f" of {_gib(tier.limit)}"
+            yield f"{name}: {_gib(tier.total)}{limit}" + (", which does not fit" if tier.missing else "")
+            yield f"[{bar(list(tier.parts.values()), max(tier.limit or 0, tier.total), marks, width)}]"
+            parts = zip(marks, tier.parts.items(), strict=False)
+            yield "  ".join(f"{mark} {part} {size / GIB:.2f}" for mark, (part, size) in parts)
             yield ""
-
-
-def _tier_lines(name: str, tier: Tier, drawn: bool, width: int) -> Iterator[str]:
-    limit = "" if tier.limit is None else f" of {_gib(tier.limit)}"
-    yield f"{name}: {_gib(tier.total)}{limit}" + (", which does not fit" if tier.missing else "")
-    marks = DRAWN if drawn else _PLAIN
-    yield f"[{bar(list(tier.parts.values()), max(tier.limit or 0, tier.total), marks, width)}]"
-    yield "  ".join(
-        f"{mark} {part} {size / GIB:.2f}" for mark, (part, size) in zip(marks, tier.parts.items(), strict=False)
-    )
 
 
 def bar(sizes: Sequence[int], whole: int, marks: str, width: int = WIDTH) -> str:
@@ -261,9 +262,7 @@ def comparison_text(plans: Sequence[Plan], width: int | None = None) -> Text:
     lines = (each for line in head.splitlines() for each in wrapped(visible(line), width))
     parts = [Text("\n".join(lines) + "\n")]
     if fitting:
-        columns = [Column(name, right=name not in _LEFT, dropped=_DROPPED.get(name, 0)) for name in _HEAD]
-        columns[0] = Column("profile", least=12, style="cyan")
-        parts.append(table(columns, [_cells(plan) for plan in fitting], width))
+        parts.append(table(_COLUMNS, [_cells(plan) for plan in fitting], width))
     if missing := [plan.request.hardware.name for plan in plans if not plan.fits]:
         text = f"{counted(len(missing), 'profile')} too small: {', '.join(missing)}"
         parts.append(Text("\n".join(wrapped(visible(text), width)) + "\n"))

@@ -7,15 +7,7 @@ from dataclasses import dataclass
 from types import TracebackType
 
 import psutil
-from rich.progress import (
-    BarColumn,
-    Progress,
-    ProgressColumn,
-    SpinnerColumn,
-    TaskProgressColumn,
-    TextColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
 from offload.events import DraftPrefilled, Event, Pinned, Prefilled, Tokens
@@ -24,10 +16,9 @@ from offload.metrics import Meter
 from offload.units import GIB, counted
 
 from .format import percent, size
-from .prefill_bar import PrefillBar
-from .status_line import StatusLine
+from .status_line import PrefillBar, StatusLine
+from .tables import Segment, fitted
 from .terminal import Terminal
-from .wrapping import Segment, fitted
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +40,7 @@ class RunFacts:
     meter: Meter
     device_memory: Callable[[], int] | None = None
     label: str = ""
-    pass_tokens: Callable[[], float] | None = None
+    pass_tokens: Callable[[], float] = lambda: 0.0
     on_disk: bool = False
 
 
@@ -66,7 +57,7 @@ class ProgressDisplay:
         self._terminal = terminal
         self._shown = shown and terminal.shows_progress
         self._status = StatusLine(terminal)
-        self._bar: Progress | None = None
+        self._bar: Progress | PrefillBar | None = None
         self._facts: RunFacts | None = None
         terminal.before_line = self.hide
 
@@ -76,7 +67,12 @@ class ProgressDisplay:
             self._bar.update(self._bar.task_ids[0], description=text)
         elif self._shown:
             self.hide()
-            self._show_bar(SpinnerColumn(), _column("{task.description}")).add_task(text, total=None)
+            # It must not touch sys.stdout, which belongs to the text.
+            options = {"transient": True, "redirect_stdout": False, "redirect_stderr": False}
+            columns = SpinnerColumn(), _column("{task.description}")
+            self._bar = Progress(*columns, console=self._terminal.console(), **options)
+            self._bar.start()
+            self._bar.add_task(text, total=None)
 
     def start(self, facts: RunFacts) -> None:
         """Prepare for the events of a generation: the model is loaded and prefill begins."""
@@ -136,18 +132,6 @@ class ProgressDisplay:
             self._bar.start()
         else:
             self._bar.observe(event)
-
-    def _show_bar(self, *columns: ProgressColumn) -> Progress:
-        """Start and return a bar that leaves no trace. It must not touch sys.stdout, which belongs to the text."""
-        self._bar = Progress(
-            *columns,
-            console=self._terminal.console(),
-            transient=True,
-            redirect_stdout=False,
-            redirect_stderr=False,
-        )
-        self._bar.start()
-        return self._bar
 
     def _hide_bar(self) -> None:
         bar, self._bar = self._bar, None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from offload.events import Event, Thought
 from offload.metrics import Meter, Summary
@@ -16,40 +16,15 @@ from .stdout_formats import JsonOutput, Output, PartOutput, TextOutput
 from .terminal import Terminal
 from .turns import Part, Perform, Section, at_once
 
+_PART_LINES = 10  # of statistics in a log, for all parts of a document
 
-class Renderer(Protocol):
-    """The output of a command. Called in this order: loading, start, event..., finish or interrupt; close always.
 
-    `event`, `finish` and `interrupt` raise BrokenPipeError when stdout's reader has closed it.
+class Renderer:
+    """An output on stdout, with a display on stderr and the statistics after it; `quiet` keeps stderr silent.
+
+    Called in this order: loading, start, event..., finish or interrupt; close always. `event`, `finish` and `interrupt`
+    raise BrokenPipeError when stdout's reader has closed it.
     """
-
-    def loading(self, text: str) -> None:
-        """Show that the model is being opened or loaded, with this text."""
-
-    def warn(self, text: str) -> None:
-        """Print a warning before the events of a generation."""
-
-    def start(self, facts: RunFacts) -> None:
-        """Prepare for the events of a generation, which `facts.meter` observes first."""
-
-    def event(self, event: Event) -> None:
-        """Render one event of the engine or of the text layer."""
-
-    def verifying(self, text: str) -> None:
-        """Show that the complete text is being verified; `finish` follows."""
-
-    def finish(self, summary: Summary) -> None:
-        """End the output, and print one line of statistics, or with `verbose` all of them."""
-
-    def interrupt(self, summary: Summary) -> None:
-        """End the output after Ctrl-C, with partial statistics."""
-
-    def close(self) -> None:
-        """Erase everything that is drawn. May be called again."""
-
-
-class StreamRenderer:
-    """An output on stdout, with a display on stderr and the statistics after it; `quiet` keeps stderr silent."""
 
     def __init__(
         self,
@@ -58,17 +33,17 @@ class StreamRenderer:
         quiet: bool = False,
         verbose: bool = False,
         display: ProgressDisplay | None = None,
-        label: str = "",
         perform: Perform = at_once,
+        part: Part | None = None,
     ) -> None:
-        """`label` names the part of a document that is rendered, on the `display` of the whole.
+        """`part` is the part of a document that is rendered, on the `display` of the whole.
 
         `perform` is called with all that writes to the streams: now, or in its turn among other sequences' output.
         """
         self._terminal = terminal
         self._output = output
         self._quiet, self._verbose = quiet, verbose
-        self._label = f"{label}: " if label else ""
+        self._part = part
         self._display = display or ProgressDisplay(terminal, shown=not quiet)
         self._perform = perform
         self._meter = Meter(0)  # until `start` gives the generation's
@@ -84,11 +59,11 @@ class StreamRenderer:
         self._display.hide()
         self._terminal.write(self._output.truncated(fields))
 
-    def for_part(self, part: Part, perform: Perform | None = None) -> StreamRenderer:
+    def for_part(self, part: Part, perform: Perform | None = None) -> Renderer:
         """Return the renderer of notes on a part, from which the next answer is made."""
         output = PartOutput(part, isinstance(self._output, JsonOutput))
-        more = self._display, part.label, perform or self._perform
-        return StreamRenderer(self._terminal, output, self._quiet, self._verbose, *more)
+        more = self._display, perform or self._perform, part
+        return Renderer(self._terminal, output, self._quiet, self._verbose, *more)
 
     def for_batch(self) -> BatchDisplay:
         """Show the progress of several sequences from here on; return what shows it."""
@@ -96,10 +71,10 @@ class StreamRenderer:
         self._display = BatchDisplay(self._terminal, shown=not self._quiet)
         return self._display
 
-    def for_sequence(self, perform: Perform) -> StreamRenderer:
+    def for_sequence(self, perform: Perform) -> Renderer:
         """Return the renderer of one of several sequences, whose output `perform` writes in its turn."""
         more = self._quiet, self._verbose, self._display
-        return StreamRenderer(self._terminal, self._output, *more, perform=perform)
+        return Renderer(self._terminal, self._output, *more, perform=perform)
 
     def taken_over(self, part: Part, text: str) -> None:
         """Render a part that an earlier run has finished."""
@@ -110,17 +85,21 @@ class StreamRenderer:
         self._terminal.write(text)
 
     def loading(self, text: str) -> None:
+        """Show that the model is being opened or loaded, with this text."""
         self._display.loading(text)
 
     def warn(self, text: str) -> None:
+        """Print a warning before the events of a generation."""
         self._display.hide()
         self._terminal.warn(text)
 
     def start(self, facts: RunFacts) -> None:
+        """Prepare for the events of a generation, which `facts.meter` observes first."""
         self._meter = facts.meter
         self._display.start(facts)
 
     def event(self, event: Event) -> None:
+        """Render one event of the engine or of the text layer."""
         self._display.event(event)
         if isinstance(event, Thought) and event.text and self._output.thinks_aside and not self._quiet:
             self._perform(partial(self._display.think, event.text))
@@ -128,6 +107,7 @@ class StreamRenderer:
             self._perform(partial(self._display.write, text))
 
     def verifying(self, text: str) -> None:
+        """Show that the complete text is being verified; `finish` follows."""
         self._perform(partial(self._verifying, text))
 
     def _verifying(self, text: str) -> None:
@@ -136,6 +116,7 @@ class StreamRenderer:
         self._display.loading(text)
 
     def finish(self, summary: Summary) -> None:
+        """End the output, and print one line of statistics, or with `verbose` all of them."""
         self._perform(partial(self._finish, self._output.end(summary, self._meter), summary))
 
     def _finish(self, text: str, summary: Summary) -> None:
@@ -144,14 +125,27 @@ class StreamRenderer:
             self._terminal.end_line()
         else:
             self._terminal.end_text()
-        if not self._quiet:
-            self._terminal.note(self._label + statistics_line(summary))
+        if not self._quiet and self._reports(summary):
+            label = "" if self._part is None else f"{self._part.label}: "
+            self._terminal.note(label + statistics_line(summary))
             for line in detail_lines(summary) if self._verbose else ():
                 self._terminal.note(line, INDENT)
             if summary.verify is not None and summary.verify["lossless"]:  # otherwise an error is raised with it
                 self._terminal.note(verification_line(summary.verify))
 
+    def _reports(self, summary: Summary) -> bool:
+        """Return whether the statistics are printed: of parts, which may be many, of one in each tenth of them.
+
+        Where progress is drawn, its line has said how far the parts are.
+        """
+        part = self._part
+        if part is None or self._verbose or summary.finish_reason == "interrupted":
+            return True
+        ends_tenth = (_PART_LINES * part.number) // part.parts > (_PART_LINES * (part.number - 1)) // part.parts
+        return ends_tenth and not self._terminal.shows_progress
+
     def interrupt(self, summary: Summary) -> None:
+        """End the output after Ctrl-C, with partial statistics."""
         self._perform(self._interrupted)
         self.finish(summary)
 
@@ -164,17 +158,16 @@ class StreamRenderer:
         self._display.hide()
 
     def close(self) -> None:
+        """Erase everything that is drawn. May be called again."""
         self._display.close()
 
 
-def renderer_for(
-    terminal: Terminal, json: bool, quiet: bool, verbose: bool, show_thinking: bool = False
-) -> StreamRenderer:
+def renderer_for(terminal: Terminal, json: bool, quiet: bool, verbose: bool, show_thinking: bool = False) -> Renderer:
     """Return the renderer of JSON lines or of text, with the spinner of the start.
 
     It is shown from here on: importing torch takes seconds.
     """
-    renderer = StreamRenderer(terminal, JsonOutput() if json else TextOutput(show_thinking), quiet, verbose)
+    renderer = Renderer(terminal, JsonOutput() if json else TextOutput(show_thinking), quiet, verbose)
     renderer.loading("starting")
     return renderer
 

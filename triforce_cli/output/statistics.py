@@ -9,7 +9,7 @@ from offload.metrics import Summary
 from offload.units import GIB, counted
 
 from .format import accepted, duration, milliseconds, percent, rate, size
-from .wrapping import SEPARATOR
+from .tables import SEPARATOR
 
 INDENT = 10  # cells of the names in `detail_lines`
 _ENDINGS = {"length": "stopped at the token limit", "interrupted": "interrupted"}

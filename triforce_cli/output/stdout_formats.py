@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, replace
-from typing import Any, Protocol
+from typing import Any
 
 from offload.events import DraftPrefilled, Event, Pinned, Prefilled, Restored, Text, Thought
 from offload.loading.tokenizers.thinking import CLOSING, OPENING
@@ -19,29 +19,33 @@ from .turns import Part, Section
 _UNSAFE_IN_JSON = re.compile("[\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 
 
-class Output(Protocol):
+class Output:
     """A format of stdout. Text is returned, not written: the display writes it around what is drawn.
 
     Attributes:
         thinks_aside: whether what a model thinks is not on stdout, and is to be shown on stderr.
     """
 
-    thinks_aside: bool
+    thinks_aside = False
 
     def section(self, section: Section) -> str:
         """Return the text before the events of one of several answers."""
+        return ""
 
     def truncated(self, fields: Mapping[str, Any]) -> str:
         """Return the text for a document of which a part was left out."""
+        return ""
 
     def of(self, event: Event, meter: Meter) -> str:
         """Return the text for one event, which `meter` has observed; often ""."""
+        return ""
 
     def end(self, summary: Summary, meter: Meter) -> str:
         """Return the text after the last event."""
+        return ""
 
 
-class TextOutput:
+class TextOutput(Output):
     """The generated text, with the headings of sections where there are any."""
 
     def __init__(self, show_thinking: bool = False) -> None:
@@ -55,9 +59,6 @@ class TextOutput:
         self._sections += 1
         blank = "\n" if self._sections > 1 else ""
         return blank + "".join(f"{heading}\n\n" for heading in section.headings)
-
-    def truncated(self, fields: Mapping[str, Any]) -> str:
-        return ""
 
     def of(self, event: Event, meter: Meter) -> str:
         shows = not self.thinks_aside
@@ -73,10 +74,8 @@ class TextOutput:
         return f"\n{CLOSING}\n" if is_open else ""
 
 
-class JsonOutput:
+class JsonOutput(Output):
     """JSON lines: one for each step of prefill and each piece of text, and the summary in the last."""
-
-    thinks_aside = False
 
     def section(self, section: Section) -> str:
         return json_line(type="section", document=section.document, question=section.question)
@@ -104,23 +103,12 @@ class JsonOutput:
         return json_line(type="done", **rounded(asdict(replace(summary, settings={}, verify=None))) | exact)
 
 
-class PartOutput:
+class PartOutput(Output):
     """The notes on a part, which are not the answer: one line in JSON when they are complete, nothing as text."""
-
-    thinks_aside = False
 
     def __init__(self, part: Part, in_json: bool) -> None:
         self._part = part
         self._in_json = in_json
-
-    def section(self, section: Section) -> str:
-        raise AssertionError("a part has no sections")
-
-    def truncated(self, fields: Mapping[str, Any]) -> str:
-        raise AssertionError("a part is never cut")
-
-    def of(self, event: Event, meter: Meter) -> str:
-        return ""
 
     def end(self, summary: Summary, meter: Meter) -> str:
         return self.line(meter.text, False) if summary.finish_reason != "interrupted" else ""

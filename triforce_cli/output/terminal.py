@@ -23,7 +23,7 @@ from offload.errors import TriforceError
 
 from .cursor import Cursor, visible
 from .output_files import whole_file
-from .wrapping import hanging
+from .tables import hanging
 
 COLORS = ("auto", "always", "never")
 _RED, _YELLOW, _CYAN, _DIM = "1;31", "1;33", "1;36", "2"

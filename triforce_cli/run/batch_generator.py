@@ -20,62 +20,42 @@ from .model_request import ModelRequest, Prompt
 from .text_generator import TextGenerator, TextRun
 
 
-@dataclass(frozen=True, slots=True)
-class Together:
-    """How many sequences ran at a time, while one of them did: the mean over its time, and the most."""
-
-    mean: float
-    most: int
-
-
-@dataclass(slots=True)
-class _Span:
-    began: float
-    area: float  # sequences times seconds, until it began
-    most: int
-
-
 class Concurrency:
-    """Counts the sequences that run, from when each enters until it leaves."""
+    """Counts the sequences that run, from when each enters until it leaves.
+
+    Attributes:
+        most: that have run together.
+    """
 
     def __init__(self) -> None:
-        self._running: dict[Hashable, _Span] = {}
+        self._entered: dict[Hashable, tuple[float, float]] = {}  # when each did, and the area then
         self._at = time.perf_counter()
         self._area = self._busy = 0.0  # sequences times seconds, and seconds with any
-        self._most = 0
-
-    def __len__(self) -> int:
-        return len(self._running)
+        self.most = 0
 
     def enter(self, key: Hashable) -> None:
         """Count a sequence from now on."""
-        now = self._advance()
-        self._running[key] = _Span(now, self._area, 0)
-        for span in self._running.values():
-            span.most = max(span.most, len(self._running))
-        self._most = max(self._most, len(self._running))
+        self._entered[key] = self._advance()
+        self.most = max(self.most, len(self._entered))
 
-    def leave(self, key: Hashable) -> Together:
-        """Count a sequence no longer; return what ran beside it, itself included."""
-        now = self._advance()
-        span = self._running.pop(key)
-        return Together(_mean(self._area - span.area, now - span.began, span.most), span.most)
+    def leave(self, key: Hashable) -> float:
+        """Count a sequence no longer; return how many ran in the mean of its time, itself included."""
+        running = len(self._entered)
+        (now, area), (began, before) = self._advance(), self._entered.pop(key)
+        return (area - before) / (now - began) if now > began else float(running)
 
-    def overall(self) -> Together:
-        """Return how many have run so far, while any did."""
+    @property
+    def mean(self) -> float:
+        """Return how many have run in the mean so far, while any did."""
         self._advance()
-        return Together(_mean(self._area, self._busy, self._most), self._most)
+        return self._area / self._busy if self._busy > 0 else float(self.most)
 
-    def _advance(self) -> float:
+    def _advance(self) -> tuple[float, float]:
         now = time.perf_counter()
-        self._area += len(self._running) * (now - self._at)
-        self._busy += bool(self._running) * (now - self._at)
+        self._area += len(self._entered) * (now - self._at)
+        self._busy += bool(self._entered) * (now - self._at)
         self._at = now
-        return now
-
-
-def _mean(area: float, seconds: float, most: int) -> float:
-    return area / seconds if seconds > 0 else float(most)
+        return now, self._area
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,14 +73,6 @@ class BatchPrompt:
     opened: ModelRequest | None = None
 
 
-@dataclass(slots=True)
-class _Running:
-    """A sequence under way."""
-
-    sequence: BatchPrompt
-    run: TextRun
-
-
 class BatchGenerator:
     """Generates for up to `parallel` prompts at a time. `ended` is called with the meter of each that has ended.
 
@@ -114,7 +86,7 @@ class BatchGenerator:
         self._generator = generator
         self._parallel = parallel
         self._ended = ended
-        self._running: dict[int, _Running] = {}
+        self._running: dict[int, tuple[BatchPrompt, TextRun]] = {}
         self.concurrency = Concurrency()
         self._count = self._new_tokens = 0
         self._started = time.perf_counter()
@@ -138,7 +110,7 @@ class BatchGenerator:
         """Return in one line how many sequences there were, and the tokens a second of all together."""
         seconds = time.perf_counter() - self._started
         written = f"{self._new_tokens:,} written in {duration(seconds)} ({rate(self._new_tokens / seconds)})"
-        return f"{counted(self._count, 'sequence')}, up to {self.concurrency.overall().most} together: {written}"
+        return f"{counted(self._count, 'sequence')}, up to {self.concurrency.most} together: {written}"
 
     def _requests(self, sequences: Iterator[BatchPrompt | None]) -> Iterator[BatchRequest | None]:
         for sequence in sequences:
@@ -146,35 +118,34 @@ class BatchGenerator:
 
     def _begin(self, sequence: BatchPrompt) -> BatchRequest:
         run = self._generator.begin(sequence.prompt, sequence.renderer, sequence.label, sequence.opened)
-        self._running[self._count] = _Running(sequence, run)
+        self._running[self._count] = sequence, run
         request = run.request(self._count)
         self.concurrency.enter(self._count)
         self._count += 1
         return request
 
     def _observe(self, key: int, event: Event | Failed) -> None:
-        running = self._running[key]
+        sequence, run = self._running[key]
         if isinstance(event, Failed):
             self._end(key)
-            running.sequence.failed(event.error)
+            sequence.failed(event.error)
             return
-        running.run.observe(event)
-        if running.run.has_ended:
-            running.sequence.done(self._generator.finish(running.run, self._end(key)))
+        run.observe(event)
+        if run.has_ended:
+            sequence.done(self._generator.finish(run, self._end(key)))
 
     def _end(self, key: int) -> float:
         """Forget a sequence; return how many ran together with it, in the mean."""
-        meter = self._running.pop(key).run.meter
+        meter = self._running.pop(key)[1].meter
         self._new_tokens += meter.new_tokens
         self._ended(meter)
-        return self.concurrency.leave(key).mean
+        return self.concurrency.leave(key)
 
     def _interrupt(self) -> None:
         """Render what there is of the running sequences: of the first one always, of others if it has any tokens."""
-        for number, (key, running) in enumerate(self._running.items()):
-            run, renderer = running.run, running.sequence.renderer
+        for number, (key, (sequence, run)) in enumerate(self._running.items()):
             if number and not run.meter.new_tokens:
                 continue
             run.flush()
-            summary = self._generator.summary(run, self.concurrency.leave(key).mean)
+            summary, renderer = self._generator.summary(run, self.concurrency.leave(key)), sequence.renderer
             renderer.finish(summary) if number else renderer.interrupt(summary)

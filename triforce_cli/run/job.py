@@ -1,40 +1,98 @@
-"""Jobs over one model: it is planned and loaded for the longest sequence, and worked with; or planned alone."""
+"""Jobs over one model: planned and loaded for the longest sequence, and worked with; and how many run together."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Protocol
 
+from offload.api.opened_model import OpenModel
+from offload.errors import OutOfMemory, SettingsError
+from offload.settings.config import Placement
 from offload.settings.method_sizes import stored_tokens
+from offload.units import counted, size_text
 
-from ..exit_codes import DONE
-from ..input.prompt import PromptText
+from ..input.documents import PromptText
 from ..options.command_request import OutputOptions, Request
-from ..options.lossy_modes import lossy_modes
+from ..options.declarations import AUTO
+from ..options.mode_checks import lossy_modes, warn_of_chunks
+from ..options.settings import Settings
 from ..output.plan_report import print_plan
-from ..output.renderers import StreamRenderer, tokenizing
+from ..output.progress import ProgressDisplay
+from ..output.renderers import Renderer, tokenizing
 from ..output.terminal import Terminal
+from ..signals import DONE
 from .long_prompts import Notices, fit_prompt
 from .model_request import ModelRequest, open_request
-from .parallel import check_parallel
-from .placement_checks import warn_of_chunks
 from .plan import plan_run, plan_tiers
 from .prompt_cache import LABEL, memory_limit, open_prompt_cache
 from .text_generator import TextGenerator
 
+MOST = 8  # that `auto` runs together: beyond, a pass of one row each is bound by arithmetic on a CPU
+
+
+def fitting_sequences(opened: ModelRequest, tokens: int) -> int:
+    """Return how many sequences of `tokens` fit the memory beside the weights, at least 1.
+
+    Each is counted with keys and values of its own, also of a beginning that it shares with others.
+    """
+    return _fitting(opened.model, opened.settings, tokens)
+
+
+def check_parallel(wanted: int | str, opened: ModelRequest, tokens: int, sequences: int | None = None) -> int:
+    """Return how many sequences of up to `tokens` run together.
+
+    There are `sequences` of them, None if that is not known yet. Raises SettingsError where only one can run at a time,
+    OutOfMemory if as many as are wanted do not fit.
+    """
+    reason = _alone(opened)
+    if wanted == 1 or (wanted == AUTO and reason):
+        return 1
+    if reason:
+        raise SettingsError(f"--parallel {wanted} cannot be used with {reason}", "leave one of the two out")
+    spare = 1 if opened.request.verify else 0  # plain decoding, to compare, has caches of its own
+    most = MOST if wanted == AUTO else int(wanted)
+    most = most if sequences is None else min(most, sequences)
+    if wanted == AUTO:
+        return min(most, max(fitting_sequences(opened, tokens) - spare, 1))
+    check_sequences(opened.model, opened.settings, tokens, most, "--parallel", spare)
+    return most
+
+
+def check_sequences(
+    model: OpenModel, settings: Settings, tokens: int, sequences: int, option: str, spare: int = 0
+) -> None:
+    """Raise OutOfMemory with the numbers if so many sequences of `tokens` do not fit, beside `spare` further ones.
+
+    `option` is what asks for them.
+    """
+    fitting = max(_fitting(model, settings, tokens) - spare, 1)
+    if sequences <= fitting:
+        return
+    one, two = (model.estimate(tokens).for_sequences(count).total for count in (1, 2))
+    limit = memory_limit(model, settings, tokens)
+    room = "the free memory" if limit is None else size_text(limit)
+    raise OutOfMemory(
+        f"not enough memory for {sequences} sequences of {counted(tokens, 'token')}: about {size_text(one)} "
+        f"for the first and {size_text(two - one)} for each further one, in {room}",
+        f"use {option} {fitting}, or shorter texts",
+    )
+
+
+def _alone(opened: ModelRequest) -> str:
+    """Return why only one sequence can run at a time; "" if several can."""
+    if opened.model.group.size > 1:
+        return "several ranks"
+    placement = replace(opened.settings.placement, memory=None, host_memory=None, experts="auto", expert_layers=None)
+    return "" if placement in (Placement(), Placement(offload="none")) else "offloaded keys and values"
+
+
+def _fitting(model: OpenModel, settings: Settings, tokens: int) -> int:
+    return max(model.fitting_sequences(tokens, memory_limit(model, settings, tokens)), 1)
+
+
 Load = Callable[[], TextGenerator]
-
-
-class Display(Protocol):
-    """What shows that a model is being loaded: a Renderer, or a ProgressDisplay."""
-
-    def loading(self, text: str) -> None:
-        """Show this text, until something else is shown."""
-
-    def close(self) -> None:
-        """Erase everything, and draw nothing more."""
+Display = Renderer | ProgressDisplay  # shows that a model is being loaded
 
 
 class Job:
@@ -93,7 +151,7 @@ class Job:
 
 
 def run_generation(
-    text: PromptText, request: Request, terminal: Terminal, output: OutputOptions, renderer: StreamRenderer
+    text: PromptText, request: Request, terminal: Terminal, output: OutputOptions, renderer: Renderer
 ) -> int:
     """Generate from one prompt, writing as it comes; return the exit code. Raises as `Job.run`."""
     opened = open_request(request, terminal, output.quiet)

@@ -13,13 +13,12 @@ from offload.errors import PromptError
 from offload.settings.method_sizes import forgets
 
 from ..distributed.rank import broadcast
-from ..input.documents import STDIN, name_of
+from ..input.documents import STDIN, PromptText, name_of
 from ..input.excerpts import MIDDLE, START, Truncated, truncate
-from ..input.prompt import PromptText
 from ..options.command_request import Request
 from ..output.format import duration
-from ..output.plan_flags import Argument, repeated
-from ..output.renderers import StreamRenderer, tokenizing
+from ..output.plan_fields import Argument, repeated
+from ..output.renderers import Renderer, tokenizing
 from ..output.terminal import Terminal
 from .model_request import ModelRequest, open_request
 from .profile_plans import LongModel, cached_model, known_model
@@ -51,7 +50,7 @@ class Notices:
     """Says what is done with a text that is too long: on stderr, and a truncation with --json on stdout too."""
 
     terminal: Terminal
-    renderer: StreamRenderer
+    renderer: Renderer
     quiet: bool
 
     def note(self, text: str) -> None:
@@ -69,29 +68,25 @@ class Notices:
         else:
             self.note(text)
 
+    def with_longer_model(self, opened: ModelRequest, tokens: int, what: str) -> ModelRequest | None:
+        """Return the request with a model of the hub's cache that has room for `tokens`, prompt and answer; say so.
 
-def with_longer_model(opened: ModelRequest, tokens: int, what: str, notices: Notices) -> ModelRequest | None:
-    """Return the request with a model of the hub's cache that has room for `tokens` of prompt and answer, said aloud.
-
-    None where the user has chosen the model, and where there is no such model.
-    """
-    request = opened.request
-    if is_model_chosen(request):
-        return None
-    usual = request.settings.engine.model
-    found = broadcast(
-        request.group, lambda: (own := cached_model(tokens, request.settings, notices.terminal)) and asdict(own)
-    )
-    longer = found and LongModel(**found)
-    if longer is None:
-        return None
-    notices.note(
-        f"{what} exceeds the context of {usual}, {opened.context:,} tokens: {longer.name} runs, which is in the hub's "
-        f"cache; --model {usual} chooses the other"
-    )
-    engine = replace(request.settings.engine, model=longer.name)
-    longer_request = replace(request, settings=replace(request.settings, engine=engine))
-    return open_request(longer_request, notices.terminal, notices.quiet)
+        None where the user has chosen the model, and where there is no such model.
+        """
+        request = opened.request
+        if is_model_chosen(request):
+            return None
+        usual = request.settings.engine.model
+        longer = _found(request, lambda: cached_model(tokens, request.settings, self.terminal))
+        if longer is None:
+            return None
+        self.note(
+            f"{what} exceeds the context of {usual}, {opened.context:,} tokens: {longer.name} runs, which is in the "
+            f"hub's cache; --model {usual} chooses the other"
+        )
+        engine = replace(request.settings.engine, model=longer.name)
+        longer_request = replace(request, settings=replace(request.settings, engine=engine))
+        return open_request(longer_request, self.terminal, self.quiet)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,41 +94,58 @@ class Commands:
     """Command lines that do what this one cannot: the user's own words, changed."""
 
     request: Request
+    terminal: Terminal
     sources: str  # the names of what was read
     question: str = ""
-
-    def with_model(self, longer: LongModel) -> str:
-        """Return the command with a model that has room for all."""
-        return self._line(self.request.command, Argument("--model", (longer.name,)))
-
-    def truncated(self, dropped: str) -> str:
-        """Return the command that leaves a part out."""
-        return self._line(self.request.command, Argument("--truncate", (dropped,)))
 
     def in_parts(self) -> str:
         """Return the command that reads all in parts."""
         if self.request.command == "summarize":
-            return self._line("summarize", Argument("--map-reduce"))
+            return self._line("--map-reduce")
         question = [Argument("--question", (self.question.strip(),))] if self.question else []
         parts = [Argument("--map-reduce")] if is_model_chosen(self.request) else []
         kept = [each for each in self.request.arguments if each.option not in _NOT_IN_PARTS]
         return self._piped(repeated("summarize", [*kept, *question], *parts))
 
-    def _line(self, command: str, added: Argument) -> str:
-        return self._piped(repeated(command, self.request.arguments, added))
+    def longer(self, tokens: int) -> str:
+        """Return `COMMAND` with a model that has room for `tokens` and how long it reads, in words; "" without one."""
+        request = self.request
+        longer = _found(request, lambda: known_model(tokens, request.settings, self.terminal))
+        if longer is None:
+            return ""
+        time = f"{duration(longer.ttft_s)} to the first word on this machine, by the plan"
+        return f"`{self._line('--model', longer.name)}` ({time})"
+
+    def refusal(self, error: PromptError, tokens: int, others: str = "") -> PromptError:
+        """Return the error of a prompt that is too long for a chosen model, with whole commands that would work.
+
+        `others`: options that would work too.
+        """
+        others = others or ("--extend-context" if "--extend-context" in error.hint else "")
+        reads_all = self.longer(tokens)
+        hints = [f"in parts: `{self.in_parts()}`", f"without the start: `{self._line('--truncate', START)}`"]
+        hints += [f"in one with another model: {reads_all}"] if reads_all else []
+        hints += [f"or add {others}"] if others else []
+        return PromptError(error.message, "\n".join(hints))
+
+    def reason(self, opened: ModelRequest, tokens: int) -> str:
+        """Return why a text is truncated that nobody asked to truncate, and the commands that read all of it."""
+        model, reads_all = opened.settings.engine.model, self.longer(tokens)
+        why = f"no --model was chosen, and {model} has a context of {opened.context:,}; to read all: "
+        return why + (f"{reads_all}, or in parts: " if reads_all else "") + f"`{self.in_parts()}`"
+
+    def _line(self, option: str, *values: str) -> str:
+        """Return the command with another option."""
+        return self._piped(repeated(self.request.command, self.request.arguments, Argument(option, values)))
 
     def _piped(self, line: str) -> str:
         return f"… | {line}" if name_of(STDIN) in self.sources.split(", ") else line
 
 
-def longer_command(commands: Commands, tokens: int, terminal: Terminal) -> str:
-    """Return `COMMAND` with a model that has room for `tokens` and how long it reads, in words; "" without one."""
-    request = commands.request
-    found = broadcast(request.group, lambda: (own := known_model(tokens, request.settings, terminal)) and asdict(own))
-    longer = found and LongModel(**found)
-    if longer is None:
-        return ""
-    return f"`{commands.with_model(longer)}` ({duration(longer.ttft_s)} to the first word on this machine, by the plan)"
+def _found(request: Request, find: Callable[[], LongModel | None]) -> LongModel | None:
+    """Return what rank 0 finds, on all ranks."""
+    found = broadcast(request.group, lambda: (own := find()) and asdict(own))
+    return found and LongModel(**found)
 
 
 def too_long(opened: ModelRequest, tokens: int) -> PromptError:
@@ -143,19 +155,6 @@ def too_long(opened: ModelRequest, tokens: int) -> PromptError:
     except PromptError as error:
         return error
     raise AssertionError("the prompt fits")
-
-
-def refusal(error: PromptError, commands: Commands, tokens: int, terminal: Terminal, others: str = "") -> PromptError:
-    """Return the error of a prompt that is too long for a chosen model, with whole commands that would work.
-
-    `others`: options that would work too.
-    """
-    others = others or ("--extend-context" if "--extend-context" in error.hint else "")
-    reads_all = longer_command(commands, tokens, terminal)
-    hints = [f"in parts: `{commands.in_parts()}`", f"without the start: `{commands.truncated(START)}`"]
-    hints += [f"in one with another model: {reads_all}"] if reads_all else []
-    hints += [f"or add {others}"] if others else []
-    return PromptError(error.message, "\n".join(hints))
 
 
 def fit_prompt(
@@ -168,15 +167,15 @@ def fit_prompt(
     request, new = opened.request, opened.settings.generation.max_new_tokens
     if fits(opened, len(ids)):
         return opened, ids
-    commands = Commands(request, prompt.name, prompt.question)
+    commands = Commands(request, notices.terminal, prompt.name, prompt.question)
     if request.truncate is None:
-        longer = with_longer_model(opened, len(ids) + new, short(prompt.name), notices)
+        longer = notices.with_longer_model(opened, len(ids) + new, short(prompt.name))
         if longer is not None:
             opened, ids = longer, longer.encode(prompt.text, tokenizing(notices.renderer))
             if fits(opened, len(ids)):
                 return opened, ids
         elif is_model_chosen(request):
-            raise refusal(too_long(opened, len(ids)), commands, len(ids) + new, notices.terminal)
+            raise commands.refusal(too_long(opened, len(ids)), len(ids) + new)
     dropped = request.truncate or (MIDDLE if prompt.question else START)
     if room(opened) < opened.context // _LEAST_SHARE:
         most = opened.context // _LEAST_SHARE
@@ -184,7 +183,7 @@ def fit_prompt(
         raise PromptError(message, f"use --max-new-tokens {most} or fewer")
     whole = prompt.name, prompt.document
     cut, kept = truncated(opened, *whole, dropped, room(opened), lambda text: opened.encode(prompt.around(text)))
-    why = "" if request.truncate else reason(opened, commands, len(ids) + new, notices.terminal)
+    why = "" if request.truncate else commands.reason(opened, len(ids) + new)
     notices.truncated(cut, why, request.dry_run)
     return opened, kept
 
@@ -194,13 +193,6 @@ def truncated(
 ) -> tuple[Truncated, list[int]]:
     """Return a document cut to a prompt of up to `most` tokens, and the tokens of that prompt. Raises PromptError."""
     return truncate(name, document, opened.model.tokenizer.spans(document), dropped, most, encode)
-
-
-def reason(opened: ModelRequest, commands: Commands, tokens: int, terminal: Terminal) -> str:
-    """Return why a text is truncated that nobody asked to truncate, and the commands that read all of it."""
-    model, reads_all = opened.settings.engine.model, longer_command(commands, tokens, terminal)
-    why = f"no --model was chosen, and {model} has a context of {opened.context:,}; to read all: "
-    return why + (f"{reads_all}, or in parts: " if reads_all else "") + f"`{commands.in_parts()}`"
 
 
 def short(names: str) -> str:

@@ -24,10 +24,10 @@ from offload.units import counted
 from ..distributed.launch import ranks_to_start
 from ..distributed.rank import broadcast, check_same_command
 from ..options.command_request import Request
+from ..options.config_file import settings_lines
 from ..options.declarations import AUTO
-from ..options.lossy_modes import lossy_modes, quantized_kv
+from ..options.mode_checks import lossy_modes, quantized_kv
 from ..options.settings import Settings, refuse_unverifiable
-from ..options.settings_text import settings_lines
 from ..output.progress import DownloadBar, RunFacts
 from ..output.terminal import Terminal
 from .processor import peak_memory

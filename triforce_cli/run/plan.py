@@ -26,12 +26,12 @@ from offload.planning.suggestions import Suggestion, suggestions
 from offload.system.machine import cores, free_host_memory, free_memory
 
 from ..distributed.launch import ranks_to_start
-from ..options.lossy_modes import expert_flags
+from ..options.mode_checks import check_experts, check_tiers, expert_flags, free_on_disk, refuse_unread_format
 from ..options.settings import NO_PROFILE, Settings, gpu_names
-from ..output.plan_report import PlanReport, suggestions_text
+from ..output.plan_report import suggestions_text
+from ..output.plan_text import PlanReport
 from ..output.terminal import Terminal
 from .measured_rates import load_measured, load_or_measure
-from .placement_checks import check_experts, check_tiers, free_on_disk, refuse_unread_format
 from .prompt_cache import memory_limit
 
 if TYPE_CHECKING:

@@ -25,12 +25,13 @@ from offload.settings.config import DEFAULT_MODEL, EXACT
 from offload.system.machine import cores, free_host_memory
 from offload.units import counted
 
+from ..options.mode_checks import free_on_disk
 from ..options.settings import NO_PROFILE, Settings, resolve_with
-from ..output.plan_flags import Argument
-from ..output.plan_report import PlanComparison, PlanReport
+from ..output.plan_fields import Argument
+from ..output.plan_report import PlanComparison
+from ..output.plan_text import PlanReport
 from ..output.terminal import Terminal
 from .measured_rates import load_measured
-from .placement_checks import free_on_disk
 from .plan import plan_request, plan_with_suggestions
 
 DEFAULT_GPU_MODEL = "Llama-3.1-8B"

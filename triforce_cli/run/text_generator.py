@@ -16,7 +16,7 @@ from offload.prompt_cache.prefill import PromptCache
 from offload.settings.config import GenerationConfig
 from offload.settings.method_sizes import uses_copy
 
-from ..options.lossy_modes import approximation_warnings
+from ..options.mode_checks import approximation_warnings
 from ..output.renderers import Renderer
 from ..output.statistics import quantized_warning
 from .model_request import ModelRequest, Prompt

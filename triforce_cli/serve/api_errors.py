@@ -32,6 +32,16 @@ class ApiError(Exception):
         return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
 
 
+def unavailable(message: str) -> ApiError:
+    """Return the error of a server that answers no more."""
+    return ApiError(503, message, "unavailable", type="server_error")
+
+
+def busy(message: str, seconds: int = 1) -> ApiError:
+    """Return the error of a server that has no room now, and may have some after so many seconds."""
+    return ApiError(503, message, "busy", None, "overloaded", {"retry-after": str(seconds)})
+
+
 def api_error(error: Exception) -> ApiError:
     """Return what a client is told of an error: the message of one of ours, nothing of any other."""
     if isinstance(error, ApiError):

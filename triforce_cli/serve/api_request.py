@@ -19,7 +19,7 @@ from offload.short_repr import short_repr
 
 from ..options.other_names import FIELDS, names_of, other_name
 from .api_errors import ApiError
-from .api_texts import Prompt, messages_of, prompts_of, sound
+from .bodies import Prompt, messages_of, prompts_of, sound
 
 MOST_SEQUENCES = 16  # of one request
 MOST_STOPS = 16

@@ -14,7 +14,7 @@ from offload.system.limited_process import LimitedProcesses
 
 from ..input.converters import converting_processes, text_of
 from ..input.encoding import ANOTHER
-from .api_errors import ApiError
+from .api_errors import ApiError, busy
 
 
 class EncodingThreads:
@@ -87,8 +87,7 @@ class Documents:
         Cancelled, it ends the conversion.
         """
         if len(self._reading) >= MOST:
-            message = f"{MOST} documents are being read already; try again soon"
-            raise ApiError(503, message, "busy", None, "overloaded", {"retry-after": "2"})
+            raise busy(f"{MOST} documents are being read already; try again soon", 2)
         processes = converting_processes()
         self._reading.add(processes)
         try:

@@ -6,7 +6,6 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
-from functools import partial
 from traceback import print_exception
 from typing import Any
 
@@ -22,19 +21,17 @@ from starlette.types import Receive, Scope, Send
 from offload.loading.tokenizers.tokenizer import Tokenizer
 from offload.short_repr import short_repr
 
-from .api_errors import ApiError, api_error
+from .api_errors import ApiError, api_error, unavailable
 from .api_request import MOST_SEQUENCES, ApiRequest, parse_chat, parse_completion
 from .bodies import MOST_PARTS, Bodies, check_json
 from .connections import ConnectionLimits
 from .encoding_threads import Documents, EncodingThreads
 from .engine_thread import EngineThread
-from .guard import Guard
-from .prompt_encoder import PromptEncoder
+from .guard import Guard, page_routes
 from .responses import Form, streamed, whole
+from .sequences import Answer, PromptEncoder
 from .serve_options import ServeOptions
-from .served_sequence import Answer
 from .server_metrics import ServerMetrics
-from .web_page import page_routes
 
 Report = Callable[[Exception], None]
 _SHUTTING_DOWN = "the server is shutting down"
@@ -68,7 +65,7 @@ def create_app(
     connections and `report`, which is called with errors that clients are not told.
     """
     limits = limits or ConnectionLimits()
-    endpoints = Endpoints(model, engine, metrics, options.body, report, options.ignore_unknown)
+    endpoints = Endpoints(model, engine, metrics, options, report)
     guard = Middleware(Guard, options=options, most=limits.requests, count=metrics.response, report=report)
     middleware = [guard]
     if options.origins:
@@ -97,17 +94,11 @@ class Endpoints:
     """What the routes do."""
 
     def __init__(
-        self,
-        model: ServedModel,
-        engine: EngineThread,
-        metrics: ServerMetrics,
-        most_bytes: int,
-        report: Report,
-        ignore_unknown: bool = False,
+        self, model: ServedModel, engine: EngineThread, metrics: ServerMetrics, options: ServeOptions, report: Report
     ) -> None:
-        self._report, self._ignore_unknown = report, ignore_unknown
+        self._report, self._ignore_unknown = report, options.ignore_unknown
         self.encoding = EncodingThreads()
-        self._model, self._engine, self._metrics, self._bodies = model, engine, metrics, Bodies(most_bytes)
+        self._model, self._engine, self._metrics, self._bodies = model, engine, metrics, Bodies(options.body)
         self._documents = Documents(self.encoding, model.encoder.count_tokens)
         self._created = int(time.time())
 
@@ -115,16 +106,15 @@ class Endpoints:
         """Answer all requests with status 503: the time to end them is over. Called in the event loop."""
         self._engine.fail(_SHUTTING_DOWN)
         self._documents.end()
-        self.encoding.fail(ApiError(503, _SHUTTING_DOWN, "unavailable", type="server_error"))
+        self.encoding.fail(unavailable(_SHUTTING_DOWN))
 
     async def chat(self, request: Request) -> Response:
         """Answer /v1/chat/completions."""
-        return await self._answer(request, partial(parse_chat, ignore_unknown=self._ignore_unknown), is_chat=True)
+        return await self._answer(request, parse_chat, is_chat=True)
 
     async def completion(self, request: Request) -> Response:
         """Answer /v1/completions."""
-        parse = partial(parse_completion, ignore_unknown=self._ignore_unknown)
-        return await self._answer(request, parse, is_chat=False)
+        return await self._answer(request, parse_completion, is_chat=False)
 
     async def document(self, request: Request) -> Response:
         """Answer /documents: the text of a file, and how many tokens it has."""
@@ -161,11 +151,11 @@ class Endpoints:
                 404, f"there is no model {short_repr(name)} here, only {self._model.name!r}", "model_not_found", "model"
             )
 
-    def _parsed(self, data: bytes, parse: Callable[[bytes], ApiRequest]) -> ApiRequest:
+    def _parsed(self, data: bytes, parse: Callable[[bytes, bool], ApiRequest]) -> ApiRequest:
         check_json(data, MOST_PARTS + MOST_SEQUENCES * self._model.context)  # as many as there can be token ids
-        return parse(data)
+        return parse(data, self._ignore_unknown)
 
-    async def _answer(self, request: Request, parse: Callable[[bytes], ApiRequest], is_chat: bool) -> Response:
+    async def _answer(self, request: Request, parse: Callable[[bytes, bool], ApiRequest], is_chat: bool) -> Response:
         with self._bodies.place(request) as body:  # for its text too, until that is encoded
             wanted = await self.encoding.run(self._parsed, await body.read(), parse)
             self._check_model(wanted.model)

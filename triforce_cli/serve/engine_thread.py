@@ -15,8 +15,8 @@ from offload.engine import Engine
 from offload.errors import InternalError, typed_error
 from offload.events import Finished
 
-from .api_errors import ApiError
-from .served_sequence import ServedSequence
+from .api_errors import ApiError, unavailable
+from .sequences import ServedSequence
 
 _SLOWEST, _FIRST_GUESS = 60, 2.0  # seconds: the longest Retry-After, and a sequence before any has ended
 _WEIGHT = 0.2  # of the latest sequence in the moving average of their seconds
@@ -94,7 +94,7 @@ class EngineThread:
     def _check(self, count: int) -> None:
         """Raise ApiError if further sequences may not be queued now."""
         if self._refusal is not None:
-            raise ApiError(503, self._refusal, "unavailable", type="server_error")
+            raise unavailable(self._refusal)
         most = self._most_waiting + self._parallel
         if count > most:
             raise ApiError(400, f"the request has {count} sequences, and the server takes {most} at a time", param="n")
@@ -105,7 +105,7 @@ class EngineThread:
 
     def fail(self, message: str) -> None:
         """End all sequences with status 503 and a message, and refuse further ones: what waits at once."""
-        error = ApiError(503, message, "unavailable", type="server_error")
+        error = unavailable(message)
         with self._changed:
             self._refusal = message
             left = [*self._waiting, *list(self._running.values())]  # a copy: the thread takes out what has ended

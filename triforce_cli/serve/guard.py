@@ -1,22 +1,53 @@
-"""What every request must pass: the Host and Origin headers, and the API key; and headers that every response has."""
+"""What every request must pass: the Host and Origin headers, and the API key; headers of every response; and the page.
+
+The page at / needs nothing: it is files of this package, which load nothing from elsewhere."""
 
 from __future__ import annotations
 
 import asyncio
 import ipaddress
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
+from importlib.resources import files
+from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.responses import JSONResponse
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from offload.errors import TriforceError
 
-from .api_errors import ApiError, api_error, event_text
+from .api_errors import ApiError, api_error, busy, event_text, unavailable
 from .serve_options import ServeOptions, is_loopback
-from .web_page import PATHS
+
+_SCRIPTS = ("page.js", "api.js", "thread.js", "markdown.js")
+_TYPES = {"index.html": "text/html", "page.css": "text/css"} | dict.fromkeys(_SCRIPTS, "text/javascript")
+# The page runs its own script and style alone, and talks to its own server alone.
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+
+_NAMES = {"/" if name == "index.html" else f"/{name}": name for name in _TYPES}
+PATHS = frozenset(_NAMES)
+
+
+def page_routes() -> list[Route]:
+    """Return the routes of the page and of what it loads."""
+    return [Route(path, _file(name), methods=["GET"]) for path, name in _NAMES.items()]
+
+
+def _file(name: str) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+    content = (files(__package__) / "page" / name).read_bytes()
+
+    async def get(request: Request) -> Response:
+        return Response(content, headers={"content-security-policy": POLICY}, media_type=_TYPES[name])
+
+    return get
+
 
 OPEN_PATHS = PATHS | {"/health"}  # nothing secret: the page asks for the key itself
 _COUNTED = OPEN_PATHS | {"/v1/chat/completions", "/v1/completions", "/v1/models", "/metrics", "/documents"}
@@ -82,7 +113,7 @@ class Guard:
         try:
             await self._app(scope, receive, send_marked)
         except asyncio.CancelledError:  # by uvicorn, which ends: its log would have a traceback of every request
-            error = ApiError(503, "the server is shutting down", "unavailable", type="server_error")
+            error = unavailable("the server is shutting down")
             if not has_begun:
                 await JSONResponse(error.body(), error.status)(scope, receive, send_marked)
             elif is_stream:
@@ -108,7 +139,7 @@ class Guard:
         if path in OPEN_PATHS:
             return ""
         if self._running >= self._most:
-            raise ApiError(503, "too many requests at a time", "busy", None, "overloaded", {"retry-after": "1"})
+            raise busy("too many requests at a time")
         if not self._options.keys:
             return ""
         kind, _, given = headers.get("authorization", "").partition(" ")

@@ -14,7 +14,7 @@ from offload.level_metrics import acceptance, tokens_per_verification
 from offload.metrics import Meter
 
 from .api_errors import ApiError, api_error, event_text
-from .served_sequence import Answer, ServedSequence
+from .sequences import Answer, ServedSequence
 
 _REASONS = {"eos": "stop", "stop": "stop", "length": "length"}
 _THOUGHT = "reasoning_content"

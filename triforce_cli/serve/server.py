@@ -24,18 +24,17 @@ from offload.errors import InternalError, SettingsError, TriforceError, typed_er
 from offload.settings.method_sizes import forgets
 from offload.units import counted
 
-from ..exit_codes import DONE
 from ..options.command_request import OutputOptions, Request
-from ..options.lossy_modes import approximation_warnings
+from ..options.mode_checks import approximation_warnings
 from ..output.terminal import Terminal
 from ..run.job import Display, Job, Load
 from ..run.model_request import ModelRequest, open_request, stretch
-from ..signals import is_ignored, listen
+from ..signals import DONE, is_ignored, listen
 from .connections import HEAD_BYTES, Connection, Places, reserve_descriptors
 from .endpoint import ServedModel, create_app
 from .engine_thread import EngineThread
 from .guard import address_text
-from .prompt_encoder import PromptEncoder
+from .sequences import PromptEncoder
 from .serve_options import ServeOptions
 from .server_metrics import ServerMetrics
 

@@ -15,7 +15,7 @@ from offload.system.files import TEMPORARY, replace_file
 
 from ..distributed.rank import broadcast
 from ..output.format import time_left
-from ..output.renderers import StreamRenderer
+from ..output.renderers import Renderer
 from ..output.turns import Part, Section
 from ..run.model_request import Prompt
 from ..run.text_generator import TextGenerator
@@ -148,7 +148,7 @@ def generate_in_order(
     answers: Iterable[Answer],
     generator: TextGenerator,
     finished: FinishedParts,
-    renderer: StreamRenderer,
+    renderer: Renderer,
     left: PartsLeft,
 ) -> None:
     """Generate one text after the other. Raises what `TextGenerator.generate` and the steps raise."""
@@ -168,7 +168,7 @@ def following(steps: Steps, texts: list[str] | None) -> Sequence[Passage] | None
 
 
 def _text(
-    passage: Passage, generator: TextGenerator, finished: FinishedParts, renderer: StreamRenderer, left: PartsLeft
+    passage: Passage, generator: TextGenerator, finished: FinishedParts, renderer: Renderer, left: PartsLeft
 ) -> str:
     """Return the text of a passage; notes on a part are those of an earlier run, or new ones, which are saved."""
     if passage.part is None:

@@ -14,22 +14,12 @@ from offload.units import counted
 from ..input.documents import Document
 from ..input.excerpts import Position, Range
 from ..options.command_request import OutputOptions, Request
-from ..output.renderers import StreamRenderer, tokenizing
+from ..output.renderers import Renderer, tokenizing
 from ..output.terminal import Terminal
 from ..output.turns import Section, sections
-from ..run.job import Job, Load
-from ..run.long_prompts import (
-    Commands,
-    Notices,
-    is_model_chosen,
-    longer_command,
-    refusal,
-    short,
-    truncated,
-    with_longer_model,
-)
+from ..run.job import Job, Load, check_parallel
+from ..run.long_prompts import Commands, Notices, is_model_chosen, short, truncated
 from ..run.model_request import ModelRequest, Prompt, open_request
-from ..run.parallel import check_parallel
 from .instructions import AnswerStyle, Template, Templates
 from .map_reduce import MapReduce, part_facts
 from .passages import Answer, FinishedParts, PartsLeft, Passage, Steps, generate_in_order
@@ -78,7 +68,7 @@ class _Task:
 
 
 def run_summaries(
-    summary: SummaryRequest, request: Request, terminal: Terminal, output: OutputOptions, renderer: StreamRenderer
+    summary: SummaryRequest, request: Request, terminal: Terminal, output: OutputOptions, renderer: Renderer
 ) -> int:
     """Write the answers in order; return the exit code. Raises as `Job.run`."""
     opened = open_request(request, terminal, output.quiet)
@@ -88,7 +78,7 @@ def run_summaries(
         opened = opened.stretched([task.ids for task in tasks], terminal)
     elif not (summary.map_reduce or request.truncate or all(_fits(task, opened) for task in tasks)):
         longest = max(len(task.ids) for task in tasks) + opened.settings.generation.max_new_tokens
-        longer = with_longer_model(opened, longest, _names(tasks, opened), notices)
+        longer = notices.with_longer_model(opened, longest, _names(tasks, opened))
         if longer is not None:
             opened, tasks = longer, _tasks(summary, longer, notices)
     tasks = [_with_prompt(task, opened, summary, notices) for task in tasks]
@@ -189,7 +179,7 @@ def _with_prompt(task: _Task, opened: ModelRequest, summary: SummaryRequest, not
         f"--extend-context, or --from and --to for a piece of it, such as --to {max(opened.context - new - 256, 1)}"
     )
     sources = ", ".join(document.name for document in summary.documents)
-    raise refusal(error, Commands(request, sources), len(task.ids) + new, notices.terminal, others)
+    raise Commands(request, notices.terminal, sources).refusal(error, len(task.ids) + new, others)
 
 
 def _names(tasks: Sequence[_Task], opened: ModelRequest) -> str:
@@ -201,9 +191,9 @@ def _names(tasks: Sequence[_Task], opened: ModelRequest) -> str:
 def _parts_note(long: Sequence[_Task], count: str, opened: ModelRequest, terminal: Terminal) -> str:
     """Return why documents are read in parts, the `count` of these and their time, and the command that does not."""
     model = opened.settings.engine.model
-    sources = Commands(opened.request, ", ".join(dict.fromkeys(task.document.name for task in long)))
+    sources = ", ".join(dict.fromkeys(task.document.name for task in long))
     tokens = max(len(task.ids) for task in long) + opened.settings.generation.max_new_tokens
-    in_one = longer_command(sources, tokens, terminal)
+    in_one = Commands(opened.request, terminal, sources).longer(tokens)
     return (
         f"{_names(long, opened)}: no --model was chosen, and {model} has a context of {opened.context:,}; "
         f"{count}" + (f"; to read it in one: {in_one}" if in_one else "")

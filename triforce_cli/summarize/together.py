@@ -10,7 +10,7 @@ from functools import partial
 from offload.errors import TriforceError
 
 from ..output.batch_display import BatchDisplay
-from ..output.renderers import StreamRenderer
+from ..output.renderers import Renderer
 from ..output.turns import Turn, Turns
 from ..run.batch_generator import BatchGenerator, BatchPrompt
 from ..run.text_generator import TextGenerator
@@ -39,7 +39,7 @@ class AnswersTogether:
     """
 
     def __init__(
-        self, answers: Iterable[Answer], finished: FinishedParts, renderer: StreamRenderer, display: BatchDisplay
+        self, answers: Iterable[Answer], finished: FinishedParts, renderer: Renderer, display: BatchDisplay
     ) -> None:
         self._waiting = iter(answers)
         self._finished = finished

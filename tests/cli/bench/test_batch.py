@@ -98,6 +98,6 @@ def test_what_cannot_run_together_is_refused(bench, monkeypatch):
     assert (code, out) == (2, "") and "--batch needs" in err
     code, out, err = bench("--batch", "2", "--quality")
     assert (code, out) == (2, "") and "--batch has no effect with --quality" in err
-    monkeypatch.setattr("triforce_cli.run.parallel._fitting", lambda *_: 2)
+    monkeypatch.setattr("triforce_cli.run.job._fitting", lambda *_: 2)
     code, out, err = bench("--batch", "3,1")
     assert (code, out) == (1, "") and "3 sequences" in err and "use --batch 2" in err

@@ -18,11 +18,11 @@ from offload.settings.config import Speculation
 from tests.support.terminal import Pty, Screen
 from triforce_cli.app import run
 from triforce_cli.bench.cells import Cell
-from triforce_cli.bench.compared_methods import parse, speculations
-from triforce_cli.bench.conditions import OtherLoad
+from triforce_cli.bench.compared import parse_methods, speculations
 from triforce_cli.bench.report import BENCH, Report
 from triforce_cli.bench.report_text import report_text
 from triforce_cli.bench.rows import Finished
+from triforce_cli.run.processor import OtherLoad
 
 TEXT = "the cat and the dog and the cat and the dog and " * 8
 SMALL = ("--context", "100", "--new", "16", "--repeats", "2", "--budget", "64", "--temperature", "0")
@@ -256,9 +256,9 @@ def test_medians_speedup_and_the_first_difference():
 
 
 def test_methods():
-    assert parse(" triforce, lookup,triforce") == ("triforce", "lookup")
+    assert parse_methods(" triforce, lookup,triforce") == ("triforce", "lookup")
     with pytest.raises(SettingsError, match="'trifroce'") as raised:
-        parse("trifroce")
+        parse_methods("trifroce")
     assert "did you mean triforce?" in raised.value.hint
     assert list(speculations(("lookup",), Speculation())) == ["ar", "lookup"]
     assert "naive" not in speculations(None, Speculation())
@@ -276,7 +276,7 @@ def test_trees_have_a_column_with_their_nodes(bench):
 
 
 def test_methods_with_trees():
-    names = parse("sequoia,specinfer:tree=8,lookup:tree=k-ary:2x2,triforce:none:tree=auto,retrieval:self:q4")
+    names = parse_methods("sequoia,specinfer:tree=8,lookup:tree=k-ary:2x2,triforce:none:tree=auto,retrieval:self:q4")
     found = speculations(names, Speculation(draft="a-model", tree="16"))
     shapes = {name: (each.method, each.draft, each.tree, each.tree_sampling) for name, each in found.items()}
     assert shapes == {
@@ -287,7 +287,9 @@ def test_methods_with_trees():
         "triforce:none:tree=auto": ("triforce", "none", "auto", "without-replacement"),
         "retrieval:self:q4": ("retrieval", "self:q4", "16", "without-replacement"),
     }
-    found = speculations(parse("triforce:none:middle=h2o:tree=4,auto:middle=streaming"), Speculation(middle="h2o"))
+    found = speculations(
+        parse_methods("triforce:none:middle=h2o:tree=4,auto:middle=streaming"), Speculation(middle="h2o")
+    )
     assert [(each.draft, each.middle, each.tree) for each in found.values()] == [
         ("lookup", "h2o", "chain"),
         ("none", "h2o", "4"),
@@ -301,4 +303,4 @@ def test_methods_with_trees():
         ("lookup:", "drafter"),
     ):
         with pytest.raises(SettingsError, match=words):
-            parse(wrong)
+            parse_methods(wrong)

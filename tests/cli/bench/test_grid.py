@@ -9,15 +9,14 @@ from types import SimpleNamespace
 import pytest
 
 from offload.errors import PromptError, SettingsError
-from triforce_cli.bench import compare, measure
+from triforce_cli.bench import measure
 from triforce_cli.bench.axes import Values, parse_context, parse_list, points
 from triforce_cli.bench.benchmark import note_grouped
 from triforce_cli.bench.cells import Cell, identity
-from triforce_cli.bench.pivot import pivots
 from triforce_cli.bench.plot import charts, plot, series
 from triforce_cli.bench.prompts import first_tokens
 from triforce_cli.bench.report import GRID as KIND
-from triforce_cli.bench.report import Report, csv_text
+from triforce_cli.bench.report import Report, csv_text, pivots
 from triforce_cli.bench.report_text import notes
 from triforce_cli.bench.rows import Finished
 
@@ -341,11 +340,11 @@ def test_a_closed_pipe_loses_no_file(tmp_path, monkeypatch):
         raise BrokenPipeError
 
     run = SimpleNamespace(report=grid_report, interrupted=False)
-    monkeypatch.setattr(compare, "run_measurement", lambda *_: run)
-    asked = SimpleNamespace(request=SimpleNamespace(dry_run=False, group=None))
-    output = compare.BenchOutput(False, True, csv=tmp_path / "grid.csv")
+    monkeypatch.setattr(measure, "run_measurement", lambda *_: run)
+    asked = SimpleNamespace(request=SimpleNamespace(dry_run=False, is_first=True))
+    output = measure.BenchOutput(False, True, csv=tmp_path / "grid.csv")
     with pytest.raises(BrokenPipeError):
-        compare.run_bench(asked, SimpleNamespace(print=closed, table_width=80), output, None)
+        measure.run_bench(asked, SimpleNamespace(print=closed, table_width=80), output, None)
     assert "retrieval" in (tmp_path / "grid.csv").read_text()
 
 

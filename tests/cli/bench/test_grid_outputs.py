@@ -3,7 +3,6 @@
 import csv
 import json
 import shutil
-from pathlib import Path
 from types import SimpleNamespace
 
 from triforce_cli.bench import measure
@@ -59,7 +58,7 @@ def test_batches_that_cannot_run_are_refused(triforce_here, monkeypatch):
     args = (TEXT, *SMALL, "--context", "40,60", "--methods", "ar", "--batch", "3,1")
     code, out, err = triforce_here("bench", *args, "--link", "1", "--offload", "host")
     assert (code, out) == (2, "") and "--batch needs" in err
-    monkeypatch.setattr("triforce_cli.run.parallel._fitting", lambda *_: 2)
+    monkeypatch.setattr("triforce_cli.run.job._fitting", lambda *_: 2)
     code, out, err = triforce_here("bench", *args)
     assert (code, out) == (1, "") and "3 sequences" in err and "use --batch 2" in err
 
@@ -81,7 +80,7 @@ def test_a_link_stays_one(triforce_here, tmp_path):
     args = ("--methods", "ar", "--context", "40", "--csv", tmp_path / "a.csv")
     code, _, err = triforce_here("bench", TEXT, *SMALL, *args)
     assert code == 0, err
-    write_figure(SimpleNamespace(savefig=lambda name, dpi: Path(name).write_bytes(b"drawn")), tmp_path / "a.png")
+    write_figure(SimpleNamespace(savefig=lambda file, **_: file.write(b"drawn")), tmp_path / "a.png")
     assert all((tmp_path / name).is_symlink() for name in ("a.csv", "a.png"))
     assert (tmp_path / "there" / "a.png").read_bytes() == b"drawn" and (tmp_path / "there" / "a.csv").stat().st_size
     (tmp_path / "lost.csv").symlink_to(tmp_path / "nowhere" / "a.csv")

@@ -12,7 +12,7 @@ from offload.evaluation.needles import NeedleScore
 from offload.evaluation.teacher_forcing import TextScores
 from tests.support.command import assert_error
 from tests.support.offloading import native_kernel
-from triforce_cli.bench.modes import EXACT, MODES, parse, settings_of, values_of
+from triforce_cli.bench.compared import EXACT, MODES, parse_modes, settings_of, values_of
 from triforce_cli.bench.plot import check_plot, plot
 from triforce_cli.bench.quality import ModeQuality, QualityFound
 from triforce_cli.bench.report_text import report_text
@@ -142,10 +142,10 @@ def test_every_mode_is_made_of_settings_that_there_are():
 
 
 def test_modes():
-    assert parse("quantize=q4, exact,quantize=q4") == (EXACT, "quantize=q4")
+    assert parse_modes("quantize=q4, exact,quantize=q4") == (EXACT, "quantize=q4")
     assert values_of("exact+quantize=q4") == {"quantize": "q4"}
     with pytest.raises(SettingsError, match="no mode ''"):
-        parse("")
+        parse_modes("")
     given = resolve({"model": "a", "quantize": "q5", "seed": 1}, {}, "cpu")
     assert settings_of("quantize=q4", given).engine.quantize == "q4"
     exact = settings_of(EXACT, given)

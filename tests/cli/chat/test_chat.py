@@ -8,7 +8,7 @@ from offload import EngineConfig, GenerationConfig, Sampling, open_model
 from offload.events import Tokens
 from offload.loading.tokenizers.conversation import ASSISTANT, USER, ChatMessage
 from tests.support.command import assert_error
-from triforce_cli.output.renderers import StreamRenderer
+from triforce_cli.output.renderers import Renderer
 
 TEXT = "The end of the other thing was in the hat of the one that went to the other end. " * 4
 
@@ -235,12 +235,12 @@ def test_the_plan_of_a_conversation(chat, book):
 
 def test_an_answer_is_saved_before_its_end_is_shown(chat, tmp_path, monkeypatch):
     """Who sees the end, and kills the process, has the answer in the file."""
-    path, shown, finish = tmp_path / "saved.json", [], StreamRenderer.finish
+    path, shown, finish = tmp_path / "saved.json", [], Renderer.finish
 
     def finished(renderer, summary):
         shown.append(len(json.loads(path.read_text())["turns"]))
         finish(renderer, summary)
 
-    monkeypatch.setattr(StreamRenderer, "finish", finished)
+    monkeypatch.setattr(Renderer, "finish", finished)
     chat("Who?", "Where?", args=("--session", path))
     assert shown == [1, 2]

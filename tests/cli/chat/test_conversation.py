@@ -9,8 +9,7 @@ from offload.errors import PromptError, SettingsError, TriforceError
 from triforce_cli.chat.answer_settings import PARAMETERS, parse_parameter
 from triforce_cli.chat.chat_session import ids_of_text, with_known_ids
 from triforce_cli.chat.commands import completions
-from triforce_cli.chat.conversation import Answer, Conversation, Room
-from triforce_cli.chat.session_file import load_conversation, save_conversation
+from triforce_cli.chat.conversation import Answer, Conversation, Room, load_conversation, save_conversation
 from triforce_cli.input.documents import Document
 
 BOOK, LETTER = Document("/book.txt", "The book.\n"), Document("/letter.txt", "Dear é,")

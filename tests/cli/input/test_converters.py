@@ -12,8 +12,7 @@ import pytest
 from offload.errors import PromptError
 from triforce_cli.input import conversion, converters
 from triforce_cli.input.converters import text_of
-from triforce_cli.input.documents import Document, read_documents
-from triforce_cli.input.prompt import read_prompt
+from triforce_cli.input.documents import Document, read_documents, read_prompt
 
 PAGES = ("The first page is about whales.", "The second page is about ships.", "The third page is about the sea.")
 CONTAINER = (

@@ -10,7 +10,7 @@ import pytest
 from offload.errors import PromptError
 from tests.support.paths import DATA
 from tests.support.terminal import Pty
-from triforce_cli.input.prompt import read_prompt
+from triforce_cli.input.documents import read_prompt
 
 WESTERN = DATA / "frankenstein-cp1252.txt"
 NO_STDIN = None

@@ -10,8 +10,8 @@ import pytest
 from offload.settings.config import Sampling
 from offload.units import parse_size
 from tests.support.command import assert_error
+from triforce_cli.options.config_file import value_text
 from triforce_cli.options.settings import resolve
-from triforce_cli.options.settings_text import value_text
 
 
 def test_wrong_use(triforce, tmp_path):

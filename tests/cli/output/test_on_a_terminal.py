@@ -16,10 +16,10 @@ from tests.support.command import (
     uncolored,
 )
 from tests.support.terminal import Pty, Screen
-from triforce_cli.output.prefill_bar import PrefillBar
 from triforce_cli.output.progress import DownloadBar, ProgressDisplay, RunFacts
+from triforce_cli.output.status_line import PrefillBar
+from triforce_cli.output.tables import Segment, fitted
 from triforce_cli.output.terminal import Terminal
-from triforce_cli.output.wrapping import Segment, fitted
 
 
 @pytest.mark.long
@@ -76,8 +76,7 @@ def prefill_lines(columns):
     shown = []
 
     def show():
-        list(bar.get_renderables())
-        shown.append(bar.columns[0].render(bar.tasks[0]).plain)
+        shown.append(bar.line().plain)
 
     for event in (Prefilled(0, 2000), Prefilled(1000, 2000, True)):
         meter.observe(event)

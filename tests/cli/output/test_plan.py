@@ -12,9 +12,9 @@ from offload.planning.plan import make_plan
 from offload.settings.config import Placement
 from offload.units import GIB
 from tests.support.planning import request
-from triforce_cli.output.plan_flags import Argument, command_line, flags_of
+from triforce_cli.output.plan_fields import Argument, command_line, flags_of
 from triforce_cli.output.plan_report import laid_out
-from triforce_cli.output.plan_text import WIDTH, bar, plan_text, quantization_lines
+from triforce_cli.output.plan_text import WIDTH, PlanReport, bar, plan_text, quantization_lines
 
 
 def test_the_flags_of_a_plan_stand_for_it():
@@ -36,7 +36,7 @@ def test_the_flags_of_a_plan_stand_for_it():
 
 def test_a_plan_names_the_size_and_the_depth_of_its_tree():
     asked = request(gpu="a100", tokens=8192, method="naive", draft="a model", tree="k-ary:3x2x1")
-    text = plan_text(make_plan(replace(asked, draft=KNOWN["Llama-3.2-1B"])), drawn=False)
+    text = plan_text(PlanReport(make_plan(replace(asked, draft=KNOWN["Llama-3.2-1B"]))), drawn=False)
     assert "a tree of 15, 3 deep, drafted, " in text
 
 

@@ -14,11 +14,12 @@ from offload.events import Finished, LevelStatistics, Pinned, Prefilled, Specula
 from offload.metrics import Meter, Summary
 from tests.support.terminal import Pty, Screen
 from triforce_cli.output.progress import RunFacts
-from triforce_cli.output.renderers import StreamRenderer, tokenizing
+from triforce_cli.output.renderers import Renderer, tokenizing
 from triforce_cli.output.statistics import detail_lines, statistics_line
 from triforce_cli.output.stdout_formats import JsonOutput, TextOutput, json_line
+from triforce_cli.output.tables import wrapped
 from triforce_cli.output.terminal import Terminal
-from triforce_cli.output.wrapping import wrapped
+from triforce_cli.output.turns import Part
 from triforce_cli.run.verify import refuse_loss
 
 EVENTS = [
@@ -40,12 +41,12 @@ def written(stream: io.TextIOWrapper) -> str:
     return stream.buffer.getvalue().decode()
 
 
-def text_renderer(terminal, show_thinking=False, **options) -> StreamRenderer:
-    return StreamRenderer(terminal, TextOutput(show_thinking), **options)
+def text_renderer(terminal, show_thinking=False, **options) -> Renderer:
+    return Renderer(terminal, TextOutput(show_thinking), **options)
 
 
-def json_renderer(terminal, **options) -> StreamRenderer:
-    return StreamRenderer(terminal, JsonOutput(), **options)
+def json_renderer(terminal, **options) -> Renderer:
+    return Renderer(terminal, JsonOutput(), **options)
 
 
 def started(renderer, method="plain") -> Meter:
@@ -396,7 +397,21 @@ def test_statistics_leave_out_missing_values():
 
 
 def test_nothing_heavy_is_imported():
-    modules = "triforce_cli.output.renderers, triforce_cli.input.prompt"
+    modules = "triforce_cli.output.renderers, triforce_cli.input.documents"
     code = f"import sys, {modules}; print({{'torch', 'transformers'}} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
+
+
+@pytest.mark.parametrize(("parts", "verbose", "lines"), [(3, False, 3), (46, False, 10), (46, True, 46)])
+def test_a_log_has_up_to_ten_lines_for_the_parts_of_a_document(parts, verbose, lines):
+    err = stream()
+    whole = text_renderer(Terminal(stdout=stream(), stderr=err), verbose=verbose)
+    for number in range(1, parts + 1):
+        renderer = whole.for_part(Part(number, parts, 1, "a.txt"))
+        meter = started(renderer)
+        feed(renderer, meter, EVENTS)
+        renderer.finish(meter.summary("eos"))
+    found = [line for line in written(err).splitlines() if line.startswith("a.txt, part ")]
+    assert len(found) == lines
+    assert found[-1].startswith(f"a.txt, part {parts} of {parts}: 1,000 tokens read")

@@ -13,9 +13,9 @@ from offload.hardware.schema import Host
 from offload.system.machine import file_system
 from tests.support.models import make_hf_model, make_tokenizer
 from triforce_cli.app import settle_libraries
+from triforce_cli.options.mode_checks import free_on_disk
 from triforce_cli.output.terminal import Terminal
 from triforce_cli.run.measured_rates import measure_disk
-from triforce_cli.run.placement_checks import free_on_disk
 
 PROMPT = "the cat and the dog and the cat and the dog and " * 50  # more tokens than a page has
 GREEDY = ("--raw", "-n", "16", "--temperature", "0", "--no-cache")
@@ -129,7 +129,7 @@ def test_a_disk_is_measured_once_and_its_rate_is_kept(triforce_here, tmp_path, m
 
 def test_the_disk_s_rate_on_a_busy_machine_is_saved_as_such(tmp_path, monkeypatch):
     monkeypatch.setattr("offload.hardware.microbenchmarks.QUICK", BenchmarkSizes(disk=2**23, seconds=0))
-    monkeypatch.setattr("triforce_cli.run.measured_rates.is_quiet", lambda: False)
+    monkeypatch.setattr("triforce_cli.run.measured_rates.is_quiet", lambda load=None: False)
     monkeypatch.setenv("TRIFORCE_CONFIG", str(tmp_path / "config"))
     known = Measured("2026-01-31", "some CPU, 4 cores", "2.9.0", "cpu", host=Host(16, 23, 345, 4))
     measured = measure_disk(str(tmp_path), known, Terminal(io.StringIO(), io.StringIO(), io.StringIO(), {}))
@@ -138,7 +138,7 @@ def test_the_disk_s_rate_on_a_busy_machine_is_saved_as_such(tmp_path, monkeypatc
 
 
 def test_a_folder_in_memory_is_a_warning(triforce_here, tmp_path, monkeypatch):
-    monkeypatch.setattr("triforce_cli.run.placement_checks.file_system", lambda folder: "tmpfs")
+    monkeypatch.setattr("offload.system.machine.file_system", lambda folder: "tmpfs")
     with warnings.catch_warnings():
         settle_libraries()
         code, _, err = triforce_here("generate", PROMPT, *GREEDY, "--disk", tmp_path, "--dry-run")

@@ -9,8 +9,8 @@ from offload.errors import OutOfMemory
 from offload.settings.config import EngineConfig
 from triforce_cli.options.command_request import Request
 from triforce_cli.options.settings import resolve
+from triforce_cli.run.job import MOST, check_parallel, fitting_sequences
 from triforce_cli.run.model_request import ModelRequest
-from triforce_cli.run.parallel import MOST, check_parallel, fitting_sequences
 
 TOKENS = 1000
 

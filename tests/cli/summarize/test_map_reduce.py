@@ -115,6 +115,7 @@ def test_a_terminal_shows_which_part_is_read(on_a_terminal_here, triforce_here, 
     assert code == 0, output
     assert re.search(r"part 2 of \d+, \d+:\d\d left · prefill", uncolored(output))
     assert re.search(r"part 2 of \d+, \d+:\d\d left · decode", uncolored(output))
+    assert not re.search(r"part \d+ of \d+: ", uncolored(output))  # of parts, one line that is drawn anew is all
     assert (tmp_path / "out.md").read_text() == triforce_here("summarize", book, *ARGS)[1]
 
 

@@ -1,19 +1,27 @@
-"""Requests -> sequences: prompts encoded and checked against the context, settings resolved, seeds drawn."""
+"""Requests -> sequences: prepared, with settings resolved and seeds drawn; and their events as they come."""
 
 from __future__ import annotations
 
+import asyncio
 import secrets
-from dataclasses import replace
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 
+from offload.batching.batch import BatchEvent, Cancelled, Failed
+from offload.batching.request import BatchRequest, Events
 from offload.errors import PromptError
+from offload.events import DraftPrefilled, Event, Finished, Prefilled, Text, Thought
 from offload.loading.prompt_checks import check_prompt
+from offload.loading.tokenizers.text_stream import TextLayer, stream_text
+from offload.loading.tokenizers.tokenizer import Tokenizer
+from offload.metrics import Meter
+from offload.settings.config import GenerationConfig, Sampling, Speculation
 
 from ..options.settings import Settings
 from ..run.model_request import ModelRequest
-from .api_errors import ApiError
+from .api_errors import ApiError, api_error
 from .api_request import ApiRequest, Prompt
-from .served_sequence import SequenceSettings
 
 _TOO_LONG = "context_length_exceeded"
 
@@ -34,6 +42,8 @@ class PromptEncoder:
         """
         opened = self._opened.overridden(wanted.options, partial(secrets.randbits, 32))
         settings = opened.settings
+        first = settings.generation.seed
+        assert first is not None, "the request, the command, or a draw gives one"
         found = []
         for ids in self._encoded(wanted):
             try:
@@ -42,8 +52,7 @@ class PromptEncoder:
                 raise ApiError(400, error.message, param="prompt") from None
             new = self._new_tokens(len(ids), settings, "max_new_tokens" in wanted.options)
             for choice in range(wanted.choices):
-                seed = (settings.generation.seed + choice) % 2**63
-                config = replace(settings.generation, seed=seed, max_new_tokens=new)
+                config = replace(settings.generation, seed=(first + choice) % 2**63, max_new_tokens=new)
                 is_chat = wanted.messages is not None
                 more = scope, is_chat, wanted.logprobs
                 found.append(SequenceSettings(ids, opened.sampling, config, settings.speculation, *more))
@@ -102,3 +111,95 @@ class PromptEncoder:
                 "messages",
             )
         return min(wanted, left)
+
+
+_SENT = (Prefilled, DraftPrefilled, Thought, Text, Finished)  # events that a client may see
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceSettings:
+    """What one sequence is to do: its prompt's `ids`, and the settings as of a BatchRequest.
+
+    `scope` separates caches, and `logprobs` are wanted, as in BatchRequest. Thinking is told from the answer after
+    prompts in the chat template, `is_chat`.
+    """
+
+    ids: list[int]
+    sampling: Sampling
+    config: GenerationConfig
+    speculation: Speculation
+    scope: str = ""
+    is_chat: bool = False
+    logprobs: int | None = None
+
+
+class ServedSequence:
+    """A sequence: measured in the engine's thread, its events handed to `post` with its number among the choices."""
+
+    def __init__(
+        self,
+        settings: SequenceSettings,
+        tokenizer: Tokenizer,
+        post: Callable[[int, Event | Exception], None],
+        index: int = 0,
+    ) -> None:
+        """The `tokenizer` is used in the engine's thread."""
+        self.settings, self.index = settings, index
+        self.meter = Meter(len(settings.ids))
+        self.begun = 0.0  # when it left the queue, by time.monotonic
+        self.is_cancelled = False  # set by any thread
+        self._tokenizer, self._post = tokenizer, post
+
+    def request(self, key: int) -> BatchRequest:
+        """Return what the batch is to do."""
+        wanted = self.settings
+        return BatchRequest(
+            *(key, wanted.ids, wanted.sampling, wanted.config, wanted.speculation, self._text),
+            is_cancelled=lambda: self.is_cancelled,
+            scope=wanted.scope,
+            logprobs=wanted.logprobs,
+        )
+
+    def observe(self, event: BatchEvent) -> None:
+        """Measure an event, and post what a client may see of it."""
+        if isinstance(event, Failed):
+            self.fail(event.error)
+            return
+        if isinstance(event, Cancelled):
+            return
+        self.meter.observe(event)
+        if isinstance(event, _SENT):
+            self._post(self.index, event)
+
+    def fail(self, error: Exception) -> None:
+        """Post an error, the last event, as what the client is told of it."""
+        self._post(self.index, api_error(error))
+
+    def _text(self, events: Events) -> Events:
+        wanted = self.settings
+        return stream_text(events, TextLayer.after(self._tokenizer, wanted.ids, wanted.config.stop, wanted.is_chat))
+
+
+class Answer:
+    """The sequences of one request. To be made, and read, in the event loop."""
+
+    def __init__(self, settings: Sequence[SequenceSettings], tokenizer: Tokenizer) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._queue: asyncio.Queue[tuple[int, Event | Exception]] = asyncio.Queue()
+        self.sequences = [ServedSequence(each, tokenizer, self._post, index) for index, each in enumerate(settings)]
+
+    async def events(self) -> AsyncIterator[tuple[int, Event]]:
+        """Yield the events of all sequences, each with its number, until all have finished. Raises their errors."""
+        left = len(self.sequences)
+        while left:
+            index, event = await self._queue.get()
+            if isinstance(event, Exception):
+                raise event
+            left -= isinstance(event, Finished)
+            yield index, event
+
+    def _post(self, index: int, event: Event | Exception) -> None:
+        try:
+            self._loop.call_soon_threadsafe(self._queue.put_nowait, (index, event))
+        except RuntimeError:  # the loop is closed: nobody waits any more
+            pass

@@ -1,0 +1,179 @@
+"""Lossy modes and offloading: the flags for them, what excludes what, also on this machine, and what is said then."""
+
+from __future__ import annotations
+
+import shutil
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from offload.errors import Degraded, SettingsError
+from offload.settings.config import Placement, Speculation
+from offload.settings.kv_formats import KV_FORMATS, LOSSY_KV
+from offload.settings.method_sizes import MOST_CHUNKS, forgets, forgetting_capacity
+from offload.settings.methods import APPROXIMATIONS
+from offload.units import counted
+
+from ..output.terminal import Terminal
+from .settings import Settings
+
+if TYPE_CHECKING:
+    from offload.api.opened_model import OpenModel
+    from offload.architecture.dims import Dimensions
+
+
+def lossy_modes(settings: Settings) -> tuple[str, ...]:
+    """Return the flags that change the answer, such as `--kv q8`; none for an exact run."""
+    found = {"--approximate": settings.speculation.approximate, "--kv": quantized_kv(settings)}
+    return tuple(f"{flag} {mode}" for flag, mode in found.items() if mode is not None)
+
+
+def quantized_kv(settings: Settings) -> str | None:
+    """Return the format to which keys and values are quantised, or None."""
+    return settings.engine.kv if settings.engine.kv in LOSSY_KV else None
+
+
+def is_cacheable(settings: Settings) -> bool:
+    """Return whether prompts go to the prompt cache: a cache that forgets has no keys and values of all tokens."""
+    return not forgets(settings.speculation)
+
+
+def refuse_inexact(settings: Settings, params: Mapping[str, Any]) -> None:
+    """Raise SettingsError for flags that need an exact answer, or all keys and values, where there are none."""
+    modes = lossy_modes(settings)
+    if not modes:
+        return
+    mode = " and ".join(modes)
+    if params.get("verify"):
+        raise SettingsError(
+            f"--verify compares with exact decoding, and {mode} changes the answer",
+            "leave one of the two out",
+        )
+    if len(modes) > 1 and not forgets(settings.speculation):
+        raise SettingsError(f"{mode} cannot be used together", "leave one of the two out")
+    if params["dry_run"] and settings.speculation.approximate is not None:
+        raise SettingsError(f"--dry-run plans exact decoding, not {mode}", "leave one of the two out")
+    if not is_cacheable(settings) and settings.caching.cache and settings.origins.get("cache") == "flag":
+        raise SettingsError(f"--cache keeps no prompts of {mode}", "leave --cache out")
+    _refuse_offloading(settings, mode)
+
+
+def _refuse_offloading(settings: Settings, mode: str) -> None:
+    """Raise SettingsError for flags that offload keys and values which an approximate cache keeps on the device."""
+    where = settings.placement
+    if settings.speculation.approximate is None:
+        return
+    for flag in (*dividing_flags(where), *_given({"link": where.link_gb_s, "disk": where.disk})):
+        raise SettingsError(
+            f"{flag} offloads keys and values, and those of {mode} stay on the device", "leave one of the two out"
+        )
+
+
+def dividing_flags(where: Placement) -> list[str]:
+    """Return the flags that divide keys and values between a device and the host."""
+    offload = where.offload if where.offload not in ("auto", "none") else None
+    return _given({"offload": offload, "resident-layers": where.resident_layers, "host-share": where.host_share})
+
+
+def expert_flags(where: Placement) -> list[str]:
+    """Return the flags that ask for experts in host memory, beside a device."""
+    experts = where.experts if where.experts in ("host", "stream") else None
+    return _given({"experts": experts, "expert-layers": where.expert_layers})
+
+
+def _given(options: Mapping[str, Any]) -> list[str]:
+    return [f"--{name} {value}" for name, value in options.items() if value is not None]
+
+
+def approximation_warnings(settings: Settings) -> Iterator[str]:
+    """Yield what a lossy run has to say before its text."""
+    speculation = settings.speculation
+    mode = speculation.approximate
+    if kv := quantized_kv(settings):
+        yield f"--kv {kv} changes the answer: the model attends to rounded keys and values"
+    if mode is None:
+        return
+    if forgets(speculation):
+        how = f"the model attends to {counted(forgetting_capacity(speculation), 'token')} at most, and forgets others"
+    else:
+        how = f"each step attends to about {counted(speculation.kept_tokens, 'token')} that it selects"
+    yield f"--approximate {mode} changes the answer: {how}"
+    if "window" in settings.values and "window" not in APPROXIMATIONS[mode].reads:
+        yield f"--window is not used by {mode}: its window is what --budget leaves beside the sink"
+
+
+def check_tiers(model: OpenModel, placement: Placement) -> None:
+    """Raise SettingsError for tiers that this machine does not have."""
+    on_cpu, link = model.device.type == "cpu", placement.link_gb_s
+    if not on_cpu and link is not None:
+        raise SettingsError("--link simulates a link on a CPU, and this is a GPU with its own", "leave it out")
+    if placement.disk is not None:
+        check_folder(Path(placement.disk))
+    check_experts(placement, model.checkpoint.shape, on_cpu and link is None)
+    model.check_experts(placement.experts)
+    if not on_cpu or link is not None:
+        return
+    for flag in dividing_flags(placement):
+        raise SettingsError(
+            f"{flag} divides KV between a device and the host, and this device is the CPU",
+            "leave it out: a CPU attends to its memory where it is; or simulate a link, such as --link 25",
+        )
+
+
+def warn_of_chunks(
+    model: OpenModel,
+    settings: Settings,
+    methods: Iterable[Speculation],
+    tokens: int,
+    offloaded: bool,
+    terminal: Terminal,
+) -> None:
+    """Warn of a size of chunks that was asked for, and that sequences of up to `tokens` do not have."""
+    if "chunk" not in settings.values:
+        return
+    for asked, used in dict.fromkeys((each.chunk, model.selected_chunk(each, tokens, offloaded)) for each in methods):
+        if used is not None and used != asked:
+            why = f"whole blocks of the cache are selected here, and no more than {MOST_CHUNKS:,} chunks"
+            terminal.warn(f"--chunk {asked} runs as {used}: {why}")
+
+
+def check_experts(placement: Placement, shape: Dimensions, has_one_memory: bool) -> None:
+    """Raise SettingsError for flags about experts that this model or machine does not have."""
+    for flag in expert_flags(placement):
+        if shape.experts is None:
+            raise SettingsError(f"{flag} is for a mixture of experts, and this model is none", "leave it out")
+        if has_one_memory:
+            raise SettingsError(
+                f"{flag} divides experts between a device and the host, and this device is the CPU",
+                "leave it out: a CPU runs experts in its memory where they are; or simulate a link, such as --link 25",
+            )
+
+
+def refuse_unread_format(settings: Settings) -> None:
+    """Raise SettingsError if a CPU's retrieval cache would copy keys and values from another tier unquantised."""
+    kind, where = settings.speculation.retrieval_kv, settings.placement
+    for name, value in {"link": where.link_gb_s, "disk": where.disk}.items():
+        if not KV_FORMATS[kind].is_plain and value is not None:
+            raise SettingsError(
+                f"--retrieval-kv {kind} is for keys and values in memory, and --{name} {value} offloads them",
+                "leave one of the two out",
+            )
+
+
+def check_folder(folder: Path) -> None:
+    """Raise SettingsError for a folder in which no file for KV can be made; emit a warning for one in memory."""
+    from offload.system.machine import file_system
+    from offload.system.scratch_file import ScratchFile
+
+    ScratchFile(folder, 1)
+    if (kind := file_system(folder)) in ("tmpfs", "ramfs"):
+        warnings.warn(f"{folder} is in memory ({kind}), and no memory is saved there", Degraded, stacklevel=2)
+
+
+def free_on_disk(folder: Path) -> int:
+    """Return the free bytes on a folder's disk. Raises SettingsError for a folder that does not exist."""
+    try:
+        return shutil.disk_usage(folder).free
+    except OSError as error:
+        raise SettingsError(f"--disk {folder}: {(error.strerror or str(error)).lower()}", "name a folder") from error

@@ -1,0 +1,208 @@
+"""A plan as command-line arguments, and plans as JSON fields (bytes, seconds and tokens) and lines."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from offload.settings.config import EXACT, Speculation
+from offload.units import GIB, counted
+
+if TYPE_CHECKING:  # every command imports this module, and few of them plan
+    from offload.hardware.calibration import Measured
+    from offload.planning.batch import Batches, BatchPlan
+    from offload.planning.latency import Decoding
+    from offload.planning.placement import Tier
+    from offload.planning.plan import Plan
+    from offload.planning.suggestions import Suggestion
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """An option with its values, none for a switch; or, without an option, the values of a positional argument.
+
+    `is_list`: its value is a list of which the plan has one element.
+    """
+
+    option: str | None
+    values: tuple[str, ...] = ()
+    is_list: bool = False
+
+
+_SPECULATION = (
+    "method",
+    "draft",
+    "budget",
+    "chunk",
+    "retrieval_kv",
+    "gamma1",
+    "gamma2",
+    "middle",
+    "tree",
+    "tree_sampling",
+)
+
+
+def command_line(command: str, plan: Plan, arguments: Sequence[Argument]) -> str:
+    """Return the whole line of `triforce <command>`: the plan's flags, then the other arguments that were given."""
+    flags = flags_of(plan)
+    for argument in arguments:
+        # A profile is perhaps a file, which its name alone does not find.
+        if argument.option in flags and (argument.option == "--profile" or argument.is_list):
+            flags[flags.index(argument.option) + 1] = argument.values[0]
+    others = [argument for argument in arguments if argument.option is None or argument.option not in flags]
+    return _line(command, flags, others)
+
+
+def repeated(command: str, arguments: Sequence[Argument], *changed: Argument) -> str:
+    """Return the line of `triforce <command>` with the arguments that were given, some of them changed or added."""
+    options = {each.option for each in changed}
+    kept = [each for each in arguments if each.option is None or each.option not in options]
+    return _line(command, [], [*changed, *kept])
+
+
+def _line(command: str, flags: Sequence[str], arguments: Sequence[Argument]) -> str:
+    options = [part for each in arguments if each.option is not None for part in (each.option, *each.values)]
+    words = [word for each in arguments if each.option is None for word in each.values]
+    if any(word.startswith("-") and word != "-" for word in words):
+        words.insert(0, "--")
+    return shlex.join(["triforce", command, *flags, *options, *words])
+
+
+def flags_of(plan: Plan) -> list[str]:
+    """Return the arguments of generate, summarize or bench that a plan stands for, without prompt or documents."""
+    request, placement, settings = plan.request, plan.request.placement, plan.request.speculation
+    # "none" would keep the weights on the device too
+    mode = "auto" if plan.offload == "none" and plan.placed.weight_layers < request.shape.layers else plan.offload
+    mode = "auto" if plan.placed.uses_disk else mode
+    flags = ["--model", request.model, "--profile", request.hardware.name, "--offload", mode]
+    if plan.offload != "none" and not plan.placed.uses_disk:
+        flags += ["--resident-layers", str(plan.placed.resident_layers)]
+    if plan.offload == "hybrid" and placement.host_share is not None:  # a planned one would not follow measured times
+        flags += ["--host-share", f"{placement.host_share:g}"]
+    if plan.placed.away_layers and request.shape.experts is not None:
+        kept = request.shape.experts.layers - plan.placed.away_layers
+        flags += ["--experts", plan.placed.experts, "--expert-layers", str(kept)]
+    elif placement.experts != "auto":
+        flags += ["--experts", placement.experts]
+    if placement.disk is not None:
+        flags += ["--disk", placement.disk]
+    for name in ("memory", "host_memory", "disk_limit"):
+        if (size := getattr(placement, name)) is not None:
+            flags += [f"--{name.replace('_', '-')}", f"{size // GIB}GiB" if size % GIB == 0 else str(size)]
+    if placement.link_gb_s is not None:
+        flags += ["--link", f"{placement.link_gb_s:g}"]
+    if request.itemsize == 4:
+        flags += ["--dtype", "float32"]
+    if request.quantize is not None:
+        flags += ["--quantize", request.quantize]
+    if request.kv != EXACT:
+        flags += ["--kv", request.kv]
+    for name in _SPECULATION:
+        if (value := getattr(settings, name)) != Speculation.__dataclass_fields__[name].default:
+            flags += [f"--{name.replace('_', '-')}", str(value)]
+    return [*flags, "--prefill-chunk", str(request.prefill_chunk)]
+
+
+def measured_fields(measured: Measured | None) -> dict[str, Any] | None:
+    """Return a measurement's fields; None without one."""
+    return None if measured is None else asdict(measured)
+
+
+def plan_fields(plan: Plan, suggestions: Sequence[Suggestion] = ()) -> dict[str, Any]:
+    """Return a plan's fields."""
+    request, where, experts = plan.request, plan.placed, plan.request.shape.experts
+    return {
+        "fits": plan.fits,
+        "model": request.model,
+        "parameters": request.shape.parameters,
+        "quantize": request.quantize,
+        "weight_bits": asdict(request.bits),
+        "kv": request.kv,
+        "resident_tokens": plan.resident_tokens,
+        "context": request.tokens,
+        "hardware": asdict(request.hardware),
+        "memory": {"device": tier_fields(plan.device), "host": tier_fields(plan.host), "disk": tier_fields(plan.disk)},
+        "offload": plan.offload,
+        "layers": request.shape.layers,
+        "resident_layers": where.resident_layers,
+        "weight_layers": where.weight_layers,
+        "host_share": plan.host_share,
+        "experts": where.experts if request.shape.experts else None,
+        "expert_layers": experts.layers - where.away_layers if experts else None,
+        "expert_times": [asdict(each) for each in plan.expert_times],
+        "budget": plan.budget,
+        "chunk": request.speculation.chunk,
+        "prefill_order": where.prefill_order,
+        "prefill_chunk": request.prefill_chunk,
+        "ttft": asdict(plan.ttft),
+        "plain": decoding_fields(plan.plain),
+        "chosen": decoding_fields(plan.chosen),
+        "speedup": plan.speedup,
+        "flags": flags_of(plan) if plan.fits else [],
+        "missing": plan.shortage() or None,
+        "ways_out": [suggestion.text for suggestion in suggestions],
+    }
+
+
+def tier_fields(tier: Tier) -> dict[str, Any]:
+    """Return a memory's fields."""
+    return {"parts": tier.parts, "total": tier.total, "limit": tier.limit}
+
+
+def decoding_fields(decoding: Decoding) -> dict[str, Any]:
+    """Return the fields of a method's predicted speed; tokens a second are those of one sequence."""
+    return {**asdict(decoding), "tokens_per_s": 1 / decoding.tbt.seconds}
+
+
+def batch_lines(batches: Batches) -> Iterator[str]:
+    """Yield a line on how many sequences fit together, and one for each size: throughput, and what the batch brings."""
+    yield f"batches    {_fitting(batches)}"
+    for each in batches.plans:
+        yield f"{f'batch {each.sequences}':<10} {_throughput(each) if each.fits else each.together.shortage()}"
+
+
+def _fitting(batches: Batches) -> str:
+    from offload.planning.batch import MOST_SEQUENCES
+
+    shared = f", with a common beginning of {counted(batches.shared, 'token')}" if batches.shared else ""
+    if batches.fitting is None:
+        return f"how many sequences fit is not known, as the memory is not{shared}"
+    more = " or more" if batches.fitting == MOST_SEQUENCES else ""
+    return f"{counted(batches.fitting, 'sequence')}{more} fit{'s' * (batches.fitting == 1)} together{shared}"
+
+
+def _throughput(batch: BatchPlan) -> str:
+    """Return tokens a second of all sequences, plainly and by the method, and relative to one after the other."""
+    plain = f"plain {batch.plain_tokens_per_s:,.1f} tokens/s, {batch.plain_gain:.2f}x one after the other"
+    method = batch.together.chosen.method
+    if method == "ar":
+        return plain if batch.alone.chosen.method == "ar" else f"{plain}; speculation does not pay"
+    return f"{plain}; {method} {batch.tokens_per_s:,.1f}, {batch.gain:.2f}x; {batch.speedup:.2f}x plain"
+
+
+def batch_fields(batches: Batches | None) -> dict[str, Any] | None:
+    """Return the fields of plans for batches; None without any."""
+    if batches is None:
+        return None
+    sizes = [_size_fields(each) for each in batches.plans]
+    return {"fitting_sequences": batches.fitting, "shared_prefix": batches.shared, "sizes": sizes}
+
+
+def _size_fields(batch: BatchPlan) -> dict[str, Any]:
+    plan = batch.together
+    return {
+        "sequences": batch.sequences,
+        "fits": batch.fits,
+        "memory": {"device": tier_fields(plan.device), "host": tier_fields(plan.host), "disk": tier_fields(plan.disk)},
+        "plain": decoding_fields(plan.plain),
+        "chosen": decoding_fields(plan.chosen),
+        "plain_tokens_per_s": batch.plain_tokens_per_s,
+        "tokens_per_s": batch.tokens_per_s,
+        "plain_gain": batch.plain_gain,
+        "gain": batch.gain,
+        "speedup": batch.speedup,
+        "missing": plan.shortage() or None,
+    }
