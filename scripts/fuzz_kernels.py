@@ -44,8 +44,7 @@ from offload.kernels.native.layout import (
     write_key_panels,
 )
 from offload.kernels.native.library import BLOCK
-from offload.kernels.native.panels import format_struct, pack_quantized
-from offload.kernels.native.rounding import round_weight
+from offload.kernels.native.panels import format_struct, pack_quantized, round_weight
 from offload.kernels.quantized import QuantizedFormat, QuantizedTensor
 from offload.loading.formats.quantization import quantize_by_torch
 from offload.settings.kv_formats import KV_FORMATS

@@ -12,7 +12,6 @@ from ..settings.config import LONGEST_GAMMA, Speculation
 from ..settings.method_sizes import TAIL, drafter_kind, has_draft_model, has_middle
 from ..settings.methods import CHOSEN, LOOKUP, METHODS, MIDDLES
 from ..speculation.passes.estimators import expected_tokens
-from .lock_step import draft_rounds
 from .passes import Passes
 from .request import PlanRequest
 from .roofline import Time
@@ -23,6 +22,7 @@ from .roofline import Time
 RETRIEVAL_ACCEPTANCE = 0.9
 DRAFT_ACCEPTANCE = 0.35
 LOOKUP_ACCEPTANCE = 0.3  # n-gram lookup on summaries of books: it drafts at half of the positions, and 60 % is accepted
+_NEGLIGIBLE = 1e-9  # probability that a sequence of a batch still drafts
 EQUAL = 1.01  # within this factor of the best time, predictions cannot tell drafts apart: the shortest is chosen
 NEARLY = 1.05  # within this factor of the best time, a draft length is still worth trying
 SELECTION_TOKENS = TAIL // 2  # after about so many, the retrieval cache selects again
@@ -157,3 +157,21 @@ def candidates(request: PlanRequest) -> list[str]:
     middles = {None, requested.middle if has_middle(settings, request.tokens) else None}
     plain = (row for row in METHODS.values() if not row.adaptive)
     return [row.name for row in plain if row.drafter in drafters and row.middle in middles]
+
+
+def draft_rounds(acceptance: float, gamma1: int, gamma2: int, sequences: int) -> float:
+    """Return the expected rounds until the slowest of some sequences has drafted `gamma2` tokens.
+
+    A round of the lower level drafts `gamma1` tokens, each accepted at the rate, and emits one more than are accepted.
+    """
+    emitted = [acceptance**count * (1 - acceptance) for count in range(gamma1)] + [acceptance**gamma1]
+    drafting, expected = {0: 1.0}, 0.0  # the probability of each number of tokens below gamma2, of one sequence
+    while (unfinished := 1 - (1 - min(sum(drafting.values()), 1.0)) ** sequences) > _NEGLIGIBLE:
+        expected += unfinished
+        following: dict[int, float] = {}
+        for tokens, probability in drafting.items():
+            for accepted, chance in enumerate(emitted):
+                if (total := tokens + accepted + 1) < gamma2:
+                    following[total] = following.get(total, 0.0) + probability * chance
+        drafting = following
+    return expected

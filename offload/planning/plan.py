@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from ..errors import OutOfMemory
 from ..settings.method_sizes import has_middle
 from ..units import counted, size_text
-from .expert_times import ExpertTimes, expert_times
 from .first_token import first_token
 from .latency import Decoding, candidates, predict
+from .pass_work import ExpertTimes, expert_times
 from .passes import Passes
 from .placement import Placed, Tier, placements, resident_tokens
 from .request import PlanRequest

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 from ..hardware.rates import READ
 from ..settings.methods import METHODS
-from .latency import Decoding, draft_acceptance
-from .lock_step import draft_rounds
+from .latency import Decoding, draft_acceptance, draft_rounds
 from .passes import Passes
 from .roofline import ALL_REDUCE_S, SAMPLE_S
 

@@ -8,7 +8,7 @@ from offload import EngineConfig, open_model
 from offload.architecture.footprint import PAGE_GRAIN
 from offload.architecture.known_models import KNOWN
 from offload.planning.batch import fitting_sequences, kv_room, most_sequences, plan_batches
-from offload.planning.lock_step import draft_rounds
+from offload.planning.latency import draft_rounds
 from offload.planning.memory import estimate
 from offload.planning.passes import Passes
 from offload.planning.placement import place

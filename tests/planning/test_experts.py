@@ -8,7 +8,7 @@ from offload.architecture.known_models import KNOWN, published_bits
 from offload.architecture.parameters import WeightBits
 from offload.architecture.weight_formats import rounded_bits
 from offload.hardware.rates import READ
-from offload.planning.expert_times import expert_times
+from offload.planning.pass_work import expert_times
 from offload.planning.placement import place, placements
 from offload.planning.plan import ANSWER_TOKENS, make_plan
 from offload.planning.suggestions import suggestions

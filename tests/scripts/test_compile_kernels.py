@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from offload.kernels.triton import attend, ops, quantized_kv
-from offload.kernels.triton.quantized_kv_ops import attend_groups
+from offload.kernels.triton.ops import attend_groups
 from tests.support.paths import ROOT
 from tests.support.triton_compiler import Launches
 

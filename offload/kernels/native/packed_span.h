@@ -97,6 +97,8 @@ NOINLINE static void NAME(add_packed_span)(const struct attention *a, struct NAM
     const int few = rows <= NAME(PACKED_ROWS);
     char *scratch = w->dequantized.keys;
     const char *blocks[] = {scratch, scratch + half};
+    for (int64_t i = 0; i < packed_header(a->head_dim) && next.run != s.run; i += 64)
+        __builtin_prefetch(next.run + i, 0, 2);
     if (few && !patches_of(s.run, a->head_dim, s.number, 0).count) {
         NAME(score_strip)(a, w, s, next, rows);
     } else {

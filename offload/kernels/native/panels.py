@@ -1,4 +1,4 @@
-"""The native kernel's layout of quantised weights: panels of 16 outputs, see types.h."""
+"""Quantised weights for the native kernel: rounding, and its layout in panels of 16 outputs (types.h)."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..quantized import QuantizedFormat, QuantizedTensor
+from .checks import require
 from .kernel import Kernel
-from .library import BLOCK, FLOAT8, LEVEL_COUNT, Format
+from .library import BLOCK, FLOAT8, LEVEL_COUNT, Format, Rounding
 
 CODE_BYTES = {4: 256, 5: 320, 6: 384, 8: 512}  # of a group of 32 inputs and 16 outputs
+REFITS = 2  # least-squares fits of a rounded weight: each next one gains half as much as the last one
 
 
 @cache
@@ -75,3 +77,33 @@ def _numbers(x: Tensor, each: int) -> Tensor:
     padded = F.pad(x, (0, 0, 0, -len(x) % BLOCK)) if len(x) % BLOCK else x
     panels = padded.view(-1, BLOCK, x.shape[1]).transpose(1, 2).contiguous()
     return panels.view(torch.uint8).unflatten(1, (-1, each)).flatten(2)
+
+
+def round_weight(kernel: Kernel, weight: Tensor, kind: QuantizedFormat) -> QuantizedTensor | None:
+    """Round a matrix `[rows, inputs]` to Q4_1, Q5_1, Q6_K or Q8_0, in the bits of loading/formats/quantization.py.
+
+    Its inputs are whole blocks of the format. Returns None for weights that are not finite or are too large for scales
+    in fp16.
+    """
+    if weight.dtype != torch.bfloat16:
+        weight = weight.float()
+    weight, (rows, inputs) = weight.contiguous(), weight.shape
+    require(kind.bits in (4, 5, 6, 8) and not kind.wide and inputs % kind.block == 0, "no whole blocks of the format")
+    codes = torch.empty((rows, inputs // 32, 32), dtype=torch.int8 if kind.bits == 8 else torch.uint8)
+    scales = torch.empty((rows, inputs // kind.group), dtype=torch.int8 if kind.nested else torch.float16)
+    halves = torch.empty((rows, inputs // kind.block), dtype=torch.float16)  # minima, or factors
+    call = Rounding(
+        weight=weight.data_ptr(),
+        codes=codes.data_ptr(),
+        scales=scales.data_ptr(),
+        minima=halves.data_ptr(),
+        groups=halves.numel(),
+        bits=kind.bits,
+        wide=weight.dtype == torch.float32,
+        fits=1 + REFITS,
+    )
+    if not kernel.round(call):
+        return None
+    return QuantizedTensor(
+        kind, codes, scales, halves if kind.has_minimum else None, factors=halves if kind.nested else None
+    )

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from ...errors import Degraded
-from .constants import BLOCKS, PLAIN, ROWS
 
 __all__ = ["BLOCKS", "PLAIN", "ROWS", "serves", "serves_quantized", "why_not"]
+ROWS = 64  # tokens of a pass at most: a prompt's chunks are bound by arithmetic, which torch's kernels do better
+PLAIN, BLOCKS = 0, 1  # layouts of keys and values, see attend.py
 _LEAST_CAPABILITY = (8, 0)  # bf16 in the matrix units; older GPUs keep torch's operations
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..attention import Partial
-from .constants import ROWS
+from . import ROWS
 
 if TYPE_CHECKING:
     from ..accumulate import Newest

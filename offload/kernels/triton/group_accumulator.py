@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..attention import Partial
-from .constants import ROWS
+from . import ROWS
 
 if TYPE_CHECKING:
     from ..accumulate import Newest
@@ -56,12 +56,10 @@ class GroupAccumulator:
 
     def attend_groups(self, rows: slice, groups: Tensor, first: int, stop: int) -> None:
         """Add groups `first` to `stop` of quantised ones `[kv_heads, groups, bytes]`, of which every row sees all."""
-        from . import quantized_kv_ops
-
         if first < stop:
             state = self._states[: self._splits, rows]
             is_fresh = not self._has_begun
-            quantized_kv_ops.attend_groups(self._q[rows], groups, state, self._kind, first, stop, is_fresh)
+            self._ops.attend_groups(self._q[rows], groups, state, self._kind, first, stop, is_fresh)
             self._has_begun = True
 
     def add(self, rows: slice, part: Any) -> None:

@@ -1,11 +1,12 @@
-"""The kernels of attend.py as torch operations: they have a launch each, and FakeTensorMode knows their shapes."""
+"""The kernels of attention as torch operations: they have a launch each, and FakeTensorMode knows their shapes."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from .constants import PLAIN
+from ...settings.kv_formats import KV_FORMATS
+from . import PLAIN
 
 _MOST_SPLITS = 64  # of the keys: more are not worth the states that are merged afterwards
 _TILE_BYTES = 2**14  # of keys, and of values, that a program takes at once: the next tiles are on their way meanwhile
@@ -23,6 +24,9 @@ _library.define(
     " bool causal, bool fresh, int layout, int chunk, int tail) -> ()"
 )
 _library.define("observe(Tensor q, Tensor keys, Tensor lse, Tensor(a!) received, int seen) -> ()")
+_library.define(
+    "attend_groups(Tensor q, Tensor groups, Tensor(a!) state, str kind, int first, int stop, bool fresh) -> ()"
+)
 _library.define("finish(Tensor state, Tensor(a!) out, Tensor(b!)? lse) -> ()")
 
 
@@ -120,11 +124,26 @@ def _observe(q: Tensor, keys: Tensor, lse: Tensor, received: Tensor, seen: int) 
     )  # fmt: skip
 
 
+def _attend_groups(q: Tensor, groups: Tensor, state: Tensor, kind: str, first: int, stop: int, fresh: bool) -> None:
+    from . import quantized_kv
+
+    (_, heads, head_dim), kv_heads, format = q.shape, len(groups), KV_FORMATS[kind]
+    rows, block, width = blocks_of_rows(q, kv_heads)
+    quantized_kv.attend_groups_kernel[(kv_heads, -(-rows // block), len(state))](
+        q, groups, state, rows, first, stop, head_dim**-0.5,
+        q.stride(0), q.stride(1), groups.stride(0), state.stride(0), state.stride(1),
+        GROUP=heads // kv_heads, HEAD_DIM=head_dim, BITS=format.bits, IS_FLOAT=format.is_float, FRESH=fresh,
+        WIDEN=q.device.type == "cpu", BLOCK_M=block, BLOCK_D=width, num_stages=2,
+    )  # fmt: skip
+
+
 for _key in ("CUDA", "CPU"):  # on the CPU: Triton's interpreter
     _library.impl("attend", _attend, _key)
+    _library.impl("attend_groups", _attend_groups, _key)
     _library.impl("finish", _finish, _key)
     _library.impl("observe", _observe, _key)
 _library.impl("attend", lambda *_: None, "Meta")
+_library.impl("attend_groups", lambda *_: None, "Meta")
 _library.impl("finish", lambda *_: None, "Meta")
 _library.impl("observe", lambda *_: None, "Meta")
 
@@ -188,6 +207,17 @@ def attend_growing_table(
         lengths: `seen`, the number of slots that are used, and `tail`: integers `[3]`.
     """
     torch.ops.triforce.attend(q, keys, values, state, table, lengths, 0, 0, True, True, PLAIN, chunk, 0)
+
+
+def attend_groups(q: Tensor, groups: Tensor, state: Tensor, kind: str, first: int, stop: int, fresh: bool) -> None:
+    """Add the keys of groups `first` to `stop` to the state of rotated queries `[tokens, heads, head_dim]`; one launch.
+
+    Args:
+        groups: quantised keys and values `[kv_heads, groups, bytes]`, uint8; those of a head are contiguous.
+        state: as of `attend_pages`.
+        kind: their format.
+    """
+    torch.ops.triforce.attend_groups(q, groups, state, kind, first, stop, fresh)
 
 
 def finish(state: Tensor, like: Tensor, lse: Tensor | None = None) -> Tensor:

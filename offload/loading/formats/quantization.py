@@ -15,7 +15,7 @@ from torch import Tensor
 from ...architecture.config import ModelShape
 from ...architecture.weight_formats import QuantizedFormat, format_of
 from ...kernels.native import KernelUnavailable, find_kernel
-from ...kernels.native.rounding import REFITS, round_weight
+from ...kernels.native.panels import REFITS, round_weight
 from ...kernels.quantized import QuantizedTensor
 from ..tokenizers.tokenizer import Tokenizer
 from ..weights_digest import Extents

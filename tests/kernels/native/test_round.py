@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from offload.kernels.native.rounding import round_weight
+from offload.kernels.native.panels import round_weight
 from offload.loading.formats.gguf_blocks import FORMATS
 from offload.loading.formats.quantization import quantize_by_torch
 from tests.support.native_kernel import draw

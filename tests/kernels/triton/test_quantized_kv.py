@@ -10,7 +10,7 @@ from offload.kernels.kv_groups import dequantize_groups, quantize_groups
 from offload.kernels.native.kv_groups import Groups, dequantize_call, kv_format, quantize_call
 from offload.kernels.native.layout import write_blocks
 from offload.kernels.triton import ops, quantized_kv
-from offload.kernels.triton.quantized_kv_ops import attend_groups
+from offload.kernels.triton.ops import attend_groups
 from offload.settings.kv_formats import KV_FORMATS
 from tests.support.offloading import native_kernel
 from tests.support.triton_compiler import Launches, compile_all, variants
