@@ -9,6 +9,7 @@ from offload.engine import Engine
 from offload.kernels.native.ops import NativeOperations
 from offload.loading.formats.safetensors import FolderCheckpoint
 from offload.loading.weights import load_model
+from offload.memory.packed_store import PackedStore
 from offload.settings.config import METHODS
 from tests.support.engine import GREEDY, tokens
 from tests.support.models import FAMILY_CASES, ids, make_hf_model
@@ -43,6 +44,7 @@ def answer(engine, prompt=PROMPT, method="ar", sampling=GREEDY, **more):
 
 @pytest.fixture(scope="module")
 def expected(engine):
+    assert isinstance(engine("packed").model.new_cache(1).store, PackedStore)
     return answer(engine("exact"))
 
 
@@ -51,9 +53,18 @@ def test_every_method_has_the_bits_of_bf16(engine, expected, method):
     assert answer(engine("packed"), method=method) == expected
 
 
-@pytest.mark.parametrize("more", [{"tree": "12"}, {"sampling": Sampling(temperature=1, coupled=True)}], ids=str)
-def test_trees_and_samples_have_the_bits_of_bf16(engine, more):
-    own = [answer(engine(kv), method="lookup", **more) for kv in ("exact", "packed")]
+OTHERS = {
+    "a tree": {"method": "lookup", "tree": "12"},
+    "a sample": {"method": "lookup", "sampling": Sampling(temperature=1, coupled=True)},
+    "a selection by attention": {"method": "retrieval", "middle": "h2o"},
+    "H2O": {"approximate": "h2o", "budget": 200, "sink": 2, "window": 8},
+    "StreamingLLM": {"approximate": "streaming-llm", "budget": 200, "sink": 2, "window": 8},
+}
+
+
+@pytest.mark.parametrize("more", OTHERS.values(), ids=OTHERS)
+def test_all_else_has_the_bits_of_bf16(engine, more):
+    own = [answer(engine(kv), **more) for kv in ("exact", "packed")]
     assert own[0] == own[1]
 
 
@@ -83,12 +94,17 @@ def test_layers_that_have_windows_or_borrow_keys_and_values(engine, tmp_path, fa
     assert own[0] == own[1]
 
 
+@pytest.mark.parametrize("family", [None, "gemma3"])
 @pytest.mark.parametrize("kinds", [("exact", "packed"), ("packed", "exact")], ids="-".join)
-def test_prompts_on_disk_are_those_of_bf16(model_dir, home, kinds):
-    """What one format has saved, the other one restores."""
+def test_prompts_on_disk_are_those_of_bf16(model_dir, home, tmp_path, kinds, family):
+    """What one format has saved, the other one restores; also layers with windows."""
     if native_kernel() is None:
         pytest.skip("there is no native kernel here")
+    folder = model_dir
+    if family is not None:
+        name, changes = FAMILY_CASES[family]
+        make_hf_model(name, **changes | {"head_dim": 32}).save_pretrained(folder := tmp_path / family)
     prompt, native = ids(LENGTH), NativeOperations(native_kernel())
-    saving, restoring = (engine_on(model_dir, home, operations=native, dtype=torch.bfloat16, kv=kv) for kv in kinds)
+    saving, restoring = (engine_on(folder, home, operations=native, dtype=torch.bfloat16, kv=kv) for kv in kinds)
     first, none = said(saving, prompt)
     assert none == 0 and said(restoring, prompt, "retrieval") == (first, LENGTH // 128 * 128)
