@@ -22,7 +22,7 @@ import sys
 import tempfile
 import types
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -32,20 +32,27 @@ MODELS = {  # query heads of a KV head, head size
     "Llama-3.1-8B": (4, 128),
     "Qwen2.5-7B": (7, 128),
     "Qwen3-30B-A3B": (8, 128),
+    "Phi-3-mini": (1, 96),
     "gemma-3": (2, 256),
     "gpt-oss": (8, 64),
 }
 FORMATS = {  # of weights: bits, the constants that are not 0
     "Q4_0": (4, {"FIRST": -8}),
     "Q4_1": (4, {"HAS_MINIMUM": True}),
+    "Q5_0": (5, {"FIRST": -16}),
     "Q5_1": (5, {"HAS_MINIMUM": True}),
     "Q8_0": (8, {"FIRST": -128}),
     "Q4_K": (4, {"HAS_MINIMUM": True, "NESTED": True}),
+    "Q5_K": (5, {"HAS_MINIMUM": True, "NESTED": True}),
     "Q6_K": (6, {"FIRST": -32, "HALVES": True, "NESTED": True}),
     "MXFP4": (4, {"HAS_TABLE": True}),
+    "int4 of 128": (4, {"FIRST": -8, "WIDE": 4}),
+    "int4 with minima": (4, {"WIDE": 4, "HAS_MINIMUM": True}),
+    "int8 with minima": (8, {"FIRST": -128, "WIDE": 4, "HAS_MINIMUM": True}),
     "fp8": (8, {"IS_FLOAT": True, "WIDE": 4}),
 }
 LARGEST_WITHOUT_SPILLS = 128  # head size
+_FORMAT_FLAGS = ("FIRST", "HAS_TABLE", "NESTED", "IS_FLOAT", "HALVES", "HAS_MINIMUM")
 
 
 @dataclass(frozen=True)
@@ -97,13 +104,19 @@ def variants() -> Iterator[Variant]:
     for name, (bits, others) in FORMATS.items():
         for rows in (16, 32, 64):
             yield _product(name, bits, others, rows)
+        dequantized = _product(name, bits, others, 64)
+        constants = {each: dequantized.constants[each] for each in (*_FORMAT_FLAGS, "WIDE", "BITS", "BLOCK_N")}
+        yield replace(dequantized, kernel="dequantize_kernel", name=name, constants=constants | {"HAS_IDS": True})
+    added = _product("Q4_K", *FORMATS["Q4_K"], 16)
+    yield replace(added, name="Q4_K added 16 rows", constants=added.constants | {"HAS_BIAS": True, "ADD": True})
 
 
 def _attention(model: str, group: int, head_dim: int, rows: int) -> Iterator[Variant]:
-    sizes = {"GROUP": group, "HEAD_DIM": head_dim, "BLOCK_M": rows, "BLOCK_D": head_dim, "WIDEN": False, "FRESH": True}
+    width = 1 << (head_dim - 1).bit_length()
+    sizes = {"GROUP": group, "HEAD_DIM": head_dim, "BLOCK_M": rows, "BLOCK_D": width, "WIDEN": False, "FRESH": True}
     pointers = dict.fromkeys(("q_ptr", "k_ptr", "v_ptr"), "*bf16") | {"state_ptr": "*fp32", "table_ptr": "*i32"}
     pointers |= {"seen_ptr": "*i64", "scale": "fp32"}
-    keys = min(64, 2**13 // head_dim)  # as ops.py's tiles
+    keys = min(64, 2**13 // width)  # as ops.py's tiles
     kinds = {"plain": (0, 0, 3), "table": (0, 8, 3), "blocks": (1, 0, 2)}
     for kind, (layout, chunk, stages) in kinds.items():
         constants = {"LAYOUT": layout, "CHUNK": chunk, "CAUSAL": True, "HAS_SEEN": chunk > 0, "BLOCK_N": keys}
@@ -127,8 +140,8 @@ def _product(name: str, bits: int, others: dict[str, int], rows: int) -> Variant
     pointers = {"codes_ptr": "*i8" if bits == 8 else "*u8", "high_ptr": "*i32", "levels_ptr": "*fp32"}
     pointers |= dict.fromkeys(("scales_ptr", "minima_ptr"), number)
     pointers |= dict.fromkeys(("factors_ptr", "minimum_factors_ptr"), "*fp16")
-    pointers |= dict.fromkeys(("x_ptr", "bias_ptr", "y_ptr"), "*bf16")
-    flags = ("FIRST", "HAS_TABLE", "NESTED", "IS_FLOAT", "HALVES", "HAS_MINIMUM", "HAS_BIAS", "ADD", "WIDEN")
+    pointers |= dict.fromkeys(("x_ptr", "bias_ptr", "y_ptr"), "*bf16") | {"ids_ptr": "*i64"}
+    flags = (*_FORMAT_FLAGS, "HAS_BIAS", "ADD", "WIDEN")
     constants = {**dict.fromkeys(flags, False), "FIRST": 0, "WIDE": 1, "BITS": bits, **others}
     constants |= {"BLOCK_N": 64, "BLOCK_M": rows}
     scales = (1 if nested else 4 / wide if wide > 1 else 2) * (1 + ("HALVES" in others) + ("HAS_MINIMUM" in others))

@@ -197,8 +197,8 @@ class OpenModel:
         if not reads and not has_middle(settings, tokens):
             return None
         device = self.device.type
-        is_paged = offloaded and (device != "cpu" or self.kernel != "off")
-        return chunk_of(settings, tokens, device, is_paged, self._retrieves_in_place, self.config.kv)
+        in_blocks = device != "cpu" or self.kernel != "off"
+        return chunk_of(settings, tokens, device, offloaded, self._retrieves_in_place, self.config.kv, in_blocks)
 
     def check_fit(self, tokens: int, memory_limit: int | None = None) -> None:
         """Raise OutOfMemory if a sequence of `tokens` does not fit the device, or `memory_limit` bytes of it."""

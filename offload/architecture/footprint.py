@@ -105,16 +105,20 @@ def retrieval_bytes(
     return selected + queries + kept_mean_key_bytes(shape, chunks, itemsize, device, offloaded)
 
 
-def chunk_of(settings: Speculation, tokens: int, device: str, offloaded: int, in_place: bool, kv: str) -> int:
-    """Return how many tokens are selected together: a block of the native kernel, where it attends or could.
+def chunk_of(
+    settings: Speculation, tokens: int, device: str, offloaded: int, in_place: bool, kv: str, in_blocks: bool = True
+) -> int:
+    """Return how many tokens are selected together: whole blocks of the native kernel, where it attends or could.
 
-    Of quantised keys and values, those of the full cache or of the retrieval cache alone, it is a group.
+    Of quantised keys and values, those of the full cache or of the retrieval cache alone, they are groups. No chunk
+    crosses the end of a page. `in_blocks`: pages lie in the kernel's blocks. Other arguments as of `retrieval_bytes`.
     """
-    grain = PAGE_GRAIN if offloaded or (in_place and device == "cpu") else 1
+    grain = PAGE_GRAIN if (offloaded and in_blocks) or (in_place and device == "cpu") else 1
+    span = 0 if not offloaded else _MOST if settings.chunk > LEAST_PAGE else LEAST_PAGE  # divides what divides a page
     selected = KV_FORMATS[selected_format(settings)]
     if not KV_FORMATS[kv].is_plain or (not selected.is_plain and (in_place or device != "cpu")):
         grain = max(grain, KV_FORMATS[kv].grain, selected.grain)
-    return selected_chunk(settings, grain, tokens=tokens)
+    return selected_chunk(settings, grain, span, tokens)
 
 
 def kept_mean_key_bytes(shape: Dimensions, chunks: int, itemsize: int, device: str, offloaded: int) -> int:

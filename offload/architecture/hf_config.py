@@ -156,6 +156,8 @@ def _experts(values: Mapping[str, Any], specs: Sequence[LayerSpec], check: Confi
     sparse = sum(specs[layer % len(specs)].is_sparse for layer in range(values["num_hidden_layers"]))
     if not sparse:
         return None
+    if "num_experts_per_tok" not in values:
+        raise check.error("num_experts", values.get("num_experts"), "no experts in this family, or num_experts_per_tok")
     count, per_token = values["num_experts"], values["num_experts_per_tok"]
     if per_token > count:
         raise check.error("num_experts_per_tok", per_token, f"at most the number of experts, {count}")

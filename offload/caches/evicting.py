@@ -87,7 +87,9 @@ class EvictingCache(ApproximateCache):
 
     def restartable(self, length: int) -> int:
         """Return the most tokens, up to `length`, after which a prompt goes on as it does without cached tokens."""
-        return 0 if self._ended_prompt else length
+        if self._ended_prompt or length < self._settled:
+            return 0
+        return self._evicted + self._full.restartable(length - self._evicted)
 
     @property
     def _unsettled(self) -> int:
@@ -97,12 +99,14 @@ class EvictingCache(ApproximateCache):
     @property
     def room(self) -> int:
         """Return how many tokens the next pass may have."""
+        self._recover()
         free = self.capacity - self._full.length
         if free and self.observes:
             return min(free, self.every - self._unsettled or self.every)
         return free or self.every
 
     def begin(self, tokens: int, tree: Tree | None = None) -> None:
+        self._recover()
         super().begin(tokens, tree)
         if not self.length:
             self.forget()
@@ -166,8 +170,12 @@ class EvictingCache(ApproximateCache):
         if length < self._settled or self._is_settling:
             self._start_over()
             return 0
-        self._full.truncate(length - self._evicted)
-        return length
+        return self._evicted + self._full.truncate(length - self._evicted)
+
+    def _recover(self) -> None:
+        """Begin anew after an eviction that was interrupted: what is stored are tokens of two positions."""
+        if self._is_settling:
+            self._start_over()
 
     def _start_over(self) -> None:
         self._full.truncate(0)

@@ -14,6 +14,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from ..architecture.config import ModelShape
 from ..caches.full import FullCache
 from ..caches.selection import Selector, choose
 from ..errors import SettingsError
@@ -79,11 +80,21 @@ def recovered_attention(
 
 def observable_cache(runner: Runner) -> FullCache:
     """Return a runner's cache, which keeps queries from now on. Raises SettingsError if single keys cannot be read."""
+    check_plain_attention(runner.model.shape)
     full = runner.cache
     if not isinstance(full, FullCache) or full.store.grain != 1:
         raise SettingsError("attention is measured with torch's attention, token by token", "add --kernel off")
     full.keep_queries()
     return full
+
+
+def check_plain_attention(shape: ModelShape) -> None:
+    """Raise SettingsError unless all layers attend to all keys, by nothing but the softmax of scaled products."""
+    if not shape.is_uniform or shape.has_sinks or shape.borrowing[0]:
+        raise SettingsError(
+            f"attention of {shape.family} is not measured: its layers differ, or more than products decide",
+            "use a model like Llama, Qwen2, Qwen3 or SmolLM2",
+        )
 
 
 def softmax_weights(full: FullCache, tokens: int) -> Iterator[Tensor]:

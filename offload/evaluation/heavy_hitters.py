@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..errors import SettingsError
 from ..events import Prefilled
 from ..memory.plain_store import PlainStore, attend_stored
 from ..memory.tree_attention import Tree
@@ -18,7 +19,7 @@ from ..model.decoder import Model
 from ..sequence import TokenSequence
 from ..settings.method_sizes import KEPT_QUERIES
 from ..speculation.passes.runner import Runner
-from .attention import observable_cache, softmax_weights
+from .attention import check_plain_attention, observable_cache, softmax_weights
 from .teacher_forcing import TextScores, score_text
 
 SMALL = 0.01  # of a query's largest weight: what is below counts as nothing, as in H2O's figure 2
@@ -44,9 +45,11 @@ def concentration(
 ) -> Generator[Prefilled, None, Concentration]:
     """Run a text, and return how much attention falls on a `share` of the keys, for queries that see `least` of them.
 
-    Yields the progress. Raises SettingsError where single keys cannot be read.
+    Yields the progress. Raises SettingsError where single keys cannot be read, and for a text without such a query.
     """
     shape, sequence = runner.model.shape, TokenSequence()
+    if len(ids) < least:
+        raise SettingsError(f"{len(ids):,} tokens are too few to see attention in", f"give a text of {least:,} or more")
     received = torch.zeros(shape.layers, shape.kv_heads, len(ids))
     kept, sparsity = torch.zeros(shape.layers), torch.zeros(shape.layers)
     rows = max(len(ids) - least + 1, 0)
@@ -121,6 +124,7 @@ def score_masked(
 
     `masked` `[layers, kv_heads, n]` are none of the tokens from the last one before them on, which is run again.
     """
+    check_plain_attention(model.shape)
     store = _MaskedStore(model.shape, len(ids), model.dtype, model.device)
     cache: Any = model.new_cache(len(ids), store=store)
     runner, prompt = Runner(model, cache), TokenSequence(ids[: len(ids) - last])

@@ -176,6 +176,11 @@ def test_a_model_without_attention_to_all_tokens_is_refused():
         shape_from_config({"model_type": "qwen3_next", "linear_num_key_heads": 24}, {})
 
 
+def test_experts_of_which_a_token_chooses_no_known_number_are_refused():
+    with pytest.raises(CheckpointError, match="num_experts"):
+        shape_from_config({"model_type": "granite", "num_experts": 3}, {})
+
+
 def test_generation_config_adds_ends_of_sequence():
     ours = shape_from_config({"model_type": "llama", "eos_token_id": 2}, {"eos_token_id": [2, 7]})
     assert ours.eos_ids == (2, 7)

@@ -117,6 +117,25 @@ def test_rounded_ones_have_the_same_bits_in_passes_of_any_size_and_after_a_rollb
     assert torch.equal(*found) and torch.equal(found[0], runner(33).rows(TokenSequence(prompt)))
 
 
+@pytest.mark.parametrize("cut", [290, 500])
+def test_rounded_ones_go_on_from_where_their_store_can(native_model, cut):
+    """A store that rounds goes on from the start of a window whose tokens it no longer has as they are."""
+    settings = Speculation(method="ar", approximate="streaming-llm", sink=4, window=16, budget=1000, chunk=1)
+
+    def runner():
+        kernel, shape = native_model.operations.kernel, native_model.shape
+        store = new_store(kernel, shape, 1128, torch.float32, CPU, "q8")
+        return ApproximateRunner(native_model, SinkCache(native_model.new_cache(1128, store=store), settings), 64)
+
+    used, fresh, prompt = runner(), runner(), TokenSequence(ids(900))
+    list(used.prefill(prompt))
+    sequence = TokenSequence([*ids(900)[:cut], *ids(40, 2)])
+    found = used.rows(sequence)
+    list(fresh.prefill(sequence))
+    assert torch.equal(found, fresh.rows(sequence))
+    assert used.cache.length == used.num_cached == len(sequence)
+
+
 def test_heads_keep_different_tokens_and_the_heaviest(model):
     cache = new_cache(model, CACHES["H2O"], 8)
     chosen, keep = [], cache.keep
@@ -187,7 +206,8 @@ def test_a_rollback_within_reach_runs_nothing_again(model, kind):
     assert cache.truncate(20) == cache.length == 0
 
 
-def test_an_interrupted_eviction_starts_over(model, kind, monkeypatch):
+@pytest.mark.parametrize("is_told", [False, True])
+def test_an_interrupted_eviction_starts_over(model, kind, monkeypatch, is_told):
     runner, sequence = new_runner(model, kind), TokenSequence(ids(60))
     cache, keep = runner.cache, runner.cache.keep
 
@@ -202,6 +222,8 @@ def test_an_interrupted_eviction_starts_over(model, kind, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         list(runner.prefill(sequence))
     assert cache.length == 0
+    if is_told:
+        runner.truncate(0)  # after which no token is cached that the next call would miss
     assert torch.allclose(runner.rows(sequence), new_runner(model, kind).rows(sequence), atol=1e-4)
 
 

@@ -91,3 +91,13 @@ def test_the_native_kernels_blocks_are_refused(tiny_model_dir):
         pytest.skip("the native kernel is not built")
     with pytest.raises(SettingsError, match="torch's attention"):
         mean_map(Runner(native, native.new_cache(20)), TEXT, 16)
+
+
+def test_models_whose_layers_differ_and_texts_that_are_too_short_are_refused(model, monkeypatch):
+    with pytest.raises(SettingsError, match="150 tokens are too few"):
+        finished(concentration(Runner(model, model.new_cache(200)), TEXT))
+    monkeypatch.setattr(type(model.shape), "is_uniform", False)
+    with pytest.raises(SettingsError, match="not measured"):
+        finished(concentration(Runner(model, model.new_cache(200)), TEXT, SHARE, LEAST))
+    with pytest.raises(SettingsError, match="not measured"):
+        finished(score_masked(model, TEXT, LAST, None))

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from offload.architecture.known_models import KNOWN
-from offload.errors import FetchError, ModelNotFound
-from offload.loading.hub.download import describe_source, dimensions
+from offload.errors import FetchError, ModelNotFound, UnsupportedModel
+from offload.loading.hub.download import describe_source, dimensions, locate
 from offload.loading.hub.registry import EMBEDDED_KNOWN, HUB_MODELS, ModelSource, resolve
 
 
@@ -118,3 +118,10 @@ def test_the_dimensions_of_a_gguf_file_come_from_its_header(tmp_path, llama_dir)
 def test_a_name_that_the_hub_would_refuse_is_no_hub_id(name):
     with pytest.raises(ModelNotFound, match="no model at"):
         resolve(name)
+
+
+@pytest.mark.parametrize("name", ["InternLM-7B", "internlm/internlm-20b"])
+def test_a_model_for_plans_alone_is_not_downloaded(name, tmp_path):
+    with pytest.raises(UnsupportedModel, match="for plans alone") as raised:
+        locate(name, tmp_path)
+    assert raised.value.hint.startswith("triforce profile --model InternLM")

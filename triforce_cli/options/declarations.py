@@ -92,7 +92,8 @@ def _complete_model(incomplete: str) -> list[str]:
     from offload.loading.hub.bundled import EMBEDDED
     from offload.loading.hub.registry import HUB_MODELS
 
-    return [name for name in (*EMBEDDED, *HUB_MODELS) if name.lower().startswith(incomplete.lower())]
+    names = (*EMBEDDED, *(name for name, model in HUB_MODELS.items() if not model.is_for_plans))
+    return [name for name in names if name.lower().startswith(incomplete.lower())]
 
 
 def complete_profile(incomplete: str) -> list[str]:

@@ -134,8 +134,8 @@ def warn_of_chunks(
         return
     for asked, used in dict.fromkeys((each.chunk, model.selected_chunk(each, tokens, offloaded)) for each in methods):
         if used is not None and used != asked:
-            why = f"whole blocks of the cache are selected here, and no more than {MOST_CHUNKS:,} chunks"
-            terminal.warn(f"--chunk {asked} runs as {used}: {why}")
+            few = f", and no more than {MOST_CHUNKS:,} chunks" if tokens > MOST_CHUNKS * asked else ""
+            terminal.warn(f"--chunk {asked} runs as {used}: whole blocks of the cache are selected here{few}")
 
 
 def check_experts(placement: Placement, shape: Dimensions, has_one_memory: bool) -> None:

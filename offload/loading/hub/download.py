@@ -10,13 +10,13 @@ from ...architecture.dims import Dimensions
 from ...architecture.hf_config import read_shape
 from ...architecture.known_models import KNOWN, known_name, published_bits
 from ...architecture.parameters import WeightBits
-from ...errors import CheckpointError, FetchError, ModelNotFound, TriforceError
+from ...errors import CheckpointError, FetchError, ModelNotFound, TriforceError, UnsupportedModel
 from ...system.machine import default_home
 from ..formats.safetensors import QUANTIZED_FILE, Checkpoint, FolderCheckpoint
 from ..formats.tensor_checks import average_bits
 from .bundled import discard, fetch_embedded, installed_path, is_outdated
 from .pickled import convert_pickled, converted_folder, is_pickled
-from .registry import EVERY_FORM, ModelSource, did_you_mean, is_hub_id, resolve
+from .registry import EVERY_FORM, HUB_MODELS, ModelSource, did_you_mean, is_hub_id, resolve
 from .staging import check_model_files
 
 FetchProgress = Callable[[str, int, int], None]  # the current step, units done, units in all
@@ -43,12 +43,14 @@ def locate(name: str, home: Path | None = None, progress: FetchProgress = silent
             embedded model, and convert weights that exist only pickled. Without it they are refused.
 
     Raises:
-        ModelNotFound, FetchError, CheckpointError.
+        ModelNotFound, FetchError, CheckpointError, UnsupportedModel.
     """
     source, home = resolve(name), home or default_home()
     if source.kind == "embedded":
         return _embedded(source.target, home, progress, refresh)
     if source.kind == "hub":
+        if source.known in HUB_MODELS and HUB_MODELS[source.known].is_for_plans:
+            raise UnsupportedModel(f"{source.known} is for plans alone", f"triforce profile --model {source.known}")
         return _from_hub(source.target, home, progress, refresh)
     path = Path(source.target)
     return _unpickled(path, name, home, progress, refresh) if is_pickled(path) else path

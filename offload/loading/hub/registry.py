@@ -26,8 +26,14 @@ class HubModel:
     id: str
     note: str
 
+    @property
+    def is_for_plans(self) -> bool:
+        """Return whether only its dimensions are known here: nothing computes its architecture."""
+        return _PLANS in self.note
+
 
 _GATED = "Llama {} Community License; gated: accept it on the model's page, then `hf auth login`"
+_PLANS = "for plans alone"
 _PICKLED = "; pickled weights, which `triforce pull` converts once"
 _PUBLISHED = {  # licence, and what the hub asks for before a download -> hub ids
     f"Llama 2 Community License{_PICKLED}": (
@@ -49,7 +55,7 @@ _PUBLISHED = {  # licence, and what the hub asks for before a download -> hub id
         "TinyLlama/TinyLlama-1.1B-Chat-v1.0"
     ),
     f"Apache 2.0{_PICKLED}": "princeton-nlp/Sheared-LLaMA-1.3B",
-    "Apache 2.0; for plans alone: its architecture does not run here": "internlm/internlm-7b internlm/internlm-20b",
+    f"Apache 2.0; {_PLANS}: its architecture does not run here": "internlm/internlm-7b internlm/internlm-20b",
     "Qwen Research License": "Qwen/Qwen2.5-3B-Instruct",
     "Qwen License": "Qwen/Qwen2.5-72B-Instruct",
     "MIT": (

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
-
-from torch import Tensor
+from typing import TYPE_CHECKING, NamedTuple
 
 from ...memory.tree_attention import ROOT, Tree, tree_of
 from ...settings.tree_settings import TreeSampling
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 __all__ = ["ROOT", "Tree", "Verdict", "Visit", "chain", "k_ary", "paths", "tree_of", "visits", "within"]
 
