@@ -68,6 +68,7 @@ class PackedStore(Store):
 
     grain = BLOCK
 
+    @torch.inference_mode(False)
     def __init__(
         self, kernel: Kernel, shape: ModelShape, capacity: int, dtype: torch.dtype, kind: str, tiers: None = None
     ) -> None:
