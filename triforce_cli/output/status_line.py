@@ -157,7 +157,7 @@ class PrefillBar(Live):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._terminal, self._label, self._meter, self._pass_tokens = terminal, visible(label), meter, pass_tokens
-        self._clock, self._started = clock, clock()
+        self._clock, self._began = clock, clock()  # Live has attributes of its own: `_started` is one
         self._event, self._done = Prefilled(0, 0), 0.0
         # It must not touch sys.stdout, which belongs to the text.
         options = {"transient": True, "redirect_stdout": False, "redirect_stderr": False, "refresh_per_second": 10}
@@ -190,7 +190,7 @@ class PrefillBar(Live):
         if self._event.restored:
             return [Segment("reading the cache", "green", dropped=1)]
         computed = self._done - self._meter.cached_tokens
-        seconds = self._clock() - self._started - (self._meter.restore_s or 0.0)
+        seconds = self._clock() - self._began - (self._meter.restore_s or 0.0)
         if computed <= 0 or seconds <= 0:
             return []
         left = time_left((self._event.total - self._done) * seconds / computed)
