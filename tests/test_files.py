@@ -5,7 +5,9 @@ import subprocess
 import sys
 import time
 
-from offload.system.files import TEMPORARY, remove_leftovers, temporary_for
+import pytest
+
+from offload.system.files import TEMPORARY, remove_leftovers, replace_file, temporary_for
 
 KILLED = """
 import os, sys, time
@@ -49,3 +51,9 @@ def test_a_file_that_is_being_written_is_left_alone(tmp_path):
     os.close(handle)
     remove_leftovers(tmp_path / "out.txt")
     assert not os.path.exists(name)
+
+
+def test_an_error_names_the_file_that_was_asked_for(tmp_path):
+    with pytest.raises(FileNotFoundError) as raised:
+        replace_file(tmp_path / "none" / "answer.txt", b"text")
+    assert raised.value.filename == str(tmp_path / "none" / "answer.txt")

@@ -48,7 +48,10 @@ def replace_file(path: Path, *data: bytes | memoryview) -> None:
 
 def temporary_for(path: Path) -> tuple[int, str]:
     """Return the descriptor and the name of a new file beside `path`, its owner's only. Raises OSError."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=_prefix(path))
+    try:
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=_prefix(path))
+    except OSError as error:  # it names a file that nobody asked for
+        raise OSError(error.errno, error.strerror, str(path)) from error
     _written.add(name)
     _lock(handle)
     return handle, name
