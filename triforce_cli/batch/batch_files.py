@@ -197,9 +197,9 @@ class Survey:
 def survey(file: BatchFile, opened: ModelRequest, finished: Collection[Id]) -> Survey:
     """Read all lines once. What is wrong with a line is left to the second reading.
 
-    Raises PromptError if there is no line at all.
+    Raises PromptError if there is no line at all, and for several of which none is a request: it is another file.
     """
-    answered = requests = 0
+    answered = requests = wrong = 0
     longest: list[tuple[float, int, int]] = []  # a heap: the size in tokens, as guessed, and where the line is
     usual = opened.settings.generation.max_new_tokens
     for line in file.lines():
@@ -208,11 +208,14 @@ def survey(file: BatchFile, opened: ModelRequest, finished: Collection[Id]) -> S
             answered += 1
             continue
         requests += 1
+        wrong += size == 0
         heapq.heappush(longest, (size, line.number, line.start))
         if len(longest) > _CANDIDATES:
             heapq.heappop(longest)
     if not requests and not answered:
         raise PromptError(f"{file.name} has no requests", EXAMPLE)
+    if 1 < wrong == requests and not answered:
+        raise PromptError(f"none of the {wrong:,} lines of {file.name} is a request", EXAMPLE)
     places = [(number, start) for _, number, start in sorted(longest, reverse=True)]
     return Survey(requests, answered, _longest(file, opened, places))
 

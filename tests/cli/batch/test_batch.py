@@ -220,6 +220,8 @@ def test_standard_input_and_pipes(triforce, prompts):
     found = by_id(triforce("generate", "--batch", "-", *GREEDY, stdin=lines.removesuffix(b"\n")).stdout)
     assert set(found) == {"a", "b"}
     assert_error(triforce("generate", "--batch", "-", stdin=b" \n\n"), 2, "standard input has no requests")
+    book = b"Call me Ishmael.\n\nSome years ago\n"
+    assert_error(triforce("generate", "--batch", "-", stdin=book), 2, "none of the 2 lines of standard input")
 
 
 def test_wrong_use(triforce, prompts, tmp_path):
