@@ -98,7 +98,7 @@ class EvictingCache(ApproximateCache):
 
     @property
     def room(self) -> int:
-        """Return how many tokens the next pass may have."""
+        """Return how many tokens the next pass may have; after an interrupted eviction, those of an empty cache."""
         self._recover()
         free = self.capacity - self._full.length
         if free and self.observes:
