@@ -114,7 +114,8 @@ def chunk_of(
     crosses the end of a page. `in_blocks`: pages lie in the kernel's blocks. Other arguments as of `retrieval_bytes`.
     """
     grain = PAGE_GRAIN if (offloaded and in_blocks) or (in_place and device == "cpu") else 1
-    span = 0 if not offloaded else _MOST if settings.chunk > LEAST_PAGE else LEAST_PAGE  # a page is one of the two: no chunk crosses its end
+    # A page has one of the two sizes, and no chunk crosses its end.
+    span = 0 if not offloaded else _MOST if settings.chunk > LEAST_PAGE else LEAST_PAGE
     selected = KV_FORMATS[selected_format(settings)]
     if not KV_FORMATS[kv].is_plain or (not selected.is_plain and (in_place or device != "cpu")):
         grain = max(grain, KV_FORMATS[kv].grain, selected.grain)

@@ -49,7 +49,9 @@ def concentration(
     """
     shape, sequence = runner.model.shape, TokenSequence()
     if len(ids) < least:
-        raise SettingsError(f"{len(ids):,} tokens are too few to measure how attention is spread", f"give a text of {least:,} or more")
+        raise SettingsError(
+            f"{len(ids):,} tokens are too few to measure attention", f"give a text of {least:,} or more"
+        )
     received = torch.zeros(shape.layers, shape.kv_heads, len(ids))
     kept, sparsity = torch.zeros(shape.layers), torch.zeros(shape.layers)
     rows = max(len(ids) - least + 1, 0)
