@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from .disk_pages import DiskPages
 from .link import Link, Pair, TransferFailed
 
 
@@ -17,16 +16,19 @@ class PrefetchItem(NamedTuple):
     """A copy of `source[key]` to the device. Items with the same `key` have the same content."""
 
     key: Any
-    source: Tensor | DiskPages
+    source: Any  # Tensor, DiskPages or PackedPages
 
     def copies(self, buffer: Tensor) -> list[Pair]:
-        """Return the copy that fills a buffer."""
-        return [(buffer, self.source[self.key])]
+        """Return the copy that fills a buffer, or its beginning."""
+        return [(self.filled(buffer), self.source[self.key])]
+
+    def filled(self, buffer: Tensor) -> Tensor:
+        """Return the part of a buffer that the copy fills: packed pages are smaller than others."""
+        nbytes = self.source[self.key].nbytes
+        return buffer if nbytes == buffer.nbytes else buffer[:nbytes]
 
 
-def prefetch_order(
-    pages: Tensor | DiskPages, num_streamed: int, passes: int, last_visits: int = 1
-) -> Iterator[PrefetchItem]:
+def prefetch_order(pages: Any, num_streamed: int, passes: int, last_visits: int = 1) -> Iterator[PrefetchItem]:
     """Yield the pages that passes over each layer stream. It must not refer to the store, which refers to it.
 
     `last_visits`: how many of the model's layers attend to the last layer of the store.

@@ -22,6 +22,7 @@ from .host_attention import Balance, HostAttention, HostResult, Stopwatch, add_f
 from .host_memory import Pinning, allocator, copy_bytes
 from .link import DISK_COST, LINK_COST, Link
 from .open_pages import OpenPages
+from .packed_pages import PackedPages
 from .page import PageLayout
 from .prefetch import PrefetchItem, PrefetchRing, prefetch_order
 
@@ -37,7 +38,7 @@ class Tiers(Generic[Layout]):
     ring: PrefetchRing
     balance: Balance
     host: HostAttention | None  # None: every page is streamed
-    pages: Tensor | DiskPages  # [layers, pages, numbers] in host memory, or on disk
+    pages: Tensor | DiskPages | PackedPages  # [layers, pages, numbers] in host memory, or on disk
     open_pages: OpenPages
     pinning: Pinning | None  # of `pages`, which may still be under way
     last_visits: int  # how many of the model's layers attend to the last layer of the store
@@ -62,7 +63,10 @@ class Tiers(Generic[Layout]):
     @property
     def read_cost(self) -> float:
         """Return the estimated time to read a byte in a pass, as in `Store`."""
-        return DISK_COST if isinstance(self.pages, DiskPages) else LINK_COST
+        pages, share = self.pages, 1.0
+        if isinstance(pages, PackedPages):
+            pages, share = pages.stored, self.format.page_bytes / self.format.plain_bytes
+        return share * (DISK_COST if isinstance(pages, DiskPages) else LINK_COST)
 
     def prepare(self) -> Iterator[tuple[int, int]]:
         """Wait until the pages are pinned, as in `Store`."""
@@ -143,8 +147,8 @@ class Tiers(Generic[Layout]):
     def _streamed(self, layer: int) -> Iterator[tuple[int, Tensor]]:
         """Yield the pages of a layer that are streamed: number, and the buffer, valid until the next one."""
         for page in range(self.num_streamed):
-            buffer = self.ring.take(PrefetchItem((layer, page), self.pages))
-            yield page, buffer
+            buffer = self.ring.take(item := PrefetchItem((layer, page), self.pages))
+            yield page, item.filled(buffer)
             self.ring.release(buffer)
             if self.ring.seconds is not None:
                 self.balance.observe_link(self.ring.seconds)
@@ -175,7 +179,9 @@ class Tiers(Generic[Layout]):
         The indices are broadcast to `[n, count]`, and in host memory.
         """
         layer, page, head, grain = where = torch.broadcast_tensors(layer, page, head, grain)
-        if isinstance(self.pages, DiskPages):
+        if isinstance(self.pages, PackedPages):
+            picked = self.to_device(self.pages.read_grains(self.link, *where)).unflatten(0, layer.shape)
+        elif isinstance(self.pages, DiskPages):
             picked = self.on_device(self.pages.read_grains(self.link, self.format, *where))
         else:
             grains = self.format.grains(self.pages)  # [layers, pages, kv_heads, grains, ...]

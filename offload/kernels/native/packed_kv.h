@@ -263,7 +263,7 @@ static void unpack_run(struct run *r) {
             read_codes(column_at(r, which, i), r->call->plane);
         for (int span = 0; span < RUN_SPANS; span++) {
             struct patches p = patches_of(r->to, dim, span, which);
-            for (int i = 0; i < p.count; i++)
+            for (int i = 0; i < p.count && p.first[i].at < 2 * BLOCK * dim; i++)
                 r->words[which][2 * span + p.first[i].at / (BLOCK * dim)][p.first[i].at % (BLOCK * dim)] = p.first[i].value;
         }
     }
