@@ -212,6 +212,7 @@ def _drafters(runners: Runners, settings: Speculation, sampler: Sampler, group: 
     """Return the method's drafter, if it has one."""
     kind = drafter_kind(settings)
     if kind == MODEL:
+        assert runners.draft is not None
         is_parallel = runners.draft.model.shape.mask_token is not None
         return [(ParallelDrafter if is_parallel else ModelDrafter)(runners.draft, sampler, group)]
     return [runners.lookup] if kind == LOOKUP else []

@@ -90,8 +90,8 @@ def sized_tree(
         seconds = sum(map(draft_s, [tree.depth] if in_one_pass else rows)) + verify_s(len(parents) + 1)
         return SizedTree(parents, expected_tokens(parents, acceptance), seconds)
     if shape.kind == "best":
-        more = {"may_pause": False, "in_one_pass": in_one_pass}
-        return fastest_tree(acceptance, draft_s, verify_s, shape.nodes, DEEPEST, sizes=(), **more)
+        times = draft_s, verify_s
+        return fastest_tree(acceptance, *times, shape.nodes, DEEPEST, (), may_pause=False, in_one_pass=in_one_pass)
     if shape.kind == "chain":
         first = tuple(row[:1] for row in acceptance) if isinstance(acceptance[0], tuple) else acceptance[:1]
         return fastest_tree(first, draft_s, verify_s, DEEPEST, DEEPEST, in_one_pass=in_one_pass)

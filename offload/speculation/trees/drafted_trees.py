@@ -170,8 +170,8 @@ class FastestTrees(BestTrees):
     def _fastest(self, rates: tuple[float, ...], draft_s: RowTimes, verify_s: RowTimes, most_rows: int) -> SizedTree:
         if self._shape.kind != "auto":
             return sized_tree(self._shape, rates, draft_s, verify_s, self._in_one_pass)
-        nodes, more = min(self._nodes, most_rows - 1), {"depths": _DEPTHS, "in_one_pass": self._in_one_pass}
-        return fastest_tree(rates, draft_s, verify_s, nodes, DEEPEST, may_pause=False, **more)
+        sizes, once = (min(self._nodes, most_rows - 1), DEEPEST), self._in_one_pass
+        return fastest_tree(rates, draft_s, verify_s, *sizes, may_pause=False, depths=_DEPTHS, in_one_pass=once)
 
 
 def _cut(tree: SizedTree, depth: int) -> SizedTree:
