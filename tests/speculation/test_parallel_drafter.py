@@ -213,9 +213,12 @@ def test_a_plan_knows_that_a_draft_takes_one_pass():
         ({"pard_token": -1}, CheckpointError, "pard_token"),
         ({"pard2": True}, UnsupportedModel, "PARD-2 .* pickle"),
         ({"spd_type": "pard2"}, UnsupportedModel, "PARD-2 .* pickle"),
+        ({}, UnsupportedModel, "PARD-2 .* pickle"),
     ],
 )
 def test_wrong_folders_are_refused(tmp_path, changes, error, message):
+    if not changes:
+        (tmp_path / "warp_model.bin").touch()
     make_hf_model("llama", vocab_size=VOCAB, num_hidden_layers=1, **changes).save_pretrained(tmp_path)
     with pytest.raises(error, match=message):
         FolderCheckpoint(tmp_path)
