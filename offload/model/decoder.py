@@ -5,7 +5,7 @@ Rows are flat, `[tokens, hidden]`, whichever sequence they belong to.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, partial
 
@@ -293,7 +293,7 @@ class Model:
         return logits.div_(cap).tanh_().mul_(cap) if cap else logits
 
 
-def joined(parts: Sequence[Tensor]) -> Tensor:
+def joined(parts: list[Tensor]) -> Tensor:
     """Return rows of one width, side by side; a single part is not copied."""
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 

@@ -7,7 +7,7 @@ common prefix, and runs the other tokens.
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
@@ -23,6 +23,7 @@ from .recorded_passes import recorded_passes
 from .steps import AT_ONCE, Step
 
 if TYPE_CHECKING:
+    from ...caches.full import FullCache
     from ...caches.protocol import KVCache
     from ...caches.selected import SelectedCache
     from ...memory.tree_attention import Tree
@@ -87,7 +88,8 @@ class Runner:
         if cached <= first or self.kept.first <= first <= cached <= self.kept.length:
             return cached
         first -= first % self._chunk  # chunks, and so the bits of torch's sums, are those of a fresh prompt
-        return first if self.cache.continues(first) else cached
+        cache = cast("FullCache", self.cache)  # prompts are read into full caches
+        return first if cache.continues(first) else cached
 
     def prefill(self, sequence: TokenSequence, end: int | None = None) -> Generator[Prefilled]:
         """Run the sequence's tokens that are not in the cache, a chunk at a time. Closing it early keeps whole chunks.
