@@ -31,6 +31,7 @@ from ...settings.methods import LOOKUP, METHODS, MIDDLES, MODEL
 from ...settings.tree_settings import TreeSampling
 from ..auto.adaptive import HORIZON, AdaptiveScheduler
 from ..drafters.drafter import SELECTED_PRIOR, Drafter, DraftRunner, ModelDrafter, SelectedDrafter
+from ..drafters.heads import HeadDrafter, HeadRunner
 from ..passes.estimators import ROW_COST
 from ..trees.drafted_trees import DraftTrees, draft_trees
 from .level import Level, Verifier
@@ -131,7 +132,7 @@ class Runners:
 
     full: Runner
     middle: SelectedRunner | None
-    draft: DraftRunner | None
+    draft: DraftRunner | HeadRunner | None
     lookup: LookupDrafter
     alternative: SelectedRunner | None = None
 
@@ -205,5 +206,6 @@ def _drafters(runners: Runners, settings: Speculation, sampler: Sampler, group: 
     """Return the method's drafter, if it has one."""
     kind = drafter_kind(settings)
     if kind == MODEL:
-        return [ModelDrafter(runners.draft, sampler, group)]
+        cls = HeadDrafter if isinstance(runners.draft, HeadRunner) else ModelDrafter
+        return [cls(runners.draft, sampler, group)]
     return [runners.lookup] if kind == LOOKUP else []
