@@ -65,15 +65,14 @@ class Model:
         self.barred: Tensor | None = None  # see `bar`
         self.experts_run: Callable[[], ExpertsRun] | None = None  # what those in host memory have done; None without
         self.taps: tuple[int, ...] = ()  # see `tap`
-        self._tapped_rows = 1
-        self._embedding = embedding
+        self.embedding = embedding
         self._layers, self._layer_embeddings = layers, layer_embeddings
         self._norm, self._norm_bias = norm, norm_bias
         self.dtype = dtype or norm.dtype
         scale = shape.embedding_scale
         self._embedding_scale = torch.tensor(scale, dtype=self.dtype).item() if shape.rounds_embedding_scale else scale
         self._passes = [LayerPass(spec, shape, operations) for spec in shape.specs]
-        self._head = head
+        self.output_head = head
         self._read_costs: dict[int, float] = {}  # by tokens
         self._progress = (0, 0)  # tokens of the forward pass under way, and the layers that it has run
 
@@ -94,14 +93,13 @@ class Model:
         own = [token for token in ids if token < self.shape.vocab]
         self.barred = torch.tensor(own, device=self.device) if own else None
 
-    def tap(self, layers: Iterable[int], rows: int) -> None:
+    def tap(self, layers: Iterable[int]) -> None:
         """Leave from now on, behind each hidden row that a pass returns, the rows that enter some `layers`.
 
-        They follow in the order of the layers: `[tokens, (1 + taps) * hidden]`. The output itself enters no layer, and
-        is always there. Of a prompt that is run layer by layer, the rows of the last `rows` tokens are returned.
+        They follow in the order of the layers: `[tokens, (1 + taps) * hidden]`. The output itself, which the number of
+        layers stands for, is always there. See `tapped`.
         """
         self.taps = tuple(sorted({layer for layer in layers if layer < self.shape.layers}))
-        self._tapped_rows = rows
 
     def rope(self, length: int) -> Rope:
         """Return the rotations for a sequence that may reach `length` tokens, for all of its caches to share."""
@@ -164,7 +162,7 @@ class Model:
 
     def embed(self, ids: Tensor) -> Tensor:
         """Return the rows `[tokens, hidden]` of the embedding for `ids` `[tokens]`."""
-        rows = self._embedding(ids)
+        rows = self.embedding(ids)
         return rows if self._embedding_scale == 1.0 else rows * self._embedding_scale
 
     def _query_scales(self, cache: Attends) -> Tensor | None:
@@ -210,7 +208,7 @@ class Model:
     def _read_cost(self, tokens: int) -> float:
         streamed = getattr(self._layers, "read_cost", None)
         layers = sum(layer.linear_bytes(tokens) for layer in self._layers) if streamed is None else streamed
-        return layers + sum(tensor.nbytes for tensor in self._head.tensors())
+        return layers + sum(tensor.nbytes for tensor in self.output_head.tensors())
 
     def layers(self) -> Iterator[Layer]:
         """Iterate over the layers; one may be valid only until the next one is taken."""
@@ -218,11 +216,11 @@ class Model:
 
     def with_weights(self, layers: Iterable[Layer], head: Linear | None = None) -> Model:
         """Return a model of the same shape with other layers, and maybe another head; all else is shared."""
-        head = self._head if head is None else head
+        head = self.output_head if head is None else head
         model = Model(
             self.shape,
             self.operations,
-            self._embedding,
+            self.embedding,
             layers,
             self._norm,
             head,
@@ -231,7 +229,7 @@ class Model:
             self.dtype,
             self._layer_embeddings,
         )
-        model.tap(self.taps, self._tapped_rows)
+        model.tap(self.taps)
         return model
 
     @property
@@ -245,15 +243,17 @@ class Model:
         is_alone = self.operations.kernel is not None and self.group.size == 1
         return is_alone and self.keeps_weights and self.shape.is_native
 
-    def forward_by_layers(self, ids: Tensor, cache: FullCache, chunk: int) -> Generator[int, None, Tensor]:
+    def forward_by_layers(
+        self, ids: Tensor, cache: FullCache, chunk: int, rows: int = 1
+    ) -> Generator[int, None, Tensor]:
         """Run `forward` layer by layer, each in chunks of `chunk` tokens: a layer's offloaded KV is then read once, not
         once a chunk.
 
-        Yields the number of layers done, and returns the hidden rows of the last chunks: of as many tokens as `tap`
-        says, and of at least one. If the generator is closed early, the cache stays at its committed length.
+        Yields the number of layers done, and returns the hidden rows of the last chunks, of `rows` tokens at least. If
+        the generator is closed early, the cache stays at its committed length.
         """
         tapped: list[Tensor] = []
-        last = slice(max(len(ids) - self._tapped_rows, 0) // chunk, None)
+        last = slice(max(len(ids) - rows, 0) // chunk, None)
         with torch.inference_mode():
             cache.begin(len(ids), chunk=chunk)
             parts = [self.embed(part) for part in ids.split(chunk)]
@@ -284,9 +284,19 @@ class Model:
         """Return the rows `[tokens, hidden]` after the final norm, of hidden rows as `logits` takes them."""
         return self._passes[0].norm(hidden[:, : self.shape.hidden].contiguous(), self._norm, self._norm_bias)
 
+    def tapped(self, rows: Tensor, layers: Iterable[int]) -> Tensor:
+        """Return, of rows that a pass returned, those of some `layers` side by side: `[tokens, layers * hidden]`.
+
+        `layers` are of `taps`, or the number of layers for the output, before the final norm.
+        """
+        parts = rows.split(self.shape.hidden, dim=1)
+        return torch.cat(
+            [parts[0 if layer == self.shape.layers else 1 + self.taps.index(layer)] for layer in layers], 1
+        )
+
     def head(self, normed: Tensor) -> Tensor:
         """Return logits `[tokens, vocab]` in fp32 of rows `[tokens, hidden]` after the final norm."""
-        logits = self._head.wide(normed)
+        logits = self.output_head.wide(normed)
         if self.shape.logit_scale != 1.0:
             logits.mul_(self.shape.logit_scale)
         cap = self.shape.logit_cap

@@ -23,7 +23,7 @@ PARENTS = (-1, 0, 0, 1, 1, 2)
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     model = make_model(tmp_path_factory.mktemp("tapped"), torch.bfloat16)
-    model.tap(TAPS, WINDOW)
+    model.tap(TAPS)
     return model
 
 
@@ -48,7 +48,7 @@ def test_rows_are_those_that_enter_layers(tmp_path):
     reference = make_hf_model("llama", num_hidden_layers=4)
     reference.save_pretrained(tmp_path)
     model = load_model(FolderCheckpoint(tmp_path), torch.float32, CPU, lambda done, total: None)
-    model.tap((3, 1, 4), WINDOW)  # 4 is the output, which is there in any case
+    model.tap((3, 1, 4))  # 4 is the output, which is there in any case
     rows = model.forward(torch.tensor(ids(20)), model.new_cache(20))
     with torch.no_grad():
         expected = reference(torch.tensor([ids(20)]), output_hidden_states=True)

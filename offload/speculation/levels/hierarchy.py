@@ -38,6 +38,7 @@ from ..drafters.drafter import (
     ParallelDrafter,
     SelectedDrafter,
 )
+from ..drafters.heads import HeadDrafter, HeadRunner
 from ..passes.estimators import ROW_COST
 from ..trees.drafted_trees import DraftTrees, draft_trees
 from .level import Level, Verifier
@@ -138,7 +139,7 @@ class Runners:
 
     full: Runner
     middle: SelectedRunner | None
-    draft: DraftRunner | None
+    draft: DraftRunner | HeadRunner | None
     lookup: LookupDrafter
     alternative: SelectedRunner | None = None
 
@@ -213,6 +214,8 @@ def _drafters(runners: Runners, settings: Speculation, sampler: Sampler, group: 
     kind = drafter_kind(settings)
     if kind == MODEL:
         assert runners.draft is not None
+        if isinstance(runners.draft, HeadRunner):
+            return [HeadDrafter(runners.draft, sampler, group)]
         is_parallel = runners.draft.model.shape.mask_token is not None
         return [(ParallelDrafter if is_parallel else ModelDrafter)(runners.draft, sampler, group)]
     return [runners.lookup] if kind == LOOKUP else []

@@ -77,6 +77,12 @@ class Runner:
         if window != (0 if self.kept is None else self.kept.window):
             self.kept = HiddenRows(window) if window else None
 
+    def rows_kept(self, sequence: TokenSequence) -> range:
+        """Return the positions of the tokens, of those that a sequence still has, whose rows are kept."""
+        if self.kept is None or self._marks is not sequence.marks:
+            return range(0)
+        return range(self.kept.first, min(self.kept.length, sequence.marks.unchanged(self)))
+
     def without_rows(self, length: int, cached: int) -> int:
         """Return after how many of `cached` tokens a prompt of `length` has to go on, for its last rows to be kept.
 
@@ -112,7 +118,8 @@ class Runner:
         """Run the prompt in one pass. Closing it early keeps nothing. Progress by layers is reported in tokens."""
         cached, ids = self.num_cached, sequence.tokens[self.num_cached : end]
         self._last = None
-        run = self.model.forward_by_layers(self._id_tensor(ids), self.cache, self._chunk)
+        rows = 1 if self.kept is None else self.kept.window
+        run = self.model.forward_by_layers(self._id_tensor(ids), self.cache, self._chunk, rows)
         try:
             while True:
                 yield Prefilled(cached + (len(ids) - 1) * next(run) // self.model.shape.layers, len(sequence))
