@@ -46,7 +46,8 @@ class HeadRunner:
         self.reach = rows_needed(head, settings)
         self._true = 0  # slots in the cache, from the first on, whose features come from the full cache's rows
         self._first = 0  # the first slot that is in the cache
-        self._rows: Tensor | None = None  # of the last slots: [1, hidden], and of a tree's root and nodes
+        self._last: Tensor | None = None  # [1, hidden], of the last slot before drafted ones
+        self._rows: Tensor | None = None  # of the last slot: [1, hidden]; of a tree those of its root and nodes
         self._tree: Tree | None = None
         self._marks: Watermarks | None = None
 
@@ -67,22 +68,27 @@ class HeadRunner:
         """Return the row `[1, hidden]` of the last slot of a sequence, from which its next token is drafted."""
         assert not draft, "a head verifies nothing"
         end = len(sequence) - 1
-        self._follow(sequence, end)
+        if self._follow(sequence, end) and self._last is not None:
+            self._rows = self._last
+            return self._rows
         tokens = upload(torch.tensor(sequence.tokens[self.cache.length + 1 :]), self.model.device)
         for ids in tokens.split(self._most):
             features = self._features(sequence, self.cache.length, len(ids))
-            rows = self.model.run(ids, features, self.cache)
-            self._rows = rows[-1:]
+            self._last = self._rows = self.model.run(ids, features, self.cache)[-1:]
         self._true = max(self._true, min(end, self.sources[0].rows_kept(sequence).stop))
-        self._tree = None
         return self._rows
 
-    def _follow(self, sequence: TokenSequence, end: int) -> None:
-        """Drop the slots that are not the sequence's, or not true ones, and those before the window of `end`."""
+    def _follow(self, sequence: TokenSequence, end: int) -> bool:
+        """Drop the slots that are not the sequence's, or not true ones, and those before the window of `end`.
+
+        Return whether all slots before `end` stay, and no others are there.
+        """
         unchanged = sequence.marks.unchanged(self) if sequence.marks is self._marks else 0
         sequence.marks.update(self, len(sequence))
-        self._marks = sequence.marks
-        kept = max(min(unchanged - 1, self._true, end - 1), 0)  # at least one slot is run, for its row
+        self._marks, self._tree = sequence.marks, None
+        kept = max(min(unchanged - 1, self._true), 0)
+        if self._last is None or kept != end:
+            kept = min(kept, end - 1)  # at least one slot is run, for its row
         self._true = min(self._true, kept)
         if kept < self._first or self.cache.truncate(min(kept, self.cache.length)) < kept:
             self.cache.truncate(0)
@@ -92,6 +98,7 @@ class HeadRunner:
             self.cache.truncate(0)
             self.cache.skip(first)
             self._first = first
+        return self.cache.length == end
 
     def _kept(self, sequence: TokenSequence) -> dict[range, Runner]:
         """Return the positions whose rows each source has, of the full cache first."""
