@@ -20,9 +20,9 @@ from ..kernels.ops import Operations
 from ..model.decoder import Model
 from ..model.heads import MTP, Eagle3, Head
 from ..parallel import ALONE
+from .checkpoint_json import read_json
 from .formats.layer_tensors import Sizes, checkpoint_sizes, layer_sizes
 from .formats.safetensors import FolderCheckpoint, weight_files
-from .tokenizers.tokenizer_errors import read_json
 from .weight_reader import WeightReader
 from .weights import load_layer
 
