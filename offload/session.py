@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from .events import Event, Finished, Pinned, Tokens
 from .sequence import TokenSequence
-from .settings.config import EXACT, GenerationConfig, Sampling, Speculation
+from .settings.config import GenerationConfig, Sampling, Speculation
 from .settings.method_sizes import (
     draft_chunk,
     drafter_kind,
     forgets,
+    format_of,
     has_alternative,
     has_draft_model,
     has_middle,
@@ -19,7 +20,7 @@ from .settings.method_sizes import (
     sized,
     tail_tokens,
 )
-from .settings.methods import LOOKUP, METHODS, MIDDLES
+from .settings.methods import LOOKUP, METHODS
 from .speculation.drafters.drafter import DraftRunner
 from .speculation.drafters.ngram import LookupDrafter
 from .speculation.levels.approximate import approximate_runner, approximation
@@ -199,7 +200,7 @@ class Session:
             settings.budget,
             settings.chunk,
             settings.rebuild_every,
-            settings.retrieval_kv if MIDDLES[kind].scores else EXACT,
+            format_of(kind, settings),
             tail_tokens(settings),
         )
         if use not in self._middles or self._middles[use][0] != key:
