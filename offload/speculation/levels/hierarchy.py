@@ -190,6 +190,7 @@ def build(
         top = level(full, drafters, settings.gamma2)
         return Hierarchy(settings.method, top, (top,))
     kind = middle_kind(settings)
+    assert kind is not None, "there is a middle level"
     name = _middle_name(kind, runners.middle)
     if trees is not None and not drafters:
         top = level(full, [SelectedDrafter(name, runners.middle, sampler, MIDDLES[kind].acceptance)], settings.gamma2)

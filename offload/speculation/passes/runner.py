@@ -277,6 +277,8 @@ class SelectedRunner(Runner):
     It does not run tokens that are in the full cache, which must match the sequence's committed tokens.
     """
 
+    cache: SelectedCache
+
     def __init__(self, full: Runner, cache: SelectedCache, copy: QuantizedCopy | None = None) -> None:
         super().__init__(full.model if copy is None else copy.model, cache)
         self._full, self.copy = full, copy
