@@ -25,6 +25,7 @@ from .settings.method_sizes import (
     check_approximate,
     check_forgetting,
     check_trees,
+    copied_flag,
     forgets,
     has_draft_model,
     tree_nodes,
@@ -183,7 +184,7 @@ class Engine:
         settings, config = request.speculation, request.config
         ids = self._checked(request.ids, config, settings)
         length, spare = len(ids) + config.max_new_tokens, tree_nodes(settings)
-        if memory is None or settings.approximate is not None or not KV_FORMATS[settings.retrieval_kv].is_plain:
+        if memory is None or settings.approximate is not None or copied_flag(settings) is not None:
             session = self._new_session(length, spare, settings, scope=request.scope)
             yield from self._events(session, ids, request.sampling, config, settings, request.logprobs, lane)
             return

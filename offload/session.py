@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 from .events import Event, Finished, Pinned, Tokens
 from .model.heads import Head
 from .sequence import TokenSequence
-from .settings.config import EXACT, GenerationConfig, Sampling, Speculation
+from .settings.config import GenerationConfig, Sampling, Speculation
 from .settings.method_sizes import (
     draft_chunk,
     drafter_kind,
     forgets,
+    format_of,
     has_alternative,
     has_draft_model,
     has_middle,
@@ -20,7 +21,7 @@ from .settings.method_sizes import (
     sized,
     tail_tokens,
 )
-from .settings.methods import LOOKUP, METHODS, MIDDLES
+from .settings.methods import LOOKUP, METHODS
 from .speculation.drafters.drafter import DraftRunner
 from .speculation.drafters.heads import HeadRunner
 from .speculation.drafters.ngram import LookupDrafter
@@ -202,7 +203,7 @@ class Session:
             settings.budget,
             settings.chunk,
             settings.rebuild_every,
-            settings.retrieval_kv if MIDDLES[kind].scores else EXACT,
+            format_of(kind, settings),
             tail_tokens(settings),
         )
         if use not in self._middles or self._middles[use][0] != key:
