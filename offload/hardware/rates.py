@@ -17,7 +17,7 @@ READ = 0.85
 ASSUMED_HOST_GB_S = 51.2
 ASSUMED_CORE_GFLOPS = 96.0
 ASSUMED_CORES = 8
-# Attention on the host of a GPU, by the native kernel, 10^9 operations a second and core, beside reading: on a core with
+# Attention on the host of a GPU, by the native kernel, 10^9 operations a second and core beside reading: on a core with
 # AVX-512, 22 rows over 32 KV heads came to 38 with reading; 8, 14 and 22 rows took .55, .77 and 1 of their time.
 CORE_ATTENTION_GFLOPS = 54.0
 ASSUMED_DISK_GB_S = 2.0  # large reads: NVMe drives reach 2 to 7, SATA ones 0.5
