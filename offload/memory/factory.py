@@ -148,9 +148,9 @@ class TieredStoreFactory:
         format, numbers = self._stored_format(shape, dtype)
         size, stored = _pages_size(shape, capacity, format, numbers)
         pages, pinning = self._pages(size, stored)
-        count = settings.buffers_for(size[2] * stored.itemsize)
+        count, run = settings.buffers_for(format.numbers * numbers.itemsize, size[1])
         each = format.numbers * numbers.itemsize // stored.itemsize
-        buffers = new_pages((count, each), stored, device).unbind()
+        buffers = new_pages((count, run, each), stored, device).unbind()
         if isinstance(format, PackedPageFormat):
             pages = PackedPages(format, pages)
         slots = new_pages((size[0], SLOTS, format.numbers), numbers, device)
@@ -158,6 +158,7 @@ class TieredStoreFactory:
             format=format,
             link=self.link,
             ring=PrefetchRing(self.link, buffers, settings.overlap),
+            run=run,
             balance=Balance(self._share, HOST_ROWS if device.type == "cuda" else float("inf")),
             host=None if settings.mode == "stream" else self._host(format),
             pages=pages,

@@ -84,14 +84,14 @@ class OpenPages:
         if page not in self and not isinstance(self._pages, Tensor):
             self._close(slot)
             if not whole:
-                self._fetch(page)
+                self._copy(self._reads(page))
             self.open(page)
         return self.newest(page)
 
     def _close(self, slot: int) -> None:
         """Copy the page in a slot, if there is one, to where its host copy is, and empty the slot."""
         if (page := self._numbers[slot]) is not None:
-            self._store(page)
+            self._copy(self._writes(page))
             self._numbers[slot] = None
 
     def contains(self, pages: Tensor) -> Tensor:
@@ -111,11 +111,11 @@ class OpenPages:
         current, last = (position // self._tokens for position in (start, max(start + held - 1, start)))
         for slot, page in self._occupied():
             if page < current:
-                self._store(page)
+                self._copy(self._writes(page))
             if not current <= page <= last:
                 self._numbers[slot] = None
         if start % self._tokens and current not in self:
-            self._fetch(current)
+            self._copy(self._reads(current))
             self.open(current)  # also during a prefill pass, which writes to buffers of its own
 
     def flush(self) -> None:
@@ -130,21 +130,20 @@ class OpenPages:
     def _occupied(self) -> Iterator[tuple[int, int]]:
         return ((slot, page) for slot, page in enumerate(tuple(self._numbers)) if page is not None)
 
-    def _store(self, page: int) -> None:
-        """Copy a page from its slot to where its host copy is."""
+    def _writes(self, page: int) -> list[Pair]:
+        """Return the copies of a page from its slot to where its host copy is."""
         pages, memory = self._pages, self.memory[:, self.slot(page)]
         if isinstance(pages, PackedPages):
-            self._copy(pages.writes([(layer, page) for layer in range(len(pages))], memory))
-        else:
-            self._copy(list(zip(pages[:, page], memory, strict=True)))
+            return pages.writes([(layer, page) for layer in range(len(pages))], memory)
+        return list(zip(pages[:, page], memory, strict=True))
 
-    def _fetch(self, page: int) -> None:
-        """Copy a page to its slot."""
+    def _reads(self, page: int) -> list[Pair]:
+        """Return the copies of a page to its slot; packed ones are done."""
         pages, memory = self._pages, self.memory[:, self.slot(page)]
         if isinstance(pages, PackedPages):
             pages.read([(layer, page) for layer in range(len(pages))], memory, self._link)
-        else:
-            self._copy(list(zip(memory, pages[:, page], strict=True)))
+            return []
+        return list(zip(memory, pages[:, page], strict=True))
 
     def _copy(self, pairs: Sequence[Pair]) -> None:
         link = self._link

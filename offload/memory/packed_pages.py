@@ -100,6 +100,21 @@ class PackedPages:
         """Return whether some of them lie in a file."""
         return isinstance(self.stored, DiskPages)
 
+    def targets(self, layer: int, run: slice, buffer: Tensor) -> list[Tensor]:
+        """Return where the bytes of consecutive pages go in a buffer, which has room for unpacked ones."""
+        return [to[: source.nbytes] for to, source in zip(buffer, self[layer, run], strict=False)]
+
+    def copies(self, layer: int, run: slice, buffer: Tensor) -> list[Pair]:
+        """Return the copies of consecutive pages to a buffer."""
+        return list(zip(self.targets(layer, run, buffer), self[layer, run], strict=True))
+
+    def unpacked(self, layer: int, run: slice, buffer: Tensor) -> Tensor:
+        """Return the pages `[n, numbers]` whose bytes have arrived in a buffer."""
+        pages = host_memory((len(buffer), self.format.numbers), torch.bfloat16)
+        for source, page in zip(self.targets(layer, run, buffer), pages, strict=True):
+            self.format.unpack(source, page)
+        return pages
+
     def writes(self, keys: Sequence[tuple[int, int]], pages: Tensor) -> list[Pair]:
         """Pack pages `[n, numbers]`, and return the copies that store them; `keys` are their layers and numbers."""
         packed = host_memory((len(pages), self.shape[2]), torch.uint8)
