@@ -79,7 +79,10 @@ def plan_text(report: PlanReport, drawn: bool, width: int = WIDTH) -> str:
     if not (format := request.kv_format).is_plain:
         effect = "without loss" if format.is_exact else "which changes the answer"
         bits = f"{format.number_bits(request.shape.head_dim):.3g} bits each"
-        lines.append(f"KV cache   {format.name} (--kv): {bits}, {effect}")
+        unread = ""
+        if format.is_packed and not request.hardware.shared and format.triton is None:
+            unread = "; only planned: no kernel for a GPU reads it yet"
+        lines.append(f"KV cache   {format.name} (--kv): {bits}, {effect}{unread}")
     lines += ["", *_memory_lines(plan, drawn, width)]
     if measured is not None and measured.busy:
         lines.append(f"times      predicted from rates {BUSY}: less where it is idle")
