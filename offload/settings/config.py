@@ -13,10 +13,9 @@ from . import methods
 from .generation import GenerationConfig, Sampling
 from .kv_formats import EXACT, KV_FORMATS, LOSSY_KV
 from .placement_settings import Placement
+from .platforms import RUNS_ON, is_other_platform
 from .tree_settings import TREE_SAMPLINGS, TreeSampling, TreeShape
 from .validation import (
-    RUNS_ON,
-    is_other_platform,
     require,
     require_between,
     require_one_of,

@@ -14,7 +14,7 @@ from offload.errors import SettingsError
 from offload.hardware import driver as gpus
 from offload.hardware import profiles
 from offload.settings.config import GROUPS
-from offload.settings.validation import RUNS_ON, is_other_platform
+from offload.settings.platforms import RUNS_ON, is_other_platform
 from offload.units import parse_tokens
 from tests.support.paths import ROOT
 

@@ -20,8 +20,8 @@ from ...architecture.families.family import is_decoder, is_text, is_wrapper, tex
 from ...architecture.hf_config import shape_from_config
 from ...errors import CheckpointError, ModelNotFound, UnsupportedModel
 from ...short_repr import short_text
+from ..checkpoint_json import read_json
 from ..tokenizers.tokenizer import Tokenizer
-from ..tokenizers.tokenizer_errors import read_json
 from ..tokenizers.tokenizer_files import load_tokenizer
 from ..weights_digest import Extents
 from .gguf_tensors import GGUFTensors

@@ -11,9 +11,10 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from ...errors import CheckpointError, PromptError
+from ...system.interruptible import interruptible
 from ..prompt_checks import check_text, token_ids
 from .conversation import ChatMessage, ChatTemplate, encode_conversation
-from .text_pieces import PIECE, TokenBytes, can_cut, interruptible, pieces
+from .text_pieces import PIECE, TokenBytes, can_cut, pieces
 from .thinking import CHANNEL, CLOSING, OPENING, Harmony, Thinking
 from .tokenizer_errors import tokenizer_errors
 
