@@ -179,6 +179,7 @@ def _plan_own_tiers(model: OpenModel, settings: Settings, tokens: int, terminal:
 
 
 def _tier_settings(plan: Plan) -> TierSettings:
+    from offload.architecture.tier_footprint import copy_bytes_for
     from offload.memory.tier_settings import TierSettings
 
     where, placement = plan.placed, plan.request.placement
@@ -193,6 +194,7 @@ def _tier_settings(plan: Plan) -> TierSettings:
         experts=where.experts,
         expert_layers=plan.request.shape.experts.layers - where.away_layers if where.away_layers else 0,
         link_gb_s=placement.link_gb_s,
+        copy_bytes=copy_bytes_for(plan.request.hardware.link),
         disk=Path(placement.disk) if where.uses_disk else None,
         host_layers=0 if plan.request.has_one_memory else _host_layers(plan),
     )

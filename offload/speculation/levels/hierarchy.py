@@ -39,7 +39,15 @@ from ...settings.method_sizes import (
 from ...settings.methods import LOOKUP, METHODS, MIDDLES, MODEL
 from ...settings.tree_settings import TreeSampling
 from ..auto.adaptive import HORIZON, AdaptiveScheduler
-from ..drafters.drafter import SELECTED_PRIOR, Drafter, DraftRunner, ModelDrafter, SelectedDrafter
+from ..drafters.drafter import (
+    SELECTED_PRIOR,
+    Drafter,
+    DraftRunner,
+    ModelDrafter,
+    ParallelDrafter,
+    SelectedDrafter,
+)
+from ..drafters.heads import HeadDrafter, HeadRunner
 from ..passes.estimators import ROW_COST
 from ..trees.drafted_trees import DraftTrees, draft_trees
 from .level import Level, Verifier
@@ -142,7 +150,7 @@ class Runners:
 
     full: Runner
     middle: SelectedRunner | None
-    draft: DraftRunner | None
+    draft: DraftRunner | HeadRunner | None
     lookup: LookupDrafter
     alternative: SelectedRunner | None = None
 
@@ -178,7 +186,7 @@ def build(
         over: list[Drafter],
         gamma: int | None,
         prior: float = SELECTED_PRIOR,
-        trees: Callable[[], DraftTrees] | None = trees,
+        trees: Callable[[bool], DraftTrees] | None = trees,
     ) -> Level:
         cost = full_row if verifier is full else ROW_COST
         scheduler = AdaptiveScheduler(over, gamma, method.adaptive, horizon, trees, cost)
@@ -217,5 +225,9 @@ def _drafters(runners: Runners, settings: Speculation, sampler: Sampler, group: 
     """Return the method's drafter, if it has one."""
     kind = drafter_kind(settings)
     if kind == MODEL:
-        return [ModelDrafter(runners.draft, sampler, group)]
+        assert runners.draft is not None
+        if isinstance(runners.draft, HeadRunner):
+            return [HeadDrafter(runners.draft, sampler, group)]
+        is_parallel = runners.draft.model.shape.mask_token is not None
+        return [(ParallelDrafter if is_parallel else ModelDrafter)(runners.draft, sampler, group)]
     return [runners.lookup] if kind == LOOKUP else []
