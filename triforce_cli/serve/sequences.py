@@ -10,7 +10,7 @@ from functools import partial
 
 from offload.batching.batch import BatchEvent, Cancelled, Failed
 from offload.batching.request import BatchRequest, Events
-from offload.errors import PromptError
+from offload.errors import PromptError, UsageError
 from offload.events import DraftPrefilled, Event, Finished, Prefilled, Text, Thought
 from offload.loading.prompt_checks import check_prompt
 from offload.loading.tokenizers.text_stream import TextLayer, stream_text
@@ -40,7 +40,7 @@ class PromptEncoder:
 
         Choice i of a request with a seed has the seed plus i, so the first is that of the command line.
         """
-        opened = self._opened.overridden(wanted.options, partial(secrets.randbits, 32))
+        opened = self._overridden(wanted)
         settings = opened.settings
         first = settings.generation.seed
         assert first is not None, "the request, the command, or a draw gives one"
@@ -57,6 +57,15 @@ class PromptEncoder:
                 more = scope, is_chat, wanted.logprobs
                 found.append(SequenceSettings(ids, opened.sampling, config, settings.speculation, *more))
         return found
+
+    def _overridden(self, wanted: ApiRequest) -> ModelRequest:
+        """Return the request of one with options of its own. Raises ApiError, before its prompt is encoded."""
+        raw = wanted.messages is None
+        try:
+            return self._opened.overridden(wanted.options, partial(secrets.randbits, 32), raw=raw)
+        except UsageError as error:
+            field = "response_format" if "constraint" in wanted.options else None
+            raise ApiError(400, error.message, param=field) from None
 
     def count_tokens(self, text: str) -> int:
         """Return the tokens of a text, which a prompt and an answer to it can still be around. Raises ApiError."""
