@@ -21,6 +21,7 @@ from offload.short_repr import short_repr
 from ..options.other_names import FIELDS, names_of, other_name
 from .api_errors import ApiError
 from .bodies import Prompt, messages_of, prompts_of, sound
+from .tools import ToolRequest, tools_of
 
 MOST_SEQUENCES = 16  # of one request
 MOST_STOPS = 16
@@ -72,6 +73,7 @@ class ApiRequest:
         options: settings by name, as `Settings.values`.
         think: whether a reasoning model is to think; None where the request does not say.
         stream, usage, statistics: whether to stream, and with what at the end and beside the text.
+        tools: that the answer may call; None for none.
         logprobs: how many of the likeliest tokens' log-probabilities each token has beside its own; None for none.
     """
 
@@ -85,6 +87,7 @@ class ApiRequest:
     prompts: Sequence[Prompt] = ()
     think: bool | None = None
     logprobs: int | None = None
+    tools: ToolRequest | None = None
 
     @property
     def sequences(self) -> int:
@@ -94,9 +97,13 @@ class ApiRequest:
 
 def parse_chat(data: bytes, ignore_unknown: bool = False) -> ApiRequest:
     """Return the request of /v1/chat/completions, perhaps without the fields that nobody knows. Raises ApiError."""
-    values = _known(_object(data), {"messages", _TEMPLATE, _TOP}, ignore_unknown)
-    messages = messages_of(values.get("messages"))
-    return _request(values, 1, messages=messages, think=_think(values), logprobs=_chat_logprobs(values))
+    values = _known(_object(data), {"messages", "tools", "tool_choice", _TEMPLATE, _TOP}, ignore_unknown)
+    messages, tools = messages_of(values.get("messages")), tools_of(values)
+    more = {"think": _think(values), "logprobs": _chat_logprobs(values), "tools": tools}
+    if tools is not None and (more["logprobs"] is not None or _form(values)):
+        other = _FORM if _form(values) else "logprobs"
+        raise ApiError(400, f"{other} cannot be used with tools", "unsupported_field", other)
+    return _request(values, 1, messages=messages, **more)
 
 
 def parse_completion(data: bytes, ignore_unknown: bool = False) -> ApiRequest:
@@ -150,7 +157,7 @@ def _known(values: Mapping[str, Any], content: set[str], ignore_unknown: bool) -
         if field in found or (field != name and field in values):
             raise ApiError(400, f"{name} is another name of {field}, and both are given", param=name)
         found[field] = value
-    _check_supported(found)
+    _check_supported({name: value for name, value in found.items() if name not in content})
     return found
 
 
