@@ -14,6 +14,7 @@ from .events import Event, Prefilled
 from .kernels.linear import multiplies_natively
 from .kernels.native import Kernel, generate_on_one_thread, torch_on_one_thread
 from .loading.prompt_checks import check_prompt, check_vocabulary, token_ids
+from .model.heads import Head
 from .planning.self_draft import best_level, expected_agreements, relative_costs
 from .prompt_cache.fingerprint import TOKENS as PROMPT_BLOCK
 from .session import Session
@@ -24,6 +25,7 @@ from .settings.method_sizes import (
     check_approximate,
     check_forgetting,
     check_trees,
+    copied_flag,
     forgets,
     has_draft_model,
     tree_nodes,
@@ -32,6 +34,7 @@ from .settings.method_sizes import (
 from .settings.tree_settings import MOST_NODES
 from .settings.validation import require, require_instance
 from .short_repr import short_repr
+from .speculation.drafters.heads import rows_needed
 from .speculation.levels.lossless import Replay, replay
 from .speculation.passes.runner import Runner
 from .speculation.passes.steps import AT_ONCE, Executor
@@ -70,14 +73,16 @@ class Engine:
         model: Model,
         eos_ids: Sequence[int],
         prefill_chunk: int,
-        draft: Model | None = None,
+        draft: Model | Head | None = None,
         stores: TieredStoreFactory | None = None,
         prompts: PromptCache | None = None,
         dry_breakers: Callable[[], Collection[int]] = tuple,
         copies: QuantizedCopies | None = None,
         constraints: ConstraintVocabulary | None = None,
     ) -> None:
-        """Without `stores`, full caches are on the device; without `prompts`, no prompt is cached on disk.
+        """`draft` is a draft model, or a head of `model`, which has the head's taps.
+
+        Without `stores`, full caches are on the device; without `prompts`, no prompt is cached on disk.
 
         `dry_breakers` returns the ids of DRY's sequence breakers; it is called only for requests with DRY. `copies`
         makes quantised copies of the model for `draft="self"`; without it, the model drafts with its own weights.
@@ -184,11 +189,12 @@ class Engine:
         settings, config = request.speculation, request.config
         ids = self._checked(request.ids, config, settings)
         length, spare = len(ids) + config.max_new_tokens, tree_nodes(settings)
-        if memory is None or settings.approximate is not None or not KV_FORMATS[settings.retrieval_kv].is_plain:
+        if memory is None or settings.approximate is not None or copied_flag(settings) is not None:
             session = self._new_session(length, spare, settings, scope=request.scope)
             yield from self._events(session, ids, request.sampling, config, settings, request.logprobs, lane)
             return
-        allocation, shared = memory.allocate(ids, length, spare, lane, request.scope)
+        fresh = rows_needed(self.draft, settings) if has_draft_model(settings) and isinstance(self.draft, Head) else 1
+        allocation, shared = memory.allocate(ids, length, spare, lane, request.scope, fresh)
         try:
             session = self._new_session(length, spare, settings, allocation.store, request.scope)
             allocation.runner = session.full

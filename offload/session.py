@@ -6,12 +6,14 @@ from collections.abc import Collection, Generator, Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .events import Event, Finished, Pinned, Tokens
+from .model.heads import Head
 from .sequence import TokenSequence
-from .settings.config import EXACT, GenerationConfig, Sampling, Speculation
+from .settings.config import GenerationConfig, Sampling, Speculation
 from .settings.method_sizes import (
     draft_chunk,
     drafter_kind,
     forgets,
+    format_of,
     has_alternative,
     has_draft_model,
     has_middle,
@@ -19,8 +21,9 @@ from .settings.method_sizes import (
     sized,
     tail_tokens,
 )
-from .settings.methods import LOOKUP, METHODS, MIDDLES
+from .settings.methods import LOOKUP, METHODS
 from .speculation.drafters.drafter import DraftRunner
+from .speculation.drafters.heads import HeadRunner
 from .speculation.drafters.ngram import LookupDrafter
 from .speculation.levels.approximate import approximate_runner, approximation
 from .speculation.levels.hierarchy import Hierarchy, Runners, build, draft_cache, may_have_alternative, selected_cache
@@ -43,7 +46,7 @@ class Session:
     def __init__(
         self,
         model: Model,
-        draft: Model | None,
+        draft: Model | Head | None,
         capacity: int,
         chunk: int,
         stores: TieredStoreFactory | None = None,
@@ -75,7 +78,7 @@ class Session:
         self._lookup = LookupDrafter()
         # The latest runners, with the settings that they were made for.
         self._middles: dict[str, tuple[Hashable, SelectedRunner]] = {}  # by use
-        self._drafting: tuple[Hashable, DraftRunner] | None = None
+        self._drafting: tuple[Hashable, DraftRunner | HeadRunner] | None = None
 
     def serves(self, capacity: int, spare: int = 0, settings: Speculation | None = None) -> bool:
         """Return whether a sequence that may reach `capacity` tokens fits these caches and their RoPE."""
@@ -190,7 +193,8 @@ class Session:
             alternative = self._middle_for("alternative", METHODS[settings.method].alternative, settings, None)
         else:
             self._middles.pop("alternative", None)  # it may be a copy, of which no plan knows
-        draft = self._draft_for(settings) if has_draft_model(settings) else None
+        draft = self._draft_for(settings, [middle, alternative]) if has_draft_model(settings) else None
+        self.full.keep_rows(draft.reach if isinstance(draft, HeadRunner) else 0)
         return Runners(self.full, middle, draft, self._lookup, alternative)
 
     def _drop_observer(self) -> None:
@@ -209,7 +213,7 @@ class Session:
             settings.budget,
             settings.chunk,
             settings.rebuild_every,
-            settings.retrieval_kv if MIDDLES[kind].scores else EXACT,
+            format_of(kind, settings),
             tail_tokens(settings),
         )
         if use not in self._middles or self._middles[use][0] != key:
@@ -219,9 +223,20 @@ class Session:
         runner.renew()
         return runner
 
-    def _draft_for(self, settings: Speculation) -> DraftRunner:
-        key = (settings.sink, settings.window)
+    def _draft_for(self, settings: Speculation, middles: Sequence[SelectedRunner | None]) -> DraftRunner | HeadRunner:
+        """Return the runner of the draft model, or of a head, which reads the rows that the `middles` leave, too."""
+        key = (settings.sink, settings.window, draft_chunk(settings))
         if self._drafting is None or self._drafting[0] != key:
             self._drafting = None  # free its memory first
-            self._drafting = key, DraftRunner(self._draft, draft_cache(self._draft, settings), draft_chunk(settings))
-        return self._drafting[1]
+            self._drafting = key, self._new_draft_runner(settings)
+        runner = self._drafting[1]
+        if isinstance(runner, HeadRunner):
+            runner.sources = [self.full, *filter(None, middles)]
+            for middle in runner.sources[1:]:
+                middle.keep_rows(1)
+        return runner
+
+    def _new_draft_runner(self, settings: Speculation) -> DraftRunner | HeadRunner:
+        if isinstance(self._draft, Head):
+            return HeadRunner(self._draft, settings, [self.full])
+        return DraftRunner(self._draft, draft_cache(self._draft, settings), draft_chunk(settings))

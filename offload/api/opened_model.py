@@ -23,6 +23,7 @@ from ..kernels.ops import Operations, choose_operations
 from ..loading.formats.quantization import QuantizedCheckpoint
 from ..loading.formats.safetensors import Checkpoint
 from ..loading.formats.tensor_checks import average_bits
+from ..loading.heads import HeadCheckpoint, load_head
 from ..loading.prompt_checks import new_tokens_in_context
 from ..loading.quantization_checks import (
     check_kv,
@@ -43,6 +44,7 @@ from ..memory.link import Link
 from ..memory.staged_link import make_link
 from ..memory.tier_settings import TierSettings
 from ..model.decoder import Model
+from ..model.heads import Head
 from ..parallel import ALONE, Group, Share, split
 from ..planning.batch import fitting_sequences, kv_room
 from ..planning.memory import USABLE, MemoryEstimate, check_fit, estimate
@@ -59,6 +61,7 @@ from ..settings.method_sizes import (
     check_approximate,
     check_forgetting,
     check_trees,
+    copied_flag,
     forgets,
     has_middle,
     selected_format,
@@ -101,6 +104,8 @@ class OpenModel:
     def barred(self) -> list[int]:
         """Return the ids that the draft model must not propose. Raises SettingsError if it cannot draft."""
         assert self.draft is not None, "only a draft model is barred from ids"
+        if isinstance(self.draft, HeadCheckpoint):
+            return []  # its ids are the target's
         sibling = sibling_of(self.config.model, self.checkpoint.shape)
         return check_draft(self.tokenizer, self.draft.load_tokenizer(), self.draft.shape, self.speculation, sibling)
 
@@ -268,7 +273,7 @@ class OpenModel:
             stores.reserve(self.checkpoint.shape if self.share is None else self.share.shape, capacity, self.dtype)
         where = self.dtype, self.device, progress
         model = load_model(self.checkpoint, *where, do, weights, self.group, self.share)
-        draft = self._load_draft(progress)
+        draft = self._load_draft(progress, model)
         model.kv = self.config.kv
         if prompts is not None and not prompts.is_of_loaded():
             prompts = None
@@ -349,9 +354,12 @@ class OpenModel:
         except torch.OutOfMemoryError:
             return None
 
-    def _load_draft(self, progress: Progress) -> Model | None:
+    def _load_draft(self, progress: Progress, target: Model) -> Model | Head | None:
         if self.draft is None:
             return None
+        if isinstance(self.draft, HeadCheckpoint):
+            target.tap(self.draft.head.taps)
+            return load_head(self.draft, target, self._operations(self.draft.shape))
         draft = load_model(self.draft, self.dtype, self.device, progress, self._operations(self.draft.shape))
         draft.bar(self.barred)
         return draft
@@ -372,7 +380,7 @@ class OpenModel:
         models = filter(None, (self.checkpoint, self.draft))
         check_trees(settings, any(model.shape.linear for model in models), shape.vocab)
         missing = None
-        if not all(KV_FORMATS[kind].is_plain for kind in (kv, settings.retrieval_kv)):
+        if not KV_FORMATS[kv].is_plain or copied_flag(settings) is not None:
             missing = missing_kernel(self.device, self.dtype, self.shape.head_dim, self.kernel)
         check_packed_kv(kv, shape, self.device, self.dtype, self.kernel)
         check_kv(kv, settings, shape, missing)
