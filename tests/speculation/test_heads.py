@@ -15,8 +15,8 @@ from offload.speculation.drafters.heads import HeadDrafter, HeadRunner
 from offload.speculation.passes.runner import Runner
 from offload.speculation.sampling.warp import Sampler
 from offload.speculation.trees.tree import DraftedTree, k_ary
-from tests.support.heads import LAYERS, VOCAB, Eagle3Reference, save_eagle3
-from tests.support.models import ids, make_hf_model
+from tests.support.heads import LAYERS, VOCAB, Eagle3Reference, add_mtp, save_eagle3
+from tests.support.models import FAMILY_CASES, ids, make_hf_model
 from tests.support.offloading import CPU, native_kernel
 
 SETTINGS = Speculation("naive", "a head", window=200)  # for all slots of these tests
@@ -159,3 +159,36 @@ def test_wrong_heads_are_refused_before_their_weights_are_read(target, tmp_path,
     (folder / "config.json").write_text(json.dumps(config | change))
     with pytest.raises(error, match=message):
         checked_head(folder, target.shape)
+
+
+@pytest.mark.parametrize("case", ["qwen3-next", "qwen3.5"])
+def test_mtp_has_the_logits_of_transformers(tmp_path, case):
+    family, changes = FAMILY_CASES[case]
+    reference = make_hf_model(family, **changes)
+    reference.save_pretrained(tmp_path)
+    own, more = add_mtp(tmp_path, family, **changes)
+    target = load_model(FolderCheckpoint(tmp_path), torch.float32, CPU, lambda done, total: None)
+    head = load_head(checked_head(tmp_path, target.shape, is_mtp=True), target, TorchOperations())
+    sequence, drafted = TokenSequence(ids(30)), ids(3, seed=1)
+    runner, _ = new_runner(target, head, sequence=sequence)
+
+    def normed(x, name):
+        return torch.nn.functional.rms_norm(x, (64,), 1 + more[f"pre_fc_norm_{name}.weight"], 1e-6)
+
+    with torch.no_grad():
+        features = reference.model(torch.tensor([sequence.tokens[:-1]])).last_hidden_state[0]
+        tokens, rows = sequence.tokens[1:], runner.rows(sequence)
+        for token in [*drafted, None]:
+            embeddings = reference.model.embed_tokens(torch.tensor(tokens))
+            both = torch.cat((normed(embeddings, "embedding"), normed(features, "hidden")), 1)
+            out = own.model(inputs_embeds=(both @ more["fc.weight"].T).unsqueeze(0)).last_hidden_state[0]
+            torch.testing.assert_close(runner.logits(rows), reference.lm_head(out[-1:]), atol=5e-4, rtol=1e-3)
+            if token is not None:
+                tokens, features = [*tokens, token], torch.cat((features, out[-1:]))
+                rows = runner.step(torch.tensor([token]))
+
+
+def test_a_target_without_mtp_is_told(target, tmp_path):
+    make_hf_model("llama").save_pretrained(tmp_path)
+    with pytest.raises(UnsupportedModel, match="--draft mtp needs a target with an MTP head"):
+        checked_head(tmp_path, FolderCheckpoint(tmp_path).shape, is_mtp=True)

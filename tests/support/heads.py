@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 
+from tests.support.models import make_hf_model
+
 HIDDEN, VOCAB, LAYERS = 64, 267, 4  # of the target
 HEADS, KV_HEADS, HEAD_DIM, WIDTH = 4, 2, 16, 96
 
@@ -68,6 +70,25 @@ def save_eagle3(folder, seed=0, layers=1, vocab=90, is_speculators=False, taps=(
     (folder / "config.json").write_text(json.dumps(head))
     save_file(tensors, folder / "model.safetensors")
     return folder
+
+
+def add_mtp(folder, family, **changes):
+    """Add a random MTP head to a saved target of Qwen's; return its layer and norm as a model of transformers.
+
+    That is without fc and its norms, which are returned by their names.
+    """
+    own = make_hf_model(family, 5, **changes | {"num_hidden_layers": 1, "layer_types": ["full_attention"]})
+    generator = torch.Generator().manual_seed(1)
+    more = {"fc.weight": 0.1 * torch.randn((HIDDEN, 2 * HIDDEN), generator=generator)}
+    for name in ("embedding", "hidden"):
+        more[f"pre_fc_norm_{name}.weight"] = torch.rand(HIDDEN, generator=generator) - 0.5
+    names = ("layers.0.", "norm.")
+    head = more | {name: x for name, x in own.model.state_dict().items() if name.startswith(names)}
+    tensors = load_file(folder / "model.safetensors") | {f"mtp.{name}": x.contiguous() for name, x in head.items()}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"mtp_num_hidden_layers": 1}))
+    return own, more
 
 
 def _norm(x, weight):
