@@ -146,13 +146,14 @@ class TieredStoreFactory:
         format, numbers = self._stored_format(shape, dtype)
         size = _pages_size(shape, capacity, format)
         pages, pinning = self._pages(size, numbers)
-        count = settings.buffers_for(format.numbers * numbers.itemsize)
-        buffers = new_pages((count, format.numbers), numbers, device).unbind()
+        count, run = settings.buffers_for(format.numbers * numbers.itemsize, size[1])
+        buffers = new_pages((count, run, format.numbers), numbers, device).unbind()
         slots = new_pages((size[0], SLOTS, format.numbers), numbers, device)
         return Tiers(
             format=format,
             link=self.link,
             ring=PrefetchRing(self.link, buffers, settings.overlap),
+            run=run,
             balance=Balance(self._share, HOST_ROWS if device.type == "cuda" else float("inf")),
             host=None if settings.mode == "stream" else self._host(format),
             pages=pages,

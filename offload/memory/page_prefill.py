@@ -17,7 +17,6 @@ from ..architecture.rope import Rows
 from .host_memory import allocator
 from .page import PageFormat, PageRun
 from .plain_store import PlainStore
-from .prefetch import PrefetchItem
 from .tiers import Tiers
 
 
@@ -140,10 +139,8 @@ class PlainPrefill:
     def _read_committed(self, layer: int) -> None:
         """Copy the committed tokens of a layer from its pages."""
         tiers = self._tiers
-        for page in range(self._first):
-            buffer = tiers.ring.take(PrefetchItem((layer, page), tiers.pages))
+        for page, buffer in tiers.streamed(layer, self._first):
             self._copy_pages(page, buffer.unsqueeze(0), to_plain=True)
-            tiers.ring.release(buffer)
         if self._begun:
             self._save(self._first + 1)
             self._copy_pages(self._first, tiers.open[layer, self._first % 2].unsqueeze(0), to_plain=True)

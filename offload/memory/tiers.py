@@ -21,9 +21,9 @@ from .disk_pages import DiskPages
 from .host_attention import Balance, HostAttention, HostResult, Stopwatch, add_from_host
 from .host_memory import Pinning, allocator, copy_bytes
 from .link import DISK_COST, LINK_COST, Link
-from .open_pages import OpenPages
+from .open_pages import OpenPages, new_pages
 from .page import PageLayout
-from .prefetch import PrefetchItem, PrefetchRing, prefetch_order
+from .prefetch import PrefetchRing, page_runs, prefetch_order
 
 Layout = TypeVar("Layout", bound=PageLayout)
 
@@ -35,6 +35,7 @@ class Tiers(Generic[Layout]):
     format: Layout
     link: Link
     ring: PrefetchRing
+    run: int  # pages that are copied at once
     balance: Balance
     host: HostAttention | None  # None: every page is streamed
     pages: Tensor | DiskPages  # [layers, pages, numbers] in host memory, or on disk
@@ -80,7 +81,7 @@ class Tiers(Generic[Layout]):
 
     def expect(self, visits: int = 1) -> None:
         """Prefetch the pages that are streamed; a layer's are all read `visits` times."""
-        self.ring.expect(prefetch_order(self.pages, self.num_streamed, visits, self.last_visits))
+        self.ring.expect(prefetch_order(self.pages, self.num_streamed, visits, self.last_visits, self.run))
 
     def recover(self) -> None:
         """Cancel what is left of an aborted pass."""
@@ -130,7 +131,7 @@ class Tiers(Generic[Layout]):
             self._hosted = self.host.submit(pages, first, q, partial)
         if result.newest == "first":
             newest()
-        for number, buffer in self._streamed(layer):
+        for number, buffer in self.streamed(layer, self.num_streamed):
             page(number, buffer)
         if result.newest == "meanwhile":
             newest()
@@ -140,11 +141,11 @@ class Tiers(Generic[Layout]):
             newest()
         self._clock.start()
 
-    def _streamed(self, layer: int) -> Iterator[tuple[int, Tensor]]:
-        """Yield the pages of a layer that are streamed: number, and the buffer, valid until the next one."""
-        for page in range(self.num_streamed):
-            buffer = self.ring.take(PrefetchItem((layer, page), self.pages))
-            yield page, buffer
+    def streamed(self, layer: int, count: int) -> Iterator[tuple[int, Tensor]]:
+        """Yield the first pages of a layer, in the order that is expected: number, and the buffer until the next."""
+        for item in page_runs(self.pages, layer, count, self.run):
+            buffer = self.ring.take(item)
+            yield from enumerate(buffer[: item.pages], item.key[1].start)
             self.ring.release(buffer)
             if self.ring.seconds is not None:
                 self.balance.observe_link(self.ring.seconds)
@@ -164,6 +165,25 @@ class Tiers(Generic[Layout]):
         self.link.wait(ticket := self.link.copy([(target, source)], self.link.mark()))
         self.link.finish(ticket)
         return target
+
+    def whole(self, layer: int, first: int, end: int) -> Iterator[tuple[int, Tensor]]:
+        """Yield whole pages of a layer: number, and a copy on the device. One copy is under way ahead of them.
+
+        The host does not wait. Raises TransferFailed.
+        """
+        starts = range(first, end, self.run)
+        ahead = None
+        for start in (*starts, None):
+            following = None if start is None else self._begin_copy(layer, start, min(start + self.run, end))
+            if ahead is not None:
+                number, pages, ticket = ahead
+                self.link.wait(ticket)
+                yield from enumerate(pages, number)
+            ahead = following
+
+    def _begin_copy(self, layer: int, first: int, end: int) -> tuple[int, Tensor, Any]:
+        pages = new_pages((end - first, self.format.numbers), self.open.dtype, self.device)
+        return first, pages, self.link.copy([(pages, self.pages[layer, first:end])], self.link.mark())
 
     def on_device(self, x: Tensor) -> Tensor:
         """Return a tensor on the device. Raises TransferFailed."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from offload.errors import InternalError, PromptError, TriforceError, typed_error
 from offload.metrics import Meter, Summary
@@ -30,16 +30,29 @@ from .line_request import Id, LineError, LineRequest
 _LEFT_OUT = ("settings", "verify", "load_s")  # of a summary: the same for all, or never there
 
 
+class Lines(Protocol):
+    """Where the lines of a batch come from."""
+
+    def lines(self) -> Iterator[Line]: ...
+
+
+class Results(Protocol):
+    """Where the results of a batch go, as lines of JSON."""
+
+    def write(self, line: str) -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class BatchOptions:
     """A batch: the lines, where the results go (None: stdout), and how many run together, a number or "auto".
 
-    Only the first rank has the files.
+    Only the first rank has the files. `cluster` is the address of the Ray cluster that answers them, if one does.
     """
 
     file: BatchFile | None
     results: ResultFile | None
     parallel: int | str
+    cluster: str | None = None
 
 
 def run_batch(
@@ -58,6 +71,10 @@ def run_batch(
     if request.extend_context:
         opened = replace(opened, model=stretch(opened.model, found.longest, terminal))
     opened.print_settings(opened.settings.generation.max_new_tokens, terminal, output.verbose)
+    if batch.cluster is not None and not request.dry_run:
+        from .ray_batch import run_on_cluster  # which needs Ray
+
+        return run_on_cluster(batch, opened, found, terminal, output, display)
     job = Job(opened, found.longest, terminal, output, display)
     own = job.parallel(batch.parallel, found.requests)
     parallel = broadcast(request.group, lambda: own)
@@ -70,17 +87,19 @@ def run_batch(
         generator = load()
         display.hide()
         display.expect(found.requests)
-        return _Run(batch, opened, generator, finished, terminal, output, display).run(parallel)
+        run = BatchRun(batch.file, batch.results, opened, generator, finished, terminal, output, display)
+        return run.run(parallel)
 
     return job.run(work)
 
 
-class _Run:
+class BatchRun:
     """The requests of a batch over one loaded model."""
 
     def __init__(
         self,
-        batch: BatchOptions,
+        source: Lines | None,
+        results: Results | None,
         opened: ModelRequest,
         generator: TextGenerator,
         finished: set[Id],
@@ -88,9 +107,10 @@ class _Run:
         output: OutputOptions,
         display: BatchDisplay,
     ) -> None:
-        self._batch, self._opened, self._generator = batch, opened, generator
+        """Prepare to answer the lines of `source`, which the first rank has, but for those that are `finished`."""
+        self._source, self._has_file, self._opened, self._generator = source, results is not None, opened, generator
         self._terminal, self._output, self._display = terminal, output, display
-        self._write: Callable[[str], None] = display.write if batch.results is None else batch.results.write
+        self._write: Callable[[str], None] = display.write if results is None else results.write
         self._lines: dict[Id, int] = {}  # by the ids that they have, of all requests so far
         self._finished = finished
         self._is_prepared = False
@@ -105,27 +125,18 @@ class _Run:
             self._display.hide()
             self._terminal.after_ctrl_c()
             if not self._output.quiet:
-                self._terminal.note(self._interrupted())
+                self._terminal.note(interrupted(self._display, self._has_file))
             raise
         self._display.close()
         if not self._output.quiet:
-            self._terminal.note(self._display.statistics(together.concurrency.mean, together.concurrency.most))
-        if self._first_error is None:
-            return DONE
-        failed = f"{counted(self._display.failed, 'request')} failed"
-        self._terminal.error(f"{failed}; the first: {self._first_error}", 'see the results of "type": "error"')
-        return FAILED
-
-    def _interrupted(self) -> str:
-        done = counted(self._display.results, "result")
-        if self._batch.results is None:
-            return f"interrupted after {done}; with --output FILE, the same command would go on after them"
-        return f"interrupted; {done} of this run saved: run the same command again to go on"
+            mean, most = together.concurrency.mean, together.concurrency.most
+            self._terminal.note(self._display.statistics(f"{mean:.1f} sequences together, {most} at most"))
+        return exit_code(self._display, self._first_error, self._terminal)
 
     def _prompts(self) -> Iterator[BatchPrompt]:
         """Yield the prompts of the file that are not answered yet; write the errors of lines that are none."""
         group = self._opened.request.group
-        lines = self._batch.file.lines() if self._batch.file is not None else iter(())
+        lines = self._source.lines() if self._source is not None else iter(())
         while (packed := broadcast(group, lambda: self._next(lines))) is not None:
             line = Line.unpacked(*packed)
             try:
@@ -177,6 +188,23 @@ class _Run:
             self._first_error = f"line {line}: {error.message}"
         self._write(error_line(line, id, error.message, error.hint))
         self._display.fail(has_run)
+
+
+def interrupted(display: BatchDisplay, has_file: bool) -> str:
+    """Return what is told of the results after Ctrl-C."""
+    done = counted(display.results, "result")
+    if not has_file:
+        return f"interrupted after {done}; with --output FILE, the same command would go on after them"
+    return f"interrupted; {done} of this run saved: run the same command again to go on"
+
+
+def exit_code(display: BatchDisplay, first_error: str | None, terminal: Terminal) -> int:
+    """Return the exit code of a batch, and report how many requests have failed, if any."""
+    if first_error is None:
+        return DONE
+    failed = f"{counted(display.failed, 'request')} failed"
+    terminal.error(f"{failed}; the first: {first_error}", 'see the results of "type": "error"')
+    return FAILED
 
 
 class _LineOutput(Output):

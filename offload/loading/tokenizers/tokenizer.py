@@ -215,6 +215,11 @@ class Tokenizer:
     def _control_tokens(self) -> list[str]:
         return [token.content for token in self._backend.get_added_tokens_decoder().values()]
 
+    @property
+    def special_ids(self) -> list[int]:
+        """Return the ids of special tokens, which are no text."""
+        return [token for token, each in self._backend.get_added_tokens_decoder().items() if each.special]
+
     def thinking(self, ids: Sequence[int]) -> Thinking | Harmony | None:
         """Return what separates thinking from the answer after a prompt of the chat template; None: it never thinks."""
         if self._template is not None and CHANNEL in self._template.text:
