@@ -76,6 +76,7 @@ class ModelDrafter:
     relative_cost = 0.2
     setups = 0
     branches = True
+    fades = False  # whether a draft's later tokens are accepted at another rate than its first
 
     def __init__(self, runner: Runner, sampler: Sampler, group: Group = ALONE) -> None:
         """Every rank of a `group` runs the whole draft model; the tokens that rank 0 draws are used by all.
