@@ -21,10 +21,11 @@ from ..constraints.vocabulary import ConstraintVocabulary
 from ..engine import Engine
 from ..errors import SettingsError
 from ..kernels.ops import Operations, choose_operations
+from ..loading.drafters import load_drafter
 from ..loading.formats.quantization import QuantizedCheckpoint
 from ..loading.formats.safetensors import Checkpoint
 from ..loading.formats.tensor_checks import average_bits
-from ..loading.heads import HeadCheckpoint, load_head
+from ..loading.heads import HeadCheckpoint
 from ..loading.prompt_checks import new_tokens_in_context
 from ..loading.quantization_checks import (
     check_kv,
@@ -367,7 +368,7 @@ class OpenModel:
             return None
         if isinstance(self.draft, HeadCheckpoint):
             target.tap(self.draft.head.taps)
-            return load_head(self.draft, target, self._operations(self.draft.shape))
+            return load_drafter(self.draft, target, self._operations(self.draft.shape))
         draft = load_model(self.draft, self.dtype, self.device, progress, self._operations(self.draft.shape))
         draft.bar(self.barred)
         return draft
