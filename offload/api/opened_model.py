@@ -11,18 +11,21 @@ from importlib.util import find_spec
 import torch
 
 from ..architecture.config import ModelShape
+from ..architecture.dims import Dimensions
 from ..architecture.footprint import chunk_of
 from ..architecture.known_models import sibling_of
 from ..architecture.kv_formats import stored_bytes
 from ..architecture.parameters import WeightBits
 from ..architecture.yarn import factor_for, stretched
+from ..constraints.vocabulary import ConstraintVocabulary
 from ..engine import Engine
 from ..errors import SettingsError
 from ..kernels.ops import Operations, choose_operations
+from ..loading.drafters import load_drafter
 from ..loading.formats.quantization import QuantizedCheckpoint
 from ..loading.formats.safetensors import Checkpoint
 from ..loading.formats.tensor_checks import average_bits
-from ..loading.heads import HeadCheckpoint, load_head
+from ..loading.heads import HeadCheckpoint
 from ..loading.prompt_checks import new_tokens_in_context
 from ..loading.quantization_checks import (
     check_kv,
@@ -102,10 +105,17 @@ class OpenModel:
     def barred(self) -> list[int]:
         """Return the ids that the draft model must not propose. Raises SettingsError if it cannot draft."""
         assert self.draft is not None, "only a draft model is barred from ids"
-        if isinstance(self.draft, HeadCheckpoint):
+        if isinstance(self.draft, HeadCheckpoint) and not self.draft.has_tokenizer:
             return []  # its ids are the target's
         sibling = sibling_of(self.config.model, self.checkpoint.shape)
         return check_draft(self.tokenizer, self.draft.load_tokenizer(), self.draft.shape, self.speculation, sibling)
+
+    @property
+    def draft_dimensions(self) -> Dimensions | None:
+        """Return the dimensions of the draft model, or of the head that drafts; None without one."""
+        if self.draft is None:
+            return None
+        return self.draft.dimensions if isinstance(self.draft, HeadCheckpoint) else self.draft.shape
 
     @property
     def kernel(self) -> str:
@@ -122,6 +132,12 @@ class OpenModel:
     def dry_breakers(self) -> frozenset[int]:
         """The ids of DRY's sequence breakers."""
         return tokens_containing(self.tokenizer.vocabulary, DRY_BREAKERS)
+
+    @cached_property
+    def constraints(self) -> ConstraintVocabulary:
+        """What makes the masks of constrained answers; a constraint may be checked before the model is loaded."""
+        shape = self.checkpoint.shape
+        return ConstraintVocabulary(lambda: self.tokenizer, shape.vocab, shape.eos_ids)
 
     def new_tokens(self, prompt_tokens: int, wanted: int, exact: bool) -> int:
         """Return how many tokens may follow the prompt: `wanted`, or unless `exact` what fits into the context.
@@ -177,7 +193,7 @@ class OpenModel:
             device=self.device.type,
             itemsize=self.dtype.itemsize,
             prefill_chunk=self.config.prefill_chunk,
-            draft=None if self.draft is None else self.draft.shape,
+            draft=self.draft_dimensions,
             in_place=self._retrieves_in_place,
             weight_bits=self.weight_bits,
             copy_bits=self.copy_bits,
@@ -272,7 +288,8 @@ class OpenModel:
             prompts = None
         copies = QuantizedCopies(model, self.checkpoint, self.share) if self._can_copy else None
         eos_ids, chunk = self.checkpoint.shape.eos_ids, self.config.prefill_chunk
-        return Engine(model, eos_ids, chunk, draft, stores, prompts, lambda: self.dry_breakers, copies)
+        more = (prompts, lambda: self.dry_breakers, copies, self.constraints)
+        return Engine(model, eos_ids, chunk, draft, stores, *more)
 
     def _weight_tier(self, tiers: TierSettings, link: Link) -> WeightTier | None:
         """Return where weights are that do not all stay on the device; None if they do."""
@@ -361,7 +378,7 @@ class OpenModel:
             return None
         if isinstance(self.draft, HeadCheckpoint):
             target.tap(self.draft.head.taps)
-            return load_head(self.draft, target, self._operations(self.draft.shape))
+            return load_drafter(self.draft, target, self._operations(self.draft.shape))
         draft = load_model(self.draft, self.dtype, self.device, progress, self._operations(self.draft.shape))
         draft.bar(self.barred)
         return draft
