@@ -58,7 +58,7 @@ def plan_request(
     """
     check_experts(settings.placement, shape, hardware.shared and settings.placement.link_gb_s is None)
     level, kv = settings.engine.quantize, settings.engine.kv
-    check_middle(kv, settings.speculation)
+    check_middle(kv, settings.speculation, hardware.device)
     if hardware.shared:
         refuse_unread_format(settings)
     in_bf16 = settings.engine.dtype in ("auto", "bfloat16") and hardware.dtype == "bf16"
