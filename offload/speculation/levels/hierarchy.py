@@ -206,6 +206,7 @@ def _drafters(runners: Runners, settings: Speculation, sampler: Sampler, group: 
     """Return the method's drafter, if it has one."""
     kind = drafter_kind(settings)
     if kind == MODEL:
-        cls = HeadDrafter if isinstance(runners.draft, HeadRunner) else ModelDrafter
-        return [cls(runners.draft, sampler, group)]
+        if isinstance(runners.draft, HeadRunner):
+            return [HeadDrafter(runners.draft, sampler, group)]
+        return [ModelDrafter(runners.draft, sampler, group)]
     return [runners.lookup] if kind == LOOKUP else []
