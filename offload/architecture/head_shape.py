@@ -129,17 +129,17 @@ def eagle3_shape(config: Mapping[str, Any], target: Dimensions, check: ConfigChe
     name = own.get("model_type") if own.get("model_type") in _EAGLE_LAYERS else "llama"
     layers = shape_from_config({"tie_word_embeddings": False} | own | _OF_TARGETS | {"model_type": name}, None, check)
     if layers.vocab != target.vocab:
-        raise _other_target("vocabulary", layers.vocab, target.vocab)
-    width = _number(config, "target_hidden_size", layers.hidden, check)
+        raise other_target("vocabulary", layers.vocab, target.vocab)
+    width = number(config, "target_hidden_size", layers.hidden, check)
     if width != target.hidden:
-        raise _other_target("hidden size", width, target.hidden)
+        raise other_target("hidden size", width, target.hidden)
     ids = config.get("eagle_aux_hidden_state_layer_ids") or eagle.get("eagle_aux_hidden_state_layer_ids")
     return HeadShape(
         EAGLE3,
         replace(layers, eos_ids=()),
         _taps(ids, target.layers, check),
         width,
-        _number(config, "draft_vocab_size", layers.vocab, check),
+        number(config, "draft_vocab_size", layers.vocab, check),
         norm_before_residual=bool(config.get("norm_before_residual", is_speculators)),
         norm_before_fc=bool(config.get("norm_before_fc", eagle.get("norm_before_fc", False))),
         fc_norm=bool(config.get("fc_norm", False)),
@@ -187,7 +187,8 @@ def _verifier(config: Mapping[str, Any]) -> str:
     return name if isinstance(name, str) else ""
 
 
-def _number(config: Mapping[str, Any], name: str, default: int, check: ConfigCheck) -> int:
+def number(config: Mapping[str, Any], name: str, default: int, check: ConfigCheck) -> int:
+    """Return a positive number of a config, `default` where there is none. Raises CheckpointError."""
     value = config.get(name)
     if value is None:
         return default
@@ -196,7 +197,8 @@ def _number(config: Mapping[str, Any], name: str, default: int, check: ConfigChe
     return value
 
 
-def _other_target(what: str, theirs: int, ours: int) -> SettingsError:
+def other_target(what: str, theirs: int, ours: int) -> SettingsError:
+    """Return the error about a head of another target."""
     return SettingsError(
         f"the drafter was trained for another target: one with a {what} of {theirs:,}, and this one's is {ours:,}",
         "use a drafter of this target, or --draft lookup",

@@ -104,6 +104,8 @@ class FolderCheckpoint:
         config = read_json(path / "config.json")
         if not config:
             raise ModelNotFound(f"{path} has no config.json", "--model takes a folder with config.json and safetensors")
+        if (path / "warp_model.bin").exists():
+            config["pard2"] = True  # this file is a part of it
         self.generation = read_json(path / "generation_config.json")
         self.shape = shape_from_config(config, self.generation, check=check_of_config(path / "config.json"))
         self._name: Callable[[str], str] = str

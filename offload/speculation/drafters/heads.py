@@ -12,6 +12,7 @@ from ...architecture.head_shape import published_acceptance
 from ...caches.streaming_llm import StreamingCache
 from ...events import DraftPrefilled
 from ...memory.tree_attention import Tree, tree_of
+from ...model.assistant import Assistant
 from ...settings.method_sizes import draft_chunk
 from ..passes.steps import AT_ONCE, Executor
 from ..sampling.transfers import upload
@@ -52,6 +53,10 @@ class HeadRunner:
         self._rows = torch.empty(0)  # of the last slot: [1, hidden]; of a tree those of its root and nodes
         self._tree: Tree | None = None
         self._marks: Watermarks | None = None
+
+    def use(self, sources: Sequence[Runner]) -> None:
+        """Read the rows of these runners from now on, that of the full cache first."""
+        self.sources = sources
 
     def has_rows(self, sequence: TokenSequence) -> bool:
         """Return whether the target has left what the next slot of the sequence needs."""
@@ -146,7 +151,7 @@ class HeadRunner:
 
 
 class HeadDrafter(ModelDrafter):
-    """A trained head. Its acceptance falls with depth, and with the length of the sequence, which its kinds tell."""
+    """A trained head. Its acceptance falls with depth, and with the length of the sequence: the kind of its drafts."""
 
     fades = True
 
@@ -170,4 +175,4 @@ def head_window(head: Head, settings: Speculation) -> int:
 
 def rows_needed(head: Head, settings: Speculation) -> int:
     """Return of how many tokens before a prompt's end a head reads rows: with some more, rollbacks leave a window."""
-    return head_window(head, settings) + _SPARE
+    return 1 if isinstance(head, Assistant) else head_window(head, settings) + _SPARE
