@@ -29,10 +29,15 @@ _MTP_FAMILIES = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
 # Qwen3.8-27B with llama.cpp, 80 to 91 % at 100 tokens, 53 % at 34K and 40 to 55 % at 86K.
 PUBLISHED = {EAGLE3: ((0, 0.68), (8_192, 0.5)), MTP: ((0, 0.85), (32_768, 0.53), (65_536, 0.47))}
 
+_GUESS = ((0, 0.6),)
+
 
 def published_acceptance(kind: str, tokens: int) -> float:
-    """Return the rate at which a head's tokens are expected to be accepted in a sequence of `tokens`."""
-    return next(rate for least, rate in reversed(PUBLISHED[kind]) if tokens >= least)
+    """Return the rate at which a head's tokens are expected to be accepted in a sequence of `tokens`.
+
+    Of kinds without public figures it is a guess.
+    """
+    return next(rate for least, rate in reversed(PUBLISHED.get(kind, _GUESS)) if tokens >= least)
 
 
 @dataclass(frozen=True)
