@@ -11,6 +11,7 @@ from importlib.util import find_spec
 import torch
 
 from ..architecture.config import ModelShape
+from ..architecture.dims import Dimensions
 from ..architecture.footprint import chunk_of
 from ..architecture.known_models import sibling_of
 from ..architecture.kv_formats import stored_bytes
@@ -103,10 +104,17 @@ class OpenModel:
     def barred(self) -> list[int]:
         """Return the ids that the draft model must not propose. Raises SettingsError if it cannot draft."""
         assert self.draft is not None, "only a draft model is barred from ids"
-        if isinstance(self.draft, HeadCheckpoint):
+        if isinstance(self.draft, HeadCheckpoint) and not self.draft.has_tokenizer:
             return []  # its ids are the target's
         sibling = sibling_of(self.config.model, self.checkpoint.shape)
         return check_draft(self.tokenizer, self.draft.load_tokenizer(), self.draft.shape, self.speculation, sibling)
+
+    @property
+    def draft_dimensions(self) -> Dimensions | None:
+        """Return the dimensions of the draft model, or of the head that drafts; None without one."""
+        if self.draft is None:
+            return None
+        return self.draft.dimensions if isinstance(self.draft, HeadCheckpoint) else self.draft.shape
 
     @property
     def kernel(self) -> str:
@@ -178,7 +186,7 @@ class OpenModel:
             device=self.device.type,
             itemsize=self.dtype.itemsize,
             prefill_chunk=self.config.prefill_chunk,
-            draft=None if self.draft is None else self.draft.shape,
+            draft=self.draft_dimensions,
             in_place=self._retrieves_in_place,
             weight_bits=self.weight_bits,
             copy_bits=self.copy_bits,

@@ -78,6 +78,7 @@ class ModelDrafter:
     relative_cost = 0.2
     setups = 0
     branches = True
+    fades = False  # whether a draft's later tokens are accepted at another rate than its first
     in_one_pass = False
     passes: type[DraftPasses] = DraftPasses
 
@@ -131,7 +132,7 @@ class ModelDrafter:
 class ParallelDrafter(ModelDrafter):
     """A draft model that drafts all tokens in one pass, none of which depends on the others."""
 
-    in_one_pass = True
+    in_one_pass = fades = True
     passes = ParallelPasses
 
 

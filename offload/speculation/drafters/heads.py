@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from ...architecture.head_shape import published_acceptance
 from ...caches.streaming_llm import StreamingCache
 from ...events import DraftPrefilled
 from ...memory.tree_attention import Tree, tree_of
@@ -149,13 +150,18 @@ class HeadRunner:
 
 
 class HeadDrafter(ModelDrafter):
-    """A trained head, whose drafts are kinds by the length of the sequence: acceptance falls with it."""
+    """A trained head. Its acceptance falls with depth, and with the sequence's length, which is the kind of draft."""
+
+    fades = True
 
     def __init__(self, runner: HeadRunner, sampler: Sampler, group: Group) -> None:
         super().__init__(runner, sampler, group)
         self.name = runner.model.own.kind
         self._head = runner
         self.relative_cost = min(runner.model.read_cost / runner.model.target.read_cost, 1.0)
+
+    def prior(self, kind: Hashable) -> float:
+        return published_acceptance(self.name, 1 << (int(str(kind)) - 1))
 
     def draft_kind(self, sequence: TokenSequence) -> Hashable:
         return len(sequence).bit_length() if self._head.has_rows(sequence) else None
