@@ -223,6 +223,8 @@ class Session:
         runner = self._drafting[1]
         if isinstance(runner, HeadRunner):
             runner.use([self.full, *filter(None, middles)])
+            if isinstance(runner, AssistantRunner) and not METHODS[settings.method].adaptive:
+                runner.check()
             for middle in runner.sources[1:]:
                 middle.keep_rows(1)
         return runner

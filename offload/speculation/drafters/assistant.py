@@ -28,14 +28,20 @@ class AssistantRunner(HeadRunner):
         self.reach = 1
         self._rows = self._tree = None
 
-    def use(self, sources: Sequence[Runner]) -> None:
-        """Read these runners from now on, that of the full cache first. Raises SettingsError if it cannot be read."""
-        super().use(sources)
-        if len(sources) == 1 and self._is_offloaded:
+    def check(self) -> None:
+        """Raise SettingsError if there is no cache that can be read, and so no draft."""
+        if not self._can_read:
             raise SettingsError(
                 "an assistant reads the target's keys and values for each token that it drafts, and they are offloaded",
                 "use --method triforce: it then reads the retrieval cache",
             )
+
+    @property
+    def _can_read(self) -> bool:
+        return len(self.sources) > 1 or not self._is_offloaded
+
+    def has_rows(self, sequence: TokenSequence) -> bool:
+        return self._can_read and super().has_rows(sequence)
 
     @property
     def _is_offloaded(self) -> bool:
