@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from ...caches.full import FullCache
     from ...model.assistant import Assistant
     from ...sequence import TokenSequence
-    from ..passes.runner import Runner
 
 
 class AssistantRunner(HeadRunner):
