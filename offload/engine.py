@@ -25,6 +25,7 @@ from .settings.method_sizes import (
     check_approximate,
     check_forgetting,
     check_trees,
+    copied_flag,
     forgets,
     has_draft_model,
     tree_nodes,
@@ -42,6 +43,8 @@ from .speculation.sampling.warp import Sampler
 if TYPE_CHECKING:
     from .batching.lane import Lane
     from .batching.request import BatchRequest, Events
+    from .constraints.masks import TokenMasks
+    from .constraints.vocabulary import ConstraintVocabulary
     from .loading.quantized_copy import QuantizedCopies
     from .memory.factory import TieredStoreFactory
     from .memory.store import Store
@@ -75,6 +78,7 @@ class Engine:
         prompts: PromptCache | None = None,
         dry_breakers: Callable[[], Collection[int]] = tuple,
         copies: QuantizedCopies | None = None,
+        constraints: ConstraintVocabulary | None = None,
     ) -> None:
         """`draft` is a draft model, or a head of `model`, which has the head's taps.
 
@@ -82,6 +86,7 @@ class Engine:
 
         `dry_breakers` returns the ids of DRY's sequence breakers; it is called only for requests with DRY. `copies`
         makes quantised copies of the model for `draft="self"`; without it, the model drafts with its own weights.
+        `constraints` makes the masks of constrained answers.
         """
         self.model = model
         self.stores = stores
@@ -91,6 +96,7 @@ class Engine:
         self.eos_ids = frozenset(eos_ids)
         self._prefill_chunk = prefill_chunk
         self._copies = copies
+        self._constraints = constraints
         self._level: str | None = None  # of the copy, once it has been chosen
         self.idle_session: Session | None = None
         self._reserved = 0
@@ -183,7 +189,7 @@ class Engine:
         settings, config = request.speculation, request.config
         ids = self._checked(request.ids, config, settings)
         length, spare = len(ids) + config.max_new_tokens, tree_nodes(settings)
-        if memory is None or settings.approximate is not None or not KV_FORMATS[settings.retrieval_kv].is_plain:
+        if memory is None or settings.approximate is not None or copied_flag(settings) is not None:
             session = self._new_session(length, spare, settings, scope=request.scope)
             yield from self._events(session, ids, request.sampling, config, settings, request.logprobs, lane)
             return
@@ -213,8 +219,10 @@ class Engine:
         require_instance("sampling", sampling, Sampling)
         hint = "use 0 for the tokens' own alone, or leave it out"
         require(logprobs is None or logprobs >= 0, f"logprobs is {short_repr(logprobs)}", hint)
+        masks = self._masks(sampling, ids)
         copy, breakers = self.prepare(ids, config, settings), self._breakers(sampling)
-        return session.generate(ids, sampling, config, settings, self.eos_ids, breakers, copy, executor, logprobs)
+        more = breakers, copy, executor, logprobs, masks
+        return session.generate(ids, sampling, config, settings, self.eos_ids, *more)
 
     def _checked(self, ids: Sequence[int], config: GenerationConfig, settings: Speculation) -> list[int]:
         """Return the token ids of a request. Raises PromptError, and SettingsError for settings of another type."""
@@ -276,7 +284,8 @@ class Engine:
         session = self._session(max(len(ids) + len(emitted), length))
         sampling = sampling or Sampling(temperature=0)
         model, breakers = self.model, self._breakers(sampling)
-        sampler = Sampler(sampling, seed, model.shape.vocab, model.device, breakers, model.operations.kernel)
+        masks = self._masks(sampling, ids[: len(ids) - generated])
+        sampler = Sampler(sampling, seed, model.shape.vocab, model.device, breakers, model.operations.kernel, masks)
         with self._keeping(session), torch_on_one_thread(self._kernel_of_all_models()):
             return replay(session.full, ids, emitted, sampler, generated)
 
@@ -323,6 +332,13 @@ class Engine:
     def _breakers(self, sampling: Sampling) -> Collection[int]:
         return self._dry_breakers() if sampling.dry_multiplier > 0 else ()
 
+    def _masks(self, sampling: Sampling, prompt: Sequence[int]) -> TokenMasks | None:
+        """Return the masks of an answer to a prompt. Raises SettingsError for a constraint that cannot be met."""
+        if sampling.constraint is None:
+            return None
+        assert self._constraints is not None, "an engine without a tokenizer has no constraints"
+        return self._constraints.masks(sampling.constraint, prompt)
+
     def _session(self, capacity: int, spare: int = 0, settings: Speculation | None = None) -> Session:
         """Return the idle session if it has room and the right cache, else a new one."""
         session, self.idle_session = self.idle_session, None
@@ -350,6 +366,7 @@ class Engine:
     def without_end(self) -> Engine:
         """Return an engine over the same models that ends at no token: in benchmarks, methods emit equally many."""
         more: dict[str, Any] = {"dry_breakers": self._dry_breakers, "copies": self._copies}
+        more["constraints"] = self._constraints
         engine = Engine(self.model, (), self._prefill_chunk, self.draft, self.stores, self.prompts, **more)
         engine._batch_room = self._batch_room
         return engine

@@ -9,11 +9,12 @@ from .events import Event, Finished, Pinned, Tokens
 from .model.assistant import Assistant
 from .model.heads import Head
 from .sequence import TokenSequence
-from .settings.config import EXACT, GenerationConfig, Sampling, Speculation
+from .settings.config import GenerationConfig, Sampling, Speculation
 from .settings.method_sizes import (
     draft_chunk,
     drafter_kind,
     forgets,
+    format_of,
     has_alternative,
     has_draft_model,
     has_middle,
@@ -21,7 +22,7 @@ from .settings.method_sizes import (
     sized,
     tail_tokens,
 )
-from .settings.methods import LOOKUP, METHODS, MIDDLES
+from .settings.methods import LOOKUP, METHODS
 from .speculation.drafters.assistant import AssistantRunner
 from .speculation.drafters.drafter import DraftRunner
 from .speculation.drafters.heads import HeadRunner
@@ -34,6 +35,7 @@ from .speculation.sampling.logprobs import LogprobsRecorder
 from .speculation.sampling.warp import Sampler
 
 if TYPE_CHECKING:
+    from .constraints.masks import TokenMasks
     from .memory.factory import TieredStoreFactory
     from .memory.store import Store
     from .model.decoder import Model, QuantizedCopy
@@ -100,10 +102,11 @@ class Session:
         copy: QuantizedCopy | None = None,
         executor: Executor = AT_ONCE,
         logprobs: int | None = None,
+        masks: TokenMasks | None = None,
     ) -> Generator[Event, int | None]:
         """See Engine.generate. With a `copy`, the retrieval cache is read with its weights.
 
-        The `executor` runs all passes.
+        The `executor` runs all passes; `masks` are those of a constraint.
         """
         sequence = self.sequence
         sequence.restart(ids)
@@ -117,7 +120,7 @@ class Session:
         if drafter_kind(settings) == LOOKUP:
             runners.lookup.draft_kind(sequence)  # reading the prompt is no part of decoding
         model, kernel = self._model, self._model.operations.kernel
-        sampler = Sampler(sampling, config.seed or 0, model.shape.vocab, model.device, breakers, kernel)
+        sampler = Sampler(sampling, config.seed or 0, model.shape.vocab, model.device, breakers, kernel, masks)
         sampler.observe_prompt(sequence.tokens)
         recorder = None if logprobs is None else LogprobsRecorder(logprobs)
         more: dict[str, Any] = {"group": self._model.group, "horizon": config.max_new_tokens, "logprobs": recorder}
@@ -137,14 +140,20 @@ class Session:
         eos_ids: frozenset[int],
         recorder: LogprobsRecorder | None,
     ) -> Generator[Event, int | None]:
-        """Decode up to `limit` tokens after the prompt."""
-        sequence, prompt = self.sequence, len(self.sequence)
-        while (start := len(sequence)) < prompt + limit:
-            hierarchy.top.advance(sequence, prompt + limit - start)
-            ended = self._cut_at(eos_ids, start)
-            sequence.commit()
+        """Decode up to `limit` tokens after the prompt.
+
+        What a constraint dictates is appended without a pass: the next one runs it with what follows. Where
+        log-probabilities are wanted, it is decoded: they come from a pass.
+        """
+        sequence, end = self.sequence, len(self.sequence) + limit
+        prompt = len(sequence)
+        while (start := len(sequence)) < end:
+            sequence.extend(sampler.forced(end - start) if recorder is None else ())
+            ended = self._keep_until(eos_ids, start, sampler)
+            if not ended and (decoded := len(sequence)) < end:
+                hierarchy.top.advance(sequence, end - decoded)
+                ended = self._keep_until(eos_ids, decoded, sampler)
             run = sequence.tokens[start:]
-            sampler.observe(run)
             yield hierarchy.statistics()
             if self._link is not None:
                 yield self._link.statistics.event()
@@ -161,13 +170,15 @@ class Session:
                 return
         yield Finished("length")
 
-    def _cut_at(self, eos_ids: frozenset[int], start: int) -> bool:
-        """Cut the sequence before its first end-of-sequence token at `start` or later; return whether there was one."""
-        for position in range(start, len(self.sequence)):
-            if self.sequence.tokens[position] in eos_ids:
-                self._cut(position)
-                return True
-        return False
+    def _keep_until(self, eos_ids: frozenset[int], start: int, sampler: Sampler) -> bool:
+        """Commit the tokens from `start` on, up to an end-of-sequence token; return whether there was one."""
+        ends = (at for at in range(start, len(self.sequence)) if self.sequence.tokens[at] in eos_ids)
+        end = next(ends, None)
+        if end is not None:
+            self._cut(end)
+        self.sequence.commit()
+        sampler.observe(self.sequence.tokens[start:])
+        return end is not None
 
     def _cut(self, length: int) -> None:
         self.sequence.truncate(length)
@@ -204,7 +215,7 @@ class Session:
             settings.budget,
             settings.chunk,
             settings.rebuild_every,
-            settings.retrieval_kv if MIDDLES[kind].scores else EXACT,
+            format_of(kind, settings),
             tail_tokens(settings),
         )
         if use not in self._middles or self._middles[use][0] != key:

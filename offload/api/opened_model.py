@@ -17,6 +17,7 @@ from ..architecture.known_models import sibling_of
 from ..architecture.kv_formats import stored_bytes
 from ..architecture.parameters import WeightBits
 from ..architecture.yarn import factor_for, stretched
+from ..constraints.vocabulary import ConstraintVocabulary
 from ..engine import Engine
 from ..errors import SettingsError
 from ..kernels.ops import Operations, choose_operations
@@ -62,6 +63,7 @@ from ..settings.method_sizes import (
     check_approximate,
     check_forgetting,
     check_trees,
+    copied_flag,
     forgets,
     has_middle,
     selected_format,
@@ -131,6 +133,12 @@ class OpenModel:
     def dry_breakers(self) -> frozenset[int]:
         """The ids of DRY's sequence breakers."""
         return tokens_containing(self.tokenizer.vocabulary, DRY_BREAKERS)
+
+    @cached_property
+    def constraints(self) -> ConstraintVocabulary:
+        """What makes the masks of constrained answers; a constraint may be checked before the model is loaded."""
+        shape = self.checkpoint.shape
+        return ConstraintVocabulary(lambda: self.tokenizer, shape.vocab, shape.eos_ids)
 
     def new_tokens(self, prompt_tokens: int, wanted: int, exact: bool) -> int:
         """Return how many tokens may follow the prompt: `wanted`, or unless `exact` what fits into the context.
@@ -280,7 +288,8 @@ class OpenModel:
             prompts = None
         copies = QuantizedCopies(model, self.checkpoint, self.share) if self._can_copy else None
         eos_ids, chunk = self.checkpoint.shape.eos_ids, self.config.prefill_chunk
-        return Engine(model, eos_ids, chunk, draft, stores, prompts, lambda: self.dry_breakers, copies)
+        more = (prompts, lambda: self.dry_breakers, copies, self.constraints)
+        return Engine(model, eos_ids, chunk, draft, stores, *more)
 
     def _weight_tier(self, tiers: TierSettings, link: Link) -> WeightTier | None:
         """Return where weights are that do not all stay on the device; None if they do."""
@@ -380,7 +389,7 @@ class OpenModel:
         models = filter(None, (self.checkpoint, self.draft))
         check_trees(settings, any(model.shape.linear for model in models), shape.vocab)
         missing = None
-        if not all(KV_FORMATS[kind].is_plain for kind in (kv, settings.retrieval_kv)):
+        if not KV_FORMATS[kv].is_plain or copied_flag(settings) is not None:
             missing = missing_kernel(self.device, self.dtype, self.shape.head_dim, self.kernel)
         check_packed_kv(kv, shape, self.device, self.dtype, self.kernel)
         check_kv(kv, settings, shape, missing)

@@ -11,6 +11,10 @@ from .kv_formats import format_bytes
 
 GATHERED_BYTES = 64 * 2**20  # of selected chunks that are copied to the device at once, through pinned host memory
 SLOTS = 2  # for open pages, of every offloaded layer
+# A streamed page takes Python some 0.1 ms, in which a fast link copies 4 MiB: pages are copied together, up to so much.
+COPY_BYTES = 16 * 2**20
+COPY_S = 0.6e-3  # or as much as the link copies in that time, if it is more
+RING_BUFFERS = 4  # for copies of so many bytes: one is read, the others are under way
 DISK_READ_BYTES = 4 * 2**20  # that are read from disk at once: large enough for the full rate of an NVMe drive
 BOUNCE_BUFFERS = 3  # of so many bytes, in pinned memory, through which a GPU's pages on disk pass
 
@@ -18,6 +22,16 @@ BOUNCE_BUFFERS = 3  # of so many bytes, in pinned memory, through which a GPU's 
 def disk_buffers(page_bytes: int) -> int:
     """Return the pages that are prefetched from disk: enough for two large reads, one in use while the other comes."""
     return min(max(2, 2 * DISK_READ_BYTES // page_bytes), 16)
+
+
+def copied_pages(page_bytes: int, pages: int, copy_bytes: int = COPY_BYTES) -> int:
+    """Return how many of a layer's `pages` are copied over the link at once: `copy_bytes` or more, if there are."""
+    return max(min(-(-copy_bytes // page_bytes), pages), 1)
+
+
+def copy_bytes_for(link: float) -> int:
+    """Return the bytes that are copied at once over a link of so many bytes a second."""
+    return max(COPY_BYTES, round(link * COPY_S))
 
 
 def _page_bytes(shape: Dimensions, pages: int, page: int, itemsize: int, kv: str = EXACT) -> int:

@@ -88,6 +88,11 @@ class Model:
     def device(self) -> torch.device:
         return self._norm.device
 
+    @property
+    def final_norm(self) -> Tensor:
+        """Return the weight `[hidden]` of the norm before the output head."""
+        return self._norm
+
     def bar(self, ids: Iterable[int]) -> None:
         """Set the tokens that the model must not propose when it drafts for another one; `logits` has them still."""
         own = [token for token in ids if token < self.shape.vocab]

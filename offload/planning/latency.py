@@ -18,10 +18,9 @@ from .passes import Passes
 from .request import PlanRequest
 from .roofline import Time
 
-# Used until acceptance is measured. TriForce has .92 to .89 a token, by temperature, with 4K of 122K tokens (its table
-# 2). Of its draft model's tokens (JackFram/llama-68m) the retrieval level accepts .23 in the authors' runs
-# (ranonrkm/TriForce-legacy); larger draft models are accepted more often, so .35 is a guess.
-RETRIEVAL_ACCEPTANCE = 0.9
+# Used until acceptance is measured; that of middle levels is in methods.py. Of the draft model's tokens of TriForce
+# (JackFram/llama-68m) the retrieval level accepts .23 in the authors' runs (ranonrkm/TriForce-legacy); larger draft
+# models are accepted more often, so .35 is a guess.
 DRAFT_ACCEPTANCE = 0.35
 LOOKUP_ACCEPTANCE = 0.3  # n-gram lookup on summaries of books: it drafts at half of the positions, and 60 % is accepted
 _NEGLIGIBLE = 1e-9  # probability that a sequence of a batch still drafts
@@ -140,7 +139,8 @@ def _proposal(passes: Passes, method: str) -> tuple[Callable[[int], float], int,
     below, row = draft_acceptance(request), METHODS[method]
     if row.middle is None:
         return (lambda tokens: 0.0, 0, LOOKUP_ACCEPTANCE) if row.drafter == LOOKUP else (passes.draft, 0, below)
-    acceptance = passes.agreement * (RETRIEVAL_ACCEPTANCE if request.acceptance is None else request.acceptance)
+    known = MIDDLES[settings.middle or row.middle].acceptance if request.acceptance is None else request.acceptance
+    acceptance = passes.agreement * known
     if row.drafter is None or settings.draft == "none":
         each = passes.retrieval(1) + passes.sample_s
         return lambda tokens: tokens * each, 0, acceptance

@@ -7,6 +7,9 @@ from ..architecture.kv_formats import bf16_layer_bytes, format_bytes
 from ..architecture.tier_footprint import (
     BOUNCE_BUFFERS,
     DISK_READ_BYTES,
+    RING_BUFFERS,
+    copied_pages,
+    copy_bytes_for,
     disk_buffers,
     host_mean_key_bytes,
     host_page_bytes,
@@ -102,9 +105,12 @@ class TierBytes:
     def _staging(self, offloaded: int) -> int:
         """Return the bytes for prefetched pages, and for the open pages of `offloaded` layers."""
         request, page, size = self._request, self._page, self._request.itemsize
-        buffers, slots = STAGING_BUFFERS, open_slots(min(request.prefill_chunk, request.tokens), page, request.kv)
+        slots = open_slots(min(request.prefill_chunk, request.tokens), page, request.kv)
+        each = format_bytes(self._share, request.kv, page, size)
+        pages = -(-(request.tokens + tree_nodes(request.speculation)) // page)
+        buffers = RING_BUFFERS * copied_pages(each, pages, copy_bytes_for(request.hardware.link))
         if request.may_use_disk:
-            buffers = disk_buffers(format_bytes(self._share, request.kv, page, size))
+            buffers = disk_buffers(each)
         return staging_bytes(self._share, offloaded, buffers, page, size, request.kv, slots)
 
     def fit(self, weights: int, kv: int, limit: int, away: int = 0) -> bool:

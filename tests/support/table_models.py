@@ -122,12 +122,22 @@ def warped(logits, sampling):
 
 
 def hierarchy(
-    method, draft, sampling, gammas=(None, None), group=ALONE, penalised=False, noise=None, mask_token=None, **trees
+    method,
+    draft,
+    sampling,
+    gammas=(None, None),
+    group=ALONE,
+    penalised=False,
+    noise=None,
+    mask_token=None,
+    masks=None,
+    **trees,
 ):
     """Build a method over tables, with a seeded clock that makes every choice the best one sometimes.
 
     Each rank of a group has other random numbers and another clock. With `penalised`, the penalties of `sampling`
-    apply, which the table cannot contain. With `noise`, sampling is coupled; with a `mask_token`, drafts take one pass.
+    apply, which the table cannot contain; with `masks`, those of a constraint. With `noise`, sampling is coupled; with
+    a `mask_token`, drafts take one pass.
     """
     settings = Speculation(method, "a model" if draft in DRAFTS else draft, gamma1=gammas[0], gamma2=gammas[1], **trees)
     copy = QuantizedCopy(None, settings.self_level, 0.6) if settings.drafts_itself else None
@@ -139,7 +149,7 @@ def hierarchy(
     if method == "auto":
         runners.alternative = TableRunner(ALTERNATIVE if penalised else warped(ALTERNATIVE, sampling))
     if penalised:
-        sampler = Sampler(sampling, group.rank, VOCAB, torch.device("cpu"), BREAKERS)
+        sampler = Sampler(sampling, group.rank, VOCAB, torch.device("cpu"), BREAKERS, masks=masks)
         sampler.observe_prompt(PROMPT)
     else:
         sampler = ReadySampler(Sampling(temperature=1, top_p=1), group.rank, VOCAB, torch.device("cpu"))

@@ -16,6 +16,7 @@ from offload.planning.placement import Tier, resident_tokens
 from offload.planning.plan import Plan
 from offload.planning.request import PlanRequest
 from offload.planning.suggestions import Suggestion
+from offload.settings.method_sizes import whole_format
 from offload.units import GIB, counted
 
 from .cursor import visible
@@ -206,7 +207,9 @@ def _gammas(plan: Plan) -> str:
     chosen = plan.chosen
     low, high = chosen.gammas
     around = f" ({low} to {high} are about as good)" if low != high else ""
-    cache = f"; {counted(plan.budget, 'token')} in the retrieval cache" if plan.budget else ""
+    whole = whole_format(plan.request.speculation)
+    reads = f"all tokens read as {whole}" if whole else f"{counted(plan.budget, 'token')} in the retrieval cache"
+    cache = f"; {reads}" if plan.budget else ""
     expected = f"{chosen.tokens_per_verification:.1f} tokens a verification expected"
     head = plan.request.draft
     if isinstance(head, HeadDimensions) and plan.request.draft_acceptance is None and chosen.method != "lookup":

@@ -24,6 +24,7 @@ from offload.planning.plan import Plan, make_plan
 from offload.planning.request import PlanRequest
 from offload.planning.suggestions import Suggestion, suggestions
 from offload.settings.kv_formats import KV_FORMATS
+from offload.settings.method_sizes import check_middle
 from offload.system.machine import cores, free_host_memory, free_memory
 
 from ..distributed.launch import ranks_to_start
@@ -57,6 +58,7 @@ def plan_request(
     """
     check_experts(settings.placement, shape, hardware.shared and settings.placement.link_gb_s is None)
     level, kv = settings.engine.quantize, settings.engine.kv
+    check_middle(kv, settings.speculation)
     if hardware.shared:
         refuse_unread_format(settings)
     elif KV_FORMATS[kv].is_packed:
@@ -177,6 +179,7 @@ def _plan_own_tiers(model: OpenModel, settings: Settings, tokens: int, terminal:
 
 
 def _tier_settings(plan: Plan) -> TierSettings:
+    from offload.architecture.tier_footprint import copy_bytes_for
     from offload.memory.tier_settings import TierSettings
 
     where, placement = plan.placed, plan.request.placement
@@ -191,6 +194,7 @@ def _tier_settings(plan: Plan) -> TierSettings:
         experts=where.experts,
         expert_layers=plan.request.shape.experts.layers - where.away_layers if where.away_layers else 0,
         link_gb_s=placement.link_gb_s,
+        copy_bytes=copy_bytes_for(plan.request.hardware.link),
         disk=Path(placement.disk) if where.uses_disk else None,
         host_layers=0 if plan.request.has_one_memory else _host_layers(plan),
     )

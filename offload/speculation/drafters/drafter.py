@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ...events import DraftPrefilled
 from ...parallel import ALONE
+from ...settings.methods import MIDDLES, RETRIEVAL
 from ..passes.runner import Runner
 from ..sampling.transfers import download
 from ..sampling.warp import read_tokens
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["NOTHING", "Draft", "DraftedTree", "Drafter", "ModelDrafter", "SelectedDrafter"]
 
-SELECTED_PRIOR = 0.9  # rate at which the full cache is expected to accept what a few percent of its KV draft
+SELECTED_PRIOR = MIDDLES[RETRIEVAL].acceptance
 
 
 class Drafter(Protocol):
@@ -78,9 +79,9 @@ class ModelDrafter:
     relative_cost = 0.2
     setups = 0
     branches = True
-    fades = False  # whether a draft's later tokens are accepted at another rate than its first
     in_one_pass = False
     passes: type[DraftPasses] = DraftPasses
+    fades = False  # whether a draft's later tokens are accepted at another rate than its first
 
     def __init__(self, runner: Runner, sampler: Sampler, group: Group = ALONE) -> None:
         """Every rank of a `group` runs the whole draft model; the tokens that rank 0 draws are used by all.
@@ -139,14 +140,14 @@ class ParallelDrafter(ModelDrafter):
 class SelectedDrafter(ModelDrafter):
     """The target itself, which drafts trees on selected chunks of its full cache."""
 
-    def __init__(self, name: str, runner: SelectedRunner, sampler: Sampler) -> None:
-        """The ranks that share the target agree on every token."""
+    def __init__(self, name: str, runner: SelectedRunner, sampler: Sampler, acceptance: float = SELECTED_PRIOR) -> None:
+        """The ranks that share the target agree on every token; `acceptance` is expected until it is known."""
         super().__init__(runner, sampler)
-        self.name = name
+        self.name, self._prior = name, acceptance
         self._selected = runner
 
     def prior(self, kind: Hashable) -> float:
-        return SELECTED_PRIOR
+        return self._prior
 
     @property
     def relative_cost(self) -> float:

@@ -150,7 +150,7 @@ class HeadRunner:
 
 
 class HeadDrafter(ModelDrafter):
-    """A trained head. Its acceptance falls with depth, and with the sequence's length, which is the kind of draft."""
+    """A trained head. Its acceptance falls with depth, and with the length of the sequence: the kind of its drafts."""
 
     fades = True
 

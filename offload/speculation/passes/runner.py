@@ -322,6 +322,8 @@ class SelectedRunner(Runner):
     It does not run tokens that are in the full cache, which must match the sequence's committed tokens.
     """
 
+    cache: SelectedCache
+
     def __init__(self, full: Runner, cache: SelectedCache, copy: QuantizedCopy | None = None) -> None:
         super().__init__(full.model if copy is None else copy.model, cache)
         self._full, self.copy = full, copy
@@ -338,7 +340,7 @@ class SelectedRunner(Runner):
         """The bytes that a step reads, relative to a plain step of the full cache; those over a link count more."""
         kv = self._kv_of_token * self._full.num_cached
         kept = min(self.cache.budget / max(self._full.num_cached, 1), 1.0)
-        cost = (self._weights + kept * kv) / sum(self._read())
+        cost = (self._weights + kept * self.cache.read_share * kv) / sum(self._read())
         return min(cost, 0.95)
 
     @property
