@@ -26,13 +26,18 @@ _MTP_FAMILIES = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
 
 # Rates at which targets accept a head's tokens, by the least length of the sequence: public figures, of others' runs.
 # EAGLE-3: Qwen3-30B-A3B, 2.43 tokens a verification of 3, on LongBench 1.88 with a window (vllm-ascend#10023). MTP:
-# Qwen3.8-27B with llama.cpp, 80 to 91 % at 100 tokens, 53 % at 34K and 40 to 55 % at 86K. Others: taken for EAGLE-3's.
+# Qwen3.8-27B with llama.cpp, 80 to 91 % at 100 tokens, 53 % at 34K and 40 to 55 % at 86K.
 PUBLISHED = {EAGLE3: ((0, 0.68), (8_192, 0.5)), MTP: ((0, 0.85), (32_768, 0.53), (65_536, 0.47))}
+
+_GUESS = ((0, 0.6),)
 
 
 def published_acceptance(kind: str, tokens: int) -> float:
-    """Return the rate at which a head's tokens are expected to be accepted in a sequence of `tokens`."""
-    return next(rate for least, rate in reversed(PUBLISHED.get(kind, PUBLISHED[EAGLE3])) if tokens >= least)
+    """Return the rate at which a head's tokens are expected to be accepted in a sequence of `tokens`.
+
+    Of kinds without public figures it is a guess.
+    """
+    return next(rate for least, rate in reversed(PUBLISHED.get(kind, _GUESS)) if tokens >= least)
 
 
 @dataclass(frozen=True)

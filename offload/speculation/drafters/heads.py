@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Hashable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ...parallel import Group
     from ...sequence import TokenSequence, Watermarks
     from ...settings.config import Speculation
+    from ..passes.hidden_rows import HiddenRows
     from ..passes.runner import Runner
     from ..sampling.warp import Sampler
 
@@ -49,7 +50,7 @@ class HeadRunner:
         self._true = 0  # slots in the cache, from the first on, whose features come from the full cache's rows
         self._first = 0  # the first slot that is in the cache
         self._last: Tensor | None = None  # [1, hidden], of the last slot before drafted ones
-        self._rows: Tensor | None = None  # of the last slot: [1, hidden]; of a tree those of its root and nodes
+        self._rows = torch.empty(0)  # of the last slot: [1, hidden]; of a tree those of its root and nodes
         self._tree: Tree | None = None
         self._marks: Watermarks | None = None
 
@@ -117,7 +118,7 @@ class HeadRunner:
         while at < start + count:
             positions, source = next(each for each in self._kept(sequence).items() if at in each[0])
             end = min(positions.stop, start + count)
-            parts.append(self.model.features(source.kept.get(at, end)))
+            parts.append(self.model.features(cast("HiddenRows", source.kept).get(at, end)))
             at = end
         return torch.cat(parts)
 
@@ -155,7 +156,7 @@ class HeadDrafter(ModelDrafter):
     fades = True
 
     def __init__(self, runner: HeadRunner, sampler: Sampler, group: Group) -> None:
-        super().__init__(runner, sampler, group)
+        super().__init__(cast("Runner", runner), sampler, group)
         self.name = runner.model.own.kind
         self._head = runner
         self.relative_cost = min(runner.model.read_cost / runner.model.target.read_cost, 1.0)
