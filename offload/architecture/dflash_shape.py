@@ -37,8 +37,8 @@ class DFlashShape(HeadShape):
     @property
     def dimensions(self) -> HeadDimensions:
         inputs = len(self.taps) * self.target_hidden
-        more = {"more": self.layers.hidden * inputs, "row": inputs + self.target_hidden, "shares_head": True}
-        return replace(super().dimensions, **more)
+        weights, row = self.layers.hidden * inputs, inputs + self.target_hidden
+        return replace(super().dimensions, more=weights, row=row, shares_head=True)
 
 
 def is_dflash(config: Mapping[str, Any]) -> bool:
@@ -68,10 +68,7 @@ def dflash_shape(config: Mapping[str, Any], target: Dimensions, check: ConfigChe
     of_target = number(config, "num_target_layers", target.layers, check)
     if of_target != target.layers:
         raise other_target("number of layers", of_target, target.layers)
-    taps, mask = values.get("target_layer_ids"), values.get("mask_token_id")
-    is_right = isinstance(taps, list) and taps and all(type(each) is int and 0 <= each < target.layers for each in taps)
-    if not is_right or len(set(taps)) < len(taps):
-        raise check.error("target_layer_ids", taps, f"different numbers of 0 to {target.layers - 1}")
+    taps, mask = _taps(values.get("target_layer_ids"), target.layers, check), values.get("mask_token_id")
     if type(mask) is not int or not 0 <= mask < layers.vocab:
         raise check.error("mask_token_id", mask, f"a token of the vocabulary of {layers.vocab:,}")
     kinds = config.get("layer_types")
@@ -80,7 +77,7 @@ def dflash_shape(config: Mapping[str, Any], target: Dimensions, check: ConfigChe
     return DFlashShape(
         DFLASH,
         replace(layers, eos_ids=()),
-        tuple(each + 1 for each in taps),  # what leaves a layer enters the next one
+        taps,
         target.hidden,
         layers.vocab,
         window=_window(values, kinds),
@@ -91,6 +88,14 @@ def dflash_shape(config: Mapping[str, Any], target: Dimensions, check: ConfigChe
         output_scale=float(values.get("output_multiplier") or 1.0),
         output_cap=float(values.get("final_logit_softcapping") or 0.0),
     )
+
+
+def _taps(ids: Any, layers: int, check: ConfigCheck) -> tuple[int, ...]:
+    """Return the layers whose inputs are read, from those whose outputs are: what leaves one enters the next."""
+    is_right = isinstance(ids, list) and ids and all(type(each) is int and 0 <= each < layers for each in ids)
+    if not is_right or len(set(ids)) < len(ids):
+        raise check.error("target_layer_ids", ids, f"different numbers of 0 to {layers - 1}")
+    return tuple(each + 1 for each in ids)
 
 
 def _window(values: Mapping[str, Any], kinds: list[str]) -> int | None:

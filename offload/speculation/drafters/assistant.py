@@ -25,7 +25,7 @@ class AssistantRunner(HeadRunner):
     def __init__(self, head: Assistant) -> None:
         self.model, self.sources, self.executor = head, [], AT_ONCE
         self.reach = 1
-        self._rows = self._tree = None
+        self._rows, self._tree = torch.empty(0), None
 
     def check(self) -> None:
         """Raise SettingsError if there is no cache that can be read, and so no draft."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from .draft_passes import ParallelPasses
 from .heads import HeadDrafter, HeadRunner
 
 if TYPE_CHECKING:
+    from ...architecture.dflash_shape import DFlashShape
     from ...model.dflash import DFlash
     from ...sequence import TokenSequence
     from ..trees.tree import Draft, DraftedTree
@@ -48,4 +49,5 @@ class DFlashDrafter(HeadDrafter):
     passes = ParallelPasses
 
     def propose(self, sequence: TokenSequence, limit: int, tree: DraftedTree | None = None) -> Draft:
-        return super().propose(sequence, min(limit, max(self._head.model.own.block - 1, 1)), tree)
+        own = cast("DFlashShape", self._head.model.own)
+        return super().propose(sequence, min(limit, max(own.block - 1, 1)), tree)
