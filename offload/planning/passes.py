@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..architecture.config import ModelShape
 from ..architecture.footprint import page_tokens
 from ..architecture.kv_formats import stored_bytes
 from ..architecture.parameters import WeightBits
@@ -155,7 +154,7 @@ class Passes:
     @property
     def drafts_in_one_pass(self) -> bool:
         """Return whether the draft model drafts all tokens in one pass."""
-        return isinstance(draft := self.request.draft, ModelShape) and draft.mask_token is not None
+        return self.request.draft is not None and self.request.draft.in_one_pass
 
     def draft(self, tokens: int) -> float:
         """Return the seconds in which the draft model drafts a chain of `tokens` tokens; 0 for lookup."""
