@@ -6,6 +6,7 @@ from collections.abc import Collection, Generator, Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .events import Event, Finished, Pinned, Tokens
+from .model.assistant import Assistant
 from .model.heads import Head
 from .sequence import TokenSequence
 from .settings.config import GenerationConfig, Sampling, Speculation
@@ -22,6 +23,7 @@ from .settings.method_sizes import (
     tail_tokens,
 )
 from .settings.methods import LOOKUP, METHODS
+from .speculation.drafters.assistant import AssistantRunner
 from .speculation.drafters.drafter import DraftRunner
 from .speculation.drafters.heads import HeadRunner
 from .speculation.drafters.ngram import LookupDrafter
@@ -231,12 +233,14 @@ class Session:
             self._drafting = key, self._new_draft_runner(settings)
         runner = self._drafting[1]
         if isinstance(runner, HeadRunner):
-            runner.sources = [self.full, *filter(None, middles)]
+            runner.use([self.full, *filter(None, middles)])
             for middle in runner.sources[1:]:
                 middle.keep_rows(1)
         return runner
 
     def _new_draft_runner(self, settings: Speculation) -> DraftRunner | HeadRunner:
+        if isinstance(self._draft, Assistant):
+            return AssistantRunner(self._draft)
         if isinstance(self._draft, Head):
             return HeadRunner(self._draft, settings, [self.full])
         return DraftRunner(self._draft, draft_cache(self._draft, settings), draft_chunk(settings))

@@ -11,6 +11,7 @@ from importlib.util import find_spec
 import torch
 
 from ..architecture.config import ModelShape
+from ..architecture.dims import Dimensions
 from ..architecture.footprint import chunk_of
 from ..architecture.known_models import sibling_of
 from ..architecture.kv_formats import stored_bytes
@@ -20,10 +21,11 @@ from ..constraints.vocabulary import ConstraintVocabulary
 from ..engine import Engine
 from ..errors import SettingsError
 from ..kernels.ops import Operations, choose_operations
+from ..loading.drafters import load_drafter
 from ..loading.formats.quantization import QuantizedCheckpoint
 from ..loading.formats.safetensors import Checkpoint
 from ..loading.formats.tensor_checks import average_bits
-from ..loading.heads import HeadCheckpoint, load_head
+from ..loading.heads import HeadCheckpoint
 from ..loading.prompt_checks import new_tokens_in_context
 from ..loading.quantization_checks import (
     check_kv,
@@ -104,10 +106,17 @@ class OpenModel:
     def barred(self) -> list[int]:
         """Return the ids that the draft model must not propose. Raises SettingsError if it cannot draft."""
         assert self.draft is not None, "only a draft model is barred from ids"
-        if isinstance(self.draft, HeadCheckpoint):
+        if isinstance(self.draft, HeadCheckpoint) and not self.draft.has_tokenizer:
             return []  # its ids are the target's
         sibling = sibling_of(self.config.model, self.checkpoint.shape)
         return check_draft(self.tokenizer, self.draft.load_tokenizer(), self.draft.shape, self.speculation, sibling)
+
+    @property
+    def draft_dimensions(self) -> Dimensions | None:
+        """Return the dimensions of the draft model, or of the head that drafts; None without one."""
+        if self.draft is None:
+            return None
+        return self.draft.dimensions if isinstance(self.draft, HeadCheckpoint) else self.draft.shape
 
     @property
     def kernel(self) -> str:
@@ -185,7 +194,7 @@ class OpenModel:
             device=self.device.type,
             itemsize=self.dtype.itemsize,
             prefill_chunk=self.config.prefill_chunk,
-            draft=None if self.draft is None else self.draft.shape,
+            draft=self.draft_dimensions,
             in_place=self._retrieves_in_place,
             weight_bits=self.weight_bits,
             copy_bits=self.copy_bits,
@@ -359,7 +368,7 @@ class OpenModel:
             return None
         if isinstance(self.draft, HeadCheckpoint):
             target.tap(self.draft.head.taps)
-            return load_head(self.draft, target, self._operations(self.draft.shape))
+            return load_drafter(self.draft, target, self._operations(self.draft.shape))
         draft = load_model(self.draft, self.dtype, self.device, progress, self._operations(self.draft.shape))
         draft.bar(self.barred)
         return draft

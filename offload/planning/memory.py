@@ -15,6 +15,7 @@ from ..architecture.footprint import (
     rope_bytes,
     selection_bytes,
 )
+from ..architecture.head_shape import HeadDimensions
 from ..architecture.kv_formats import quantized_layer_bytes
 from ..architecture.parameters import WeightBits
 from ..architecture.tier_footprint import mean_key_bytes, paged_prefill_bytes, plain_prefill_bytes, state_bytes
@@ -23,6 +24,7 @@ from ..settings.config import Speculation
 from ..settings.kv_formats import EXACT, KV_FORMATS
 from ..settings.method_sizes import (
     EVICT_EVERY,
+    SPARE_ROWS,
     draft_capacity,
     draft_chunk,
     drafter_kind,
@@ -252,10 +254,11 @@ def _draft_bytes(draft: Dimensions | None, settings: Speculation, itemsize: int,
 
 
 def _draft_cache_bytes(draft: Dimensions | None, settings: Speculation, itemsize: int) -> int:
-    """Return the bytes of a draft model's cache; 0 if the method uses none."""
+    """Return the bytes of a draft model's cache, with the rows that a head reads; 0 if the method uses none."""
     if draft is None or not has_draft_model(settings):
         return 0
-    return draft.kv_bytes(draft_capacity(settings), itemsize) + draft.state_bytes(itemsize)
+    rows = (settings.window + SPARE_ROWS) * draft.row * itemsize if isinstance(draft, HeadDimensions) else 0
+    return draft.kv_bytes(draft_capacity(settings), itemsize) + draft.state_bytes(itemsize) + rows
 
 
 def check_fit(need: MemoryEstimate, free: int) -> None:

@@ -29,6 +29,7 @@ KERNELS = ("auto", "amx", "avx512", "avx2", "portable", "off")
 QUANTIZE = ("q4", "q5", "q6", "q8")
 METHODS = tuple(methods.METHODS)
 SELF = "self"
+MTP = "mtp"  # the draft: a head in the target's own checkpoint
 SELF_DRAFTS = (SELF, *(f"{SELF}:{level}" for level in QUANTIZE))
 DRAFTS = ("lookup", "none", *SELF_DRAFTS)  # values of `draft` that are not the name of a model
 LONGEST_GAMMA = 32
@@ -89,8 +90,9 @@ class Speculation:
     values alone; None for all of them. Of these tokens the first `sink` ones and, for h2o and retrieval, the latest
     `window` ones are always kept.
 
-    `draft` is "lookup", "none", a model, named as in EngineConfig.model, or "self": lookup, with the retrieval cache on
-    a quantised copy of the target's weights. "self:q4" names the copy's level; otherwise the most promising is chosen.
+    `draft` is "lookup", "none", a model or a head, named as in EngineConfig.model, "mtp" for the head in the target's
+    checkpoint, or "self": lookup, with the retrieval cache on a quantised copy of the target's weights. "self:q4" names
+    the copy's level; otherwise the most promising is chosen.
     `sink` and `window` are tokens of a draft model's StreamingLLM cache; `budget` and `chunk` are tokens of the
     retrieval cache and of one chunk. A budget of None follows from the sequence's length (`levels.suggested_budget`);
     with `approximate` it is LEAST_BUDGET. `rebuild_every` (tokens), `gamma1` and `gamma2` (drafted tokens per
@@ -182,6 +184,11 @@ class Speculation:
     def tree_shape(self) -> TreeShape:
         """The shape of the drafts."""
         return TreeShape.parse(self.tree)
+
+    @property
+    def draft_source(self) -> str | None:
+        """The name of the draft model, if it is to be found; None if it is a part of the target, too."""
+        return None if self.draft == MTP else self.draft_model
 
     @property
     def draft_model(self) -> str | None:

@@ -22,6 +22,7 @@ PADDING = 32  # positions behind the tail that recorded passes may write to: the
 MOST_CHUNKS = 2**14
 KEPT_QUERIES = 64  # newest rows of a pass whose queries are kept for selections: more than a verification has
 EVICT_EVERY = 128  # tokens after which a cache that forgets drops as many: they are run in one pass of a prompt
+SPARE_ROWS = 4 * LONGEST_GAMMA  # hidden rows that are kept for a head beside its window: rejected ones overwrite none
 _MIN_RATIO = 1.25  # of the sequence to the retrieval cache: below, the middle level saves too little time
 
 

@@ -140,6 +140,21 @@ def test_a_streaming_level_is_counted_as_it_is_read_not_quantised(gpu, streaming
     assert asked == exact
 
 
+def test_a_level_that_reads_all_tokens_is_counted_by_its_bits():
+    """Plane A is read where it lies, without a byte of its own; a copy takes those of all tokens."""
+    kinds = {"plane": "packed", "q4": EXACT}
+    asked = {middle: on_cpu(kv, method="retrieval", middle=middle) for middle, kv in kinds.items()}
+    passes = Passes(asked["plane"], place(asked["plane"]))
+    size = request().shape.kv_bytes(TOKENS, 2)
+    fewer = passes.full(1)[0].seconds - passes.retrieval(1)
+    assert fewer == pytest.approx(size * 4 / 16 / CPU.bandwidth / READ)
+    taken = {middle: place(each).device.parts["retrieval cache"] for middle, each in asked.items()}
+    assert taken["plane"] < 0.01 * size
+    copied = size * KV_FORMATS["q4"].number_bits(128) / 16
+    assert copied < taken["q4"] < 1.2 * copied
+    assert asked["q4"].in_place(0) and replace(asked["q4"], retrieves_in_place=False).in_place(0)
+
+
 def test_short_sequences_count_their_window():
     kinds = [place(replace(on_cpu(kind), tokens=WINDOW)).device.parts["KV cache"] for kind in (EXACT, "q4")]
     assert kinds[0] < kinds[1]

@@ -240,3 +240,20 @@ def test_what_one_drafter_shows_of_the_text_is_expected_of_the_others():
     after = [believed(arm) for arm in arms]
     assert after[0] < after[1] < before[1] == 0.6
     assert after[2] == before[2]  # lookup runs no model: it does not tell, and is not told
+
+
+@pytest.mark.parametrize(("later", "least", "most"), [(0.1, 1, 2), (0.95, 6, 24)])
+def test_the_length_of_drafts_follows_the_acceptance_of_their_later_tokens(later, least, most):
+    """Of a first token the rate is the same: a head computes it from the target's rows, and later ones from its own."""
+    head = Fake("head", None, 0.02)
+    head.fades = True
+    scheduler, rng, gammas = AdaptiveScheduler([head], may_pause=True), random.Random(0), []
+    for _ in range(150):
+        drafter, gamma = scheduler.choose(TokenSequence([0]), 1000)
+        accepted = 0
+        while accepted < gamma and rng.random() < (later if accepted else 0.9):
+            accepted += 1
+        scheduler.observe(Cycle(drafter, 0, gamma, accepted, 0.02 * gamma, step(gamma + 1)))
+        gammas.append(gamma)
+    chosen = sorted(filter(None, gammas[50:]))
+    assert least <= chosen[len(chosen) // 2] <= most

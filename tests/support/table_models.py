@@ -136,8 +136,8 @@ def hierarchy(
     """Build a method over tables, with a seeded clock that makes every choice the best one sometimes.
 
     Each rank of a group has other random numbers and another clock. With `penalised`, the penalties of `sampling`
-    apply, which the table cannot contain; with `masks`, those of a constraint. With `noise`, sampling is coupled; with a
-    `mask_token`, drafts take one pass.
+    apply, which the table cannot contain; with `masks`, those of a constraint. With `noise`, sampling is coupled; with
+    a `mask_token`, drafts take one pass.
     """
     settings = Speculation(method, "a model" if draft in DRAFTS else draft, gamma1=gammas[0], gamma2=gammas[1], **trees)
     copy = QuantizedCopy(None, settings.self_level, 0.6) if settings.drafts_itself else None

@@ -59,7 +59,8 @@ class Line(NamedTuple):
         return cls(number, start, text.encode("utf-8", "surrogateescape"))
 
 
-class Shard(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Shard:
     """One of `count` parts of a file, of about as many bytes each: part `index`, from 0."""
 
     index: int

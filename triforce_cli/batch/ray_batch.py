@@ -13,11 +13,11 @@ import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from offload.errors import PromptError, SettingsError, TriforceError
 from offload.units import counted
@@ -29,7 +29,7 @@ from ..output.terminal import Terminal
 from ..run.job import MOST
 from ..run.model_request import ModelRequest
 from .batch_files import ERROR, Survey, error_line
-from .batch_job import BatchOptions, exit_code, interrupted
+from .batch_run import BatchOptions, exit_code, interrupted
 from .line_request import Id, LineError, LineRequest
 from .ray_worker import LINES, RESULTS, Packed, Places, Reader, Worker, WorkerJob
 
@@ -43,7 +43,8 @@ _MOST_PIECES = 10_000
 _CONNECT = 5.0  # seconds
 
 
-class Workers(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Workers:
     """How many workers a cluster has room for, and the CPU cores and GPUs of each."""
 
     count: int

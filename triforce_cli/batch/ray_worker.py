@@ -19,7 +19,7 @@ from ..output.batch_display import BatchDisplay
 from ..run.job import Job
 from ..run.model_request import ModelRequest, open_request, stretch
 from .batch_files import BatchFile, Line, error_line
-from .batch_job import BatchRun
+from .batch_run import BatchRun
 
 if TYPE_CHECKING:
     from ..run.text_generator import TextGenerator

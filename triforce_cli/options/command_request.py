@@ -24,6 +24,7 @@ from ..input.excerpts import END, MIDDLE, PARTS, START
 from ..output.plan_fields import Argument
 from ..output.terminal import Terminal
 from .config_file import show_config
+from .constraint_options import constraint_of_flags
 from .declarations import AUTO, THINK
 from .mode_checks import refuse_inexact
 from .settings import Settings, given_options, refuse_both, refuse_broken_text, refuse_unverifiable, resolve
@@ -125,6 +126,7 @@ def check_flags(ctx: typer.Context) -> None:
     _check_think(params)
     for name, texts in (("--system", [params.get("system") or ""]), ("--stop", params.get("stop") or [])):
         refuse_broken_text(name, texts)
+    constraint_of_flags(params)
     given = given_options(ctx)[0]
     check_part(given)
     if "model" in given:
@@ -156,6 +158,8 @@ def parse_request(ctx: typer.Context) -> Request:
     """Return the request in the options of `groups.GENERATION`, the profile and the defaults. Raises SettingsError."""
     params = ctx.params
     settings = resolve(*given_options(ctx), params["profile"])
+    if (constraint := constraint_of_flags(params)) is not None:
+        settings = replace(settings, values=dict(settings.values) | {"constraint": constraint})
     if params.get("show_config"):
         show_config(ctx, settings)
     _check_models(settings)
@@ -178,9 +182,10 @@ def parse_request(ctx: typer.Context) -> Request:
 def _check_models(settings: Settings) -> None:
     """Raise ModelNotFound for a name that cannot be a model's: torch is not imported for it."""
     resolve_model(settings.engine.model)
-    if has_draft_model(settings.speculation):
+    source = settings.speculation.draft_source
+    if source is not None and has_draft_model(settings.speculation):
         try:
-            resolve_model(settings.speculation.draft_model)
+            resolve_model(source)
         except ModelNotFound as error:
             raise draft_error(error) from error
 

@@ -110,7 +110,8 @@ class Settings:
         own = _subset(GenerationConfig, options)
         if "seed" not in values:
             own["seed"] = draw_seed()
-        return replace(self, values=values, generation=replace(self.generation, **own))
+        speculation = replace(self.speculation, **_subset(Speculation, options))
+        return replace(self, values=values, generation=replace(self.generation, **own), speculation=speculation)
 
     def memory_limit(self, device_type: str) -> int | None:
         """Return the bytes of the device that the profile and --memory allow; None for no limit but free memory."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from rich.text import Text
 
+from offload.architecture.head_shape import HeadDimensions
 from offload.hardware.calibration import Measured
 from offload.hardware.profiles import Profile
 from offload.planning.batch import Batches
@@ -210,6 +211,9 @@ def _gammas(plan: Plan) -> str:
     reads = f"all tokens read as {whole}" if whole else f"{counted(plan.budget, 'token')} in the retrieval cache"
     cache = f"; {reads}" if plan.budget else ""
     expected = f"{chosen.tokens_per_verification:.1f} tokens a verification expected"
+    head = plan.request.draft
+    if isinstance(head, HeadDimensions) and plan.request.draft_acceptance is None and chosen.method != "lookup":
+        expected += f", from public figures of {head.kind} heads"
     drafted = f"a tree of {chosen.gamma2}, {chosen.depth} deep," if chosen.depth else f"{chosen.gamma2}"
     return f"{drafted} drafted{around}, {expected}{cache}"
 

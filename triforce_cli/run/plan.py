@@ -214,9 +214,8 @@ def request_on_this_machine(
     Raises SettingsError as `rated_profile`.
     """
     profile = rated_profile(model.device, settings.profile, measured)
-    draft = model.draft.shape if model.draft is not None else None
     hardware = this_machine(model.device, profile, model.group.mates, settings.placement.disk)
-    request = plan_request(settings, model.shape, tokens, hardware, draft)
+    request = plan_request(settings, model.shape, tokens, hardware, model.draft_dimensions)
     in_place = model.kernel != "off" and settings.placement.link_gb_s is None
     request = replace(
         request,

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from ...architecture.head_shape import published_acceptance
 from ...caches.streaming_llm import StreamingCache
 from ...events import DraftPrefilled
 from ...memory.tree_attention import Tree, tree_of
+from ...model.assistant import Assistant
 from ...settings.method_sizes import draft_chunk
 from ..passes.steps import AT_ONCE, Executor
 from ..sampling.transfers import upload
@@ -50,6 +52,10 @@ class HeadRunner:
         self._rows: Tensor | None = None  # of the last slot: [1, hidden]; of a tree those of its root and nodes
         self._tree: Tree | None = None
         self._marks: Watermarks | None = None
+
+    def use(self, sources: Sequence[Runner]) -> None:
+        """Read the rows of these runners from now on, that of the full cache first."""
+        self.sources = sources
 
     def has_rows(self, sequence: TokenSequence) -> bool:
         """Return whether the target has left what the next slot of the sequence needs."""
@@ -144,13 +150,18 @@ class HeadRunner:
 
 
 class HeadDrafter(ModelDrafter):
-    """A trained head, whose drafts are kinds by the length of the sequence: acceptance falls with it."""
+    """A trained head. Its acceptance falls with depth, and with the length of the sequence: the kind of its drafts."""
+
+    fades = True
 
     def __init__(self, runner: HeadRunner, sampler: Sampler, group: Group) -> None:
         super().__init__(runner, sampler, group)
         self.name = runner.model.own.kind
         self._head = runner
         self.relative_cost = min(runner.model.read_cost / runner.model.target.read_cost, 1.0)
+
+    def prior(self, kind: Hashable) -> float:
+        return published_acceptance(self.name, 1 << (int(str(kind)) - 1))
 
     def draft_kind(self, sequence: TokenSequence) -> Hashable:
         return len(sequence).bit_length() if self._head.has_rows(sequence) else None
@@ -163,4 +174,4 @@ def head_window(head: Head, settings: Speculation) -> int:
 
 def rows_needed(head: Head, settings: Speculation) -> int:
     """Return of how many tokens before a prompt's end a head reads rows: with some more, rollbacks leave a window."""
-    return head_window(head, settings) + _SPARE
+    return 1 if isinstance(head, Assistant) else head_window(head, settings) + _SPARE
