@@ -18,9 +18,9 @@ from .dims import Dimensions
 from .families.family import text_config
 from .hf_config import shape_from_config
 
-EAGLE3 = "eagle3"
+EAGLE3, DFLASH = "eagle3", "dflash"
 _EAGLE_LAYERS = ("llama", "qwen3")  # kinds of layers that EAGLE-3 heads have
-_OF_TARGETS = {"layer_types": None, "sliding_window": None, "use_sliding_window": False, "max_window_layers": 0}
+OF_TARGETS = {"layer_types": None, "sliding_window": None, "use_sliding_window": False, "max_window_layers": 0}
 _MTP_FAMILIES = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
 
 
@@ -29,10 +29,15 @@ _MTP_FAMILIES = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
 # Qwen3.8-27B with llama.cpp, 80 to 91 % at 100 tokens, 53 % at 34K and 40 to 55 % at 86K.
 PUBLISHED = {EAGLE3: ((0, 0.68), (8_192, 0.5)), MTP: ((0, 0.85), (32_768, 0.53), (65_536, 0.47))}
 
+_GUESS = ((0, 0.6),)
+
 
 def published_acceptance(kind: str, tokens: int) -> float:
-    """Return the rate at which a head's tokens are expected to be accepted in a sequence of `tokens`."""
-    return next(rate for least, rate in reversed(PUBLISHED[kind]) if tokens >= least)
+    """Return the rate at which a head's tokens are expected to be accepted in a sequence of `tokens`.
+
+    Of kinds without public figures it is a guess.
+    """
+    return next(rate for least, rate in reversed(PUBLISHED.get(kind, _GUESS)) if tokens >= least)
 
 
 @dataclass(frozen=True)
@@ -50,6 +55,10 @@ class HeadDimensions(Dimensions):
     row: int = field(default=0, kw_only=True)
     more: int = field(default=0, kw_only=True)
     shares_head: bool = field(default=False, kw_only=True)
+
+    @property
+    def in_one_pass(self) -> bool:
+        return self.kind == DFLASH
 
     @property
     def outer_parameters(self) -> int:
@@ -127,7 +136,7 @@ def eagle3_shape(config: Mapping[str, Any], target: Dimensions, check: ConfigChe
     own = dict(config["transformer_layer_config"] if is_speculators else config)
     eagle = config.get("eagle_config") or {}
     name = own.get("model_type") if own.get("model_type") in _EAGLE_LAYERS else "llama"
-    layers = shape_from_config({"tie_word_embeddings": False} | own | _OF_TARGETS | {"model_type": name}, None, check)
+    layers = shape_from_config({"tie_word_embeddings": False} | own | OF_TARGETS | {"model_type": name}, None, check)
     if layers.vocab != target.vocab:
         raise other_target("vocabulary", layers.vocab, target.vocab)
     width = number(config, "target_hidden_size", layers.hidden, check)

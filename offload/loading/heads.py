@@ -129,8 +129,8 @@ def load_head(checkpoint: HeadCheckpoint, target: Model, operations: Operations)
         reader = WeightReader(read, target.dtype, target.device, operations, ALONE, None, own.layers)
         layers = [load_layer(reader, own.layers, index) for index in range(own.layers.layers)]
         names = _EAGLE_NORMS if own.kind == EAGLE3 else _MTP_NORMS
-        norms = tuple(reader.norm(name) for name in names)
-        weights = own, target, operations, reader.linear(False, "fc"), norms, layers
+        embedding, feature, output = (reader.norm(name) for name in names)
+        weights = own, target, operations, reader.linear(False, "fc"), (embedding, feature, output), layers
         if own.kind != EAGLE3:
             return MTP(*weights)
         has_embedding, has_head = ("model.embed_tokens.weight" in found, "lm_head.weight" in found)

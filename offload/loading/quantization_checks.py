@@ -148,12 +148,3 @@ def check_offloaded_retrieval_kv(settings: Speculation, device: torch.device) ->
         f"{flag} is for keys and values in memory, and these are offloaded",
         f"leave {str(flag).split()[0]} out, or offloading",
     )
-
-
-def check_offloaded_kv(kv: str) -> None:
-    """Raise SettingsError for keys and values in a format that lies in one memory alone, and not over tiers."""
-    require(
-        not KV_FORMATS[kv].is_packed,
-        f"--kv {kv} is for keys and values in memory, and these are offloaded",
-        "leave --kv out, or offloading",
-    )
