@@ -73,6 +73,7 @@ class Summary:
     self_agreement: float | None = None  # of that copy's and the model's choices on the prompt's end
     agreement: float | None = None  # of the quantised model's and its original's choices on the prompt's end
     batch_size: float | None = None  # sequences that ran together, in the mean over this one's time
+    quotes: Sequence[Mapping[str, Any]] | None = None  # the quotations of --quote: text, start and end in the document
     verify: Mapping[str, Any] | None = None  # the comparison with plain decoding, if --verify was given
 
 

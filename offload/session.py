@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from .events import Event, Finished, Pinned, Tokens
 from .model.assistant import Assistant
+from .model.dflash import DFlash
 from .model.heads import Head
 from .sequence import TokenSequence
 from .settings.config import GenerationConfig, Sampling, Speculation
@@ -24,6 +25,7 @@ from .settings.method_sizes import (
 )
 from .settings.methods import LOOKUP, METHODS
 from .speculation.drafters.assistant import AssistantRunner
+from .speculation.drafters.dflash import DFlashRunner
 from .speculation.drafters.drafter import DraftRunner
 from .speculation.drafters.heads import HeadRunner
 from .speculation.drafters.ngram import LookupDrafter
@@ -234,6 +236,8 @@ class Session:
         runner = self._drafting[1]
         if isinstance(runner, HeadRunner):
             runner.use([self.full, *filter(None, middles)])
+            if isinstance(runner, AssistantRunner) and not METHODS[settings.method].adaptive:
+                runner.check()
             for middle in runner.sources[1:]:
                 middle.keep_rows(1)
         return runner
@@ -242,5 +246,6 @@ class Session:
         if isinstance(self._draft, Assistant):
             return AssistantRunner(self._draft)
         if isinstance(self._draft, Head):
-            return HeadRunner(self._draft, settings, [self.full])
+            runner = DFlashRunner if isinstance(self._draft, DFlash) else HeadRunner
+            return runner(self._draft, settings, [self.full])
         return DraftRunner(self._draft, draft_cache(self._draft, settings), draft_chunk(settings))

@@ -29,7 +29,6 @@ from ..loading.heads import HeadCheckpoint
 from ..loading.prompt_checks import new_tokens_in_context
 from ..loading.quantization_checks import (
     check_kv,
-    check_offloaded_kv,
     check_offloaded_retrieval_kv,
     check_packed_kv,
     check_retrieval_kv,
@@ -58,7 +57,7 @@ from ..prompt_cache.prefill import PromptCache
 from ..prompt_cache.writer import MOST_COPIED
 from ..settings.config import EngineConfig, Sampling, Speculation
 from ..settings.generation import DRY_BREAKERS
-from ..settings.kv_formats import KV_FORMATS, saved_format
+from ..settings.kv_formats import KV_FORMATS, PACKED_KV, saved_format, tiered_format
 from ..settings.method_sizes import (
     check_approximate,
     check_forgetting,
@@ -277,7 +276,8 @@ class OpenModel:
             link = make_link(self.device, tiers.link_gb_s, tiers.disk is not None)
             weights = self._weight_tier(tiers, link)
         do = self._operations(self.shape)
-        stores = None if tiers is None else TieredStoreFactory(do, self.device, tiers, link, kv=self.config.kv)
+        kv = tiered_format(self.config.kv, self.packs)
+        stores = None if tiers is None else TieredStoreFactory(do, self.device, tiers, link, kv=kv)
         if stores is not None and capacity and self.device.type == "cuda":
             stores.reserve(self.checkpoint.shape if self.share is None else self.share.shape, capacity, self.dtype)
         where = self.dtype, self.device, progress
@@ -331,7 +331,17 @@ class OpenModel:
                     "leave weight_layers out, or use experts=device",
                 )
             check_offloaded_retrieval_kv(self.speculation, self.device)
-            check_offloaded_kv(self.config.kv)
+
+    @property
+    def packs(self) -> bool:
+        """Return whether keys and values can be packed over tiers."""
+        shape = self.checkpoint.shape
+        try:
+            check_packed_kv(PACKED_KV.name, shape, self.device, self.dtype, self.kernel)
+            check_kv(PACKED_KV.name, self.speculation, shape, None)
+        except SettingsError:
+            return False
+        return True
 
     @property
     def _can_copy(self) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 from ..errors import SettingsError
 from .config import ModelShape
 from .config_checks import ConfigCheck
-from .head_shape import HeadShape, number, other_target
+from .head_shape import HeadDimensions, HeadShape, number, other_target
 from .hf_config import shape_from_config
 
 ASSISTANT = "assistant"
@@ -25,6 +25,11 @@ class AssistantShape(HeadShape):
 
     centroids: int = 0
     best: int = 0
+
+    @property
+    def dimensions(self) -> HeadDimensions:
+        projections = 3 * self.layers.hidden * self.target_hidden
+        return replace(super().dimensions, more=projections, row=self.target_hidden)
 
 
 def is_assistant(config: Mapping[str, Any]) -> bool:

@@ -20,9 +20,9 @@ from .families import FAMILIES
 from .families.family import text_config
 from .hf_config import shape_from_config
 
-EAGLE3 = "eagle3"
+EAGLE3, DFLASH = "eagle3", "dflash"
 _EAGLE_LAYERS = ("llama", "qwen3")  # kinds of layers that EAGLE-3 heads have
-_OF_TARGETS = {"layer_types": None, "sliding_window": None, "use_sliding_window": False, "max_window_layers": 0}
+OF_TARGETS = {"layer_types": None, "sliding_window": None, "use_sliding_window": False, "max_window_layers": 0}
 _MTP_FAMILIES = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
 
 
@@ -57,6 +57,10 @@ class HeadDimensions(Dimensions):
     row: int = field(default=0, kw_only=True)
     more: int = field(default=0, kw_only=True)
     shares_head: bool = field(default=False, kw_only=True)
+
+    @property
+    def in_one_pass(self) -> bool:
+        return self.kind == DFLASH
 
     @property
     def outer_parameters(self) -> int:
@@ -135,7 +139,7 @@ def eagle3_shape(config: Mapping[str, Any], target: Dimensions, check: ConfigChe
         raise check.error("hidden_size", None, "the width of the drafter's layers")
     _check_family(config, target)
     name = own.get("model_type") if own.get("model_type") in _EAGLE_LAYERS else "llama"
-    layers = shape_from_config({"tie_word_embeddings": False} | own | _OF_TARGETS | {"model_type": name}, None, check)
+    layers = shape_from_config({"tie_word_embeddings": False} | own | OF_TARGETS | {"model_type": name}, None, check)
     if layers.vocab != target.vocab:
         raise other_target("vocabulary", layers.vocab, target.vocab)
     width = number(config, "target_hidden_size", layers.hidden, check)

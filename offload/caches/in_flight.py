@@ -52,6 +52,7 @@ class InFlightTokens(ABC):
 
     def lend_window(self, layer: int, q: Tensor) -> Tensor:
         """Attend as `lend`, in a layer number `layer` of those that attend to a window."""
+        assert self.windows is not None
         return self.windows.lend(layer, q, self._length)
 
     def positions(self) -> Tensor:

@@ -10,6 +10,7 @@ import torch
 from ..architecture.assistant_shape import AssistantShape, assistant_shape
 from ..architecture.config import ModelShape
 from ..architecture.config_checks import check_of_config
+from ..architecture.head_shape import HeadDimensions
 from ..kernels.ops import Operations
 from ..model.assistant import Assistant
 from ..model.decoder import Model
@@ -37,6 +38,10 @@ class AssistantCheckpoint(HeadCheckpoint):
         self._quantized = self._layout = None
         self.quantization = ""
         self._files = weight_files(path)
+
+    @property
+    def dimensions(self) -> HeadDimensions:
+        return self.head.dimensions
 
     def expected(self) -> Iterator[tuple[str, tuple[int, ...]]]:
         head, hidden = self.head, self.shape.hidden

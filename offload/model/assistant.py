@@ -7,7 +7,7 @@ its queries stand at the position behind the tokens that the target has run.
 from __future__ import annotations
 
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -29,7 +29,7 @@ class Lender(Protocol):
 class Assistant(Head):
     """An assistant with its weights."""
 
-    def __init__(self, *weights: object, post: Linear, head: Linear, centroids: tuple[Linear, Tensor] | None) -> None:
+    def __init__(self, *weights: Any, post: Linear, head: Linear, centroids: tuple[Linear, Tensor] | None) -> None:
         """Create an assistant; `weights` are those of `Head`.
 
         Args:
@@ -51,10 +51,10 @@ class Assistant(Head):
         return self._post(self._norm(rows, self._output_norm)).clone()
 
     @torch.inference_mode()
-    def run(self, ids: Tensor, features: Tensor, cache: Lender, tree: Tree | None = None) -> Tensor:
+    def run(self, ids: Tensor, features: Tensor, cache: Any, tree: Tree | None = None) -> Tensor:
         """Run tokens `[tokens]` with `features` `[tokens, hidden of the target]`; return rows `[tokens, hidden]`.
 
-        None of them sees another one, whatever the `tree` is.
+        The `cache` is a Lender. None of them sees another one, whatever the `tree` is.
         """
         x = self._fc(torch.cat((self.target.embed(ids), features), dim=1)).clone()
         for index, layer in enumerate(self._layers):

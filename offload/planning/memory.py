@@ -141,6 +141,8 @@ def estimate(
         kv: the format of the full cache's keys and values.
     """
     on_cpu, bits = device == "cpu", weight_bits or WeightBits.of_dtype(itemsize)
+    if KV_FORMATS[kv].is_packed and not on_cpu:
+        kv = EXACT  # a GPU has none that are packed in its own memory
     share = shape.share(gpus)
     retrieval, selection = _middle_bytes(share, settings, tokens, itemsize, device, offloaded, in_place, kv)
     host_weights = 0 if on_cpu else shape.host_bytes(bits)
@@ -158,7 +160,7 @@ def estimate(
         copy=0 if copy_bits is None or not uses_copy(settings) else copy_bytes(shape, copy_bits) // gpus,
         cuda=0
         if on_cpu
-        else CUDA_BYTES + _graph_bytes(settings, tokens, gpus, not offloaded and KV_FORMATS[kv].is_plain),
+        else CUDA_BYTES + _graph_bytes(settings, tokens, gpus, not offloaded and KV_FORMATS[kv].is_exact),
         lookup=tokens * LOOKUP_BYTES if on_cpu and drafter_kind(settings) == LOOKUP else 0,
         draft_cache=_draft_cache_bytes(draft, settings, itemsize),
         rope=rope_bytes(share, tokens, itemsize),
@@ -203,9 +205,9 @@ def _prefill_bytes(
     kv: str,
 ) -> int:
     """Return the bytes of the buffers that exist while a prompt is read; arguments as of `estimate`."""
-    if not KV_FORMATS[kv].is_plain and not on_cpu:
+    if not KV_FORMATS[kv].is_exact and not on_cpu:
         return state_bytes(shape, min(chunk, tokens))
-    if offloaded and KV_FORMATS[kv].is_plain:  # of others, pages that a pass writes to are among the staging buffers
+    if offloaded and KV_FORMATS[kv].is_exact:  # of others, pages that a pass writes to are among the staging buffers
         return _offloaded_prefill_bytes(shape, settings, tokens, chunk, itemsize, by_layers, on_cpu)
     return tokens * shape.hidden * itemsize if by_layers else 0  # of all tokens between two layers
 

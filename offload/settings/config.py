@@ -11,7 +11,7 @@ from ..short_repr import short_repr
 from ..units import GIB, MOST_BYTES, MOST_TOKENS
 from . import methods
 from .generation import GenerationConfig, Sampling
-from .kv_formats import EXACT, LOSSY_KV, full_formats
+from .kv_formats import AUTO, EXACT, LOSSY_KV, full_formats
 from .placement_settings import Placement
 from .platforms import RUNS_ON, is_other_platform
 from .tree_settings import TREE_SAMPLINGS, TreeSampling, TreeShape
@@ -43,7 +43,8 @@ class EngineConfig:
 
     `kernel` is the level of the native kernel, which runs on the CPU; with `off`, torch runs everything. `quantize` is
     the level to which the weights are rounded while they are loaded, which changes the model; None leaves them. `kv` is
-    the format of the full KV cache: EXACT, or another one of `kv_formats`, which changes the answer unless it is exact.
+    the format of the full KV cache: EXACT, or another one of `kv_formats`, which changes the answer unless it is exact;
+    AUTO packs keys and values without loss where they lie over tiers.
     `threads` are those of the CPU, 0 for all cores; `prefill_chunk` is the tokens of one prefill pass. Raises
     SettingsError.
     """
@@ -55,7 +56,7 @@ class EngineConfig:
     prefill_chunk: int = 512
     kernel: str = "auto"
     quantize: str | None = None
-    kv: str = EXACT
+    kv: str = AUTO
 
     def __post_init__(self) -> None:
         require_types(self)

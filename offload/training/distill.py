@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -56,7 +56,7 @@ class Evaluated:
     seconds_left: float
 
 
-Events = Iterator[Progressed | Evaluated]
+Events = Generator[Progressed | Evaluated, None, None]
 
 
 class Distiller:

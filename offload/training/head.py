@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -45,6 +45,14 @@ class Head(nn.Module):
     The taps are multiplied by `tap_scale`, which is folded into `fc` on saving: Adam's and Muon's steps are of one size
     for all inputs, and taps of different layers and channels are not.
     """
+
+    input_layernorm: Tensor
+    hidden_norm: Tensor
+    post_attention_layernorm: Tensor
+    norm: Tensor
+    lm_head: Tensor
+    tap_scale: Tensor
+    inverse_frequencies: Tensor
 
     def __init__(self, shape: HeadShape) -> None:
         super().__init__()
@@ -144,14 +152,14 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return x * cos + torch.cat((-two, one), -1) * sin
 
 
-def unrolled(head: Head, embedded: Tensor, taps: Tensor, depth: int) -> Any:
+def unrolled(head: Head, embedded: Tensor, taps: Tensor, depth: int) -> Iterator[Tensor]:
     """Yield logits `[blocks, slots, vocab]` of each of `depth` steps, the head's own rows fed back.
 
     `embedded` `[blocks, tokens, hidden]` are those of all tokens of the blocks, `taps` their taps. There are `depth`
     slots fewer than tokens: what slot i of step k, from 1 on, predicts is the token behind token i + k.
     """
     slots = embedded.shape[1] - depth
-    rows, earlier = head.enter(taps[:, :slots]), []
+    rows, earlier = head.enter(taps[:, :slots]), list[KeysValues]()
     for step in range(1, depth + 1):
         rows = head.step(embedded[:, step : step + slots], rows, earlier)
         yield head.logits(rows)

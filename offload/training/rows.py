@@ -10,12 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import torch
 from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from ..caches.protocol import KVCache
 from ..kernels.native.threads import torch_on_one_thread
 from ..model.decoder import Model
 from ..system.files import replace_file
@@ -40,7 +42,7 @@ def save_rows(model: Model, taps: Sequence[int], texts: Sequence[Sequence[int]],
 
 def _passes(model: Model, text: Sequence[int]) -> Iterator[tuple[Tensor, ...]]:
     """Yield ids, rows, log-sum-exps and choices of a text, chunk by chunk, on the host."""
-    cache = model.new_cache(len(text))
+    cache = cast(KVCache, model.new_cache(len(text)))
     for ids in torch.tensor(text, device=model.device).split(_CHUNK):
         rows = model.forward(ids, cache)
         logits = model.logits(rows)

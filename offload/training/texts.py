@@ -89,6 +89,6 @@ def write(engine: Engine, prompts: Sequence[list[int]], length: int, seed: int, 
         for index, prompt in enumerate(prompts)
     )
     for index, event in engine.generate_batch(requests, parallel):
-        if isinstance(event, Tokens):
+        if isinstance(event, Tokens) and isinstance(index, int):
             found[index] += event.ids
     return found

@@ -154,8 +154,10 @@ def test_it_reads_the_retrieval_cache_where_keys_and_values_are_offloaded(target
     middle = SelectedRunner(full, selected_cache(full.cache, Speculation("triforce", "a model", budget=400, chunk=4)))
     monkeypatch.setattr(full.cache.store, "span", 512, raising=False)
     with pytest.raises(SettingsError, match="they are offloaded"):
-        runner.use([full])
+        runner.check()
+    assert not runner.has_rows(sequence)
     runner.use([full, middle])
+    runner.check()
     read = []
     monkeypatch.setattr(full.cache, "lend", lambda *_: read.append(1))
     torch.testing.assert_close(runner.rows(sequence), expected, rtol=1e-4, atol=1e-4)

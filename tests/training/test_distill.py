@@ -25,7 +25,7 @@ from offload.training.train import Schedule, Teacher, Trainer, acceptance
 from tests.support.models import make_hf_model
 
 SETTINGS = Distillation(
-    tokens=2048, length=64, written=0.5, vocab=128, window=32, depth=2, steps=60, batch=4, rate=5e-3
+    tokens=1024, length=32, written=0.5, vocab=128, window=32, depth=2, steps=50, batch=4, rate=5e-3
 )
 HIDDEN, VOCAB, LAYERS = 64, 267, 2  # of the target
 

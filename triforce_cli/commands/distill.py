@@ -25,6 +25,7 @@ from ..output.terminal import Terminal
 if TYPE_CHECKING:
     from offload.api.opened_model import OpenModel
     from offload.training.distill import Distiller, Evaluated
+    from offload.training.texts import Texts
 
 _TRAINING = "Training"
 _DEFAULTS = Distillation()
@@ -105,7 +106,7 @@ def distill(
     _report(found, Path(output), terminal, json)
 
 
-def _texts(opened: OpenModel, texts: list[str], held: list[str], settings: Distillation) -> tuple[Any, Any]:
+def _texts(opened: OpenModel, texts: list[str], held: list[str], settings: Distillation) -> tuple[Texts, Texts]:
     """Return the texts to train on and those that are held out. Raises SettingsError, CheckpointError."""
     from offload.training.texts import Texts
 
@@ -121,8 +122,8 @@ def _texts(opened: OpenModel, texts: list[str], held: list[str], settings: Disti
                 "give a longer text, or several as one file, or use a smaller --length",
             )
     start = opened.tokenizer.encode("") or list(opened.checkpoint.shape.eos_ids[:1]) or [0]
-    made = (Texts(each, start, settings.written, settings.length) for each in (ids, other))
-    return tuple(made)
+    more = start, settings.written, settings.length
+    return Texts(ids, *more), Texts(other, *more)
 
 
 def _run(distiller: Distiller, terminal: Terminal, every: float) -> Evaluated:

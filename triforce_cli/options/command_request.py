@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sized
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +13,7 @@ from offload.errors import ModelNotFound, SettingsError
 from offload.loading.hub.registry import draft_error
 from offload.loading.hub.registry import resolve as resolve_model
 from offload.settings.config import DRAFTS, Sampling, check_part
+from offload.settings.constraint import QUOTE, Constraint
 from offload.settings.generation import COUPLED, FASTEST
 from offload.settings.method_sizes import has_draft_model
 from offload.settings.methods import CHOSEN, LOOKUP, METHODS, MODEL
@@ -44,6 +45,7 @@ class Request:
         think: one of THINK: whether a reasoning model is to think; "auto" is the chat template's default.
         verify: compare the output with plain decoding.
         dry_run: print the plan and load nothing.
+        quote: whether the answer's quotations must be literal parts of the document.
         extend_context: extend the model's context where it is too short.
         truncate: the part of a document that is left out where the context is too short; None for none.
         group: the ranks that share the model; None where this process runs all of it.
@@ -58,10 +60,21 @@ class Request:
     think: str = AUTO
     verify: bool = False
     dry_run: bool = False
+    quote: bool = False
     extend_context: bool = False
     truncate: str | None = None
     group: Group | None = None
     arguments: tuple[Argument, ...] = ()
+
+    def about(self, documents: Sequence[str]) -> Request:
+        """Return the request with what answers must match, if that depends on documents. Raises SettingsError."""
+        if not self.quote:
+            return self
+        if len(documents) > 1:
+            message = f"--quote says where the document has a quotation, and there are {len(documents)} documents"
+            raise SettingsError(message, "give one of them at a time")
+        values = dict(self.settings.values) | {"constraint": Constraint(QUOTE, documents[0])}
+        return replace(self, settings=replace(self.settings, values=values))
 
     @property
     def is_first(self) -> bool:
@@ -168,7 +181,7 @@ def parse_request(ctx: typer.Context) -> Request:
             settings, settings.sampling(Sampling(temperature=0))
         )  # the model's own sampling is not known yet
     refuse_inexact(settings, params)
-    flags = {name: bool(params.get(name)) for name in ("raw", "verify", "dry_run", "extend_context")}
+    flags = {name: bool(params.get(name)) for name in ("raw", "verify", "dry_run", "quote", "extend_context")}
     warn_unused(settings, [settings.speculation.method], ctx.obj.terminal)
     arguments = given_arguments(ctx)
     more: dict[str, Any] = {

@@ -180,7 +180,7 @@ _PANELS: dict[str | None, dict[str, _Make]] = {
         "disk": _setting(str, "Folder for KV beyond host memory.", "none", metavar="PATH"),
         "disk_limit": _size("Disk space for it.", "free"),
         "approximate": _name(f"Lossy: {', '.join(APPROXIMATIONS)}.", "no", among=list(APPROXIMATIONS)),
-        "kv": _name(f"packed: exact; {', '.join(LOSSY_KV)}: lossy.", among=list(full_formats())),
+        "kv": _name(f"auto, bf16, packed: exact; {', '.join(LOSSY_KV)}: lossy.", among=list(full_formats())),
         "dry_run": _switch("--dry-run", help="Print the plan; load nothing."),
     },
     MACHINE: {
@@ -216,9 +216,11 @@ _FORM = {
     "json_schema": _other(str | None, "--json-schema", metavar="FILE", help="JSON of this schema."),
     "regex": _other(str | None, "--regex", metavar="TEXT", help="A text that matches."),
     "grammar": _other(str | None, "--grammar", metavar="FILE", help="A text of it, in Lark or GBNF."),
+    "quote": _switch("--quote", help="Quotations are literal."),
     "choices": _other(str | None, "--choices", metavar="A,B,C", help="One of these."),
 }
-READING = GENERATION | {name: make(name, FORM) for name, make in _FORM.items()}
+FORMS = {name: make(name, FORM) for name, make in _FORM.items()}
+READING = GENERATION | FORMS
 READING |= {"encoding": _ENCODING("", CONTEXT), "truncate": _TRUNCATE("", CONTEXT)}
 PLACEMENT = "offload memory host_memory resident_layers host_share link_gb_s experts expert_layers disk disk_limit"
 

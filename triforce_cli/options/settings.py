@@ -27,6 +27,7 @@ from offload.settings.config import (
     Speculation,
     check_part,
 )
+from offload.settings.constraint import QUOTE
 from offload.settings.generation import FASTEST
 from offload.settings.methods import PLAIN
 from offload.units import GIB
@@ -123,9 +124,11 @@ class Settings:
     def described(self, sampling: Sampling) -> dict[str, Any]:
         """Return every resolved setting by name, for --json and --verbose."""
         groups = (self.engine, self.generation, self.speculation, sampling, self.placement, self.caching, self.parallel)
-        described = {"profile": self.profile.name}
+        described: dict[str, Any] = {"profile": self.profile.name}
         for group in groups:
             described |= asdict(group)
+        if sampling.constraint is not None and sampling.constraint.kind == QUOTE:
+            described["constraint"]["text"] = None  # the whole document
         return described
 
 

@@ -29,6 +29,7 @@ from offload.loading.hub.registry import HUB_MODELS
 from offload.planning.plan import Plan, make_plan
 from offload.planning.suggestions import Suggestion
 from offload.settings.config import DEFAULT_MODEL, EXACT
+from offload.settings.kv_formats import KV_FORMATS
 from offload.system.machine import cores, free_host_memory
 from offload.units import counted
 
@@ -113,7 +114,7 @@ def plan_all_profiles(found: Sequence[str], options: PlanOptions, measured: Meas
     if options.flags.get("quantize") is not None:
         rated = [each for each in rated if hardware[each.name].dtype == "bf16"]
         sheets = [sheet for sheet in sheets if sheet.name in {each.name for each in rated}]
-    if options.flags.get("kv", EXACT) != EXACT:
+    if not KV_FORMATS[options.flags.get("kv", EXACT)].is_plain:
         rated = [each for each in rated if hardware[each.name].shared]
         sheets = [sheet for sheet in sheets if sheet.name in {each.name for each in rated}]
     plans = [_plan(each, options, hardware[each.name], True) for each in rated]

@@ -6,7 +6,10 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+from ...architecture.assistant_shape import assistant_shape, is_assistant
+from ...architecture.config import ModelShape
 from ...architecture.config_checks import check_of_config
+from ...architecture.dflash_shape import dflash_shape, is_dflash
 from ...architecture.dims import Dimensions
 from ...architecture.head_shape import MTP, eagle3_shape, is_head, mtp_dimensions
 from ...architecture.hf_config import read_shape
@@ -109,6 +112,10 @@ def draft_dimensions(name: str, target: Dimensions) -> Dimensions:
     is_path = source.kind == "path"
     file = Path(source.target) / "config.json" if is_path else _cached_config(name) or _fetched_config(name)
     config = read_json(file) if file.is_file() else {}
+    if is_assistant(config) and isinstance(target, ModelShape):
+        return assistant_shape(config, target, check_of_config(file)).dimensions
+    if is_dflash(config):
+        return dflash_shape(config, target, check_of_config(file)).dimensions
     return eagle3_shape(config, target, check_of_config(file)).dimensions if is_head(config) else dimensions(name)
 
 

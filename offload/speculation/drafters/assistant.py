@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
@@ -14,9 +14,9 @@ from ..passes.steps import AT_ONCE
 from .heads import HeadRunner
 
 if TYPE_CHECKING:
+    from ...caches.full import FullCache
     from ...model.assistant import Assistant
     from ...sequence import TokenSequence
-    from ..passes.runner import Runner
 
 
 class AssistantRunner(HeadRunner):
@@ -25,16 +25,26 @@ class AssistantRunner(HeadRunner):
     def __init__(self, head: Assistant) -> None:
         self.model, self.sources, self.executor = head, [], AT_ONCE
         self.reach = 1
-        self._rows = self._tree = None
+        self._rows, self._tree = torch.empty(0), None
 
-    def use(self, sources: Sequence[Runner]) -> None:
-        """Read these runners from now on, that of the full cache first. Raises SettingsError if it cannot be read."""
-        super().use(sources)
-        if sources[0].cache.store.span and len(sources) == 1:
+    def check(self) -> None:
+        """Raise SettingsError if there is no cache that can be read, and so no draft."""
+        if not self._can_read:
             raise SettingsError(
                 "an assistant reads the target's keys and values for each token that it drafts, and they are offloaded",
                 "use --method triforce: it then reads the retrieval cache",
             )
+
+    @property
+    def _can_read(self) -> bool:
+        return len(self.sources) > 1 or not self._is_offloaded
+
+    def has_rows(self, sequence: TokenSequence) -> bool:
+        return self._can_read and super().has_rows(sequence)
+
+    @property
+    def _is_offloaded(self) -> bool:
+        return cast("FullCache", self.sources[0].cache).store.span > 0
 
     def read(self, sequence: TokenSequence) -> Generator[DraftPrefilled]:
         """Do nothing: there is no cache."""
@@ -46,16 +56,16 @@ class AssistantRunner(HeadRunner):
         assert not draft, "an assistant verifies nothing"
         end = len(sequence) - 1
         features = self._features(sequence, end - 1, 1)
-        self.cache = self._lender(sequence, end)
-        self.cache.begin_lending()
+        self.cache = lender = self._lender(sequence, end)
+        lender.begin_lending()
         ids = torch.tensor(sequence.tokens[-1:], device=self.model.device)
-        self._tree, self._rows = None, self.model.run(ids, features, self.cache)
+        self._tree, self._rows = None, self.model.run(ids, features, lender)
         return self._rows
 
-    def _lender(self, sequence: TokenSequence, end: int):
+    def _lender(self, sequence: TokenSequence, end: int) -> Any:
         """Return the first cache that can be read, and has all tokens before `end`."""
         for source in self.sources:
-            if source is self.sources[0] and source.cache.store.span:
+            if source is self.sources[0] and self._is_offloaded:
                 continue
             source.settle(sequence)
             if source.cache.length == end:

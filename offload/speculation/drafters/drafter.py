@@ -133,7 +133,7 @@ class ModelDrafter:
 class ParallelDrafter(ModelDrafter):
     """A draft model that drafts all tokens in one pass, none of which depends on the others."""
 
-    in_one_pass = True
+    in_one_pass = fades = True
     passes = ParallelPasses
 
 

@@ -39,12 +39,14 @@ class HeadRunner:
     A slot attends to a window of slots before it, at positions inside of the window.
     """
 
+    cache_class: type[StreamingCache] = StreamingCache
+
     def __init__(self, head: Head, settings: Speculation, sources: Sequence[Runner]) -> None:
         """`sources` are the runners of the target, that of the full cache first; all of them keep their rows."""
         window, self._most = head_window(head, settings), draft_chunk(settings)
         shape, rope = head.shape, head.rope(window + self._most)
         self.model, self.sources = head, sources
-        self.cache = StreamingCache(shape, rope, 0, window, self._most, head.dtype, head.device)
+        self.cache = self.cache_class(shape, rope, 0, window, self._most, head.dtype, head.device)
         self.executor: Executor = AT_ONCE  # heads run by themselves
         self.reach = rows_needed(head, settings)
         self._true = 0  # slots in the cache, from the first on, whose features come from the full cache's rows

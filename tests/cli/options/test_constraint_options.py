@@ -1,5 +1,7 @@
 """Options, lines and requests that give an answer a form -> constraints."""
 
+import json
+
 import pytest
 
 from offload.errors import SettingsError
@@ -35,3 +37,14 @@ def test_other_forms(tmp_path):
 def test_what_is_wrong_is_refused(params, message):
     with pytest.raises(SettingsError, match=message):
         constraint_of_flags(params)
+
+
+def test_quotations_are_of_one_document(triforce, tmp_path):
+    (tmp_path / "a.txt").write_text("The whale was white.")
+    (tmp_path / "b.txt").write_text("The sea was not.")
+    both = triforce("summarize", tmp_path / "a.txt", tmp_path / "b.txt", "--quote")
+    assert both.returncode == 2 and "there are 2 documents" in both.stderr
+    found = triforce("generate", "-f", tmp_path / "a.txt", "--quote", "--json", "-n", "30", "--temperature", "0")
+    done = json.loads(found.stdout.splitlines()[-1])
+    assert done["settings"]["constraint"] == {"kind": "quote", "text": None, "after_thinking": True}
+    assert all(each["start"] >= 0 for each in done["quotes"])
