@@ -7,6 +7,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from .events import Event, Finished, Pinned, Tokens
+from .model.assistant import Assistant
+from .model.dflash import DFlash
 from .model.heads import Head
 from .sequence import TokenSequence
 from .settings.config import GenerationConfig, Sampling, Speculation
@@ -23,6 +25,8 @@ from .settings.method_sizes import (
     tail_tokens,
 )
 from .settings.methods import LOOKUP, METHODS
+from .speculation.drafters.assistant import AssistantRunner
+from .speculation.drafters.dflash import DFlashRunner
 from .speculation.drafters.drafter import DraftRunner
 from .speculation.drafters.heads import HeadRunner
 from .speculation.drafters.ngram import LookupDrafter
@@ -232,12 +236,17 @@ class Session:
             self._drafting = key, self._new_draft_runner(settings)
         runner = self._drafting[1]
         if isinstance(runner, HeadRunner):
-            runner.sources = [self.full, *filter(None, middles)]
+            runner.use([self.full, *filter(None, middles)])
+            if isinstance(runner, AssistantRunner) and not METHODS[settings.method].adaptive:
+                runner.check()
             for middle in runner.sources[1:]:
                 middle.keep_rows(1)
         return runner
 
     def _new_draft_runner(self, settings: Speculation) -> DraftRunner | HeadRunner:
+        if isinstance(self._draft, Assistant):
+            return AssistantRunner(self._draft)
         if isinstance(self._draft, Head):
-            return HeadRunner(self._draft, settings, [self.full])
+            runner = DFlashRunner if isinstance(self._draft, DFlash) else HeadRunner
+            return runner(self._draft, settings, [self.full])
         return DraftRunner(self._draft, draft_cache(self._draft, settings), draft_chunk(settings))

@@ -195,9 +195,10 @@ def parse_request(ctx: typer.Context) -> Request:
 def _check_models(settings: Settings) -> None:
     """Raise ModelNotFound for a name that cannot be a model's: torch is not imported for it."""
     resolve_model(settings.engine.model)
-    if has_draft_model(settings.speculation):
+    source = settings.speculation.draft_source
+    if source is not None and has_draft_model(settings.speculation):
         try:
-            resolve_model(settings.speculation.draft_model)
+            resolve_model(source)
         except ModelNotFound as error:
             raise draft_error(error) from error
 

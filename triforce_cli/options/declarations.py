@@ -180,7 +180,7 @@ _PANELS: dict[str | None, dict[str, _Make]] = {
         "disk": _setting(str, "Folder for KV beyond host memory.", "none", metavar="PATH"),
         "disk_limit": _size("Disk space for it.", "free"),
         "approximate": _name(f"Lossy: {', '.join(APPROXIMATIONS)}.", "no", among=list(APPROXIMATIONS)),
-        "kv": _name(f"packed: exact; {', '.join(LOSSY_KV)}: lossy.", among=list(full_formats())),
+        "kv": _name(f"auto, bf16, packed: exact; {', '.join(LOSSY_KV)}: lossy.", among=list(full_formats())),
         "dry_run": _switch("--dry-run", help="Print the plan; load nothing."),
     },
     MACHINE: {
