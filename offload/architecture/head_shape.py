@@ -5,6 +5,7 @@ Reads what their configs say, in the plain format and in that of `speculators`. 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -15,6 +16,7 @@ from ..short_repr import short_repr
 from .config import ModelShape
 from .config_checks import ConfigCheck
 from .dims import Dimensions
+from .families import FAMILIES
 from .families.family import text_config
 from .hf_config import shape_from_config
 
@@ -90,7 +92,6 @@ class HeadShape:
         norm_before_fc: whether the rows are normalised together, and `fc_norm`, whether each is by itself.
         norm_output: whether the row that the next token is drafted from is normalised.
         window: tokens that its layers attend to; None for all.
-        target: the name of the model that it was trained for, "" if the config does not say.
     """
 
     kind: str
@@ -103,7 +104,6 @@ class HeadShape:
     fc_norm: bool = False
     norm_output: bool = False
     window: int | None = None
-    target: str = ""
 
     @property
     def dimensions(self) -> HeadDimensions:
@@ -133,8 +133,11 @@ def eagle3_shape(config: Mapping[str, Any], target: Dimensions, check: ConfigChe
     kind = config.get("speculators_model_type", EAGLE3)
     if kind != EAGLE3:
         raise UnsupportedModel(f"drafters of the kind {short_repr(kind)} are not supported", "what runs: eagle3")
-    own = dict(config["transformer_layer_config"] if is_speculators else config)
-    eagle = config.get("eagle_config") or {}
+    own = dict(_part(config, "transformer_layer_config") if is_speculators else config)
+    eagle = _part(config, "eagle_config")
+    if "hidden_size" not in own:
+        raise check.error("hidden_size", None, "the width of the drafter's layers")
+    _check_family(config, target)
     name = own.get("model_type") if own.get("model_type") in _EAGLE_LAYERS else "llama"
     layers = shape_from_config({"tie_word_embeddings": False} | own | OF_TARGETS | {"model_type": name}, None, check)
     if layers.vocab != target.vocab:
@@ -154,7 +157,6 @@ def eagle3_shape(config: Mapping[str, Any], target: Dimensions, check: ConfigChe
         fc_norm=bool(config.get("fc_norm", False)),
         norm_output=bool(config.get("norm_output", False)),
         window=_window(own),
-        target=_verifier(config),
     )
 
 
@@ -189,11 +191,28 @@ def _window(own: Mapping[str, Any]) -> int | None:
     return window if has_window and type(window) is int and window > 0 else None
 
 
-def _verifier(config: Mapping[str, Any]) -> str:
-    """Return the name of the model that a head in the format of `speculators` was trained for."""
-    verifier = (config.get("speculators_config") or {}).get("verifier") or {}
-    name = verifier.get("name_or_path")
-    return name if isinstance(name, str) else ""
+def _check_family(config: Mapping[str, Any], target: Dimensions) -> None:
+    """Raise SettingsError if a head in the format of `speculators` names a target of another family."""
+    names = _part(_part(config, "speculators_config"), "verifier").get("architectures") or ()
+    families = {_bare(name): name for name in FAMILIES}
+    theirs = {families.get(_bare(str(name))) for name in names} - {None}
+    ours = getattr(target, "family", None)  # a plan may know the dimensions alone
+    if theirs and ours is not None and ours not in theirs:
+        raise SettingsError(
+            f"the drafter was trained for another target: a {' or '.join(map(str, theirs))}, and this one is a {ours}",
+            "use a drafter of this target, or --draft lookup",
+        )
+
+
+def _bare(name: str) -> str:
+    """Return an architecture's or a family's name as both spell it."""
+    return re.sub("for(causallm|conditionalgeneration)$|text$", "", name.lower().replace("_", ""))
+
+
+def _part(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Return a part of a config; nothing where there is none."""
+    part = config.get(name)
+    return part if isinstance(part, Mapping) else {}
 
 
 def number(config: Mapping[str, Any], name: str, default: int, check: ConfigCheck) -> int:

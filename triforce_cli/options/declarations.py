@@ -146,7 +146,7 @@ _PANELS: dict[str | None, dict[str, _Make]] = {
     },
     SPECULATION: {
         "method": _name("Decoding method; all are lossless.", among=METHODS),
-        "draft": _setting(str, "Drafter: lookup, none, self, or a model.", metavar="MODEL", among=DRAFTS),
+        "draft": _setting(str, "Drafter: lookup, none, self, mtp, or a model or head.", metavar="MODEL", among=DRAFTS),
         "middle": _name(f"{', '.join(MIDDLES)}.", "the method's", among=MIDDLES),
         "sink": _count("First tokens that small caches keep."),
         "window": _count("Latest tokens that a draft model sees."),
