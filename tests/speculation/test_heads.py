@@ -14,7 +14,8 @@ from offload.parallel import ALONE
 from offload.sequence import TokenSequence
 from offload.settings.config import Sampling, Speculation
 from offload.speculation.drafters.heads import HeadDrafter, HeadRunner
-from offload.speculation.passes.runner import Runner
+from offload.speculation.levels.hierarchy import selected_cache
+from offload.speculation.passes.runner import Runner, SelectedRunner
 from offload.speculation.sampling.warp import Sampler
 from offload.speculation.trees.tree import DraftedTree, k_ary
 from tests.support.engine import run, tokens
@@ -129,6 +130,28 @@ def test_slots_after_rejections_and_trees_are_those_of_a_fresh_run(target, tmp_p
     count = len(sequence) - 1
     for ours, theirs in zip(runner.cache.layer(0), fresh.cache.layer(0), strict=True):
         torch.testing.assert_close(ours[:, :count], theirs[:, :count], atol=1e-5, rtol=1e-4)
+
+
+def test_slots_from_a_middle_level_s_rows_are_run_again_from_the_full_cache_s(target, tmp_path):
+    head = head_of(target, save_eagle3(tmp_path / "head"))
+    sequence = TokenSequence(ids(120))
+    runner, full = new_runner(target, head, sequence=sequence)
+    middle = SelectedRunner(full, selected_cache(full.cache, Speculation("retrieval", budget=16, chunk=4)))
+    middle.keep_rows(1)
+    runner.use([full, middle])
+    full.rows(sequence)
+    sequence.extend([5])
+    runner.rows(sequence)
+    middle.rows(sequence, [6, 7])
+    sequence.extend([6, 7, 8])  # tentative
+    middle.settle(sequence)
+    from_middle = runner.rows(sequence)
+    list(full.prefill(sequence))
+    found = runner.rows(sequence)
+    copied = TokenSequence(sequence.tokens)
+    fresh, _ = new_runner(target, head, sequence=copied)
+    torch.testing.assert_close(found, fresh.rows(copied), atol=1e-5, rtol=1e-4)
+    assert not torch.allclose(from_middle, found, atol=1e-3)
 
 
 def test_rows_before_the_window_are_not_read(target, tmp_path):
