@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Generator, Hashable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from .events import Event, Finished, Pinned, Tokens
@@ -156,7 +157,7 @@ class Session:
                 hierarchy.top.advance(sequence, end - decoded)
                 ended = self._keep_until(eos_ids, decoded, sampler)
             run = sequence.tokens[start:]
-            yield hierarchy.statistics()
+            yield replace(hierarchy.statistics(), masks=sampler.mask_statistics)
             if self._link is not None:
                 yield self._link.statistics.event()
             if self._model.experts_run is not None:
