@@ -202,6 +202,8 @@ def _prefill_bytes(
 ) -> int:
     """Return the bytes of the buffers that exist while a prompt is read; arguments as of `estimate`."""
     if not KV_FORMATS[kv].is_plain and not on_cpu:
+        if KV_FORMATS[kv].is_packed:  # those of a layer, unpacked for a chunk of a prompt
+            return shape.layer_kv_bytes(tokens, itemsize)
         return state_bytes(shape, min(chunk, tokens))
     if offloaded and KV_FORMATS[kv].is_plain:  # of others, pages that a pass writes to are among the staging buffers
         return _offloaded_prefill_bytes(shape, settings, tokens, chunk, itemsize, by_layers, on_cpu)

@@ -200,7 +200,7 @@ def _host_limit(request: PlanRequest, device: Tier) -> int | None:
 
 
 def _keeps_all_kv(request: PlanRequest) -> bool:
-    return request.placement.offload == "none" or request.has_one_memory
+    return request.placement.offload == "none" or request.has_one_memory or request.kv_format.is_packed
 
 
 def _wanted_kv(request: PlanRequest) -> int:

@@ -9,7 +9,6 @@ from typing import Any
 from ..architecture.weight_formats import rounded_bits
 from ..hardware.rates import Hardware
 from ..settings.config import QUANTIZE, SELF
-from ..settings.kv_formats import EXACT
 from ..settings.method_sizes import has_draft_model, has_middle
 from ..settings.methods import LOOKUP
 from ..units import GIB, counted
@@ -179,8 +178,7 @@ def _hardware(request: PlanRequest, others: Sequence[Hardware]) -> Iterator[Sugg
     for other in sorted(others, key=lambda one: (one.gpus * (one.memory or 0), one.gpus)):
         placement = replace(request.placement, memory=None, resident_layers=None, link_gb_s=None)
         if other.device == "cuda" and other.name != request.hardware.name:
-            kv = EXACT if request.kv_format.is_packed else request.kv  # packed ones are a CPU's
-            changed = replace(request, hardware=other, placement=placement, kv=kv)
+            changed = replace(request, hardware=other, placement=placement)
             if place(changed).fits:
                 yield Suggestion(f"other hardware: {other.name}", changed)
                 return

@@ -89,7 +89,15 @@ KV_FORMATS = {
         KVFormat(EXACT, is_exact=True),
         # bf16 without loss: an exponent for each channel of the keys, two of the values, and 30 numbers apart.
         KVFormat(
-            "packed", 12, 128, 3, reserve=128, align=64, is_exact=True, native="offload.memory.packed_store:PackedStore"
+            "packed",
+            12,
+            128,
+            3,
+            reserve=128,
+            align=64,
+            is_exact=True,
+            native="offload.memory.packed_store:PackedStore",
+            triton="offload.memory.device_packed_store:DevicePackedStore",
         ),
         _quantized("q8", 8, 0.73),
         _quantized("q4", 4, 0.42),

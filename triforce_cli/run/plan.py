@@ -59,8 +59,6 @@ def plan_request(
     level, kv = settings.engine.quantize, settings.engine.kv
     if hardware.shared:
         refuse_unread_format(settings)
-    elif KV_FORMATS[kv].is_packed:
-        raise SettingsError(f"--kv {kv} is for a CPU, and {hardware.name} is none", "leave --kv out")
     in_bf16 = settings.engine.dtype in ("auto", "bfloat16") and hardware.dtype == "bf16"
     for option, value in {"--quantize": level, "--kv": kv if KV_FORMATS[kv].is_packed else None}.items():
         if value is not None and not in_bf16:

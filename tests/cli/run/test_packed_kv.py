@@ -29,12 +29,22 @@ def test_a_run_without_what_it_needs_is_refused(triforce, more, words):
     [
         (("--disk", "."), ("--kv packed is for keys and values in memory, and --disk . offloads them",)),
         (("--link", "1"), ("and --link 1",)),
-        (("--gpu", "rtx-4090"), ("--kv packed is for a CPU",)),
         (("--dtype", "float32"), ("--kv packed needs bfloat16",)),
     ],
 )
 def test_a_plan_without_what_it_needs_is_refused(triforce, more, words):
     assert_error(triforce(*PROFILE, "--kv", "packed", *more), 2, *words)
+
+
+def test_a_plan_for_a_gpu_has_all_keys_and_values_there(triforce):
+    on_gpu = (*PROFILE, "--dtype", "bfloat16", "--gpu", "h200", "--json")
+    found = [triforce(*on_gpu, "--kv", kv) for kv in ("exact", "packed")]
+    assert all(each.returncode == 0 for each in found), found[1].stderr
+    plans = [json.loads(each.stdout) for each in found]
+    exact, packed = (plan["plan"]["memory"]["device"]["parts"]["KV cache"] for plan in plans)
+    assert packed / exact == pytest.approx(0.78, abs=0.02)
+    refused = triforce(*PROFILE, "--dtype", "bfloat16", "--gpu", "rtx-4090", "--kv", "packed")
+    assert "do not fit: needs 29" in refused.stderr and "on the host" not in refused.stderr
 
 
 def test_a_plan_has_three_quarters_of_the_bytes_and_says_that_nothing_is_lost(triforce):
