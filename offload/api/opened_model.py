@@ -19,6 +19,7 @@ from ..architecture.yarn import factor_for, stretched
 from ..engine import Engine
 from ..errors import SettingsError
 from ..kernels.ops import Operations, choose_operations
+from ..kernels.triton.warm_up import Needs, warm_up
 from ..loading.formats.quantization import QuantizedCheckpoint
 from ..loading.formats.safetensors import Checkpoint
 from ..loading.formats.tensor_checks import average_bits
@@ -263,11 +264,22 @@ class OpenModel:
         model = load_model(self.checkpoint, *where, do, weights, self.group, self.share)
         draft = self._load_draft(progress)
         model.kv = self.config.kv
+        if self.device.type == "cuda":
+            self._compile(model, draft, tiers, capacity)
         if prompts is not None and not prompts.is_of_loaded():
             prompts = None
         copies = QuantizedCopies(model, self.checkpoint, self.share) if self._can_copy else None
         eos_ids, chunk = self.checkpoint.shape.eos_ids, self.config.prefill_chunk
         return Engine(model, eos_ids, chunk, draft, stores, prompts, lambda: self.dry_breakers, copies)
+
+    def _compile(self, model: Model, draft: Model | None, tiers: TierSettings | None, capacity: int) -> None:
+        """Compile Triton's kernels before the first token, where they attend."""
+        chunk = self.selected_chunk(self.speculation, capacity or model.shape.context, tiers is not None)
+        table = chunk if tiers is None and self._retrieves_in_place else None
+        own = Needs(self.config.kv, self.speculation.retrieval_kv, table or 0, tiers is not None, tiers is None)
+        for each, needs in ((model, own), (draft, Needs())):
+            if each is not None:
+                warm_up(each.shape.full_attention, self.dtype, self.device, needs)
 
     def _weight_tier(self, tiers: TierSettings, link: Link) -> WeightTier | None:
         """Return where weights are that do not all stay on the device; None if they do."""

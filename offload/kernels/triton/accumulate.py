@@ -162,3 +162,19 @@ def attend_packed_before(q: Tensor, memory: tuple[Tensor, Tensor, Tensor, Tensor
     state = ops.new_state(q, ops.useful_splits(q.device, len(memory[0])))
     packed_ops.attend_runs(q, memory, state, seen, causal=False)
     return _partial(state, q)
+
+
+def append(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    rows: tuple[Tensor, Tensor],
+    keys: Tensor,
+    values: Tensor,
+    position: int | Tensor,
+    stored: int = 0,
+) -> Tensor:
+    """Return rotated queries, and store rotated keys, and values; one launch. Arguments as of `row_ops.append`."""
+    from . import row_ops
+
+    return row_ops.append(q, k, v, rows, keys, values, position, stored)
