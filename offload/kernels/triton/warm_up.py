@@ -118,7 +118,7 @@ def _attend_groups(q: Tensor, keys: Tensor, values: Tensor, kind: str) -> None:
     from ..kv_groups import quantize_groups
     from .group_accumulator import GroupAccumulator
 
-    groups = quantize_groups(*(x.unflatten(1, (-1, 32)) for x in (keys, values)), kind)
+    groups = quantize_groups(keys.unflatten(1, (-1, 32)), values.unflatten(1, (-1, 32)), kind)
     table = torch.zeros((len(keys), 1), dtype=torch.int32, device=q.device)
     for sink, is_after in product((None, (table, 32)), (True, False)):
         result = GroupAccumulator(q, len(keys), kind)
