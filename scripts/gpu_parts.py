@@ -77,7 +77,7 @@ def overlap(machine: Machine, rows: Rows) -> dict:
     took = machine.seconds(lambda: run_rows(model, cache, 1), 5, 2)
     tiers.ring.drop()
     whole = tokens // tiers.format.tokens
-    pages = [layer[i] for layer in tiers.pages for i in range(whole)]
+    pages = [layer[i : min(i + tiers.run, whole)] for layer in tiers.pages for i in range(0, whole, tiers.run)]
     copying = machine.seconds(lambda: _into(stores.link, pages, tiers.ring._buffers), 3)
     tiers.ring._link = WithoutCopies(stores.link)
     computing = machine.seconds(lambda: run_rows(model, cache, 1), 5, 2)
@@ -153,7 +153,7 @@ def _copied(link: Link, jobs: list[list[Pair]]) -> None:
 
 def _into(link: Link, pages: list[Tensor], buffers: Sequence[Tensor]) -> None:
     """Copy all pages over the link into the buffers in turn, and wait for the last copy."""
-    tickets = [link.copy([(buffers[i % len(buffers)], piece)]) for i, piece in enumerate(pages)]
+    tickets = [link.copy([(buffers[i % len(buffers)][: len(piece)], piece)]) for i, piece in enumerate(pages)]
     link.finish(tickets[-1])
 
 

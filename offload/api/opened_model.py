@@ -11,22 +11,25 @@ from importlib.util import find_spec
 import torch
 
 from ..architecture.config import ModelShape
+from ..architecture.dims import Dimensions
 from ..architecture.footprint import chunk_of
 from ..architecture.known_models import sibling_of
 from ..architecture.kv_formats import stored_bytes
 from ..architecture.parameters import WeightBits
 from ..architecture.yarn import factor_for, stretched
+from ..constraints.vocabulary import ConstraintVocabulary
 from ..engine import Engine
 from ..errors import SettingsError
 from ..kernels.ops import Operations, choose_operations
 from ..kernels.triton.warm_up import Needs, warm_up
+from ..loading.drafters import load_drafter
 from ..loading.formats.quantization import QuantizedCheckpoint
 from ..loading.formats.safetensors import Checkpoint
 from ..loading.formats.tensor_checks import average_bits
+from ..loading.heads import HeadCheckpoint
 from ..loading.prompt_checks import new_tokens_in_context
 from ..loading.quantization_checks import (
     check_kv,
-    check_offloaded_kv,
     check_offloaded_retrieval_kv,
     check_packed_kv,
     check_retrieval_kv,
@@ -43,6 +46,7 @@ from ..memory.link import Link
 from ..memory.staged_link import make_link
 from ..memory.tier_settings import TierSettings
 from ..model.decoder import Model
+from ..model.heads import Head
 from ..parallel import ALONE, Group, Share, split
 from ..planning.batch import fitting_sequences, kv_room
 from ..planning.memory import USABLE, MemoryEstimate, check_fit, estimate
@@ -54,11 +58,12 @@ from ..prompt_cache.prefill import PromptCache
 from ..prompt_cache.writer import MOST_COPIED
 from ..settings.config import EngineConfig, Sampling, Speculation
 from ..settings.generation import DRY_BREAKERS
-from ..settings.kv_formats import KV_FORMATS, saved_format
+from ..settings.kv_formats import KV_FORMATS, PACKED_KV, saved_format, tiered_format
 from ..settings.method_sizes import (
     check_approximate,
     check_forgetting,
     check_trees,
+    copied_flag,
     forgets,
     has_middle,
     selected_format,
@@ -101,8 +106,17 @@ class OpenModel:
     def barred(self) -> list[int]:
         """Return the ids that the draft model must not propose. Raises SettingsError if it cannot draft."""
         assert self.draft is not None, "only a draft model is barred from ids"
+        if isinstance(self.draft, HeadCheckpoint) and not self.draft.has_tokenizer:
+            return []  # its ids are the target's
         sibling = sibling_of(self.config.model, self.checkpoint.shape)
         return check_draft(self.tokenizer, self.draft.load_tokenizer(), self.draft.shape, self.speculation, sibling)
+
+    @property
+    def draft_dimensions(self) -> Dimensions | None:
+        """Return the dimensions of the draft model, or of the head that drafts; None without one."""
+        if self.draft is None:
+            return None
+        return self.draft.dimensions if isinstance(self.draft, HeadCheckpoint) else self.draft.shape
 
     @property
     def kernel(self) -> str:
@@ -119,6 +133,12 @@ class OpenModel:
     def dry_breakers(self) -> frozenset[int]:
         """The ids of DRY's sequence breakers."""
         return tokens_containing(self.tokenizer.vocabulary, DRY_BREAKERS)
+
+    @cached_property
+    def constraints(self) -> ConstraintVocabulary:
+        """What makes the masks of constrained answers; a constraint may be checked before the model is loaded."""
+        shape = self.checkpoint.shape
+        return ConstraintVocabulary(lambda: self.tokenizer, shape.vocab, shape.eos_ids)
 
     def new_tokens(self, prompt_tokens: int, wanted: int, exact: bool) -> int:
         """Return how many tokens may follow the prompt: `wanted`, or unless `exact` what fits into the context.
@@ -174,7 +194,7 @@ class OpenModel:
             device=self.device.type,
             itemsize=self.dtype.itemsize,
             prefill_chunk=self.config.prefill_chunk,
-            draft=None if self.draft is None else self.draft.shape,
+            draft=self.draft_dimensions,
             in_place=self._retrieves_in_place,
             weight_bits=self.weight_bits,
             copy_bits=self.copy_bits,
@@ -257,12 +277,13 @@ class OpenModel:
             link = make_link(self.device, tiers.link_gb_s, tiers.disk is not None)
             weights = self._weight_tier(tiers, link)
         do = self._operations(self.shape)
-        stores = None if tiers is None else TieredStoreFactory(do, self.device, tiers, link, kv=self.config.kv)
+        kv = tiered_format(self.config.kv, self.packs)
+        stores = None if tiers is None else TieredStoreFactory(do, self.device, tiers, link, kv=kv)
         if stores is not None and capacity and self.device.type == "cuda":
             stores.reserve(self.checkpoint.shape if self.share is None else self.share.shape, capacity, self.dtype)
         where = self.dtype, self.device, progress
         model = load_model(self.checkpoint, *where, do, weights, self.group, self.share)
-        draft = self._load_draft(progress)
+        draft = self._load_draft(progress, model)
         model.kv = self.config.kv
         if self.device.type == "cuda":
             self._compile(model, draft, tiers, capacity)
@@ -270,7 +291,8 @@ class OpenModel:
             prompts = None
         copies = QuantizedCopies(model, self.checkpoint, self.share) if self._can_copy else None
         eos_ids, chunk = self.checkpoint.shape.eos_ids, self.config.prefill_chunk
-        return Engine(model, eos_ids, chunk, draft, stores, prompts, lambda: self.dry_breakers, copies)
+        more = (prompts, lambda: self.dry_breakers, copies, self.constraints)
+        return Engine(model, eos_ids, chunk, draft, stores, *more)
 
     def _compile(self, model: Model, draft: Model | None, tiers: TierSettings | None, capacity: int) -> None:
         """Compile Triton's kernels before the first token, where they attend."""
@@ -321,7 +343,24 @@ class OpenModel:
                     "leave weight_layers out, or use experts=device",
                 )
             check_offloaded_retrieval_kv(self.speculation, self.device)
-            check_offloaded_kv(self.config.kv)
+            if KV_FORMATS[self.config.kv].is_packed and self.device.type != "cpu":
+                raise SettingsError(
+                    f"--kv {self.config.kv} on a GPU is for keys and values in its memory, and these are offloaded",
+                    "leave --kv out, or offloading",
+                )
+
+    @property
+    def packs(self) -> bool:
+        """Return whether keys and values can be packed over tiers: on a CPU."""
+        shape = self.checkpoint.shape
+        if self.device.type != "cpu":
+            return False
+        try:
+            check_packed_kv(PACKED_KV.name, shape, self.device, self.dtype, self.kernel)
+            check_kv(PACKED_KV.name, self.speculation, shape, None)
+        except SettingsError:
+            return False
+        return True
 
     @property
     def _can_copy(self) -> bool:
@@ -353,9 +392,12 @@ class OpenModel:
         except torch.OutOfMemoryError:
             return None
 
-    def _load_draft(self, progress: Progress) -> Model | None:
+    def _load_draft(self, progress: Progress, target: Model) -> Model | Head | None:
         if self.draft is None:
             return None
+        if isinstance(self.draft, HeadCheckpoint):
+            target.tap(self.draft.head.taps)
+            return load_drafter(self.draft, target, self._operations(self.draft.shape))
         draft = load_model(self.draft, self.dtype, self.device, progress, self._operations(self.draft.shape))
         draft.bar(self.barred)
         return draft
@@ -376,7 +418,7 @@ class OpenModel:
         models = filter(None, (self.checkpoint, self.draft))
         check_trees(settings, any(model.shape.linear for model in models), shape.vocab)
         missing = None
-        if not all(KV_FORMATS[kind].is_plain for kind in (kv, settings.retrieval_kv)):
+        if not KV_FORMATS[kv].is_plain or copied_flag(settings) is not None:
             missing = missing_kernel(self.device, self.dtype, self.shape.head_dim, self.kernel)
         check_packed_kv(kv, shape, self.device, self.dtype, self.kernel)
         check_kv(kv, settings, shape, missing)

@@ -7,10 +7,14 @@ from __future__ import annotations
 
 from ..settings.kv_formats import EXACT, KV_FORMATS
 from .dims import Dimensions
-from .kv_formats import format_bytes
+from .kv_formats import format_bytes, packed_page_bytes
 
 GATHERED_BYTES = 64 * 2**20  # of selected chunks that are copied to the device at once, through pinned host memory
 SLOTS = 2  # for open pages, of every offloaded layer
+# A streamed page takes Python some 0.1 ms, in which a fast link copies 4 MiB: pages are copied together, up to so much.
+COPY_BYTES = 16 * 2**20
+COPY_S = 0.6e-3  # or as much as the link copies in that time, if it is more
+RING_BUFFERS = 4  # for copies of so many bytes: one is read, the others are under way
 DISK_READ_BYTES = 4 * 2**20  # that are read from disk at once: large enough for the full rate of an NVMe drive
 BOUNCE_BUFFERS = 3  # of so many bytes, in pinned memory, through which a GPU's pages on disk pass
 
@@ -20,8 +24,19 @@ def disk_buffers(page_bytes: int) -> int:
     return min(max(2, 2 * DISK_READ_BYTES // page_bytes), 16)
 
 
+def copied_pages(page_bytes: int, pages: int, copy_bytes: int = COPY_BYTES) -> int:
+    """Return how many of a layer's `pages` are copied over the link at once: `copy_bytes` or more, if there are."""
+    return max(min(-(-copy_bytes // page_bytes), pages), 1)
+
+
+def copy_bytes_for(link: float) -> int:
+    """Return the bytes that are copied at once over a link of so many bytes a second."""
+    return max(COPY_BYTES, round(link * COPY_S))
+
+
 def _page_bytes(shape: Dimensions, pages: int, page: int, itemsize: int, kv: str = EXACT) -> int:
-    return pages * format_bytes(shape, kv, page, itemsize)
+    each = packed_page_bytes(shape, page) if KV_FORMATS[kv].is_packed else format_bytes(shape, kv, page, itemsize)
+    return pages * each
 
 
 def host_page_bytes(shape: Dimensions, layers: int, tokens: int, page: int, itemsize: int, kv: str = EXACT) -> int:

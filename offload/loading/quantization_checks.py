@@ -11,8 +11,8 @@ from ..kernels.native import KernelUnavailable, find_kernel
 from ..kernels.native.library import SPAN
 from ..kernels.native.ops import why_not
 from ..settings.config import EngineConfig, Speculation
-from ..settings.kv_formats import KV_FORMATS
-from ..settings.method_sizes import forgets
+from ..settings.kv_formats import KV_FORMATS, PLANE_KV
+from ..settings.method_sizes import check_middle, copied_flag, forgets, whole_format
 from ..settings.validation import require
 from .formats.quantization import QuantizedCheckpoint
 from .formats.safetensors import Checkpoint
@@ -124,36 +124,26 @@ def check_retrieval_kv(
     kv: str, settings: Speculation, shape: ModelShape, device: torch.device, missing: str | None
 ) -> None:
     """Raise SettingsError if the retrieval cache's format does not work beside the full cache's; see `check_kv`."""
-    kind, hint = settings.retrieval_kv, "leave --retrieval-kv out"
-    if KV_FORMATS[kind].is_plain:
+    check_middle(kv, settings, device.type)
+    flag = copied_flag(settings)
+    if flag is None or whole_format(settings) == PLANE_KV.name:
         return
-    require(
-        KV_FORMATS[kv].is_plain,
-        f"--retrieval-kv {kind} needs keys and values without --kv {kv}",
-        "leave one of the two out",
-    )
-    require(missing is None, f"--retrieval-kv {kind} needs {missing}", hint)
+    hint = f"leave {flag.split()[0]} out"
+    is_plain = KV_FORMATS[kv].is_plain
+    require(is_plain, f"{flag} needs keys and values without --kv {kv}", "leave one of the two out")
+    require(missing is None, f"{flag} needs {missing}", hint)
     require(
         device.type == "cpu" or not shape.caps_scores,
-        f"--retrieval-kv {kind} does not work with {shape.family} on a GPU, which caps attention scores",
+        f"{flag} does not work with {shape.family} on a GPU, which caps attention scores",
         hint,
     )
 
 
 def check_offloaded_retrieval_kv(settings: Speculation, device: torch.device) -> None:
     """Raise SettingsError if a CPU's retrieval cache would copy keys and values from another tier unquantised."""
-    kind = settings.retrieval_kv
+    flag = copied_flag(settings)
     require(
-        KV_FORMATS[kind].is_plain or device.type != "cpu",
-        f"--retrieval-kv {kind} is for keys and values in memory, and these are offloaded",
-        "leave --retrieval-kv out, or offloading",
-    )
-
-
-def check_offloaded_kv(kv: str) -> None:
-    """Raise SettingsError for keys and values in a format that lies in one memory alone, and not over tiers."""
-    require(
-        not KV_FORMATS[kv].is_packed,
-        f"--kv {kv} is for keys and values in memory, and these are offloaded",
-        "leave --kv out, or offloading",
+        flag is None or device.type != "cpu",
+        f"{flag} is for keys and values in memory, and these are offloaded",
+        f"leave {str(flag).split()[0]} out, or offloading",
     )

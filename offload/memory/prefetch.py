@@ -9,32 +9,44 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from .disk_pages import DiskPages
 from .link import Link, Pair, TransferFailed
+from .packed_pages import PackedPages
 
 
 class PrefetchItem(NamedTuple):
-    """A copy of `source[key]` to the device. Items with the same `key` have the same content."""
+    """A copy of `source[key]` to the device. Items with the same `key` have the same content.
+
+    It is as large as a buffer, or has its first `pages`.
+    """
 
     key: Any
-    source: Tensor | DiskPages
+    source: Any  # Tensor, DiskPages or PackedPages
+    pages: int | None = None
 
     def copies(self, buffer: Tensor) -> list[Pair]:
-        """Return the copy that fills a buffer."""
-        return [(buffer, self.source[self.key])]
+        """Return the copies that fill a buffer."""
+        if isinstance(self.source, PackedPages):
+            return self.source.copies(*self.key, buffer)
+        return [(buffer[: self.pages], self.source[self.key])]
+
+
+def page_runs(pages: Any, layer: int, count: int, run: int) -> Iterator[PrefetchItem]:
+    """Yield the first `count` pages of a layer, so many at once as lie one behind the other: `run`, or the rest."""
+    for first in range(0, count, run):
+        end = min(first + run, count)
+        yield PrefetchItem((layer, slice(first, end)), pages, end - first)
 
 
 def prefetch_order(
-    pages: Tensor | DiskPages, num_streamed: int, passes: int, last_visits: int = 1
+    pages: Any, num_streamed: int, passes: int, last_visits: int = 1, run: int = 1
 ) -> Iterator[PrefetchItem]:
     """Yield the pages that passes over each layer stream. It must not refer to the store, which refers to it.
 
-    `last_visits`: how many of the model's layers attend to the last layer of the store.
+    `last_visits`: how many of the model's layers attend to the last layer of the store. `run`: pages of a copy.
     """
     for layer in range(len(pages)):
         for _ in range(passes * (last_visits if layer == len(pages) - 1 else 1)):
-            for page in range(num_streamed):
-                yield PrefetchItem((layer, page), pages)
+            yield from page_runs(pages, layer, num_streamed, run)
 
 
 class _Slot(NamedTuple):
@@ -61,10 +73,9 @@ class PrefetchRing:
         )  # with the mark that frees it
         self._expected: Iterator[PrefetchItem] = iter(())
         self._in_flight: deque[_Slot] = deque()
-        self._untimed: deque[Any] = deque()  # tickets of taken items whose time on the link is not known yet
-        self.seconds: float | None = (
-            None  # the newest known time of an item on the link; None if unknown since the last
-        )
+        # The tickets and pages of taken items whose time on the link is not known yet.
+        self._untimed: deque[tuple[Any, int]] = deque()
+        self.seconds: float | None = None  # the newest known time of a page on the link; None if unknown since the last
 
     @property
     def buffers(self) -> tuple[Tensor, ...]:
@@ -101,7 +112,7 @@ class PrefetchRing:
             self._free.append((slot.buffer, None))
             self.drop()
             raise
-        self._untimed.append(slot.ticket)
+        self._untimed.append((slot.ticket, item.pages or 1))
         self._update_seconds()
         return slot.buffer
 
@@ -117,9 +128,8 @@ class PrefetchRing:
     def _update_seconds(self) -> None:
         """Read the times of finished items, which an asynchronous device knows long after they were taken."""
         self.seconds = None
-        while self._untimed and (seconds := self._link.seconds(self._untimed[0])) is not None:
-            self._untimed.popleft()
-            self.seconds = seconds
+        while self._untimed and (seconds := self._link.seconds(self._untimed[0][0])) is not None:
+            self.seconds = seconds / self._untimed.popleft()[1]
 
     def release(self, buffer: Tensor) -> None:
         """Let the buffer be filled again once everything submitted up to now is computed."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from ..architecture.footprint import LEAST_PAGE
-from ..architecture.tier_footprint import disk_buffers
+from ..architecture.tier_footprint import COPY_BYTES, RING_BUFFERS, copied_pages, disk_buffers
 from ..settings.validation import require, require_types
 from ..short_repr import short_repr
 
@@ -24,7 +24,8 @@ class TierSettings:
         resident_layers: layers whose KV stays on the device.
         share: the host's fraction of the pages; None balances it against the link.
         page_tokens: tokens per page, a multiple of `page_unit`; None derives it from the model's dimensions.
-        buffers: pages on the device for prefetching, 2 or more.
+        buffers: buffers on the device for prefetching, 2 or more; with pages on disk their number follows.
+        copy_bytes: consecutive pages are copied to the device together, up to about so many bytes.
         overlap: prefetch while the device computes.
         by_layers: prefill layer by layer, so that no page is read back.
         weight_layers: layers whose weights stay on the device; None for all.
@@ -44,7 +45,8 @@ class TierSettings:
     resident_layers: int = 0
     share: float | None = None
     page_tokens: int | None = None
-    buffers: int = 2
+    buffers: int = RING_BUFFERS
+    copy_bytes: int = COPY_BYTES
     overlap: bool = True
     by_layers: bool = True
     weight_layers: int | None = None
@@ -64,6 +66,7 @@ class TierSettings:
             f"page_tokens is {short_repr(page)}",
             f"use a multiple of {unit:,}, or leave it out: other pages change the output's bits",
         )
+        require(self.copy_bytes >= 1, f"copy_bytes is {short_repr(self.copy_bytes)}", "use 1 or more")
         require(self.buffers >= 2, f"buffers is {short_repr(self.buffers)}", "use 2 or more: one is read, one filled")
         require(
             self.disk is None or self.mode == "stream",
@@ -85,6 +88,8 @@ class TierSettings:
             rate = getattr(self, name)
             require(rate is None or 0 < rate < math.inf, f"{name} is {short_repr(rate)}", "use a number above 0")
 
-    def buffers_for(self, page_bytes: int) -> int:
-        """Return how many pages of so many bytes are prefetched."""
-        return self.buffers if self.disk is None else max(self.buffers, disk_buffers(page_bytes))
+    def buffers_for(self, page_bytes: int, pages: int) -> tuple[int, int]:
+        """Return how many buffers there are for a layer's `pages` of so many bytes, and how many pages one has."""
+        if self.disk is not None:  # neighbouring reads are joined where they wait
+            return disk_buffers(page_bytes), 1
+        return self.buffers, copied_pages(page_bytes, pages, self.copy_bytes)

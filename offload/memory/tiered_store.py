@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import takewhile
 
 import torch
 from torch import Tensor
@@ -214,8 +215,17 @@ class TieredStore(Store):
             if len(kept):
                 means.append(self.tiers.on_device(kept).transpose(0, 1).float())
                 start += len(kept) * chunk
-        for page, at, _ in self.tiers.split(start, end) if start < end else ():
-            newest = self.tiers.open_pages.newest(page, slice(layer, layer + 1))[0]
-            keys, _ = self.format.read(self.tiers.on_device(newest))
-            means.append(keys[:, at].unflatten(1, (-1, chunk)).mean(2, dtype=torch.float32))
+        parts = {page: at for page, at, _ in self.tiers.split(start, end)} if start < end else {}
+        for page, memory in self._newest(layer, list(parts)):
+            keys, _ = self.format.read(memory)
+            means.append(keys[:, parts[page]].unflatten(1, (-1, chunk)).mean(2, dtype=torch.float32))
         return torch.cat(means, dim=1)
+
+    def _newest(self, layer: int, pages: Sequence[int]) -> Iterator[tuple[int, Tensor]]:
+        """Yield consecutive pages of a layer on the device: those before the open ones come over the link together."""
+        tiers = self.tiers
+        away = list(takewhile(lambda page: page not in tiers.open_pages, pages))
+        yield from tiers.whole(layer, away[0], away[-1] + 1) if away else ()
+        for page in pages[len(away) :]:
+            newest = tiers.open_pages.newest(page, slice(layer, layer + 1))[0]
+            yield page, tiers.on_device(newest)

@@ -68,7 +68,7 @@ class Passes:
         placement, placed = self.request.placement, self.placed
         asked = placement.offload != "auto" or placement.host_share is not None
         # Beside a simulated link the host's cores are the device's, and converting codes keeps them busy.
-        converts = not self.request.kv_format.is_plain and self.request.hardware.shared
+        converts = not self.request.kv_format.is_exact and self.request.hardware.shared
         streams = placement.offload == "stream" or (converts and not asked)
         if streams or placed.uses_disk or placed.resident_layers == self.request.shape.kv_layers:
             return [0.0]
@@ -98,7 +98,7 @@ class Passes:
             hosted=hosted,
             attention_flops=scoring * (1 - hosted / kv) / gpus,
             hosted_flops=scoring * hosted / kv,
-            graphed=base.graphed and not offloaded and (request.hardware.shared or request.kv_format.is_plain),
+            graphed=base.graphed and not offloaded and (request.hardware.shared or request.kv_format.is_exact),
             pages=base.pages + (1 - share) * (layers + again) * count * self.pages,
             folded_layers=count * (layers + again) if hosted else 0,
         )
@@ -150,6 +150,17 @@ class Passes:
         kv = request.sequences * request.shape.growing.kv_bytes(request.tokens, request.itemsize)
         keys = resident * kv / 2 / hardware.gpus
         return reading + keys / hardware.bandwidth / READ
+
+    @property
+    def drafts_in_one_pass(self) -> bool:
+        """Return whether the draft model drafts all tokens in one pass."""
+        return self.request.draft is not None and self.request.draft.in_one_pass
+
+    def draft(self, tokens: int) -> float:
+        """Return the seconds in which the draft model drafts a chain of `tokens` tokens; 0 for lookup."""
+        if self.drafts_in_one_pass:
+            return self.draft_step(tokens) + (tokens - 1) * self.sample_s
+        return tokens * self.draft_step()
 
     def draft_step(self, rows: int = 1) -> float:
         """Return the seconds of a step of the draft model, which each device has whole; 0 for lookup."""

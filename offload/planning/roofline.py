@@ -96,11 +96,12 @@ def pass_time(work: Pass, hardware: Hardware) -> Time:
     attending = work.kv / hardware.bandwidth / READ / work.kv_rate
     scoring = work.attention_flops / hardware.flops / COMPUTE
     hosted = work.hosted / hardware.host_bandwidth / READ / work.kv_rate
-    host_scoring = work.hosted_flops / hardware.host_flops / COMPUTE
+    host_scoring = work.hosted_flops / (hardware.host_flops * COMPUTE if hardware.shared else hardware.host_attention)
     folding = 0.0 if hardware.shared else work.folded_layers * FOLD_S
     latency = work.layers * LAYER_S[hardware.device] + folding + _all_reduces(work, hardware)
     latency += work.experts * EXPERT_S if hardware.shared else 0.0
-    device, host = max(attending, scoring), max(hosted, host_scoring)
+    # What is attended to on the host of a GPU is read once, and its rows are computed page by page: these times add up.
+    device, host = max(attending, scoring), (max if hardware.shared else sum)((hosted, host_scoring))
     both = device + host if hardware.shared else max(device, host)  # the same cores cannot do both at once
     waiting = work.chosen / hardware.link + hosted_experts_time(work, hardware)  # for experts, layer by layer
     computing = max(reading, multiplying) + both + latency

@@ -21,6 +21,7 @@ _KINDS: dict[str, tuple[type, str]] = {
     "bool": (bool, "True or False"),
     "tuple[str, ...]": (tuple, "a tuple of strings"),
     "Path": (PathLike, "a pathlib.Path"),
+    "Constraint": (object, "an offload.Constraint"),  # checked apart: its module imports this one
     "None": (NoneType, "None"),
 }
 

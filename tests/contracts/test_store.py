@@ -18,6 +18,7 @@ from tests.support.stores import (
     ON_GPU,
     PACKED,
     PACKED_ON_GPU,
+    PACKED_TIERS,
     QUANTIZED,
     SOME_STORES,
     STORES,
@@ -38,7 +39,13 @@ ALL = [*STORES, "paged", *QUANTIZED, *(pytest.param(name, marks=pytest.mark.long
 PACKED_BF16 = pytest.param(f"{PACKED_ON_GPU} bf16", marks=pytest.mark.long)
 
 
-@pytest.fixture(params=[*ALL, *(f"{name} bf16" for name in (*SOME_STORES, "paged", QUANTIZED[1], PACKED)), PACKED_BF16])
+@pytest.fixture(
+    params=[
+        *ALL,
+        *(f"{name} bf16" for name in (*SOME_STORES, "paged", QUANTIZED[1], PACKED, *PACKED_TIERS)),
+        PACKED_BF16,
+    ]
+)
 def name(request, monkeypatch):
     if request.param in (*ON_GPU, f"{PACKED_ON_GPU} bf16"):
         pytest.importorskip("triton")

@@ -9,11 +9,12 @@ from offload.engine import Engine
 from offload.kernels.native.ops import NativeOperations
 from offload.loading.formats.safetensors import FolderCheckpoint
 from offload.loading.weights import load_model
+from offload.memory.factory import TieredStoreFactory
 from offload.memory.packed_store import PackedStore
 from offload.settings.config import METHODS
 from tests.support.engine import GREEDY, tokens
 from tests.support.models import FAMILY_CASES, ids, make_hf_model
-from tests.support.offloading import CPU, native_kernel
+from tests.support.offloading import CPU, make_link, native_kernel, settings
 from tests.support.prompt_cache import LENGTH, engine_on, said
 
 pytestmark = pytest.mark.xdist_group("native")
@@ -53,6 +54,29 @@ def test_every_method_has_the_bits_of_bf16(engine, expected, method):
     assert answer(engine("packed"), method=method) == expected
 
 
+@pytest.fixture(scope="module")
+def tiered(engine):
+    """`tiered(kv, mode)`: an engine whose keys and values lie over tiers in that format."""
+
+    def make(kv, mode):
+        plain = engine("exact")
+        tiers = settings(mode, page_tokens=128)
+        stores = TieredStoreFactory(plain.model.operations, CPU, tiers, make_link(), kv=kv)
+        return Engine(plain.model, (), 64, stores=stores)
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("mode", "more"),
+    [("hybrid", {}), ("stream", {"method": "triforce"}), ("stream", {"method": "lookup", "tree": "12"})],
+    ids=["host", "levels", "a tree"],
+)
+def test_packed_over_tiers_has_the_bits_of_bf16(tiered, mode, more):
+    own = [answer(tiered(kv, mode), **more) for kv in ("bf16", "packed")]
+    assert own[0] == own[1]
+
+
 OTHERS = {
     "a tree": {"method": "lookup", "tree": "12"},
     "a sample": {"method": "lookup", "sampling": Sampling(temperature=1, coupled=True)},
@@ -66,6 +90,25 @@ OTHERS = {
 def test_all_else_has_the_bits_of_bf16(engine, more):
     own = [answer(engine(kv), **more) for kv in ("exact", "packed")]
     assert own[0] == own[1]
+
+
+DRAFTS = {
+    "chains": {"method": "retrieval"},
+    "lookup below it": {"method": "triforce"},
+    "auto": {"method": "auto"},
+    "a tree": {"method": "retrieval", "draft": "none", "tree": "6"},
+    "a sample": {"method": "retrieval", "sampling": Sampling(temperature=1, coupled=True)},
+}
+
+
+@pytest.mark.parametrize("more", DRAFTS.values(), ids=DRAFTS)
+def test_drafts_from_plane_a_change_no_bit(engine, expected, more):
+    """What is computed with half of the bits stays out of the full cache: the second request goes on from it."""
+    own, plain = engine("packed"), expected
+    if "sampling" in more:
+        plain = answer(engine("exact"), sampling=more["sampling"])
+    assert answer(own, middle="plane", **more) == plain
+    assert answer(own, middle="plane", **more) == plain
 
 
 def test_the_next_request_goes_on_inside_a_packed_run(engine):

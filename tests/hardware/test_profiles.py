@@ -251,7 +251,7 @@ def test_parts_may_be_absent_or_null(written):
 
 def test_every_option_can_be_given_a_default(written):
     options = {f.name: f.default for group in GROUPS for f in fields(group)}
-    del options["stop"], options["coupled"], options["approximate"], options["kv"]
+    del options["stop"], options["coupled"], options["approximate"], options["kv"], options["constraint"]
     assert profiles.load(written(GOOD | {"options": options})).options == options
 
 

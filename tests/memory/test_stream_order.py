@@ -132,6 +132,19 @@ def three_buffers(model):
 
 
 @scenario
+def runs_of_pages(model):
+    """Two pages are copied at once; the mean keys of a restored prompt come in such runs."""
+    full = tiered(model, buffers=3, copy_bytes=4096)
+    list(by_layers(model, full, 70))
+    run(model, full, 3, -2, 1)
+    full.truncate(0)
+    full.restore(112, some_kv(112))
+    for layer in range(SHAPE.layers):
+        full.store.mean_keys(layer, 0, 112, 8)
+    run(model, full, 1)
+
+
+@scenario
 def a_restored_prompt(model):
     full = tiered(model)
     run(model, full, 48, 2)

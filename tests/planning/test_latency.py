@@ -151,6 +151,22 @@ def test_gpus_share_the_bandwidth_of_the_host():
     assert pass_time(work, hardware).seconds == pytest.approx(2.0)
 
 
+def test_host_attention_is_as_fast_as_the_hosts_cores_but_one():
+    """A 4090 beside 8 cores takes 230 to 270 ms a token where 16 would take about 200."""
+    asked = request("Llama-2-7B-128K", method="triforce", draft="JackFram/llama-68m")
+    asked = replace(asked, draft=KNOWN["Llama-68M"])
+    assert asked.hardware.host_cores == 8
+    eight, sixteen = (
+        make_plan(replace(asked, hardware=replace(asked.hardware, host_cores=cores))) for cores in (8, 16)
+    )
+    assert eight.offload == "hybrid"
+    assert 0.228 < eight.chosen.tbt.seconds < 0.27
+    assert 0.19 < sixteen.chosen.tbt.seconds < 0.215
+    assert eight.plain.tbt.seconds == pytest.approx(sixteen.plain.tbt.seconds, rel=0.03)  # bound by memory
+    work = replace(NO_WORK, hosted=51.2e9 * READ, hosted_flops=7 * 54e9)
+    assert pass_time(work, asked.hardware).seconds == pytest.approx(2.0)  # a second to read, and one to compute
+
+
 def test_a_cpu_launches_nothing():
     plan = make_plan(request("SmolLM2-135M", "cpu", 8192, method="ar"))
     assert plan.plain.tbt.resources["launches"] == 0

@@ -1,7 +1,11 @@
 """Tiny models whose full cache is spread over tiers, over a simulated link that poisons and delays."""
 
+from __future__ import annotations
+
 import random
 import time
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
@@ -22,10 +26,16 @@ PAGE, CAPACITY = 64, 700
 SHAPE = {"head_dim": 32, "num_attention_heads": 6, "num_key_value_heads": 2, "num_hidden_layers": 3, "hidden_size": 96}
 
 
+@dataclass(frozen=True)
 class SmallPages(TierSettings):
-    """Tiers with pages of any size, so that a short sequence has several; the bits are not those of a single store."""
+    """Tiers with pages of any size, so that a short sequence has several; the bits are not those of a single store.
 
-    page_unit = 1
+    Pages are copied one by one, unless `copy_bytes` says otherwise.
+    """
+
+    page_unit: ClassVar[int] = 1
+    buffers: int = 2
+    copy_bytes: int = 1
 
 
 def native_kernel():

@@ -23,7 +23,8 @@ from offload.hardware.rates import Hardware, describe, placed
 from offload.planning.plan import Plan, make_plan
 from offload.planning.request import PlanRequest
 from offload.planning.suggestions import Suggestion, suggestions
-from offload.settings.kv_formats import KV_FORMATS
+from offload.settings.kv_formats import KV_FORMATS, PACKED_DIMS
+from offload.settings.method_sizes import check_middle
 from offload.system.machine import cores, free_host_memory, free_memory
 
 from ..distributed.launch import ranks_to_start
@@ -57,6 +58,7 @@ def plan_request(
     """
     check_experts(settings.placement, shape, hardware.shared and settings.placement.link_gb_s is None)
     level, kv = settings.engine.quantize, settings.engine.kv
+    check_middle(kv, settings.speculation, hardware.device)
     if hardware.shared:
         refuse_unread_format(settings)
     in_bf16 = settings.engine.dtype in ("auto", "bfloat16") and hardware.dtype == "bf16"
@@ -79,13 +81,16 @@ def plan_request(
         weight_bits=stored if level is None else rounded_bits(shape, level),
         quantize=level,
         kv=kv,
+        packs=in_bf16
+        and hardware.shared  # no kernel for a GPU reads packed pages yet
+        and shape.growing.head_dim % PACKED_DIMS == 0,
     )
 
 
 def plan_with_suggestions(request: PlanRequest) -> tuple[Plan, tuple[Suggestion, ...]]:
     """Return the plan, and changes that would fit if it does not."""
     plan = make_plan(request)
-    return plan, () if plan.fits else suggestions(request, _shipped_hardware())
+    return plan, () if plan.fits else suggestions(plan.request, _shipped_hardware())
 
 
 def _shipped_hardware() -> list[Hardware]:
@@ -175,6 +180,7 @@ def _plan_own_tiers(model: OpenModel, settings: Settings, tokens: int, terminal:
 
 
 def _tier_settings(plan: Plan) -> TierSettings:
+    from offload.architecture.tier_footprint import copy_bytes_for
     from offload.memory.tier_settings import TierSettings
 
     where, placement = plan.placed, plan.request.placement
@@ -189,6 +195,7 @@ def _tier_settings(plan: Plan) -> TierSettings:
         experts=where.experts,
         expert_layers=plan.request.shape.experts.layers - where.away_layers if where.away_layers else 0,
         link_gb_s=placement.link_gb_s,
+        copy_bytes=copy_bytes_for(plan.request.hardware.link),
         disk=Path(placement.disk) if where.uses_disk else None,
         host_layers=0 if plan.request.has_one_memory else _host_layers(plan),
     )
@@ -208,9 +215,8 @@ def request_on_this_machine(
     Raises SettingsError as `rated_profile`.
     """
     profile = rated_profile(model.device, settings.profile, measured)
-    draft = model.draft.shape if model.draft is not None else None
     hardware = this_machine(model.device, profile, model.group.mates, settings.placement.disk)
-    request = plan_request(settings, model.shape, tokens, hardware, draft)
+    request = plan_request(settings, model.shape, tokens, hardware, model.draft_dimensions)
     in_place = model.kernel != "off" and settings.placement.link_gb_s is None
     request = replace(
         request,
@@ -218,6 +224,7 @@ def request_on_this_machine(
         retrieves_in_place=in_place,
         has_triton=find_spec("triton") is not None,
         host_computes=model.host_computes,
+        packs=model.packs,
         weight_bits=model.weight_bits,
         copies=model.copy_bits is not None,
     )

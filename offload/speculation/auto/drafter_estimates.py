@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from ..passes.estimators import StepTimes
     from ..trees.drafted_trees import DraftTrees
 
+_LEAST_RATE = 0.01  # of an acceptance that others are relative to
 GAMMAS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24)
 
 
@@ -53,19 +54,24 @@ class DraftOption(NamedTuple):
     """A draft that may be chosen: a chain of `gamma` tokens, or a tree of that depth.
 
     `seconds` are those of drafting and verifying it, without one-off costs. `tokens` are the ones that a tree is
-    expected to yield at the believed acceptance.
+    expected to yield at the believed acceptance. `fade` are the rates of the first token of a chain and of the others,
+    relative to that of all; None if they are not told apart.
     """
 
     gamma: int
     seconds: float
     tree: DraftedTree | None = None
     tokens: float = 1.0
+    fade: tuple[float, float] | None = None
 
     def expected(self, acceptance: float, believed: float) -> float:
         """Return the expected tokens of a verification; a tree's gain changes as a chain's of its depth does."""
         chain = expected_tokens(acceptance, self.gamma)
         if self.tree is None:
-            return chain
+            if self.fade is None:
+                return chain
+            first, later = (min(acceptance * factor, 1.0) for factor in self.fade)
+            return 1 + first * expected_tokens(later, self.gamma - 1)
         usual = expected_tokens(believed, self.gamma)
         return 1 + (self.tokens - 1) * ((chain - 1) / (usual - 1) if usual > 1 else 1.0)
 
@@ -79,8 +85,9 @@ class Arm:
         """`steps` are the times of the verifications. With `gamma`, drafts have that length, or are that deep."""
         self.drafter, self.steps, self.trees = drafter, steps, trees
         self.times, self.setups = DraftTimes(), SetupTimes()
-        self.row_times = RowTimes()  # of a draft step by rows; measured only for trees
+        self.row_times = RowTimes()  # of a draft step by rows; measured for trees, and for drafts of one pass
         self.acceptance: dict[Hashable, Acceptance] = {}
+        self.by_depth: dict[Hashable, tuple[Acceptance, Acceptance]] = {}  # of first and later tokens, if it fades
         self._gammas = GAMMAS if gamma is None else (gamma,)
         self._deepest = gamma
         self._drafts = 0
@@ -104,32 +111,49 @@ class Arm:
         """Return what drafts of at most `limit` tokens promise in a cycle; `shift` is added to the acceptance prior."""
         acceptance = self.acceptance.setdefault(kind, Acceptance(self.drafter.prior(kind)))
         guess = self.drafter.setup_cost(sequence) * self.steps.of(1)
-        options = [*self._chains(limit), *self._trees(kind, limit, cycle)]
+        fade = self._fade(kind, cycle) if getattr(self.drafter, "fades", False) else None
+        options = [*self._chains(limit, fade), *self._trees(kind, limit, cycle)]
         believed = acceptance.rate(cycle, shift), acceptance.spread(cycle, shift)
         return Candidate(self, kind, acceptance, believed, options, guess)
 
     def draft_time(self, cycle: Cycle) -> float:
         """Return the seconds of a cycle's draft, which includes no one-off cost, and count them."""
         self._drafts += 1
-        if self.trees is None:
+        if self.trees is None and not self.drafter.in_one_pass:
             draft_s = min(cycle.draft_s, MAX_RATIO * self.times.of(float("inf")) * cycle.drafted)
             self.times.observe(cycle.drafted, draft_s)
             return draft_s
-        rows = _rows_of_draft(cycle)
+        steps, rows = (1, cycle.drafted) if self.drafter.in_one_pass else (cycle.drafted, _rows_of_draft(cycle))
         draft_s = cycle.draft_s
         if self.row_times.known:
-            draft_s = min(draft_s, MAX_RATIO * cycle.drafted * self.row_times.of(rows))
+            draft_s = min(draft_s, MAX_RATIO * steps * self.row_times.of(rows))
         if self._drafts > 1 and self.drafter.relative_cost > 0:  # the first draft may include allocations
-            self.row_times.observe(rows, draft_s / cycle.drafted)
+            self.row_times.observe(rows, draft_s / steps)
         return draft_s
 
-    def _chains(self, limit: int) -> Iterator[DraftOption]:
+    def _fade(self, kind: Hashable, cycle: int) -> tuple[float, float]:
+        """Return the rates of first and later tokens of chains, relative to that of all."""
+        prior = self.drafter.prior(kind)
+        pair = self.by_depth.setdefault(kind, (Acceptance(prior), Acceptance(prior)))
+        usual = max(self.acceptance[kind].rate(cycle), _LEAST_RATE)
+        return pair[0].rate(cycle) / usual, pair[1].rate(cycle) / usual
+
+    def observe_depths(self, kind: Hashable, cycle: int, drafted: int, accepted: int) -> None:
+        """Count a verified chain."""
+        if kind in self.by_depth:
+            first, later = self.by_depth[kind]
+            first.observe(cycle, 1, min(accepted, 1))
+            if accepted:
+                later.observe(cycle, drafted - 1, accepted - 1)
+
+    def _chains(self, limit: int, fade: tuple[float, float] | None) -> Iterator[DraftOption]:
         if self.trees is None or self.trees.may_be_chain:
             gammas = [gamma for gamma in self._gammas if gamma < limit]
             if len(gammas) < len(self._gammas):  # near the end: the last draft can be as long as the rest of the answer
                 gammas.append(limit)
             for gamma in gammas:
-                yield DraftOption(gamma, gamma * self.token_s + self.steps.of(gamma + 1))
+                draft_s = self._step_s(gamma) if self.drafter.in_one_pass else gamma * self.token_s
+                yield DraftOption(gamma, draft_s + self.steps.of(gamma + 1), fade=fade)
 
     def _trees(self, kind: Hashable, limit: int, cycle: int) -> Iterator[DraftOption]:
         if self.trees is None:
@@ -195,6 +219,8 @@ class Candidate:
         """Update the acceptance with the verification of this candidate's draft, in the cycle of that number."""
         visits = cycle.visits
         self.acceptance.count(number, len(visits), sum(visit.accepted == 0 for visit in visits))
+        if cycle.parents is None:
+            self.arm.observe_depths(self._kind, number, cycle.drafted, cycle.accepted)
         if self.arm.trees is not None:
             self.arm.trees.observe(self._kind, number, visits)
 
