@@ -294,13 +294,13 @@ class OpenModel:
         more = (prompts, lambda: self.dry_breakers, copies, self.constraints)
         return Engine(model, eos_ids, chunk, draft, stores, *more)
 
-    def _compile(self, model: Model, draft: Model | None, tiers: TierSettings | None, capacity: int) -> None:
+    def _compile(self, model: Model, draft: object, tiers: TierSettings | None, capacity: int) -> None:
         """Compile Triton's kernels before the first token, where they attend."""
         chunk = self.selected_chunk(self.speculation, capacity or model.shape.context, tiers is not None)
         table = chunk if tiers is None and self._retrieves_in_place else None
         own = Needs(self.config.kv, self.speculation.retrieval_kv, table or 0, tiers is not None, tiers is None)
         for each, needs in ((model, own), (draft, Needs())):
-            if each is not None:
+            if isinstance(each, Model):  # a head has what the model has
                 warm_up(each.shape.full_attention, self.dtype, self.device, needs)
 
     def _weight_tier(self, tiers: TierSettings, link: Link) -> WeightTier | None:
