@@ -13,6 +13,8 @@ from offload.speculation.passes.estimators import Acceptance, DraftTimes, StepTi
 class Fake:
     """A drafter with a given acceptance rate and a given time per token."""
 
+    longest = 24
+
     def __init__(self, name, acceptance, seconds, relative_cost=0.2, prior=0.6):
         self.name, self.acceptance, self.seconds = name, acceptance, seconds
         self.relative_cost, self._prior, self.setups = relative_cost, prior, 0

@@ -119,7 +119,7 @@ class World:
 
 
 class Lookup:
-    name, relative_cost, setups = "lookup", 0.0, 0
+    name, relative_cost, setups, longest = "lookup", 0.0, 0, 24
 
     def __init__(self, world: World) -> None:
         self.world = world

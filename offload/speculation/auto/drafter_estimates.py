@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from ..passes.estimators import StepTimes
     from ..trees.drafted_trees import DraftTrees
 
-GAMMAS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24)
+GAMMAS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 63)
+_WIDTH = 0.2  # weight of a draft's width in its moving average
 
 
 class Cycle(NamedTuple):
@@ -81,7 +82,9 @@ class Arm:
         self.times, self.setups = DraftTimes(), SetupTimes()
         self.row_times = RowTimes()  # of a draft step by rows; measured only for trees
         self.acceptance: dict[Hashable, Acceptance] = {}
-        self._gammas = GAMMAS if gamma is None else (gamma,)
+        longest = (each for each in GAMMAS if each <= drafter.longest)
+        self._gammas = tuple(longest) if gamma is None else (gamma,)
+        self._width = 1.0  # nodes of a draft by its depth
         self._deepest = gamma
         self._drafts = 0
 
@@ -112,6 +115,7 @@ class Arm:
         """Return the seconds of a cycle's draft, which includes no one-off cost, and count them."""
         self._drafts += 1
         if self.trees is None:
+            self._width += _WIDTH * ((cycle.rows - 1) / cycle.drafted - self._width)
             draft_s = min(cycle.draft_s, MAX_RATIO * self.times.of(float("inf")) * cycle.drafted)
             self.times.observe(cycle.drafted, draft_s)
             return draft_s
@@ -129,7 +133,7 @@ class Arm:
             if len(gammas) < len(self._gammas):  # near the end: the last draft can be as long as the rest of the answer
                 gammas.append(limit)
             for gamma in gammas:
-                yield DraftOption(gamma, gamma * self.token_s + self.steps.of(gamma + 1))
+                yield DraftOption(gamma, gamma * self.token_s + self.steps.of(round(gamma * self._width) + 1))
 
     def _trees(self, kind: Hashable, limit: int, cycle: int) -> Iterator[DraftOption]:
         if self.trees is None:
@@ -194,7 +198,9 @@ class Candidate:
     def observe(self, number: int, cycle: Cycle) -> None:
         """Update the acceptance with the verification of this candidate's draft, in the cycle of that number."""
         visits = cycle.visits
-        self.acceptance.count(number, len(visits), sum(visit.accepted == 0 for visit in visits))
+        first_alone = self.arm.trees is not None  # of a tree that grows, any child is as good as a chain's next token
+        accepted = sum(visit.accepted == 0 if first_alone else visit.accepted is not None for visit in visits)
+        self.acceptance.count(number, len(visits), accepted)
         if self.arm.trees is not None:
             self.arm.trees.observe(self._kind, number, visits)
 

@@ -14,7 +14,7 @@ from ..passes.runner import Runner
 from ..sampling.transfers import download
 from ..sampling.warp import read_tokens
 from ..trees.tree import NOTHING, Draft, DraftedTree
-from .tree_drafter import TreeDrafting
+from .grown_tree import GrowingDrafting, Growth
 
 if TYPE_CHECKING:
     from ...caches.streaming_llm import StreamingCache
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["NOTHING", "Draft", "DraftedTree", "Drafter", "ModelDrafter", "SelectedDrafter"]
 
+LONGEST_DRAFT = 24  # tokens, unless there is room for more
 SELECTED_PRIOR = 0.9  # rate at which the full cache is expected to accept what a few percent of its KV draft
 
 
@@ -35,6 +36,7 @@ class Drafter(Protocol):
     name: str
     relative_cost: float  # prior: the time per drafted token, relative to a plain step of the verifier
     branches: bool  # whether it can draft trees
+    longest: int  # tokens of its drafts, at most: the depth of trees
 
     def draft_kind(self, sequence: TokenSequence) -> Hashable:
         """Return the kind of draft that `propose` would return now, or None if it would be empty.
@@ -76,6 +78,7 @@ class ModelDrafter:
     relative_cost = 0.2
     setups = 0
     branches = True
+    longest = LONGEST_DRAFT
 
     def __init__(self, runner: Runner, sampler: Sampler, group: Group = ALONE) -> None:
         """Every rank of a `group` runs the whole draft model; the tokens that rank 0 draws are used by all.
@@ -86,7 +89,7 @@ class ModelDrafter:
         self._runner = runner
         self._sampler = sampler
         self._group = group
-        self._trees = TreeDrafting(runner, sampler, self._padded, group)
+        self._trees = GrowingDrafting(runner, sampler, self._padded, group)
 
     def draft_kind(self, sequence: TokenSequence) -> Hashable:
         return True
@@ -131,11 +134,19 @@ class ModelDrafter:
 class SelectedDrafter(ModelDrafter):
     """The target itself, which drafts trees on selected chunks of its full cache."""
 
-    def __init__(self, name: str, runner: SelectedRunner, sampler: Sampler) -> None:
-        """The ranks that share the target agree on every token."""
+    def __init__(self, name: str, runner: SelectedRunner, sampler: Sampler, nodes: int = 0) -> None:
+        """The ranks that share the target agree on every token. With `nodes`, trees of up to so many are grown."""
         super().__init__(runner, sampler)
         self.name = name
         self._selected = runner
+        self._growth = Growth(nodes) if nodes else None
+        self.branches, self.longest = not nodes, nodes or LONGEST_DRAFT
+
+    @torch.inference_mode()
+    def propose(self, sequence: TokenSequence, limit: int, tree: DraftedTree | None = None) -> Draft:
+        if self._growth is None:
+            return super().propose(sequence, limit, tree)
+        return self._trees.grow(sequence, limit, self._growth)
 
     def prior(self, kind: Hashable) -> float:
         return SELECTED_PRIOR

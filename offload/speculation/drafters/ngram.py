@@ -184,6 +184,7 @@ class LookupDrafter:
     relative_cost = 0.0
     setups = 0
     branches = True
+    longest = 24
 
     def __init__(self) -> None:
         self._index = SuffixIndex()

@@ -181,11 +181,11 @@ def _cut(tree: SizedTree, depth: int) -> SizedTree:
 def draft_trees(
     shape: TreeShape, sampling: TreeSampling, may_be_chain: bool = False
 ) -> Callable[[], DraftTrees] | None:
-    """Return what makes the chooser of a drafter's trees of a shape; None for chains.
+    """Return what makes the chooser of a drafter's trees of a shape; None for chains, and trees that grow.
 
     With `may_be_chain`, as always for an automatic shape, chains are drafted where they are faster.
     """
-    if shape.kind == "chain":
+    if shape.kind in ("chain", "grown"):
         return None
     if may_be_chain or shape.kind == "auto":
         return lambda: FastestTrees(shape, sampling)
