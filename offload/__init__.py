@@ -34,12 +34,14 @@ if TYPE_CHECKING:  # what type checkers and editors see; a test compares it with
     from .loading.tokenizers.tokenizer import Tokenizer
     from .memory.tier_settings import TierSettings
     from .settings.config import EngineConfig, Speculation
+    from .settings.constraint import Constraint
     from .settings.generation import GenerationConfig, Sampling
 
 _MODULES = {
     "api.llm": "LLM DocumentSession",
     "api.ask_options": "Answer AskOptions BatchAnswer",
     "settings.config": "EngineConfig Speculation",
+    "settings.constraint": "Constraint",
     "settings.generation": "GenerationConfig Sampling",
     "memory.tier_settings": "TierSettings",
     "engine": "Engine",
@@ -59,6 +61,7 @@ __all__ = [  # spelt out: type checkers read no expression
     "AskOptions",
     "BatchAnswer",
     "CheckpointError",
+    "Constraint",
     "DocumentSession",
     "Engine",
     "EngineConfig",

@@ -14,6 +14,7 @@ from .events import Event, Prefilled
 from .kernels.linear import multiplies_natively
 from .kernels.native import Kernel, generate_on_one_thread, torch_on_one_thread
 from .loading.prompt_checks import check_prompt, check_vocabulary, token_ids
+from .model.heads import Head
 from .planning.self_draft import best_level, expected_agreements, relative_costs
 from .prompt_cache.fingerprint import TOKENS as PROMPT_BLOCK
 from .session import Session
@@ -24,6 +25,7 @@ from .settings.method_sizes import (
     check_approximate,
     check_forgetting,
     check_trees,
+    copied_flag,
     forgets,
     has_draft_model,
     tree_nodes,
@@ -32,6 +34,7 @@ from .settings.method_sizes import (
 from .settings.tree_settings import MOST_NODES
 from .settings.validation import require, require_instance
 from .short_repr import short_repr
+from .speculation.drafters.heads import rows_needed
 from .speculation.levels.lossless import Replay, replay
 from .speculation.passes.runner import Runner
 from .speculation.passes.steps import AT_ONCE, Executor
@@ -40,6 +43,8 @@ from .speculation.sampling.warp import Sampler
 if TYPE_CHECKING:
     from .batching.lane import Lane
     from .batching.request import BatchRequest, Events
+    from .constraints.masks import TokenMasks
+    from .constraints.vocabulary import ConstraintVocabulary
     from .loading.quantized_copy import QuantizedCopies
     from .memory.factory import TieredStoreFactory
     from .memory.store import Store
@@ -68,16 +73,20 @@ class Engine:
         model: Model,
         eos_ids: Sequence[int],
         prefill_chunk: int,
-        draft: Model | None = None,
+        draft: Model | Head | None = None,
         stores: TieredStoreFactory | None = None,
         prompts: PromptCache | None = None,
         dry_breakers: Callable[[], Collection[int]] = tuple,
         copies: QuantizedCopies | None = None,
+        constraints: ConstraintVocabulary | None = None,
     ) -> None:
-        """Without `stores`, full caches are on the device; without `prompts`, no prompt is cached on disk.
+        """`draft` is a draft model, or a head of `model`, which has the head's taps.
+
+        Without `stores`, full caches are on the device; without `prompts`, no prompt is cached on disk.
 
         `dry_breakers` returns the ids of DRY's sequence breakers; it is called only for requests with DRY. `copies`
         makes quantised copies of the model for `draft="self"`; without it, the model drafts with its own weights.
+        `constraints` makes the masks of constrained answers.
         """
         self.model = model
         self.stores = stores
@@ -87,6 +96,7 @@ class Engine:
         self.eos_ids = frozenset(eos_ids)
         self._prefill_chunk = prefill_chunk
         self._copies = copies
+        self._constraints = constraints
         self._level: str | None = None  # of the copy, once it has been chosen
         self.idle_session: Session | None = None
         self._reserved = 0
@@ -179,11 +189,12 @@ class Engine:
         settings, config = request.speculation, request.config
         ids = self._checked(request.ids, config, settings)
         length, spare = len(ids) + config.max_new_tokens, tree_nodes(settings)
-        if memory is None or settings.approximate is not None or not KV_FORMATS[settings.retrieval_kv].is_plain:
+        if memory is None or settings.approximate is not None or copied_flag(settings) is not None:
             session = self._new_session(length, spare, settings, scope=request.scope)
             yield from self._events(session, ids, request.sampling, config, settings, request.logprobs, lane)
             return
-        allocation, shared = memory.allocate(ids, length, spare, lane, request.scope)
+        fresh = rows_needed(self.draft, settings) if has_draft_model(settings) and isinstance(self.draft, Head) else 1
+        allocation, shared = memory.allocate(ids, length, spare, lane, request.scope, fresh)
         try:
             session = self._new_session(length, spare, settings, allocation.store, request.scope)
             allocation.runner = session.full
@@ -208,8 +219,10 @@ class Engine:
         require_instance("sampling", sampling, Sampling)
         hint = "use 0 for the tokens' own alone, or leave it out"
         require(logprobs is None or logprobs >= 0, f"logprobs is {short_repr(logprobs)}", hint)
+        masks = self._masks(sampling, ids)
         copy, breakers = self.prepare(ids, config, settings), self._breakers(sampling)
-        return session.generate(ids, sampling, config, settings, self.eos_ids, breakers, copy, executor, logprobs)
+        more = breakers, copy, executor, logprobs, masks
+        return session.generate(ids, sampling, config, settings, self.eos_ids, *more)
 
     def _checked(self, ids: Sequence[int], config: GenerationConfig, settings: Speculation) -> list[int]:
         """Return the token ids of a request. Raises PromptError, and SettingsError for settings of another type."""
@@ -271,7 +284,8 @@ class Engine:
         session = self._session(max(len(ids) + len(emitted), length))
         sampling = sampling or Sampling(temperature=0)
         model, breakers = self.model, self._breakers(sampling)
-        sampler = Sampler(sampling, seed, model.shape.vocab, model.device, breakers, model.operations.kernel)
+        masks = self._masks(sampling, ids[: len(ids) - generated])
+        sampler = Sampler(sampling, seed, model.shape.vocab, model.device, breakers, model.operations.kernel, masks)
         with self._keeping(session), torch_on_one_thread(self._kernel_of_all_models()):
             return replay(session.full, ids, emitted, sampler, generated)
 
@@ -318,6 +332,13 @@ class Engine:
     def _breakers(self, sampling: Sampling) -> Collection[int]:
         return self._dry_breakers() if sampling.dry_multiplier > 0 else ()
 
+    def _masks(self, sampling: Sampling, prompt: Sequence[int]) -> TokenMasks | None:
+        """Return the masks of an answer to a prompt. Raises SettingsError for a constraint that cannot be met."""
+        if sampling.constraint is None:
+            return None
+        assert self._constraints is not None, "an engine without a tokenizer has no constraints"
+        return self._constraints.masks(sampling.constraint, prompt)
+
     def _session(self, capacity: int, spare: int = 0, settings: Speculation | None = None) -> Session:
         """Return the idle session if it has room and the right cache, else a new one."""
         session, self.idle_session = self.idle_session, None
@@ -345,6 +366,7 @@ class Engine:
     def without_end(self) -> Engine:
         """Return an engine over the same models that ends at no token: in benchmarks, methods emit equally many."""
         more: dict[str, Any] = {"dry_breakers": self._dry_breakers, "copies": self._copies}
+        more["constraints"] = self._constraints
         engine = Engine(self.model, (), self._prefill_chunk, self.draft, self.stores, self.prompts, **more)
         engine._batch_room = self._batch_room
         return engine

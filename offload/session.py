@@ -6,12 +6,14 @@ from collections.abc import Collection, Generator, Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .events import Event, Finished, Pinned, Tokens
+from .model.heads import Head
 from .sequence import TokenSequence
-from .settings.config import EXACT, GenerationConfig, Sampling, Speculation
+from .settings.config import GenerationConfig, Sampling, Speculation
 from .settings.method_sizes import (
     draft_chunk,
     drafter_kind,
     forgets,
+    format_of,
     has_alternative,
     has_draft_model,
     has_middle,
@@ -19,8 +21,9 @@ from .settings.method_sizes import (
     sized,
     tail_tokens,
 )
-from .settings.methods import LOOKUP, METHODS, MIDDLES
+from .settings.methods import LOOKUP, METHODS
 from .speculation.drafters.drafter import DraftRunner
+from .speculation.drafters.heads import HeadRunner
 from .speculation.drafters.ngram import LookupDrafter
 from .speculation.levels.approximate import approximate_runner, approximation
 from .speculation.levels.hierarchy import Hierarchy, Runners, build, draft_cache, may_have_alternative, selected_cache
@@ -30,6 +33,7 @@ from .speculation.sampling.logprobs import LogprobsRecorder
 from .speculation.sampling.warp import Sampler
 
 if TYPE_CHECKING:
+    from .constraints.masks import TokenMasks
     from .memory.factory import TieredStoreFactory
     from .memory.store import Store
     from .model.decoder import Model, QuantizedCopy
@@ -42,7 +46,7 @@ class Session:
     def __init__(
         self,
         model: Model,
-        draft: Model | None,
+        draft: Model | Head | None,
         capacity: int,
         chunk: int,
         stores: TieredStoreFactory | None = None,
@@ -74,7 +78,7 @@ class Session:
         self._lookup = LookupDrafter()
         # The latest runners, with the settings that they were made for.
         self._middles: dict[str, tuple[Hashable, SelectedRunner]] = {}  # by use
-        self._drafting: tuple[Hashable, DraftRunner] | None = None
+        self._drafting: tuple[Hashable, DraftRunner | HeadRunner] | None = None
 
     def serves(self, capacity: int, spare: int = 0, settings: Speculation | None = None) -> bool:
         """Return whether a sequence that may reach `capacity` tokens fits these caches and their RoPE."""
@@ -96,10 +100,11 @@ class Session:
         copy: QuantizedCopy | None = None,
         executor: Executor = AT_ONCE,
         logprobs: int | None = None,
+        masks: TokenMasks | None = None,
     ) -> Generator[Event, int | None]:
         """See Engine.generate. With a `copy`, the retrieval cache is read with its weights.
 
-        The `executor` runs all passes.
+        The `executor` runs all passes; `masks` are those of a constraint.
         """
         sequence = self.sequence
         sequence.restart(ids)
@@ -113,7 +118,7 @@ class Session:
         if drafter_kind(settings) == LOOKUP:
             runners.lookup.draft_kind(sequence)  # reading the prompt is no part of decoding
         model, kernel = self._model, self._model.operations.kernel
-        sampler = Sampler(sampling, config.seed or 0, model.shape.vocab, model.device, breakers, kernel)
+        sampler = Sampler(sampling, config.seed or 0, model.shape.vocab, model.device, breakers, kernel, masks)
         sampler.observe_prompt(sequence.tokens)
         recorder = None if logprobs is None else LogprobsRecorder(logprobs)
         more: dict[str, Any] = {"group": self._model.group, "horizon": config.max_new_tokens, "logprobs": recorder}
@@ -133,14 +138,20 @@ class Session:
         eos_ids: frozenset[int],
         recorder: LogprobsRecorder | None,
     ) -> Generator[Event, int | None]:
-        """Decode up to `limit` tokens after the prompt."""
-        sequence, prompt = self.sequence, len(self.sequence)
-        while (start := len(sequence)) < prompt + limit:
-            hierarchy.top.advance(sequence, prompt + limit - start)
-            ended = self._cut_at(eos_ids, start)
-            sequence.commit()
+        """Decode up to `limit` tokens after the prompt.
+
+        What a constraint dictates is appended without a pass: the next one runs it with what follows. Where
+        log-probabilities are wanted, it is decoded: they come from a pass.
+        """
+        sequence, end = self.sequence, len(self.sequence) + limit
+        prompt = len(sequence)
+        while (start := len(sequence)) < end:
+            sequence.extend(sampler.forced(end - start) if recorder is None else ())
+            ended = self._keep_until(eos_ids, start, sampler)
+            if not ended and (decoded := len(sequence)) < end:
+                hierarchy.top.advance(sequence, end - decoded)
+                ended = self._keep_until(eos_ids, decoded, sampler)
             run = sequence.tokens[start:]
-            sampler.observe(run)
             yield hierarchy.statistics()
             if self._link is not None:
                 yield self._link.statistics.event()
@@ -157,13 +168,15 @@ class Session:
                 return
         yield Finished("length")
 
-    def _cut_at(self, eos_ids: frozenset[int], start: int) -> bool:
-        """Cut the sequence before its first end-of-sequence token at `start` or later; return whether there was one."""
-        for position in range(start, len(self.sequence)):
-            if self.sequence.tokens[position] in eos_ids:
-                self._cut(position)
-                return True
-        return False
+    def _keep_until(self, eos_ids: frozenset[int], start: int, sampler: Sampler) -> bool:
+        """Commit the tokens from `start` on, up to an end-of-sequence token; return whether there was one."""
+        ends = (at for at in range(start, len(self.sequence)) if self.sequence.tokens[at] in eos_ids)
+        end = next(ends, None)
+        if end is not None:
+            self._cut(end)
+        self.sequence.commit()
+        sampler.observe(self.sequence.tokens[start:])
+        return end is not None
 
     def _cut(self, length: int) -> None:
         self.sequence.truncate(length)
@@ -180,7 +193,8 @@ class Session:
             alternative = self._middle_for("alternative", METHODS[settings.method].alternative, settings, None)
         else:
             self._middles.pop("alternative", None)  # it may be a copy, of which no plan knows
-        draft = self._draft_for(settings) if has_draft_model(settings) else None
+        draft = self._draft_for(settings, [middle, alternative]) if has_draft_model(settings) else None
+        self.full.keep_rows(draft.reach if isinstance(draft, HeadRunner) else 0)
         return Runners(self.full, middle, draft, self._lookup, alternative)
 
     def _drop_observer(self) -> None:
@@ -199,7 +213,7 @@ class Session:
             settings.budget,
             settings.chunk,
             settings.rebuild_every,
-            settings.retrieval_kv if MIDDLES[kind].scores else EXACT,
+            format_of(kind, settings),
             tail_tokens(settings),
         )
         if use not in self._middles or self._middles[use][0] != key:
@@ -209,9 +223,20 @@ class Session:
         runner.renew()
         return runner
 
-    def _draft_for(self, settings: Speculation) -> DraftRunner:
-        key = (settings.sink, settings.window)
+    def _draft_for(self, settings: Speculation, middles: Sequence[SelectedRunner | None]) -> DraftRunner | HeadRunner:
+        """Return the runner of the draft model, or of a head, which reads the rows that the `middles` leave, too."""
+        key = (settings.sink, settings.window, draft_chunk(settings))
         if self._drafting is None or self._drafting[0] != key:
             self._drafting = None  # free its memory first
-            self._drafting = key, DraftRunner(self._draft, draft_cache(self._draft, settings), draft_chunk(settings))
-        return self._drafting[1]
+            self._drafting = key, self._new_draft_runner(settings)
+        runner = self._drafting[1]
+        if isinstance(runner, HeadRunner):
+            runner.sources = [self.full, *filter(None, middles)]
+            for middle in runner.sources[1:]:
+                middle.keep_rows(1)
+        return runner
+
+    def _new_draft_runner(self, settings: Speculation) -> DraftRunner | HeadRunner:
+        if isinstance(self._draft, Head):
+            return HeadRunner(self._draft, settings, [self.full])
+        return DraftRunner(self._draft, draft_cache(self._draft, settings), draft_chunk(settings))

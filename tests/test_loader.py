@@ -1,5 +1,7 @@
 """Draft models and caches that do not go with a model: refused before anything is loaded."""
 
+from dataclasses import replace
+
 import pytest
 from tokenizers.pre_tokenizers import ByteLevel
 
@@ -91,9 +93,30 @@ def test_what_linear_attention_does_not_have_is_refused_before_weights_are_read(
         open_model(EngineConfig(str(tmp_path), device="cpu"), speculation=wanted)
 
 
-def test_packed_keys_and_values_are_refused_over_tiers(tmp_path):
-    make_hf_model("llama", head_dim=32).save_pretrained(tmp_path / "wide")
-    make_tokenizer().save_pretrained(tmp_path / "wide")
-    opened = open_model(EngineConfig(model=str(tmp_path / "wide"), device="cpu", dtype="bfloat16", kv="packed"))
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory):
+    """A model with heads that can be packed."""
+    folder = tmp_path_factory.mktemp("wide")
+    make_hf_model("llama", head_dim=32).save_pretrained(folder)
+    make_tokenizer().save_pretrained(folder)
+    return str(folder)
+
+
+def test_packed_keys_and_values_are_refused_over_tiers(wide):
+    opened = open_model(EngineConfig(model=wide, device="cpu", dtype="bfloat16", kv="packed"))
     with pytest.raises(SettingsError, match="--kv packed is for keys and values in memory"):
         opened.load(tiers=TierSettings("stream", 0, link_gb_s=1.0))
+
+
+@pytest.mark.parametrize(
+    ("kv", "wanted", "why"),
+    [
+        ("exact", Speculation(middle="plane"), "--middle plane reads packed keys and values"),
+        ("packed", Speculation("retrieval", middle="q4"), "--middle q4 needs keys and values without --kv packed"),
+    ],
+)
+def test_what_reads_all_tokens_is_refused_without_the_keys_and_values_that_it_reads(wide, kv, wanted, why):
+    config = EngineConfig(model=wide, device="cpu", dtype="bfloat16", kv=kv)
+    with pytest.raises(SettingsError, match=why):
+        open_model(config, speculation=wanted)
+    open_model(config, speculation=replace(wanted, method="ar"))

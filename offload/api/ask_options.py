@@ -11,6 +11,7 @@ from typing import Any, TypedDict
 from ..errors import TriforceError
 from ..events import Event, Finished, Text
 from ..settings.config import GenerationConfig, Sampling
+from ..settings.constraint import Constraint
 from ..settings.validation import require
 
 
@@ -27,8 +28,8 @@ class AskOptions(TypedDict, total=False):
 
     What is left out, or None, is the model's own default. Without `max_new_tokens`, an answer has up to 512 tokens, or
     as many as the context has left. A `seed` couples the draws to it: it gives one text, whatever the method. Without
-    one, each answer has its own. `stop` ends the answer before the first of these strings. `system` is the system
-    message, and `think` switches the model's thinking on or off.
+    one, each answer has its own. `stop` ends the answer before the first of these strings. The answer matches the
+    `constraint`. `system` is the system message, and `think` switches the model's thinking on or off.
     """
 
     temperature: float | None
@@ -44,6 +45,7 @@ class AskOptions(TypedDict, total=False):
     dry_range: int | None
     no_repeat_ngram: int | None
     coupled: bool | None
+    constraint: Constraint | None
     max_new_tokens: int | None
     seed: int | None
     stop: str | Sequence[str] | None

@@ -187,12 +187,15 @@ class LLM:
     def _question(self, text: str, question: str, options: AskOptions) -> _Question:
         """Encode a question. Raises PromptError, SettingsError."""
         asked = resolve(options, self.sampling)
+        if asked.sampling.constraint is not None:
+            self.opened.constraints.check(asked.sampling.constraint)
         check_text(text)
         check_text(question, "the question")
         ids = self._encode(join_texts([text, question]) if question else text, asked)
         new_tokens = self.opened.new_tokens(len(ids), asked.config.max_new_tokens, asked.is_limited)
         layer = TextLayer.after(self.tokenizer, ids, asked.config.stop, self.tokenizer.has_chat_template)
-        return _Question(ids, asked.sampling, replace(asked.config, max_new_tokens=new_tokens), layer)
+        sampling = asked.sampling.in_chat(self.tokenizer.has_chat_template)
+        return _Question(ids, sampling, replace(asked.config, max_new_tokens=new_tokens), layer)
 
     def _encode(self, text: str, asked: Asked) -> list[int]:
         if self.tokenizer.has_chat_template:

@@ -7,11 +7,13 @@ from pathlib import Path
 
 import torch
 
+from ..architecture.head_shape import MTP
 from ..architecture.rope import check_frequencies
 from ..errors import SettingsError, TriforceError
 from ..kernels.ops import check_kernel
 from ..loading.formats.safetensors import Checkpoint
 from ..loading.formats.tensor_checks import check_tensors
+from ..loading.heads import checked_head, is_head_folder
 from ..loading.hub.download import FetchProgress, locate, open_checkpoint, silent
 from ..loading.hub.registry import draft_error
 from ..loading.quantization_checks import check_quantize, quantized
@@ -80,7 +82,7 @@ def open_model(
     settings = speculation or Speculation()
     draft = None
     if has_draft_model(settings) and settings.draft_model is not None:
-        draft = _open_draft(settings.draft_model, home, progress)
+        draft = _open_draft(settings.draft_model, checkpoint, home, progress)
     opened = OpenModel(config, checkpoint, device, dtype, settings, draft, group)
     opened.check_kernel()
     opened.check_self_draft(settings)
@@ -90,15 +92,25 @@ def open_model(
     return opened
 
 
-def _open_draft(name: str, home: Path | None, progress: FetchProgress) -> Checkpoint:
+def _open_draft(name: str, target: Checkpoint, home: Path | None, progress: FetchProgress) -> Checkpoint:
+    """Find a draft model, or a head of the target, and check it."""
     try:
-        return _open_checked(name, home, progress)
+        if name == MTP:
+            return checked_head(target.path, target.shape, is_mtp=True)
+        path = locate(name, home, progress)
+        if is_head_folder(path):
+            return checked_head(path, target.shape)
+        return _checked(path)
     except TriforceError as error:
         raise draft_error(error) from error
 
 
 def _open_checked(name: str, home: Path | None, progress: FetchProgress) -> Checkpoint:
-    checkpoint = open_checkpoint(locate(name, home, progress))
+    return _checked(locate(name, home, progress))
+
+
+def _checked(path: Path) -> Checkpoint:
+    checkpoint = open_checkpoint(path)
     check_tensors(checkpoint)
     check_frequencies(checkpoint.shape)
     return checkpoint

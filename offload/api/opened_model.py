@@ -16,12 +16,14 @@ from ..architecture.known_models import sibling_of
 from ..architecture.kv_formats import stored_bytes
 from ..architecture.parameters import WeightBits
 from ..architecture.yarn import factor_for, stretched
+from ..constraints.vocabulary import ConstraintVocabulary
 from ..engine import Engine
 from ..errors import SettingsError
 from ..kernels.ops import Operations, choose_operations
 from ..loading.formats.quantization import QuantizedCheckpoint
 from ..loading.formats.safetensors import Checkpoint
 from ..loading.formats.tensor_checks import average_bits
+from ..loading.heads import HeadCheckpoint, load_head
 from ..loading.prompt_checks import new_tokens_in_context
 from ..loading.quantization_checks import (
     check_kv,
@@ -42,6 +44,7 @@ from ..memory.link import Link
 from ..memory.staged_link import make_link
 from ..memory.tier_settings import TierSettings
 from ..model.decoder import Model
+from ..model.heads import Head
 from ..parallel import ALONE, Group, Share, split
 from ..planning.batch import fitting_sequences, kv_room
 from ..planning.memory import USABLE, MemoryEstimate, check_fit, estimate
@@ -58,6 +61,7 @@ from ..settings.method_sizes import (
     check_approximate,
     check_forgetting,
     check_trees,
+    copied_flag,
     forgets,
     has_middle,
     selected_format,
@@ -100,6 +104,8 @@ class OpenModel:
     def barred(self) -> list[int]:
         """Return the ids that the draft model must not propose. Raises SettingsError if it cannot draft."""
         assert self.draft is not None, "only a draft model is barred from ids"
+        if isinstance(self.draft, HeadCheckpoint):
+            return []  # its ids are the target's
         sibling = sibling_of(self.config.model, self.checkpoint.shape)
         return check_draft(self.tokenizer, self.draft.load_tokenizer(), self.draft.shape, self.speculation, sibling)
 
@@ -118,6 +124,12 @@ class OpenModel:
     def dry_breakers(self) -> frozenset[int]:
         """The ids of DRY's sequence breakers."""
         return tokens_containing(self.tokenizer.vocabulary, DRY_BREAKERS)
+
+    @cached_property
+    def constraints(self) -> ConstraintVocabulary:
+        """What makes the masks of constrained answers; a constraint may be checked before the model is loaded."""
+        shape = self.checkpoint.shape
+        return ConstraintVocabulary(lambda: self.tokenizer, shape.vocab, shape.eos_ids)
 
     def new_tokens(self, prompt_tokens: int, wanted: int, exact: bool) -> int:
         """Return how many tokens may follow the prompt: `wanted`, or unless `exact` what fits into the context.
@@ -261,13 +273,14 @@ class OpenModel:
             stores.reserve(self.checkpoint.shape if self.share is None else self.share.shape, capacity, self.dtype)
         where = self.dtype, self.device, progress
         model = load_model(self.checkpoint, *where, do, weights, self.group, self.share)
-        draft = self._load_draft(progress)
+        draft = self._load_draft(progress, model)
         model.kv = self.config.kv
         if prompts is not None and not prompts.is_of_loaded():
             prompts = None
         copies = QuantizedCopies(model, self.checkpoint, self.share) if self._can_copy else None
         eos_ids, chunk = self.checkpoint.shape.eos_ids, self.config.prefill_chunk
-        return Engine(model, eos_ids, chunk, draft, stores, prompts, lambda: self.dry_breakers, copies)
+        more = (prompts, lambda: self.dry_breakers, copies, self.constraints)
+        return Engine(model, eos_ids, chunk, draft, stores, *more)
 
     def _weight_tier(self, tiers: TierSettings, link: Link) -> WeightTier | None:
         """Return where weights are that do not all stay on the device; None if they do."""
@@ -341,9 +354,12 @@ class OpenModel:
         except torch.OutOfMemoryError:
             return None
 
-    def _load_draft(self, progress: Progress) -> Model | None:
+    def _load_draft(self, progress: Progress, target: Model) -> Model | Head | None:
         if self.draft is None:
             return None
+        if isinstance(self.draft, HeadCheckpoint):
+            target.tap(self.draft.head.taps)
+            return load_head(self.draft, target, self._operations(self.draft.shape))
         draft = load_model(self.draft, self.dtype, self.device, progress, self._operations(self.draft.shape))
         draft.bar(self.barred)
         return draft
@@ -364,7 +380,7 @@ class OpenModel:
         models = filter(None, (self.checkpoint, self.draft))
         check_trees(settings, any(model.shape.linear for model in models), shape.vocab)
         missing = None
-        if not all(KV_FORMATS[kind].is_plain for kind in (kv, settings.retrieval_kv)):
+        if not KV_FORMATS[kv].is_plain or copied_flag(settings) is not None:
             missing = missing_kernel(self.device, self.dtype, self.shape.head_dim, self.kernel)
         check_packed_kv(kv, shape, self.device, self.dtype, self.kernel)
         check_kv(kv, settings, shape, missing)

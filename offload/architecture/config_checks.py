@@ -81,6 +81,7 @@ NUMBERS = {
     "linear_value_head_dim": Limits(int, 1, 2**16, 128),
     "linear_num_key_heads": Limits(int, 1, 2**16, 16),
     "linear_num_value_heads": Limits(int, 1, 2**16, 32),
+    "pard_token": Limits(int, 0, 2**28, 128002, null=True),
 }
 OF_EXPERTS = ("num_experts", "moe_intermediate_size")
 SWITCHES = (

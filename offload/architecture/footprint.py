@@ -8,8 +8,8 @@ from ..settings.method_sizes import (
     KEPT_QUERIES,
     PADDING,
     TAIL,
-    budget_of,
     has_alternative,
+    middle_tokens,
     selected_chunk,
     selected_format,
     tail_tokens,
@@ -95,7 +95,7 @@ def retrieval_bytes(
         kv: the format of the full cache's keys and values.
     """
     chunk = chunk_of(settings, tokens, device, offloaded, in_place, kv)
-    chunks, slots = tokens // chunk, min(budget_of(settings, tokens), tokens) // chunk
+    chunks, slots = tokens // chunk, middle_tokens(settings, tokens) // chunk
     table = shape.layers * shape.kv_heads * slots * 4
     copied = shape.kv_bytes(tail_tokens(settings) + chunk + PADDING, itemsize)
     copied += shape.layers * format_bytes(shape, selected_format(settings), slots * chunk, itemsize)
@@ -140,7 +140,7 @@ def selection_bytes(
 ) -> int:
     """Return the bytes that a selection takes while it runs. Arguments as of `retrieval_bytes`."""
     chunk = chunk_of(settings, tokens, device, offloaded, in_place, kv)
-    chunks, slots = tokens // chunk, min(budget_of(settings, tokens), tokens) // chunk
+    chunks, slots = tokens // chunk, middle_tokens(settings, tokens) // chunk
     rows = shape.layers * shape.kv_heads
     if device == "cpu":
         return rows * (8 * chunks + 16 * slots)  # scores in two precisions; the indices and scores chosen

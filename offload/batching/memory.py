@@ -70,12 +70,12 @@ class BatchMemory:
         self._last_finished: Allocation | None = None
 
     def allocate(
-        self, ids: Sequence[int], length: int, spare: int, lane: Pauses, scope: str = ""
+        self, ids: Sequence[int], length: int, spare: int, lane: Pauses, scope: str = "", fresh: int = 1
     ) -> tuple[Allocation, int]:
         """Return a sequence's pages, and how many tokens, the first of its prompt `ids`, are in them already.
 
         They are for the `length` of prompt and answer, and `spare` tokens of a tree. Those of another `scope` are not
-        shared.
+        shared, nor are the last `fresh` tokens of the prompt, which the sequence runs.
 
         Waits for room, and for those tokens while another sequence runs them.
         Raises OutOfMemory if there is too little room for this sequence alone.
@@ -83,7 +83,7 @@ class BatchMemory:
         capacity = length + spare
         self._check_room(capacity)
         while True:
-            other, shared = self._longest_beginning(ids, length, scope)
+            other, shared = self._longest_beginning(ids[: max(len(ids) - fresh, 0)], length, scope)
             pages = pages_for(capacity) - shared // BLOCK
             if pages <= self._pool.num_free and (not shared or other.num_cached >= shared):
                 store = PagedStore(self._pool, capacity, other.store if shared else None, shared)
@@ -108,7 +108,7 @@ class BatchMemory:
         for other in (*self._allocations, *([self._last_finished] if self._last_finished else ())):
             if other.scope != scope:
                 continue
-            shared = min(common_prefix(ids, other.ids), len(ids) - 1)  # the last token is always run
+            shared = common_prefix(ids, other.ids)
             if other is self._last_finished:
                 shared = min(shared, other.finished)
             if self._rope_depends_on_length and other.length != length:

@@ -99,10 +99,10 @@ class EvictingCache(ApproximateCache):
     @property
     def room(self) -> int:
         """Return how many tokens the next pass may have; after an interrupted eviction, those of an empty cache."""
-        self._recover()
-        free = self.capacity - self._full.length
+        stored, unsettled = (0, 0) if self._is_settling else (self._full.length, self._unsettled)
+        free = self.capacity - stored
         if free and self.observes:
-            return min(free, self.every - self._unsettled or self.every)
+            return min(free, self.every - unsettled or self.every)
         return free or self.every
 
     def begin(self, tokens: int, tree: Tree | None = None) -> None:

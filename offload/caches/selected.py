@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..architecture.rope import rows_of
 from ..memory.tree_attention import Tree
-from ..settings.config import EXACT
+from ..settings.kv_formats import EXACT, KV_FORMATS
 from .full import FullCache
 from .in_flight import InFlightTokens
 from .selection import Refresh, Selector, choose
@@ -73,6 +73,11 @@ class SelectedCache(InFlightTokens):
     def budget(self) -> int:
         """The number of tokens in selected chunks."""
         return self._slots * self._chunk
+
+    @property
+    def read_share(self) -> float:
+        """The time to attend to a token of the selected chunks, relative to the full cache's."""
+        return KV_FORMATS[self._kind].relative_time(self._full.store.shape.head_dim)
 
     @property
     def selects_for_free(self) -> bool:

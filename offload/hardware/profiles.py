@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import SettingsError
-from ..settings.validation import RUNS_ON, is_other_platform
+from ..settings.platforms import RUNS_ON, is_other_platform
 from ..short_repr import short_repr
 from .driver import gpu_names
 from .profile_file import build, is_path, read_extended

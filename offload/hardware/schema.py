@@ -33,7 +33,7 @@ _MAXIMA = {  # no hardware has more: a larger number is in another unit
     "host.disk_gb_s": 10_000,
 }
 _ASKED_FOR = ("stop", "coupled", "approximate", "kv")  # by a request alone: no hardware chooses them
-OPTION_NAMES = [f.name for group in GROUPS for f in fields(group)]  # of all settings
+OPTION_NAMES = [f.name for group in GROUPS for f in fields(group) if f.name != "constraint"]  # of all settings
 _CHOSEN_BY_HARDWARE = [name for name in OPTION_NAMES if name not in _ASKED_FOR]
 _KINDS = {
     str: "text",

@@ -90,6 +90,10 @@ class Operations(Protocol):
         """Return silu(gate) * up, `[tokens, width]`, of rows `[tokens, gate and up]`."""
         ...
 
+    def copied(self, x: Tensor) -> Tensor:
+        """Return a copy of rows `[tokens, width]`, in newly allocated memory."""
+        ...
+
 
 class TorchOperations:
     """Operations by torch, for every device; the tests' reference for the native ones."""
@@ -114,6 +118,9 @@ class TorchOperations:
     def gated(self, x: Tensor) -> Tensor:
         gate, up = x.chunk(2, dim=-1)
         return F.silu(gate) * up
+
+    def copied(self, x: Tensor) -> Tensor:
+        return x.clone()
 
 
 class CudaOperations(TorchOperations):

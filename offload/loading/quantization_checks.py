@@ -12,7 +12,7 @@ from ..kernels.native.library import SPAN
 from ..kernels.native.ops import why_not
 from ..settings.config import EngineConfig, Speculation
 from ..settings.kv_formats import KV_FORMATS
-from ..settings.method_sizes import forgets
+from ..settings.method_sizes import check_middle, copied_flag, forgets
 from ..settings.validation import require
 from .formats.quantization import QuantizedCheckpoint
 from .formats.safetensors import Checkpoint
@@ -125,29 +125,27 @@ def check_retrieval_kv(
     kv: str, settings: Speculation, shape: ModelShape, device: torch.device, missing: str | None
 ) -> None:
     """Raise SettingsError if the retrieval cache's format does not work beside the full cache's; see `check_kv`."""
-    kind, hint = settings.retrieval_kv, "leave --retrieval-kv out"
-    if KV_FORMATS[kind].is_plain:
+    check_middle(kv, settings)
+    if (flag := copied_flag(settings)) is None:
         return
-    require(
-        KV_FORMATS[kv].is_plain,
-        f"--retrieval-kv {kind} needs keys and values without --kv {kv}",
-        "leave one of the two out",
-    )
-    require(missing is None, f"--retrieval-kv {kind} needs {missing}", hint)
+    hint = f"leave {flag.split()[0]} out"
+    is_plain = KV_FORMATS[kv].is_plain
+    require(is_plain, f"{flag} needs keys and values without --kv {kv}", "leave one of the two out")
+    require(missing is None, f"{flag} needs {missing}", hint)
     require(
         device.type == "cpu" or not shape.caps_scores,
-        f"--retrieval-kv {kind} does not work with {shape.family} on a GPU, which caps attention scores",
+        f"{flag} does not work with {shape.family} on a GPU, which caps attention scores",
         hint,
     )
 
 
 def check_offloaded_retrieval_kv(settings: Speculation, device: torch.device) -> None:
     """Raise SettingsError if a CPU's retrieval cache would copy keys and values from another tier unquantised."""
-    kind = settings.retrieval_kv
+    flag = copied_flag(settings)
     require(
-        KV_FORMATS[kind].is_plain or device.type != "cpu",
-        f"--retrieval-kv {kind} is for keys and values in memory, and these are offloaded",
-        "leave --retrieval-kv out, or offloading",
+        flag is None or device.type != "cpu",
+        f"{flag} is for keys and values in memory, and these are offloaded",
+        f"leave {str(flag).split()[0]} out, or offloading",
     )
 
 

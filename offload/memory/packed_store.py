@@ -17,7 +17,7 @@ from ..kernels.native.kv_groups import Groups, kv_format
 from ..kernels.native.layout import keys_of, mean_keys, values_of
 from ..kernels.native.library import BLOCK
 from ..kernels.native.packed_kv import RUN_BLOCKS, pack_call, unpack_call
-from ..settings.kv_formats import PACKED_KV
+from ..settings.kv_formats import PACKED_KV, PLANE_KV
 from .block_store import BlockStore
 from .host_memory import host_memory
 from .store import Store
@@ -77,7 +77,9 @@ class PackedStore(Store):
         self.kernel = self._kernel = kernel
         rows, runs = (shape.layers, shape.kv_heads), -(-capacity // RUN)
         self._runs = host_memory((*rows, runs, PACKED_KV.run_bytes(shape.head_dim)), torch.uint8)
-        self._groups = [Groups(layer, kv_format(kind)) for layer in self._runs.unbind()]
+        self._groups, self._planes = (
+            [Groups(layer, kv_format(each)) for layer in self._runs.unbind()] for each in (kind, PLANE_KV.name)
+        )
         self._plain = self._new_plain(2 * RUN_BLOCKS, 0)
         self._places = (torch.arange(runs * RUN_BLOCKS) % self._plain.ring).to(torch.int32).repeat(*rows, 1)
         self._counts = [0] * shape.layers  # of runs that have left the ring; -1: an interrupt came while they changed
@@ -101,6 +103,12 @@ class PackedStore(Store):
     def attend(self, layer: int, q: Tensor, start: int, tree: Tree | None = None, lse: Tensor | None = None) -> Tensor:
         """Attend as in `Store`; with a `tree`, a token's result has the bits of its path as a chain."""
         return self._plain.attend_table(layer, q, self._places[layer], start + 1, tree, lse, self._groups[layer])
+
+    def attend_plane(
+        self, layer: int, q: Tensor, start: int, tree: Tree | None = None, lse: Tensor | None = None
+    ) -> Tensor:
+        """Attend as `attend`, to plane A alone of packed runs: a value is off by at most 2^-4 of itself."""
+        return self._plain.attend_table(layer, q, self._places[layer], start + 1, tree, lse, self._planes[layer])
 
     def attend_table(
         self, layer: int, q: Tensor, table: Tensor, seen: int, tree: Tree | None = None, lse: Tensor | None = None

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:  # shapes of trees are planned and listed without torch, which takes seconds to import
+    import torch
+    from torch import Tensor
 
-from ..kernels.window_attention import Branches
+    from ..kernels.window_attention import Branches
 
 ROOT = -1
 
@@ -62,6 +63,8 @@ class Tree:
     def on(self, device: torch.device) -> TreeTensors:
         """Return the tree's tensors on a device, the same ones every time."""
         if device not in self._tensors:
+            import torch
+
             with torch.inference_mode(False):
                 parents = torch.tensor(self.parents, dtype=torch.int32)
                 found = TreeTensors(torch.tensor(self.depths), self._sees(), parents)
@@ -69,6 +72,8 @@ class Tree:
         return self._tensors[device]
 
     def _sees(self) -> Tensor:
+        import torch
+
         sees = torch.eye(len(self), dtype=torch.bool)
         for index, parent in enumerate(self.parents):
             if parent >= 0:
@@ -111,5 +116,7 @@ def _cached(parents: tuple[int, ...]) -> Tree:
 
 def branches_of(tree: Tree, device: torch.device, held: int) -> Branches:
     """Return what `attend_limited` reads of a tree; the first `held` tokens are those of earlier passes."""
+    from ..kernels.window_attention import Branches
+
     depths, sees, _ = tree.on(device)
     return Branches(depths, sees, [tree.path_to(node) for node in range(held, len(tree))])

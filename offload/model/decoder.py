@@ -64,14 +64,15 @@ class Model:
         self.kv = EXACT  # the format of a new cache's keys and values
         self.barred: Tensor | None = None  # see `bar`
         self.experts_run: Callable[[], ExpertsRun] | None = None  # what those in host memory have done; None without
-        self._embedding = embedding
+        self.taps: tuple[int, ...] = ()  # see `tap`
+        self.embedding = embedding
         self._layers, self._layer_embeddings = layers, layer_embeddings
         self._norm, self._norm_bias = norm, norm_bias
         self.dtype = dtype or norm.dtype
         scale = shape.embedding_scale
         self._embedding_scale = torch.tensor(scale, dtype=self.dtype).item() if shape.rounds_embedding_scale else scale
         self._passes = [LayerPass(spec, shape, operations) for spec in shape.specs]
-        self._head = head
+        self.output_head = head
         self._read_costs: dict[int, float] = {}  # by tokens
         self._progress = (0, 0)  # tokens of the forward pass under way, and the layers that it has run
 
@@ -91,6 +92,14 @@ class Model:
         """Set the tokens that the model must not propose when it drafts for another one; `logits` has them still."""
         own = [token for token in ids if token < self.shape.vocab]
         self.barred = torch.tensor(own, device=self.device) if own else None
+
+    def tap(self, layers: Iterable[int]) -> None:
+        """Leave from now on, behind each hidden row that a pass returns, the rows that enter some `layers`.
+
+        They follow in the order of the layers: `[tokens, (1 + taps) * hidden]`. The output itself, which the number of
+        layers stands for, is always there. See `tapped`.
+        """
+        self.taps = tuple(sorted({layer for layer in layers if layer < self.shape.layers}))
 
     def rope(self, length: int) -> Rope:
         """Return the rotations for a sequence that may reach `length` tokens, for all of its caches to share."""
@@ -128,7 +137,8 @@ class Model:
     def forward(self, ids: Tensor, cache: KVCache) -> Tensor:
         """Run `ids` `[tokens]` as the continuation of the tokens in `cache`, and commit them there.
 
-        Returns the hidden rows `[tokens, hidden]` before the final norm, as `logits` takes them.
+        Returns the hidden rows `[tokens, hidden]` before the final norm, as `logits` takes them, and behind each those
+        of the layers in `taps`.
         """
         cache.begin(len(ids))
         x = self.through(ids, cache)
@@ -152,7 +162,7 @@ class Model:
 
     def embed(self, ids: Tensor) -> Tensor:
         """Return the rows `[tokens, hidden]` of the embedding for `ids` `[tokens]`."""
-        rows = self._embedding(ids)
+        rows = self.embedding(ids)
         return rows if self._embedding_scale == 1.0 else rows * self._embedding_scale
 
     def _query_scales(self, cache: Attends) -> Tensor | None:
@@ -165,15 +175,22 @@ class Model:
 
         Models whose layers take more than rows need `ids` `[tokens]`.
         """
+        return joined(self.layer_rows(x, cache, ids))
+
+    def layer_rows(self, x: Tensor, cache: Attends, ids: Tensor | None = None) -> list[Tensor]:
+        """Return what `through_layers` joins: the output, and the rows that enter each layer of `taps`."""
+        tapped: list[Tensor] = []
         inputs = NO_INPUTS
         if ids is not None and not self.shape.takes_rows_alone:
             own = self._layer_embeddings and self._layer_embeddings.rows(ids, x, self.shape.norm_eps)
             inputs = RowInputs(self._query_scales(cache), own)
         for index, layer in enumerate(self._layers):
+            if index in self.taps:
+                tapped.append(self.operations.copied(x))
             x = self._forward_layer(index, layer, x, cache, inputs)
             self._progress = (len(x), index + 1)
         self._progress = (0, 0)
-        return x
+        return [x, *tapped]
 
     @cached_property
     def read_cost(self) -> float:
@@ -191,7 +208,7 @@ class Model:
     def _read_cost(self, tokens: int) -> float:
         streamed = getattr(self._layers, "read_cost", None)
         layers = sum(layer.linear_bytes(tokens) for layer in self._layers) if streamed is None else streamed
-        return layers + sum(tensor.nbytes for tensor in self._head.tensors())
+        return layers + sum(tensor.nbytes for tensor in self.output_head.tensors())
 
     def layers(self) -> Iterator[Layer]:
         """Iterate over the layers; one may be valid only until the next one is taken."""
@@ -199,11 +216,11 @@ class Model:
 
     def with_weights(self, layers: Iterable[Layer], head: Linear | None = None) -> Model:
         """Return a model of the same shape with other layers, and maybe another head; all else is shared."""
-        head = self._head if head is None else head
-        return Model(
+        head = self.output_head if head is None else head
+        model = Model(
             self.shape,
             self.operations,
-            self._embedding,
+            self.embedding,
             layers,
             self._norm,
             head,
@@ -212,6 +229,8 @@ class Model:
             self.dtype,
             self._layer_embeddings,
         )
+        model.tap(self.taps)
+        return model
 
     @property
     def keeps_weights(self) -> bool:
@@ -224,26 +243,32 @@ class Model:
         is_alone = self.operations.kernel is not None and self.group.size == 1
         return is_alone and self.keeps_weights and self.shape.is_native
 
-    def forward_by_layers(self, ids: Tensor, cache: FullCache, chunk: int) -> Generator[int, None, Tensor]:
+    def forward_by_layers(
+        self, ids: Tensor, cache: FullCache, chunk: int, rows: int = 1
+    ) -> Generator[int, None, Tensor]:
         """Run `forward` layer by layer, each in chunks of `chunk` tokens: a layer's offloaded KV is then read once, not
         once a chunk.
 
-        Yields the number of layers done, and returns the hidden rows of the last chunk. If the generator is closed
-        early, the cache stays at its committed length.
+        Yields the number of layers done, and returns the hidden rows of the last chunks, of `rows` tokens at least. If
+        the generator is closed early, the cache stays at its committed length.
         """
+        tapped: list[Tensor] = []
+        last = slice(max(len(ids) - rows, 0) // chunk, None)
         with torch.inference_mode():
             cache.begin(len(ids), chunk=chunk)
             parts = [self.embed(part) for part in ids.split(chunk)]
             assert self.shape.runs_by_layers, "layers that attend to another one's windows"
             inputs = list(RowInputs(self._query_scales(cache)).split(chunk, len(ids)))
         for index, layer in enumerate(self._layers):
+            if index in self.taps:
+                tapped.append(torch.cat(parts[last]))
             with torch.inference_mode():  # not across a yield: the mode is a state of the thread
                 for at, part in enumerate(parts):  # each replaces its input, so that the rows are in memory once
                     parts[at] = self._forward_layer(index, layer, part, cache, inputs[at])
             yield index + 1
         with torch.inference_mode():  # what observes the pass keeps inference tensors
             cache.commit()
-        return parts[-1]
+            return joined([torch.cat(parts[last]), *tapped])
 
     def _forward_layer(self, index: int, layer: Layer, x: Tensor, cache: Attends, inputs: RowInputs) -> Tensor:
         kind, number = self.shape.places[index]
@@ -252,12 +277,35 @@ class Model:
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
-        """Return logits `[tokens, vocab]` in fp32 of hidden rows `[tokens, hidden]`."""
-        logits = self._head.wide(self._passes[0].norm(hidden, self._norm, self._norm_bias))
+        """Return logits `[tokens, vocab]` in fp32 of hidden rows `[tokens, hidden]`, or of those with taps."""
+        return self.head(self.normed(hidden))
+
+    def normed(self, hidden: Tensor) -> Tensor:
+        """Return the rows `[tokens, hidden]` after the final norm, of hidden rows as `logits` takes them."""
+        return self._passes[0].norm(hidden[:, : self.shape.hidden].contiguous(), self._norm, self._norm_bias)
+
+    def tapped(self, rows: Tensor, layers: Iterable[int]) -> Tensor:
+        """Return, of rows that a pass returned, those of some `layers` side by side: `[tokens, layers * hidden]`.
+
+        `layers` are of `taps`, or the number of layers for the output, before the final norm.
+        """
+        parts = rows.split(self.shape.hidden, dim=1)
+        return torch.cat(
+            [parts[0 if layer == self.shape.layers else 1 + self.taps.index(layer)] for layer in layers], 1
+        )
+
+    def head(self, normed: Tensor) -> Tensor:
+        """Return logits `[tokens, vocab]` in fp32 of rows `[tokens, hidden]` after the final norm."""
+        logits = self.output_head.wide(normed)
         if self.shape.logit_scale != 1.0:
             logits.mul_(self.shape.logit_scale)
         cap = self.shape.logit_cap
         return logits.div_(cap).tanh_().mul_(cap) if cap else logits
+
+
+def joined(parts: list[Tensor]) -> Tensor:
+    """Return rows of one width, side by side; a single part is not copied."""
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
 
 @dataclass(frozen=True, slots=True)

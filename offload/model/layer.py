@@ -111,9 +111,12 @@ class LayerPass:
     shape: ModelShape
     do: Operations
 
-    def run(self, layer: Layer, x: Tensor, attend: Attend, inputs: RowInputs = NO_INPUTS) -> Tensor:
-        """Return the rows `[tokens, hidden]` behind a layer."""
-        normed = self.norm(x, layer.input_norm, layer.input_norm_bias)
+    def run(
+        self, layer: Layer, x: Tensor, attend: Attend, inputs: RowInputs = NO_INPUTS, normed: Tensor | None = None
+    ) -> Tensor:
+        """Return the rows `[tokens, hidden]` behind a layer. What its `qkv` takes is `normed`, if that is given."""
+        if normed is None:
+            normed = self.norm(x, layer.input_norm, layer.input_norm_bias)
         attended = self._attended(layer, normed, attend, inputs).reshape(len(x), -1)
         x = self._add(x, layer.o, attended, layer.attention_post_norm)
         if not self.spec.is_parallel:

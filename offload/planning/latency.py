@@ -6,6 +6,7 @@ arXiv 2211.17192), applied to each level in turn (TriForce, arXiv 2404.11912).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from ..settings.config import LONGEST_GAMMA, Speculation
@@ -16,10 +17,9 @@ from .passes import Passes
 from .request import PlanRequest
 from .roofline import Time
 
-# Used until acceptance is measured. TriForce has .92 to .89 a token, by temperature, with 4K of 122K tokens (its table
-# 2). Of its draft model's tokens (JackFram/llama-68m) the retrieval level accepts .23 in the authors' runs
-# (ranonrkm/TriForce-legacy); larger draft models are accepted more often, so .35 is a guess.
-RETRIEVAL_ACCEPTANCE = 0.9
+# Used until acceptance is measured; that of middle levels is in methods.py. Of the draft model's tokens of TriForce
+# (JackFram/llama-68m) the retrieval level accepts .23 in the authors' runs (ranonrkm/TriForce-legacy); larger draft
+# models are accepted more often, so .35 is a guess.
 DRAFT_ACCEPTANCE = 0.35
 LOOKUP_ACCEPTANCE = 0.3  # n-gram lookup on summaries of books: it drafts at half of the positions, and 60 % is accepted
 # Of the tokens that a retrieval level drafts wrongly, what second and third children of a tree that grows catch, in 63
@@ -62,13 +62,13 @@ def predict(passes: Passes, method: str) -> Decoding:
         seconds = time.seconds + passes.sample_s
         return Decoding(method, replace(time, seconds=seconds), share, seconds)
     requested = passes.request.speculation.gamma2
-    token, gamma1, acceptance = _proposed_token(passes, method)
+    proposed, gamma1, acceptance = _proposal(passes, method)
     row = METHODS[method]
     tree = passes.request.speculation.tree_shape
     if tree.kind not in ("chain", "grown") and row.middle is None and row.drafter != LOOKUP:
         return _tree(passes, method, acceptance)
     gammas = GAMMAS if requested is None else (requested,)
-    decodings = [_speculative(passes, method, gamma, gamma1, token, acceptance) for gamma in gammas]
+    decodings = [_speculative(passes, method, gamma, gamma1, proposed, acceptance) for gamma in gammas]
     shortest = min(decoding.tbt.seconds for decoding in decodings)
     best = next(decoding for decoding in decodings if decoding.tbt.seconds <= EQUAL * shortest)
     near = [decoding.gamma2 for decoding in decodings if decoding.tbt.seconds <= NEARLY * shortest]
@@ -79,15 +79,17 @@ def predict(passes: Passes, method: str) -> Decoding:
     return grown if grown.tbt.seconds < chain.tbt.seconds or _drafts_alone(passes, method) else chain
 
 
-def _speculative(passes: Passes, method: str, gamma2: int, gamma1: int, token: float, acceptance: float) -> Decoding:
+def _speculative(
+    passes: Passes, method: str, gamma2: int, gamma1: int, proposed: Callable[[int], float], acceptance: float
+) -> Decoding:
     """Predict speculative decoding. Levels do not overlap: while one drafts, the link prefetches only one page."""
     time, share = passes.full(gamma2 + 1)
     tokens = expected_tokens(acceptance, gamma2)
     selecting = (
         passes.scoring() * tokens / SELECTION_TOKENS if _selects_by_score(passes.request.speculation, method) else 0.0
     )
-    token *= _waiting(passes.request, gamma1, gamma2)
-    drafting, verifying = gamma2 * token + selecting, time.seconds + 2 * passes.sample_s
+    waiting = _waiting(passes.request, gamma1, gamma2)
+    drafting, verifying = waiting * proposed(gamma2) + selecting, time.seconds + 2 * passes.sample_s
     resources = {name: seconds / tokens for name, seconds in time.resources.items()}
     bound = time.bound if verifying >= drafting else "drafting"
     tbt = Time((drafting + verifying) / tokens, bound, resources | {"drafting": drafting / tokens})
@@ -154,7 +156,7 @@ def _tree(passes: Passes, method: str, acceptance: float) -> Decoding:
         return passes.full(rows)[0].seconds + 2 * passes.sample_s
 
     shape, rates = passes.request.speculation.tree_shape, ChildAcceptance(acceptance).rates(0)
-    tree = sized_tree(shape, rates, passes.draft_step, verify)
+    tree = sized_tree(shape, rates, passes.draft_step, verify, passes.drafts_in_one_pass)
     nodes, (time, share) = len(tree.parents), passes.full(len(tree.parents) + 1)
     verifying = verify(nodes + 1)
     drafting = tree.seconds - verifying
@@ -166,22 +168,24 @@ def _tree(passes: Passes, method: str, acceptance: float) -> Decoding:
     )
 
 
-def _proposed_token(passes: Passes, method: str) -> tuple[float, int, float]:
-    """Return the seconds per token drafted for the full cache, its gamma1, and the acceptance of such tokens."""
+def _proposal(passes: Passes, method: str) -> tuple[Callable[[int], float], int, float]:
+    """Return the seconds of a draft for the full cache by its tokens, its gamma1, and the acceptance of a token."""
     request, settings = passes.request, passes.request.speculation
     below, row = draft_acceptance(request), METHODS[method]
     if row.middle is None:
-        return (0.0, 0, LOOKUP_ACCEPTANCE) if row.drafter == LOOKUP else (passes.draft_step(), 0, below)
-    acceptance = passes.agreement * (RETRIEVAL_ACCEPTANCE if request.acceptance is None else request.acceptance)
+        return (lambda tokens: 0.0, 0, LOOKUP_ACCEPTANCE) if row.drafter == LOOKUP else (passes.draft, 0, below)
+    known = MIDDLES[settings.middle or row.middle].acceptance if request.acceptance is None else request.acceptance
+    acceptance = passes.agreement * known
     if row.drafter is None or settings.draft == "none":
-        return passes.retrieval(1) + passes.sample_s, 0, acceptance
-    each, gammas = passes.draft_step(), GAMMAS if settings.gamma1 is None else (settings.gamma1,)
+        each = passes.retrieval(1) + passes.sample_s
+        return lambda tokens: tokens * each, 0, acceptance
+    gammas = GAMMAS if settings.gamma1 is None else (settings.gamma1,)
     times = {
-        gamma: (gamma * each + passes.retrieval(gamma + 1) + 2 * passes.sample_s) / expected_tokens(below, gamma)
+        gamma: (passes.draft(gamma) + passes.retrieval(gamma + 1) + 2 * passes.sample_s) / expected_tokens(below, gamma)
         for gamma in gammas
     }
     best = next(gamma for gamma in gammas if times[gamma] <= EQUAL * min(times.values()))
-    return times[best], best, acceptance
+    return lambda tokens: tokens * times[best], best, acceptance
 
 
 def candidates(request: PlanRequest) -> list[str]:

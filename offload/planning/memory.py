@@ -184,7 +184,7 @@ def _middle_bytes(
     caches = 1 + has_second_cache(settings, tokens, *where)
     cache += caches * share.fixed_bytes(tokens, itemsize, tree_nodes(settings))  # copies, with the tokens drafted
     kind = selected_format(settings)
-    if not KV_FORMATS[kind].is_plain and device == "cpu":  # groups of all tokens; a GPU has those of the budget
+    if KV_FORMATS[kind].is_copied and device == "cpu":  # groups of all tokens; a GPU has those of the budget
         cache += share.kv_layers * quantized_layer_bytes(share, kind, tokens, 0, itemsize)
     return cache, selection_bytes(share.growing, settings, tokens, *where)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ..architecture.config import ModelShape
 from ..architecture.footprint import page_tokens
 from ..architecture.kv_formats import stored_bytes
 from ..architecture.parameters import WeightBits
@@ -150,6 +151,17 @@ class Passes:
         kv = request.sequences * request.shape.growing.kv_bytes(request.tokens, request.itemsize)
         keys = resident * kv / 2 / hardware.gpus
         return reading + keys / hardware.bandwidth / READ
+
+    @property
+    def drafts_in_one_pass(self) -> bool:
+        """Return whether the draft model drafts all tokens in one pass."""
+        return isinstance(draft := self.request.draft, ModelShape) and draft.mask_token is not None
+
+    def draft(self, tokens: int) -> float:
+        """Return the seconds in which the draft model drafts a chain of `tokens` tokens; 0 for lookup."""
+        if self.drafts_in_one_pass:
+            return self.draft_step(tokens) + (tokens - 1) * self.sample_s
+        return tokens * self.draft_step()
 
     def draft_step(self, rows: int = 1) -> float:
         """Return the seconds of a step of the draft model, which each device has whole; 0 for lookup."""

@@ -10,7 +10,7 @@ from ..architecture.parameters import WeightBits
 from ..hardware.rates import Hardware
 from ..settings.config import Placement, Speculation
 from ..settings.kv_formats import EXACT, KV_FORMATS, KVFormat
-from ..settings.method_sizes import budget_of, selected_format
+from ..settings.method_sizes import middle_tokens, selected_format
 from .self_draft import copy_bits
 
 
@@ -69,7 +69,7 @@ class PlanRequest:
     @property
     def budget(self) -> int:
         """Return the tokens in the retrieval cache, if there is one."""
-        return min(budget_of(self.speculation, self.tokens), self.tokens)
+        return middle_tokens(self.speculation, self.tokens)
 
     @property
     def bits(self) -> WeightBits:
@@ -92,9 +92,9 @@ class PlanRequest:
 
     def in_place(self, offloaded: int) -> bool:
         """Return whether the retrieval cache copies nothing where so many layers' KV is in host memory."""
-        on_cpu, is_quantized = self.hardware.device == "cpu", not self.kv_format.is_plain
-        copies = is_quantized or not KV_FORMATS[selected_format(self.speculation)].is_plain
-        has_table = self.retrieves_in_place or is_quantized if on_cpu else self.has_triton and not copies
+        is_plain = self.kv_format.is_plain and KV_FORMATS[selected_format(self.speculation)].is_plain
+        on_cpu = self.hardware.device == "cpu"  # where the native kernel alone reads others
+        has_table = self.retrieves_in_place or not is_plain if on_cpu else self.has_triton and is_plain
         return not offloaded and has_table
 
     @property

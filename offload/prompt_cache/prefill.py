@@ -117,6 +117,6 @@ class SequencePrompts:
         """Run the sequence up to position `end`, and save the blocks before position `reusable`."""
         runner, cached, before = self._runner, min(self._runner.num_cached, end - 1), time.perf_counter()
         for event in runner.prefill(sequence, end):
-            writer.save(reusable // TOKENS, runner.num_cached - cached, time.perf_counter() - before)
+            writer.save(reusable // TOKENS, max(runner.num_cached - cached, 0), time.perf_counter() - before)
             yield event
             cached, before = runner.num_cached, time.perf_counter()

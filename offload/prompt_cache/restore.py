@@ -65,12 +65,13 @@ class Restoration:
     def _stored(self, sequence: TokenSequence) -> range:
         """Return the numbers of the stored blocks to restore, from the first that is not reusable in the cache.
 
-        The prompt's last token is not among them: it must be run for its logits.
+        The prompt's last token is not among them: it must be run for its logits, as the tokens whose rows are kept.
         """
         first, unit, cache = self._reusable.length // TOKENS, self._reusable.blocks, self._runner.cache
         if cache.states is not None and not cache.continues(first * TOKENS):
             first = 0
-        reach = self._prompt.stored(first, (len(sequence) - 1) // TOKENS)
+        fresh = 1 if self._runner.kept is None else self._runner.kept.window
+        reach = self._prompt.stored(first, max(len(sequence) - fresh, 0) // TOKENS)
         if cache.states is not None:
             reach = last_with_states(self._prompt, first, reach, unit)
         last = min(self._prompt.storage.group.collect(reach // unit * unit))

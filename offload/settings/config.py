@@ -11,12 +11,11 @@ from ..short_repr import short_repr
 from ..units import GIB, MOST_BYTES, MOST_TOKENS
 from . import methods
 from .generation import GenerationConfig, Sampling
-from .kv_formats import EXACT, KV_FORMATS, LOSSY_KV
+from .kv_formats import EXACT, LOSSY_KV, full_formats
 from .placement_settings import Placement
+from .platforms import RUNS_ON, is_other_platform
 from .tree_settings import TREE_SAMPLINGS, TreeSampling, TreeShape
 from .validation import (
-    RUNS_ON,
-    is_other_platform,
     require,
     require_between,
     require_one_of,
@@ -64,7 +63,7 @@ class EngineConfig:
         require_one_of("device", self.device, DEVICES)
         require_one_of("dtype", self.dtype, DTYPES)
         require_one_of("kernel", self.kernel, KERNELS)
-        require_one_of("kv", self.kv, tuple(KV_FORMATS))
+        require_one_of("kv", self.kv, full_formats())
         if self.quantize is not None:
             require_one_of("quantize", self.quantize, QUANTIZE, ", or leave it out")
         require(bool(self.model), "the model's name is empty", "name a folder, a .gguf file, a hub id, or leave it out")

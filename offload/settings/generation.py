@@ -9,7 +9,8 @@ from typing import Any
 from ..errors import SettingsError
 from ..short_repr import short_repr
 from ..units import MOST_TOKENS
-from .validation import require, require_between, require_tokens, require_types
+from .constraint import Constraint
+from .validation import require, require_between, require_instance, require_tokens, require_types
 
 HIGHEST_TEMPERATURE = 1_000_000  # far above, all tokens are equally likely; infinity would divide to NaN
 LEAST_PENALTY, LARGEST_PENALTY = 0.01, 100  # beyond, logits exceed the range of float32
@@ -17,6 +18,7 @@ LEAST_DRY = 1e-6  # a multiplier below, of a base of 2, needs repetitions of 20 
 DRY_BREAKERS = ("\n", ":", '"', "*")  # repetitions that DRY penalises do not cross tokens that contain one of these
 COUPLED, FASTEST = "coupled", "fastest"  # kinds of sampling
 _KEYS = {"no_repeat_ngram": "no_repeat_ngram_size"}  # in generation_config.json, where it is not the field's name
+_OURS = ("coupled", "constraint")  # fields that no model's file has
 _INTEGERS = ("top_k", "dry_allowed_length", "dry_range", "no_repeat_ngram")
 
 
@@ -42,6 +44,8 @@ class Sampling:
             token at all, it does not apply.
         coupled: draw with noise that depends on the seed, the position and the token alone. The text then does not
             depend on the method. Fewer drafted tokens are accepted. Has no effect on greedy decoding.
+        constraint: what the answer must match. Tokens with which it cannot be completed have no probability, before
+            all other steps.
     """
 
     temperature: float = 0.6
@@ -57,9 +61,12 @@ class Sampling:
     dry_range: int = 0
     no_repeat_ngram: int = 0
     coupled: bool = False
+    constraint: Constraint | None = None
 
     def __post_init__(self) -> None:
         require_types(self)
+        if self.constraint is not None:
+            require_instance("constraint", self.constraint, Constraint)
         hint = f"use 0 for greedy decoding, or a number up to {HIGHEST_TEMPERATURE:,}, such as 0.6"
         require_between("temperature", self.temperature, 0, HIGHEST_TEMPERATURE, hint)
         hint = "use a number above 0 and up to 1; 1 switches it off"
@@ -91,6 +98,12 @@ class Sampling:
         """How tokens are drawn: greedy, coupled or fastest."""
         return "greedy" if self.greedy else COUPLED if self.coupled else FASTEST
 
+    def in_chat(self, is_chat: bool) -> Sampling:
+        """Return the sampling of an answer in a chat template, or of none: there a model may think before it."""
+        if self.constraint is None or self.constraint.after_thinking == is_chat:
+            return self
+        return replace(self, constraint=replace(self.constraint, after_thinking=is_chat))
+
     def overridden(self, given: Mapping[str, Any]) -> Sampling:
         """Return the sampling with the given fields by name; self is the model's own.
 
@@ -106,7 +119,7 @@ class Sampling:
         `do_sample` is ignored: it is false in many files that also give a temperature, and does not mean greedy.
         Raises SettingsError for unusable values.
         """
-        keys = {f.name: _KEYS.get(f.name, f.name) for f in fields(cls) if f.name != "coupled"}
+        keys = {f.name: _KEYS.get(f.name, f.name) for f in fields(cls) if f.name not in _OURS}
         known = {name: values[key] for name, key in keys.items() if values.get(key) is not None}
         try:
             for name, value in known.items():

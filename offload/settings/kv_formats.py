@@ -22,9 +22,10 @@ class KVFormat:
     `token_bytes` for each token, and `reserve` bytes: room that is always there for numbers which do not fit their
     bits. Headers are multiples of `align` bytes. `is_float`: codes are e4m3 numbers.
 
-    One that `is_exact` gives back every bit, so it changes no answer. `rate` is the share of a memory's rate at which
-    attention reads it. `native` and `triton` are the stores that the kernels attend to, as module:name, imported when
-    they are used: `offload.memory.quantized_memory.QuantizedMemory`. None: that kernel does not read the format.
+    One that `is_exact` gives back every bit, so it changes no answer. One that `is_part` of another is no format of a
+    full cache: a middle level reads it. `rate` is the share of a memory's rate at which attention reads it. `native`
+    and `triton` are the stores that the kernels attend to, as module:name, imported when they are used:
+    `offload.memory.quantized_memory.QuantizedMemory`. None: that kernel does not read the format.
     """
 
     name: str
@@ -36,6 +37,7 @@ class KVFormat:
     align: int = 1
     is_float: bool = False
     is_exact: bool = False
+    is_part: bool = False
     rate: float = 1.0
     native: str | None = None
     triton: str | None = None
@@ -51,6 +53,11 @@ class KVFormat:
         return self.is_exact and not self.is_plain
 
     @property
+    def is_copied(self) -> bool:
+        """Return whether a middle level that reads it has copies: it is no part of what the full cache has."""
+        return not self.is_plain and not self.is_part
+
+    @property
     def grain(self) -> int:
         """Return the tokens that are always selected together, without those of a block of the native kernel."""
         return 1 if self.is_exact else self.run
@@ -63,6 +70,10 @@ class KVFormat:
     def number_bits(self, head_dim: int) -> float:
         """Return the bits of a number, with its part of the header."""
         return 8 * self.run_bytes(head_dim) / (2 * self.run * head_dim)
+
+    def relative_time(self, head_dim: int) -> float:
+        """Return the time to read a number and attend to it, relative to one in bf16."""
+        return self.number_bits(head_dim) / (16 * self.rate)
 
     def store(self, is_native: bool) -> Any:
         """Return the class of stores for the native kernel, or for Triton's."""
@@ -83,21 +94,26 @@ def _quantized(name: str, bits: int, rate: float, is_float: bool = False) -> KVF
 # Rates of quantised ones: the native kernel converts their codes. One query token over 8,192 tokens, on two cores with
 # AMX: q8 takes 1/1.37 of the time of bf16 for 0.53 of its bytes, q4 1/1.49 for 0.28 (scripts/bench_kv.py attention).
 # Triton's kernel is given the same; nothing was measured.
+_PACKED_STORE = "offload.memory.packed_store:PackedStore"
 KV_FORMATS = {
     each.name: each
     for each in (
         KVFormat(EXACT, is_exact=True),
         # bf16 without loss: an exponent for each channel of the keys, two of the values, and 30 numbers apart.
-        KVFormat(
-            "packed", 12, 128, 3, reserve=128, align=64, is_exact=True, native="offload.memory.packed_store:PackedStore"
-        ),
+        KVFormat("packed", 12, 128, 3, reserve=128, align=64, is_exact=True, native=_PACKED_STORE),
+        KVFormat("plane", 8, 128, 3, reserve=128, align=64, is_part=True),  # what is read of it for a draft
         _quantized("q8", 8, 0.73),
         _quantized("q4", 4, 0.42),
         _quantized("fp8", 8, 0.34, is_float=True),
     )
 }
-PACKED_KV = KV_FORMATS["packed"]
-LOSSY_KV = tuple(each.name for each in KV_FORMATS.values() if not each.is_exact)
+PACKED_KV, PLANE_KV = KV_FORMATS["packed"], KV_FORMATS["plane"]
+LOSSY_KV = tuple(each.name for each in KV_FORMATS.values() if not (each.is_exact or each.is_part))
+
+
+def full_formats() -> tuple[str, ...]:
+    """Return the names of the formats that a full cache may have."""
+    return tuple(name for name, each in KV_FORMATS.items() if not each.is_part)
 
 
 def saved_format(kv: str) -> str:

@@ -10,6 +10,7 @@ from dataclasses import replace
 from ..short_repr import short_repr
 from ..units import counted
 from .config import EXACT, LEAST_BUDGET, LONGEST_GAMMA, Speculation
+from .kv_formats import KV_FORMATS, PLANE_KV
 from .methods import APPROXIMATIONS, CHOSEN, LOOKUP, METHODS, MIDDLES, MODEL
 from .tree_settings import MOST_AUTO_NODES
 from .validation import require
@@ -80,9 +81,34 @@ def middle_kind(settings: Speculation) -> str | None:
 
 
 def selected_format(settings: Speculation) -> str:
-    """Return the format of what the middle level selects of keys and values; a streaming one reads them as they are."""
+    """Return the format of what the middle level reads of keys and values; a streaming one reads them as they are."""
     kind = middle_kind(settings)
-    return settings.retrieval_kv if kind is None or MIDDLES[kind].scores else EXACT
+    return settings.retrieval_kv if kind is None else format_of(kind, settings)
+
+
+def format_of(middle: str, settings: Speculation) -> str:
+    """Return the format of what a middle level of a kind, one of methods.MIDDLES, reads of keys and values."""
+    row = MIDDLES[middle]
+    return row.whole or (settings.retrieval_kv if row.scores else EXACT)
+
+
+def whole_format(settings: Speculation) -> str | None:
+    """Return the format in which the middle level reads all keys and values; None for one that selects, or none."""
+    kind = middle_kind(settings)
+    return None if kind is None else MIDDLES[kind].whole
+
+
+def middle_tokens(settings: Speculation, tokens: int) -> int:
+    """Return how many tokens' keys and values the middle level reads in a sequence of `tokens`, without its tail."""
+    return tokens if whole_format(settings) else min(budget_of(settings, tokens), tokens)
+
+
+def copied_flag(settings: Speculation) -> str | None:
+    """Return the option with the format in which a middle level copies keys and values; None if it rounds none."""
+    whole = whole_format(settings)
+    if whole is not None and KV_FORMATS[whole].is_copied:
+        return f"--middle {settings.middle}"
+    return None if settings.retrieval_kv == EXACT else f"--retrieval-kv {settings.retrieval_kv}"
 
 
 def _is_long(settings: Speculation, tokens: int) -> bool:
@@ -158,6 +184,12 @@ def check_approximate(settings: Speculation, family: str, has_kinds: bool) -> No
         f"--approximate {settings.approximate} does not work with {family}: not all of its layers attend to all tokens",
         "leave --approximate out",
     )
+
+
+def check_middle(kv: str, settings: Speculation) -> None:
+    """Raise SettingsError for a middle level that reads packed keys and values, of which there are none."""
+    packed = KV_FORMATS[kv].is_packed or whole_format(settings) != PLANE_KV.name
+    require(packed, "--middle plane reads packed keys and values", "add --kv packed, or leave --middle out")
 
 
 def check_trees(settings: Speculation, has_linear_layers: bool, vocab: int) -> None:

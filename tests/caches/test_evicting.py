@@ -221,7 +221,7 @@ def test_an_interrupted_eviction_starts_over(model, kind, monkeypatch, is_told):
     monkeypatch.setattr(cache, "keep", interrupt)
     with pytest.raises(KeyboardInterrupt):
         list(runner.prefill(sequence))
-    assert cache.length == 0
+    assert cache.length == 0 and cache.room == new_runner(model, kind).cache.room
     if is_told:
         runner.truncate(0)  # after which no token is cached that the next call would miss
     assert torch.allclose(runner.rows(sequence), new_runner(model, kind).rows(sequence), atol=1e-4)

@@ -70,11 +70,12 @@ def test_generating_does_without_transformers(method, tiny_model_dir, tmp_path):
         ["pull", "no-such-model"],
         ["pull", "--list"],
         ["generate", "--show-config"],
+        ["experiment", "list"],
     ],
     ids=" ".join,
 )
 def test_what_can_be_refused_without_torch_is(args, tmp_path):
-    assert imported(args, tmp_path) == (0 if args[-1] in ("--version", "--list", "--show-config") else 2, [])
+    assert imported(args, tmp_path) == (0 if args[-1] in ("--version", "--list", "--show-config", "list") else 2, [])
 
 
 def test_pulling_a_model_that_is_there_needs_no_torch(tiny_model_dir, tmp_path):

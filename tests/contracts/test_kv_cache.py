@@ -17,7 +17,7 @@ from tests.support.retrieval import attend_table_by_torch
 from tests.support.stores import projected, tiny_shape
 
 IN_BF16 = ["full on plain", "full on blocks", "recent chunks of plain", "block table of recent chunks", "StreamingLLM"]
-IN_BF16 += ["full on native packed", "packed block table of recent chunks"]
+IN_BF16 += ["full on native packed", "packed block table of recent chunks", "plane of packed everything"]
 
 
 @pytest.fixture(params=[*CACHES, *(f"{name} bf16" for name in IN_BF16)])
@@ -178,7 +178,8 @@ def test_every_cache_is_among_the_subjects():
     modules = [import_module(f"offload.caches.{found.name}") for found in iter_modules(offload.caches.__path__)]
     classes = {cls for module in modules for cls in vars(module).values() if isclass(cls) and hasattr(cls, "truncate")}
     caches = {cls for cls in classes if hasattr(cls, "hold") and not isabstract(cls) and not is_protocol(cls)}
-    assert caches - {QuantizedCopiedCache} == {type(new_subject(name).cache) for name in CACHES}
+    subjects = [*(new_subject(name) for name in CACHES), *(new_subject(name, torch.bfloat16) for name in IN_BF16)]
+    assert caches - {QuantizedCopiedCache} == {type(each.cache) for each in subjects}
 
 
 def is_protocol(cls):

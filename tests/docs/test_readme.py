@@ -5,7 +5,7 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from offload.settings.validation import RUNS_ON
+from offload.settings.platforms import RUNS_ON
 from tests.support.paths import ROOT
 
 README = (ROOT / "README.md").read_text("utf-8")

@@ -7,7 +7,7 @@ import pytest
 from offload import Speculated
 from offload.engine import Engine
 from offload.errors import SettingsError
-from offload.settings.methods import MIDDLES
+from offload.settings.methods import MIDDLES, SELECTIONS
 from tests.support.engine import run, tokens
 from tests.support.models import ids
 
@@ -17,7 +17,7 @@ def fresh(engine):
     return Engine(engine.model, (), 100, engine.draft)
 
 
-@pytest.mark.parametrize("middle", MIDDLES)
+@pytest.mark.parametrize("middle", [*SELECTIONS, "q4"])
 @pytest.mark.parametrize(("method", "draft"), [("retrieval", "none"), ("triforce", "model"), ("auto", "lookup")])
 def test_greedy_is_plain_greedy(endless_engine, middle, method, draft):
     prompt = ids(400)
@@ -52,3 +52,7 @@ def test_one_session_serves_all_of_them_and_keeps_what_it_needs(endless_engine):
 def test_an_unknown_one_is_refused(endless_engine):
     with pytest.raises(SettingsError, match="middle is 'h20'"):
         run(endless_engine, ids(5), 5, "retrieval", middle="h20")
+
+
+def test_one_that_reads_all_tokens_is_no_selection():
+    assert set(MIDDLES) - set(SELECTIONS) == {"plane", "q4"}

@@ -68,6 +68,25 @@ def test_all_else_has_the_bits_of_bf16(engine, more):
     assert own[0] == own[1]
 
 
+DRAFTS = {
+    "chains": {"method": "retrieval"},
+    "lookup below it": {"method": "triforce"},
+    "auto": {"method": "auto"},
+    "a tree": {"method": "retrieval", "draft": "none", "tree": "6"},
+    "a sample": {"method": "retrieval", "sampling": Sampling(temperature=1, coupled=True)},
+}
+
+
+@pytest.mark.parametrize("more", DRAFTS.values(), ids=DRAFTS)
+def test_drafts_from_plane_a_change_no_bit(engine, expected, more):
+    """What is computed with half of the bits stays out of the full cache: the second request goes on from it."""
+    own, plain = engine("packed"), expected
+    if "sampling" in more:
+        plain = answer(engine("exact"), sampling=more["sampling"])
+    assert answer(own, middle="plane", **more) == plain
+    assert answer(own, middle="plane", **more) == plain
+
+
 def test_the_next_request_goes_on_inside_a_packed_run(engine):
     prompts = [PROMPT, PROMPT[:200] + ids(150, seed=3), PROMPT[:20]]
     both = [[answer(own, prompt, "retrieval") for prompt in prompts] for own in map(engine, ("exact", "packed"))]

@@ -14,7 +14,7 @@ from offload.errors import SettingsError
 from offload.hardware import driver as gpus
 from offload.hardware import profiles
 from offload.settings.config import GROUPS
-from offload.settings.validation import RUNS_ON, is_other_platform
+from offload.settings.platforms import RUNS_ON, is_other_platform
 from offload.units import parse_tokens
 from tests.support.paths import ROOT
 
@@ -251,7 +251,7 @@ def test_parts_may_be_absent_or_null(written):
 
 def test_every_option_can_be_given_a_default(written):
     options = {f.name: f.default for group in GROUPS for f in fields(group)}
-    del options["stop"], options["coupled"], options["approximate"], options["kv"]
+    del options["stop"], options["coupled"], options["approximate"], options["kv"], options["constraint"]
     assert profiles.load(written(GOOD | {"options": options})).options == options
 
 

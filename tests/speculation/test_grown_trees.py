@@ -65,7 +65,7 @@ def drafter(nodes):
     sampler = hierarchy("retrieval", "none", T1).top._verifier._sampler
     runner = TableRunner(MIDDLE.softmax(2))
     runner.setups = 0
-    return SelectedDrafter("retrieval", runner, sampler, nodes), TokenSequence(PROMPT)
+    return SelectedDrafter("retrieval", runner, sampler, nodes=nodes), TokenSequence(PROMPT)
 
 
 @pytest.mark.parametrize(("nodes", "limit"), [(1, 5), (2, 5), (7, 3), (20, 4), (63, 30)])

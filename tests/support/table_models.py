@@ -49,9 +49,10 @@ class ReadySampler(Sampler):
 class TableModel:
     """Hidden rows are states: the last two tokens as one number."""
 
-    device, group, shape = torch.device("cpu"), ALONE, SimpleNamespace(vocab=VOCAB)
+    device, group = torch.device("cpu"), ALONE
 
-    def __init__(self, logits: torch.Tensor) -> None:
+    def __init__(self, logits: torch.Tensor, mask_token: int | None) -> None:
+        self.shape = SimpleNamespace(vocab=VOCAB, mask_token=mask_token)
         self._logits = logits.flatten(0, 1)
 
     def logits(self, states: torch.Tensor) -> torch.Tensor:
@@ -66,8 +67,8 @@ class TableRunner:
 
     copy = None
 
-    def __init__(self, logits: torch.Tensor) -> None:
-        self.model = TableModel(logits)
+    def __init__(self, logits: torch.Tensor, mask_token: int | None = None) -> None:
+        self.model = TableModel(logits, mask_token)
 
     def row_cost(self) -> float:
         return ROW_COST
@@ -77,6 +78,9 @@ class TableRunner:
         text = [*sequence.tokens[-2:], *draft]
         self._states = torch.tensor([a * VOCAB + b for a, b in itertools.pairwise(text)])
         return self._states
+
+    def slots(self, sequence, depth):
+        return self.rows(sequence, [self.model.shape.mask_token] * (depth - 1))
 
     def logits(self, hidden):
         return self.model.logits(hidden)
@@ -117,23 +121,35 @@ def warped(logits, sampling):
     return warp(logits.flatten(0, 1), sampling).view_as(logits)
 
 
-def hierarchy(method, draft, sampling, gammas=(None, None), group=ALONE, penalised=False, noise=None, **trees):
+def hierarchy(
+    method,
+    draft,
+    sampling,
+    gammas=(None, None),
+    group=ALONE,
+    penalised=False,
+    noise=None,
+    mask_token=None,
+    masks=None,
+    **trees,
+):
     """Build a method over tables, with a seeded clock that makes every choice the best one sometimes.
 
     Each rank of a group has other random numbers and another clock. With `penalised`, the penalties of `sampling`
-    apply, which the table cannot contain. With `noise`, sampling is coupled.
+    apply, which the table cannot contain; with `masks`, those of a constraint. With `noise`, sampling is coupled; with
+    a `mask_token`, drafts take one pass.
     """
     settings = Speculation(method, "a model" if draft in DRAFTS else draft, gamma1=gammas[0], gamma2=gammas[1], **trees)
     copy = QuantizedCopy(None, settings.self_level, 0.6) if settings.drafts_itself else None
     tables = [TARGET, MIDDLE if copy is None else ROUNDED, DRAFTS.get(draft, TARGET)]
     full, middle, drafting = (TableRunner(each if penalised else warped(each, sampling)) for each in tables)
-    middle.copy = copy
+    middle.copy, drafting.model.shape.mask_token = copy, mask_token
     has_middle = method in ("triforce", "retrieval", "streaming", "auto")
     runners = Runners(full, middle if has_middle else None, drafting if draft in DRAFTS else None, LookupDrafter())
     if method == "auto":
         runners.alternative = TableRunner(ALTERNATIVE if penalised else warped(ALTERNATIVE, sampling))
     if penalised:
-        sampler = Sampler(sampling, group.rank, VOCAB, torch.device("cpu"), BREAKERS)
+        sampler = Sampler(sampling, group.rank, VOCAB, torch.device("cpu"), BREAKERS, masks=masks)
         sampler.observe_prompt(PROMPT)
     else:
         sampler = ReadySampler(Sampling(temperature=1, top_p=1), group.rank, VOCAB, torch.device("cpu"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import os
+import re
 import secrets
 import stat
 import tempfile
@@ -13,8 +14,9 @@ from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
-from offload.errors import PromptError
+from offload.errors import PromptError, SettingsError
 from offload.settings.method_sizes import forgets
+from offload.short_repr import short_repr
 from offload.system.files import Unbounded, copy_bounded
 from offload.units import GIB
 
@@ -57,18 +59,51 @@ class Line(NamedTuple):
         return cls(number, start, text.encode("utf-8", "surrogateescape"))
 
 
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """One of `count` parts of a file, of about as many bytes each: part `index`, from 0."""
+
+    index: int
+    count: int
+
+    def has(self, start: int, size: int) -> bool:
+        """Return whether a line that begins at byte `start` of `size` is in this part. Neighbours mostly share it."""
+        return start * self.count // size == self.index
+
+
+WHOLE = Shard(0, 1)
+
+
+def parse_shard(text: str | Shard) -> Shard:
+    """Return the part that "I/N" names, such as 0/4. Raises SettingsError."""
+    if isinstance(text, Shard):
+        return text
+    found = re.fullmatch("([0-9]{1,6})/([0-9]{1,6})", text.strip())
+    if found is None or not int(found[1]) < int(found[2]):
+        hint = "give the part, from 0, and how many there are: --shard $SLURM_PROCID/$SLURM_NTASKS"
+        raise SettingsError(f"--shard is {short_repr(text)}", hint)
+    return Shard(int(found[1]), int(found[2]))
+
+
 class BatchFile:
     """A file of lines that can be read several times, one reader after the other.
 
     Attributes:
         name: for people.
+        shard: the part of it that is read.
     """
 
-    def __init__(self, file: IO[bytes], name: str) -> None:
-        self._file, self.name = file, name
+    def __init__(self, file: IO[bytes], name: str, shard: Shard = WHOLE) -> None:
+        self._file, self.name, self.shard = file, name, shard
+
+    @property
+    def descriptor(self) -> int:
+        """Return the open file's descriptor."""
+        return self._file.fileno()
 
     def lines(self) -> Iterator[Line]:
-        """Yield all lines that are not blank, from the first one on."""
+        """Yield all lines of the part that are not blank, in order."""
+        size = self._file.seek(0, os.SEEK_END)
         self._file.seek(0)
         number, start = 0, 0
         while data := self._file.readline(LONGEST_LINE + 1):
@@ -76,7 +111,7 @@ class BatchFile:
             end = self._behind_line(data)
             if number == 1:
                 data = data.removeprefix(_MARK)
-            if data.strip():
+            if data.strip() and self.shard.has(start, size):
                 yield Line(number, start, data)
             start = end
 
@@ -96,22 +131,22 @@ class BatchFile:
         return self._file.tell()
 
 
-def open_batch(path: str, stdin: Any, warn: Warn) -> BatchFile:
-    """Open a file of lines, or standard input for `-`; what cannot be read twice is copied to a temporary file.
+def open_batch(path: str, stdin: Any, warn: Warn, shard: Shard = WHOLE) -> BatchFile:
+    """Open a part of a file of lines, or of standard input for `-`; a pipe is copied to a temporary file.
 
     Raises PromptError.
     """
     if path == str(STDIN):
         if stdin is None:
             raise PromptError("standard input is closed", PROMPT_HINT)
-        return BatchFile(_copy(getattr(stdin, "buffer", stdin), stdin, name_of(STDIN), warn), name_of(STDIN))
+        return BatchFile(_copy(getattr(stdin, "buffer", stdin), stdin, name_of(STDIN), warn), name_of(STDIN), shard)
     name = name_of(Path(path))
     try:
         file = Path(path).open("rb")  # noqa: SIM115 - the BatchFile closes it
         if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            return BatchFile(file, name)
+            return BatchFile(file, name, shard)
         with file:
-            return BatchFile(_copy(file, file, name, warn), name)
+            return BatchFile(_copy(file, file, name, warn), name, shard)
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         raise unreadable(Path(path), error) from None
 
@@ -197,7 +232,7 @@ class Survey:
 def survey(file: BatchFile, opened: ModelRequest, finished: Collection[Id]) -> Survey:
     """Read all lines once. What is wrong with a line is left to the second reading.
 
-    Raises PromptError if there is no line at all, and for several of which none is a request: it is another file.
+    Raises PromptError if a whole file has no line, and for several of which none is a request: it is another file.
     """
     answered = requests = wrong = 0
     longest: list[tuple[float, int, int]] = []  # a heap: the size in tokens, as guessed, and where the line is
@@ -212,9 +247,9 @@ def survey(file: BatchFile, opened: ModelRequest, finished: Collection[Id]) -> S
         heapq.heappush(longest, (size, line.number, line.start))
         if len(longest) > _CANDIDATES:
             heapq.heappop(longest)
-    if not requests and not answered:
+    if not requests and not answered and file.shard == WHOLE:
         raise PromptError(f"{file.name} has no requests", EXAMPLE)
-    if 1 < wrong == requests and not answered:
+    if 1 < wrong == requests and not answered and file.shard == WHOLE:
         raise PromptError(f"none of the {wrong:,} lines of {file.name} is a request", EXAMPLE)
     places = [(number, start) for _, number, start in sorted(longest, reverse=True)]
     return Survey(requests, answered, _longest(file, opened, places))

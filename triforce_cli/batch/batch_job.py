@@ -1,45 +1,20 @@
-"""Runs a batch: requests are taken from the file as others end, and each result is written as it comes."""
+"""Runs a batch: surveys its lines, plans for the longest, and answers them here or on a Ray cluster."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
-from functools import partial
-from typing import Any
+from dataclasses import asdict, replace
 
-from offload.errors import InternalError, PromptError, TriforceError, typed_error
-from offload.metrics import Meter, Summary
 from offload.units import counted
 
 from ..distributed.rank import broadcast
 from ..options.command_request import OutputOptions, Request
 from ..output.batch_display import BatchDisplay
-from ..output.format import rounded
-from ..output.renderers import Renderer
-from ..output.stdout_formats import Output, json_line
 from ..output.terminal import Terminal
-from ..run.batch_generator import BatchGenerator, BatchPrompt
 from ..run.job import Job, Load
-from ..run.model_request import ModelRequest, open_request, stretch
-from ..run.prompt_cache import LABEL
-from ..run.text_generator import TextGenerator
-from ..signals import DONE, FAILED
-from .batch_files import RESULT, BatchFile, Line, ResultFile, Survey, error_line, opened_for, survey
-from .line_request import Id, LineError, LineRequest
-
-_LEFT_OUT = ("settings", "verify", "load_s")  # of a summary: the same for all, or never there
-
-
-@dataclass(frozen=True, slots=True)
-class BatchOptions:
-    """A batch: the lines, where the results go (None: stdout), and how many run together, a number or "auto".
-
-    Only the first rank has the files.
-    """
-
-    file: BatchFile | None
-    results: ResultFile | None
-    parallel: int | str
+from ..run.model_request import open_request, stretch
+from ..signals import DONE
+from .batch_files import Survey, survey
+from .batch_run import BatchOptions, BatchRun
 
 
 def run_batch(
@@ -58,6 +33,10 @@ def run_batch(
     if request.extend_context:
         opened = replace(opened, model=stretch(opened.model, found.longest, terminal))
     opened.print_settings(opened.settings.generation.max_new_tokens, terminal, output.verbose)
+    if batch.cluster is not None and not request.dry_run:
+        from .ray_batch import run_on_cluster
+
+        return run_on_cluster(batch, opened, found, terminal, output, display)
     job = Job(opened, found.longest, terminal, output, display)
     own = job.parallel(batch.parallel, found.requests)
     parallel = broadcast(request.group, lambda: own)
@@ -70,139 +49,7 @@ def run_batch(
         generator = load()
         display.hide()
         display.expect(found.requests)
-        return _Run(batch, opened, generator, finished, terminal, output, display).run(parallel)
+        run = BatchRun(batch.file, batch.results, opened, generator, finished, terminal, output, display)
+        return run.run(parallel)
 
     return job.run(work)
-
-
-class _Run:
-    """The requests of a batch over one loaded model."""
-
-    def __init__(
-        self,
-        batch: BatchOptions,
-        opened: ModelRequest,
-        generator: TextGenerator,
-        finished: set[Id],
-        terminal: Terminal,
-        output: OutputOptions,
-        display: BatchDisplay,
-    ) -> None:
-        self._batch, self._opened, self._generator = batch, opened, generator
-        self._terminal, self._output, self._display = terminal, output, display
-        self._write: Callable[[str], None] = display.write if batch.results is None else batch.results.write
-        self._lines: dict[Id, int] = {}  # by the ids that they have, of all requests so far
-        self._finished = finished
-        self._is_prepared = False
-        self._first_error: str | None = None
-
-    def run(self, parallel: int) -> int:
-        """Run up to `parallel` requests at a time; return the exit code."""
-        together = BatchGenerator(self._generator, parallel, self._display.end)
-        try:
-            together.run(self._prompts())
-        except KeyboardInterrupt:
-            self._display.hide()
-            self._terminal.after_ctrl_c()
-            if not self._output.quiet:
-                self._terminal.note(self._interrupted())
-            raise
-        self._display.close()
-        if not self._output.quiet:
-            self._terminal.note(self._display.statistics(together.concurrency.mean, together.concurrency.most))
-        if self._first_error is None:
-            return DONE
-        failed = f"{counted(self._display.failed, 'request')} failed"
-        self._terminal.error(f"{failed}; the first: {self._first_error}", 'see the results of "type": "error"')
-        return FAILED
-
-    def _interrupted(self) -> str:
-        done = counted(self._display.results, "result")
-        if self._batch.results is None:
-            return f"interrupted after {done}; with --output FILE, the same command would go on after them"
-        return f"interrupted; {done} of this run saved: run the same command again to go on"
-
-    def _prompts(self) -> Iterator[BatchPrompt]:
-        """Yield the prompts of the file that are not answered yet; write the errors of lines that are none."""
-        group = self._opened.request.group
-        lines = self._batch.file.lines() if self._batch.file is not None else iter(())
-        while (packed := broadcast(group, lambda: self._next(lines))) is not None:
-            line = Line.unpacked(*packed)
-            try:
-                request = line.request()
-                self._check_id(request)
-                prompt = self._prompt(request)
-            except LineError as error:
-                self._fail(error.line, error.id, False, error.error)
-            except Exception as error:
-                if group is not None and not isinstance(error, TriforceError):
-                    raise  # the other ranks may go on
-                self._fail(request.line, request.id, False, typed_error(error))
-            else:
-                yield prompt
-
-    def _next(self, lines: Iterator[Line]) -> tuple[int, int, str] | None:
-        """Return the next line that is not answered yet, packed."""
-        for line in lines:
-            try:
-                if line.request().id not in self._finished:
-                    return line.packed()
-            except LineError:
-                return line.packed()
-        return None
-
-    def _check_id(self, request: LineRequest) -> None:
-        """Raise LineError for an id that an earlier line has."""
-        first = self._lines.setdefault(request.id, request.line)
-        if first != request.line:
-            error = PromptError(f"line {first} has the same id", "give each line another id")
-            raise LineError(request.line, request.id, error)
-
-    def _prompt(self, line: LineRequest) -> BatchPrompt:
-        opened = opened_for(self._opened, line)
-        prompt = opened.prompt(opened.encode(line.prompt), line.prompt[:LABEL])
-        output = _LineOutput(line, self._output.show_thinking)
-        renderer = _LineRenderer(self._terminal, output, self._display, self._write)
-        if not self._is_prepared:
-            self._is_prepared = True  # even if it fails: that is the error of the first line alone
-            self._generator.prepare(prompt, renderer)
-            self._display.hide()
-        failed = partial(self._fail, line.line, line.id, True)
-        return BatchPrompt(prompt, renderer, "", lambda text: None, failed, opened)
-
-    def _fail(self, line: int, id: Id | None, has_run: bool, error: TriforceError) -> None:
-        if isinstance(error, InternalError):
-            self._terminal.trace(error)
-        if self._first_error is None:
-            self._first_error = f"line {line}: {error.message}"
-        self._write(error_line(line, id, error.message, error.hint))
-        self._display.fail(has_run)
-
-
-class _LineOutput(Output):
-    """The result of a line as one line of JSON, once all of it is there. An interrupted one has none."""
-
-    def __init__(self, line: LineRequest, show_thinking: bool) -> None:
-        self._line, self._show_thinking = line, show_thinking
-
-    def end(self, summary: Summary, meter: Meter) -> str:
-        if summary.finish_reason == "interrupted":  # the next run begins it anew
-            return ""
-        fields = asdict(replace(summary, settings={}))
-        numbers: dict[str, Any] = {name: each for name, each in fields.items() if name not in _LEFT_OUT}
-        texts = {"text": meter.text} | ({"thinking": "".join(meter.thoughts)} if self._show_thinking else {})
-        return json_line(type=RESULT, id=self._line.id, line=self._line.line, **texts, **rounded(numbers))
-
-
-class _LineRenderer(Renderer):
-    """Writes the result of a line, and shows all that run on one display."""
-
-    def __init__(self, terminal: Terminal, output: Output, display: BatchDisplay, write: Callable[[str], None]) -> None:
-        super().__init__(terminal, output, quiet=True, display=display)
-        self._result = write
-
-    def finish(self, summary: Summary) -> None:
-        if text := self._output.end(summary, self._meter):
-            self._result(text)
-
-    interrupt = finish

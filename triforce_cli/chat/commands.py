@@ -124,12 +124,13 @@ def _save(chat: ChatSession, argument: str) -> None:
 
 
 def _load(chat: ChatSession, argument: str) -> None:
+    loaded = load_conversation(_path(argument))
     if chat.conversation != chat.saved and chat.conversation.turns:
         raise PromptError(
             f"{counted(len(chat.conversation.turns), 'question')} of this conversation would be lost",
             "/save FILE keeps them, /clear drops them; then /load again",
         )
-    chat.resume(load_conversation(_path(argument)))
+    chat.resume(loaded)
     _say_what_is_left(chat, "/load")
     chat.read_ahead()
 

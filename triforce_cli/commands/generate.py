@@ -12,7 +12,7 @@ import typer
 
 from offload.errors import SettingsError
 
-from ..batch.batch_files import ResultFile, open_batch
+from ..batch.batch_files import WHOLE, ResultFile, open_batch, parse_shard
 from ..distributed.rank import broadcast
 from ..input.documents import PromptText, check_files, read_prompt
 from ..options import declarations as options
@@ -44,6 +44,15 @@ def generate(
         str | None, _of_batch("--output", "-o", metavar="FILE", help="Write here; with --batch, resumable.")
     ] = None,
     parallel: Annotated[Any, _of_batch("--parallel", metavar="N", help=_AT_A_TIME, parser=parse_parallel)] = None,
+    shard: Annotated[
+        Any, _of_batch("--shard", metavar="I/N", help="Answer part I of N, from 0, of the file.", parser=parse_shard)
+    ] = None,
+    ray: Annotated[
+        str | None,
+        _of_batch(
+            "--ray", metavar="ADDRESS", help="Run on a Ray cluster: local, auto, or host:port.", among=("local", AUTO)
+        ),
+    ] = None,
 ) -> int:
     """Generate text from a prompt of any length, printed as it comes.
 
@@ -66,13 +75,15 @@ def generate(
       triforce generate -f book.txt "What happens in the end?" --memory 22GiB --dry-run
 
       triforce generate --batch prompts.jsonl --output answers.jsonl
+
+      triforce generate --batch prompts.jsonl --output answers.jsonl --ray auto
     """
     if output is None or ctx.params["dry_run"]:
         ctx.obj.terminal.require_stdout()
     check_flags(ctx)
     check_batch_flags(ctx.params)
     if batch is not None:
-        return _generate_batch(ctx, batch, output, parallel)
+        return _generate_batch(ctx, batch, output)
     check_files(prompt_file or [])
     paths = check_outputs(
         [] if output is None else [output],
@@ -96,18 +107,24 @@ def generate(
         return run_generation(text, request, terminal, form, renderer)
 
 
-def _generate_batch(ctx: typer.Context, path: str, output: str | None, parallel: int | str | None) -> int:
-    """Answer all prompts of a file; return the exit code."""
+def _generate_batch(ctx: typer.Context, path: str, output: str | None) -> int:
+    """Answer all prompts of a file, or of a part of it; return the exit code."""
     check_files([path])
     check_distinct([("--batch", path), *named_files(ctx)], [("--output", output)])
-    terminal, form = ctx.obj.terminal, parse_output_options(ctx)
-    request, code = start_or_join_ranks(parse_request(ctx), terminal)
+    terminal, form, params = ctx.obj.terminal, parse_output_options(ctx), ctx.params
+    request, code = parse_request(ctx), None
+    if params["ray"] is None:
+        request, code = start_or_join_ranks(request, terminal)
+    elif request.settings.parallel.tensor_parallel not in (None, 1):
+        raise SettingsError("--ray gives each worker one GPU, and --tensor-parallel asks for several", "leave one out")
     if code is not None:
         return code
     with ExitStack() as opened:
         file = results = None
         if request.is_first:
-            file = opened.enter_context(closing(open_batch(path, terminal.stdin, terminal.warn)))
+            file = opened.enter_context(
+                closing(open_batch(path, terminal.stdin, terminal.warn, params["shard"] or WHOLE))
+            )
             if output is not None and not request.dry_run:
                 results = opened.enter_context(closing(ResultFile(Path(output), terminal.warn)))
         # Results on stdout may come back to the screen through a pipe, onto the line.
@@ -115,17 +132,19 @@ def _generate_batch(ctx: typer.Context, path: str, output: str | None, parallel:
         display = BatchDisplay(terminal, not form.quiet, is_apart)
         opened.callback(display.close)
         display.loading("starting")
-        from ..batch.batch_job import BatchOptions, run_batch  # from here on torch is needed
+        from ..batch.batch_job import run_batch  # from here on torch is needed
+        from ..batch.batch_run import BatchOptions
 
-        batch = BatchOptions(file, results, AUTO if parallel is None else parallel)
+        batch = BatchOptions(file, results, AUTO if params["parallel"] is None else params["parallel"], params["ray"])
         return run_batch(batch, request, terminal, form, display)
 
 
 def check_batch_flags(params: Mapping[str, Any]) -> None:
     """Raise SettingsError for flags that only a batch takes, or only a single prompt."""
     if params["batch"] is None:
-        if params["parallel"] is not None:
-            raise SettingsError("--parallel goes with --batch", "a single prompt runs alone; or give --batch FILE")
+        for name in ("parallel", "shard", "ray"):
+            if params[name] is not None:
+                raise SettingsError(f"--{name} goes with --batch", "a single prompt runs alone; or give --batch FILE")
         return
     if params["prompt"] is not None or params["prompt_file"]:
         given = "--prompt-file" if params["prompt_file"] else "the prompt argument"

@@ -35,7 +35,9 @@ from ..run.profile_plans import (
     plan_target,
 )
 
-_DECODING = "method draft budget chunk gamma1 gamma2 tree tree_sampling dtype quantize kv prefill_chunk extend_context"
+_DECODING = (
+    "method draft middle budget chunk gamma1 gamma2 tree tree_sampling dtype quantize kv prefill_chunk extend_context"
+)
 _GPU = typer.Option(
     "--gpu",
     help="A profile's name, a part of one such as 4090, or a YAML file; auto is this machine.",

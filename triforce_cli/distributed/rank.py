@@ -62,9 +62,11 @@ def world_position(environ: Mapping[str, str]) -> WorldPosition | None:
 
 def terminal_for(position: WorldPosition | None, color: str) -> Terminal:
     """Return the user's terminal for rank 0 and for a process that runs alone; the other ranks' output is discarded."""
-    if position is None or position.rank == 0:
-        return Terminal(color=color)
-    # For as long as the process lives:
+    return Terminal(color=color) if position is None or position.rank == 0 else silent_terminal()
+
+
+def silent_terminal() -> Terminal:
+    """Return a terminal whose output is discarded, for as long as the process lives."""
     discarded = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     return Terminal(stdout=discarded, stderr=discarded, color="never")
 

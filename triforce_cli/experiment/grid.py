@@ -9,7 +9,7 @@ from typing import Any, get_type_hints
 from offload.errors import SettingsError
 from offload.hardware.schema import InvalidValue, dotted, refuse_unknown
 from offload.settings.config import GROUPS, check_part
-from offload.settings.methods import MIDDLES
+from offload.settings.methods import SELECTIONS
 
 from ..bench.axes import AXES, BATCH, CONTEXT, Values, points
 from ..bench.compared import BASE, EXACT, parse_methods, parse_modes
@@ -42,7 +42,7 @@ def _modes(names: Sequence[str]) -> tuple[str, ...]:
 
 def _selections(names: Sequence[str]) -> tuple[str, ...]:
     for name in names:
-        if name not in (known := (IDEAL, IDEAL_ONCE, *MIDDLES)):
+        if name not in (known := (IDEAL, IDEAL_ONCE, *SELECTIONS)):
             raise SettingsError(f"there is no selection {name!r}", f"selections: {', '.join(known)}")
     return tuple(dict.fromkeys((IDEAL, *names)))
 

@@ -15,7 +15,7 @@ import typer
 from offload.errors import SettingsError
 from offload.settings.config import DEVICES, DRAFTS, DTYPES, GROUPS, KERNELS, METHODS, QUANTIZE
 from offload.settings.generation import COUPLED, FASTEST, parse_sampling
-from offload.settings.kv_formats import EXACT, KV_FORMATS, LOSSY_KV
+from offload.settings.kv_formats import EXACT, LOSSY_KV, full_formats
 from offload.settings.methods import APPROXIMATIONS, MIDDLES
 from offload.settings.placement_settings import EXPERTS, OFFLOADS
 from offload.settings.tree_settings import TREE_SAMPLINGS
@@ -146,7 +146,7 @@ _PANELS: dict[str | None, dict[str, _Make]] = {
     SPECULATION: {
         "method": _name("Decoding method; all are lossless.", among=METHODS),
         "draft": _setting(str, "Drafter: lookup, none, self, or a model.", metavar="MODEL", among=DRAFTS),
-        "middle": _name("retrieval, streaming or h2o.", "the method's", among=MIDDLES),
+        "middle": _name(f"{', '.join(MIDDLES)}.", "the method's", among=MIDDLES),
         "sink": _count("First tokens that small caches keep."),
         "window": _count("Latest tokens that a draft model sees."),
         "budget": _count("Tokens in the retrieval cache.", "3 %"),
@@ -181,7 +181,7 @@ _PANELS: dict[str | None, dict[str, _Make]] = {
         "disk": _setting(str, "Folder for KV beyond host memory.", "none", metavar="PATH"),
         "disk_limit": _size("Disk space for it.", "free"),
         "approximate": _name(f"Lossy: {', '.join(APPROXIMATIONS)}.", "no", among=list(APPROXIMATIONS)),
-        "kv": _name(f"packed: exact; {', '.join(LOSSY_KV)}: lossy.", among=list(KV_FORMATS)),
+        "kv": _name(f"packed: exact; {', '.join(LOSSY_KV)}: lossy.", among=list(full_formats())),
         "dry_run": _switch("--dry-run", help="Print the plan; load nothing."),
     },
     MACHINE: {

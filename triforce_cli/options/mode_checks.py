@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from offload.errors import Degraded, SettingsError
 from offload.settings.config import Placement, Speculation
 from offload.settings.kv_formats import KV_FORMATS, LOSSY_KV
-from offload.settings.method_sizes import MOST_CHUNKS, forgets, forgetting_capacity
+from offload.settings.method_sizes import MOST_CHUNKS, copied_flag, forgets, forgetting_capacity
 from offload.settings.methods import APPROXIMATIONS
 from offload.units import counted
 
@@ -152,14 +152,12 @@ def check_experts(placement: Placement, shape: Dimensions, has_one_memory: bool)
 
 def refuse_unread_format(settings: Settings) -> None:
     """Raise SettingsError for packed keys and values over a CPU's tiers, and for a format in which they are copied."""
-    kv, copied = settings.engine.kv, settings.speculation.retrieval_kv
-    formats = {f"--kv {kv}": KV_FORMATS[kv].is_packed, f"--retrieval-kv {copied}": not KV_FORMATS[copied].is_plain}
-    for name, is_refused in formats.items():
+    kv = settings.engine.kv
+    for name in filter(None, (f"--kv {kv}" if KV_FORMATS[kv].is_packed else "", copied_flag(settings.speculation))):
         for flag in _given({"link": settings.placement.link_gb_s, "disk": settings.placement.disk}):
-            if is_refused:
-                raise SettingsError(
-                    f"{name} is for keys and values in memory, and {flag} offloads them", "leave one of the two out"
-                )
+            raise SettingsError(
+                f"{name} is for keys and values in memory, and {flag} offloads them", "leave one of the two out"
+            )
 
 
 def check_folder(folder: Path) -> None:

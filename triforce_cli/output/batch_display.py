@@ -73,6 +73,9 @@ class BatchDisplay(ProgressDisplay):
     def event(self, event: Event) -> None:
         if self._first_at is None and any(facts.meter.new_tokens for facts in self._running):
             self._first_at = time.monotonic()
+        self._draw()
+
+    def _draw(self) -> None:
         if self._shown and self._may_draw:
             self._hide_bar()
             self._status.refresh(self._line)
@@ -93,8 +96,17 @@ class BatchDisplay(ProgressDisplay):
         hidden = self._has_open_text and self._terminal.text_may_show
         return self._allowed and (self._terminal.stdout_is_terminal or not hidden)
 
-    def statistics(self, mean: float, most: int) -> str:
-        """Return what was done in one line; `mean` and `most` sequences ran together."""
+    def count(self, new_tokens: int, prompt_tokens: int) -> None:
+        """Count a sequence as done that another process has generated."""
+        now = time.monotonic()
+        self._started_at, self._first_at = self._started_at or now, self._first_at or now
+        self._done += 1
+        self._tokens += new_tokens
+        self._read += prompt_tokens
+        self._draw()
+
+    def statistics(self, how: str) -> str:
+        """Return what was done in one line, which ends with `how`: how many ran together."""
         seconds = 0.0 if self._started_at is None else time.monotonic() - self._started_at
         speed = f" at {rate(self._tokens / seconds)}" if self._tokens and seconds > 0 else ""
         return SEPARATOR.join(
@@ -102,7 +114,7 @@ class BatchDisplay(ProgressDisplay):
                 f"{counted(self.results, 'request')} done" + (f", {self.failed:,} failed" if self.failed else ""),
                 f"{counted(self._read, 'token')} read",
                 f"{self._tokens:,} written in {duration(seconds)}{speed}",
-                f"{mean:.1f} sequences together, {most} at most",
+                how,
             ]
         )
 

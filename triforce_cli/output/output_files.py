@@ -118,6 +118,7 @@ class LineFile:
         self.kept: list[Any] = []
         self._name, self._option, self._what, self._keep = name or str(path), option, what, keep
         self._beginnings = [json_line(type=each).rstrip("}\n").encode() for each in types]
+        self._new = None if path.exists() else target_of(path)  # removed again if nothing is written to it
         try:
             self._handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0), 0o666)
         except (OSError, ValueError) as error:  # ValueError: a NUL in the name
@@ -139,6 +140,9 @@ class LineFile:
             data = data[os.write(self._handle, data) :]
 
     def close(self) -> None:
+        """Close the file; remove it if it was created here and is empty, as after a request that was refused."""
+        if self._new is not None and not os.fstat(self._handle).st_size:
+            self._new.unlink(missing_ok=True)
         os.close(self._handle)
 
     def _error(self, reason: str, hint: str = "name another file") -> SettingsError:

@@ -15,6 +15,7 @@ from offload.planning.placement import Tier, resident_tokens
 from offload.planning.plan import Plan
 from offload.planning.request import PlanRequest
 from offload.planning.suggestions import Suggestion
+from offload.settings.method_sizes import whole_format
 from offload.units import GIB, counted
 
 from .cursor import visible
@@ -205,7 +206,9 @@ def _gammas(plan: Plan) -> str:
     chosen = plan.chosen
     low, high = chosen.gammas
     around = f" ({low} to {high} are about as good)" if low != high else ""
-    cache = f"; {counted(plan.budget, 'token')} in the retrieval cache" if plan.budget else ""
+    whole = whole_format(plan.request.speculation)
+    reads = f"all tokens read as {whole}" if whole else f"{counted(plan.budget, 'token')} in the retrieval cache"
+    cache = f"; {reads}" if plan.budget else ""
     expected = f"{chosen.tokens_per_verification:.1f} tokens a verification expected"
     drafted = f"a tree of {chosen.gamma2}, {chosen.depth} deep," if chosen.depth else f"{chosen.gamma2}"
     return f"{drafted} drafted{around}, {expected}{cache}"

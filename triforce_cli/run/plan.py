@@ -24,6 +24,7 @@ from offload.planning.plan import Plan, make_plan
 from offload.planning.request import PlanRequest
 from offload.planning.suggestions import Suggestion, suggestions
 from offload.settings.kv_formats import KV_FORMATS
+from offload.settings.method_sizes import check_middle
 from offload.system.machine import cores, free_host_memory, free_memory
 
 from ..distributed.launch import ranks_to_start
@@ -57,6 +58,7 @@ def plan_request(
     """
     check_experts(settings.placement, shape, hardware.shared and settings.placement.link_gb_s is None)
     level, kv = settings.engine.quantize, settings.engine.kv
+    check_middle(kv, settings.speculation)
     if hardware.shared:
         refuse_unread_format(settings)
     elif KV_FORMATS[kv].is_packed:

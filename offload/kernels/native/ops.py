@@ -49,6 +49,12 @@ class NativeOperations:
     def gated(self, x: Tensor) -> Tensor:
         return self.kernel.gate(x, self.buffer("gated", (len(x), x.shape[1] // 2), x.dtype))
 
+    def copied(self, x: Tensor) -> Tensor:
+        with torch.inference_mode(False):  # as for buffers
+            y = torch.empty(x.shape, dtype=x.dtype)
+        self.kernel.copy(x, y)
+        return y
+
     @contextmanager
     def record(self) -> Iterator[Recording]:
         """Record this thread's kernel calls until the end of the block, with buffers of their own."""

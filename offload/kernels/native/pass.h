@@ -77,6 +77,8 @@ static int run_norm(int (*run)(const struct norm *), const struct norm *recorded
     return run(&n);
 }
 
+static void copy_rows(const struct copy *c, int64_t rows) { memcpy(c->to, c->from, rows * c->row_bytes); }
+
 /* Run calls in order until one fails. */
 int triforce_run(const struct level *level, const struct pass *p) {
     int failed = 0;
@@ -85,6 +87,7 @@ int triforce_run(const struct level *level, const struct pass *p) {
             case LINEAR: failed = run_linear(level, c->arguments, p->rows); break;
             case NORM: failed = run_norm(level->norm, c->arguments, p->rows); break;
             case GATE: failed = run_norm(level->gate, c->arguments, p->rows); break;
+            case COPY: copy_rows(c->arguments, p->rows); break;
             case LAYER: failed = run_layer(level, p, c->layer); break;
             default: failed = 2;
         }

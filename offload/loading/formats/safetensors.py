@@ -20,8 +20,8 @@ from ...architecture.families.family import is_decoder, is_text, is_wrapper, tex
 from ...architecture.hf_config import shape_from_config
 from ...errors import CheckpointError, ModelNotFound, UnsupportedModel
 from ...short_repr import short_text
+from ..checkpoint_json import read_json
 from ..tokenizers.tokenizer import Tokenizer
-from ..tokenizers.tokenizer_errors import read_json
 from ..tokenizers.tokenizer_files import load_tokenizer
 from ..weights_digest import Extents
 from .gguf_tensors import GGUFTensors
@@ -104,6 +104,8 @@ class FolderCheckpoint:
         config = read_json(path / "config.json")
         if not config:
             raise ModelNotFound(f"{path} has no config.json", "--model takes a folder with config.json and safetensors")
+        if (path / "warp_model.bin").exists():
+            config["pard2"] = True  # this file is a part of it
         self.generation = read_json(path / "generation_config.json")
         self.shape = shape_from_config(config, self.generation, check=check_of_config(path / "config.json"))
         self._name: Callable[[str], str] = str
@@ -113,7 +115,7 @@ class FolderCheckpoint:
         self._quantized = path / QUANTIZED_FILE if _has_quantized(path) else None
         self._layout = None if self._quantized else layout_of(config)
         self.quantization = quantization_text(config) if self._layout else ""
-        self._files = [QUANTIZED_FILE] if self._quantized else _weight_files(path)
+        self._files = [QUANTIZED_FILE] if self._quantized else weight_files(path)
 
     @property
     def is_quantized(self) -> bool:
@@ -211,7 +213,7 @@ def _has_quantized(path: Path) -> bool:
     return (path / QUANTIZED_FILE).is_file() and not any(path.glob("*.safetensors"))
 
 
-def _weight_files(path: Path) -> list[str]:
+def weight_files(path: Path) -> list[str]:
     """Return the names of a folder's weight files. Raises CheckpointError, ModelNotFound."""
     index = read_json(path / "model.safetensors.index.json")
     if index:

@@ -3,16 +3,15 @@
 A cut lies between a letter and a whitespace character. The patterns of the byte-level tokenizers listed here match
 letters only up to whitespace, from left to right, so a match ends at each cut. BPE merges nothing across matches.
 
-Also the bytes that a token stands for, and long native calls during which the main thread answers signals.
+Also the bytes that a token stands for.
 """
 
 from __future__ import annotations
 
 import json
 import re
-import threading
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 from .tokenizer_classes import GPT2_PATTERN, LLAMA3_PATTERN, QWEN_PATTERN
 
@@ -122,34 +121,3 @@ def _decoding_steps(backend: tokenizers.Tokenizer) -> list[dict[str, Any]]:
         return []
     state = json.loads(backend.decoder.__getstate__())
     return state["decoders"] if state["type"] == "Sequence" else [state]
-
-
-T = TypeVar("T")
-
-_POLL = 0.1  # seconds
-
-
-def interruptible(call: Callable[[], T]) -> T:
-    """Return what a call returns, or raise what it raises; it must release the interpreter's lock while it takes long.
-
-    After an exception from a signal's handler, the call goes on in its thread, and its result is dropped: it must be
-    safe to leave alone, until the process ends too. In other threads, which no signal reaches, it is called directly.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        return call()
-    results: list[T] = []
-    errors: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            results.append(call())
-        except BaseException as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    while thread.is_alive():
-        thread.join(_POLL)
-    if errors:
-        raise errors[0]
-    return results[0]

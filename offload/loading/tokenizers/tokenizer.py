@@ -11,9 +11,10 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from ...errors import CheckpointError, PromptError
+from ...system.interruptible import interruptible
 from ..prompt_checks import check_text, token_ids
 from .conversation import ChatMessage, ChatTemplate, encode_conversation
-from .text_pieces import PIECE, TokenBytes, can_cut, interruptible, pieces
+from .text_pieces import PIECE, TokenBytes, can_cut, pieces
 from .thinking import CHANNEL, CLOSING, OPENING, Harmony, Thinking
 from .tokenizer_errors import tokenizer_errors
 
@@ -213,6 +214,11 @@ class Tokenizer:
     @property
     def _control_tokens(self) -> list[str]:
         return [token.content for token in self._backend.get_added_tokens_decoder().values()]
+
+    @property
+    def special_ids(self) -> list[int]:
+        """Return the ids of special tokens, which are no text."""
+        return [token for token, each in self._backend.get_added_tokens_decoder().items() if each.special]
 
     def thinking(self, ids: Sequence[int]) -> Thinking | Harmony | None:
         """Return what separates thinking from the answer after a prompt of the chat template; None: it never thinks."""

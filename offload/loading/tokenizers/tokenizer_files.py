@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import CheckpointError, TriforceError
+from ..checkpoint_json import read_json
 from .tokenizer import Tokenizer
 from .tokenizer_classes import CLASSES, class_of, configure
-from .tokenizer_errors import read_json, tokenizer_errors
+from .tokenizer_errors import tokenizer_errors
 
 _FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")

@@ -46,7 +46,8 @@ class AdaptiveScheduler:
         gamma: a fixed draft length, or None for the one with the highest expected throughput.
         may_pause: whether plain steps are a choice too. Rejected drafts then cost at most a few percent of the time.
         horizon: the number of tokens to come.
-        trees: makes the chooser of a drafter's trees, for those that can branch; None for chains.
+        trees: makes the chooser of a drafter's trees, for those that can branch, given whether it drafts in one pass;
+            None for chains.
         row_cost: the expected time of each further row of a verification, relative to a plain step.
     """
 
@@ -56,13 +57,14 @@ class AdaptiveScheduler:
         gamma: int | None = None,
         may_pause: bool = False,
         horizon: int = HORIZON,
-        trees: Callable[[], DraftTrees] | None = None,
+        trees: Callable[[bool], DraftTrees] | None = None,
         row_cost: float = ROW_COST,
     ) -> None:
         self._may_pause = may_pause
         self._steps = StepTimes(row_cost) if trees is None else RowTimes(row_cost)
         self._arms = tuple(
-            Arm(each, self._steps, gamma, trees() if trees is not None and each.branches else None) for each in drafters
+            Arm(each, self._steps, gamma, trees(each.in_one_pass) if trees is not None and each.branches else None)
+            for each in drafters
         )
         self._budget = LossBudget(horizon)
         self._gain = GainMeter()

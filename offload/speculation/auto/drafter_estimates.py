@@ -80,7 +80,7 @@ class Arm:
         """`steps` are the times of the verifications. With `gamma`, drafts have that length, or are that deep."""
         self.drafter, self.steps, self.trees = drafter, steps, trees
         self.times, self.setups = DraftTimes(), SetupTimes()
-        self.row_times = RowTimes()  # of a draft step by rows; measured only for trees
+        self.row_times = RowTimes()  # of a draft step by rows; measured for trees, and for drafts of one pass
         self.acceptance: dict[Hashable, Acceptance] = {}
         longest = (each for each in GAMMAS if each <= drafter.longest)
         self._gammas = tuple(longest) if gamma is None else (gamma,)
@@ -116,15 +116,16 @@ class Arm:
         self._drafts += 1
         if self.trees is None:
             self._width += _WIDTH * ((cycle.rows - 1) / cycle.drafted - self._width)
+        if self.trees is None and not self.drafter.in_one_pass:
             draft_s = min(cycle.draft_s, MAX_RATIO * self.times.of(float("inf")) * cycle.drafted)
             self.times.observe(cycle.drafted, draft_s)
             return draft_s
-        rows = _rows_of_draft(cycle)
+        steps, rows = (1, cycle.drafted) if self.drafter.in_one_pass else (cycle.drafted, _rows_of_draft(cycle))
         draft_s = cycle.draft_s
         if self.row_times.known:
-            draft_s = min(draft_s, MAX_RATIO * cycle.drafted * self.row_times.of(rows))
+            draft_s = min(draft_s, MAX_RATIO * steps * self.row_times.of(rows))
         if self._drafts > 1 and self.drafter.relative_cost > 0:  # the first draft may include allocations
-            self.row_times.observe(rows, draft_s / cycle.drafted)
+            self.row_times.observe(rows, draft_s / steps)
         return draft_s
 
     def _chains(self, limit: int) -> Iterator[DraftOption]:
@@ -133,7 +134,8 @@ class Arm:
             if len(gammas) < len(self._gammas):  # near the end: the last draft can be as long as the rest of the answer
                 gammas.append(limit)
             for gamma in gammas:
-                yield DraftOption(gamma, gamma * self.token_s + self.steps.of(round(gamma * self._width) + 1))
+                draft_s = self._step_s(gamma) if self.drafter.in_one_pass else gamma * self.token_s
+                yield DraftOption(gamma, draft_s + self.steps.of(round(gamma * self._width) + 1))
 
     def _trees(self, kind: Hashable, limit: int, cycle: int) -> Iterator[DraftOption]:
         if self.trees is None:

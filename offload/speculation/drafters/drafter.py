@@ -10,10 +10,12 @@ from torch import Tensor
 
 from ...events import DraftPrefilled
 from ...parallel import ALONE
+from ...settings.methods import MIDDLES, RETRIEVAL
 from ..passes.runner import Runner
 from ..sampling.transfers import download
 from ..sampling.warp import read_tokens
 from ..trees.tree import NOTHING, Draft, DraftedTree
+from .draft_passes import DraftPasses, ParallelPasses
 from .grown_tree import GrowingDrafting, Growth
 
 if TYPE_CHECKING:
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["NOTHING", "Draft", "DraftedTree", "Drafter", "ModelDrafter", "SelectedDrafter"]
 
 LONGEST_DRAFT = 24  # tokens, unless there is room for more
-SELECTED_PRIOR = 0.9  # rate at which the full cache is expected to accept what a few percent of its KV draft
+SELECTED_PRIOR = MIDDLES[RETRIEVAL].acceptance
 
 
 class Drafter(Protocol):
@@ -37,6 +39,7 @@ class Drafter(Protocol):
     relative_cost: float  # prior: the time per drafted token, relative to a plain step of the verifier
     branches: bool  # whether it can draft trees
     longest: int  # tokens of its drafts, at most: the depth of trees
+    in_one_pass: bool  # whether one pass drafts all tokens: `relative_cost` is then that of the pass
 
     def draft_kind(self, sequence: TokenSequence) -> Hashable:
         """Return the kind of draft that `propose` would return now, or None if it would be empty.
@@ -79,6 +82,8 @@ class ModelDrafter:
     setups = 0
     branches = True
     longest = LONGEST_DRAFT
+    in_one_pass = False
+    passes: type[DraftPasses] = DraftPasses
 
     def __init__(self, runner: Runner, sampler: Sampler, group: Group = ALONE) -> None:
         """Every rank of a `group` runs the whole draft model; the tokens that rank 0 draws are used by all.
@@ -89,7 +94,8 @@ class ModelDrafter:
         self._runner = runner
         self._sampler = sampler
         self._group = group
-        self._trees = GrowingDrafting(runner, sampler, self._padded, group)
+        self._passes = self.passes(runner, sampler.vocab)
+        self._trees = GrowingDrafting(runner.model, self._passes, sampler, group)
 
     def draft_kind(self, sequence: TokenSequence) -> Hashable:
         return True
@@ -107,37 +113,49 @@ class ModelDrafter:
         sampler, before = self._sampler, sequence.tentative
         drawn: list[Tensor] = []
         rows: list[Tensor] = []
-        hidden = self._runner.rows(sequence)
+        logits = self._passes.first(sequence, limit)
         while True:
-            rows.append(sampler.distribution(self._padded(self._runner.logits(hidden)), before))
+            rows.append(sampler.distribution(logits, before))
             drawn.append(sampler.draw(rows[-1][0], len(sequence) + len(drawn)))
             if len(drawn) == limit:
                 break
             if sampler.reads_history:
                 before += download(drawn[-1])
-            hidden = self._runner.step(drawn[-1])
+            logits = self._passes.following(drawn[-1])
         distributions = torch.cat(rows if sampler.noise is None else [row[:, :1] for row in rows])
         tokens = read_tokens(torch.cat(drawn), distributions)
-        self._runner.resolve(tokens[:-1])  # this rank's tokens: they are in its cache
+        self._passes.resolve(tokens[:-1])  # this rank's tokens: they are in its cache
         agreed = [int(token) for token in self._group.agree(tokens)]
         return Draft(agreed, distributions if sampler.noise is None else None)
-
-    def _padded(self, logits: Tensor) -> Tensor:
-        """Return logits with as many columns as the target's: some checkpoints pad the vocabulary, others do not."""
-        missing = self._sampler.vocab - logits.shape[1]
-        return torch.nn.functional.pad(logits, (0, missing), value=float("-inf")) if missing else logits
 
     def observe(self, drafted: int, accepted: int) -> None:
         self._runner.observe(drafted, accepted)
 
 
+class ParallelDrafter(ModelDrafter):
+    """A draft model that drafts all tokens in one pass, none of which depends on the others."""
+
+    in_one_pass = True
+    passes = ParallelPasses
+
+
 class SelectedDrafter(ModelDrafter):
     """The target itself, which drafts trees on selected chunks of its full cache."""
 
-    def __init__(self, name: str, runner: SelectedRunner, sampler: Sampler, nodes: int = 0) -> None:
-        """The ranks that share the target agree on every token. With `nodes`, trees of up to so many are grown."""
+    def __init__(
+        self,
+        name: str,
+        runner: SelectedRunner,
+        sampler: Sampler,
+        acceptance: float = SELECTED_PRIOR,
+        nodes: int = 0,
+    ) -> None:
+        """The ranks that share the target agree on every token; `acceptance` is expected until it is known.
+
+        With `nodes`, trees of up to so many are grown.
+        """
         super().__init__(runner, sampler)
-        self.name = name
+        self.name, self._prior = name, acceptance
         self._selected = runner
         self._growth = Growth(nodes) if nodes else None
         self.branches, self.longest = not nodes, nodes or LONGEST_DRAFT
@@ -149,7 +167,7 @@ class SelectedDrafter(ModelDrafter):
         return self._trees.grow(sequence, limit, self._growth)
 
     def prior(self, kind: Hashable) -> float:
-        return SELECTED_PRIOR
+        return self._prior
 
     @property
     def relative_cost(self) -> float:
@@ -188,6 +206,15 @@ class DraftRunner(Runner):
     def rows(self, sequence: TokenSequence, draft: Sequence[int] = ()) -> Tensor:
         self._skip(sequence)
         return super().rows(sequence, draft)
+
+    def slots(self, sequence: TokenSequence, depth: int) -> Tensor:
+        """Return hidden rows `[depth, hidden]` for the next tokens, of the last token and of mask tokens behind it.
+
+        The masks leave the cache with the next call, as a rejected draft does.
+        """
+        mask = self.model.shape.mask_token
+        assert mask is not None, "a model that was trained to draft in one pass"
+        return self.rows(sequence, [mask] * (depth - 1))
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return logits as a runner does, with -inf for the tokens that the target does not have.

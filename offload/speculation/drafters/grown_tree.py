@@ -122,10 +122,10 @@ class GrowingDrafting(TreeDrafting):
     def grow(self, sequence: TokenSequence, limit: int, growth: Growth) -> Draft:
         """Return a tree, at most `limit` deep, that may follow the sequence."""
         growth.learn(sequence)
-        runner, nodes = self._runner, _Nodes(sequence.tentative)
-        hidden = runner.rows(sequence)
+        nodes = _Nodes(sequence.tentative)
+        logits = self._passes.first(sequence, limit)
         for position in range(len(sequence), len(sequence) + limit):
-            nodes.rows.append(self._rows(runner.logits(hidden), _SHAPE, [nodes.paths[head] for head in nodes.heads]))
+            nodes.rows.append(self._rows(logits, _SHAPE, [nodes.paths[head] for head in nodes.heads]))
             drawn, sure = self._drawn(nodes.rows[-1], position)
             nodes.sure |= dict(zip(nodes.heads, sure, strict=True))
             chances = [growth.children(*each) for each in zip(sure, map(nodes.reached.get, nodes.heads), strict=True)]
@@ -134,9 +134,9 @@ class GrowingDrafting(TreeDrafting):
             if not heads or position == len(sequence) + limit - 1:
                 break
             above = nodes.descend(heads)
-            ids = torch.tensor([nodes.ids[node] for node in heads]).clamp(max=runner.model.shape.vocab - 1)
-            hidden = runner.step_tree(upload(ids, runner.model.device), above)
-        runner.resolve_tree([nodes.ids[node] for node in nodes.run])
+            ids = upload(torch.tensor([nodes.ids[node] for node in heads]), self._model.device)
+            logits = self._passes.following_nodes(ids, above)
+        self._passes.resolve_nodes([nodes.ids[node] for node in nodes.run])
         parents = tuple(nodes.parents)
         growth.note(len(sequence), nodes.ids, parents, nodes.sure)
         is_one_hot = self._ranks(_SHAPE) or self._sampler.noise is not None
@@ -162,7 +162,7 @@ class GrowingDrafting(TreeDrafting):
         values = torch.cat((drawn.flatten().double(), sure.double())).tolist()
         if any(map(math.isnan, values)):
             read_tokens(drawn.flatten(), rows)  # raises
-        for group in (self._runner.model.group, self._group):
+        for group in (self._model.group, self._group):
             values = values if group.size == 1 else group.agree(values)
         count = len(rows) * GROWN_CHILDREN
         ids = list(map(int, values[:count]))

@@ -1,10 +1,10 @@
-"""Draft a tree with a model: one pass for each depth, whose rows are the nodes that have children."""
+"""Draft a tree with a model: logits for each depth, whose rows are the nodes that have children."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,12 +12,15 @@ from torch import Tensor
 from ...parallel import Group
 from ...sequence import TokenSequence
 from ...settings.tree_settings import TreeSampling
-from ..passes.runner import Runner
 from ..sampling.transfers import download, upload
 from ..sampling.warp import Sampler, read_tokens
 from ..trees.tree import ROOT, Draft, DraftedTree, tree_of
 from ..trees.tree_verification import draw_children
 from ..trees.verification import draw_children_coupled
+from .draft_passes import DraftPasses
+
+if TYPE_CHECKING:
+    from ...model.decoder import Model
 
 
 class Generation(NamedTuple):
@@ -63,25 +66,24 @@ def generations(parents: tuple[int, ...], device: torch.device) -> tuple[Generat
 class TreeDrafting:
     """The drafts of one model. The tokens stay on the device until the end, as in `ModelDrafter`."""
 
-    def __init__(self, runner: Runner, sampler: Sampler, padded: Callable[[Tensor], Tensor], group: Group) -> None:
-        """`padded` gives logits the target's vocabulary. All ranks use the tokens of the `group`'s rank 0."""
-        self._runner, self._sampler, self._padded, self._group = runner, sampler, padded, group
+    def __init__(self, model: Model, passes: DraftPasses, sampler: Sampler, group: Group) -> None:
+        """All ranks use the tokens of the `group`'s rank 0."""
+        self._model, self._passes, self._sampler, self._group = model, passes, sampler, group
 
     def propose(self, sequence: TokenSequence, shape: DraftedTree) -> Draft:
         """Return a tree of the given shape that may follow the sequence."""
-        runner, model = self._runner, self._runner.model
-        plan = generations(shape.parents, model.device)
+        plan = generations(shape.parents, self._model.device)
         tokens: list[Tensor] = []
         rows: list[Tensor] = []
         paths = [sequence.tentative]
-        hidden = runner.rows(sequence)
+        logits = self._passes.first(sequence, len(plan))
         for position, depth in enumerate(plan, len(sequence)):
-            rows.append(self._rows(runner.logits(hidden), shape, paths))
+            rows.append(self._rows(logits, shape, paths))
             drawn = self._draw(rows[-1], depth.most, shape, position)
             tokens.append(self._agreed(drawn.flatten().index_select(0, depth.drawn)))
             if depth.parents:
-                ids = tokens[-1].index_select(0, depth.run).clamp(max=model.shape.vocab - 1)
-                hidden = runner.step_tree(ids, depth.parents)
+                ids = tokens[-1].index_select(0, depth.run)
+                logits = self._passes.following_nodes(ids, depth.parents)
                 paths = self._paths(paths, depth, tokens[-1])
         return self._draft(shape, plan, tokens, rows)
 
@@ -101,7 +103,7 @@ class TreeDrafting:
 
     def _rows(self, logits: Tensor, shape: DraftedTree, paths: Sequence[Sequence[int]]) -> Tensor:
         """Return what children are drawn from: distributions, or the logits that rank them."""
-        sampler, logits = self._sampler, self._padded(logits)
+        sampler = self._sampler
         own = paths if sampler.reads_history else None
         if self._ranks(shape):
             return sampler.penalised(logits, own)
@@ -109,9 +111,9 @@ class TreeDrafting:
 
     def _agreed(self, tokens: Tensor) -> Tensor:
         """Return the tokens of rank 0, if the ranks share this model: all shares must run the same."""
-        if self._runner.model.group.size == 1:
+        if self._model.group.size == 1:
             return tokens
-        agreed = self._runner.model.group.agree(download(tokens))
+        agreed = self._model.group.agree(download(tokens))
         return upload(torch.tensor([int(token) for token in agreed]), tokens.device)
 
     def _paths(self, paths: list[list[int]], depth: Generation, tokens: Tensor) -> list[list[int]]:
@@ -134,7 +136,7 @@ class TreeDrafting:
         nodes = [node for depth in plan for node in depth.nodes]
         in_order = [token for _, token in sorted(zip(nodes, ids, strict=True))]
         run = [node for depth in plan for node in depth.nodes if tree_of(shape.parents).children[node + 1]]
-        self._runner.resolve_tree([in_order[node] for node in run])
+        self._passes.resolve_nodes([in_order[node] for node in run])
         in_order = [int(token) for token in self._group.agree(in_order)]
         if self._ranks(shape) or self._sampler.noise is not None:
             return Draft(in_order, None, shape.parents)

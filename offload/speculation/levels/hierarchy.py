@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from ...architecture.footprint import PAGE_GRAIN
 from ...caches.block_table import TableCache
 from ...caches.chunk_table import ChunkTableCache
+from ...caches.plane import PlaneCache
 from ...caches.retrieval import CopiedCache, QuantizedCopiedCache
 from ...caches.selection import Refresh
 from ...caches.streaming_llm import StreamingCache
@@ -25,12 +26,28 @@ from ...memory.plain_store import PlainStore
 from ...memory.quantized_store import QuantizedStore
 from ...parallel import ALONE, Group
 from ...settings.config import Speculation
-from ...settings.kv_formats import EXACT, KV_FORMATS
-from ...settings.method_sizes import budget_of, draft_chunk, drafter_kind, middle_kind, selected_chunk, tail_tokens
+from ...settings.kv_formats import EXACT, KV_FORMATS, PLANE_KV
+from ...settings.method_sizes import (
+    budget_of,
+    draft_chunk,
+    drafter_kind,
+    format_of,
+    middle_kind,
+    selected_chunk,
+    tail_tokens,
+)
 from ...settings.methods import LOOKUP, METHODS, MIDDLES, MODEL
 from ...settings.tree_settings import TreeSampling
 from ..auto.adaptive import HORIZON, AdaptiveScheduler
-from ..drafters.drafter import SELECTED_PRIOR, Drafter, DraftRunner, ModelDrafter, SelectedDrafter
+from ..drafters.drafter import (
+    SELECTED_PRIOR,
+    Drafter,
+    DraftRunner,
+    ModelDrafter,
+    ParallelDrafter,
+    SelectedDrafter,
+)
+from ..drafters.heads import HeadDrafter, HeadRunner
 from ..passes.estimators import ROW_COST
 from ..trees.drafted_trees import DraftTrees, draft_trees
 from .level import Level, Verifier
@@ -80,8 +97,8 @@ def selected_cache(full: FullCache, settings: Speculation, middle: str | None = 
     # On a GPU also pages that are not the kernel's blocks are selected in their size, which the plan counts on.
     is_paged = store.span and store.device.type != "cpu"
     chosen = MIDDLES[middle or middle_kind(settings)]
-    kind = settings.retrieval_kv if chosen.scores else EXACT
-    kind = kind if KV_FORMATS[kind].is_plain or _may_quantize(store) else EXACT
+    kind = format_of(chosen.name, settings)
+    kind = kind if not KV_FORMATS[kind].is_copied or _may_quantize(store) else EXACT
     grain = max(store.grain, PAGE_GRAIN if is_paged else 1, KV_FORMATS[kind].grain)
     chunk = selected_chunk(settings, grain, store.span, full.capacity)
     selector = chosen.load()(settings.sink, chunk)
@@ -89,7 +106,7 @@ def selected_cache(full: FullCache, settings: Speculation, middle: str | None = 
         store.keep_mean_keys(chunk)
     if chosen.follows:
         full.followers.add(selector)
-    budget = max(budget_of(settings, full.capacity), 2 * chunk)
+    budget = max(full.capacity if chosen.whole else budget_of(settings, full.capacity), 2 * chunk)
     sizes = budget, chunk, tail_tokens(settings)
     return _selected_class(store, kind)(full, selector, Refresh(settings.rebuild_every), *sizes, kind)
 
@@ -113,6 +130,8 @@ def may_have_alternative(full: FullCache) -> bool:
 
 def _selected_class(store: Store, kind: str = EXACT) -> type[SelectedCache]:
     """Return the class of the retrieval cache over a full cache's store: one without a copy, where a kernel can."""
+    if kind == PLANE_KV.name:
+        return PlaneCache
     if isinstance(store, BlockStore | PackedStore | QuantizedStore) and not store.span:  # not over tiers
         return TableCache
     if not KV_FORMATS[kind].is_plain:
@@ -131,7 +150,7 @@ class Runners:
 
     full: Runner
     middle: SelectedRunner | None
-    draft: DraftRunner | None
+    draft: DraftRunner | HeadRunner | None
     lookup: LookupDrafter
     alternative: SelectedRunner | None = None
 
@@ -169,7 +188,7 @@ def build(
         over: list[Drafter],
         gamma: int | None,
         prior: float = SELECTED_PRIOR,
-        trees: Callable[[], DraftTrees] | None = trees,
+        trees: Callable[[bool], DraftTrees] | None = trees,
     ) -> Level:
         cost = full_row if verifier is full else ROW_COST
         scheduler = AdaptiveScheduler(over, gamma, method.adaptive, horizon, trees, cost)
@@ -181,14 +200,16 @@ def build(
         top = level(full, drafters, settings.gamma2)
         return Hierarchy(settings.method, top, (top,))
     kind = middle_kind(settings)
+    assert kind is not None, "there is a middle level"
     name = _middle_name(kind, runners.middle)
-    branching = [SelectedDrafter(name, runners.middle, sampler, shape.nodes or 0)] if grows else []
+    prior = MIDDLES[kind].acceptance
+    branching = [SelectedDrafter(name, runners.middle, sampler, prior, shape.nodes or 0)] if grows else []
     if (trees is not None or grows) and not drafters:
-        top = level(full, branching or [SelectedDrafter(name, runners.middle, sampler)], settings.gamma2)
+        top = level(full, branching or [SelectedDrafter(name, runners.middle, sampler, prior)], settings.gamma2)
         return Hierarchy(settings.method, top, (top,))
 
     def lower(kind: str, runner: SelectedRunner) -> Level:
-        prior = SELECTED_PRIOR * (1.0 if runner.copy is None else runner.copy.agreement)
+        prior = MIDDLES[kind].acceptance * (1.0 if runner.copy is None else runner.copy.agreement)
         verifier = Verifier(_middle_name(kind, runner), runner, sampler)
         return level(verifier, drafters, settings.gamma1, prior, None if method.adaptive else trees)
 
@@ -208,5 +229,9 @@ def _drafters(runners: Runners, settings: Speculation, sampler: Sampler, group: 
     """Return the method's drafter, if it has one."""
     kind = drafter_kind(settings)
     if kind == MODEL:
-        return [ModelDrafter(runners.draft, sampler, group)]
+        assert runners.draft is not None
+        if isinstance(runners.draft, HeadRunner):
+            return [HeadDrafter(runners.draft, sampler, group)]
+        is_parallel = runners.draft.model.shape.mask_token is not None
+        return [(ParallelDrafter if is_parallel else ModelDrafter)(runners.draft, sampler, group)]
     return [runners.lookup] if kind == LOOKUP else []

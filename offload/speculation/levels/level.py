@@ -60,7 +60,7 @@ class Verifier:
 class Level:
     """A verifier and the scheduler that chooses its drafters; itself a Drafter, of chains."""
 
-    branches = False
+    branches = in_one_pass = False
     longest = LONGEST_DRAFT
 
     def __init__(

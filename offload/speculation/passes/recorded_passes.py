@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ...kernels.native.recording import RecordedLayers, SequenceCalls
+from ...model.decoder import joined
 from ...settings.method_sizes import KEPT_QUERIES
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ class PassRecorder:
             self._rows = torch.empty((rows, model.shape.hidden), dtype=model.dtype)
         self._attended: list[tuple[Tensor, ...]] = []  # for each layer q, k, v and the result, of all rows
         with model.operations.record() as self._recording:
-            self._hidden = model.through_layers(self._rows, self)
+            self._hidden = model.layer_rows(self._rows, self)
         self._layers = RecordedLayers(self._recording)
         self._recorded: WeakKeyDictionary[RecordableCache, OrderedDict[Hashable, SequenceCalls]] = WeakKeyDictionary()
 
@@ -60,7 +61,8 @@ class PassRecorder:
         sequences = [(self._find(cache, key, len(inputs.rows[0])), inputs) for cache, key, inputs in begun]
         self._rows[: len(ids)].copy_(self._model.embed(ids))
         self._layers.run(self._model.operations.kernel, sequences)
-        return self._hidden[: len(ids)].clone()  # the next pass writes to the same memory
+        hidden = [part[: len(ids)] for part in self._hidden]
+        return hidden[0].clone() if len(hidden) == 1 else joined(hidden)  # the next pass writes to the same memory
 
     def _find(self, cache: RecordableCache, key: Hashable, tokens: int) -> SequenceCalls:
         recorded = self._recorded.setdefault(cache, OrderedDict())

@@ -7,7 +7,7 @@ common prefix, and runs the other tokens.
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
@@ -18,10 +18,12 @@ from ...sequence import common_prefix
 from ..sampling.transfers import upload
 from .cuda_graphs import graphs_for
 from .estimators import ATTENTION_COST, ROW_COST
+from .hidden_rows import HiddenRows
 from .recorded_passes import recorded_passes
 from .steps import AT_ONCE, Step
 
 if TYPE_CHECKING:
+    from ...caches.full import FullCache
     from ...caches.protocol import KVCache
     from ...caches.selected import SelectedCache
     from ...memory.tree_attention import Tree
@@ -47,6 +49,8 @@ class Runner:
         self._marks: Watermarks | None = None  # of the sequence last compared with the cached tokens
         self._tree: Tree | None = None  # of the nodes in flight, in the order in which they were run
         self._nodes: list[int] = []  # their tokens
+        self.kept: HiddenRows | None = None  # see `keep_rows`
+        self._node_rows: list[Tensor] = []  # of the nodes in flight, if rows are kept
         self.graphs: PassRecordings | None = recorded_passes(model, cache) or graphs_for(model, cache)
         self.executor: Executor = AT_ONCE
 
@@ -65,13 +69,42 @@ class Runner:
         """Tokens of a prompt that are run in one pass."""
         return self._chunk
 
+    def keep_rows(self, window: int) -> None:
+        """Keep the hidden rows of the latest `window` tokens from now on, for drafters; 0 for none.
+
+        A later `prefill` runs the last tokens of a prompt again whose rows are not there.
+        """
+        if window != (0 if self.kept is None else self.kept.window):
+            self.kept = HiddenRows(window) if window else None
+
+    def rows_kept(self, sequence: TokenSequence) -> range:
+        """Return the positions of the tokens, of those that a sequence still has, whose rows are kept."""
+        if self.kept is None or self._marks is not sequence.marks:
+            return range(0)
+        return range(self.kept.first, min(self.kept.length, sequence.marks.unchanged(self)))
+
+    def without_rows(self, length: int, cached: int) -> int:
+        """Return after how many of `cached` tokens a prompt of `length` has to go on, for its last rows to be kept.
+
+        A cache whose layers with a window or with linear attention could not go on there keeps its tokens.
+        """
+        if self.kept is None:
+            return cached
+        first = max(length - self.kept.window, 0)
+        if cached <= first or self.kept.first <= first <= cached <= self.kept.length:
+            return cached
+        first -= first % self._chunk  # chunks, and so the bits of torch's sums, are those of a fresh prompt
+        cache = cast("FullCache", self.cache)  # prompts are read into full caches
+        return first if cache.continues(first) else cached
+
     def prefill(self, sequence: TokenSequence, end: int | None = None) -> Generator[Prefilled]:
         """Run the sequence's tokens that are not in the cache, a chunk at a time. Closing it early keeps whole chunks.
 
         With `end`, run only the tokens before that position.
         """
         end = len(sequence) if end is None else end
-        self._truncate(min(self._matching_prefix(sequence), end - 1))
+        cached = min(self._matching_prefix(sequence), end - 1)
+        self._truncate(self.without_rows(end, cached) if end == len(sequence) else cached)
         yield Prefilled(self.num_cached, len(sequence))
         if self.graphs is not None:
             self.graphs.prepare()
@@ -85,7 +118,8 @@ class Runner:
         """Run the prompt in one pass. Closing it early keeps nothing. Progress by layers is reported in tokens."""
         cached, ids = self.num_cached, sequence.tokens[self.num_cached : end]
         self._last = None
-        run = self.model.forward_by_layers(self._id_tensor(ids), self.cache, self._chunk)
+        rows = 1 if self.kept is None else self.kept.window
+        run = self.model.forward_by_layers(self._id_tensor(ids), self.cache, self._chunk, rows)
         try:
             while True:
                 yield Prefilled(cached + (len(ids) - 1) * next(run) // self.model.shape.layers, len(sequence))
@@ -93,6 +127,8 @@ class Runner:
             hidden = finished.value
         self._cached += ids
         self._last = hidden[-1:]
+        if self.kept is not None:
+            self.kept.put(self.num_cached - len(hidden), hidden)
         yield Prefilled(self.num_cached, len(sequence))
 
     def restore(self, start: int, ids: Sequence[int], kv: Tensor) -> None:
@@ -161,6 +197,8 @@ class Runner:
         tree = tree_of((*before, *parents))
         hidden = self.executor.hidden(Step(self.model, self.cache, ids, self.attended, tree, self.graphs))
         self._tree = tree
+        if self.kept is not None:
+            self._node_rows.append(hidden)
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -180,6 +218,8 @@ class Runner:
         self._last = None
         hidden = self.executor.hidden(Step(self.model, self.cache, ids, self.attended, recorded=self.graphs))
         self._last = hidden[-1:]
+        if self.kept is not None:
+            self.kept.put(self.cache.length - len(ids), hidden)
         return hidden
 
     def resolve(self, ids: Sequence[int]) -> None:
@@ -246,6 +286,7 @@ class Runner:
         Returns the tokens of the path. Nothing is kept if the cache has lost the tree, or the sequence has left it.
         """
         tree, ids, self._tree, self._nodes = self._tree, self._nodes, None, []
+        rows, self._node_rows = self._node_rows, []
         if self.num_cached < self.cache.length or not self.cache.held == len(tree) == len(ids):
             return 0
         path = tree.follow(ids, following)
@@ -253,6 +294,8 @@ class Runner:
             self._last = None
             self.cache.commit(path)  # first: an interrupt between the two must not leave more tokens than keys
             self._cached += following[: len(path)]
+            if self.kept is not None:
+                self.kept.put(self.num_cached - len(path), torch.cat(rows)[path])
         return len(path)
 
     def _truncate(self, length: int) -> None:
@@ -260,6 +303,8 @@ class Runner:
         if length < self.cache.length:
             self._last = None
             del self._cached[self.cache.truncate(length) :]
+        if self.kept is not None:
+            self.kept.truncate(self.num_cached)
 
     def _run(self, ids: Sequence[int]) -> Tensor:
         hidden = self.step(self._id_tensor(ids))
@@ -277,6 +322,8 @@ class SelectedRunner(Runner):
     It does not run tokens that are in the full cache, which must match the sequence's committed tokens.
     """
 
+    cache: SelectedCache
+
     def __init__(self, full: Runner, cache: SelectedCache, copy: QuantizedCopy | None = None) -> None:
         super().__init__(full.model if copy is None else copy.model, cache)
         self._full, self.copy = full, copy
@@ -293,7 +340,7 @@ class SelectedRunner(Runner):
         """The bytes that a step reads, relative to a plain step of the full cache; those over a link count more."""
         kv = self._kv_of_token * self._full.num_cached
         kept = min(self.cache.budget / max(self._full.num_cached, 1), 1.0)
-        cost = (self._weights + kept * kv) / sum(self._read())
+        cost = (self._weights + kept * self.cache.read_share * kv) / sum(self._read())
         return min(cost, 0.95)
 
     @property

@@ -18,6 +18,7 @@ from .penalties import Penalties
 from .transfers import download
 
 if TYPE_CHECKING:
+    from ...constraints.masks import TokenMasks
     from ...kernels.native import Kernel
 
 _NEVER = float("-inf")
@@ -137,9 +138,11 @@ class Sampler:
         device: torch.device,
         breakers: Collection[int] = (),
         kernel: Kernel | None = None,
+        masks: TokenMasks | None = None,
     ) -> None:
         """`breakers` are the ids of DRY's sequence breakers; a `kernel` draws with coupled noise on the CPU, faster.
 
+        `masks` are those of a constraint, None without one.
         Greedy sampling has no generator: for a large vocabulary, to draw takes as long as a layer.
         """
         self.sampling = sampling
@@ -147,6 +150,7 @@ class Sampler:
         self.generator = None if sampling.greedy else torch.Generator(device).manual_seed(seed)
         self.noise = Noise(seed, kernel) if sampling.coupled and not sampling.greedy else None
         self._penalties = Penalties(sampling, vocab, device, breakers)
+        self._masks = masks
 
     def observe_prompt(self, ids: Sequence[int]) -> None:
         """Append tokens of the prompt to the history."""
@@ -155,11 +159,17 @@ class Sampler:
     def observe(self, ids: Sequence[int]) -> None:
         """Append generated tokens to the history."""
         self._penalties.observe(ids)
+        if self._masks is not None:
+            self._masks.observe(ids)
 
     @property
     def reads_history(self) -> bool:
         """Return whether `distribution` depends on earlier tokens, which must then be known on the host."""
-        return self._penalties.active
+        return self._penalties.active or self._masks is not None
+
+    def forced(self, limit: int) -> list[int]:
+        """Return up to `limit` tokens that a constraint dictates after the history, whatever the logits are."""
+        return [] if self._masks is None else self._masks.forced(limit)
 
     @torch.inference_mode()
     def distribution(
@@ -171,7 +181,7 @@ class Sampler:
         tentative tokens are not added to the history. With `paths`, each row follows the history and the tentative
         tokens of its own path.
         """
-        return warp(self._penalties.apply(logits, tentative, paths), self.sampling)
+        return warp(self.penalised(logits, paths, tentative), self.sampling)
 
     def draw(self, probs: Tensor, position: int) -> Tensor:
         """Draw the token at a position of the sequence from a distribution `[vocab]`, as `draw` does."""
@@ -180,6 +190,13 @@ class Sampler:
         return self.noise.pick(probs.unsqueeze(0), [position])
 
     @torch.inference_mode()
-    def penalised(self, logits: Tensor, paths: Sequence[Sequence[int]] | None = None) -> Tensor:
-        """Return logits `[rows, vocab]` after the penalties alone, for the history and each row's path."""
-        return self._penalties.apply(logits, (), paths)
+    def penalised(
+        self, logits: Tensor, paths: Sequence[Sequence[int]] | None = None, tentative: Sequence[int] = ()
+    ) -> Tensor:
+        """Return logits `[rows, vocab]` after the mask and the penalties alone; tokens as in `distribution`."""
+        if self._masks is not None:
+            if paths is None:
+                ends = range(len(tentative) - len(logits) + 1, len(tentative) + 1)
+                paths = [tentative[: max(end, 0)] for end in ends]
+            logits = self._masks.apply(logits, paths)
+        return self._penalties.apply(logits, tentative, paths)

@@ -212,9 +212,21 @@ def test_a_session_is_resumed_where_it_ended(chat, book, tmp_path):
 
 def test_save_and_load(chat, tmp_path):
     path = tmp_path / "with a space.json"
-    lines = ("Who?", f"/save '{path}'", "/undo", "Where?", f"/load {path}", "/clear", f"/load {path}", "/stats")
+    lines = (
+        "Who?",
+        f"/save '{path}'",
+        "/undo",
+        "Where?",
+        "/load none",
+        f"/load {path}",
+        "/clear",
+        f"/load {path}",
+        "/stats",
+    )
     result = chat(*lines)
-    assert "error: 1 question of this conversation would be lost" in result.stderr
+    errors = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
+    assert "none" in errors[0]  # before a hint to save or drop what would be lost
+    assert errors[1] == "error: 1 question of this conversation would be lost"
     assert "1 question answered" in result.stderr
 
 

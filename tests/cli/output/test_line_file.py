@@ -21,6 +21,18 @@ def test_a_foreign_file_of_one_line_is_not_touched(tmp_path, kind, text):
     assert path.read_bytes() == text
 
 
+def test_a_new_file_to_which_nothing_was_written_is_removed(tmp_path):
+    path, link, empty = tmp_path / "out.jsonl", tmp_path / "link", tmp_path / "empty"
+    link.symlink_to(path)
+    empty.touch()
+    for name in (path, link, empty):
+        ResultFile(name, pytest.fail).close()
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["empty", "link"]
+    with closing(ResultFile(link, pytest.fail)) as file:
+        file.write(RESULT.decode())
+    assert path.read_bytes() == RESULT
+
+
 @pytest.mark.parametrize("end", [b'{"ty', b'{"type": "result", "id"', b'{"type": "error", "li', b"\x00\x00"])
 def test_a_line_that_was_cut_is_dropped(tmp_path, end):
     path, warnings = tmp_path / "out.jsonl", []

@@ -55,4 +55,4 @@ def test_sequences_with_errors_are_done_and_have_no_result():
     display.end(meter)
     display.fail(has_run=True)
     assert "2 of 3 done · 2 failed" in display._line().plain
-    assert display.results == 0 and display.statistics(1.0, 1).startswith("0 requests done, 2 failed · 0 tokens read")
+    assert display.results == 0 and display.statistics("alone").startswith("0 requests done, 2 failed · 0 tokens read")

@@ -1,0 +1,31 @@
+"""A middle level over packed keys and values: all tokens, by two thirds of the bits, in place."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from ..memory.packed_store import PackedStore
+from ..memory.store import append
+from ..settings.kv_formats import PACKED_KV, PLANE_KV
+from .selected import InPlaceCache
+
+
+class PlaneCache(InPlaceCache):
+    """Attends to all tokens; of the packed ones it reads plane A alone, 8 of 12 bits. The newest are as they are.
+
+    Nothing is scored, and nothing copied: a selection is of everything.
+    """
+
+    read_share = PLANE_KV.bits / PACKED_KV.bits
+
+    def _allocate(self) -> None:
+        store = self._full.store
+        assert isinstance(store, PackedStore), "keys and values are packed"
+        self._store = store
+
+    def _use(self, chosen: Tensor, chunks: int) -> None:
+        self.selection = chosen
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, lse: Tensor | None = None) -> Tensor:
+        q = append(self._store, layer, self.start, q, k, v, self.rows_of(layer), self.stored)
+        return self._store.attend_plane(layer, q, self._length, self.tree, lse)

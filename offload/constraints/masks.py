@@ -1,0 +1,106 @@
+"""The masks of one sequence: of every row of a draft, by the row's own history."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .matcher import Allowed, Matcher
+
+Path = tuple[int, ...]  # tokens after the history
+
+
+class TokenMasks:
+    """Masks logits by a constraint, of which one matcher follows the history and, back and forth, each row's path.
+
+    Drafters at all levels and their verifier ask for the same rows, so masks are kept until the history grows.
+
+    Attributes:
+        seconds, computed: the time that masks have taken, and how many were computed.
+    """
+
+    def __init__(self, matcher: Matcher, end_ids: Collection[int], vocab: int) -> None:
+        """`end_ids` end an answer; the first one is the one that the matcher knows."""
+        self._matcher, self._vocab = matcher, vocab
+        self._ends = list(end_ids)
+        self._path: list[int] = []  # tokens after the history that the matcher has consumed
+        self._is_left = False  # the history is not in the language
+        self._known: dict[Path, Allowed | None] = {}
+        self.seconds, self.computed = 0.0, 0
+
+    def observe(self, ids: Sequence[int]) -> None:
+        """Append tokens of the answer to the history."""
+        self._is_left = self._is_left or not self._move(ids)
+        count = len(ids)
+        self._path.clear()
+        self._known = {path[count:]: mask for path, mask in self._known.items() if path[:count] == tuple(ids)}
+
+    def apply(self, logits: Tensor, paths: Sequence[Sequence[int]]) -> Tensor:
+        """Return logits `[rows, vocab]` with -inf for tokens that may not follow the history and the row's path.
+
+        A row whose path is not allowed itself is unchanged: its tokens cannot be accepted.
+        """
+        start = time.perf_counter()
+        masks = [self.allowed(tuple(path)) for path in paths]
+        self.seconds += time.perf_counter() - start
+        if all(mask is None for mask in masks):
+            return logits
+        every: Allowed = np.ones(self._vocab, dtype=bool)
+        forbidden = torch.from_numpy(~np.stack([every if mask is None else mask for mask in masks]))
+        return logits.masked_fill(forbidden.to(logits.device), float("-inf"))
+
+    def allowed(self, path: Path) -> Allowed | None:
+        """Return which tokens may follow the history and a path, `[vocab]`; None if all may, or the path may not."""
+        if self._is_left:
+            return None
+        if path not in self._known:
+            self._known[path] = self._compute(path)
+        return self._known[path]
+
+    def forced(self, limit: int) -> list[int]:
+        """Return the tokens, up to `limit`, that must follow the history whatever the model's logits are.
+
+        The last one may be an end of the answer.
+        """
+        found: list[int] = []
+        while len(found) < limit:
+            mask = self.allowed(tuple(found))
+            if mask is None or np.count_nonzero(mask) != 1:
+                break
+            found.append(int(mask.argmax()))
+            if found[-1] in self._ends:
+                break
+        return found
+
+    def _compute(self, path: Path) -> Allowed | None:
+        if not self._move(path):
+            return None
+        found = self._matcher.allowed()
+        if found is None:
+            return None
+        self.computed += 1
+        mask: Allowed = np.zeros(self._vocab, dtype=bool)
+        count = min(len(found), self._vocab)
+        mask[:count] = found[:count]
+        mask[[each for each in self._ends if each < self._vocab]] = found[self._ends[0]] if self._ends else False
+        return mask
+
+    def _move(self, path: Sequence[int]) -> bool:
+        """Bring the matcher from its path to another one; return whether the constraint allows that.
+
+        An end of the answer is consumed by nobody: what would follow it is never emitted.
+        """
+        common = 0
+        while common < min(len(path), len(self._path)) and path[common] == self._path[common]:
+            common += 1
+        self._matcher.rollback(len(self._path) - common)
+        del self._path[common:]
+        for token in path[common:]:
+            if token in self._ends or not self._matcher.consume(token):
+                return False
+            self._path.append(token)
+        return True

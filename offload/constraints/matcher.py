@@ -1,0 +1,124 @@
+"""The interface of what follows an answer token by token and says which tokens may come next; and llguidance's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from ..errors import TriforceError
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
+
+Allowed = np.ndarray  # bool [vocab]: which tokens may come next
+
+
+class Matcher(Protocol):
+    """The state of a constraint after some tokens. It depends on these tokens alone."""
+
+    def consume(self, token: int) -> bool:
+        """Go on by a token. Returns False, and changes nothing, if the constraint does not allow it."""
+        ...
+
+    def rollback(self, count: int) -> None:
+        """Take back the last `count` tokens."""
+        ...
+
+    def allowed(self) -> Allowed | None:
+        """Return which tokens may come next; None if all may. Those that end the answer may where it is complete."""
+        ...
+
+
+class GrammarMatcher:
+    """A grammar of llguidance.
+
+    Where the grammar dictates the next characters, the only token that it allows is that of the tokenizer's own
+    encoding of them: so a mask with one token is common, and no other spelling of a key competes with the usual one.
+    """
+
+    def __init__(self, matcher: LLMatcher) -> None:
+        """Take over a matcher that has consumed nothing."""
+        self._matcher = matcher
+
+    def fork(self) -> GrammarMatcher:
+        """Return another matcher in the same state."""
+        return GrammarMatcher(self._matcher.deep_copy())
+
+    def consume(self, token: int) -> bool:
+        return self._matcher.try_consume_tokens([token]) == 1
+
+    def rollback(self, count: int) -> None:
+        if count and not self._matcher.rollback(count):
+            raise TriforceError(f"the constraint cannot be rolled back: {self._matcher.get_error()}")
+
+    def allowed(self) -> Allowed:
+        bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
+        if self._matcher.is_error():
+            reason = self._matcher.get_error().partition("\n")[0]
+            raise TriforceError(f"the constraint allows no way on: {reason}", "simplify the schema or the grammar")
+        return np.unpackbits(bits, bitorder="little").view(bool)
+
+
+class AfterThinking:
+    """Constrains what comes after the thinking of a reasoning model, which is free.
+
+    Between the two may be one token of blanks, as models write it.
+    """
+
+    def __init__(self, matcher: Matcher, tokens: Sequence[bytes], closing: bytes, opening: bytes | None) -> None:
+        """`opening` is None if the answer begins within the thinking; else it may begin with that, or constrained."""
+        self._matcher, self._tokens, self._closing = matcher, tokens, closing
+        self._opens = np.array([opening is not None and each == opening for each in tokens])
+        self._blanks = np.array([bool(each) and not each.strip() for each in tokens])
+        self._at = [_Place(b"" if opening is None else None, 0)]
+
+    def consume(self, token: int) -> bool:
+        place = self._at[-1]
+        if place.thought is not None:
+            self._at.append(self._think(place.thought, token))
+        elif place.consumed == 0 and len(self._at) == 1 and self._opens[token]:
+            self._at.append(_Place(b"", 0))
+        elif place.is_gap and self._blanks[token]:
+            self._at.append(_Place(None, 0))
+        elif self._matcher.consume(token):
+            self._at.append(_Place(None, place.consumed + 1))
+        else:
+            return False
+        return True
+
+    def _think(self, thought: bytes, token: int) -> _Place:
+        thought += self._tokens[token]
+        if self._closing in thought:
+            return _Place(None, 0, is_gap=True)
+        return _Place(thought[-len(self._closing) :], 0)
+
+    def rollback(self, count: int) -> None:
+        before = self._at[-1].consumed
+        if count:
+            del self._at[-count:]
+        self._matcher.rollback(before - self._at[-1].consumed)
+
+    def allowed(self) -> Allowed | None:
+        place = self._at[-1]
+        if place.thought is not None:
+            return None
+        allowed = self._matcher.allowed()
+        if allowed is None or place.consumed:
+            return allowed
+        more = self._opens if len(self._at) == 1 else self._blanks if place.is_gap else None
+        if more is not None:
+            allowed = allowed.copy()
+            count = min(len(more), len(allowed))
+            allowed[:count] |= more[:count]
+        return allowed
+
+
+class _Place:
+    """Where `AfterThinking` is: the end of what is `thought`, None in the answer; tokens of it that are `consumed`."""
+
+    __slots__ = ("consumed", "is_gap", "thought")
+
+    def __init__(self, thought: bytes | None, consumed: int, is_gap: bool = False) -> None:
+        self.thought, self.consumed, self.is_gap = thought, consumed, is_gap

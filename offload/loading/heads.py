@@ -1,0 +1,167 @@
+"""Opens, checks and loads trained heads: their own folders, and the MTP head in a target's checkpoint."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from functools import cached_property
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..architecture.config import ModelShape
+from ..architecture.config_checks import check_of_config
+from ..architecture.head_shape import EAGLE3, HeadShape, eagle3_shape, is_head, mtp_shape
+from ..errors import CheckpointError
+from ..kernels.ops import Operations
+from ..model.decoder import Model
+from ..model.heads import MTP, Eagle3, Head
+from ..parallel import ALONE
+from .checkpoint_json import read_json
+from .formats.layer_tensors import Sizes, checkpoint_sizes, layer_sizes
+from .formats.safetensors import FolderCheckpoint, weight_files
+from .weight_reader import WeightReader
+from .weights import load_layer
+
+_LAYER = re.compile(r"midlayer\.|layers\.(\d+)\.")
+_UNUSED = ("t2d", "verifier_norm.weight", "verifier_lm_head.weight", "mask_hidden")
+_EAGLE_NORMS = ("model.layers.0.input_layernorm.weight", "model.layers.0.hidden_norm.weight", "model.norm.weight")
+_MTP_NORMS = ("pre_fc_norm_embedding.weight", "pre_fc_norm_hidden.weight", "model.norm.weight")
+
+
+def is_head_folder(path: Path) -> bool:
+    """Return whether a path is the folder of a head, and not of a model. Raises CheckpointError."""
+    return path.is_dir() and is_head(read_json(path / "config.json"))
+
+
+class HeadCheckpoint(FolderCheckpoint):
+    """A head in a folder of its own, or within the target's: a checkpoint with the decoder's names of tensors."""
+
+    def __init__(self, path: Path, target: ModelShape, is_mtp: bool = False) -> None:
+        """Read the config of a head for a target.
+
+        Raises SettingsError if it is for another one, UnsupportedModel, CheckpointError, ModelNotFound.
+        """
+        self.path, self.generation = path, {}
+        config = read_json(path / "config.json") if path.is_dir() else {}
+        self.head: HeadShape = (mtp_shape if is_mtp else eagle3_shape)(
+            config, target, check_of_config(path / "config.json")
+        )
+        self.shape = self.head.layers
+        self._name = _mtp_name if is_mtp else _eagle_name
+        self._reads = bool
+        self._quantized = self._layout = None
+        self.quantization = ""
+        self._files = weight_files(path)
+
+    @cached_property
+    def parameters(self) -> int:
+        """Return the number of its parameters, those of the target that it shares not among them."""
+        return sum(prod(size) for name, size in self.sizes().items() if name not in _UNUSED)
+
+    def expected(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """Yield the names and sizes of the tensors that must be there."""
+        head, hidden = self.head, self.shape.hidden
+        inputs = 2 * hidden if head.kind != EAGLE3 else len(head.taps) * head.target_hidden
+        yield "fc.weight", (hidden, inputs)
+        for name in _EAGLE_NORMS if head.kind == EAGLE3 else _MTP_NORMS:
+            yield name, (hidden,)
+        for index in range(self.shape.layers):
+            for name, size in self._layer_sizes(index).items():
+                yield f"model.layers.{index}.{name}", size
+        for name in self.input_norms:
+            yield name, (inputs if head.norm_before_fc else head.target_hidden,)
+        if head.kind == EAGLE3 and head.vocab != self.shape.vocab:
+            yield "d2t", (head.vocab,)
+        if head.kind == EAGLE3 and (hidden != head.target_hidden or head.vocab != self.shape.vocab):
+            yield "lm_head.weight", (head.vocab, hidden)
+        if head.kind == EAGLE3 and hidden != head.target_hidden:
+            yield "model.embed_tokens.weight", (self.shape.vocab, hidden)
+
+    def _layer_sizes(self, index: int) -> Sizes:
+        sizes = checkpoint_sizes(self.shape, layer_sizes(self.shape, self.shape.spec(index)))
+        if self.head.kind != EAGLE3 or index:
+            return sizes
+        wide = (f"self_attn.{x}_proj.weight" for x in "qkv")
+        return sizes | {name: (sizes[name][0], 2 * sizes[name][1]) for name in wide}
+
+    @property
+    def input_norms(self) -> list[str]:
+        """Return the names of the norms of the target's rows."""
+        if self.head.norm_before_fc:
+            return ["input_norm.weight"]
+        return [f"fc_norm.{i}.weight" for i in range(len(self.head.taps))] if self.head.fc_norm else []
+
+    def check(self) -> None:
+        """Check by the headers that every tensor is there with its size. Raises CheckpointError."""
+        found = self.sizes()
+        for name, size in self.expected():
+            if name not in found:
+                raise CheckpointError(f"{self.path}: the drafter lacks the tensor {name}", "fetch it again")
+            if found[name] != size:
+                raise CheckpointError(
+                    f"{self.path}: {name} is {list(found[name])}, its config asks for {list(size)}",
+                    "config.json and the weights do not belong together; fetch the drafter again",
+                )
+
+
+def checked_head(path: Path, target: ModelShape, is_mtp: bool = False) -> HeadCheckpoint:
+    """Return a head of a target that has been checked. Raises as HeadCheckpoint."""
+    checkpoint = HeadCheckpoint(path, target, is_mtp)
+    checkpoint.check()
+    return checkpoint
+
+
+def load_head(checkpoint: HeadCheckpoint, target: Model, operations: Operations) -> Head:
+    """Load a head of a loaded target, from a checkpoint that has been checked."""
+    own, found = checkpoint.head, checkpoint.sizes()
+    with checkpoint.tensors() as read:
+        reader = WeightReader(read, target.dtype, target.device, operations, ALONE, None, own.layers)
+        layers = [load_layer(reader, own.layers, index) for index in range(own.layers.layers)]
+        names = _EAGLE_NORMS if own.kind == EAGLE3 else _MTP_NORMS
+        norms = tuple(reader.norm(name) for name in names)
+        weights = own, target, operations, reader.linear(False, "fc"), norms, layers
+        if own.kind != EAGLE3:
+            return MTP(*weights)
+        has_embedding, has_head = ("model.embed_tokens.weight" in found, "lm_head.weight" in found)
+        return Eagle3(
+            *weights,
+            embedding=reader.table("model.embed_tokens").rows if has_embedding else target.embedding,
+            head=reader.linear(False, "lm_head") if has_head else target.output_head,
+            targets=_targets(read, own, found, checkpoint.path).to(target.device) if "d2t" in found else None,
+            input_norms=[reader.norm(name) for name in checkpoint.input_norms],
+        )
+
+
+def _targets(read: Any, own: HeadShape, found: Sizes, path: Path) -> Tensor:
+    """Return the target's ids of a head's tokens `[vocab]`.
+
+    d2t has their differences to the head's own ids, or in some files the ids themselves; t2d has which ids there are.
+    Raises CheckpointError.
+    """
+    stored = read("d2t").long()
+    added = stored + torch.arange(own.vocab)
+    for ids in (added, stored):
+        is_valid = bool(((ids >= 0) & (ids < own.layers.vocab)).all()) and len(ids.unique()) == len(ids)
+        if is_valid and ("t2d" not in found or bool(read("t2d")[ids].all())):
+            return ids
+    raise CheckpointError(
+        f"{path}: d2t does not give each of the drafter's tokens one of the target's", "fetch it again"
+    )
+
+
+def _eagle_name(name: str) -> str:
+    """Return the decoder's name of a tensor of an EAGLE-3 head."""
+    name = name.removeprefix("model.")
+    if match := _LAYER.match(name):
+        return f"model.layers.{match[1] or 0}.{name[match.end() :]}"
+    return f"model.{name}" if name in ("norm.weight", "embed_tokens.weight") else name
+
+
+def _mtp_name(name: str) -> str:
+    """Return the decoder's name of a tensor of an MTP head; nothing for the target's."""
+    own = name.removeprefix("mtp.")
+    return "" if own == name else f"model.{own}" if own.startswith(("layers.", "norm.")) else own

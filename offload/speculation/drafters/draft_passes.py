@@ -1,0 +1,74 @@
+"""What the tokens of a draft are drawn from: logits of one pass for each of them, or of one pass for all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from ...sequence import TokenSequence
+    from ..passes.runner import Runner
+
+
+class DraftPasses:
+    """A pass for each token of a chain, or for each depth of a tree."""
+
+    def __init__(self, runner: Runner, vocab: int) -> None:
+        """Logits get `vocab` columns, the target's: some checkpoints pad the vocabulary, others do not."""
+        self._runner, self._vocab = runner, vocab
+
+    def first(self, sequence: TokenSequence, depth: int) -> Tensor:
+        """Begin a draft of up to `depth` tokens; return the logits `[1, vocab]` behind the sequence."""
+        return self._logits(self._runner.rows(sequence))
+
+    def following(self, ids: Tensor) -> Tensor:
+        """Return the logits `[1, vocab]` behind the next token of a chain, `[1]` on the device."""
+        return self._logits(self._runner.step(ids))
+
+    def following_nodes(self, ids: Tensor, parents: Sequence[int]) -> Tensor:
+        """Return the logits `[nodes, vocab]` behind the nodes at the next depth that have children.
+
+        `ids` `[nodes]` are on the device, `parents` as of `Runner.step_tree`.
+        """
+        return self._logits(self._runner.step_tree(ids.clamp(max=self._runner.model.shape.vocab - 1), parents))
+
+    def resolve(self, ids: Sequence[int]) -> None:
+        """Note the ids of the tokens of a chain that had logits behind them."""
+        self._runner.resolve(ids)
+
+    def resolve_nodes(self, ids: Sequence[int]) -> None:
+        """Note the ids of the nodes that had logits behind them, in order."""
+        self._runner.resolve_tree(ids)
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        logits = self._runner.logits(hidden)
+        missing = self._vocab - logits.shape[1]
+        return torch.nn.functional.pad(logits, (0, missing), value=float("-inf")) if missing else logits
+
+
+class ParallelPasses(DraftPasses):
+    """One pass for all tokens: the logits at a depth are the same, whatever was drawn before (PARD, arXiv 2504.18583).
+
+    Its runner has `slots`. What they leave in its cache is dropped by the next call with a sequence.
+    """
+
+    _left: Iterator[Tensor] = iter(())  # logits `[1, vocab]` of the depths to come
+
+    def first(self, sequence: TokenSequence, depth: int) -> Tensor:
+        self._left = iter(self._logits(self._runner.slots(sequence, depth)).split(1))
+        return next(self._left)
+
+    def following(self, ids: Tensor) -> Tensor:
+        return next(self._left)
+
+    def following_nodes(self, ids: Tensor, parents: Sequence[int]) -> Tensor:
+        return next(self._left).expand(len(parents), -1)
+
+    def resolve(self, ids: Sequence[int]) -> None:
+        pass
+
+    def resolve_nodes(self, ids: Sequence[int]) -> None:
+        pass

@@ -1,0 +1,166 @@
+"""Drafts with a trained head, from the hidden rows that passes of the target have left."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Hashable, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from ...caches.streaming_llm import StreamingCache
+from ...events import DraftPrefilled
+from ...memory.tree_attention import Tree, tree_of
+from ...settings.method_sizes import draft_chunk
+from ..passes.steps import AT_ONCE, Executor
+from ..sampling.transfers import upload
+from .drafter import ModelDrafter
+
+if TYPE_CHECKING:
+    from ...model.heads import Head
+    from ...parallel import Group
+    from ...sequence import TokenSequence, Watermarks
+    from ...settings.config import Speculation
+    from ..passes.runner import Runner
+    from ..sampling.warp import Sampler
+
+
+_SPARE = 16  # slots
+
+
+class HeadRunner:
+    """A head with a cache of its latest slots, as ModelDrafter and TreeDrafting use a runner.
+
+    Slot t has the token at position t + 1, and a feature of the target's row at position t. Its keys and values stay if
+    the row is the full cache's. What the head or a middle level has computed is replaced as soon as that has its own.
+    A slot attends to a window of slots before it, at positions inside of the window.
+    """
+
+    def __init__(self, head: Head, settings: Speculation, sources: Sequence[Runner]) -> None:
+        """`sources` are the runners of the target, that of the full cache first; all of them keep their rows."""
+        window, self._most = head_window(head, settings), draft_chunk(settings)
+        shape, rope = head.shape, head.rope(window + self._most)
+        self.model, self.sources = head, sources
+        self.cache = StreamingCache(shape, rope, 0, window, self._most, head.dtype, head.device)
+        self.executor: Executor = AT_ONCE  # heads run by themselves
+        self.reach = rows_needed(head, settings)
+        self._true = 0  # slots in the cache, from the first on, whose features come from the full cache's rows
+        self._first = 0  # the first slot that is in the cache
+        self._last: Tensor | None = None  # [1, hidden], of the last slot before drafted ones
+        self._rows: Tensor | None = None  # of the last slot: [1, hidden]; of a tree those of its root and nodes
+        self._tree: Tree | None = None
+        self._marks: Watermarks | None = None
+
+    def has_rows(self, sequence: TokenSequence) -> bool:
+        """Return whether the target has left what the next slot of the sequence needs."""
+        return any(len(sequence) - 2 in source.rows_kept(sequence) for source in self.sources)
+
+    def read(self, sequence: TokenSequence) -> Generator[DraftPrefilled]:
+        """Run the slots of the last tokens of a prompt."""
+        if self.has_rows(sequence):
+            count = min(len(sequence) - 1, self.reach)
+            yield DraftPrefilled(0, count)
+            self.rows(sequence)
+            yield DraftPrefilled(count, count)
+
+    @torch.inference_mode()
+    def rows(self, sequence: TokenSequence, draft: Sequence[int] = ()) -> Tensor:
+        """Return the row `[1, hidden]` of the last slot of a sequence, from which its next token is drafted."""
+        assert not draft, "a head verifies nothing"
+        end = len(sequence) - 1
+        if self._follow(sequence, end) and self._last is not None:
+            self._rows = self._last
+            return self._rows
+        tokens = upload(torch.tensor(sequence.tokens[self.cache.length + 1 :]), self.model.device)
+        for ids in tokens.split(self._most):
+            features = self._features(sequence, self.cache.length, len(ids))
+            self._last = self._rows = self.model.run(ids, features, self.cache)[-1:]
+        self._true = max(self._true, min(end, self.sources[0].rows_kept(sequence).stop))
+        return self._rows
+
+    def _follow(self, sequence: TokenSequence, end: int) -> bool:
+        """Drop the slots that are not the sequence's, or not true ones, and those before the window of `end`.
+
+        Return whether all slots before `end` stay, and no others are there.
+        """
+        unchanged = sequence.marks.unchanged(self) if sequence.marks is self._marks else 0
+        sequence.marks.update(self, len(sequence))
+        self._marks, self._tree = sequence.marks, None
+        kept = max(min(unchanged - 1, self._true), 0)
+        if self._last is None or kept != end:
+            kept = min(kept, end - 1)  # at least one slot is run, for its row
+        self._true = min(self._true, kept)
+        if kept < self._first or self.cache.truncate(min(kept, self.cache.length)) < kept:
+            self.cache.truncate(0)
+            self._true = self._first = 0
+        first = max(min(positions.start for positions in self._kept(sequence)), end - self.reach, 0)
+        if self.cache.length < first:
+            self.cache.truncate(0)
+            self.cache.skip(first)
+            self._first = first
+        return self.cache.length == end
+
+    def _kept(self, sequence: TokenSequence) -> dict[range, Runner]:
+        """Return the positions whose rows each source has, of the full cache first."""
+        found = {source.rows_kept(sequence): source for source in self.sources}
+        return {positions: source for positions, source in found.items() if positions}
+
+    def _features(self, sequence: TokenSequence, start: int, count: int) -> Tensor:
+        """Return the features of slots, each from the first source that has its row."""
+        parts, at = [], start
+        while at < start + count:
+            positions, source = next(each for each in self._kept(sequence).items() if at in each[0])
+            end = min(positions.stop, start + count)
+            parts.append(self.model.features(source.kept.get(at, end)))
+            at = end
+        return torch.cat(parts)
+
+    def step(self, ids: Tensor) -> Tensor:
+        """Run a drafted token `[1]` behind the last slot; return its row `[1, hidden]`."""
+        self._rows = self.model.run(ids, self.model.recycled(self._rows), self.cache)
+        return self._rows
+
+    def step_tree(self, ids: Tensor, parents: Sequence[int]) -> Tensor:
+        """Run drafted tokens `[tokens]` as nodes of a tree, as `Runner.step_tree`; return their rows."""
+        before = () if self._tree is None else self._tree.parents
+        self._tree = tree_of((*before, *parents))
+        above = upload(torch.tensor([parent + 1 for parent in parents]), self.model.device)
+        features = self.model.recycled(self._rows.index_select(0, above))
+        rows = self.model.run(ids, features, self.cache, self._tree)
+        self._rows = torch.cat((self._rows, rows))
+        return rows
+
+    def logits(self, rows: Tensor) -> Tensor:
+        """Return logits `[slots, vocab]` in fp32 over the target's vocabulary."""
+        return self.model.logits(rows)
+
+    def resolve(self, ids: Sequence[int]) -> None:
+        """Do nothing: the next call with a sequence drops drafted slots."""
+
+    resolve_tree = resolve
+
+    def observe(self, drafted: int, accepted: int) -> None:
+        """Do nothing."""
+
+
+class HeadDrafter(ModelDrafter):
+    """A trained head, whose drafts are kinds by the length of the sequence: acceptance falls with it."""
+
+    def __init__(self, runner: HeadRunner, sampler: Sampler, group: Group) -> None:
+        super().__init__(runner, sampler, group)
+        self.name = runner.model.own.kind
+        self._head = runner
+        self.relative_cost = min(runner.model.read_cost / runner.model.target.read_cost, 1.0)
+
+    def draft_kind(self, sequence: TokenSequence) -> Hashable:
+        return len(sequence).bit_length() if self._head.has_rows(sequence) else None
+
+
+def head_window(head: Head, settings: Speculation) -> int:
+    """Return how many slots a head attends to before those that it runs."""
+    return min(filter(None, (head.own.window, settings.window)))
+
+
+def rows_needed(head: Head, settings: Speculation) -> int:
+    """Return of how many tokens before a prompt's end a head reads rows: with some more, rollbacks leave a window."""
+    return head_window(head, settings) + _SPARE

@@ -1,0 +1,93 @@
+"""With a constraint every method emits the renormalised product over all valid continuations, by brute force."""
+
+import itertools
+
+import pytest
+import torch
+
+from offload.constraints.grammar import compile_grammar
+from offload.constraints.masks import TokenMasks
+from offload.constraints.matcher import GrammarMatcher
+from offload.settings.config import Sampling
+from tests.support.constraints import lltokenizer
+from tests.support.table_models import PROMPT, TARGET, TOKENS, VOCAB, chi_square_p, counted, hierarchy, number
+
+SPELLING = [b"a", b"b", b"c", b"d", b"ab", b"cd", b"bc", b"<end>"]
+PARTS = ("abc", "abd", "ac", "ad", "bc", "bd", "c", "d")
+REGEX = f"({'|'.join(PARTS)}){{6,9}}"  # no text of three tokens is complete
+WARM, HOT = Sampling(temperature=0.7, top_p=1), Sampling(temperature=1.5, top_p=1)
+RUNS, SIGNIFICANCE = 500, 1e-3
+METHODS = [
+    ("ar", "none", {}),
+    ("lookup", "lookup", {}),
+    ("retrieval", "none", {}),
+    ("naive", "good", {}),
+    ("triforce", "uniform", {}),
+    ("streaming", "lookup", {}),
+    ("auto", "adversarial", {}),
+    ("naive", "uniform", {"tree": "k-ary:3x2"}),
+    ("retrieval", "lookup", {"tree": "5"}),
+    ("triforce", "good", {"tree": "6", "tree_sampling": "top-k"}),
+]
+
+
+def constrained():
+    tokenizer = lltokenizer(SPELLING)
+    return TokenMasks(GrammarMatcher(compile_grammar("regex", REGEX, tokenizer)), [VOCAB - 1], VOCAB)
+
+
+def prefixes(length=2 * TOKENS):
+    """Return every beginning of a text of the language, up to a length."""
+    whole = {""}
+    for _ in range(length):
+        whole |= {text + part for text in whole for part in PARTS if len(text) < length}
+    return {text[:end] for text in whole for end in range(length + 1)}
+
+
+def masked_joint(sampling):
+    """Return the exact distribution of the first tokens, `[VOCAB ** TOKENS]`."""
+    known = prefixes()
+    result = torch.zeros(VOCAB**TOKENS, dtype=torch.float64)
+    for run in itertools.product(range(VOCAB - 1), repeat=TOKENS):
+        text, chance, spelt = PROMPT[-2:], 1.0, ""
+        for token in run:
+            may = [spelt + each.decode() in known for each in SPELLING[:-1]]
+            weights = (TARGET[text[-2], text[-1]].double() / sampling.temperature).exp()[:-1] * torch.tensor(may)
+            chance *= float(weights[token] / weights.sum())
+            text, spelt = [*text, token], spelt + SPELLING[token].decode()
+            if not chance:
+                break
+        result[number(run)] = chance
+    return result
+
+
+@pytest.fixture(scope="module")
+def expected():
+    return {each: masked_joint(each) for each in (WARM, HOT)}
+
+
+@pytest.mark.daily("hot-naive-good-*")
+@pytest.mark.parametrize(("method", "draft", "trees"), METHODS)
+@pytest.mark.parametrize("sampling", [WARM, HOT], ids=["warm", "hot"])
+def test_every_method_has_the_distribution_of_brute_force(expected, sampling, method, draft, trees):
+    gammas = (None, None) if method == "auto" else (2, 3)
+    top = hierarchy(method, draft, sampling, gammas, penalised=True, masks=constrained(), **trees).top
+    assert chi_square_p(counted(top, RUNS), expected[sampling]) > SIGNIFICANCE
+
+
+@pytest.mark.long
+def test_masks_that_forget_the_draft_are_detected(expected, monkeypatch):
+    apply = TokenMasks.apply
+    monkeypatch.setattr(TokenMasks, "apply", lambda self, rows, paths: apply(self, rows, [()] * len(rows)))
+    top = hierarchy("naive", "good", WARM, (2, 3), penalised=True, masks=constrained()).top
+    assert chi_square_p(counted(top, RUNS), expected[WARM]) < SIGNIFICANCE
+
+
+def test_a_mask_depends_on_the_row_s_own_history_alone():
+    tried, texts = constrained(), [(), (0,), (0, 6), (4, 3), (2, 2, 2), (4,), (0, 1, 3), (3, 4), ()]
+    for path in texts:
+        fresh = constrained()
+        fresh.observe(path)
+        assert (tried.allowed(path) == fresh.allowed(())).all()
+    assert tried.allowed((1, 0)) is None  # "ba": no text of the language
+    assert tried.allowed(()) is not None

@@ -1,0 +1,194 @@
+"""Trained heads: their forward passes against plain torch, their caches after rejections, and what they emit."""
+
+import pytest
+import torch
+
+from offload.errors import CheckpointError, SettingsError, UnsupportedModel
+from offload.kernels.ops import TorchOperations
+from offload.loading.formats.safetensors import FolderCheckpoint
+from offload.loading.heads import checked_head, load_head
+from offload.loading.weights import load_model
+from offload.parallel import ALONE
+from offload.sequence import TokenSequence
+from offload.settings.config import Sampling, Speculation
+from offload.speculation.drafters.heads import HeadDrafter, HeadRunner
+from offload.speculation.passes.runner import Runner
+from offload.speculation.sampling.warp import Sampler
+from offload.speculation.trees.tree import DraftedTree, k_ary
+from tests.support.heads import LAYERS, VOCAB, Eagle3Reference, add_mtp, save_eagle3
+from tests.support.models import FAMILY_CASES, ids, make_hf_model
+from tests.support.offloading import CPU, native_kernel
+
+SETTINGS = Speculation("naive", "a head", window=200)  # for all slots of these tests
+GREEDY = Sampling(temperature=0)
+CASES = {
+    "plain": {},
+    "all-tokens": {"vocab": VOCAB},
+    "normed-output": {"norm_output": True, "norm_before_residual": True},
+    "speculators": {"is_speculators": True, "norm_before_fc": True},
+    "two-layers": {"is_speculators": True, "layers": 2, "norm_before_residual": False, "fc_norm": True},
+    "qwen3": {"is_speculators": True, "model_type": "qwen3", "taps": (1, 4)},
+}
+
+
+@pytest.fixture(scope="module")
+def reference():
+    return make_hf_model("llama", num_hidden_layers=LAYERS, tie_word_embeddings=False)
+
+
+@pytest.fixture(scope="module")
+def target(reference, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("target")
+    reference.save_pretrained(folder)
+    return load_model(FolderCheckpoint(folder), torch.float32, CPU, lambda done, total: None)
+
+
+def head_of(target, folder, operations=None):
+    head = load_head(checked_head(folder, target.shape), target, operations or TorchOperations())
+    target.tap(head.own.taps)
+    return head
+
+
+def new_runner(target, head, settings=SETTINGS, sequence=None):
+    """Return a head's runner, and that of the target, which has read all but the last token of a sequence."""
+    full = Runner(target, target.new_cache(400))
+    drafting = HeadRunner(head, settings, [full])
+    full.keep_rows(drafting.reach)
+    if sequence is not None:
+        last = sequence.tokens[-1]
+        sequence.truncate(len(sequence) - 1)
+        list(full.prefill(sequence))
+        sequence.extend([last])
+    return drafting, full
+
+
+@pytest.mark.parametrize("is_native", [False, True])
+@pytest.mark.parametrize("case", CASES)
+def test_chains_have_the_rows_of_plain_torch(target, reference, tmp_path, case, is_native):
+    from offload.kernels.native.ops import NativeOperations
+
+    if is_native and native_kernel() is None:
+        pytest.skip("there is no native kernel")
+    folder = save_eagle3(tmp_path / "head", **CASES[case])
+    head = head_of(target, folder, NativeOperations(native_kernel()) if is_native else None)
+    expected = Eagle3Reference(folder, reference.model.embed_tokens.weight.detach())
+    sequence, drafted = TokenSequence(ids(30)), ids(3, seed=1)
+    runner, _ = new_runner(target, head, sequence=sequence)
+    with torch.no_grad():
+        states = reference(torch.tensor([sequence.tokens]), output_hidden_states=True)
+        entering = [x[0] for x in states.hidden_states[:LAYERS]]
+        last_layer = reference.model.layers[-1]
+        rotations = reference.model.rotary_emb(entering[0].unsqueeze(0), torch.arange(30).unsqueeze(0))
+        mask = torch.full((30, 30), float("-inf")).triu(1)[None, None]
+        out = last_layer(entering[-1].unsqueeze(0), attention_mask=mask, position_embeddings=rotations)
+        entering.append((out[0] if isinstance(out, tuple) else out).view(30, -1))
+    taps = torch.cat([entering[each] for each in head.own.taps], 1)[:-1]  # the last token has not been run
+    tokens, features = sequence.tokens[1:], expected.features(taps)
+    rows = runner.rows(sequence)
+    for token in [*drafted, None]:
+        wanted = expected.rows(torch.tensor(tokens), features)[-1:]
+        torch.testing.assert_close(rows, wanted, atol=2e-4, rtol=1e-3)
+        torch.testing.assert_close(runner.logits(rows), expected.logits(wanted), atol=2e-4, rtol=1e-3)
+        if token is not None:
+            tokens, features = [*tokens, token], torch.cat((features, expected.recycled(wanted)))
+            rows = runner.step(torch.tensor([token]))
+
+
+def test_differences_and_ids_of_d2t_are_told_apart(target, tmp_path):
+    rows = torch.randn((3, 64), generator=torch.Generator().manual_seed(0))
+    heads = [head_of(target, save_eagle3(tmp_path / str(each), absolute=each)) for each in (False, True)]
+    first, second = (head.logits(rows) for head in heads)
+    assert torch.equal(first, second)
+    assert int(first.isfinite().sum()) == 3 * 90
+
+
+def test_slots_after_rejections_and_trees_are_those_of_a_fresh_run(target, tmp_path):
+    head = head_of(target, save_eagle3(tmp_path / "head"))
+    sequence = TokenSequence(ids(30))
+    runner, full = new_runner(target, head, sequence=sequence)
+    drafter = HeadDrafter(runner, Sampler(GREEDY, 0, VOCAB, CPU), ALONE)
+    shape = DraftedTree(k_ary((3, 2, 1)))
+    for turn in range(10):
+        draft = drafter.propose(sequence, 4, shape if turn % 2 else None)
+        if draft.parents is None:
+            full.rows(sequence, draft.tokens)
+            accepted = draft.tokens[: turn % 4]
+        else:
+            full.tree_rows(sequence, draft.tokens, draft.parents)
+            accepted = [draft.tokens[node] for node in (1, 5)[: turn % 3]]
+        sequence.extend([*accepted, 5 + turn])
+        full.settle(sequence)
+    copied = TokenSequence(sequence.tokens)
+    fresh, _ = new_runner(target, head, sequence=copied)
+    torch.testing.assert_close(runner.rows(sequence), fresh.rows(copied), atol=1e-5, rtol=1e-4)
+    assert runner.cache.length == fresh.cache.length == len(sequence) - 1
+    count = len(sequence) - 1
+    for ours, theirs in zip(runner.cache.layer(0), fresh.cache.layer(0), strict=True):
+        torch.testing.assert_close(ours[:, :count], theirs[:, :count], atol=1e-5, rtol=1e-4)
+
+
+def test_rows_before_the_window_are_not_read(target, tmp_path):
+    head = head_of(target, save_eagle3(tmp_path / "head"))
+    settings = Speculation("naive", "a head", window=20)
+    long, short = TokenSequence(ids(300)), TokenSequence(ids(300))
+    runner, _ = new_runner(target, head, settings, long)
+    list(runner.read(long))
+    assert runner.cache.length == 299
+    other, full = new_runner(target, head, settings, short)
+    full.kept.first = 299 - other.reach  # as after a restored prompt
+    assert torch.equal(runner.rows(long), other.rows(short))
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"hidden_size": 128}, SettingsError, "hidden size of 128"),
+        ({"vocab_size": 300}, SettingsError, "vocabulary of 300"),
+        ({"eagle_aux_hidden_state_layer_ids": [1, 9]}, CheckpointError, "different numbers of 0 to 4"),
+        ({"eagle_aux_hidden_state_layer_ids": [1, 2]}, CheckpointError, "fc.weight"),
+        ({"draft_vocab_size": 91}, CheckpointError, "d2t"),
+        ({"num_hidden_layers": 2}, CheckpointError, "lacks the tensor model.layers.1"),
+        ({"speculators_model_type": "dspark"}, UnsupportedModel, "dspark"),
+    ],
+)
+def test_wrong_heads_are_refused_before_their_weights_are_read(target, tmp_path, change, error, message):
+    import json
+
+    folder = save_eagle3(tmp_path / "head")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | change))
+    with pytest.raises(error, match=message):
+        checked_head(folder, target.shape)
+
+
+@pytest.mark.parametrize("case", ["qwen3-next", "qwen3.5"])
+def test_mtp_has_the_logits_of_transformers(tmp_path, case):
+    family, changes = FAMILY_CASES[case]
+    reference = make_hf_model(family, **changes)
+    reference.save_pretrained(tmp_path)
+    own, more = add_mtp(tmp_path, family, **changes)
+    target = load_model(FolderCheckpoint(tmp_path), torch.float32, CPU, lambda done, total: None)
+    head = load_head(checked_head(tmp_path, target.shape, is_mtp=True), target, TorchOperations())
+    sequence, drafted = TokenSequence(ids(30)), ids(3, seed=1)
+    runner, _ = new_runner(target, head, sequence=sequence)
+
+    def normed(x, name):
+        return torch.nn.functional.rms_norm(x, (64,), 1 + more[f"pre_fc_norm_{name}.weight"], 1e-6)
+
+    with torch.no_grad():
+        features = reference.model(torch.tensor([sequence.tokens[:-1]])).last_hidden_state[0]
+        tokens, rows = sequence.tokens[1:], runner.rows(sequence)
+        for token in [*drafted, None]:
+            embeddings = reference.model.embed_tokens(torch.tensor(tokens))
+            both = torch.cat((normed(embeddings, "embedding"), normed(features, "hidden")), 1)
+            out = own.model(inputs_embeds=(both @ more["fc.weight"].T).unsqueeze(0)).last_hidden_state[0]
+            torch.testing.assert_close(runner.logits(rows), reference.lm_head(out[-1:]), atol=5e-4, rtol=1e-3)
+            if token is not None:
+                tokens, features = [*tokens, token], torch.cat((features, out[-1:]))
+                rows = runner.step(torch.tensor([token]))
+
+
+def test_a_target_without_mtp_is_told(target, tmp_path):
+    make_hf_model("llama").save_pretrained(tmp_path)
+    with pytest.raises(UnsupportedModel, match="--draft mtp needs a target with an MTP head"):
+        checked_head(tmp_path, FolderCheckpoint(tmp_path).shape, is_mtp=True)

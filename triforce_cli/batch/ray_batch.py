@@ -1,0 +1,266 @@
+"""A batch on a Ray cluster: the lines in pieces to Ray Data, whose actors answer them, and the results as they come.
+
+Ray restarts a worker that was killed and gives its piece to another one. Each result is written here, once; a piece
+whose results did not arrive is answered by the same command again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from offload.errors import PromptError, SettingsError, TriforceError
+from offload.units import counted
+
+from ..options.command_request import OutputOptions
+from ..options.declarations import AUTO
+from ..output.batch_display import BatchDisplay
+from ..output.terminal import Terminal
+from ..run.job import MOST
+from ..run.model_request import ModelRequest
+from .batch_files import ERROR, Survey, error_line
+from .batch_run import BatchOptions, exit_code, interrupted
+from .line_request import Id, LineError, LineRequest
+from .ray_worker import LINES, RESULTS, Packed, Places, Reader, Worker, WorkerJob
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+LOCAL = "local"  # the address of a cluster of this machine alone, which the command starts and ends
+_BEGINNING = 1024  # characters that prompts of one document have in common
+_PIECES = 4  # for each worker at least, so that all end at about the same time
+_MOST_PIECES = 10_000
+_CONNECT = 5.0  # seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Workers:
+    """How many workers a cluster has room for, and the CPU cores and GPUs of each."""
+
+    count: int
+    cpus: int
+    gpus: int
+
+
+def run_on_cluster(
+    batch: BatchOptions,
+    opened: ModelRequest,
+    found: Survey,
+    terminal: Terminal,
+    output: OutputOptions,
+    display: BatchDisplay,
+) -> int:
+    """Answer a batch on the cluster at `batch.cluster`; return the exit code. Raises TriforceError."""
+    assert batch.cluster is not None and batch.file is not None
+    display.loading(f"looking for the Ray cluster {batch.cluster}")
+    with _cluster(batch.cluster):
+        workers = _workers(opened)
+        run = _Run(batch, display)
+        work = pieces(run.places(), workers.count, batch.parallel)
+        if not output.quiet:
+            each = counted(workers.gpus, "GPU") if workers.gpus else counted(workers.cpus, "CPU core")
+            terminal.note(f"{counted(workers.count, 'worker')} with {each} each, {counted(len(work), 'piece')} of work")
+        display.hide()
+        display.expect(found.requests)
+        display.loading(f"loading {opened.settings.engine.model}")
+        try:
+            for result in _results(batch, opened, found.longest, output, workers, work):
+                run.write(result)
+        except KeyboardInterrupt:
+            display.hide()
+            terminal.after_ctrl_c()
+            if not output.quiet:
+                terminal.note(interrupted(display, batch.results is not None))
+            raise
+    display.close()
+    if not output.quiet:
+        terminal.note(display.statistics(counted(workers.count, "worker")))
+    return exit_code(display, run.first_error, terminal)
+
+
+class _Run:
+    """The results of a batch: written as they come, and counted."""
+
+    def __init__(self, batch: BatchOptions, display: BatchDisplay) -> None:
+        self._batch, self._display = batch, display
+        self._write: Callable[[str], None] = display.write if batch.results is None else batch.results.write
+        self.first_error: str | None = None
+
+    def places(self) -> list[tuple[bytes, int, int]]:
+        """Return where the lines are that are to be answered, behind what their prompts begin with, as a digest.
+
+        The errors of lines that are no requests are written.
+        """
+        finished = self._batch.results.finished if self._batch.results is not None else set()
+        first: dict[Id, int] = {}
+        places = []
+        for line in self._batch.file.lines() if self._batch.file is not None else ():
+            try:
+                request = line.request()
+                if request.id in finished:
+                    continue
+                if (other := first.setdefault(request.id, line.number)) != line.number:
+                    error = PromptError(f"line {other} has the same id", "give each line another id")
+                    raise LineError(line.number, request.id, error)
+            except LineError as error:
+                self.write(error_line(error.line, error.id, error.error.message, error.error.hint))
+            else:
+                places.append((_beginning(request), line.number, line.start))
+        return places
+
+    def write(self, result: str) -> None:
+        """Write a line of JSON, and count it."""
+        event = json.loads(result)
+        self._write(result)
+        if event["type"] == ERROR:
+            self.first_error = self.first_error or f"line {event['line']}: {event['message']}"
+            self._display.fail(has_run=False)
+        else:
+            self._display.count(event["new_tokens"], event["prompt_tokens"])
+
+
+def _beginning(request: LineRequest) -> bytes:
+    text = f"{request.system or ''}\n{request.prompt[:_BEGINNING]}"
+    return hashlib.blake2b(text.encode(), digest_size=8).digest()
+
+
+def pieces(places: list[tuple[bytes, int, int]], workers: int, parallel: int | str) -> list[Places]:
+    """Divide the lines into pieces, each for one worker; those with a common beginning follow each other."""
+    order: dict[bytes, Places] = {}
+    for digest, number, start in places:
+        order.setdefault(digest, []).append((number, start))
+    most = MOST if parallel == AUTO else int(parallel)
+    size = max(min(most, -(-len(places) // (workers * _PIECES))), -(-len(places) // _MOST_PIECES), 1)
+    ordered = [place for group in order.values() for place in group]
+    return [ordered[at : at + size] for at in range(0, len(ordered), size)]
+
+
+@contextmanager
+def _cluster(address: str) -> Iterator[None]:
+    """Join a Ray cluster, or start one for LOCAL, and leave it at the end. Raises SettingsError."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is reported to anyone
+    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # what fails arrives as an exception
+    try:
+        import ray
+        import ray.data
+    except ImportError as error:
+        hint = 'install it in the folder of triforce, on every machine: pip install ".[ray]"'
+        raise SettingsError(f"--ray needs Ray Data: {error}", hint) from None
+    try:
+        _check_reachable(address)
+        with _quiet_stderr():
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, include_dashboard=False)
+    except Exception as error:  # ConnectionError, RuntimeError, ValueError: of the address, or of other versions
+        reason = " ".join(str(error).split())
+        hint = f"start one with `ray start --head`, or use --ray {LOCAL} for this machine alone"
+        raise SettingsError(f"--ray {address}: {reason}", hint) from None
+    for name in ("ray.data", "ray"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    context = ray.data.DataContext.get_current()
+    context.enable_progress_bars = context.print_on_execution_start = False
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def _check_reachable(address: str) -> None:
+    """Raise OSError unless something listens at host:port: Ray would try for minutes, and then end the process."""
+    host, colon, port = address.rpartition(":")
+    if colon and port.isdecimal() and "/" not in address:
+        socket.create_connection((host, int(port)), timeout=_CONNECT).close()
+
+
+@contextmanager
+def _quiet_stderr() -> Iterator[None]:
+    """Discard what native code writes to stderr: Ray's says there which level of its log was set."""
+    before, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 2)
+        yield
+    finally:
+        os.dup2(before, 2)
+        os.close(before)
+        os.close(nowhere)
+
+
+def _workers(opened: ModelRequest) -> Workers:
+    """Return the workers that the cluster has room for: one a GPU, else one for --threads cores or a machine's all.
+
+    Raises SettingsError.
+    """
+    import ray
+
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    engine = opened.settings.engine
+    if engine.device != "cpu" and (gpus := int(sum(node.get("GPU", 0) for node in nodes))):
+        return Workers(gpus, 0, 1)
+    if engine.device == "cuda":
+        raise SettingsError("--device cuda: the cluster has no GPU", "leave it out, or use --device cpu")
+    cores = [int(node.get("CPU", 0)) for node in nodes if node.get("CPU", 0) >= 1]
+    if not cores:
+        raise SettingsError("the cluster has neither GPUs nor CPU cores", "start a node with `ray start`")
+    each = min(engine.threads or min(cores), max(cores))
+    return Workers(sum(count // each for count in cores), each, 0)
+
+
+def _results(
+    batch: BatchOptions,
+    opened: ModelRequest,
+    longest: int,
+    output: OutputOptions,
+    workers: Workers,
+    pieces: list[Places],
+) -> Iterator[str]:
+    """Yield the results of pieces as they come. Raises TriforceError."""
+    if not pieces:
+        return
+    import ray
+    import ray.data
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    file = batch.file
+    assert file is not None
+    reader = ray.remote(Reader).options(num_cpus=0, scheduling_strategy=here).remote(os.getpid(), file.descriptor)
+    settings, model = opened.settings, Path(opened.settings.engine.model)
+    if model.exists():  # workers have another working folder
+        settings = replace(settings, engine=replace(settings.engine, model=str(model.absolute())))
+    if workers.cpus:  # several workers share a machine's cores
+        settings = replace(settings, engine=replace(settings.engine, threads=workers.cpus))
+    request = replace(opened.request, settings=settings)
+    job = WorkerJob(request, longest, batch.parallel, output.show_thinking, version("triforce"))
+    rows = [{LINES: json.dumps(piece)} for piece in pieces]
+    answered = ray.data.from_items(rows, override_num_blocks=len(rows)).map_batches(
+        Worker,
+        fn_constructor_args=(job, partial(_read, reader)),
+        batch_size=1,
+        compute=ray.data.ActorPoolStrategy(size=min(workers.count, len(pieces))),
+        num_cpus=workers.cpus,
+        num_gpus=workers.gpus,
+    )
+    try:
+        for row in answered.iter_rows():
+            yield from json.loads(row[RESULTS])
+    except (TriforceError, OSError):
+        raise
+    except Exception as error:  # what Ray raises of its own, such as for a machine without this package
+        reason = str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__
+        hint = "the results so far are saved; `ray status` and the files in /tmp/ray/session_latest/logs say more"
+        raise TriforceError(f"the Ray cluster failed: {reason}", hint) from error
+
+
+def _read(reader: Any, places: Places) -> list[Packed]:
+    import ray
+
+    return ray.get(reader.read.remote(places))
