@@ -183,7 +183,8 @@ class Tiers(Generic[Layout]):
 
     def _begin_copy(self, layer: int, first: int, end: int) -> tuple[int, Tensor, Any]:
         pages = new_pages((end - first, self.format.numbers), self.open.dtype, self.device)
-        return first, pages, self.link.copy([(pages, self.pages[layer, first:end])], self.link.mark())
+        source: Any = self.pages[layer, first:end]
+        return first, pages, self.link.copy([(pages, source)], self.link.mark())
 
     def on_device(self, x: Tensor) -> Tensor:
         """Return a tensor on the device. Raises TransferFailed."""

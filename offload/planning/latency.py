@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from ..settings.config import LONGEST_GAMMA, Speculation
 from ..settings.method_sizes import TAIL, drafter_kind, has_draft_model, has_middle
 from ..settings.methods import CHOSEN, LOOKUP, METHODS, MIDDLES
+from ..settings.tree_settings import GROWN_NODES
 from ..speculation.passes.estimators import expected_tokens
 from .passes import Passes
 from .request import PlanRequest
@@ -75,7 +76,7 @@ def predict(passes: Passes, method: str) -> Decoding:
     chain = replace(best, gammas=(min(near), max(near)))
     if tree.kind != "grown" or row.middle is None:
         return chain
-    grown = _grown(passes, method, acceptance, tree.nodes)
+    grown = _grown(passes, method, acceptance, tree.nodes or GROWN_NODES)
     return grown if grown.tbt.seconds < chain.tbt.seconds or _drafts_alone(passes, method) else chain
 
 

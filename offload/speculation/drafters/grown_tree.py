@@ -128,7 +128,7 @@ class GrowingDrafting(TreeDrafting):
             nodes.rows.append(self._rows(logits, _SHAPE, [nodes.paths[head] for head in nodes.heads]))
             drawn, sure = self._drawn(nodes.rows[-1], position)
             nodes.sure |= dict(zip(nodes.heads, sure, strict=True))
-            chances = [growth.children(*each) for each in zip(sure, map(nodes.reached.get, nodes.heads), strict=True)]
+            chances = [growth.children(s, nodes.reached[head]) for s, head in zip(sure, nodes.heads, strict=True)]
             new = nodes.extend(drawn, chances, growth.nodes - len(nodes.ids))
             heads = growth.heads(new, nodes.reached, growth.nodes - len(nodes.ids))
             if not heads or position == len(sequence) + limit - 1:
