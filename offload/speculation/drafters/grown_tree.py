@@ -20,18 +20,44 @@ from ...sequence import TokenSequence
 from ...settings.tree_settings import GROWN_CHILDREN, TreeSampling
 from ..sampling.transfers import upload
 from ..sampling.warp import read_tokens
-from ..trees.drafted_trees import ChildAcceptance
 from ..trees.tree import ROOT, Draft, DraftedTree, tree_of, visits
 from .tree_drafter import TreeDrafting
 
 _ROWS = 8  # nodes of a depth that are run, at most
 _LEAST_GAIN = 0.05  # expected tokens, for which another pass is worth its time
-_REACHED = (0.01, 0.25)  # the least probability with which a node of the tree is reached: bounds, and the first one
-_FIRST = 0.02
+# A node is drafted if it is reached with this probability, divided by the nodes that there may be: .03 to .08 yield
+# as many tokens with 63 of them.
+_REACHED = 3.2
 _SURENESS = (0.3, 0.5, 0.7, 0.9, 0.97)  # bounds of the classes of nodes, by the probability of the likeliest child
-# The acceptance of a first child in each class: SmolLM2-135M on a retrieval cache of 1,024 of 6,000 tokens.
+# The acceptance of a first child in each class, and of later ones where those before them are wrong: SmolLM2-135M on a
+# retrieval cache of 1,024 of 6,000 tokens of two books.
 _PRIORS = (0.6, 0.85, 0.93, 0.98, 0.99, 0.995)
+_LATER = (0.75, 0.5)
+_WEIGHT = 4.0  # of a prior, in verified children
 _SHAPE = DraftedTree((), TreeSampling.WITHOUT_REPLACEMENT)
+
+
+class Beliefs:
+    """How likely a child of a class of nodes is accepted, where those before it were not: priors, and what was seen."""
+
+    def __init__(self, prior: float) -> None:
+        self._priors = (prior, *_LATER)
+        self._tried, self._accepted = [0] * GROWN_CHILDREN, [0] * GROWN_CHILDREN
+
+    def observe(self, children: int, accepted: int | None) -> None:
+        """Count a node with so many children, of which the one of this rank was accepted, or none."""
+        for rank in range(children if accepted is None else accepted + 1):
+            self._tried[rank] += 1
+            self._accepted[rank] += rank == accepted
+
+    def rates(self) -> list[float]:
+        """Return the probability of each child, in the order in which they are tried; not increasing."""
+        found, left = [], 1.0
+        for prior, tried, accepted in zip(self._priors, self._tried, self._accepted, strict=True):
+            belief = (accepted + prior * _WEIGHT) / (tried + _WEIGHT)
+            found.append(min(left * belief, *found[-1:], 1.0))
+            left *= 1 - belief
+        return found
 
 
 class Growth:
@@ -39,8 +65,8 @@ class Growth:
 
     def __init__(self, nodes: int) -> None:
         self.nodes = nodes
-        self._acceptance = [ChildAcceptance(prior, keep=1.0) for prior in _PRIORS]
-        self._least = _FIRST
+        self._beliefs = [Beliefs(prior) for prior in _PRIORS]
+        self._least = min(_REACHED / nodes, 0.25)
         self._last: tuple[int, list[int], tuple[int, ...], dict[int, int]] | None = None
 
     def children(self, sure: float, reached: float) -> list[float]:
@@ -48,7 +74,7 @@ class Growth:
 
         `sure` is the probability of the likeliest child, `reached` that of the node itself.
         """
-        rates = self._acceptance[bisect(_SURENESS, sure)].rates(0)[:GROWN_CHILDREN]
+        rates = self._beliefs[bisect(_SURENESS, sure)].rates()
         found = [reached * rate for rate in rates if reached * rate >= self._least]
         return found or [reached * rates[0]]
 
@@ -59,10 +85,8 @@ class Growth:
         return chosen if sum(reached[node] for node in chosen) >= _LEAST_GAIN else []
 
     def note(self, start: int, tokens: list[int], parents: tuple[int, ...], sure: dict[int, float]) -> None:
-        """Note the draft behind `start` tokens, with the sureness of its nodes; the next tree has nearer to `nodes`."""
+        """Note the draft behind `start` tokens, with the sureness of its nodes."""
         self._last = start, tokens, parents, {node: bisect(_SURENESS, value) for node, value in sure.items()}
-        factor = 1.25 if len(tokens) >= self.nodes else 0.9
-        self._least = min(max(self._least * factor, _REACHED[0]), _REACHED[1])
 
     def learn(self, sequence: TokenSequence) -> None:
         """Learn from how the sequence has gone on behind the last draft."""
@@ -73,7 +97,7 @@ class Growth:
         tree = tree_of(parents)
         path = tree.follow(tokens, sequence.tokens[start:])
         for node, visit in zip((ROOT, *path), visits(tree, path), strict=False):
-            self._acceptance[classes[node]].observe(0, [visit])
+            self._beliefs[classes[node]].observe(*visit)
 
 
 class _Nodes:
