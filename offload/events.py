@@ -228,16 +228,27 @@ class Gain:
 
 
 @dataclass(frozen=True, slots=True)
+class MaskStatistics:
+    """Statistics of a constraint so far: masks computed and the seconds they took, and tokens that it dictated."""
+
+    masks: int
+    seconds: float
+    forced: int
+
+
+@dataclass(frozen=True, slots=True)
 class Speculated:
     """Report statistics after a verification. `levels` has the target's first; `using` names the last drafter.
 
-    `gain` is None without drafters, and where too few plain steps were run to compare with.
+    `gain` is None without drafters, and where too few plain steps were run to compare with. `masks` is None without a
+    constraint.
     """
 
     method: str
     using: str
     levels: tuple[LevelStatistics, ...]
     gain: Gain | None = None
+    masks: MaskStatistics | None = None
 
 
 @dataclass(frozen=True, slots=True)

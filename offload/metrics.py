@@ -73,6 +73,8 @@ class Summary:
     self_agreement: float | None = None  # of that copy's and the model's choices on the prompt's end
     agreement: float | None = None  # of the quantised model's and its original's choices on the prompt's end
     batch_size: float | None = None  # sequences that ran together, in the mean over this one's time
+    masks: Mapping[str, Any] | None = None  # of a constraint: the fields of `MaskStatistics`
+    quotes: Sequence[Mapping[str, Any]] | None = None  # the quotations of --quote: text, start and end in the document
     verify: Mapping[str, Any] | None = None  # the comparison with plain decoding, if --verify was given
 
 
@@ -231,6 +233,7 @@ class Meter:
             time_share=time_share(self.levels),
             trees=trees(self.levels),
             link_bytes=None if self.transferred is None else self.transferred.bytes,
+            masks=None if self.speculated is None or (found := self.speculated.masks) is None else asdict(found),
             experts=None if self.experts_run is None else asdict(self.experts_run),
             **facts,
         )

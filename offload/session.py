@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Generator, Hashable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from .events import Event, Finished, Pinned, Tokens
+from .model.assistant import Assistant
+from .model.dflash import DFlash
 from .model.heads import Head
 from .sequence import TokenSequence
 from .settings.config import GenerationConfig, Sampling, Speculation
@@ -22,6 +25,8 @@ from .settings.method_sizes import (
     tail_tokens,
 )
 from .settings.methods import LOOKUP, METHODS
+from .speculation.drafters.assistant import AssistantRunner
+from .speculation.drafters.dflash import DFlashRunner
 from .speculation.drafters.drafter import DraftRunner
 from .speculation.drafters.heads import HeadRunner
 from .speculation.drafters.ngram import LookupDrafter
@@ -152,7 +157,7 @@ class Session:
                 hierarchy.top.advance(sequence, end - decoded)
                 ended = self._keep_until(eos_ids, decoded, sampler)
             run = sequence.tokens[start:]
-            yield hierarchy.statistics()
+            yield replace(hierarchy.statistics(), masks=sampler.mask_statistics)
             if self._link is not None:
                 yield self._link.statistics.event()
             if self._model.experts_run is not None:
@@ -231,12 +236,17 @@ class Session:
             self._drafting = key, self._new_draft_runner(settings)
         runner = self._drafting[1]
         if isinstance(runner, HeadRunner):
-            runner.sources = [self.full, *filter(None, middles)]
+            runner.use([self.full, *filter(None, middles)])
+            if isinstance(runner, AssistantRunner) and not METHODS[settings.method].adaptive:
+                runner.check()
             for middle in runner.sources[1:]:
                 middle.keep_rows(1)
         return runner
 
     def _new_draft_runner(self, settings: Speculation) -> DraftRunner | HeadRunner:
+        if isinstance(self._draft, Assistant):
+            return AssistantRunner(self._draft)
         if isinstance(self._draft, Head):
-            return HeadRunner(self._draft, settings, [self.full])
+            runner = DFlashRunner if isinstance(self._draft, DFlash) else HeadRunner
+            return runner(self._draft, settings, [self.full])
         return DraftRunner(self._draft, draft_cache(self._draft, settings), draft_chunk(settings))

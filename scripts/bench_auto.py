@@ -3,6 +3,7 @@
     python scripts/bench_auto.py --contexts 8192 --texts new --temperatures 0
     python scripts/bench_auto.py --quick
     python scripts/bench_auto.py --links 0 0.25 --repeats 5 --json out.json
+    python scripts/bench_auto.py --links 0 --texts new --kv packed --methods retrieval retrieval:plane auto:plane
 
 A cell is a temperature, a text, a context (prompt and answer, in tokens) and a link: 0 keeps all KV in memory, another
 number streams it at so many GB/s over a simulated link. The texts ask about the same book: to continue it (`new`), to
@@ -39,6 +40,7 @@ from offload.memory.factory import TieredStoreFactory
 from offload.memory.link import SimulatedLink
 from offload.memory.tier_settings import TierSettings
 from offload.prompt_cache.folder import PromptFolder
+from offload.settings.kv_formats import full_formats
 
 ROOT = Path(__file__).parents[1]
 FAST = 1e12  # bytes a second: no limit
@@ -96,7 +98,8 @@ class Bench:
     """An engine for one context and kind of link, with a prompt cache."""
 
     def __init__(self, options: argparse.Namespace, context: int, link: float) -> None:
-        opened = open_model(EngineConfig(model=options.model, dtype=options.dtype), speculation=Speculation())
+        config = EngineConfig(model=options.model, dtype=options.dtype, kv=options.kv)
+        opened = open_model(config, speculation=Speculation())
         opened = opened.stretched(context)
         loaded = opened.load()
         prompts = opened.prompt_cache(PromptFolder(options.cache.expanduser()))
@@ -151,7 +154,8 @@ def measure(bench: Bench, cell: Cell, options: argparse.Namespace) -> Result:
     bench.prefill(cell.text)
     result = Result(cell, new_tokens=options.new)
     for seed, method in itertools.product(range(options.repeats), options.methods):
-        settings = Speculation(method, budget=options.budget)
+        name, _, middle = method.partition(":")
+        settings = Speculation(name, budget=options.budget, middle=middle or None)
         seconds, state = bench.timed(cell.text, Sampling(temperature=cell.temperature), seed, settings)
         result.seconds.setdefault(method, []).append(seconds)
         if method == "auto":
@@ -201,7 +205,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--texts", nargs="+", choices=tuple(TASKS), default=list(TASKS))
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 1.0])
     parser.add_argument("--links", type=float, nargs="+", default=[0.0, 0.25], help="GB/s; 0 is KV in memory")
-    parser.add_argument("--methods", nargs="*", choices=FIXED, default=list(FIXED), help="beside plain and auto")
+    more = "beside plain and auto; one with another middle level is retrieval:streaming"
+    parser.add_argument("--methods", nargs="*", default=list(FIXED), help=more)
+    parser.add_argument("--kv", choices=full_formats(), default=EngineConfig().kv)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--new", type=int, default=192)
     parser.add_argument("--quick", action="store_true", help="2K in memory, 64 new tokens, one repeat")

@@ -6,7 +6,7 @@
 The link is simulated, so this runs without a GPU; whole methods over it are `triforce bench --offload stream --link`.
 `overlap`: a link on which the copies of a step take as long as its computation, with prefetch and without. `hybrid`:
 host attention as fast as the link; streaming alone, host attention alone, and both. The prompt is prefilled once, over
-a fast link.
+a fast link. `packed`: passes over 1 and 8 tokens with packed pages and with pages as they are.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
+import torch
 from bench_peers import machine
 
 from offload import EngineConfig, GenerationConfig, Sampling, Speculation, Tokens, open_model
@@ -116,6 +118,44 @@ def hybrid(bench: Bench, args: argparse.Namespace) -> dict:
     return {"gain": gain, **found}
 
 
+def packed(bench: Bench, args: argparse.Namespace) -> dict:
+    """Compare passes over pages packed without loss with passes over pages as they are, on a slow link."""
+    model, ids = bench.engine.model, torch.tensor(bench.prompt)
+    bench.engine.release()
+    runs, blocks = {}, len(ids) // 128 * 128
+    start = blocks - 128
+    for kv in ("bf16", "packed"):
+        link = SimulatedLink(FAST)
+        stores = TieredStoreFactory(model.operations, model.device, TierSettings("stream"), link, kv=kv)
+        store = stores.new_store(model.shape.full_attention, blocks, model.dtype)
+        cache = model.new_cache(blocks, model.rope(len(ids)), store)
+        if runs:
+            before = runs["bf16", 1].args[0]
+            cache.restore(start, before.dump(0, start))
+        else:
+            for part in ids[:start].split(512):
+                model.forward(part, cache)
+        model.forward(ids[start : start + 1], cache)  # the last page is open
+        link.bandwidth = args.bandwidth * 1e9
+        runs |= {(kv, rows): partial(one_pass, cache, model, ids[start : start + rows]) for rows in (1, 8)}
+    found = interleaved(args.repeats * 3, **{f"{kv}, {rows} rows": run for (kv, rows), run in runs.items()})
+    print(f"packed, {args.bandwidth} GB/s: ", end="")
+    print(", ".join(f"{name} {1e3 * took:.0f} ms" for name, took in found.items()), end="")
+    gains = {rows: found[f"bf16, {rows} rows"] / found[f"packed, {rows} rows"] for rows in (1, 8)}
+    print(": " + ", ".join(f"{gain:.2f} for {rows} rows" for rows, gain in gains.items()), flush=True)
+    return {"gain": gains[1], "gain of 8 rows": gains[8], **found}
+
+
+def one_pass(cache, model, ids) -> float:
+    """Return the seconds of a pass over tokens behind what is cached, of three in a row behind another one."""
+    start = 0.0
+    for at in range(4):
+        start = time.perf_counter() if at == 1 else start
+        cache.truncate(cache.length // 128 * 128)
+        model.forward(ids, cache)
+    return (time.perf_counter() - start) / 3
+
+
 def interleaved(repeats: int, **runs: Callable[[], float]) -> dict[str, float]:
     """Return the median of each function over interleaved runs, so that drift of the machine's speed affects all."""
     samples: dict[str, list[float]] = {name: [] for name in runs}
@@ -125,7 +165,7 @@ def interleaved(repeats: int, **runs: Callable[[], float]) -> dict[str, float]:
     return {name: statistics.median(taken) for name, taken in samples.items()}
 
 
-EXPERIMENTS = {"overlap": overlap, "hybrid": hybrid}
+EXPERIMENTS = {"overlap": overlap, "hybrid": hybrid, "packed": packed}
 
 
 def main() -> int:

@@ -120,3 +120,10 @@ def test_what_reads_all_tokens_is_refused_without_the_keys_and_values_that_it_re
     with pytest.raises(SettingsError, match=why):
         open_model(config, speculation=wanted)
     open_model(config, speculation=replace(wanted, method="ar"))
+
+
+def test_two_thirds_of_the_bits_are_read_in_memory_alone(wide):
+    config = EngineConfig(model=wide, device="cpu", dtype="bfloat16", kv="packed")
+    opened = open_model(config, speculation=Speculation("retrieval", middle="plane"))
+    with pytest.raises(SettingsError, match="--middle plane is for keys and values in memory"):
+        opened.load(tiers=TierSettings("stream", 0, link_gb_s=1.0))

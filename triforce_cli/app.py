@@ -29,8 +29,19 @@ from .options.settings import cache_home
 from .output.terminal import Terminal, stdout_closed
 from .signals import DONE, FAILED, INTERRUPTED, WRONG_USE
 
-_COMMANDS = ("generate", "summarize", "chat", "serve", "bench", "experiment", "pull", "profile", "doctor", "cache")
-_PRINTING = ("summarize", "chat", "bench", "pull", "profile", "doctor")  # to stdout, whatever their options are
+_COMMANDS = (
+    *("generate", "summarize", "chat", "serve", "bench", "experiment", "distill", "pull", "profile", "doctor"),
+    "cache",
+)
+_PRINTING = (
+    "summarize",
+    "chat",
+    "bench",
+    "distill",
+    "pull",
+    "profile",
+    "doctor",
+)  # to stdout, whatever their options are
 
 
 def _app_with(commands: Sequence[str]) -> typer.Typer:

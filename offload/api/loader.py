@@ -11,9 +11,9 @@ from ..architecture.head_shape import MTP
 from ..architecture.rope import check_frequencies
 from ..errors import SettingsError, TriforceError
 from ..kernels.ops import check_kernel
+from ..loading.drafters import checked_drafter, is_drafter_folder
 from ..loading.formats.safetensors import Checkpoint
 from ..loading.formats.tensor_checks import check_tensors
-from ..loading.heads import checked_head, is_head_folder
 from ..loading.hub.download import FetchProgress, locate, open_checkpoint, silent
 from ..loading.hub.registry import draft_error
 from ..loading.quantization_checks import check_quantize, quantized
@@ -96,10 +96,10 @@ def _open_draft(name: str, target: Checkpoint, home: Path | None, progress: Fetc
     """Find a draft model, or a head of the target, and check it."""
     try:
         if name == MTP:
-            return checked_head(target.path, target.shape, is_mtp=True)
+            return checked_drafter(target.path, target.shape, is_mtp=True)
         path = locate(name, home, progress)
-        if is_head_folder(path):
-            return checked_head(path, target.shape)
+        if is_drafter_folder(path):
+            return checked_drafter(path, target.shape)
         return _checked(path)
     except TriforceError as error:
         raise draft_error(error) from error

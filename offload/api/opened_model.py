@@ -11,6 +11,7 @@ from importlib.util import find_spec
 import torch
 
 from ..architecture.config import ModelShape
+from ..architecture.dims import Dimensions
 from ..architecture.footprint import chunk_of
 from ..architecture.known_models import sibling_of
 from ..architecture.kv_formats import stored_bytes
@@ -20,14 +21,14 @@ from ..constraints.vocabulary import ConstraintVocabulary
 from ..engine import Engine
 from ..errors import SettingsError
 from ..kernels.ops import Operations, choose_operations
+from ..loading.drafters import load_drafter
 from ..loading.formats.quantization import QuantizedCheckpoint
 from ..loading.formats.safetensors import Checkpoint
 from ..loading.formats.tensor_checks import average_bits
-from ..loading.heads import HeadCheckpoint, load_head
+from ..loading.heads import HeadCheckpoint
 from ..loading.prompt_checks import new_tokens_in_context
 from ..loading.quantization_checks import (
     check_kv,
-    check_offloaded_kv,
     check_offloaded_retrieval_kv,
     check_packed_kv,
     check_retrieval_kv,
@@ -56,7 +57,7 @@ from ..prompt_cache.prefill import PromptCache
 from ..prompt_cache.writer import MOST_COPIED
 from ..settings.config import EngineConfig, Sampling, Speculation
 from ..settings.generation import DRY_BREAKERS
-from ..settings.kv_formats import KV_FORMATS, saved_format
+from ..settings.kv_formats import KV_FORMATS, PACKED_KV, saved_format, tiered_format
 from ..settings.method_sizes import (
     check_approximate,
     check_forgetting,
@@ -104,10 +105,17 @@ class OpenModel:
     def barred(self) -> list[int]:
         """Return the ids that the draft model must not propose. Raises SettingsError if it cannot draft."""
         assert self.draft is not None, "only a draft model is barred from ids"
-        if isinstance(self.draft, HeadCheckpoint):
+        if isinstance(self.draft, HeadCheckpoint) and not self.draft.has_tokenizer:
             return []  # its ids are the target's
         sibling = sibling_of(self.config.model, self.checkpoint.shape)
         return check_draft(self.tokenizer, self.draft.load_tokenizer(), self.draft.shape, self.speculation, sibling)
+
+    @property
+    def draft_dimensions(self) -> Dimensions | None:
+        """Return the dimensions of the draft model, or of the head that drafts; None without one."""
+        if self.draft is None:
+            return None
+        return self.draft.dimensions if isinstance(self.draft, HeadCheckpoint) else self.draft.shape
 
     @property
     def kernel(self) -> str:
@@ -185,7 +193,7 @@ class OpenModel:
             device=self.device.type,
             itemsize=self.dtype.itemsize,
             prefill_chunk=self.config.prefill_chunk,
-            draft=None if self.draft is None else self.draft.shape,
+            draft=self.draft_dimensions,
             in_place=self._retrieves_in_place,
             weight_bits=self.weight_bits,
             copy_bits=self.copy_bits,
@@ -268,7 +276,8 @@ class OpenModel:
             link = make_link(self.device, tiers.link_gb_s, tiers.disk is not None)
             weights = self._weight_tier(tiers, link)
         do = self._operations(self.shape)
-        stores = None if tiers is None else TieredStoreFactory(do, self.device, tiers, link, kv=self.config.kv)
+        kv = tiered_format(self.config.kv, self.packs)
+        stores = None if tiers is None else TieredStoreFactory(do, self.device, tiers, link, kv=kv)
         if stores is not None and capacity and self.device.type == "cuda":
             stores.reserve(self.checkpoint.shape if self.share is None else self.share.shape, capacity, self.dtype)
         where = self.dtype, self.device, progress
@@ -322,7 +331,17 @@ class OpenModel:
                     "leave weight_layers out, or use experts=device",
                 )
             check_offloaded_retrieval_kv(self.speculation, self.device)
-            check_offloaded_kv(self.config.kv)
+
+    @property
+    def packs(self) -> bool:
+        """Return whether keys and values can be packed over tiers."""
+        shape = self.checkpoint.shape
+        try:
+            check_packed_kv(PACKED_KV.name, shape, self.device, self.dtype, self.kernel)
+            check_kv(PACKED_KV.name, self.speculation, shape, None)
+        except SettingsError:
+            return False
+        return True
 
     @property
     def _can_copy(self) -> bool:
@@ -359,7 +378,7 @@ class OpenModel:
             return None
         if isinstance(self.draft, HeadCheckpoint):
             target.tap(self.draft.head.taps)
-            return load_head(self.draft, target, self._operations(self.draft.shape))
+            return load_drafter(self.draft, target, self._operations(self.draft.shape))
         draft = load_model(self.draft, self.dtype, self.device, progress, self._operations(self.draft.shape))
         draft.bar(self.barred)
         return draft

@@ -41,6 +41,10 @@ class ModelShape(Dimensions):
     rotates_neighbours: bool = False  # whether RoPE rotates pairs of neighbours, and not of halves, in the checkpoint
     mask_token: int | None = None  # stands for tokens that are not known, of a model that drafts several in one pass
 
+    @property
+    def in_one_pass(self) -> bool:
+        return self.mask_token is not None
+
     def spec(self, layer: int) -> LayerSpec:
         """Return what layer number `layer` computes."""
         return self.specs[layer % len(self.specs)]

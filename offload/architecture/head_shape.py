@@ -5,21 +5,77 @@ Reads what their configs say, in the plain format and in that of `speculators`. 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from ..errors import SettingsError, UnsupportedModel
+from ..settings.config import MTP
 from ..short_repr import short_repr
 from .config import ModelShape
 from .config_checks import ConfigCheck
+from .dims import Dimensions
+from .families import FAMILIES
 from .families.family import text_config
 from .hf_config import shape_from_config
 
-EAGLE3, MTP = "eagle3", "mtp"
+EAGLE3, DFLASH = "eagle3", "dflash"
 _EAGLE_LAYERS = ("llama", "qwen3")  # kinds of layers that EAGLE-3 heads have
-_OF_TARGETS = {"layer_types": None, "sliding_window": None, "use_sliding_window": False, "max_window_layers": 0}
+OF_TARGETS = {"layer_types": None, "sliding_window": None, "use_sliding_window": False, "max_window_layers": 0}
 _MTP_FAMILIES = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
+
+
+# Rates at which targets accept a head's tokens, by the least length of the sequence: public figures, of others' runs.
+# EAGLE-3: Qwen3-30B-A3B, 2.43 tokens a verification of 3, on LongBench 1.88 with a window (vllm-ascend#10023). MTP:
+# Qwen3.8-27B with llama.cpp, 80 to 91 % at 100 tokens, 53 % at 34K and 40 to 55 % at 86K.
+PUBLISHED = {EAGLE3: ((0, 0.68), (8_192, 0.5)), MTP: ((0, 0.85), (32_768, 0.53), (65_536, 0.47))}
+
+_GUESS = ((0, 0.6),)
+
+
+def published_acceptance(kind: str, tokens: int) -> float:
+    """Return the rate at which a head's tokens are expected to be accepted in a sequence of `tokens`.
+
+    Of kinds without public figures it is a guess.
+    """
+    return next(rate for least, rate in reversed(PUBLISHED.get(kind, _GUESS)) if tokens >= least)
+
+
+@dataclass(frozen=True)
+class HeadDimensions(Dimensions):
+    """A head's dimensions, for estimates of memory and time; the vocabulary is the head's own.
+
+    Attributes:
+        kind: EAGLE3 or MTP.
+        row: numbers of each row of the target that is kept for it.
+        more: parameters beside layers and output head.
+        shares_head: whether the output head is the target's.
+    """
+
+    kind: str = field(default=EAGLE3, kw_only=True)
+    row: int = field(default=0, kw_only=True)
+    more: int = field(default=0, kw_only=True)
+    shares_head: bool = field(default=False, kw_only=True)
+
+    @property
+    def in_one_pass(self) -> bool:
+        return self.kind == DFLASH
+
+    @property
+    def outer_parameters(self) -> int:
+        return self.more + (0 if self.shares_head else self.vocab * self.hidden)
+
+
+def _dimensions(dims: Dimensions, changes: Mapping[str, Any]) -> HeadDimensions:
+    return HeadDimensions(**{each.name: getattr(dims, each.name) for each in fields(Dimensions)} | dict(changes))
+
+
+def mtp_dimensions(target: Dimensions) -> HeadDimensions:
+    """Return the dimensions of a target's MTP head: one of its layers that attend to all tokens."""
+    experts = target.experts and replace(target.experts, layers=1)
+    more = {"layers": 1, "linear": None, "experts": experts, "row": target.hidden, "more": 2 * target.hidden**2}
+    return _dimensions(target, more | {"kind": MTP, "shares_head": True})
 
 
 @dataclass(frozen=True)
@@ -36,7 +92,6 @@ class HeadShape:
         norm_before_fc: whether the rows are normalised together, and `fc_norm`, whether each is by itself.
         norm_output: whether the row that the next token is drafted from is normalised.
         window: tokens that its layers attend to; None for all.
-        target: the name of the model that it was trained for, "" if the config does not tell.
     """
 
     kind: str
@@ -49,7 +104,18 @@ class HeadShape:
     fc_norm: bool = False
     norm_output: bool = False
     window: int | None = None
-    target: str = ""
+
+    @property
+    def dimensions(self) -> HeadDimensions:
+        """Return its dimensions, as if it had an output head of its own and the target's embedding."""
+        own, taps = self.layers, len(self.taps)
+        projections = (own.heads + 2 * own.kv_heads) * own.head_dim  # of the first layer, with twice the inputs
+        more = own.hidden * (taps * self.target_hidden + projections)
+        row = (1 + taps) * self.target_hidden
+        if self.kind == MTP:
+            projections, row, more = 0, self.target_hidden, 2 * own.hidden**2
+        changes = {"vocab": self.vocab, "kind": self.kind, "row": row, "more": more}
+        return _dimensions(own, changes | {"shares_head": self.kind == MTP})
 
 
 def is_head(config: Mapping[str, Any]) -> bool:
@@ -58,7 +124,7 @@ def is_head(config: Mapping[str, Any]) -> bool:
     return "speculators_model_type" in config or "eagle3" in "".join(map(str, names or ())).lower()
 
 
-def eagle3_shape(config: Mapping[str, Any], target: ModelShape, check: ConfigCheck) -> HeadShape:
+def eagle3_shape(config: Mapping[str, Any], target: Dimensions, check: ConfigCheck) -> HeadShape:
     """Return the shape of an EAGLE-3 head.
 
     Raises SettingsError if it was trained for another target, CheckpointError, UnsupportedModel.
@@ -67,28 +133,30 @@ def eagle3_shape(config: Mapping[str, Any], target: ModelShape, check: ConfigChe
     kind = config.get("speculators_model_type", EAGLE3)
     if kind != EAGLE3:
         raise UnsupportedModel(f"drafters of the kind {short_repr(kind)} are not supported", "what runs: eagle3")
-    own = dict(config["transformer_layer_config"] if is_speculators else config)
-    eagle = config.get("eagle_config") or {}
+    own = dict(_part(config, "transformer_layer_config") if is_speculators else config)
+    eagle = _part(config, "eagle_config")
+    if "hidden_size" not in own:
+        raise check.error("hidden_size", None, "the width of the drafter's layers")
+    _check_family(config, target)
     name = own.get("model_type") if own.get("model_type") in _EAGLE_LAYERS else "llama"
-    layers = shape_from_config({"tie_word_embeddings": False} | own | _OF_TARGETS | {"model_type": name}, None, check)
+    layers = shape_from_config({"tie_word_embeddings": False} | own | OF_TARGETS | {"model_type": name}, None, check)
     if layers.vocab != target.vocab:
-        raise _other_target("vocabulary", layers.vocab, target.vocab)
-    width = _number(config, "target_hidden_size", layers.hidden, check)
+        raise other_target("vocabulary", layers.vocab, target.vocab)
+    width = number(config, "target_hidden_size", layers.hidden, check)
     if width != target.hidden:
-        raise _other_target("hidden size", width, target.hidden)
+        raise other_target("hidden size", width, target.hidden)
     ids = config.get("eagle_aux_hidden_state_layer_ids") or eagle.get("eagle_aux_hidden_state_layer_ids")
     return HeadShape(
         EAGLE3,
         replace(layers, eos_ids=()),
         _taps(ids, target.layers, check),
         width,
-        _number(config, "draft_vocab_size", layers.vocab, check),
+        number(config, "draft_vocab_size", layers.vocab, check),
         norm_before_residual=bool(config.get("norm_before_residual", is_speculators)),
         norm_before_fc=bool(config.get("norm_before_fc", eagle.get("norm_before_fc", False))),
         fc_norm=bool(config.get("fc_norm", False)),
         norm_output=bool(config.get("norm_output", False)),
         window=_window(own),
-        target=_verifier(config),
     )
 
 
@@ -123,14 +191,32 @@ def _window(own: Mapping[str, Any]) -> int | None:
     return window if has_window and type(window) is int and window > 0 else None
 
 
-def _verifier(config: Mapping[str, Any]) -> str:
-    """Return the name of the model that a head in the format of `speculators` was trained for."""
-    verifier = (config.get("speculators_config") or {}).get("verifier") or {}
-    name = verifier.get("name_or_path")
-    return name if isinstance(name, str) else ""
+def _check_family(config: Mapping[str, Any], target: Dimensions) -> None:
+    """Raise SettingsError if a head in the format of `speculators` names a target of another family."""
+    names = _part(_part(config, "speculators_config"), "verifier").get("architectures") or ()
+    families = {_bare(name): name for name in FAMILIES}
+    theirs = {families.get(_bare(str(name))) for name in names} - {None}
+    ours = getattr(target, "family", None)  # a plan may know the dimensions alone
+    if theirs and ours is not None and ours not in theirs:
+        raise SettingsError(
+            f"the drafter was trained for another target: a {' or '.join(map(str, theirs))}, and this one is a {ours}",
+            "use a drafter of this target, or --draft lookup",
+        )
 
 
-def _number(config: Mapping[str, Any], name: str, default: int, check: ConfigCheck) -> int:
+def _bare(name: str) -> str:
+    """Return an architecture's or a family's name as both spell it."""
+    return re.sub("for(causallm|conditionalgeneration)$|text$", "", name.lower().replace("_", ""))
+
+
+def _part(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Return a part of a config; nothing where there is none."""
+    part = config.get(name)
+    return part if isinstance(part, Mapping) else {}
+
+
+def number(config: Mapping[str, Any], name: str, default: int, check: ConfigCheck) -> int:
+    """Return a positive number of a config, `default` where there is none. Raises CheckpointError."""
     value = config.get(name)
     if value is None:
         return default
@@ -139,7 +225,8 @@ def _number(config: Mapping[str, Any], name: str, default: int, check: ConfigChe
     return value
 
 
-def _other_target(what: str, theirs: int, ours: int) -> SettingsError:
+def other_target(what: str, theirs: int, ours: int) -> SettingsError:
+    """Return the error about a head of another target."""
     return SettingsError(
         f"the drafter was trained for another target: one with a {what} of {theirs:,}, and this one's is {ours:,}",
         "use a drafter of this target, or --draft lookup",

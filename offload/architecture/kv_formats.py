@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..settings.kv_formats import KV_FORMATS
+from ..settings.kv_formats import KV_FORMATS, PACKED_KV
 from .dims import Dimensions
 
 GROUP = 32  # tokens of keys and values that share their scales
@@ -39,6 +39,11 @@ def format_bytes(shape: Dimensions, kind: str, tokens: int, itemsize: int) -> in
     if format.is_plain:
         return shape.layer_kv_bytes(tokens, itemsize)
     return shape.kv_heads * tokens // format.run * format.run_bytes(shape.head_dim)
+
+
+def packed_page_bytes(shape: Dimensions, tokens: int) -> int:
+    """Return the bytes of a page of packed runs: whole sectors, as a disk reads them past the page cache."""
+    return -(-format_bytes(shape, PACKED_KV.name, tokens, 2) // 4096) * 4096
 
 
 def bf16_layer_bytes(shape: Dimensions, tokens: int, chunk: int, itemsize: int) -> int:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from ..settings.kv_formats import EXACT, KV_FORMATS
 from .dims import Dimensions
-from .kv_formats import format_bytes
+from .kv_formats import format_bytes, packed_page_bytes
 
 GATHERED_BYTES = 64 * 2**20  # of selected chunks that are copied to the device at once, through pinned host memory
 SLOTS = 2  # for open pages, of every offloaded layer
@@ -35,7 +35,8 @@ def copy_bytes_for(link: float) -> int:
 
 
 def _page_bytes(shape: Dimensions, pages: int, page: int, itemsize: int, kv: str = EXACT) -> int:
-    return pages * format_bytes(shape, kv, page, itemsize)
+    each = packed_page_bytes(shape, page) if KV_FORMATS[kv].is_packed else format_bytes(shape, kv, page, itemsize)
+    return pages * each
 
 
 def host_page_bytes(shape: Dimensions, layers: int, tokens: int, page: int, itemsize: int, kv: str = EXACT) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from ..architecture.rope import rotate
 from ..memory.packed_store import PackedStore
 from ..memory.store import append
 from ..settings.kv_formats import PACKED_KV, PLANE_KV
@@ -29,3 +30,6 @@ class PlaneCache(InPlaceCache):
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, lse: Tensor | None = None) -> Tensor:
         q = append(self._store, layer, self.start, q, k, v, self.rows_of(layer), self.stored)
         return self._store.attend_plane(layer, q, self._length, self.tree, lse)
+
+    def lend(self, layer: int, q: Tensor) -> Tensor:
+        return self._store.attend_plane(layer, rotate(q, self.rows_of(layer)), self._length - 1)

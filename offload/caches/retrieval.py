@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..architecture.kv_formats import GROUP
+from ..architecture.rope import rotate
 from ..architecture.tier_footprint import GATHERED_BYTES
 from ..kernels.attention import attend_masked, merge
 from ..kernels.kv_groups import quantize_groups
@@ -130,6 +131,9 @@ class CopiedCache(SelectedCache):
         q = append(self.store, layer, position + self._held, q, k, v, self.rows_of(layer))
         return self.store.attend(layer, q, position, self.tree, lse)
 
+    def lend(self, layer: int, q: Tensor) -> Tensor:
+        return self.store.attend(layer, rotate(q, self.rows_of(layer)), self.position - 1)
+
     def _compact(self, keep: Sequence[int]) -> None:
         self.store.compact(self.position, keep)
 
@@ -166,12 +170,10 @@ class QuantizedCopiedCache(CopiedCache):
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, lse: Tensor | None = None) -> Tensor:
         position = self.position
         q = self.store.append(layer, position + self._held, q, k, v, self.rows_of(layer))
+        if self.tree is None:
+            return self._attend_causally(layer, q, position, lse)
         keys, values = self.store.layer(layer)
         rows, result = slice(0, len(q)), GroupAccumulator(q, len(keys), self._kind)
-        if self.tree is None:
-            result.attend_exact(rows, keys, values, None, 0, position)
-            self.attend_selected(layer, rows, result)
-            return result.output(lse)
         at = slice(0, position + len(self.tree))
         sees = self.tree.on(q.device).sees[-len(q) :]
         mask = torch.cat((sees.new_ones((len(q), position)), sees), dim=1)
@@ -182,6 +184,17 @@ class QuantizedCopiedCache(CopiedCache):
         if lse is not None:
             lse.copy_(part.lse)
         return part.out.to(q.dtype)
+
+    def lend(self, layer: int, q: Tensor) -> Tensor:
+        return self._attend_causally(layer, rotate(q, self.rows_of(layer)), self.position - 1)
+
+    def _attend_causally(self, layer: int, q: Tensor, position: int, lse: Tensor | None = None) -> Tensor:
+        """Attend with the queries of tokens from `position` in the store on, and to all selected chunks."""
+        keys, values = self.store.layer(layer)
+        rows, result = slice(0, len(q)), GroupAccumulator(q, len(keys), self._kind)
+        result.attend_exact(rows, keys, values, None, 0, position)
+        self.attend_selected(layer, rows, result)
+        return result.output(lse)
 
     def attend_selected(self, layer: int, rows: slice, result: GroupAccumulator) -> None:
         """Add a layer's selected chunks, of which every row sees all."""

@@ -150,10 +150,9 @@ class StreamingCache(InFlightTokens):
         """Attend in layer number `layer` of those of a kind: 0 for those that attend to all tokens, 1 to a window."""
         kind, rows = self._kinds[number], self._positions[number]
         sink, start, _, stop = self.span
-        keys, values = kind.keys[layer], kind.values[layer]
-        new = slice(stop - len(q), stop)
         if k is not None:
-            keys[:, new], values[:, new] = k.transpose(0, 1), v.transpose(0, 1)
+            self._store(number, layer, k, v)
+        keys, values = kind.keys[layer], kind.values[layer]
         keys, values = (torch.cat((x[:, :sink], x[:, start:stop]), dim=1) for x in (keys, values))
         cos, sin = rows_of(kind.shape, layer, rows)
         keys = rotate(keys, (cos.squeeze(1), sin.squeeze(1)))
@@ -162,8 +161,17 @@ class StreamingCache(InFlightTokens):
             tree = self.tree and branches_of(self.tree, q.device, self._held)
             return attend_limited(q, keys, values, Limits(cap=cap), tree, lse)
         if self.tree is None:
-            return attend_stored(q, keys, values, lse)
+            return self._attend_in_order(layer, q, keys, values, lse)
         return attend_tree(q, keys, values, self.tree, lse)
+
+    def _store(self, number: int, layer: int, k: Tensor, v: Tensor) -> None:
+        """Store the keys and values of the pass's last tokens."""
+        kind, new = self._kinds[number], slice(self.span.stop - len(k), self.span.stop)
+        kind.keys[layer][:, new], kind.values[layer][:, new] = k.transpose(0, 1), v.transpose(0, 1)
+
+    def _attend_in_order(self, layer: int, q: Tensor, keys: Tensor, values: Tensor, lse: Tensor | None) -> Tensor:
+        """Attend with the last tokens' queries, causally."""
+        return attend_stored(q, keys, values, lse)
 
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
         """Return keys, not rotated, and values `[kv_heads, room, head_dim]` as views, to be written to.

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..events import MaskStatistics
 from .matcher import Allowed, Matcher
 
 Path = tuple[int, ...]  # tokens after the history
@@ -18,9 +19,6 @@ class TokenMasks:
     """Masks logits by a constraint, of which one matcher follows the history and, back and forth, each row's path.
 
     Drafters at all levels and their verifier ask for the same rows, so masks are kept until the history grows.
-
-    Attributes:
-        seconds, computed: the time that masks have taken, and how many were computed.
     """
 
     def __init__(self, matcher: Matcher, end_ids: Collection[int], vocab: int) -> None:
@@ -30,7 +28,7 @@ class TokenMasks:
         self._path: list[int] = []  # tokens after the history that the matcher has consumed
         self._is_left = False  # the history is not in the language
         self._known: dict[Path, Allowed | None] = {}
-        self.seconds, self.computed = 0.0, 0
+        self._seconds, self._computed, self._forced = 0.0, 0, 0
 
     def observe(self, ids: Sequence[int]) -> None:
         """Append tokens of the answer to the history."""
@@ -44,9 +42,7 @@ class TokenMasks:
 
         A row whose path is not allowed itself is unchanged: its tokens cannot be accepted.
         """
-        start = time.perf_counter()
         masks = [self.allowed(tuple(path)) for path in paths]
-        self.seconds += time.perf_counter() - start
         if all(mask is None for mask in masks):
             return logits
         every: Allowed = np.ones(self._vocab, dtype=bool)
@@ -58,7 +54,9 @@ class TokenMasks:
         if self._is_left:
             return None
         if path not in self._known:
+            start = time.perf_counter()
             self._known[path] = self._compute(path)
+            self._seconds += time.perf_counter() - start
         return self._known[path]
 
     def forced(self, limit: int) -> list[int]:
@@ -74,7 +72,13 @@ class TokenMasks:
             found.append(int(mask.argmax()))
             if found[-1] in self._ends:
                 break
+        self._forced += len(found)
         return found
+
+    @property
+    def statistics(self) -> MaskStatistics:
+        """Return the statistics so far."""
+        return MaskStatistics(self._computed, self._seconds, self._forced)
 
     def _compute(self, path: Path) -> Allowed | None:
         if not self._move(path):
@@ -82,7 +86,7 @@ class TokenMasks:
         found = self._matcher.allowed()
         if found is None:
             return None
-        self.computed += 1
+        self._computed += 1
         mask: Allowed = np.zeros(self._vocab, dtype=bool)
         count = min(len(found), self._vocab)
         mask[:count] = found[:count]

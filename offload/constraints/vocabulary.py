@@ -78,7 +78,7 @@ class ConstraintVocabulary:
     def _lltokenizer(self) -> LLTokenizer:
         from llguidance import LLTokenizer, TokenizerWrapper
 
-        special = self._tokenizer.special_ids
+        special = list(self._tokenizer.special_ids.values())
         wrapped = TokenizerWrapper(_Encoder(self._tokenizer, self._bytes, self._eos_ids[0], special))
         return LLTokenizer(wrapped, n_vocab=self._vocab, eos_token=self._eos_ids[0], slices=LLTokenizer.json_slices())
 

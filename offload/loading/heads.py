@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cached_property
 from math import prod
 from pathlib import Path
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from ..architecture.config import ModelShape
 from ..architecture.config_checks import check_of_config
-from ..architecture.head_shape import EAGLE3, HeadShape, eagle3_shape, is_head, mtp_shape
+from ..architecture.head_shape import EAGLE3, HeadDimensions, HeadShape, eagle3_shape, is_head, mtp_shape
 from ..errors import CheckpointError
 from ..kernels.ops import Operations
 from ..model.decoder import Model
@@ -27,7 +28,6 @@ from .weight_reader import WeightReader
 from .weights import load_layer
 
 _LAYER = re.compile(r"midlayer\.|layers\.(\d+)\.")
-_UNUSED = ("t2d", "verifier_norm.weight", "verifier_lm_head.weight", "mask_hidden")
 _EAGLE_NORMS = ("model.layers.0.input_layernorm.weight", "model.layers.0.hidden_norm.weight", "model.norm.weight")
 _MTP_NORMS = ("pre_fc_norm_embedding.weight", "pre_fc_norm_hidden.weight", "model.norm.weight")
 
@@ -58,9 +58,16 @@ class HeadCheckpoint(FolderCheckpoint):
         self._files = weight_files(path)
 
     @cached_property
-    def parameters(self) -> int:
-        """Return the number of its parameters, those of the target that it shares not among them."""
-        return sum(prod(size) for name, size in self.sizes().items() if name not in _UNUSED)
+    def dimensions(self) -> HeadDimensions:
+        """Return its dimensions, with the parameters that are there."""
+        found, dims = self.sizes(), self.head.dimensions
+        more = prod(found.get("model.embed_tokens.weight", (0,)))
+        return replace(dims, more=dims.more + more, shares_head="lm_head.weight" not in found)
+
+    @property
+    def has_tokenizer(self) -> bool:
+        """Return whether its folder has a tokenizer of its own, which should be the target's."""
+        return self.head.kind == EAGLE3 and (self.path / "tokenizer.json").is_file()
 
     def expected(self) -> Iterator[tuple[str, tuple[int, ...]]]:
         """Yield the names and sizes of the tensors that must be there."""
@@ -122,8 +129,8 @@ def load_head(checkpoint: HeadCheckpoint, target: Model, operations: Operations)
         reader = WeightReader(read, target.dtype, target.device, operations, ALONE, None, own.layers)
         layers = [load_layer(reader, own.layers, index) for index in range(own.layers.layers)]
         names = _EAGLE_NORMS if own.kind == EAGLE3 else _MTP_NORMS
-        norms = tuple(reader.norm(name) for name in names)
-        weights = own, target, operations, reader.linear(False, "fc"), norms, layers
+        embedding, feature, output = (reader.norm(name) for name in names)
+        weights = own, target, operations, reader.linear(False, "fc"), (embedding, feature, output), layers
         if own.kind != EAGLE3:
             return MTP(*weights)
         has_embedding, has_head = ("model.embed_tokens.weight" in found, "lm_head.weight" in found)

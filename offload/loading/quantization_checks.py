@@ -11,8 +11,8 @@ from ..kernels.native import KernelUnavailable, find_kernel
 from ..kernels.native.library import SPAN
 from ..kernels.native.ops import why_not
 from ..settings.config import EngineConfig, Speculation
-from ..settings.kv_formats import KV_FORMATS
-from ..settings.method_sizes import check_middle, copied_flag, forgets
+from ..settings.kv_formats import KV_FORMATS, PLANE_KV
+from ..settings.method_sizes import check_middle, copied_flag, forgets, whole_format
 from ..settings.validation import require
 from .formats.quantization import QuantizedCheckpoint
 from .formats.safetensors import Checkpoint
@@ -125,8 +125,9 @@ def check_retrieval_kv(
     kv: str, settings: Speculation, shape: ModelShape, device: torch.device, missing: str | None
 ) -> None:
     """Raise SettingsError if the retrieval cache's format does not work beside the full cache's; see `check_kv`."""
-    check_middle(kv, settings)
-    if (flag := copied_flag(settings)) is None:
+    check_middle(kv, settings, device.type)
+    flag = copied_flag(settings)
+    if flag is None or whole_format(settings) == PLANE_KV.name:
         return
     hint = f"leave {flag.split()[0]} out"
     is_plain = KV_FORMATS[kv].is_plain
@@ -146,13 +147,4 @@ def check_offloaded_retrieval_kv(settings: Speculation, device: torch.device) ->
         flag is None or device.type != "cpu",
         f"{flag} is for keys and values in memory, and these are offloaded",
         f"leave {str(flag).split()[0]} out, or offloading",
-    )
-
-
-def check_offloaded_kv(kv: str) -> None:
-    """Raise SettingsError for keys and values in a format that lies in one memory alone, and not over tiers."""
-    require(
-        not KV_FORMATS[kv].is_packed,
-        f"--kv {kv} is for keys and values in memory, and these are offloaded",
-        "leave --kv out, or offloading",
     )

@@ -62,8 +62,10 @@ class DiskPages:
         first, end, _ = page.indices(self.shape[1]) if isinstance(page, slice) else (page, page + 1, 1)
         return FileRange(self.file, self._offset(layer, first), (end - first) * self.page_bytes)
 
-    def part(self, layer: int, page: int, start: int, size: int) -> FileRange:
-        """Return `size` bytes of a page in the file, from its byte `start` on."""
+    def part(self, layer: int, page: int, start: int, size: int) -> FileRange | Tensor:
+        """Return `size` bytes of a page, from its byte `start` on."""
+        if layer < self.memory_layers:
+            return self.memory[layer, page].view(torch.uint8)[start : start + size]
         return FileRange(self.file, self._offset(layer, page) + start, size)
 
     def _offset(self, layer: int, page: int) -> int:

@@ -27,6 +27,7 @@ from .host_memory import Pinning, begin_allocation
 from .layered_store import LayeredStore
 from .link import DISK_COST, LINK_COST, Link
 from .open_pages import OpenPages, new_pages
+from .packed_pages import PackedPageFormat, PackedPages
 from .page import BlockPageFormat, NativePageFormat, PageLayout, PlainPageFormat
 from .plain_store import PlainStore
 from .prefetch import PrefetchRing
@@ -94,8 +95,8 @@ class TieredStoreFactory:
         new_file: Callable[[Path, int, bool], ScratchFile] = ScratchFile,
         kv: str = EXACT,
     ) -> None:
-        self.settings = settings if KV_FORMATS[kv].is_plain else replace(settings, by_layers=False)
-        self._new_file, self._kv, self._is_plain = new_file, kv, KV_FORMATS[kv].is_plain
+        self.settings = settings if KV_FORMATS[kv].is_exact else replace(settings, by_layers=False)
+        self._new_file, self._kv, self._is_exact = new_file, kv, KV_FORMATS[kv].is_exact
         self.link = link or make_link(device, settings.link_gb_s, settings.disk is not None)
         self._operations, self._device = operations, device
         self._reserved: tuple[Tensor, Pinning | None] | None = None  # pages for the next store
@@ -113,7 +114,7 @@ class TieredStoreFactory:
         if layers > 0:
             format, dtype = self._stored_format(shape, dtype)
             layers = layers if self.settings.disk is None else min(self.settings.host_layers, layers)
-            size = _pages_size(replace(shape, layers=layers), capacity, format)
+            size, dtype = _pages_size(replace(shape, layers=layers), capacity, format, dtype)
             self._reserved = begin_allocation(size, dtype, self._device)
 
     @torch.inference_mode(False)
@@ -127,27 +128,31 @@ class TieredStoreFactory:
         resident = min(self.settings.resident_layers, shape.layers)
         kernel, device = self._operations.kernel, self._device
         near = lambda tokens: new_device_store(kernel, shape, tokens, dtype, device)  # noqa: E731
+        kv = self._kv if device.type == "cpu" or not KV_FORMATS[self._kv].is_packed else EXACT
         if resident == shape.layers:
-            return new_store(kernel, shape, capacity, dtype, device, self._kv)
+            return new_store(kernel, shape, capacity, dtype, device, kv)
         rest = replace(shape, layers=shape.layers - resident)
         tiers = self._tiers(rest, capacity, dtype, visits)
-        if self._is_plain:
+        if self._is_exact:
             far: Store = TieredStore(rest, dtype, tiers, near)
         else:
             far = new_store(kernel, rest, capacity, dtype, device, self._kv, tiers)
         if not resident:
             return far
-        first = new_store(kernel, replace(shape, layers=resident), capacity, dtype, device, self._kv)
+        first = new_store(kernel, replace(shape, layers=resident), capacity, dtype, device, kv)
         return LayeredStore(shape, first, far, near)
 
     def _tiers(self, shape: ModelShape, capacity: int, dtype: torch.dtype, visits: int) -> Tiers[Any]:
         """Return tiers with memory for a store's pages."""
         settings, device = self.settings, self._device
         format, numbers = self._stored_format(shape, dtype)
-        size = _pages_size(shape, capacity, format)
-        pages, pinning = self._pages(size, numbers)
+        size, stored = _pages_size(shape, capacity, format, numbers)
+        pages, pinning = self._pages(size, stored)
         count, run = settings.buffers_for(format.numbers * numbers.itemsize, size[1])
-        buffers = new_pages((count, run, format.numbers), numbers, device).unbind()
+        each = format.numbers * numbers.itemsize // stored.itemsize
+        buffers = new_pages((count, run, each), stored, device).unbind()
+        if isinstance(format, PackedPageFormat):
+            pages = PackedPages(format, pages)
         slots = new_pages((size[0], SLOTS, format.numbers), numbers, device)
         return Tiers(
             format=format,
@@ -160,20 +165,23 @@ class TieredStoreFactory:
             open_pages=OpenPages(slots, pages, self.link, format.tokens),
             pinning=pinning,
             last_visits=visits,
-            prefills_plainly=device.type == "cuda" and self._is_plain,
+            prefills_plainly=device.type == "cuda" and self._is_exact,
         )
 
     def _host(self, format: PageLayout) -> HostAttention:
-        sums = not self._is_plain and self._operations.kernel is None
+        sums = not self._is_exact and self._operations.kernel is None
         return HostAttention(format, self._device, self.settings.host_bandwidth, sums)
 
     def _stored_format(self, shape: ModelShape, dtype: torch.dtype) -> tuple[Any, torch.dtype]:
         """Return the format of pages and the type of their numbers: the kernel's blocks where it attends to them."""
         page, kernel = self.settings.page_tokens or page_tokens(shape, dtype.itemsize), self._operations.kernel
-        looks = kernel is None and (self._device.type != "cpu" or not self._is_plain)
+        looks = kernel is None and (self._device.type != "cpu" or not self._is_exact)
         on_host = _host_kernel(shape, dtype) if looks else kernel
-        if not self._is_plain:
+        if not self._is_exact:
             return QuantizedPageFormat(shape, page, self._kv, on_host), torch.uint8
+        if KV_FORMATS[self._kv].is_packed:
+            assert kernel is not None, "packed pages are read by the native kernel"
+            return PackedPageFormat(shape, page, kernel), dtype
         if on_host is None:
             return PlainPageFormat(shape, page), dtype
         return (BlockPageFormat if kernel is None else NativePageFormat)(shape, page, on_host), dtype
@@ -183,7 +191,7 @@ class TieredStoreFactory:
         """Return the host's fraction of the pages; None balances it."""
         return HOST_SHARES[self.settings.mode] if self.settings.share is None else self.settings.share
 
-    def _pages(self, size: tuple[int, int, int], dtype: torch.dtype) -> tuple[Tensor | DiskPages, Pinning | None]:
+    def _pages(self, size: tuple[int, int, int], dtype: torch.dtype) -> tuple[Any, Pinning | None]:
         """Return a file or host memory for pages, the reserved one if it is of that size."""
         if self.settings.disk is None:
             return self._host_pages(size, dtype)
@@ -202,9 +210,14 @@ class TieredStoreFactory:
         return begin_allocation(size, dtype, self._device)
 
 
-def _pages_size(shape: ModelShape, capacity: int, format: PageLayout) -> tuple[int, int, int]:
-    """Return the size of a store's pages `[layers, pages, numbers]`."""
-    return shape.layers, -(-capacity // format.tokens), format.numbers
+def _pages_size(
+    shape: ModelShape, capacity: int, format: PageLayout, dtype: torch.dtype
+) -> tuple[tuple[int, int, int], torch.dtype]:
+    """Return the size of a store's pages `[layers, pages, numbers]`, and the type of their numbers."""
+    size = shape.layers, -(-capacity // format.tokens)
+    if isinstance(format, PackedPageFormat):
+        return (*size, format.page_bytes), torch.uint8
+    return (*size, format.numbers), dtype
 
 
 def _host_kernel(shape: ModelShape, dtype: torch.dtype) -> Kernel | None:

@@ -6,7 +6,7 @@ The pages are split between the two so that both finish together.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -61,7 +61,11 @@ class HostAttention:
         self._pool = ThreadPoolExecutor(1, "host-attention", torch.set_num_threads, (threads,))
 
     def submit(
-        self, pages: Tensor, first: int, q: Tensor, attend: Callable[[int, Tensor, Tensor], Any] | None = None
+        self,
+        pages: Sequence[Tensor] | Tensor,
+        first: int,
+        q: Tensor,
+        attend: Callable[[int, Tensor, Tensor], Any] | None = None,
     ) -> Future[HostResult]:
         """Attend to all tokens of pages `[n, numbers]`, which are those from number `first` on.
 
@@ -78,7 +82,7 @@ class HostAttention:
     @torch.inference_mode()
     def _run(
         self,
-        pages: Tensor,
+        pages: Sequence[Tensor] | Tensor,
         first: int,
         q: Tensor,
         attend: Callable[[int, Tensor, Tensor], Any],
@@ -95,7 +99,8 @@ class HostAttention:
             state = result.state() if arrived is None else pinned(result.state())
         found = list(partials)
         if self._bandwidth is not None:
-            time.sleep(max(start + pages.nbytes / self._bandwidth - time.perf_counter(), 0))
+            nbytes = sum(page.nbytes for page in pages)
+            time.sleep(max(start + nbytes / self._bandwidth - time.perf_counter(), 0))
         return HostResult(len(pages), time.perf_counter() - start, found, state)
 
 

@@ -7,9 +7,10 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from .disk_pages import DiskPages, FileRange
+from .disk_pages import DiskPages
 from .host_memory import host_memory
-from .link import Link
+from .link import Link, Pair
+from .packed_pages import PackedPages
 from .page import PageRun
 
 
@@ -20,7 +21,7 @@ class OpenPages:
     `[layers, pages, numbers]` in host memory or on disk. While a page is in its slot, its copy there is out of date.
     """
 
-    def __init__(self, memory: Tensor, pages: Tensor | DiskPages, link: Link, tokens: int) -> None:
+    def __init__(self, memory: Tensor, pages: Tensor | DiskPages | PackedPages, link: Link, tokens: int) -> None:
         """`tokens`: of a page."""
         self.memory, self._pages, self._link, self._tokens = memory, pages, link, tokens
         self._numbers: list[int | None] = [None] * memory.shape[1]  # of the page in each slot
@@ -63,29 +64,34 @@ class OpenPages:
         pages = self._pages
         if isinstance(pages, Tensor):
             return pages[layers, page]
+        if isinstance(pages, PackedPages):
+            keys = [(layer, page) for layer in range(len(pages))[layers]]
+            memory = host_memory((len(keys), self.memory.shape[2]), self.memory.dtype)
+            pages.read(keys, memory, self._link if pages.is_on_disk else None)
+            return memory
         sources = pages[layers, page]
         memory = pages.new_memory(len(sources))
-        self._copy(memory, sources)
+        self._copy(list(zip(memory, sources, strict=True)))
         return memory
 
     def edited(self, page: int, whole: bool = False) -> Tensor:
         """Return the newest copy of a page in all layers, `[layers, numbers]`, to be written to; all of it if `whole`.
 
-        A page on disk is opened, and stays open until its slot is needed: a prompt is restored in parts of a page.
-        Raises TransferFailed.
+        A page on disk, or packed, is opened, and stays open until its slot is needed: a prompt is restored in parts of
+        a page. Raises TransferFailed.
         """
         slot = self.slot(page)
         if page not in self and not isinstance(self._pages, Tensor):
             self._close(slot)
             if not whole:
-                self._copy(self.memory[:, slot], self._pages[:, page])
+                self._copy(self._reads(page))
             self.open(page)
         return self.newest(page)
 
     def _close(self, slot: int) -> None:
         """Copy the page in a slot, if there is one, to where its host copy is, and empty the slot."""
-        if self._numbers[slot] is not None:
-            self._copy(self._pages[:, self._numbers[slot]], self.memory[:, slot])
+        if (page := self._numbers[slot]) is not None:
+            self._copy(self._writes(page))
             self._numbers[slot] = None
 
     def contains(self, pages: Tensor) -> Tensor:
@@ -105,11 +111,11 @@ class OpenPages:
         current, last = (position // self._tokens for position in (start, max(start + held - 1, start)))
         for slot, page in self._occupied():
             if page < current:
-                self._copy(self._pages[:, page], self.memory[:, slot])
+                self._copy(self._writes(page))
             if not current <= page <= last:
                 self._numbers[slot] = None
         if start % self._tokens and current not in self:
-            self._copy(self.memory[:, self.slot(current)], self._pages[:, current])
+            self._copy(self._reads(current))
             self.open(current)  # also during a prefill pass, which writes to buffers of its own
 
     def flush(self) -> None:
@@ -124,9 +130,24 @@ class OpenPages:
     def _occupied(self) -> Iterator[tuple[int, int]]:
         return ((slot, page) for slot, page in enumerate(tuple(self._numbers)) if page is not None)
 
-    def _copy(self, targets: Tensor | Sequence[FileRange], sources: Tensor | Sequence[FileRange]) -> None:
+    def _writes(self, page: int) -> list[Pair]:
+        """Return the copies of a page from its slot to where its host copy is."""
+        pages, memory = self._pages, self.memory[:, self.slot(page)]
+        if isinstance(pages, PackedPages):
+            return pages.writes([(layer, page) for layer in range(len(pages))], memory)
+        return list(zip(pages[:, page], memory, strict=True))
+
+    def _reads(self, page: int) -> list[Pair]:
+        """Return the copies of a page to its slot; packed ones are done."""
+        pages, memory = self._pages, self.memory[:, self.slot(page)]
+        if isinstance(pages, PackedPages):
+            pages.read([(layer, page) for layer in range(len(pages))], memory, self._link)
+            return []
+        return list(zip(memory, pages[:, page], strict=True))
+
+    def _copy(self, pairs: Sequence[Pair]) -> None:
         link = self._link
-        link.wait(ticket := link.copy(list(zip(targets, sources, strict=True)), link.mark()))
+        link.wait(ticket := link.copy(pairs, link.mark()))
         link.finish(ticket)
 
 

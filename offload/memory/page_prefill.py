@@ -15,6 +15,7 @@ from torch import Tensor
 from ..architecture.config import ModelShape
 from ..architecture.rope import Rows
 from .host_memory import allocator
+from .packed_pages import PackedPages, page_writes
 from .page import PageFormat, PageRun
 from .plain_store import PlainStore
 from .tiers import Tiers
@@ -50,8 +51,11 @@ class PrefillBuffers:
         if page in self._tiers.open_pages:
             buffer.copy_(self._tiers.open_pages.buffer(layer, page))
             return
-        link = self._tiers.link
-        link.wait(ticket := link.copy([(buffer, self._tiers.pages[layer, page])], link.mark()))
+        link, pages = self._tiers.link, self._tiers.pages
+        if isinstance(pages, PackedPages):
+            pages.read([(layer, page)], buffer.unsqueeze(0), link)
+            return
+        link.wait(ticket := link.copy([(buffer, pages[layer, page])], link.mark()))
         link.finish(ticket)
 
     def run(self, layer: int, pages: range) -> PageRun:
@@ -64,8 +68,7 @@ class PrefillBuffers:
         if self._tickets[side] is not None:
             return
         pages = self._buffers[side]
-        targets = self._tiers.pages[layer, self._first : self._first + len(pages)]
-        self._tickets[side] = link.copy([(targets, pages)], link.mark())
+        self._tickets[side] = link.copy(page_writes(self._tiers.pages, layer, self._first, pages), link.mark())
 
     def finish(self) -> None:
         """Wait until all pages are in host memory."""

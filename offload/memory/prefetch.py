@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from .disk_pages import DiskPages
 from .link import Link, Pair, TransferFailed
+from .packed_pages import PackedPages
 
 
 class PrefetchItem(NamedTuple):
@@ -20,15 +20,17 @@ class PrefetchItem(NamedTuple):
     """
 
     key: Any
-    source: Tensor | DiskPages
+    source: Any  # Tensor, DiskPages or PackedPages
     pages: int | None = None
 
     def copies(self, buffer: Tensor) -> list[Pair]:
-        """Return the copy that fills a buffer."""
+        """Return the copies that fill a buffer."""
+        if isinstance(self.source, PackedPages):
+            return self.source.copies(*self.key, buffer)
         return [(buffer[: self.pages], self.source[self.key])]
 
 
-def page_runs(pages: Tensor | DiskPages, layer: int, count: int, run: int) -> Iterator[PrefetchItem]:
+def page_runs(pages: Any, layer: int, count: int, run: int) -> Iterator[PrefetchItem]:
     """Yield the first `count` pages of a layer, so many at once as lie one behind the other: `run`, or the rest."""
     for first in range(0, count, run):
         end = min(first + run, count)
@@ -36,7 +38,7 @@ def page_runs(pages: Tensor | DiskPages, layer: int, count: int, run: int) -> It
 
 
 def prefetch_order(
-    pages: Tensor | DiskPages, num_streamed: int, passes: int, last_visits: int = 1, run: int = 1
+    pages: Any, num_streamed: int, passes: int, last_visits: int = 1, run: int = 1
 ) -> Iterator[PrefetchItem]:
     """Yield the pages that passes over each layer stream. It must not refer to the store, which refers to it.
 

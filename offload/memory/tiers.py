@@ -22,8 +22,9 @@ from .host_attention import Balance, HostAttention, HostResult, Stopwatch, add_f
 from .host_memory import Pinning, allocator, copy_bytes
 from .link import DISK_COST, LINK_COST, Link
 from .open_pages import OpenPages, new_pages
+from .packed_pages import PackedPages
 from .page import PageLayout
-from .prefetch import PrefetchRing, page_runs, prefetch_order
+from .prefetch import PrefetchItem, PrefetchRing, page_runs, prefetch_order
 
 Layout = TypeVar("Layout", bound=PageLayout)
 
@@ -38,7 +39,7 @@ class Tiers(Generic[Layout]):
     run: int  # pages that are copied at once
     balance: Balance
     host: HostAttention | None  # None: every page is streamed
-    pages: Tensor | DiskPages  # [layers, pages, numbers] in host memory, or on disk
+    pages: Tensor | DiskPages | PackedPages  # [layers, pages, numbers] in host memory, or on disk
     open_pages: OpenPages
     pinning: Pinning | None  # of `pages`, which may still be under way
     last_visits: int  # how many of the model's layers attend to the last layer of the store
@@ -63,7 +64,10 @@ class Tiers(Generic[Layout]):
     @property
     def read_cost(self) -> float:
         """Return the estimated time to read a byte in a pass, as in `Store`."""
-        return DISK_COST if isinstance(self.pages, DiskPages) else LINK_COST
+        pages, share = self.pages, 1.0
+        if isinstance(pages, PackedPages):
+            pages, share = pages.stored, self.format.page_bytes / self.format.plain_bytes
+        return share * (DISK_COST if isinstance(pages, DiskPages) else LINK_COST)
 
     def prepare(self) -> Iterator[tuple[int, int]]:
         """Wait until the pages are pinned, as in `Store`."""
@@ -144,8 +148,9 @@ class Tiers(Generic[Layout]):
     def streamed(self, layer: int, count: int) -> Iterator[tuple[int, Tensor]]:
         """Yield the first pages of a layer, in the order that is expected: number, and the buffer until the next."""
         for item in page_runs(self.pages, layer, count, self.run):
-            buffer = self.ring.take(item)
-            yield from enumerate(buffer[: item.pages], item.key[1].start)
+            buffer, run = self.ring.take(item), item.key[1]
+            arrived = self.pages.targets(layer, run, buffer) if isinstance(self.pages, PackedPages) else buffer
+            yield from zip(range(run.start, run.stop), arrived, strict=False)
             self.ring.release(buffer)
             if self.ring.seconds is not None:
                 self.balance.observe_link(self.ring.seconds)
@@ -178,13 +183,16 @@ class Tiers(Generic[Layout]):
             if ahead is not None:
                 number, pages, ticket = ahead
                 self.link.wait(ticket)
+                if isinstance(self.pages, PackedPages):
+                    pages = self.pages.unpacked(layer, slice(number, number + len(pages)), pages)
                 yield from enumerate(pages, number)
             ahead = following
 
     def _begin_copy(self, layer: int, first: int, end: int) -> tuple[int, Tensor, Any]:
-        pages = new_pages((end - first, self.format.numbers), self.open.dtype, self.device)
-        source: Any = self.pages[layer, first:end]
-        return first, pages, self.link.copy([(pages, source)], self.link.mark())
+        like = self.ring.buffers[0]
+        pages = new_pages((end - first, *like.shape[1:]), like.dtype, self.device)
+        copies = PrefetchItem((layer, slice(first, end)), self.pages).copies(pages)
+        return first, pages, self.link.copy(copies, self.link.mark())
 
     def on_device(self, x: Tensor) -> Tensor:
         """Return a tensor on the device. Raises TransferFailed."""
@@ -196,7 +204,9 @@ class Tiers(Generic[Layout]):
         The indices are broadcast to `[n, count]`, and in host memory.
         """
         layer, page, head, grain = where = torch.broadcast_tensors(layer, page, head, grain)
-        if isinstance(self.pages, DiskPages):
+        if isinstance(self.pages, PackedPages):
+            picked = self.to_device(self.pages.read_grains(self.link, *where)).unflatten(0, layer.shape)
+        elif isinstance(self.pages, DiskPages):
             picked = self.on_device(self.pages.read_grains(self.link, self.format, *where))
         else:
             grains = self.format.grains(self.pages)  # [layers, pages, kv_heads, grains, ...]

@@ -88,6 +88,11 @@ class Model:
     def device(self) -> torch.device:
         return self._norm.device
 
+    @property
+    def final_norm(self) -> Tensor:
+        """Return the weight `[hidden]` of the norm before the output head."""
+        return self._norm
+
     def bar(self, ids: Iterable[int]) -> None:
         """Set the tokens that the model must not propose when it drafts for another one; `logits` has them still."""
         own = [token for token in ids if token < self.shape.vocab]
@@ -158,7 +163,7 @@ class Model:
 
     def through(self, ids: Tensor, cache: Attends) -> Tensor:
         """Run `forward` without `begin` and `commit`, which the caller does. Returns `[tokens, hidden]`."""
-        return self.through_layers(self.embed(ids), cache, ids)
+        return joined(self.layer_rows(self.embed(ids), cache, ids))  # which frees the embedding's rows
 
     def embed(self, ids: Tensor) -> Tensor:
         """Return the rows `[tokens, hidden]` of the embedding for `ids` `[tokens]`."""
@@ -170,15 +175,12 @@ class Model:
         scaling = self.shape.query_scaling
         return None if scaling is None else query_scales(*scaling, cache.positions(), self.dtype)
 
-    def through_layers(self, x: Tensor, cache: Attends, ids: Tensor | None = None) -> Tensor:
-        """Run `through` behind the embedding; may overwrite its rows `x` `[tokens, hidden]`.
-
-        Models whose layers take more than rows need `ids` `[tokens]`.
-        """
-        return joined(self.layer_rows(x, cache, ids))
-
     def layer_rows(self, x: Tensor, cache: Attends, ids: Tensor | None = None) -> list[Tensor]:
-        """Return what `through_layers` joins: the output, and the rows that enter each layer of `taps`."""
+        """Run `through` behind the embedding; return the output, and the rows that enter each layer of `taps`.
+
+        May overwrite the embedding's rows `x` `[tokens, hidden]`. Models whose layers take more than rows need `ids`
+        `[tokens]`.
+        """
         tapped: list[Tensor] = []
         inputs = NO_INPUTS
         if ids is not None and not self.shape.takes_rows_alone:
@@ -268,7 +270,8 @@ class Model:
             yield index + 1
         with torch.inference_mode():  # what observes the pass keeps inference tensors
             cache.commit()
-            return joined([torch.cat(parts[last]), *tapped])
+            end = parts[last]
+            return joined([end[0] if len(end) == 1 else torch.cat(end), *tapped])
 
     def _forward_layer(self, index: int, layer: Layer, x: Tensor, cache: Attends, inputs: RowInputs) -> Tensor:
         kind, number = self.shape.places[index]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,7 +16,7 @@ from torch import Tensor
 from ..architecture.config import ModelShape
 from ..architecture.head_shape import HeadShape
 from ..architecture.rope import Rope
-from ..caches.protocol import KVCache
+from ..caches.streaming_llm import StreamingCache
 from ..kernels.ops import Linear, Operations
 from ..memory.tree_attention import Tree
 from .decoder import Model
@@ -68,11 +69,11 @@ class Head:
         """Return logits `[slots, vocab]` in fp32 over the target's vocabulary, of the head's rows `[slots, hidden]`."""
         raise NotImplementedError
 
-    def _through(self, ids: Tensor, features: Tensor, cache: KVCache) -> Tensor:
+    def _through(self, ids: Tensor, features: Tensor, cache: StreamingCache) -> Tensor:
         raise NotImplementedError
 
     @torch.inference_mode()
-    def run(self, ids: Tensor, features: Tensor, cache: KVCache, tree: Tree | None = None) -> Tensor:
+    def run(self, ids: Tensor, features: Tensor, cache: StreamingCache, tree: Tree | None = None) -> Tensor:
         """Run slots of tokens `[slots]` and `features` behind those in the cache; return rows `[slots, hidden]`.
 
         With a `tree`, they are its last nodes, and the others are held in the cache, where all are afterwards.
@@ -82,7 +83,7 @@ class Head:
         cache.commit() if tree is None else cache.hold()
         return rows
 
-    def _layer(self, index: int, x: Tensor, cache: KVCache, normed: Tensor | None = None) -> Tensor:
+    def _layer(self, index: int, x: Tensor, cache: StreamingCache, normed: Tensor | None = None) -> Tensor:
         """Return the rows behind a layer, which may overwrite `x`; `normed` are its normalised inputs."""
         run = self._passes[index % len(self._passes)].run
         return run(self._layers[index], x, partial(cache.attend, index), normed=normed)
@@ -103,7 +104,7 @@ class Eagle3(Head):
 
     def __init__(
         self,
-        *weights: object,
+        *weights: Any,
         embedding: Callable[[Tensor], Tensor],
         head: Linear,
         targets: Tensor | None,
@@ -132,7 +133,7 @@ class Eagle3(Head):
     def recycled(self, rows: Tensor) -> Tensor:
         return self._norm(rows, self._output_norm).clone() if self.own.norm_output else rows
 
-    def _through(self, ids: Tensor, features: Tensor, cache: KVCache) -> Tensor:
+    def _through(self, ids: Tensor, features: Tensor, cache: StreamingCache) -> Tensor:
         both = self._beside(self._embedding(ids), features)
         residual = both[:, self.shape.hidden :] if self.own.norm_before_residual else features
         x = self._layer(0, residual.clone(), cache, both)
@@ -158,7 +159,7 @@ class MTP(Head):
     def recycled(self, rows: Tensor) -> Tensor:
         return self._norm(rows, self._output_norm).clone()
 
-    def _through(self, ids: Tensor, features: Tensor, cache: KVCache) -> Tensor:
+    def _through(self, ids: Tensor, features: Tensor, cache: StreamingCache) -> Tensor:
         x = self._fc(self._beside(self.target.embed(ids), features)).clone()
         return self._layer(0, x, cache)
 

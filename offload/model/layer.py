@@ -144,7 +144,7 @@ class LayerPass:
         """Return the output of attention, `[tokens, heads, head_dim]`, for normalised rows."""
         if layer.delta is not None:
             return layer.delta.attended(x, self.shape.norm_eps, attend)
-        q, gate, k, v = self._project(layer, x)
+        q, gate, k, v = self.project(layer, x)
         if inputs.query_scales is not None:
             q = q * inputs.query_scales
         if gate is not None:
@@ -154,7 +154,7 @@ class LayerPass:
         lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
         return with_sinks(attend(q, k, v, lse=lse), lse, layer.sinks)
 
-    def _project(self, layer: Layer, x: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
+    def project(self, layer: Layer, x: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
         """Return q and its gate `[tokens, heads, head_dim]`, and k and v `[tokens, kv_heads, head_dim]`.
 
         A gate that the layer does not have is None, as are borrowed k and v.

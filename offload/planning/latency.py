@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from ..architecture.head_shape import HeadDimensions, published_acceptance
 from ..settings.config import LONGEST_GAMMA, Speculation
 from ..settings.method_sizes import TAIL, drafter_kind, has_draft_model, has_middle
 from ..settings.methods import CHOSEN, LOOKUP, METHODS, MIDDLES
@@ -139,6 +140,8 @@ def _waiting(request: PlanRequest, gamma1: int, gamma2: int) -> float:
 def draft_acceptance(request: PlanRequest) -> float:
     """Return the rate at which the level above accepts the lowest drafter's tokens."""
     default = DRAFT_ACCEPTANCE if has_draft_model(request.speculation) else LOOKUP_ACCEPTANCE
+    if isinstance(request.draft, HeadDimensions) and has_draft_model(request.speculation):
+        default = published_acceptance(request.draft.kind, request.tokens)
     return default if request.draft_acceptance is None else request.draft_acceptance
 
 

@@ -15,6 +15,7 @@ from ..architecture.footprint import (
     rope_bytes,
     selection_bytes,
 )
+from ..architecture.head_shape import HeadDimensions
 from ..architecture.kv_formats import quantized_layer_bytes
 from ..architecture.parameters import WeightBits
 from ..architecture.tier_footprint import mean_key_bytes, paged_prefill_bytes, plain_prefill_bytes, state_bytes
@@ -23,6 +24,7 @@ from ..settings.config import Speculation
 from ..settings.kv_formats import EXACT, KV_FORMATS
 from ..settings.method_sizes import (
     EVICT_EVERY,
+    SPARE_ROWS,
     draft_capacity,
     draft_chunk,
     drafter_kind,
@@ -139,6 +141,8 @@ def estimate(
         kv: the format of the full cache's keys and values.
     """
     on_cpu, bits = device == "cpu", weight_bits or WeightBits.of_dtype(itemsize)
+    if KV_FORMATS[kv].is_packed and not on_cpu:
+        kv = EXACT  # a GPU has none that are packed in its own memory
     share = shape.share(gpus)
     retrieval, selection = _middle_bytes(share, settings, tokens, itemsize, device, offloaded, in_place, kv)
     host_weights = 0 if on_cpu else shape.host_bytes(bits)
@@ -156,7 +160,7 @@ def estimate(
         copy=0 if copy_bits is None or not uses_copy(settings) else copy_bytes(shape, copy_bits) // gpus,
         cuda=0
         if on_cpu
-        else CUDA_BYTES + _graph_bytes(settings, tokens, gpus, not offloaded and KV_FORMATS[kv].is_plain),
+        else CUDA_BYTES + _graph_bytes(settings, tokens, gpus, not offloaded and KV_FORMATS[kv].is_exact),
         lookup=tokens * LOOKUP_BYTES if on_cpu and drafter_kind(settings) == LOOKUP else 0,
         draft_cache=_draft_cache_bytes(draft, settings, itemsize),
         rope=rope_bytes(share, tokens, itemsize),
@@ -201,9 +205,9 @@ def _prefill_bytes(
     kv: str,
 ) -> int:
     """Return the bytes of the buffers that exist while a prompt is read; arguments as of `estimate`."""
-    if not KV_FORMATS[kv].is_plain and not on_cpu:
+    if not KV_FORMATS[kv].is_exact and not on_cpu:
         return state_bytes(shape, min(chunk, tokens))
-    if offloaded and KV_FORMATS[kv].is_plain:  # of others, pages that a pass writes to are among the staging buffers
+    if offloaded and KV_FORMATS[kv].is_exact:  # of others, pages that a pass writes to are among the staging buffers
         return _offloaded_prefill_bytes(shape, settings, tokens, chunk, itemsize, by_layers, on_cpu)
     return tokens * shape.hidden * itemsize if by_layers else 0  # of all tokens between two layers
 
@@ -252,10 +256,11 @@ def _draft_bytes(draft: Dimensions | None, settings: Speculation, itemsize: int,
 
 
 def _draft_cache_bytes(draft: Dimensions | None, settings: Speculation, itemsize: int) -> int:
-    """Return the bytes of a draft model's cache; 0 if the method uses none."""
+    """Return the bytes of a draft model's cache, with the rows that a head reads; 0 if the method uses none."""
     if draft is None or not has_draft_model(settings):
         return 0
-    return draft.kv_bytes(draft_capacity(settings), itemsize) + draft.state_bytes(itemsize)
+    rows = (settings.window + SPARE_ROWS) * draft.row * itemsize if isinstance(draft, HeadDimensions) else 0
+    return draft.kv_bytes(draft_capacity(settings), itemsize) + draft.state_bytes(itemsize) + rows
 
 
 def check_fit(need: MemoryEstimate, free: int) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..architecture.config import ModelShape
 from ..architecture.footprint import page_tokens
 from ..architecture.kv_formats import stored_bytes
 from ..architecture.parameters import WeightBits
@@ -69,7 +68,7 @@ class Passes:
         placement, placed = self.request.placement, self.placed
         asked = placement.offload != "auto" or placement.host_share is not None
         # Beside a simulated link the host's cores are the device's, and converting codes keeps them busy.
-        converts = not self.request.kv_format.is_plain and self.request.hardware.shared
+        converts = not self.request.kv_format.is_exact and self.request.hardware.shared
         streams = placement.offload == "stream" or (converts and not asked)
         if streams or placed.uses_disk or placed.resident_layers == self.request.shape.kv_layers:
             return [0.0]
@@ -99,7 +98,7 @@ class Passes:
             hosted=hosted,
             attention_flops=scoring * (1 - hosted / kv) / gpus,
             hosted_flops=scoring * hosted / kv,
-            graphed=base.graphed and not offloaded and (request.hardware.shared or request.kv_format.is_plain),
+            graphed=base.graphed and not offloaded and (request.hardware.shared or request.kv_format.is_exact),
             pages=base.pages + (1 - share) * (layers + again) * count * self.pages,
             folded_layers=count * (layers + again) if hosted else 0,
         )
@@ -155,7 +154,7 @@ class Passes:
     @property
     def drafts_in_one_pass(self) -> bool:
         """Return whether the draft model drafts all tokens in one pass."""
-        return isinstance(draft := self.request.draft, ModelShape) and draft.mask_token is not None
+        return self.request.draft is not None and self.request.draft.in_one_pass
 
     def draft(self, tokens: int) -> float:
         """Return the seconds in which the draft model drafts a chain of `tokens` tokens; 0 for lookup."""

@@ -5,16 +5,17 @@ Nothing is loaded or measured here; the same request always gives the same plan.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..errors import OutOfMemory
+from ..settings.kv_formats import EXACT, tiered_format
 from ..settings.method_sizes import has_middle
 from ..units import counted, size_text
 from .first_token import first_token
 from .latency import Decoding, candidates, predict
 from .pass_work import ExpertTimes, expert_times
 from .passes import Passes
-from .placement import Placed, Tier, placements, resident_tokens
+from .placement import Placed, Tier, place, placements, resident_tokens
 from .request import PlanRequest
 from .roofline import Time
 
@@ -123,8 +124,23 @@ def make_plan(request: PlanRequest) -> Plan:
 
     Where experts may run in several ways, it is the one with which the prompt and an answer take least time.
     """
+    request = _with_format(request)
     plans = (_plan_of(request, placed) for placed in placements(request))
     return min(plans, key=lambda plan: plan.ttft.seconds + ANSWER_TOKENS * plan.chosen.tbt.seconds)
+
+
+def _with_format(request: PlanRequest) -> PlanRequest:
+    """Return the request with a format of keys and values for AUTO: packed, unless all of them stay on the device.
+
+    Only what lies over tiers is packed: if packed ones would all have room on the device, some are planned elsewhere.
+    """
+    if not request.kv_format.is_plain:
+        return request
+    plain, packed = (replace(request, kv=kv) for kv in (EXACT, tiered_format(request.kv, request.packs)))
+    is_divided = packed.kv != EXACT and all(
+        place(each).resident_layers < request.shape.kv_layers for each in (plain, packed)
+    )
+    return packed if is_divided else plain
 
 
 def _plan_of(request: PlanRequest, placed: Placed) -> Plan:

@@ -32,6 +32,7 @@ class PlanRequest:
         quantize: the level to which loading rounds the weights: q4, q5, q6, q8.
         copies: with `draft="self"`, a quantised copy of the weights drafts; False: they are quantised already.
         kv: the format of the full cache's keys and values.
+        packs: whether they can be packed over tiers: a kernel there reads them, and the model computes in bf16.
         sequences: that run together, each of `tokens`.
         shared: tokens of their common beginning, which is in the KV cache once where all of it is on the device.
         host_computes: whether the native kernel runs on the host: without it, experts run there only if asked for.
@@ -56,6 +57,7 @@ class PlanRequest:
     quantize: str | None = None
     copies: bool = True
     kv: str = EXACT
+    packs: bool = False
     sequences: int = 1
     shared: int = 0
     host_computes: bool = True

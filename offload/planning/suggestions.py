@@ -129,7 +129,7 @@ def _smaller_copies(request: PlanRequest) -> Iterator[Suggestion]:
 
 def _caps(request: PlanRequest) -> Iterator[Suggestion]:
     """Yield a higher cap, where the memory exists; and the disk."""
-    if request.placement.disk is None and not request.kv_format.is_packed:
+    if request.placement.disk is None:
         changed = replace(request, placement=replace(request.placement, disk="."))
         yield Suggestion("--disk with a folder on a fast drive, where a part of the KV cache then lies", changed)
     for name in ("memory", "host_memory", "disk_limit"):
@@ -180,7 +180,7 @@ def _hardware(request: PlanRequest, others: Sequence[Hardware]) -> Iterator[Sugg
         placement = replace(request.placement, memory=None, resident_layers=None, link_gb_s=None)
         if other.device == "cuda" and other.name != request.hardware.name:
             kv = EXACT if request.kv_format.is_packed else request.kv  # packed ones are a CPU's
-            changed = replace(request, hardware=other, placement=placement, kv=kv)
+            changed = replace(request, hardware=other, placement=placement, kv=kv, packs=False)
             if place(changed).fits:
                 yield Suggestion(f"other hardware: {other.name}", changed)
                 return

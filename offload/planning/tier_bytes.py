@@ -16,6 +16,7 @@ from ..architecture.tier_footprint import (
     open_slots,
     staging_bytes,
 )
+from ..settings.kv_formats import EXACT
 from ..settings.method_sizes import selected_chunk, tree_nodes
 from .memory import MemoryEstimate, estimate
 from .request import PlanRequest
@@ -40,7 +41,7 @@ class TierBytes:
         share = request.shape.share(gpus)
         page = page_tokens(share, size)
         self._share, self._page, self._bf16 = share, page, 0
-        if not request.kv_format.is_plain:  # its newest tokens and the sink stay on the device
+        if not request.kv_format.is_exact:  # its newest tokens and the sink stay on the device
             self._bf16 = bf16_layer_bytes(share, request.tokens, request.prefill_chunk, size)
         self._needs: dict[int, MemoryEstimate] = {}
 
@@ -90,7 +91,7 @@ class TierBytes:
         }
         if self._way == "host" and away:
             parts["activations"] = min(request.prefill_chunk, request.tokens) * expert_row_bytes(self._share, 4)
-        if need.retrieval and not request.hardware.shared and request.kv_format.is_plain:  # made by that prefill
+        if need.retrieval and not request.hardware.shared and request.kv_format.is_exact:  # made by that prefill
             chunk = selected_chunk(request.speculation, PAGE_GRAIN, page, request.tokens)
             parts["mean keys"] = count * host_mean_key_bytes(self._share, offloaded, request.tokens, chunk, page, size)
         return {name: each * self._gpus for name, each in parts.items()}
@@ -105,13 +106,14 @@ class TierBytes:
     def _staging(self, offloaded: int) -> int:
         """Return the bytes for prefetched pages, and for the open pages of `offloaded` layers."""
         request, page, size = self._request, self._page, self._request.itemsize
-        slots = open_slots(min(request.prefill_chunk, request.tokens), page, request.kv)
-        each = format_bytes(self._share, request.kv, page, size)
+        kv = EXACT if request.kv_format.is_exact else request.kv  # buffers have room for pages that cannot be packed
+        slots = open_slots(min(request.prefill_chunk, request.tokens), page, kv)
+        each = format_bytes(self._share, kv, page, size)
         pages = -(-(request.tokens + tree_nodes(request.speculation)) // page)
         buffers = RING_BUFFERS * copied_pages(each, pages, copy_bytes_for(request.hardware.link))
         if request.may_use_disk:
             buffers = disk_buffers(each)
-        return staging_bytes(self._share, offloaded, buffers, page, size, request.kv, slots)
+        return staging_bytes(self._share, offloaded, buffers, page, size, kv, slots)
 
     def fit(self, weights: int, kv: int, limit: int, away: int = 0) -> bool:
         """Return whether the device's parts fit into `limit` bytes."""

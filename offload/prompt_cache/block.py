@@ -19,6 +19,7 @@ from torch import Tensor
 
 from ..system.files import replace_file
 from .folder import Header, UnusableBlock
+from .packing import NAMES, unpack
 
 _DTYPES = {"I64": torch.int64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16, "U8": torch.uint8}
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
@@ -26,10 +27,17 @@ _DAMAGE = (ValueError, KeyError, TypeError, AttributeError, RuntimeError, Overfl
 
 
 class Buffer:
-    """Memory that is used again for each file that is read into it."""
+    """Memory that is used again for each file that is read into it, and other memory for what it is unpacked to."""
 
     def __init__(self) -> None:
         self._bytes: np.ndarray = np.empty(0, np.uint8)
+        self._unpacked: Buffer | None = None
+
+    @property
+    def unpacked(self) -> Buffer:
+        """Return the other memory."""
+        self._unpacked = self._unpacked or Buffer()
+        return self._unpacked
 
     def take(self, size: int) -> np.ndarray:
         """Return `size` bytes, uninitialised, which the next call may return again."""
@@ -38,12 +46,13 @@ class Buffer:
         return self._bytes[:size]
 
 
-def write_block(path: Path, header: Header, ids: Sequence[int], kv: Tensor) -> int:
-    """Save KV as `Store.dump` returns it, and return the file's bytes. Raises OSError.
+def write_block(path: Path, header: Header, ids: Sequence[int], kv: Tensor | Mapping[str, Tensor]) -> int:
+    """Save KV as `Store.dump` returns it, or as `pack` does, and return the file's bytes. Raises OSError.
 
     The KV goes to the file as it lies in memory: the library of safetensors would copy it twice.
     """
-    tensors, texts = {"ids": torch.tensor(ids), "kv": kv.contiguous()}, header.texts()
+    own, texts = {"kv": kv} if isinstance(kv, Tensor) else kv, header.texts()
+    tensors = {"ids": torch.tensor(ids)} | {name: tensor.contiguous() for name, tensor in own.items()}
     entries: dict[str, dict[str, Any]] = {"__metadata__": texts | {"checksum": _checksum(texts, tensors)}}
     end = 0
     for name, tensor in tensors.items():
@@ -62,8 +71,9 @@ def read_block(
 
     Raises FileNotFoundError, and UnusableBlock for a file that is damaged or is not the block `key` of these tokens.
     """
+    buffer = buffer or Buffer()
     try:
-        texts, tensors = _parse(_read(path, buffer or Buffer()))
+        texts, tensors = _parse(_read(path, buffer))
     except FileNotFoundError:
         raise
     except (OSError, MemoryError) as error:  # MemoryError: a file of an absurd size
@@ -74,7 +84,8 @@ def read_block(
         raise UnusableBlock("its checksum is wrong")
     if tensors["ids"].tolist() != list(ids):
         raise UnusableBlock("it has different tokens")
-    return tensors["kv"], Header.read(texts)
+    kv = unpack(tensors, lambda size: torch.from_numpy(buffer.unpacked.take(size)))
+    return kv, Header.read(texts)
 
 
 def _read(path: Path, buffer: Buffer) -> np.ndarray:
@@ -94,10 +105,10 @@ def _parse(data: np.ndarray) -> tuple[dict[str, str], dict[str, Tensor]]:
         start = 8 + int.from_bytes(data[:8].tobytes(), "little")
         header = json.loads(data[8:start].tobytes())
         texts = header.pop("__metadata__", {})
-        if {"ids", "kv"} != set(header):
+        names = NAMES[: len(header)]
+        if set(names) != set(header) or len(names) not in (2, 4):
             return dict(texts), {}  # of another kind
-        tensors = {name: _tensor(data[start:], **header[name]) for name in ("ids", "kv")}
-        return dict(texts), tensors
+        return dict(texts), {name: _tensor(data[start:], **header[name]) for name in names}
     except _DAMAGE as error:
         raise UnusableBlock(f"its header is damaged: {type(error).__name__}") from error
 

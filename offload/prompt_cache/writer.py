@@ -23,6 +23,7 @@ from .block import write_block
 from .chain import PART, Prompt, are_wanted, path_of
 from .fingerprint import TOKENS
 from .folder import Header, stem_of
+from .packing import pack, packing_kernel
 
 _HEADER = 2048  # bytes of a file besides the KV, approximately
 PATIENCE = 2.0  # seconds; saving may delay the prefill by this and a tenth of the prefill's time
@@ -37,6 +38,7 @@ class BlockWriter:
     def __init__(self, prompt: Prompt, runner: Runner, places: Semaphore) -> None:
         """`places` has one for each block that may be copied at a time, and is shared by the writers of a cache."""
         self._prompt, self._runner, self._places = prompt, runner, places
+        self._kernel = packing_kernel(runner.model.operations.kernel, runner.model.device)
         self._now = time.time()
         self._next = 0
         self._tokens = 0  # that were run
@@ -116,9 +118,10 @@ class BlockWriter:
         finally:
             self._places.release()
 
-    def _write_file(self, index: int, path: Path, header: Header, kv: Tensor) -> None:
-        prompt = self._prompt
-        need = (kv.nbytes + _HEADER) * prompt.storage.group.mates  # every rank writes as much
+    def _write_file(self, index: int, path: Path, header: Header, copy: Tensor) -> None:
+        prompt, kv = self._prompt, pack(copy, self._kernel)
+        size = sum(tensor.nbytes for tensor in kv.values())
+        need = (size + _HEADER) * prompt.storage.group.mates  # every rank writes as much
         if self._size is None or self._unmeasured > prompt.folder.limit * _MEASURED:
             prompt.folder.sweep()  # what a process that was killed has left
             self._measure()

@@ -11,7 +11,7 @@ from ..short_repr import short_repr
 from ..units import GIB, MOST_BYTES, MOST_TOKENS
 from . import methods
 from .generation import GenerationConfig, Sampling
-from .kv_formats import EXACT, LOSSY_KV, full_formats
+from .kv_formats import AUTO, EXACT, LOSSY_KV, full_formats
 from .placement_settings import Placement
 from .platforms import RUNS_ON, is_other_platform
 from .tree_settings import TREE_SAMPLINGS, TreeSampling, TreeShape
@@ -29,6 +29,7 @@ KERNELS = ("auto", "amx", "avx512", "avx2", "portable", "off")
 QUANTIZE = ("q4", "q5", "q6", "q8")
 METHODS = tuple(methods.METHODS)
 SELF = "self"
+MTP = "mtp"  # the draft: a head in the target's own checkpoint
 SELF_DRAFTS = (SELF, *(f"{SELF}:{level}" for level in QUANTIZE))
 DRAFTS = ("lookup", "none", *SELF_DRAFTS)  # values of `draft` that are not the name of a model
 LONGEST_GAMMA = 32
@@ -42,7 +43,8 @@ class EngineConfig:
 
     `kernel` is the level of the native kernel, which runs on the CPU; with `off`, torch runs everything. `quantize` is
     the level to which the weights are rounded while they are loaded, which changes the model; None leaves them. `kv` is
-    the format of the full KV cache: EXACT, or another one of `kv_formats`, which changes the answer unless it is exact.
+    the format of the full KV cache: EXACT, or another one of `kv_formats`, which changes the answer unless it is exact;
+    AUTO packs keys and values without loss where they lie over tiers.
     `threads` are those of the CPU, 0 for all cores; `prefill_chunk` is the tokens of one prefill pass. Raises
     SettingsError.
     """
@@ -54,7 +56,7 @@ class EngineConfig:
     prefill_chunk: int = 512
     kernel: str = "auto"
     quantize: str | None = None
-    kv: str = EXACT
+    kv: str = AUTO
 
     def __post_init__(self) -> None:
         require_types(self)
@@ -89,8 +91,9 @@ class Speculation:
     values alone; None for all of them. Of these tokens the first `sink` ones and, for h2o and retrieval, the latest
     `window` ones are always kept.
 
-    `draft` is "lookup", "none", a model, named as in EngineConfig.model, or "self": lookup, with the retrieval cache on
-    a quantised copy of the target's weights. "self:q4" names the copy's level; otherwise the most promising is chosen.
+    `draft` is "lookup", "none", a model or a head, named as in EngineConfig.model, "mtp" for the head in the target's
+    checkpoint, or "self": lookup, with the retrieval cache on a quantised copy of the target's weights. "self:q4" names
+    the copy's level; otherwise the most promising is chosen.
     `sink` and `window` are tokens of a draft model's StreamingLLM cache; `budget` and `chunk` are tokens of the
     retrieval cache and of one chunk. A budget of None follows from the sequence's length (`levels.suggested_budget`);
     with `approximate` it is LEAST_BUDGET. `rebuild_every` (tokens), `gamma1` and `gamma2` (drafted tokens per
@@ -183,6 +186,11 @@ class Speculation:
     def tree_shape(self) -> TreeShape:
         """The shape of the drafts."""
         return TreeShape.parse(self.tree)
+
+    @property
+    def draft_source(self) -> str | None:
+        """The name of the draft model, if it is to be found; None if it is a part of the target, too."""
+        return None if self.draft == MTP else self.draft_model
 
     @property
     def draft_model(self) -> str | None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from .methods import load_class
 
-EXACT = "exact"
+AUTO, EXACT = "auto", "exact"
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,9 @@ _PACKED_STORE = "offload.memory.packed_store:PackedStore"
 KV_FORMATS = {
     each.name: each
     for each in (
+        KVFormat(AUTO, is_exact=True),  # as the model computes them in one memory; see `tiered_format`
         KVFormat(EXACT, is_exact=True),
+        KVFormat("bf16", is_exact=True),  # another name for it
         # bf16 without loss: an exponent for each channel of the keys, two of the values, and 30 numbers apart.
         KVFormat("packed", 12, 128, 3, reserve=128, align=64, is_exact=True, native=_PACKED_STORE),
         KVFormat("plane", 8, 128, 3, reserve=128, align=64, is_part=True),  # what is read of it for a draft
@@ -108,12 +110,21 @@ KV_FORMATS = {
     )
 }
 PACKED_KV, PLANE_KV = KV_FORMATS["packed"], KV_FORMATS["plane"]
+PACKED_DIMS = 32  # heads whose keys and values can be packed have a multiple of it
 LOSSY_KV = tuple(each.name for each in KV_FORMATS.values() if not (each.is_exact or each.is_part))
 
 
 def full_formats() -> tuple[str, ...]:
     """Return the names of the formats that a full cache may have."""
     return tuple(name for name, each in KV_FORMATS.items() if not each.is_part)
+
+
+def tiered_format(kv: str, packs: bool) -> str:
+    """Return the format of keys and values over tiers; `packs`: whether they can be packed there.
+
+    AUTO packs them: what a link or a disk copies is what a pass waits for.
+    """
+    return PACKED_KV.name if kv == AUTO and packs else EXACT if KV_FORMATS[kv].is_plain else kv
 
 
 def saved_format(kv: str) -> str:

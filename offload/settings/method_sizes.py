@@ -22,6 +22,7 @@ PADDING = 32  # positions behind the tail that recorded passes may write to: the
 MOST_CHUNKS = 2**14
 KEPT_QUERIES = 64  # newest rows of a pass whose queries are kept for selections: more than a verification has
 EVICT_EVERY = 128  # tokens after which a cache that forgets drops as many: they are run in one pass of a prompt
+SPARE_ROWS = 4 * LONGEST_GAMMA  # hidden rows that are kept for a head beside its window: rejected ones overwrite none
 _MIN_RATIO = 1.25  # of the sequence to the retrieval cache: below, the middle level saves too little time
 
 
@@ -104,9 +105,8 @@ def middle_tokens(settings: Speculation, tokens: int) -> int:
 
 
 def copied_flag(settings: Speculation) -> str | None:
-    """Return the option with the format in which a middle level copies keys and values; None if it rounds none."""
-    whole = whole_format(settings)
-    if whole is not None and KV_FORMATS[whole].is_copied:
+    """Return the option of a middle level that reads keys and values by fewer bits; None if it reads them exactly."""
+    if whole_format(settings) is not None:
         return f"--middle {settings.middle}"
     return None if settings.retrieval_kv == EXACT else f"--retrieval-kv {settings.retrieval_kv}"
 
@@ -186,10 +186,12 @@ def check_approximate(settings: Speculation, family: str, has_kinds: bool) -> No
     )
 
 
-def check_middle(kv: str, settings: Speculation) -> None:
-    """Raise SettingsError for a middle level that reads packed keys and values, of which there are none."""
-    packed = KV_FORMATS[kv].is_packed or whole_format(settings) != PLANE_KV.name
-    require(packed, "--middle plane reads packed keys and values", "add --kv packed, or leave --middle out")
+def check_middle(kv: str, settings: Speculation, device: str) -> None:
+    """Raise SettingsError for a middle level that reads packed keys and values where there are none, or on a GPU."""
+    if whole_format(settings) == PLANE_KV.name:
+        flag, hint = f"--middle {settings.middle}", "leave --middle out"
+        require(KV_FORMATS[kv].is_packed, f"{flag} reads packed keys and values", f"add --kv packed, or {hint}")
+        require(device == "cpu", f"{flag} is for a CPU, and the model runs on {device}", hint)
 
 
 def check_trees(settings: Speculation, has_linear_layers: bool, vocab: int) -> None:

@@ -17,6 +17,7 @@ from tests.support.stores import (
     ERRORS,
     ON_GPU,
     PACKED,
+    PACKED_TIERS,
     QUANTIZED,
     SOME_STORES,
     STORES,
@@ -36,7 +37,9 @@ IDS = [(7 * position) % 251 for position in range(LENGTH)]
 ALL = [*STORES, "paged", *QUANTIZED, *(pytest.param(name, marks=pytest.mark.long) for name in ON_GPU)]
 
 
-@pytest.fixture(params=[*ALL, *(f"{name} bf16" for name in (*SOME_STORES, "paged", QUANTIZED[1], PACKED))])
+@pytest.fixture(
+    params=[*ALL, *(f"{name} bf16" for name in (*SOME_STORES, "paged", QUANTIZED[1], PACKED, *PACKED_TIERS))]
+)
 def name(request, monkeypatch):
     if request.param in ON_GPU:
         pytest.importorskip("triton")

@@ -9,11 +9,12 @@ from offload.engine import Engine
 from offload.kernels.native.ops import NativeOperations
 from offload.loading.formats.safetensors import FolderCheckpoint
 from offload.loading.weights import load_model
+from offload.memory.factory import TieredStoreFactory
 from offload.memory.packed_store import PackedStore
 from offload.settings.config import METHODS
 from tests.support.engine import GREEDY, tokens
 from tests.support.models import FAMILY_CASES, ids, make_hf_model
-from tests.support.offloading import CPU, native_kernel
+from tests.support.offloading import CPU, make_link, native_kernel, settings
 from tests.support.prompt_cache import LENGTH, engine_on, said
 
 pytestmark = pytest.mark.xdist_group("native")
@@ -51,6 +52,29 @@ def expected(engine):
 @pytest.mark.parametrize("method", [name for name in METHODS if name != "naive"])
 def test_every_method_has_the_bits_of_bf16(engine, expected, method):
     assert answer(engine("packed"), method=method) == expected
+
+
+@pytest.fixture(scope="module")
+def tiered(engine):
+    """`tiered(kv, mode)`: an engine whose keys and values lie over tiers in that format."""
+
+    def make(kv, mode):
+        plain = engine("exact")
+        tiers = settings(mode, page_tokens=128)
+        stores = TieredStoreFactory(plain.model.operations, CPU, tiers, make_link(), kv=kv)
+        return Engine(plain.model, (), 64, stores=stores)
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("mode", "more"),
+    [("hybrid", {}), ("stream", {"method": "triforce"}), ("stream", {"method": "lookup", "tree": "12"})],
+    ids=["host", "levels", "a tree"],
+)
+def test_packed_over_tiers_has_the_bits_of_bf16(tiered, mode, more):
+    own = [answer(tiered(kv, mode), **more) for kv in ("bf16", "packed")]
+    assert own[0] == own[1]
 
 
 OTHERS = {

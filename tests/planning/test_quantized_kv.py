@@ -91,12 +91,10 @@ def test_a_machine_too_small_for_bf16_keeps_4_bits():
 
 
 def test_packed_ones_are_not_advised_where_they_are_refused():
-    """On disk, or on a GPU, where keys and values stay as they are."""
-    small = on_cpu("packed", replace(CPU, memory=18 * GIB))
+    """On a GPU, where keys and values stay as they are."""
+    small = on_cpu("packed", replace(CPU, memory=2 * GIB))
     found = {each.text: each.request for each in suggestions(small, list(HARDWARE.values()))}
-    assert [text for text in found if text.startswith("--disk")] == []
     assert [one.kv for text, one in found.items() if text.startswith("other hardware")] == [EXACT]
-    assert any(each.text.startswith("--disk") for each in suggestions(replace(small, kv=EXACT)))
 
 
 def test_a_packed_store_allocates_what_is_counted():
@@ -138,6 +136,21 @@ def test_a_streaming_level_is_counted_as_it_is_read_not_quantised(gpu, streaming
     plans = [make_plan(request(gpu=gpu, tokens=TOKENS, **streaming, retrieval_kv=kind)) for kind in kinds]
     exact, asked = ((plan.device.parts["retrieval cache"], plan.chosen.tbt.seconds) for plan in plans)
     assert asked == exact
+
+
+def test_a_level_that_reads_all_tokens_is_counted_by_its_bits():
+    """Plane A is read where it lies, without a byte of its own; a copy takes those of all tokens."""
+    kinds = {"plane": "packed", "q4": EXACT}
+    asked = {middle: on_cpu(kv, method="retrieval", middle=middle) for middle, kv in kinds.items()}
+    passes = Passes(asked["plane"], place(asked["plane"]))
+    size = request().shape.kv_bytes(TOKENS, 2)
+    fewer = passes.full(1)[0].seconds - passes.retrieval(1)
+    assert fewer == pytest.approx(size * 4 / 16 / CPU.bandwidth / READ)
+    taken = {middle: place(each).device.parts["retrieval cache"] for middle, each in asked.items()}
+    assert taken["plane"] < 0.01 * size
+    copied = size * KV_FORMATS["q4"].number_bits(128) / 16
+    assert copied < taken["q4"] < 1.2 * copied
+    assert asked["q4"].in_place(0) and replace(asked["q4"], retrieves_in_place=False).in_place(0)
 
 
 def test_short_sequences_count_their_window():

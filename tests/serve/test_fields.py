@@ -39,7 +39,7 @@ def test_names_of_equal_meaning_are_accepted(given, options):
             "reasoning_effort",
         ),
         ({"num_ctx": 4096}, "the server's --context", "num_ctx"),
-        ({"zzz": 1}, "unknown field 'zzz'; known are dry_allowed_length, ", "zzz"),
+        ({"zzz": 1}, "unknown field 'zzz'; known are budget, draft, dry_allowed_length, ", "zzz"),
     ],
 )
 def test_errors_name_fields_and_not_options(given, words, param):

@@ -6,6 +6,7 @@ import pytest
 
 from offload.sequence import TokenSequence
 from offload.speculation.auto.adaptive import AdaptiveScheduler, Cycle
+from offload.speculation.auto.drafter_estimates import Arm
 from offload.speculation.drafters.drafter import Draft
 from offload.speculation.passes.estimators import Acceptance, DraftTimes, StepTimes, expected_tokens
 
@@ -240,3 +241,19 @@ def test_what_one_drafter_shows_of_the_text_is_expected_of_the_others():
     after = [believed(arm) for arm in arms]
     assert after[0] < after[1] < before[1] == 0.6
     assert after[2] == before[2]  # lookup runs no model: it does not tell, and is not told
+
+
+@pytest.mark.parametrize("later", [0.1, 0.6])
+def test_later_tokens_of_drafts_that_fade_have_a_rate_of_their_own(later):
+    """A head computes the first token from the target's row, and later ones from its own."""
+    head = Fake("head", None, 0.02)
+    head.fades = True
+    arm, rng = Arm(head, StepTimes(), gamma=2), random.Random(0)
+    for number in range(300):
+        candidate = arm.candidate("head", TokenSequence([0]), 100, number)
+        accepted = 0
+        while accepted < 2 and rng.random() < (later if accepted else 0.9):
+            accepted += 1
+        candidate.observe(number, Cycle(head, 0, 2, accepted, 0.04, 1.4))
+    (option,) = arm.candidate("head", TokenSequence([0]), 100, 300).options
+    assert option.expected(candidate.rate, candidate.rate) == pytest.approx(1 + 0.9 * (1 + later), abs=0.12)

@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+from offload import GenerationConfig
+from offload.engine import Engine
 from offload.errors import CheckpointError, SettingsError, UnsupportedModel
 from offload.kernels.ops import TorchOperations
 from offload.loading.formats.safetensors import FolderCheckpoint
@@ -18,6 +20,7 @@ from offload.speculation.trees.tree import DraftedTree, k_ary
 from tests.support.heads import LAYERS, VOCAB, Eagle3Reference, add_mtp, save_eagle3
 from tests.support.models import FAMILY_CASES, ids, make_hf_model
 from tests.support.offloading import CPU, native_kernel
+from tests.support.table_models import chi_square_p
 
 SETTINGS = Speculation("naive", "a head", window=200)  # for all slots of these tests
 GREEDY = Sampling(temperature=0)
@@ -83,14 +86,14 @@ def test_chains_have_the_rows_of_plain_torch(target, reference, tmp_path, case, 
         out = last_layer(entering[-1].unsqueeze(0), attention_mask=mask, position_embeddings=rotations)
         entering.append((out[0] if isinstance(out, tuple) else out).view(30, -1))
     taps = torch.cat([entering[each] for each in head.own.taps], 1)[:-1]  # the last token has not been run
-    tokens, features = sequence.tokens[1:], expected.features(taps)
+    known, features = sequence.tokens[1:], expected.features(taps)
     rows = runner.rows(sequence)
     for token in [*drafted, None]:
-        wanted = expected.rows(torch.tensor(tokens), features)[-1:]
+        wanted = expected.rows(torch.tensor(known), features)[-1:]
         torch.testing.assert_close(rows, wanted, atol=2e-4, rtol=1e-3)
         torch.testing.assert_close(runner.logits(rows), expected.logits(wanted), atol=2e-4, rtol=1e-3)
         if token is not None:
-            tokens, features = [*tokens, token], torch.cat((features, expected.recycled(wanted)))
+            known, features = [*known, token], torch.cat((features, expected.recycled(wanted)))
             rows = runner.step(torch.tensor([token]))
 
 
@@ -149,6 +152,8 @@ def test_rows_before_the_window_are_not_read(target, tmp_path):
         ({"draft_vocab_size": 91}, CheckpointError, "d2t"),
         ({"num_hidden_layers": 2}, CheckpointError, "lacks the tensor model.layers.1"),
         ({"speculators_model_type": "dspark"}, UnsupportedModel, "dspark"),
+        ({"speculators_model_type": "eagle3"}, CheckpointError, "hidden_size is None"),
+        ({"speculators_config": {"verifier": {"architectures": ["Qwen3ForCausalLM"]}}}, SettingsError, "a qwen3, and"),
     ],
 )
 def test_wrong_heads_are_refused_before_their_weights_are_read(target, tmp_path, change, error, message):
@@ -177,14 +182,14 @@ def test_mtp_has_the_logits_of_transformers(tmp_path, case):
 
     with torch.no_grad():
         features = reference.model(torch.tensor([sequence.tokens[:-1]])).last_hidden_state[0]
-        tokens, rows = sequence.tokens[1:], runner.rows(sequence)
+        known, rows = sequence.tokens[1:], runner.rows(sequence)
         for token in [*drafted, None]:
-            embeddings = reference.model.embed_tokens(torch.tensor(tokens))
+            embeddings = reference.model.embed_tokens(torch.tensor(known))
             both = torch.cat((normed(embeddings, "embedding"), normed(features, "hidden")), 1)
             out = own.model(inputs_embeds=(both @ more["fc.weight"].T).unsqueeze(0)).last_hidden_state[0]
             torch.testing.assert_close(runner.logits(rows), reference.lm_head(out[-1:]), atol=5e-4, rtol=1e-3)
             if token is not None:
-                tokens, features = [*tokens, token], torch.cat((features, out[-1:]))
+                known, features = [*known, token], torch.cat((features, out[-1:]))
                 rows = runner.step(torch.tensor([token]))
 
 
@@ -192,3 +197,32 @@ def test_a_target_without_mtp_is_told(target, tmp_path):
     make_hf_model("llama").save_pretrained(tmp_path)
     with pytest.raises(UnsupportedModel, match="--draft mtp needs a target with an MTP head"):
         checked_head(tmp_path, FolderCheckpoint(tmp_path).shape, is_mtp=True)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("tree", ["chain", "k-ary:2x2"])
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_sampled_tokens_are_distributed_as_in_plain_decoding(tmp_path, temperature, tree):
+    """Of a target of few tokens, whose first two after a prompt have a distribution that can be enumerated."""
+    vocab, runs = 6, 700
+    make_hf_model("llama", vocab_size=vocab, num_hidden_layers=LAYERS, eos_token_id=None).save_pretrained(tmp_path)
+    target = load_model(FolderCheckpoint(tmp_path), torch.float32, CPU, lambda done, total: None)
+    head = head_of(target, save_eagle3(tmp_path / "head", vocab=4, known=vocab))
+    engine, sampling = Engine(target, (), 64, head), Sampling(temperature=temperature, top_p=1)
+    prompt, settings = [3, 1, 4, 1, 5], Speculation("naive", "a head", gamma2=2, tree=tree, window=64)
+    counts = torch.zeros(vocab**3, dtype=torch.long)
+    for seed in range(runs):
+        config = GenerationConfig(max_new_tokens=3, seed=seed)
+        found = [
+            token
+            for event in engine.generate(prompt, sampling, config, settings)
+            for token in getattr(event, "ids", ())
+        ]
+        counts[found[0] * vocab**2 + found[1] * vocab + found[2]] += 1
+    chances = torch.ones(vocab**3, dtype=torch.float64)
+    for number in range(vocab**3):
+        text = [number // vocab**2, number // vocab % vocab, number % vocab]
+        rows = target.logits(target.forward(torch.tensor([*prompt, *text[:2]]), target.new_cache(16)))
+        probs = (rows[-3:].double() / temperature).softmax(1)
+        chances[number] = probs[range(3), text].prod()
+    assert chi_square_p(counts, chances) > 1e-3

@@ -9,8 +9,9 @@ from offload.loading.weights import load_model
 from offload.memory.tier_settings import TierSettings
 from offload.sequence import TokenSequence
 from offload.settings.config import Speculation
+from offload.settings.method_sizes import SPARE_ROWS
 from offload.speculation.levels.hierarchy import selected_cache
-from offload.speculation.passes.hidden_rows import SPARE, HiddenRows
+from offload.speculation.passes.hidden_rows import HiddenRows
 from offload.speculation.passes.runner import Runner, SelectedRunner
 from offload.speculation.passes.steps import Step
 from tests.support.models import ids, make_hf_model
@@ -135,7 +136,7 @@ def test_a_ring_keeps_the_latest_rows_in_constant_memory():
         count = int(torch.randint(1, 250, (), generator=generator))
         ring.put(start, rows[start : start + count])
         start += count
-        assert ring.length - ring.first == min(start, 10 + SPARE)
+        assert ring.length - ring.first == min(start, 10 + SPARE_ROWS)
         assert torch.equal(ring.get(ring.first, start), rows[ring.first : start])
         start -= int(torch.randint(0, 9, (), generator=generator)) if start > 20 else 0
         ring.truncate(start)

@@ -30,8 +30,18 @@ def _layer(new, prefix, inputs, qk_norm):
     return found
 
 
-def save_eagle3(folder, seed=0, layers=1, vocab=90, is_speculators=False, taps=(0, 2, 3), absolute=False, **config):
-    """Save a random EAGLE-3 head of a target of LAYERS layers."""
+def save_eagle3(
+    folder,
+    seed=0,
+    layers=1,
+    vocab=90,
+    is_speculators=False,
+    taps=(0, 2, 3),
+    absolute=False,
+    known=VOCAB,
+    **config,
+):
+    """Save a random EAGLE-3 head of a target of LAYERS layers that knows `known` tokens."""
     generator = torch.Generator().manual_seed(seed)
 
     def new(*size, norm=False):
@@ -50,13 +60,18 @@ def save_eagle3(folder, seed=0, layers=1, vocab=90, is_speculators=False, taps=(
         tensors["input_norm.weight"] = new(len(taps) * HIDDEN, norm=True)
     if config.get("fc_norm"):
         tensors |= {f"fc_norm.{i}.weight": new(HIDDEN, norm=True) for i in range(len(taps))}
-    if vocab < VOCAB:
-        ids = torch.randperm(VOCAB, generator=generator)[:vocab]
+    if vocab < known:
+        ids = torch.randperm(known, generator=generator)[:vocab]
         tensors["d2t"] = ids.clone() if absolute else ids - torch.arange(vocab)
-        tensors["t2d"] = torch.zeros(VOCAB, dtype=torch.bool).index_fill_(0, ids, True)
+        tensors["t2d"] = torch.zeros(known, dtype=torch.bool).index_fill_(0, ids, True)
     own = {
         **{"model_type": family, "hidden_size": HIDDEN, "intermediate_size": WIDTH, "num_hidden_layers": layers},
-        **{"num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS, "head_dim": HEAD_DIM, "vocab_size": VOCAB},
+        **{
+            "num_attention_heads": HEADS,
+            "num_key_value_heads": KV_HEADS,
+            "head_dim": HEAD_DIM,
+            "vocab_size": known,
+        },
         **{"rms_norm_eps": 1e-6, "rope_theta": 10000.0, "max_position_embeddings": 2048, "hidden_act": "silu"},
     }
     head = {"draft_vocab_size": vocab, "eagle_aux_hidden_state_layer_ids": list(taps)} | config

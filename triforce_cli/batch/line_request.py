@@ -13,6 +13,7 @@ from offload.settings.config import GenerationConfig, Sampling, check_part
 from offload.settings.generation import parse_sampling
 from offload.short_repr import short_repr
 
+from ..options.constraint_options import constraint_of
 from ..options.declarations import THINK
 from ..options.settings import refuse_broken_text
 
@@ -25,11 +26,15 @@ _TYPES: dict[str, tuple[tuple[type, ...], str]] = {
     "int | None": ((int,), "a whole number"),
     "float": ((int, float), "a number"),
     "bool": ((bool,), "true or false"),
+    "schema": ((dict, bool, str), "a schema"),
+    "texts": ((list,), "a list of texts"),
     "id": ((str, int, float), "a text or a number"),
 }
+_OTHERS = ("coupled", "constraint")  # fields that have other names in a line
 # The options of a line, by the type of their values; `stop` is checked apart.
-_OPTIONS = {f.name: f.type for group in (GenerationConfig, Sampling) for f in fields(group) if f.name != "coupled"}
+_OPTIONS = {f.name: f.type for group in (GenerationConfig, Sampling) for f in fields(group) if f.name not in _OTHERS}
 _KEYS = {"prompt": "str", "id": "id", "system": "str", "raw": "bool", "think": "str", "sampling": "str"} | _OPTIONS
+_KEYS |= {"json_schema": "schema", "choices": "texts", "regex": "str", "grammar": "str"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +133,8 @@ def _request(values: Mapping[str, Any], line: int, id: Id) -> LineRequest:
         options["stop"] = (values["stop"],) if isinstance(values["stop"], str) else tuple(values["stop"])
     if "sampling" in values:
         options["coupled"] = parse_sampling(values["sampling"])
+    if (constraint := constraint_of(values)) is not None:
+        options["constraint"] = constraint
     for name, texts in (
         ("prompt", [prompt]),
         ("system", [values.get("system", "")]),

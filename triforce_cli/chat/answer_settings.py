@@ -26,6 +26,7 @@ _PARSERS: Mapping[str, tuple[Callable[[str], Any], str]] = {
     "tuple[str, ...]": (lambda text: () if text == "none" else (text,), "a text, or none"),
 }
 _TYPES = {field.name: field.type for group in (Sampling, GenerationConfig) for field in fields(group)}
+del _TYPES["constraint"]  # of one question, by other options
 PARAMETERS = {  # the setting of each option
     **{name.replace("_", "-"): name for name in _TYPES if name not in _NAMES.values()},
     **_NAMES,

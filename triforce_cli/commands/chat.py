@@ -22,8 +22,10 @@ from ..options.command_request import check_flags, parse_output_options, parse_r
 from ..options.distinct_files import check_distinct, named_files
 from ..output.renderers import renderer_for
 
+_NOT_HERE = ("raw", "verify", *options.FORMS)
 
-@options.accepts({name: each for name, each in options.READING.items() if name not in ("raw", "verify")})
+
+@options.accepts({name: each for name, each in options.READING.items() if name not in _NOT_HERE})
 def chat(
     ctx: typer.Context,
     prompt_file: options.PromptFiles = None,

@@ -151,6 +151,8 @@ def check_batch_flags(params: Mapping[str, Any]) -> None:
         raise SettingsError(f"--batch has its prompts in a file, and {given} gives another", "leave one of the two out")
     if params["encoding"] is not None:
         raise SettingsError("--encoding is that of text files, and the lines of --batch are UTF-8", "leave it out")
+    if params["quote"]:
+        raise SettingsError("--quote is about one document, and --batch has many prompts", "leave one of the two out")
     if params["verify"]:
         raise SettingsError(
             "--verify compares a single text with plain decoding, and --batch has many",

@@ -79,8 +79,9 @@ def _fetch(settings: Settings, home: Path | None, terminal: Terminal) -> None:
 
     with DownloadBar(terminal, shown=terminal.shows_progress) as progress:
         locate(settings.engine.model, home, progress)
-        if has_draft_model(settings.speculation):
-            locate(settings.speculation.draft_model, home, progress)
+        source = settings.speculation.draft_source
+        if source is not None and has_draft_model(settings.speculation):
+            locate(source, home, progress)
 
 
 def _check_heads(settings: Settings, home: Path | None, count: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sized
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +13,7 @@ from offload.errors import ModelNotFound, SettingsError
 from offload.loading.hub.registry import draft_error
 from offload.loading.hub.registry import resolve as resolve_model
 from offload.settings.config import DRAFTS, Sampling, check_part
+from offload.settings.constraint import QUOTE, Constraint
 from offload.settings.generation import COUPLED, FASTEST
 from offload.settings.method_sizes import has_draft_model
 from offload.settings.methods import CHOSEN, LOOKUP, METHODS, MODEL
@@ -24,6 +25,7 @@ from ..input.excerpts import END, MIDDLE, PARTS, START
 from ..output.plan_fields import Argument
 from ..output.terminal import Terminal
 from .config_file import show_config
+from .constraint_options import constraint_of_flags
 from .declarations import AUTO, THINK
 from .mode_checks import refuse_inexact
 from .settings import Settings, given_options, refuse_both, refuse_broken_text, refuse_unverifiable, resolve
@@ -43,6 +45,7 @@ class Request:
         think: one of THINK: whether a reasoning model is to think; "auto" is the chat template's default.
         verify: compare the output with plain decoding.
         dry_run: print the plan and load nothing.
+        quote: whether the answer's quotations must be literal parts of the document.
         extend_context: extend the model's context where it is too short.
         truncate: the part of a document that is left out where the context is too short; None for none.
         group: the ranks that share the model; None where this process runs all of it.
@@ -57,10 +60,21 @@ class Request:
     think: str = AUTO
     verify: bool = False
     dry_run: bool = False
+    quote: bool = False
     extend_context: bool = False
     truncate: str | None = None
     group: Group | None = None
     arguments: tuple[Argument, ...] = ()
+
+    def about(self, documents: Sequence[str]) -> Request:
+        """Return the request with what answers must match, if that depends on documents. Raises SettingsError."""
+        if not self.quote:
+            return self
+        if len(documents) > 1:
+            message = f"--quote says where the document has a quotation, and there are {len(documents)} documents"
+            raise SettingsError(message, "give one of them at a time")
+        values = dict(self.settings.values) | {"constraint": Constraint(QUOTE, documents[0])}
+        return replace(self, settings=replace(self.settings, values=values))
 
     @property
     def is_first(self) -> bool:
@@ -125,6 +139,7 @@ def check_flags(ctx: typer.Context) -> None:
     _check_think(params)
     for name, texts in (("--system", [params.get("system") or ""]), ("--stop", params.get("stop") or [])):
         refuse_broken_text(name, texts)
+    constraint_of_flags(params)
     given = given_options(ctx)[0]
     check_part(given)
     if "model" in given:
@@ -156,6 +171,8 @@ def parse_request(ctx: typer.Context) -> Request:
     """Return the request in the options of `groups.GENERATION`, the profile and the defaults. Raises SettingsError."""
     params = ctx.params
     settings = resolve(*given_options(ctx), params["profile"])
+    if (constraint := constraint_of_flags(params)) is not None:
+        settings = replace(settings, values=dict(settings.values) | {"constraint": constraint})
     if params.get("show_config"):
         show_config(ctx, settings)
     _check_models(settings)
@@ -164,7 +181,7 @@ def parse_request(ctx: typer.Context) -> Request:
             settings, settings.sampling(Sampling(temperature=0))
         )  # the model's own sampling is not known yet
     refuse_inexact(settings, params)
-    flags = {name: bool(params.get(name)) for name in ("raw", "verify", "dry_run", "extend_context")}
+    flags = {name: bool(params.get(name)) for name in ("raw", "verify", "dry_run", "quote", "extend_context")}
     warn_unused(settings, [settings.speculation.method], ctx.obj.terminal)
     arguments = given_arguments(ctx)
     more: dict[str, Any] = {
@@ -178,9 +195,10 @@ def parse_request(ctx: typer.Context) -> Request:
 def _check_models(settings: Settings) -> None:
     """Raise ModelNotFound for a name that cannot be a model's: torch is not imported for it."""
     resolve_model(settings.engine.model)
-    if has_draft_model(settings.speculation):
+    source = settings.speculation.draft_source
+    if source is not None and has_draft_model(settings.speculation):
         try:
-            resolve_model(settings.speculation.draft_model)
+            resolve_model(source)
         except ModelNotFound as error:
             raise draft_error(error) from error
 

@@ -132,7 +132,7 @@ def _rows(ctx: typer.Context, settings: Settings) -> Iterator[tuple[str, Any, st
     yield "profile", named, origin_of(ctx, "profile") if named else f"found: {settings.profile.name}"
     groups = (settings.engine, settings.generation, settings.speculation, Sampling(), settings.placement)
     for group in (*groups, settings.caching, settings.parallel):
-        for name in (field.name for field in fields(group) if field.name != "stop"):
+        for name in (field.name for field in fields(group) if field.name not in ("stop", "constraint")):
             if name in settings.values:
                 yield name, settings.values[name], settings.origins.get(name, "default")
             elif name in _UNSET or isinstance(group, Sampling):

@@ -41,6 +41,7 @@ def parse_parallel(text: str | int) -> int | str:
 
 _DEFAULTS = {f.name: f.default for group in GROUPS for f in fields(group)}
 SAMPLING, SPECULATION, CONTEXT = "Sampling", "Speculative decoding", "Prompt and prompt cache"
+FORM = "Form of the answer"
 MEMORY, MACHINE, BATCH = "Memory and offloading", "Machine", "Many prompts"
 THINK = ("on", "off", AUTO)  # values of --think
 _MODELS = "model's"  # default
@@ -145,7 +146,7 @@ _PANELS: dict[str | None, dict[str, _Make]] = {
     },
     SPECULATION: {
         "method": _name("Decoding method; all are lossless.", among=METHODS),
-        "draft": _setting(str, "Drafter: lookup, none, self, or a model.", metavar="MODEL", among=DRAFTS),
+        "draft": _setting(str, "Drafter: lookup, none, self, mtp, or a model or head.", metavar="MODEL", among=DRAFTS),
         "middle": _name(f"{', '.join(MIDDLES)}.", "the method's", among=MIDDLES),
         "sink": _count("First tokens that small caches keep."),
         "window": _count("Latest tokens that a draft model sees."),
@@ -181,7 +182,7 @@ _PANELS: dict[str | None, dict[str, _Make]] = {
         "disk": _setting(str, "Folder for KV beyond host memory.", "none", metavar="PATH"),
         "disk_limit": _size("Disk space for it.", "free"),
         "approximate": _name(f"Lossy: {', '.join(APPROXIMATIONS)}.", "no", among=list(APPROXIMATIONS)),
-        "kv": _name(f"packed: exact; {', '.join(LOSSY_KV)}: lossy.", among=list(full_formats())),
+        "kv": _name(f"auto, bf16, packed: exact; {', '.join(LOSSY_KV)}: lossy.", among=list(full_formats())),
         "dry_run": _switch("--dry-run", help="Print the plan; load nothing."),
     },
     MACHINE: {
@@ -197,7 +198,7 @@ _PANELS: dict[str | None, dict[str, _Make]] = {
         "show_config": _switch("--show-config", help="Print settings; run nothing."),
     },
 }
-PANELS = [BATCH, *filter(None, _PANELS)]
+PANELS = [BATCH, *filter(None, _PANELS), FORM]
 GENERATION = {name: make(name, panel) for panel, rows in _PANELS.items() for name, make in rows.items()}
 
 PromptFiles = Annotated[
@@ -213,7 +214,16 @@ _TRUNCATE = _other(
     str | None, "--truncate", metavar="PART", help="Drop the start, middle or end.", among=("start", "middle", "end")
 )
 # Of the commands that read documents once, and may leave a part of a long one out.
-READING = GENERATION | {"encoding": _ENCODING("", CONTEXT), "truncate": _TRUNCATE("", CONTEXT)}
+_FORM = {
+    "json_schema": _other(str | None, "--json-schema", metavar="FILE", help="JSON of this schema."),
+    "regex": _other(str | None, "--regex", metavar="TEXT", help="A text that matches."),
+    "grammar": _other(str | None, "--grammar", metavar="FILE", help="A text of it, in Lark or GBNF."),
+    "quote": _switch("--quote", help="Quotations are literal."),
+    "choices": _other(str | None, "--choices", metavar="A,B,C", help="One of these."),
+}
+FORMS = {name: make(name, FORM) for name, make in _FORM.items()}
+READING = GENERATION | FORMS
+READING |= {"encoding": _ENCODING("", CONTEXT), "truncate": _TRUNCATE("", CONTEXT)}
 PLACEMENT = "offload memory host_memory resident_layers host_share link_gb_s experts expert_layers disk disk_limit"
 
 

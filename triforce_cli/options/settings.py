@@ -27,6 +27,7 @@ from offload.settings.config import (
     Speculation,
     check_part,
 )
+from offload.settings.constraint import QUOTE
 from offload.settings.generation import FASTEST
 from offload.settings.methods import PLAIN
 from offload.units import GIB
@@ -110,7 +111,8 @@ class Settings:
         own = _subset(GenerationConfig, options)
         if "seed" not in values:
             own["seed"] = draw_seed()
-        return replace(self, values=values, generation=replace(self.generation, **own))
+        speculation = replace(self.speculation, **_subset(Speculation, options))
+        return replace(self, values=values, generation=replace(self.generation, **own), speculation=speculation)
 
     def memory_limit(self, device_type: str) -> int | None:
         """Return the bytes of the device that the profile and --memory allow; None for no limit but free memory."""
@@ -122,9 +124,11 @@ class Settings:
     def described(self, sampling: Sampling) -> dict[str, Any]:
         """Return every resolved setting by name, for --json and --verbose."""
         groups = (self.engine, self.generation, self.speculation, sampling, self.placement, self.caching, self.parallel)
-        described = {"profile": self.profile.name}
+        described: dict[str, Any] = {"profile": self.profile.name}
         for group in groups:
             described |= asdict(group)
+        if sampling.constraint is not None and sampling.constraint.kind == QUOTE:
+            described["constraint"]["text"] = None  # the whole document
         return described
 
 

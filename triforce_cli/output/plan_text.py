@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from rich.text import Text
 
+from offload.architecture.head_shape import PUBLISHED, HeadDimensions
 from offload.hardware.calibration import Measured
 from offload.hardware.profiles import Profile
 from offload.planning.batch import Batches
@@ -79,7 +80,10 @@ def plan_text(report: PlanReport, drawn: bool, width: int = WIDTH) -> str:
     if not (format := request.kv_format).is_plain:
         effect = "without loss" if format.is_exact else "which changes the answer"
         bits = f"{format.number_bits(request.shape.head_dim):.3g} bits each"
-        lines.append(f"KV cache   {format.name} (--kv): {bits}, {effect}")
+        unread = ""
+        if format.is_packed and not request.hardware.shared and format.triton is None:
+            unread = "; only planned: no kernel for a GPU reads it yet"
+        lines.append(f"KV cache   {format.name} (--kv): {bits}, {effect}{unread}")
     lines += ["", *_memory_lines(plan, drawn, width)]
     if measured is not None and measured.busy:
         lines.append(f"times      predicted from rates {BUSY}: less where it is idle")
@@ -210,6 +214,9 @@ def _gammas(plan: Plan) -> str:
     reads = f"all tokens read as {whole}" if whole else f"{counted(plan.budget, 'token')} in the retrieval cache"
     cache = f"; {reads}" if plan.budget else ""
     expected = f"{chosen.tokens_per_verification:.1f} tokens a verification expected"
+    head = plan.request.draft
+    if isinstance(head, HeadDimensions) and plan.request.draft_acceptance is None and chosen.method != "lookup":
+        expected += f", from public figures of {head.kind} heads" if head.kind in PUBLISHED else ", a guess"
     drafted = f"a tree of {chosen.gamma2}, {chosen.depth} deep," if chosen.depth else f"{chosen.gamma2}"
     return f"{drafted} drafted{around}, {expected}{cache}"
 

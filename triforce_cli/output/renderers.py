@@ -8,6 +8,7 @@ from typing import Any
 
 from offload.events import Event, Thought
 from offload.metrics import Meter, Summary
+from offload.short_repr import short_text
 
 from .batch_display import BatchDisplay
 from .progress import ProgressDisplay, RunFacts
@@ -125,6 +126,8 @@ class Renderer:
             self._terminal.end_line()
         else:
             self._terminal.end_text()
+        for each in () if self._quiet else summary.quotes or ():
+            self._terminal.note(f'characters {each["start"]:,} to {each["end"]:,}: "{short_text(each["text"])}"')
         if not self._quiet and self._reports(summary):
             label = "" if self._part is None else f"{self._part.label}: "
             self._terminal.note(label + statistics_line(summary))

@@ -75,6 +75,8 @@ def _details(summary: Summary) -> Iterator[tuple[str, list[str]]]:
         yield "link", [f"{size(summary.link_bytes)}, busy {percent(summary.link_utilisation or 0.0)} of the time"]
     if summary.experts is not None:
         yield "experts", [_experts(summary.experts)]
+    if summary.masks is not None:
+        yield "masks", _masks(summary.masks)
     yield "end", [_REASONS.get(summary.finish_reason, summary.finish_reason)]
     if summary.seed is not None:
         yield "seed", [str(summary.seed), *([] if summary.sampling is None else [f"{summary.sampling} sampling"])]
@@ -98,6 +100,12 @@ def _experts(run: Mapping[str, Any]) -> str:
     mean = f"{run['experts'] / max(run['passes'], 1):.1f} in each of a pass"
     done = f"{size(run['bytes'])} read, {duration(run['seconds'])}" if run["way"] == "host" else size(run["bytes"])
     return f"{where}: {mean}, {done}"
+
+
+def _masks(run: Mapping[str, Any]) -> list[str]:
+    """Return `120 computed in 40 us each` and `52 tokens dictated`."""
+    each = duration(run["seconds"] / max(run["masks"], 1))
+    return [f"{run['masks']:,} computed in {each} each", f"{counted(run['forced'], 'token')} dictated"]
 
 
 def _times(summary: Summary) -> list[str]:

@@ -74,7 +74,7 @@ class ModelRequest:
         """
         settings = self.settings.overridden(options, seed)
         request = replace(self.request, settings=settings, **changes)
-        return replace(self, request=request, sampling=settings.sampling(self.model.sampling))
+        return replace(self, request=request, sampling=sampling_of(request, self.model))
 
     def encode(self, text: str, progress: EncodingProgress | None = None) -> list[int]:
         """Return a prompt's tokens, in the chat template unless the request is raw or the model has none.
@@ -201,7 +201,7 @@ def open_request(request: Request, terminal: Terminal, quiet: bool) -> ModelRequ
     open_s = time.perf_counter() - started
     if settings.profile.gpus > 1 and model.group.size == 1 and not ranks_to_start(settings):
         terminal.warn(f"profile {settings.profile.name} describes {settings.profile.gpus} GPUs; the first one is used")
-    sampling = settings.sampling(model.sampling)
+    sampling = sampling_of(request, model)
     if request.verify:
         refuse_unverifiable(settings, sampling)
     if model.checkpoint.skipped and not quiet:
@@ -209,6 +209,15 @@ def open_request(request: Request, terminal: Terminal, quiet: bool) -> ModelRequ
         parts = "such as for images or for predicting several tokens"
         terminal.note(f"the text part of the model runs; {count} of its other parts, {parts}, not loaded")
     return ModelRequest(request, model, sampling, open_s)
+
+
+def sampling_of(request: Request, model: OpenModel) -> Sampling:
+    """Return the sampling of a request's answers. Raises SettingsError for a constraint that they cannot meet."""
+    sampling = request.settings.sampling(model.sampling)
+    if sampling.constraint is None:
+        return sampling
+    model.constraints.check(sampling.constraint)
+    return sampling.in_chat(not request.raw and model.tokenizer.has_chat_template)
 
 
 def open_shared_model(

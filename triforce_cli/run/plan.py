@@ -23,7 +23,7 @@ from offload.hardware.rates import Hardware, describe, placed
 from offload.planning.plan import Plan, make_plan
 from offload.planning.request import PlanRequest
 from offload.planning.suggestions import Suggestion, suggestions
-from offload.settings.kv_formats import KV_FORMATS
+from offload.settings.kv_formats import KV_FORMATS, PACKED_DIMS, PACKED_KV
 from offload.settings.method_sizes import check_middle
 from offload.system.machine import cores, free_host_memory, free_memory
 
@@ -58,11 +58,9 @@ def plan_request(
     """
     check_experts(settings.placement, shape, hardware.shared and settings.placement.link_gb_s is None)
     level, kv = settings.engine.quantize, settings.engine.kv
-    check_middle(kv, settings.speculation)
+    check_middle(kv, settings.speculation, hardware.device)
     if hardware.shared:
         refuse_unread_format(settings)
-    elif KV_FORMATS[kv].is_packed:
-        raise SettingsError(f"--kv {kv} is for a CPU, and {hardware.name} is none", "leave --kv out")
     in_bf16 = settings.engine.dtype in ("auto", "bfloat16") and hardware.dtype == "bf16"
     for option, value in {"--quantize": level, "--kv": kv if KV_FORMATS[kv].is_packed else None}.items():
         if value is not None and not in_bf16:
@@ -83,13 +81,16 @@ def plan_request(
         weight_bits=stored if level is None else rounded_bits(shape, level),
         quantize=level,
         kv=kv,
+        packs=in_bf16
+        and (hardware.shared or PACKED_KV.triton is not None)
+        and shape.growing.head_dim % PACKED_DIMS == 0,
     )
 
 
 def plan_with_suggestions(request: PlanRequest) -> tuple[Plan, tuple[Suggestion, ...]]:
     """Return the plan, and changes that would fit if it does not."""
     plan = make_plan(request)
-    return plan, () if plan.fits else suggestions(request, _shipped_hardware())
+    return plan, () if plan.fits else suggestions(plan.request, _shipped_hardware())
 
 
 def _shipped_hardware() -> list[Hardware]:
@@ -214,9 +215,8 @@ def request_on_this_machine(
     Raises SettingsError as `rated_profile`.
     """
     profile = rated_profile(model.device, settings.profile, measured)
-    draft = model.draft.shape if model.draft is not None else None
     hardware = this_machine(model.device, profile, model.group.mates, settings.placement.disk)
-    request = plan_request(settings, model.shape, tokens, hardware, draft)
+    request = plan_request(settings, model.shape, tokens, hardware, model.draft_dimensions)
     in_place = model.kernel != "off" and settings.placement.link_gb_s is None
     request = replace(
         request,
@@ -224,6 +224,7 @@ def request_on_this_machine(
         retrieves_in_place=in_place,
         has_triton=find_spec("triton") is not None,
         host_computes=model.host_computes,
+        packs=model.packs,
         weight_bits=model.weight_bits,
         copies=model.copy_bits is not None,
     )

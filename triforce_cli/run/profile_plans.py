@@ -17,11 +17,19 @@ from offload.hardware.calibration import Measured, applied, profile_of_found
 from offload.hardware.driver import gpu_names
 from offload.hardware.profiles import Profile, same_gpu
 from offload.hardware.rates import Hardware, describe
-from offload.loading.hub.download import cached_models, describe_source, dimensions, is_quantized, stored_bits
+from offload.loading.hub.download import (
+    cached_models,
+    describe_source,
+    dimensions,
+    draft_dimensions,
+    is_quantized,
+    stored_bits,
+)
 from offload.loading.hub.registry import HUB_MODELS
 from offload.planning.plan import Plan, make_plan
 from offload.planning.suggestions import Suggestion
 from offload.settings.config import DEFAULT_MODEL, EXACT
+from offload.settings.kv_formats import KV_FORMATS
 from offload.system.machine import cores, free_host_memory
 from offload.units import counted
 
@@ -106,7 +114,7 @@ def plan_all_profiles(found: Sequence[str], options: PlanOptions, measured: Meas
     if options.flags.get("quantize") is not None:
         rated = [each for each in rated if hardware[each.name].dtype == "bf16"]
         sheets = [sheet for sheet in sheets if sheet.name in {each.name for each in rated}]
-    if options.flags.get("kv", EXACT) != EXACT:
+    if not KV_FORMATS[options.flags.get("kv", EXACT)].is_plain:
         rated = [each for each in rated if hardware[each.name].shared]
         sheets = [sheet for sheet in sheets if sheet.name in {each.name for each in rated}]
     plans = [_plan(each, options, hardware[each.name], True) for each in rated]
@@ -147,7 +155,7 @@ def _plan(
     stored = stored_bits(model) if in_bf16 else None
     if settings.placement.disk is not None:
         hardware = replace(hardware, disk_free=free_on_disk(Path(settings.placement.disk)))
-    request = plan_request(settings, shape, tokens, hardware, _draft_shape(settings, model), stored)
+    request = plan_request(settings, shape, tokens, hardware, _draft_shape(settings, model, shape), stored)
     copies = speculation.drafts_itself and settings.engine.quantize is None and not is_quantized(model)
     if copies and hardware.device != "cpu":
         raise SettingsError(
@@ -157,18 +165,18 @@ def _plan(
     return plan_with_suggestions(replace(request, copies=copies))
 
 
-def _draft_shape(settings: Settings, model: str) -> Dimensions | None:
+def _draft_shape(settings: Settings, model: str, target: Dimensions) -> Dimensions | None:
     """Return the dimensions of the draft model; None without one. Raises SettingsError if it cannot draft."""
     name = settings.speculation.draft_model
     if name is None:
         return None
     try:
-        shape = dimensions(name)
+        shape = draft_dimensions(name, target)
     except ModelNotFound as error:
         raise ModelNotFound(f"the draft model: {error.message}", error.hint) from error
-    target, draft = known_name(model), known_name(name)
-    if target is not None and draft is not None and not compatible(target, draft):
-        sibling = sibling_of(model, KNOWN[target])
+    known, draft = known_name(model), known_name(name)
+    if known is not None and draft is not None and not compatible(known, draft):
+        sibling = sibling_of(model, KNOWN[known])
         hint = "use --draft lookup" if sibling is None else f"use --draft {sibling}, or --draft lookup"
         raise SettingsError(f"the draft model {name} has another vocabulary than {model}", hint)
     return shape

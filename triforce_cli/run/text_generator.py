@@ -5,8 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Hashable
 from dataclasses import replace
+from typing import Any
 
 from offload.batching.request import BatchRequest
+from offload.constraints.quotes import quotations
 from offload.engine import Engine
 from offload.events import Event
 from offload.loading.tokenizers.text_stream import TextLayer, TextPieces, stream_text
@@ -14,6 +16,7 @@ from offload.metrics import Meter, Summary
 from offload.model.decoder import QuantizedCopy
 from offload.prompt_cache.prefill import PromptCache
 from offload.settings.config import GenerationConfig
+from offload.settings.constraint import QUOTE
 from offload.settings.method_sizes import uses_copy
 
 from ..options.mode_checks import approximation_warnings
@@ -180,9 +183,12 @@ class TextGenerator:
 
     def summary(self, run: TextRun, batch_size: float = 1.0) -> Summary:
         """Return the summary of a run, interrupted if it has not ended."""
-        facts = {"load_s": self._load_s, "agreement": self._agreement, "batch_size": batch_size}
+        facts: dict[str, Any] = {"load_s": self._load_s, "agreement": self._agreement, "batch_size": batch_size}
         if self._copy is not None:
             facts |= {"self_draft": self._copy.level, "self_agreement": self._copy.agreement}
+        constraint = run.opened.sampling.constraint
+        if constraint is not None and constraint.kind == QUOTE:
+            facts["quotes"] = [each._asdict() for each in quotations(run.meter.text, constraint.text)]
         facts = run.opened.summary_facts(run.prompt.new_tokens) | facts
         return run.meter.summary(run.meter.finish_reason or "interrupted", **facts)
 

@@ -15,11 +15,13 @@ from typing import Any
 from offload.errors import SettingsError
 from offload.loading.tokenizers.conversation import ChatMessage
 from offload.settings.config import check_part
+from offload.settings.constraint import JSON_SCHEMA, Constraint
 from offload.short_repr import short_repr
 
 from ..options.other_names import FIELDS, names_of, other_name
 from .api_errors import ApiError
 from .bodies import Prompt, messages_of, prompts_of, sound
+from .tools import ToolRequest, tools_of
 
 MOST_SEQUENCES = 16  # of one request
 MOST_STOPS = 16
@@ -28,7 +30,8 @@ MOST_LOGPROBS_OF_CHATS, MOST_LOGPROBS = 20, 5  # of the likeliest tokens, for ea
 _API_NAMES = {"max-new-tokens": "max_tokens"}  # of options, where they have another one here
 _LONGEST_NAME = 64  # characters of a field's name that is compared with the known ones
 
-_NUMBER, _INTEGER = ((int, float), "a number"), ((int,), "a whole number")
+_NUMBER, _INTEGER, _TEXT = ((int, float), "a number"), ((int,), "a whole number"), ((str,), "a text")
+_OBJECT, _FLAG = ((dict,), "an object"), ((bool,), "true or false")
 # The settings that a request may have, by their names in the API: the type, and our name where it is another one.
 _SETTINGS: dict[str, tuple[tuple[tuple[type, ...], str], str]] = {
     **{name: (_NUMBER, name) for name in ("temperature", "top_p", "frequency_penalty", "presence_penalty")},
@@ -36,7 +39,10 @@ _SETTINGS: dict[str, tuple[tuple[tuple[type, ...], str], str]] = {
     **{name: (_INTEGER, name) for name in ("seed", "top_k", "dry_allowed_length", "dry_range", "no_repeat_ngram")},
     "max_tokens": (_INTEGER, "max_new_tokens"),
     "max_completion_tokens": (_INTEGER, "max_new_tokens"),
+    **{name: (_TEXT, name) for name in ("method", "draft", "tree")},
+    **{name: (_INTEGER, name) for name in ("budget", "gamma1", "gamma2")},
 }
+_DRAFTS = ("lookup", "none")  # others need memory that was not planned
 _IGNORED = {"user", "metadata", "store", "service_tier", "parallel_tool_calls", "prompt_cache_key", "safety_identifier"}
 _COMMON = {"model", "n", "stop", "stream", "stream_options", "response_format", "logprobs"}
 # Fields of functions that are not there, and the values that ask for nothing.
@@ -67,6 +73,7 @@ class ApiRequest:
         options: settings by name, as `Settings.values`.
         think: whether a reasoning model is to think; None where the request does not say.
         stream, usage, statistics: whether to stream, and with what at the end and beside the text.
+        tools: that the answer may call; None for none.
         logprobs: how many of the likeliest tokens' log-probabilities each token has beside its own; None for none.
     """
 
@@ -80,6 +87,7 @@ class ApiRequest:
     prompts: Sequence[Prompt] = ()
     think: bool | None = None
     logprobs: int | None = None
+    tools: ToolRequest | None = None
 
     @property
     def sequences(self) -> int:
@@ -89,9 +97,13 @@ class ApiRequest:
 
 def parse_chat(data: bytes, ignore_unknown: bool = False) -> ApiRequest:
     """Return the request of /v1/chat/completions, perhaps without the fields that nobody knows. Raises ApiError."""
-    values = _known(_object(data), {"messages", _TEMPLATE, _TOP}, ignore_unknown)
-    messages = messages_of(values.get("messages"))
-    return _request(values, 1, messages=messages, think=_think(values), logprobs=_chat_logprobs(values))
+    values = _known(_object(data), {"messages", "tools", "tool_choice", _TEMPLATE, _TOP}, ignore_unknown)
+    messages, tools = messages_of(values.get("messages")), tools_of(values)
+    more = {"think": _think(values), "logprobs": _chat_logprobs(values), "tools": tools}
+    if tools is not None and (more["logprobs"] is not None or _form(values)):
+        other = _FORM if _form(values) else "logprobs"
+        raise ApiError(400, f"{other} cannot be used with tools", "unsupported_field", other)
+    return _request(values, 1, messages=messages, **more)
 
 
 def parse_completion(data: bytes, ignore_unknown: bool = False) -> ApiRequest:
@@ -109,7 +121,7 @@ def _request(values: Mapping[str, Any], count: int, **content: Any) -> ApiReques
     _check_keys(streaming, _STREAM_OPTIONS, "stream_options")
     flag = ((bool,), "true or false")
     return ApiRequest(
-        *(_typed(values, "model", ((str,), "a text"), None), _options(values), choices),
+        *(_typed(values, "model", _TEXT, None), _options(values) | _form(values), choices),
         stream=_typed(values, "stream", flag, False),
         usage=_typed(streaming, "include_usage", flag, False),
         statistics=_typed(streaming, "include_statistics", flag, False),
@@ -145,7 +157,7 @@ def _known(values: Mapping[str, Any], content: set[str], ignore_unknown: bool) -
         if field in found or (field != name and field in values):
             raise ApiError(400, f"{name} is another name of {field}, and both are given", param=name)
         found[field] = value
-    _check_supported(found)
+    _check_supported({name: value for name, value in found.items() if name not in content})
     return found
 
 
@@ -162,16 +174,6 @@ def _check_supported(values: Mapping[str, Any]) -> None:
     for name, value in values.items():
         if name in _UNSUPPORTED and not any(type(value) is type(each) and value == each for each in _UNSUPPORTED[name]):
             raise ApiError(400, f"{name} is not supported", "unsupported_field", name)
-    form = _typed(values, "response_format", ((dict,), "an object"), {"type": "text"})
-    kind = form.get("type")
-    if kind != "text":
-        raise ApiError(
-            400,
-            f"response_format {short_repr(kind)} is not supported: text only",
-            "unsupported_field",
-            "response_format",
-        )
-    _check_keys(form, {"type"}, "response_format")
 
 
 def _check_keys(given: Mapping[str, Any], known: Set[str], where: str) -> None:
@@ -206,12 +208,36 @@ def _options(values: Mapping[str, Any]) -> dict[str, Any]:
     for name in values.keys() & (_SETTINGS.keys() | {"stop"}):
         kind, ours = _SETTINGS.get(name, (None, name))
         found[ours] = _stops(values[name]) if kind is None else _typed(values, name, kind, None)
+        if name == "draft" and found[ours] not in _DRAFTS:
+            message = f"draft is {short_repr(found[ours])}; a request may have {' or '.join(_DRAFTS)}"
+            raise ApiError(400, message, param=name)
         try:
             check_part({ours: found[ours]})
         except SettingsError as error:  # in terms of options: here they are fields
             message = error.message.replace(ours.replace("_", "-"), name, 1)
             raise ApiError(400, f"{message}; {error.hint.replace('--', '')}", param=name) from None
     return found
+
+
+_FORM = "response_format"
+
+
+def _form(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the constraint of `response_format` as an option, none for text. Raises ApiError."""
+    form = _typed(values, _FORM, _OBJECT, {"type": "text"})
+    kind = form.get("type")
+    if kind not in ("text", "json_object", "json_schema"):
+        known = "text, json_object and json_schema are"
+        raise ApiError(400, f"{_FORM} {short_repr(kind)} is not supported: {known}", "unsupported_field", _FORM)
+    _check_keys(form, {"type", "json_schema"} if kind == "json_schema" else {"type"}, _FORM)
+    if kind == "text":
+        return {}
+    given = _typed(form, "json_schema", _OBJECT, {})
+    _check_keys(given, {"name", "description", "schema", "strict"}, _FORM)
+    _typed(given, "strict", _FLAG, None)  # the answer follows the schema in any case
+    if kind == "json_schema" and not isinstance(given.get("schema"), dict):
+        raise ApiError(400, f"{_FORM} has no schema, which is an object in json_schema", param=_FORM)
+    return {"constraint": Constraint(JSON_SCHEMA, json.dumps(given.get("schema", {"type": "object"})))}
 
 
 def _stops(value: Any) -> tuple[str, ...]:

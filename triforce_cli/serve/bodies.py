@@ -13,6 +13,7 @@ from starlette.requests import Request
 from offload.loading.tokenizers.conversation import ASSISTANT, SYSTEM, USER, ChatMessage
 
 from .api_errors import ApiError, busy
+from .tools import message_fields
 
 SECONDS = 60  # for a whole body
 _TIMES, _TOGETHER = 4, 1 << 26  # all bodies together: as many of the longest, and no fewer bytes than that
@@ -110,7 +111,7 @@ def check_json(data: bytes | bytearray, most_items: int) -> None:
 
 
 MOST_MESSAGES = 4096  # each is searched for in what the template makes of all
-_ROLES = {"system": SYSTEM, "developer": SYSTEM, "user": USER, "assistant": ASSISTANT}
+_ROLES = {"system": SYSTEM, "developer": SYSTEM, "user": USER, "assistant": ASSISTANT, "tool": "tool"}
 
 Prompt = str | list[int]
 
@@ -139,10 +140,12 @@ def _message(value: Any, where: str) -> ChatMessage:
     role = value.get("role") if isinstance(value, dict) else None
     if not isinstance(role, str) or role not in _ROLES:
         raise ApiError(400, f"{where} is no object with a role of {', '.join(_ROLES)}", param=where)
-    for name in ("tool_calls", "function_call", "audio"):
+    for name in ("function_call", "audio"):
         if value.get(name):
             raise ApiError(400, f"{name} in {where} is not supported", "unsupported_field", where)
-    return ChatMessage(_ROLES[role], _content(value.get("content"), where))
+    more = message_fields(value, where)
+    content = "" if value.get("content") is None and more else value.get("content")
+    return ChatMessage(_ROLES[role], _content(content, where), more=more)
 
 
 def _content(value: Any, where: str) -> str:

@@ -79,6 +79,7 @@ def create_app(
         Route("/v1/models", endpoints.models, methods=["GET"]),
         Route("/v1/models/{name:path}", endpoints.model, methods=["GET"]),
         Route("/health", endpoints.health, methods=["GET"]),
+        Route("/ready", endpoints.ready, methods=["GET"]),
         Route("/metrics", endpoints.metrics, methods=["GET"]),
         *page_routes(),
     ]
@@ -135,6 +136,10 @@ class Endpoints:
     async def health(self, request: Request) -> Response:
         """Say whether the engine runs."""
         return JSONResponse({"status": "ok"}) if self._engine.is_alive else JSONResponse({"status": "error"}, 503)
+
+    async def ready(self, request: Request) -> Response:
+        """Say whether a request would be taken now, for those who choose among servers."""
+        return JSONResponse({"status": "ready"}) if self._engine.is_ready() else JSONResponse({"status": "busy"}, 503)
 
     async def metrics(self, request: Request) -> Response:
         """Return the metrics."""

@@ -7,7 +7,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 
 from offload.batching.batch import BatchEvent, Cancelled, Failed
 from offload.batching.request import BatchRequest
@@ -64,6 +64,13 @@ class EngineThread:
     def is_alive(self) -> bool:
         """Whether it generates: False before it is started and after it has stopped."""
         return self._thread.is_alive()
+
+    def is_ready(self) -> bool:
+        """Return whether it would take a sequence now: it generates, does not end, and its queue has room."""
+        with self._changed, suppress(ApiError):
+            self._check(1)
+            return self.is_alive
+        return False
 
     def start(self) -> None:
         """Begin to generate."""

@@ -49,7 +49,7 @@ def _file(name: str) -> Callable[[Request], Coroutine[Any, Any, Response]]:
     return get
 
 
-OPEN_PATHS = PATHS | {"/health"}  # nothing secret: the page asks for the key itself
+OPEN_PATHS = PATHS | {"/health", "/ready"}  # nothing secret: the page asks for the key itself
 _COUNTED = OPEN_PATHS | {"/v1/chat/completions", "/v1/completions", "/v1/models", "/metrics", "/documents"}
 _HOST = re.compile(r"(\[(?P<v6>[0-9a-f:.]+)\]|(?P<name>[^\s:/?#@\\\[\]]+))(:\d*)?")
 _PATIENCE = 0.5  # seconds for a client that does not read, when the server ends at once

@@ -15,7 +15,9 @@ from offload.metrics import Meter
 
 from .api_errors import ApiError, api_error, event_text
 from .sequences import Answer, ServedSequence
+from .tools import CallDeltas, whole_message
 
+_CALLED = "tool_calls"
 _REASONS = {"eos": "stop", "stop": "stop", "length": "length"}
 _THOUGHT = "reasoning_content"
 _DONE = "data: [DONE]\n\n"
@@ -48,10 +50,14 @@ class Form:
         """
         meter = sequence.meter
         content: dict[str, Any] = {"text": meter.text}
+        reason = _REASONS[meter.finish_reason or "length"]
         if self.is_chat:
             thought = {_THOUGHT: "".join(meter.thoughts)} if meter.thoughts else {}
-            content = {"message": {"role": "assistant", "content": meter.text, "refusal": None} | thought}
-        end = {"logprobs": self.logprobs(tokens), "finish_reason": _REASONS[meter.finish_reason]}
+            form = sequence.settings.calls
+            message = {"content": meter.text} if form is None else whole_message(meter.text, form)
+            content = {"message": {"role": "assistant", "refusal": None} | message | thought}
+            reason = _CALLED if message.get("tool_calls") and reason == "stop" else reason
+        end = {"logprobs": self.logprobs(tokens), "finish_reason": reason}
         return {"index": sequence.index} | content | end
 
     def logprobs(self, tokens: Sequence[ScoredToken]) -> dict[str, Any] | None:
@@ -67,7 +73,7 @@ class Form:
         content: dict[str, Any] = {"text": text}
         if self.is_chat:
             content = {"delta": more | ({"content": text} if text or tokens or "role" in more else {})}
-        end = {"logprobs": self.logprobs(tokens) if tokens else None, "finish_reason": reason and _REASONS[reason]}
+        end = {"logprobs": self.logprobs(tokens) if tokens else None, "finish_reason": reason}
         return {"index": index} | content | end
 
 
@@ -119,6 +125,8 @@ async def streamed(
         beside = {"statistics": statistics(answer.sequences[index].meter)} if with_statistics else {}
         return event_text(form.response([form.delta(index, *delta, **more)], chunk=True, **beside))
 
+    forms = [each.settings.calls for each in answer.sequences]
+    calls = [None if form is None else CallDeltas(form) for form in forms]
     if form.is_chat:
         for index in range(len(answer.sequences)):
             yield chunk(index, role="assistant")
@@ -128,10 +136,19 @@ async def streamed(
                 yield f": prefill {index} {event.done} {event.total}\n\n"
             elif isinstance(event, Thought) and event.text:
                 yield chunk(index, **{_THOUGHT: event.text})
-            elif isinstance(event, Text):
+            elif isinstance(event, Text) and (read := calls[index]) is None:
                 yield chunk(index, event.text, event.tokens)
+            elif isinstance(event, Text) and read is not None:
+                text, deltas = read.feed(event.text)
+                if text or deltas:
+                    yield chunk(index, text, **({"tool_calls": deltas} if deltas else {}))
             elif isinstance(event, Finished):
-                yield chunk(index, reason=event.reason)
+                reason = _REASONS[event.reason]
+                if (read := calls[index]) is not None:
+                    if rest := read.flush():
+                        yield chunk(index, rest)
+                    reason = _CALLED if read.calls and reason == "stop" else reason
+                yield chunk(index, reason=reason)
     except Exception as error:
         if not isinstance(error, ApiError):
             report(error)

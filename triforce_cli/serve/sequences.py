@@ -10,11 +10,12 @@ from functools import partial
 
 from offload.batching.batch import BatchEvent, Cancelled, Failed
 from offload.batching.request import BatchRequest, Events
-from offload.errors import PromptError
+from offload.errors import PromptError, UsageError
 from offload.events import DraftPrefilled, Event, Finished, Prefilled, Text, Thought
 from offload.loading.prompt_checks import check_prompt
 from offload.loading.tokenizers.text_stream import TextLayer, stream_text
 from offload.loading.tokenizers.tokenizer import Tokenizer
+from offload.loading.tokenizers.tool_calls import ToolFormat
 from offload.metrics import Meter
 from offload.settings.config import GenerationConfig, Sampling, Speculation
 
@@ -22,6 +23,7 @@ from ..options.settings import Settings
 from ..run.model_request import ModelRequest
 from .api_errors import ApiError, api_error
 from .api_request import ApiRequest, Prompt
+from .tools import check_tools
 
 _TOO_LONG = "context_length_exceeded"
 
@@ -40,7 +42,7 @@ class PromptEncoder:
 
         Choice i of a request with a seed has the seed plus i, so the first is that of the command line.
         """
-        opened = self._opened.overridden(wanted.options, partial(secrets.randbits, 32))
+        opened = self._overridden(wanted)
         settings = opened.settings
         first = settings.generation.seed
         assert first is not None, "the request, the command, or a draw gives one"
@@ -54,9 +56,22 @@ class PromptEncoder:
             for choice in range(wanted.choices):
                 config = replace(settings.generation, seed=(first + choice) % 2**63, max_new_tokens=new)
                 is_chat = wanted.messages is not None
-                more = scope, is_chat, wanted.logprobs
+                calls = None if wanted.tools is None else wanted.tools.form(opened.model.tokenizer)
+                more = scope, is_chat, wanted.logprobs, calls
                 found.append(SequenceSettings(ids, opened.sampling, config, settings.speculation, *more))
         return found
+
+    def _overridden(self, wanted: ApiRequest) -> ModelRequest:
+        """Return the request of one with options of its own. Raises ApiError, before its prompt is encoded."""
+        raw, options = wanted.messages is None, dict(wanted.options)
+        if wanted.tools is not None:
+            check_tools(wanted.tools, self._opened.model.constraints.check)
+            options["constraint"] = wanted.tools.constraint(self._opened.model.tokenizer)
+        try:
+            return self._opened.overridden(options, partial(secrets.randbits, 32), raw=raw)
+        except UsageError as error:
+            field = "response_format" if "constraint" in wanted.options else None
+            raise ApiError(400, error.message, param=field) from None
 
     def count_tokens(self, text: str) -> int:
         """Return the tokens of a text, which a prompt and an answer to it can still be around. Raises ApiError."""
@@ -75,7 +90,8 @@ class PromptEncoder:
         if not tokenizer.has_chat_template:
             raise ApiError(400, "this model has no chat template: use /v1/completions", param="messages")
         try:
-            return [tokenizer.chat_turns(wanted.messages, think=self._think(wanted))]
+            tools = None if wanted.tools is None else wanted.tools.given
+            return [tokenizer.chat_turns(wanted.messages, think=self._think(wanted), tools=tools)]
         except PromptError as error:  # its hint is for the command line
             raise ApiError(400, error.message, param="messages") from None
 
@@ -131,6 +147,7 @@ class SequenceSettings:
     scope: str = ""
     is_chat: bool = False
     logprobs: int | None = None
+    calls: ToolFormat | None = None  # how calls of tools are written, if the request has tools
 
 
 class ServedSequence:
@@ -176,8 +193,12 @@ class ServedSequence:
         self._post(self.index, api_error(error))
 
     def _text(self, events: Events) -> Events:
-        wanted = self.settings
-        return stream_text(events, TextLayer.after(self._tokenizer, wanted.ids, wanted.config.stop, wanted.is_chat))
+        wanted, calls = self.settings, self.settings.calls
+        spelling = "" if calls is None else calls.begin + calls.middle + calls.end
+        marks = [name for name in self._tokenizer.special_ids if name in spelling]
+        return stream_text(
+            events, TextLayer.after(self._tokenizer, wanted.ids, wanted.config.stop, wanted.is_chat, marks)
+        )
 
 
 class Answer:

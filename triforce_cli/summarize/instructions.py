@@ -29,6 +29,8 @@ class AnswerStyle:
     bullets: bool = False
     focus: str | None = None
     language: str | None = None
+    schema: str | None = None  # of JSON that answers are
+    quotes: bool = False  # whether answers are to quote
 
     def __post_init__(self) -> None:
         self._length()
@@ -39,16 +41,28 @@ class AnswerStyle:
     def instruction(self, question: str | None = None) -> str:
         """Return the instruction for a whole document: to summarize it, or to answer a question about it."""
         if question is None:
-            return self._sentence(f"Summarize the text above {self._length()[0]}")
+            return self._sentence(f"Summarize the text above {self._length()[0]}") + self._form()
         ending = f" Answer {self._length()[0]}." if self.length else ""
-        return f"Answer this question about the text above: {question.strip()}{ending}{self._style('the answer')}"
+        return (
+            f"Answer this question about the text above: {question.strip()}{ending}{self._style('the answer')}"
+            + self._form()
+        )
 
     def note_taking(self, question: str | None = None) -> str:
         """Return the instruction for a part of a document: to note what the answer will need."""
         if question is None:
             plain = AnswerStyle(focus=self.focus, language=self.language)
-            return plain._sentence(f"Summarize the text above {LENGTHS[DEFAULT_LENGTH][0]}")
-        return f"Write down everything in the text above that helps to answer this question: {question.strip()}"
+            return plain._sentence(f"Summarize the text above {LENGTHS[DEFAULT_LENGTH][0]}") + self._form()
+        return (
+            f"Write down everything in the text above that helps to answer this question: {question.strip()}"
+            + self._form()
+        )
+
+    def _form(self) -> str:
+        """Return what the model is told of the form that its answers are bound to."""
+        if self.quotes:
+            return ' Quote the text word for word, between "quotation marks".'
+        return "" if self.schema is None else f" Answer with JSON of this schema: {self.schema}"
 
     @property
     def new_tokens(self) -> int:

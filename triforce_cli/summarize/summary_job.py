@@ -71,7 +71,7 @@ def run_summaries(
     summary: SummaryRequest, request: Request, terminal: Terminal, output: OutputOptions, renderer: Renderer
 ) -> int:
     """Write the answers in order; return the exit code. Raises as `Job.run`."""
-    opened = open_request(request, terminal, output.quiet)
+    opened = open_request(request.about([each.text for each in summary.documents]), terminal, output.quiet)
     notices = Notices(terminal, renderer, output.quiet)
     tasks = _tasks(summary, opened, notices)
     if request.extend_context:

@@ -72,14 +72,6 @@ static inline struct code_place place_in_line(int64_t line, int column, int w) {
     return (struct code_place){64 * line + byte, line / 2 * 64 + byte, (int)(line % 2) * 4};
 }
 
-/* Of token `t` of a run in dimension `d` of the keys (which: 0) or values (1), counted from the start of each plane. */
-static inline struct code_place code_place(int64_t dim, int which, int t, int d) {
-    int64_t line = t / SPAN * dim + (which ? dim / 2 + d / 32 * BLOCK + t % SPAN / 2 : d / 2);
-    int block = t / BLOCK % 2;
-    return which ? place_in_line(line, d / BLOCK % 2, d % BLOCK * 2 + t % 2)
-                 : place_in_line(line, block, t % BLOCK * 2 + d % 2);
-}
-
 /* Index of token `t` of a run in dimension `d` among the keys or values of its block. */
 static inline int64_t word_index(int64_t dim, int which, int t, int d) {
     return which ? value_index(t % BLOCK, d, dim, 0) : key_index(t % BLOCK, d, 0);
@@ -92,22 +84,74 @@ struct run {
     char *to;
     int counts[2 * RUN_SPANS];
     struct patch patches[2 * RUN_SPANS][PATCHES];
+    uint16_t bases[2][8 * MAX_HEAD_DIM]; /* exponents: 8 for each line of the keys, one for each word of the values */
 };
+
+/* 8 words, which are as near in the blocks, and their bytes of a plane. */
+typedef uint16_t words8 __attribute__((vector_size(16), aligned(2), may_alias));
+typedef uint8_t bytes8 __attribute__((vector_size(8), aligned(1), may_alias));
+
+/* Where a column of a line is, 4 times 8 words: in the blocks, in planes A and B; and the exponents counted from. */
+struct column {
+    words8 *words;
+    char *high, *low;
+    int shift;
+    words8 *bases;
+    int each; /* eights of bases: 1, or 0 where all are the same */
+};
+
+/* Column `i` of a run's keys (which: 0) or values (1), of RUN * head_dim / 32. */
+static inline struct column column_at(struct run *r, int which, int64_t i) {
+    const int64_t dim = r->call->head_dim;
+    int64_t half = i % 2, l = i / 2 % (dim / 2), span = i / dim;
+    struct code_place at = place_in_line(span * dim + which * (dim / 2) + l, (int)half, 0);
+    int64_t pair = l % BLOCK, from = l / BLOCK * 32 + half * BLOCK; /* of values: tokens, and the first dimension */
+    uint16_t *words = which ? r->words[1][2 * span + pair / 8] + (pair % 8 * dim + from) * 2
+                            : r->words[0][2 * span + half] + 32 * l;
+    char *planes = r->to + packed_header(dim);
+    return (struct column){(words8 *)words, planes + at.high, planes + 2 * RUN * dim + at.low, at.shift,
+                           (words8 *)(r->bases[which] + (which ? 2 * from : 8 * l)), which};
+}
+
+/* Where the bytes of 8 words of a column are in a plane: see place_in_line. */
+static inline bytes8 *eight_bytes(char *column, int part) {
+    return (bytes8 *)(column + part % 2 * 16 + part / 2 * 8);
+}
+
+/* Where the base of a dimension is among a run's, in eights: keys' words are of two in turn, values' of each twice. */
+static inline uint16_t *base_of(struct run *r, int which, int d) {
+    return r->bases[which] + (which ? 2 * d : d / 2 * 8 + d % 2);
+}
+
+/* Set the bases of a dimension, of all words that have it. */
+static inline void set_base(struct run *r, int which, int d, int base) {
+    for (int i = 0; i < (which ? 2 : 4); i++)
+        base_of(r, which, d)[which ? i : 2 * i] = (uint16_t)base;
+}
 
 static inline int exponent(uint16_t x) { return x >> 7 & 255; }
 
-/* Return the even exponent from which on 16 exponents are those of the most of a channel's values; the largest one. */
-static int choose_base(const uint16_t *x) {
-    int least = 255, most = 0, counts[256] = {0}, best = 0, found = -1;
-    for (int t = 0; t < RUN; t++) {
-        least = exponent(x[t]) < least ? exponent(x[t]) : least;
-        most = exponent(x[t]) > most ? exponent(x[t]) : most;
+/* Find the least and the largest exponents, as `bases` has bases. */
+static void find_range(struct run *r, int which, uint16_t *least, uint16_t *most) {
+    memset(least, 255, sizeof r->bases[0]);
+    memset(most, 0, sizeof r->bases[0]);
+    for (int64_t i = 0; i < RUN * r->call->head_dim / 32; i++) {
+        struct column c = column_at(r, which, i);
+        int64_t at = (uint16_t *)c.bases - r->bases[which];
+        words8 *low = (words8 *)(least + at), *high = (words8 *)(most + at);
+        for (int part = 0; part < 4; part++, low += c.each, high += c.each) {
+            words8 x = c.words[part] >> 7 & 255, is_less = (words8)(x < *low), is_more = (words8)(x > *high);
+            *low = (x & is_less) | (*low & ~is_less);
+            *high = (x & is_more) | (*high & ~is_more);
+        }
     }
-    least = least & 254;
-    if (most < 255 && most < least + 16)
-        return least < 240 ? least : 240;
+}
+
+/* Return the even exponent from which on 16 exponents are those of the most of a channel's values; the largest one. */
+static int choose_base(const struct run *r, int which, int d) {
+    int counts[256] = {0}, best = 0, found = -1;
     for (int t = 0; t < RUN; t++)
-        counts[exponent(x[t])]++;
+        counts[exponent(r->words[which][t / BLOCK][word_index(r->call->head_dim, which, t, d)])]++;
     for (int base = 0; base <= 240; base += 2) {
         int sum = 0;
         for (int e = base; e < base + 16 && e < 255; e++)
@@ -118,34 +162,59 @@ static int choose_base(const uint16_t *x) {
     return best;
 }
 
-/* Pack one channel of the keys or values; return 0 if there are too many patches. */
-static int pack_channel(struct run *r, int which, int d) {
+/* Keep the values of one channel that are not coded as patches; return 0 if they are too many. */
+static int patch_channel(struct run *r, int which, int d) {
     const int64_t dim = r->call->head_dim;
-    char *planes = r->to + packed_header(dim);
-    uint16_t x[RUN];
-    for (int t = 0; t < RUN; t++)
-        x[t] = r->words[which][t / BLOCK][word_index(dim, which, t, d)];
-    int base = choose_base(x);
-    if (which) { /* as the bytes of a line lie, for both tokens of a pair */
-        char *bases = r->to + dim + d / 32 * 64;
-        for (int odd = 0; odd < 2; odd++)
-            bases[place_in_line(0, d / BLOCK % 2, d % BLOCK * 2 + odd).high] = (char)(base / 2);
-    } else
-        r->to[d] = (char)(base / 2);
     for (int t = 0; t < RUN; t++) {
-        int code = exponent(x[t]) - base, list = t / SPAN * 2 + which;
-        if (code < 0 || code > 15 || exponent(x[t]) == 255) {
-            if (r->counts[list] == PATCHES)
-                return 0;
-            int64_t at = t / BLOCK % 2 * BLOCK * dim + word_index(dim, which, t, d);
-            r->patches[list][r->counts[list]++] = (struct patch){(uint16_t)at, x[t]};
+        uint16_t x = r->words[which][t / BLOCK][word_index(dim, which, t, d)];
+        int code = exponent(x) - *base_of(r, which, d), list = t / SPAN * 2 + which;
+        if (code >= 0 && code <= 15 && exponent(x) < 255)
             continue;
-        }
-        struct code_place to = code_place(dim, which, t, d);
-        planes[to.high] = (char)((x[t] >> 8 & 128) | (code & 1) << 6 | (x[t] >> 4 & 7) << 3 | code >> 1);
-        planes[2 * RUN * dim + to.low] |= (char)((x[t] & 15) << to.shift);
+        if (r->counts[list] == PATCHES)
+            return 0;
+        int64_t at = t / BLOCK % 2 * BLOCK * dim + word_index(dim, which, t, d);
+        r->patches[list][r->counts[list]++] = (struct patch){(uint16_t)at, x};
     }
     return 1;
+}
+
+/* Choose the bases of the keys or values, and store them; return 0 if there are too many patches. */
+static int choose_bases(struct run *r, int which) {
+    const int64_t dim = r->call->head_dim;
+    uint16_t least[8 * MAX_HEAD_DIM], most[8 * MAX_HEAD_DIM];
+    find_range(r, which, least, most);
+    for (int d = 0; d < dim; d++) {
+        int64_t at = base_of(r, which, d) - r->bases[which];
+        int low = 255, high = 0;
+        for (int i = 0; i < (which ? 2 : 4); i++) {
+            int64_t own = at + (which ? i : 2 * i);
+            low = least[own] < low ? least[own] : low;
+            high = most[own] > high ? most[own] : high;
+        }
+        low &= 254;
+        int fits = high < 255 && high < low + 16, base = fits ? (low < 240 ? low : 240) : choose_base(r, which, d);
+        set_base(r, which, d, base);
+        if (!fits && !patch_channel(r, which, d))
+            return 0;
+        char *bases = which ? r->to + dim + d / 32 * 64 : r->to + d;
+        for (int odd = 0; odd <= which; odd++) /* of values as the bytes of a line lie, for both tokens of a pair */
+            bases[which ? place_in_line(0, d / BLOCK % 2, d % BLOCK * 2 + odd).high : 0] = (char)(base / 2);
+    }
+    return 1;
+}
+
+/* Write the codes of the keys or values; those of patches are 0. */
+static void write_codes(struct run *r, int which) {
+    for (int64_t i = 0; i < RUN * r->call->head_dim / 32; i++) {
+        struct column c = column_at(r, which, i);
+        for (int part = 0; part < 4; part++) {
+            words8 x = c.words[part], code = (x >> 7 & 255) - c.bases[part * c.each];
+            words8 is_coded = (words8)(code < 16) & (words8)((x >> 7 & 255) < 255);
+            words8 high = (x >> 8 & 128) | (code & 1) << 6 | (x >> 4 & 7) << 3 | code >> 1;
+            *eight_bytes(c.high, part) = __builtin_convertvector(high & is_coded, bytes8);
+            *eight_bytes(c.low, part) |= __builtin_convertvector((x & 15 & is_coded) << c.shift, bytes8);
+        }
+    }
 }
 
 /* Store the patches, one list after the other; return 0 if they are too many. */
@@ -164,38 +233,37 @@ static int store_patches(struct run *r) {
 }
 
 static int pack_run(struct run *r) {
-    int fits = 1;
     memset(r->counts, 0, sizeof r->counts);
     memset(r->to, 0, run_bytes(r->call->head_dim));
+    if (!choose_bases(r, 0) || !choose_bases(r, 1) || !store_patches(r))
+        return 0;
     for (int which = 0; which < 2; which++)
-        for (int d = 0; d < r->call->head_dim && fits; d++)
-            fits = pack_channel(r, which, d);
-    return fits && store_patches(r);
+        write_codes(r, which);
+    return 1;
 }
 
-/* Unpack one channel of a run, but for its patches. */
-static void unpack_channel(const struct run *r, int which, int d) {
-    const int64_t dim = r->call->head_dim;
-    const char *planes = r->to + packed_header(dim);
-    const uint8_t *bases = (const uint8_t *)r->to;
-    int base = which ? bases[dim + d / 32 * 64 + place_in_line(0, d / BLOCK % 2, d % BLOCK * 2).high] : bases[d];
-    for (int t = 0; t < RUN; t++) {
-        struct code_place from = code_place(dim, which, t, d);
-        int high = (uint8_t)planes[from.high];
-        int low = r->call->plane ? 8 : planes[2 * RUN * dim + from.low] >> from.shift & 15;
-        r->words[which][t / BLOCK][word_index(dim, which, t, d)] =
-            (uint16_t)((high & 0x87) + base) << 8 | (high << 1 & 0xf0) | low;
+/* Write the words of a column but for patches; with `is_plane`, plane B is not read. */
+static inline void read_codes(struct column c, int is_plane) {
+    for (int part = 0; part < 4; part++) {
+        words8 high = __builtin_convertvector(*eight_bytes(c.high, part), words8), low = (words8){0} + 8;
+        if (!is_plane)
+            low = __builtin_convertvector(*eight_bytes(c.low, part), words8) >> c.shift & 15;
+        c.words[part] = ((high & 0x87) + c.bases[part * c.each]) << 8 | (high << 1 & 0xf0) | low;
     }
 }
 
-static void unpack_run(const struct run *r) {
+static void unpack_run(struct run *r) {
     const int64_t dim = r->call->head_dim;
+    const uint8_t *bases = (const uint8_t *)r->to;
     for (int which = 0; which < 2; which++) {
         for (int d = 0; d < dim; d++)
-            unpack_channel(r, which, d);
+            set_base(r, which, d,
+                     which ? bases[dim + d / 32 * 64 + place_in_line(0, d / BLOCK % 2, d % BLOCK * 2).high] : bases[d]);
+        for (int64_t i = 0; i < RUN * dim / 32; i++)
+            read_codes(column_at(r, which, i), r->call->plane);
         for (int span = 0; span < RUN_SPANS; span++) {
             struct patches p = patches_of(r->to, dim, span, which);
-            for (int i = 0; i < p.count; i++)
+            for (int i = 0; i < p.count && p.first[i].at < 2 * BLOCK * dim; i++)
                 r->words[which][2 * span + p.first[i].at / (BLOCK * dim)][p.first[i].at % (BLOCK * dim)] = p.first[i].value;
         }
     }

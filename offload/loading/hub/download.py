@@ -6,12 +6,18 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+from ...architecture.assistant_shape import assistant_shape, is_assistant
+from ...architecture.config import ModelShape
+from ...architecture.config_checks import check_of_config
+from ...architecture.dflash_shape import dflash_shape, is_dflash
 from ...architecture.dims import Dimensions
+from ...architecture.head_shape import MTP, eagle3_shape, is_head, mtp_dimensions
 from ...architecture.hf_config import read_shape
 from ...architecture.known_models import KNOWN, known_name, published_bits
 from ...architecture.parameters import WeightBits
 from ...errors import CheckpointError, FetchError, ModelNotFound, TriforceError, UnsupportedModel
 from ...system.machine import default_home
+from ..checkpoint_json import read_json
 from ..formats.safetensors import QUANTIZED_FILE, Checkpoint, FolderCheckpoint
 from ..formats.tensor_checks import average_bits
 from .bundled import discard, fetch_embedded, installed_path, is_outdated
@@ -91,6 +97,26 @@ def dimensions(name: str) -> Dimensions:
     if cached is None and source.known is not None:
         return KNOWN[source.known]
     return read_shape(cached or _fetched_config(source.target))
+
+
+def draft_dimensions(name: str, target: Dimensions) -> Dimensions:
+    """Return the dimensions of a draft model, or of a head that drafts for `target`.
+
+    Raises as `dimensions`, and SettingsError for a head of another target.
+    """
+    if name == MTP:
+        return mtp_dimensions(target)
+    source = resolve(name)
+    if source.known is not None or source.kind == "embedded":
+        return dimensions(name)
+    is_path = source.kind == "path"
+    file = Path(source.target) / "config.json" if is_path else _cached_config(name) or _fetched_config(name)
+    config = read_json(file) if file.is_file() else {}
+    if is_assistant(config) and isinstance(target, ModelShape):
+        return assistant_shape(config, target, check_of_config(file)).dimensions
+    if is_dflash(config):
+        return dflash_shape(config, target, check_of_config(file)).dimensions
+    return eagle3_shape(config, target, check_of_config(file)).dimensions if is_head(config) else dimensions(name)
 
 
 def stored_bits(name: str) -> WeightBits | None:

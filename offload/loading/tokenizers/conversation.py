@@ -13,7 +13,8 @@ import itertools
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from ...errors import PromptError
 from ...system.limited_process import LimitedProcesses, LimitExceeded, Limits, Refused
@@ -21,18 +22,22 @@ from ...system.limited_process import LimitedProcesses, LimitExceeded, Limits, R
 SYSTEM, USER, ASSISTANT = "system", "user", "assistant"
 
 Encode = Callable[[str, bool], list[int]]  # a text, and whether control tokens that are spelt out in it are text
-Render = Callable[[Sequence[dict[str, str]]], str]
+Render = Callable[[Sequence[dict[str, Any]]], str]
 _SALT = re.compile("\ue000([0-9]+)\\.")
 _OTHER_MODEL = "use --model with another model"
 
 
 @dataclass(frozen=True, slots=True)
 class ChatMessage:
-    """One message of a conversation. `ids` are the tokens of an assistant's, if they are known."""
+    """One message of a conversation. `ids` are the tokens of an assistant's, if they are known.
+
+    `more` are further values for the template: an assistant's calls of tools, or which call a tool's message answers.
+    """
 
     role: str
     content: str
     ids: tuple[int, ...] | None = None
+    more: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
 
 def encode_conversation(
@@ -46,7 +51,9 @@ def encode_conversation(
     or drops one.
     """
     contents = dict(zip(_marks(messages), messages, strict=True))
-    answers = {mark: each for mark, each in contents.items() if each.role == ASSISTANT}
+    answers = {mark: each for mark, each in contents.items() if each.role == ASSISTANT and not each.more}
+    if any(token in json.dumps(each.more, ensure_ascii=False) for token in control_tokens for each in messages):
+        raise PromptError("a call of a tool spells out a control token", "leave it out")
     texts = _split(_render([mark if mark in answers else None for mark in contents], messages, render), answers)
     patterns = _split(_render(list(contents), messages, render), answers)
     _check_none_dropped(contents, patterns)
@@ -79,7 +86,9 @@ def _marks(messages: Sequence[ChatMessage]) -> list[str]:
 def _render(contents: Sequence[str | None], messages: Sequence[ChatMessage], render: Render) -> str:
     """Return the template's text of the messages, with other contents where they are given. Raises PromptError."""
     pairs = zip(contents, messages, strict=True)
-    shown = [{"role": each.role, "content": each.content if other is None else other} for other, each in pairs]
+    shown = [
+        {"role": each.role, "content": each.content if other is None else other, **each.more} for other, each in pairs
+    ]
     try:
         return render(shown)
     except Exception as error:  # templates raise any type
@@ -105,7 +114,7 @@ def _check_none_dropped(contents: Mapping[str, ChatMessage], patterns: Sequence[
             raise PromptError(f"the model's chat template drops the {each.role} message", _OTHER_MODEL)
 
 
-Message = Mapping[str, str]
+Message = Mapping[str, Any]
 _SWITCH = "enable_thinking"  # the variable of a template
 _MEMORY, _SECONDS = 160 * 2**20, 2.0  # of a template with short messages; with its program it stays below 256 MiB
 _BYTES_EACH = 64  # more memory for each character of the messages: copies of up to 4 bytes
@@ -144,19 +153,27 @@ class ChatTemplate:
         """Return whether thinking can be switched on and off, as by the templates of Qwen3 and SmolLM3."""
         return _SWITCH in self.text
 
-    def render(self, messages: Sequence[Message], think: bool | None = None) -> str:
+    def render(
+        self,
+        messages: Sequence[Message],
+        think: bool | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> str:
         """Return the text of a conversation, up to the answer. `think` is the switch's value; None: its default.
+
+        `tools` are those that may be called, as in OpenAI's API.
 
         Raises TemplateFailed for what the template raises, and if it exceeds its limits; ValueError if there are
         several templates and none is the default.
         """
         variables = (
-            {"messages": [dict(message) for message in messages], "tools": None, "documents": None}
+            {"messages": [dict(message) for message in messages], "tools": tools and list(tools), "documents": None}
             | {"add_generation_prompt": True}
             | ({} if think is None else {_SWITCH: think})
             | self._special_tokens
         )
-        size = sum(len(value) for message in messages for value in message.values())
+        values = [value for message in messages for value in message.values()]
+        size = sum(len(each if isinstance(each, str) else json.dumps(each)) for each in (*values, tools or ""))
         request = {"source": self._default, "variables": variables, "most": _MOST_TEXT + 4 * size}
         data = json.dumps(request, ensure_ascii=False).encode("utf-8", "surrogatepass")
         limits = Limits(_MEMORY + _BYTES_EACH * size, _SECONDS + size / _CHARACTERS_PER_S)

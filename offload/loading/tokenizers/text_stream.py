@@ -130,10 +130,15 @@ class TextLayer:
         self._scored = ScoredText()
 
     @classmethod
-    def after(cls, tokenizer: Tokenizer, ids: Sequence[int], stops: Sequence[str], is_chat: bool) -> TextLayer:
-        """Return the layer for what follows a prompt; one in the chat template may be followed by thinking."""
+    def after(
+        cls, tokenizer: Tokenizer, ids: Sequence[int], stops: Sequence[str], is_chat: bool, marks: Sequence[str] = ()
+    ) -> TextLayer:
+        """Return the layer for what follows a prompt; one in the chat template may be followed by thinking.
+
+        Special tokens among `marks` are in the text.
+        """
         thinking = tokenizer.thinking(ids) if is_chat else None
-        return cls(tokenizer.decoder(() if thinking is None else thinking.marks), stops, thinking)
+        return cls(tokenizer.decoder((*marks, *(() if thinking is None else thinking.marks))), stops, thinking)
 
     def feed(self, ids: Sequence[int], logprobs: Sequence[Logprobs] = ()) -> tuple[int, TextPieces]:
         """Return the number of tokens up to a stop string in the answer, and what became final with them.

@@ -17,6 +17,7 @@ from .conversation import ChatMessage, ChatTemplate, encode_conversation
 from .text_pieces import PIECE, TokenBytes, can_cut, pieces
 from .thinking import CHANNEL, CLOSING, OPENING, Harmony, Thinking
 from .tokenizer_errors import tokenizer_errors
+from .tool_calls import ToolFormat, tool_format
 
 if TYPE_CHECKING:
     import tokenizers
@@ -179,9 +180,11 @@ class Tokenizer:
         progress: EncodingProgress | None = None,
         known: dict[tuple[str, bool], list[int]] | None = None,
         think: bool | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> list[int]:
         """Return the token ids of messages in the chat template, up to the next answer, as `encode_conversation`.
 
+        `tools` may be called by the answer, as in OpenAI's API.
         One user message, after a system message or not, has the ids that `chat` returns; `think` is as there. `known`
         remembers the ids of long texts for the next call, which need not encode a document again. Raises PromptError.
         """
@@ -199,9 +202,13 @@ class Tokenizer:
                 remembered[key] = self._ids(text, False, is_plain, progress) if found is None else found
             return remembered[key]
 
-        return encode_conversation(
-            messages, partial(self._chat_template.render, think=think), encode, self._control_tokens
-        )
+        render = partial(self._chat_template.render, think=think, tools=tools)
+        return encode_conversation(messages, render, encode, self._control_tokens)
+
+    @property
+    def tool_format(self) -> ToolFormat | None:
+        """How the model writes calls of tools; None if its chat template has none that is known."""
+        return None if self._template is None else tool_format(self._template.text)
 
     def _check_switch(self, think: bool | None) -> None:
         """Raise PromptError if thinking is to be switched on or off, and the template has no switch for it."""
@@ -216,9 +223,10 @@ class Tokenizer:
         return [token.content for token in self._backend.get_added_tokens_decoder().values()]
 
     @property
-    def special_ids(self) -> list[int]:
-        """Return the ids of special tokens, which are no text."""
-        return [token for token, each in self._backend.get_added_tokens_decoder().items() if each.special]
+    def special_ids(self) -> dict[str, int]:
+        """Return the ids of special tokens, which are no text, by their names."""
+        added = self._backend.get_added_tokens_decoder().items()
+        return {each.content: token for token, each in added if each.special}
 
     def thinking(self, ids: Sequence[int]) -> Thinking | Harmony | None:
         """Return what separates thinking from the answer after a prompt of the chat template; None: it never thinks."""

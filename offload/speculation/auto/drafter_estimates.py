@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 GAMMAS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 63)
 _WIDTH = 0.2  # weight of a draft's width in its moving average
+_LEAST_RATE = 0.01  # of an acceptance that others are relative to
 
 
 class Cycle(NamedTuple):
@@ -54,19 +55,24 @@ class DraftOption(NamedTuple):
     """A draft that may be chosen: a chain of `gamma` tokens, or a tree of that depth.
 
     `seconds` are those of drafting and verifying it, without one-off costs. `tokens` are the ones that a tree is
-    expected to yield at the believed acceptance.
+    expected to yield at the believed acceptance. `fade` are the rates of the first token of a chain and of the others,
+    relative to that of all; None if they are not told apart.
     """
 
     gamma: int
     seconds: float
     tree: DraftedTree | None = None
     tokens: float = 1.0
+    fade: tuple[float, float] | None = None
 
     def expected(self, acceptance: float, believed: float) -> float:
         """Return the expected tokens of a verification; a tree's gain changes as a chain's of its depth does."""
         chain = expected_tokens(acceptance, self.gamma)
         if self.tree is None:
-            return chain
+            if self.fade is None:
+                return chain
+            first, later = (min(acceptance * factor, 1.0) for factor in self.fade)
+            return 1 + first * expected_tokens(later, self.gamma - 1)
         usual = expected_tokens(believed, self.gamma)
         return 1 + (self.tokens - 1) * ((chain - 1) / (usual - 1) if usual > 1 else 1.0)
 
@@ -82,6 +88,7 @@ class Arm:
         self.times, self.setups = DraftTimes(), SetupTimes()
         self.row_times = RowTimes()  # of a draft step by rows; measured for trees, and for drafts of one pass
         self.acceptance: dict[Hashable, Acceptance] = {}
+        self.by_depth: dict[Hashable, tuple[Acceptance, Acceptance]] = {}  # of first and later tokens, if it fades
         longest = (each for each in GAMMAS if each <= drafter.longest)
         self._gammas = tuple(longest) if gamma is None else (gamma,)
         self._width = 1.0  # nodes of a draft by its depth
@@ -107,7 +114,8 @@ class Arm:
         """Return what drafts of at most `limit` tokens promise in a cycle; `shift` is added to the acceptance prior."""
         acceptance = self.acceptance.setdefault(kind, Acceptance(self.drafter.prior(kind)))
         guess = self.drafter.setup_cost(sequence) * self.steps.of(1)
-        options = [*self._chains(limit), *self._trees(kind, limit, cycle)]
+        fade = self._fade(kind, cycle) if getattr(self.drafter, "fades", False) else None
+        options = [*self._chains(limit, fade), *self._trees(kind, limit, cycle)]
         believed = acceptance.rate(cycle, shift), acceptance.spread(cycle, shift)
         return Candidate(self, kind, acceptance, believed, options, guess)
 
@@ -128,14 +136,29 @@ class Arm:
             self.row_times.observe(rows, draft_s / steps)
         return draft_s
 
-    def _chains(self, limit: int) -> Iterator[DraftOption]:
+    def _fade(self, kind: Hashable, cycle: int) -> tuple[float, float]:
+        """Return the rates of first and later tokens of chains, relative to that of all."""
+        prior = self.drafter.prior(kind)
+        pair = self.by_depth.setdefault(kind, (Acceptance(prior), Acceptance(prior)))
+        usual = max(self.acceptance[kind].rate(cycle), _LEAST_RATE)
+        return pair[0].rate(cycle) / usual, pair[1].rate(cycle) / usual
+
+    def observe_depths(self, kind: Hashable, cycle: int, drafted: int, accepted: int) -> None:
+        """Count a verified chain."""
+        if kind in self.by_depth:
+            first, later = self.by_depth[kind]
+            first.observe(cycle, 1, min(accepted, 1))
+            if accepted:
+                later.observe(cycle, drafted - 1, accepted - 1)
+
+    def _chains(self, limit: int, fade: tuple[float, float] | None) -> Iterator[DraftOption]:
         if self.trees is None or self.trees.may_be_chain:
             gammas = [gamma for gamma in self._gammas if gamma < limit]
             if len(gammas) < len(self._gammas):  # near the end: the last draft can be as long as the rest of the answer
                 gammas.append(limit)
             for gamma in gammas:
                 draft_s = self._step_s(gamma) if self.drafter.in_one_pass else gamma * self.token_s
-                yield DraftOption(gamma, draft_s + self.steps.of(round(gamma * self._width) + 1))
+                yield DraftOption(gamma, draft_s + self.steps.of(round(gamma * self._width) + 1), fade=fade)
 
     def _trees(self, kind: Hashable, limit: int, cycle: int) -> Iterator[DraftOption]:
         if self.trees is None:
@@ -203,6 +226,8 @@ class Candidate:
         first_alone = self.arm.trees is not None  # of a tree that grows, any child is as good as a chain's next token
         accepted = sum(visit.accepted == 0 if first_alone else visit.accepted is not None for visit in visits)
         self.acceptance.count(number, len(visits), accepted)
+        if cycle.parents is None:
+            self.arm.observe_depths(self._kind, number, cycle.drafted, cycle.accepted)
         if self.arm.trees is not None:
             self.arm.trees.observe(self._kind, number, visits)
 

@@ -84,6 +84,7 @@ class ModelDrafter:
     longest = LONGEST_DRAFT
     in_one_pass = False
     passes: type[DraftPasses] = DraftPasses
+    fades = False  # whether a draft's later tokens are accepted at another rate than its first
 
     def __init__(self, runner: Runner, sampler: Sampler, group: Group = ALONE) -> None:
         """Every rank of a `group` runs the whole draft model; the tokens that rank 0 draws are used by all.
@@ -135,7 +136,7 @@ class ModelDrafter:
 class ParallelDrafter(ModelDrafter):
     """A draft model that drafts all tokens in one pass, none of which depends on the others."""
 
-    in_one_pass = True
+    in_one_pass = fades = True
     passes = ParallelPasses
 
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Hashable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
 
+from ...architecture.head_shape import published_acceptance
 from ...caches.streaming_llm import StreamingCache
 from ...events import DraftPrefilled
 from ...memory.tree_attention import Tree, tree_of
+from ...model.assistant import Assistant
 from ...settings.method_sizes import draft_chunk
 from ..passes.steps import AT_ONCE, Executor
 from ..sampling.transfers import upload
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from ...parallel import Group
     from ...sequence import TokenSequence, Watermarks
     from ...settings.config import Speculation
+    from ..passes.hidden_rows import HiddenRows
     from ..passes.runner import Runner
     from ..sampling.warp import Sampler
 
@@ -36,20 +39,26 @@ class HeadRunner:
     A slot attends to a window of slots before it, at positions inside of the window.
     """
 
+    cache_class: type[StreamingCache] = StreamingCache
+
     def __init__(self, head: Head, settings: Speculation, sources: Sequence[Runner]) -> None:
         """`sources` are the runners of the target, that of the full cache first; all of them keep their rows."""
         window, self._most = head_window(head, settings), draft_chunk(settings)
         shape, rope = head.shape, head.rope(window + self._most)
         self.model, self.sources = head, sources
-        self.cache = StreamingCache(shape, rope, 0, window, self._most, head.dtype, head.device)
+        self.cache = self.cache_class(shape, rope, 0, window, self._most, head.dtype, head.device)
         self.executor: Executor = AT_ONCE  # heads run by themselves
         self.reach = rows_needed(head, settings)
         self._true = 0  # slots in the cache, from the first on, whose features come from the full cache's rows
         self._first = 0  # the first slot that is in the cache
         self._last: Tensor | None = None  # [1, hidden], of the last slot before drafted ones
-        self._rows: Tensor | None = None  # of the last slot: [1, hidden]; of a tree those of its root and nodes
+        self._rows = torch.empty(0)  # of the last slot: [1, hidden]; of a tree those of its root and nodes
         self._tree: Tree | None = None
         self._marks: Watermarks | None = None
+
+    def use(self, sources: Sequence[Runner]) -> None:
+        """Read the rows of these runners from now on, that of the full cache first."""
+        self.sources = sources
 
     def has_rows(self, sequence: TokenSequence) -> bool:
         """Return whether the target has left what the next slot of the sequence needs."""
@@ -111,7 +120,7 @@ class HeadRunner:
         while at < start + count:
             positions, source = next(each for each in self._kept(sequence).items() if at in each[0])
             end = min(positions.stop, start + count)
-            parts.append(self.model.features(source.kept.get(at, end)))
+            parts.append(self.model.features(cast("HiddenRows", source.kept).get(at, end)))
             at = end
         return torch.cat(parts)
 
@@ -144,13 +153,18 @@ class HeadRunner:
 
 
 class HeadDrafter(ModelDrafter):
-    """A trained head, whose drafts are kinds by the length of the sequence: acceptance falls with it."""
+    """A trained head. Its acceptance falls with depth, and with the length of the sequence: the kind of its drafts."""
+
+    fades = True
 
     def __init__(self, runner: HeadRunner, sampler: Sampler, group: Group) -> None:
-        super().__init__(runner, sampler, group)
+        super().__init__(cast("Runner", runner), sampler, group)
         self.name = runner.model.own.kind
         self._head = runner
         self.relative_cost = min(runner.model.read_cost / runner.model.target.read_cost, 1.0)
+
+    def prior(self, kind: Hashable) -> float:
+        return published_acceptance(self.name, 1 << (int(str(kind)) - 1))
 
     def draft_kind(self, sequence: TokenSequence) -> Hashable:
         return len(sequence).bit_length() if self._head.has_rows(sequence) else None
@@ -163,4 +177,4 @@ def head_window(head: Head, settings: Speculation) -> int:
 
 def rows_needed(head: Head, settings: Speculation) -> int:
     """Return of how many tokens before a prompt's end a head reads rows: with some more, rollbacks leave a window."""
-    return head_window(head, settings) + _SPARE
+    return 1 if isinstance(head, Assistant) else head_window(head, settings) + _SPARE

@@ -39,6 +39,7 @@ from ...settings.method_sizes import (
 from ...settings.methods import LOOKUP, METHODS, MIDDLES, MODEL
 from ...settings.tree_settings import TreeSampling
 from ..auto.adaptive import HORIZON, AdaptiveScheduler
+from ..drafters.dflash import DFlashDrafter, DFlashRunner
 from ..drafters.drafter import (
     SELECTED_PRIOR,
     Drafter,
@@ -231,7 +232,8 @@ def _drafters(runners: Runners, settings: Speculation, sampler: Sampler, group: 
     if kind == MODEL:
         assert runners.draft is not None
         if isinstance(runners.draft, HeadRunner):
-            return [HeadDrafter(runners.draft, sampler, group)]
+            cls = DFlashDrafter if isinstance(runners.draft, DFlashRunner) else HeadDrafter
+            return [cls(runners.draft, sampler, group)]
         is_parallel = runners.draft.model.shape.mask_token is not None
         return [(ParallelDrafter if is_parallel else ModelDrafter)(runners.draft, sampler, group)]
     return [runners.lookup] if kind == LOOKUP else []

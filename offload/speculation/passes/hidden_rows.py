@@ -5,9 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ...settings.config import LONGEST_GAMMA
-
-SPARE = 4 * LONGEST_GAMMA  # further rows: those of rejected drafts overwrite none that may still be read
+from ...settings.method_sizes import SPARE_ROWS
 
 
 class HiddenRows:
@@ -26,7 +24,7 @@ class HiddenRows:
     def put(self, start: int, rows: Tensor) -> None:
         """Store rows `[tokens, width]` of the tokens from position `start` on; later ones are dropped."""
         if self._ring is None or self._ring.shape[1] != rows.shape[1]:
-            self._ring = rows.new_empty((self.window + SPARE, rows.shape[1]))
+            self._ring = rows.new_empty((self.window + SPARE_ROWS, rows.shape[1]))
             self.first = self.length = start
         if not self.first <= start <= self.length:  # there is a gap
             self.first = start

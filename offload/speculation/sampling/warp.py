@@ -19,6 +19,7 @@ from .transfers import download
 
 if TYPE_CHECKING:
     from ...constraints.masks import TokenMasks
+    from ...events import MaskStatistics
     from ...kernels.native import Kernel
 
 _NEVER = float("-inf")
@@ -170,6 +171,11 @@ class Sampler:
     def forced(self, limit: int) -> list[int]:
         """Return up to `limit` tokens that a constraint dictates after the history, whatever the logits are."""
         return [] if self._masks is None else self._masks.forced(limit)
+
+    @property
+    def mask_statistics(self) -> MaskStatistics | None:
+        """Return the statistics of a constraint's masks so far; None without one."""
+        return None if self._masks is None else self._masks.statistics
 
     @torch.inference_mode()
     def distribution(

@@ -139,6 +139,8 @@ def test_a_bad_line_is_an_error_event_and_the_others_go_on(triforce, prompts, tm
         ('{"prompt": "\\ud800"}', 16, "surrogate"),
         ('{"prompt": NaN}', None, "NaN"),
         ({"id": None, "prompt": "a"}, None, "id is None"),
+        ({"prompt": "a", "json_schema": {"type": "txt"}}, 19, "at its top: Invalid type"),
+        ({"prompt": "a", "regex": "a", "choices": ["b"]}, 20, "both given"),
     ]
     file = prompts(good, *(line for line, _, _ in bad), {"id": "last", "prompt": "Then"})
     result = triforce("generate", "--batch", file, *GREEDY, "--parallel", "2")

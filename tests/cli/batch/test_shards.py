@@ -2,12 +2,15 @@
 
 import json
 import os
+import shlex
+import subprocess
 from importlib.metadata import version
 
 import numpy as np
 import pytest
 
-from tests.support.command import assert_error
+from tests.support.command import COMMAND, assert_error, environment
+from tests.support.paths import ROOT
 from triforce_cli.batch.batch_files import Shard, open_batch, parse_shard
 from triforce_cli.batch.ray_batch import pieces
 from triforce_cli.batch.ray_worker import LINES, RESULTS, Reader, Worker, WorkerJob
@@ -112,3 +115,18 @@ def test_a_worker_of_another_version_fails_its_lines_alone(worker):
     (event,) = answered(worker(version="0.0"), (1, 0))
     assert event["type"] == "error" and event["id"] == 0 and event["line"] == 1
     assert "the command is of 0.0" in event["message"] and "same version" in event["hint"]
+
+
+def test_the_recipe_for_slurm_answers_each_line_once(batch, tiny_model_dir, tmp_path):
+    """The recipe of examples/, with an `srun` that runs its tasks one after the other."""
+    srun = 'for SLURM_PROCID in 0 1; do export SLURM_PROCID SLURM_NTASKS=2; "$@" || code=$?; done; exit ${code:-0}'
+    for name, script in {"srun": srun, "triforce": f'exec {shlex.join(map(str, COMMAND))} "$@"'}.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / name).chmod(0o755)
+    variables = environment(tmp_path, tiny_model_dir)
+    variables |= {"PATH": f"{tmp_path}:{variables['PATH']}", "TRIFORCE_MAX_NEW_TOKENS": "4"}
+    recipe = [str(ROOT / "examples" / "batch.sbatch"), str(batch), str(tmp_path / "answers"), "--seed", "5"]
+    done = subprocess.run(recipe, env=variables, capture_output=True, text=True)
+    assert done.returncode == 1 and "1 request failed" in done.stderr, done.stderr  # the line that is no request
+    answers = "".join((tmp_path / f"answers-{part}.jsonl").read_text() for part in (0, 1))
+    assert sorted(json.loads(line)["line"] for line in answers.splitlines()) == [1, 2, 3, 4, 6, 7, 8, 9]

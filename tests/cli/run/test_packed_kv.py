@@ -24,17 +24,30 @@ def test_a_run_without_what_it_needs_is_refused(triforce, more, words):
     assert_error(triforce(*PROMPT, *more), 2, *words)
 
 
-@pytest.mark.parametrize(
-    ("more", "words"),
-    [
-        (("--disk", "."), ("--kv packed is for keys and values in memory, and --disk . offloads them",)),
-        (("--link", "1"), ("and --link 1",)),
-        (("--gpu", "rtx-4090"), ("--kv packed is for a CPU",)),
-        (("--dtype", "float32"), ("--kv packed needs bfloat16",)),
-    ],
-)
-def test_a_plan_without_what_it_needs_is_refused(triforce, more, words):
-    assert_error(triforce(*PROFILE, "--kv", "packed", *more), 2, *words)
+def test_a_plan_without_what_it_needs_is_refused(triforce):
+    assert_error(triforce(*PROFILE, "--kv", "packed", "--dtype", "float32"), 2, "--kv packed needs bfloat16")
+
+
+@pytest.mark.parametrize("more", [("--link", "1"), ("--disk", ".", "--memory", "20GiB")], ids=["link", "disk"])
+def test_what_a_link_or_a_disk_copies_is_packed_by_default(triforce, more):
+    """And not where it is turned off; in one memory, keys and values stay as they are."""
+    kinds = {}
+    for kv in ("auto", "packed", "bf16"):
+        plan = json.loads(triforce(*PROFILE, "--dtype", "bfloat16", "--kv", kv, "--json", *more).stdout)["plan"]
+        kinds[kv] = plan["kv"], sum(plan["memory"][tier]["parts"].get("KV cache", 0) for tier in ("host", "disk"))
+    assert kinds["auto"] == kinds["packed"] and kinds["auto"][0] == "packed"
+    assert kinds["bf16"][0] == "exact" and 0.75 < kinds["auto"][1] / kinds["bf16"][1] < 0.77
+    plan = json.loads(triforce(*PROFILE, "--dtype", "bfloat16", "--json").stdout)["plan"]
+    assert plan["kv"] == "exact"
+
+
+def test_a_plan_for_a_gpu_has_room_in_64_gib_and_says_that_no_gpu_runs_it(triforce):
+    gpu = ("profile", "--gpu", "4090", "--model", "Llama-2-7B-128K", "--context", "122K")
+    gpu += ("--kv", "packed", "--dtype", "bfloat16")
+    said = triforce(*gpu, "--host-memory", "64GiB").stdout
+    assert said.startswith("fits: ") and "only planned: no kernel for a GPU reads it yet" in said
+    parts = json.loads(triforce(*gpu, "--json").stdout)["plan"]["memory"]["host"]["parts"]
+    assert parts["KV cache"] < 46 * 2**30
 
 
 def test_a_plan_has_three_quarters_of_the_bytes_and_says_that_nothing_is_lost(triforce):

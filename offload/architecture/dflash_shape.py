@@ -1,0 +1,106 @@
+"""DFlash drafters, which draft a block of tokens in one pass. Reads what their configs say. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ..errors import UnsupportedModel
+from .config_checks import ConfigCheck
+from .dims import Dimensions
+from .head_shape import DFLASH, OF_TARGETS, HeadDimensions, HeadShape, number, other_target
+from .hf_config import shape_from_config
+from .layer_spec import SLIDING
+
+_LATER = ("conv_kernel_size", "selector_rank", "markov_rank", "num_anchors")  # values of DFlash2 and of DSpark
+
+
+@dataclass(frozen=True)
+class DFlashShape(HeadShape):
+    """What a DFlash drafter computes.
+
+    Attributes:
+        mask_token: stands for the tokens to draft.
+        block: the most tokens of a pass, the last one that is known among them.
+        causal: for each layer whether a token of the block sees those behind it, too: False if it does.
+        input_scale, output_scale, output_cap: factors of embeddings and of logits, and where these are capped; 0: not.
+    """
+
+    mask_token: int = 0
+    block: int = 16
+    causal: tuple[bool, ...] = ()
+    input_scale: float = 1.0
+    output_scale: float = 1.0
+    output_cap: float = 0.0
+
+    @property
+    def dimensions(self) -> HeadDimensions:
+        inputs = len(self.taps) * self.target_hidden
+        weights, row = self.layers.hidden * inputs, inputs + self.target_hidden
+        return replace(super().dimensions, more=weights, row=row, shares_head=True)
+
+
+def is_dflash(config: Mapping[str, Any]) -> bool:
+    """Return whether a config.json is that of a DFlash drafter."""
+    names = "".join(map(str, config.get("architectures") or ()))
+    return "speculators_model_type" not in config and ("dflash_config" in config or "DFlash" in names)
+
+
+def dflash_shape(config: Mapping[str, Any], target: Dimensions, check: ConfigCheck) -> DFlashShape:
+    """Return the shape of a DFlash drafter.
+
+    Raises SettingsError if it was trained for another target, CheckpointError, UnsupportedModel.
+    """
+    own = config.get("dflash_config") or {}
+    if not isinstance(own, Mapping):
+        raise check.error("dflash_config", own, "values by their names")
+    values = dict(config) | dict(own)
+    if later := [name for name in _LATER if name in values]:
+        raise UnsupportedModel(f"DFlash2 and DSpark ({later[0]}) are not supported", "draft with a DFlash drafter")
+    layers = shape_from_config(
+        {"tie_word_embeddings": False} | dict(config) | OF_TARGETS | {"model_type": "qwen3"}, None, check
+    )
+    if layers.vocab != target.vocab:
+        raise other_target("vocabulary", layers.vocab, target.vocab)
+    if layers.hidden != target.hidden:
+        raise other_target("hidden size", layers.hidden, target.hidden)
+    of_target = number(config, "num_target_layers", target.layers, check)
+    if of_target != target.layers:
+        raise other_target("number of layers", of_target, target.layers)
+    taps, mask = _taps(values.get("target_layer_ids"), target.layers, check), values.get("mask_token_id")
+    if type(mask) is not int or not 0 <= mask < layers.vocab:
+        raise check.error("mask_token_id", mask, f"a token of the vocabulary of {layers.vocab:,}")
+    kinds = config.get("layer_types")
+    kinds = kinds if isinstance(kinds, list) and len(kinds) == layers.layers else [""] * layers.layers
+    every = next((values[name] for name in ("is_causal", "causal") if values.get(name) is not None), None)
+    return DFlashShape(
+        DFLASH,
+        replace(layers, eos_ids=()),
+        taps,
+        target.hidden,
+        layers.vocab,
+        window=_window(values, kinds),
+        mask_token=mask,
+        block=number(values, "block_size", 16, check),
+        causal=tuple(kind == SLIDING if every is None else bool(every) for kind in kinds),
+        input_scale=float(values.get("input_embedding_scale") or 1.0),
+        output_scale=float(values.get("output_multiplier") or 1.0),
+        output_cap=float(values.get("final_logit_softcapping") or 0.0),
+    )
+
+
+def _taps(ids: Any, layers: int, check: ConfigCheck) -> tuple[int, ...]:
+    """Return the layers whose inputs are read, from those whose outputs are: what leaves one enters the next."""
+    is_right = isinstance(ids, list) and ids and all(type(each) is int and 0 <= each < layers for each in ids)
+    if not is_right or len(set(ids)) < len(ids):
+        raise check.error("target_layer_ids", ids, f"different numbers of 0 to {layers - 1}")
+    return tuple(each + 1 for each in ids)
+
+
+def _window(values: Mapping[str, Any], kinds: list[str]) -> int | None:
+    """Return the smallest window of the layers; None if they have none."""
+    if SLIDING not in kinds and not values.get("use_swa"):
+        return None
+    window = values.get("swa_window_size") or values.get("sliding_window")
+    return window if type(window) is int and window > 0 else None

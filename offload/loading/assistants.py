@@ -1,0 +1,75 @@
+"""Opens, checks and loads the assistants of Gemma 4."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from ..architecture.assistant_shape import AssistantShape, assistant_shape
+from ..architecture.config import ModelShape
+from ..architecture.config_checks import check_of_config
+from ..architecture.head_shape import HeadDimensions
+from ..kernels.ops import Operations
+from ..model.assistant import Assistant
+from ..model.decoder import Model
+from ..parallel import ALONE
+from .checkpoint_json import read_json
+from .formats.safetensors import weight_files
+from .heads import HeadCheckpoint
+from .weight_reader import WeightReader
+from .weights import load_layer
+
+_CENTROIDS, _TOKENS = "masked_embedding.centroids", "masked_embedding.token_ordering"
+
+
+class AssistantCheckpoint(HeadCheckpoint):
+    """An assistant in a folder of its own."""
+
+    head: AssistantShape
+
+    def __init__(self, path: Path, target: ModelShape) -> None:
+        """Read the config of an assistant for a target. Raises as HeadCheckpoint."""
+        self.path, self.generation = path, {}
+        self.head = assistant_shape(read_json(path / "config.json"), target, check_of_config(path / "config.json"))
+        self.shape = self.head.layers
+        self._name, self._reads = str, bool
+        self._quantized = self._layout = None
+        self.quantization = ""
+        self._files = weight_files(path)
+
+    @property
+    def dimensions(self) -> HeadDimensions:
+        return self.head.dimensions
+
+    def expected(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+        head, hidden = self.head, self.shape.hidden
+        yield "pre_projection.weight", (hidden, 2 * head.target_hidden)
+        yield "post_projection.weight", (head.target_hidden, hidden)
+        yield "model.embed_tokens.weight", (self.shape.vocab, hidden)
+        yield "model.norm.weight", (hidden,)
+        for index in range(self.shape.layers):
+            for name, size in self._layer_sizes(index).items():
+                yield f"model.layers.{index}.{name}", size
+        if head.centroids:
+            yield f"{_CENTROIDS}.weight", (head.centroids, hidden)
+            yield _TOKENS, (self.shape.vocab,)
+
+
+def load_assistant(checkpoint: AssistantCheckpoint, target: Model, operations: Operations) -> Assistant:
+    """Load an assistant of a loaded target, from a checkpoint that has been checked."""
+    own = checkpoint.head
+    with checkpoint.tensors() as read:
+        reader = WeightReader(read, target.dtype, target.device, operations, ALONE, None, own.layers)
+        layers = [load_layer(reader, own.layers, index) for index in range(own.layers.layers)]
+        norm, centroids = reader.norm("model.norm.weight"), None
+        if own.centroids:
+            tokens = read(_TOKENS).to(target.device, torch.long).unflatten(0, (own.centroids, -1))
+            centroids = reader.linear(False, _CENTROIDS), tokens
+        return Assistant(
+            *(own, target, operations, reader.linear(False, "pre_projection"), (norm, norm, norm), layers),
+            post=reader.linear(False, "post_projection"),
+            head=reader.linear(False, "model.embed_tokens"),
+            centroids=centroids,
+        )

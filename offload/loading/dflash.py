@@ -1,0 +1,73 @@
+"""Opens, checks and loads DFlash drafters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from ..architecture.config import ModelShape
+from ..architecture.config_checks import check_of_config
+from ..architecture.dflash_shape import DFlashShape, dflash_shape
+from ..architecture.head_shape import HeadDimensions
+from ..errors import UnsupportedModel
+from ..kernels.ops import Operations
+from ..model.decoder import Model
+from ..model.dflash import DFlash
+from ..parallel import ALONE
+from .checkpoint_json import read_json
+from .formats.safetensors import weight_files
+from .heads import HeadCheckpoint
+from .weight_reader import WeightReader
+from .weights import load_layer
+
+_LATER = ("markov", "candidate_selector", "attention_conv", "mlp_conv")  # tensors of DSpark and of DFlash2
+
+
+def _name(name: str) -> str:
+    """Return the decoder's name of a tensor."""
+    name = name.removeprefix("model.")
+    return f"model.{name}" if name.startswith(("layers.", "norm.")) else name
+
+
+class DFlashCheckpoint(HeadCheckpoint):
+    """A DFlash drafter in a folder of its own."""
+
+    head: DFlashShape
+
+    def __init__(self, path: Path, target: ModelShape) -> None:
+        """Read the config of a DFlash drafter for a target. Raises as HeadCheckpoint."""
+        self.path, self.generation = path, {}
+        self.head = dflash_shape(read_json(path / "config.json"), target, check_of_config(path / "config.json"))
+        self.shape = self.head.layers
+        self._name, self._reads = _name, bool
+        self._quantized = self._layout = None
+        self.quantization = ""
+        self._files = weight_files(path)
+
+    @property
+    def dimensions(self) -> HeadDimensions:
+        return self.head.dimensions
+
+    def expected(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+        hidden = self.shape.hidden
+        yield "fc.weight", (hidden, len(self.head.taps) * self.head.target_hidden)
+        for name in ("hidden_norm.weight", "model.norm.weight"):
+            yield name, (hidden,)
+        for index in range(self.shape.layers):
+            for name, size in self._layer_sizes(index).items():
+                yield f"model.layers.{index}.{name}", size
+
+    def check(self) -> None:
+        if later := [name for name in self.sizes() if any(part in name for part in _LATER)]:
+            raise UnsupportedModel(f"DFlash2 and DSpark ({later[0]}) are not supported", "draft with a DFlash drafter")
+        super().check()
+
+
+def load_dflash(checkpoint: DFlashCheckpoint, target: Model, operations: Operations) -> DFlash:
+    """Load a DFlash drafter of a loaded target, from a checkpoint that has been checked."""
+    own = checkpoint.head
+    with checkpoint.tensors() as read:
+        reader = WeightReader(read, target.dtype, target.device, operations, ALONE, None, own.layers)
+        layers = [load_layer(reader, own.layers, index) for index in range(own.layers.layers)]
+        hidden, norm = (reader.norm(name) for name in ("hidden_norm.weight", "model.norm.weight"))
+        return DFlash(own, target, operations, reader.linear(False, "fc"), (hidden, hidden, norm), layers)

@@ -1,0 +1,51 @@
+"""DFlash: drafts a block of tokens in one pass, from rows of the target's layers (z-lab/dflash).
+
+What the target computed for a token gives it a slot with keys and values in every layer. The queries of a block, of the
+last token and of mask tokens, attend to these slots and to each other.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from ..architecture.dflash_shape import DFlashShape
+from ..caches.draft_block import DraftBlockCache
+from .heads import Head
+
+
+class DFlash(Head):
+    """A DFlash drafter with its weights; embedding and output head are the target's."""
+
+    own: DFlashShape
+
+    def features(self, rows: Tensor) -> Tensor:
+        return self._norm(self._fc(self.target.tapped(rows, self.own.taps)), self._feature_norm).clone()
+
+    @torch.inference_mode()
+    def note(self, features: Tensor, cache: DraftBlockCache) -> None:
+        """Commit the slots of `features` `[slots, hidden]` behind those in the cache."""
+        cache.begin(len(features))
+        for index, layer in enumerate(self._layers):
+            _, _, k, v = self._passes[index % len(self._passes)].project(layer, features)
+            assert k is not None and v is not None
+            cache.put(index, k, v)
+        cache.commit()
+
+    @torch.inference_mode()
+    def block(self, ids: Tensor, cache: DraftBlockCache) -> Tensor:
+        """Return the rows `[tokens, hidden]` of a block of tokens `[tokens]` behind the slots in the cache."""
+        cache.causal = self.own.causal
+        cache.begin(len(ids))  # and never commit: the target's rows will be there
+        x = self.target.embedding(ids) * self.own.input_scale
+        for index, layer in enumerate(self._layers):
+            x = self._passes[index % len(self._passes)].run(layer, x, partial(cache.attend, index))
+        return x
+
+    @torch.inference_mode()
+    def logits(self, rows: Tensor) -> Tensor:
+        logits = self.target.output_head.wide(self._norm(rows, self._output_norm)) * self.own.output_scale
+        cap = self.own.output_cap
+        return logits.div_(cap).tanh_().mul_(cap) if cap else logits

@@ -1,0 +1,53 @@
+"""Drafts with DFlash: a block of tokens in one pass, over slots that rows of the target gave."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, cast
+
+import torch
+from torch import Tensor
+
+from ...caches.draft_block import DraftBlockCache
+from ..sampling.transfers import upload
+from .draft_passes import ParallelPasses
+from .heads import HeadDrafter, HeadRunner
+
+if TYPE_CHECKING:
+    from ...architecture.dflash_shape import DFlashShape
+    from ...model.dflash import DFlash
+    from ...sequence import TokenSequence
+    from ..trees.tree import Draft, DraftedTree
+
+
+class DFlashRunner(HeadRunner):
+    """A DFlash drafter with a cache of its latest slots. Slot t has what the target computed for the token there."""
+
+    model: DFlash
+    cache: DraftBlockCache
+    cache_class = DraftBlockCache
+
+    def rows(self, sequence: TokenSequence, draft: Sequence[int] = ()) -> Tensor:
+        return self.slots(sequence, 1)
+
+    @torch.inference_mode()
+    def slots(self, sequence: TokenSequence, depth: int) -> Tensor:
+        """Return hidden rows `[depth, hidden]` for the next tokens, of mask tokens behind the last one."""
+        end, self._last = len(sequence) - 1, self._rows  # a slot's own row is of no use, so none is run for it
+        self._follow(sequence, end)
+        while (start := self.cache.length) < end:
+            self.model.note(self._features(sequence, start, min(self._most, end - start)), self.cache)
+        self._true = max(self._true, min(end, self.sources[0].rows_kept(sequence).stop))
+        ids = torch.tensor([sequence.tokens[-1], *[self.model.own.mask_token] * depth])
+        return self.model.block(upload(ids, self.model.device), self.cache)[1:]
+
+
+class DFlashDrafter(HeadDrafter):
+    """A DFlash drafter: drafts are no longer than its blocks."""
+
+    in_one_pass = True
+    passes = ParallelPasses
+
+    def propose(self, sequence: TokenSequence, limit: int, tree: DraftedTree | None = None) -> Draft:
+        own = cast("DFlashShape", self._head.model.own)
+        return super().propose(sequence, min(limit, max(own.block - 1, 1)), tree)

@@ -1,0 +1,51 @@
+"""Quotations that are literal: masks against a slow definition, and where the document has them."""
+
+import random
+
+from offload.constraints.quotes import Quotation, QuoteMatcher, quotations
+
+DOCUMENT = 'The whale was white;\n  the "sea" was not white, über alles.'
+TOKENS = ["T", "h", "e", " ", "the", "whale", " w", "white", '"', ' "', '";', '."', 'e"', '""', "ü", ", ", "“", "x"]
+BYTES = [each.encode() for each in TOKENS] + [b"\xc3", b"\xbc", b"\xe2\x80", b"\x9c", b"", b"<end>"]
+END = len(BYTES) - 1
+
+
+def is_beginning(answer):
+    """Return whether bytes may be the beginning of an answer, by looking at all of it."""
+    parts = answer.split(b'"')
+    text = " ".join(DOCUMENT.split()).encode()
+    inside, closed = parts[1::2], parts[1:-1:2]
+    free = b"|".join(parts[::2])
+    return all(each in text for each in inside) and all(each.strip() for each in closed) and "“".encode() not in free
+
+
+def test_what_may_follow_is_what_the_definition_allows():
+    choices, matcher = random.Random(3), QuoteMatcher(DOCUMENT, BYTES, END)
+    seen = set()
+    for _ in range(60):
+        walk, answer = matcher.fork(), b""
+        for _ in range(8):
+            allowed = walk.allowed()
+            expected = [bool(each) and is_beginning(answer + each) for each in BYTES[:-1]]
+            assert list(allowed[:-1]) == expected, answer
+            assert bool(allowed[END]) == (answer.count(b'"') % 2 == 0 and not answer.endswith(b"\xe2\x80"))
+            token = choices.choice([token for token in allowed.nonzero()[0] if token != END])
+            assert walk.consume(token)
+            answer += BYTES[token]
+            seen.add(answer.count(b'"'))
+        walk.rollback(3)
+        assert walk.allowed() is not None
+    assert {0, 1, 2, 3} <= seen
+
+
+def test_a_token_that_is_not_allowed_changes_nothing():
+    walk = QuoteMatcher(DOCUMENT, BYTES, END).fork()
+    assert walk.consume(TOKENS.index('"')) and not walk.consume(TOKENS.index("x"))
+    assert walk.consume(TOKENS.index("white")) and walk.consume(TOKENS.index('";'))
+
+
+def test_places_are_those_of_the_document_whatever_its_blanks():
+    answer = 'It says "white; the" and then "sea", not "never".'
+    found = list(quotations(answer, DOCUMENT))
+    assert found == [Quotation("white; the", 14, 26), Quotation("sea", 28, 31), Quotation("never", -1, -1)]
+    assert DOCUMENT[14:26] == "white;\n  the"

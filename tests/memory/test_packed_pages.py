@@ -1,0 +1,71 @@
+"""Packed pages over tiers: the bits of pages as they are, whatever travels packed."""
+
+import pytest
+import torch
+
+from offload.caches.full import FullCache
+from offload.kernels.native.ops import NativeOperations
+from offload.memory.factory import TieredStoreFactory
+from offload.settings.config import EXACT
+from tests.memory.test_packed_store import CAPACITY, numbers, rope, run, same_bits
+from tests.support.offloading import CPU, make_link, native_kernel, settings
+from tests.support.stores import tiny_shape
+
+pytestmark = pytest.mark.xdist_group("native")
+PAGE = 512
+
+
+def new_caches(**placement):
+    """Return full caches of packed pages and of pages as they are, and their links."""
+    if native_kernel() is None:
+        pytest.skip("there is no native kernel here")
+    caches, links = [], []
+    for kv in ("packed", EXACT):
+        links.append(make_link())
+        tiers = settings(page_tokens=PAGE, **placement)
+        factory = TieredStoreFactory(NativeOperations(native_kernel()), CPU, tiers, links[-1], kv=kv)
+        caches.append(FullCache(factory.new_store(tiny_shape(), CAPACITY, torch.bfloat16), rope(), CAPACITY))
+    return caches, links
+
+
+@pytest.mark.parametrize("wild", [(), (1,)], ids=["packed", "a layer that cannot be packed"])
+@pytest.mark.parametrize("mode", ["stream", "host", "hybrid"])
+def test_passes_have_the_bits_of_plain_pages(mode, wild):
+    """Of a prompt, single tokens, rollbacks into pages that were packed, and tokens that were restored."""
+    caches, _ = new_caches(mode=mode)
+    for step, tokens in enumerate([1100, 1, 3, -700, 5, 700, -80, 1, 120]):
+        if tokens < 0:
+            for full in caches:
+                full.truncate(full.length + tokens)
+        else:
+            run(caches, numbers(step, tokens, wild))
+    end = caches[0].length
+    pairs = zip(*(full.store.read(0, end) for full in caches), strict=True)
+    assert all(same_bits(*both) for both in pairs)
+    rows, chunks = (
+        torch.arange(6).repeat(4),
+        torch.randint(end // 16, (24,), generator=torch.Generator().manual_seed(0)),
+    )
+    pairs = zip(*(full.store.gather(rows, chunks, 16) for full in caches), strict=True)
+    assert all(same_bits(*both) for both in pairs)
+    dumps = [full.store.dump(256, 640) for full in caches]
+    assert same_bits(*dumps)
+    for full, kv in zip(caches, dumps, strict=True):
+        full.truncate(256)
+        full.restore(384, kv)
+    run(caches, numbers(99, 4, wild))
+
+
+@pytest.mark.parametrize(("wild", "share"), [((), 0.79), ((0, 1, 2), 1.0)])
+def test_a_pass_copies_three_quarters_of_the_bytes(wild, share):
+    caches, links = new_caches(mode="stream")
+    run(caches, numbers(0, 1100, wild))
+    copied = []
+    for full, link in zip(caches, links, strict=True):
+        run([full], numbers(1, 1, wild))
+        link.finish(link.copy(()))  # what is prefetched
+        before = link.statistics.bytes
+        run([full], numbers(2, 1, wild))
+        link.finish(link.copy(()))
+        copied.append(link.statistics.bytes - before)
+    assert 0.95 * share < copied[0] / copied[1] <= share
