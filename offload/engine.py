@@ -25,9 +25,9 @@ from .settings.method_sizes import (
     check_approximate,
     check_forgetting,
     check_trees,
-    copied_flag,
     forgets,
     has_draft_model,
+    rounded_flag,
     tree_nodes,
     uses_copy,
 )
@@ -189,7 +189,7 @@ class Engine:
         settings, config = request.speculation, request.config
         ids = self._checked(request.ids, config, settings)
         length, spare = len(ids) + config.max_new_tokens, tree_nodes(settings)
-        if memory is None or settings.approximate is not None or copied_flag(settings) is not None:
+        if memory is None or settings.approximate is not None or rounded_flag(settings) is not None:
             session = self._new_session(length, spare, settings, scope=request.scope)
             yield from self._events(session, ids, request.sampling, config, settings, request.logprobs, lane)
             return

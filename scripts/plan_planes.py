@@ -46,20 +46,22 @@ def request_of(options: argparse.Namespace, middle: str, acceptance: float) -> P
     )
 
 
-def by_planes(request: PlanRequest) -> Placed | None:
-    """Return the placement with plane A on the device, and as much of plane B as fits; None if A does not fit.
+def placed_in(request: PlanRequest) -> Placed | None:
+    """Return a placement with all weights and as many packed bytes as fit on the device; None if there is no room.
 
-    It is one in layers that streams as many bytes.
+    It is one in layers, which streams as many bytes as one in planes; that has to have room for plane A.
     """
     shape, limit = request.shape, device_limit(request)
     assert limit is not None, "the device's memory is known"
-    placed = place(replace(request, speculation=Speculation("ar")))
-    parts = TierBytes(replace(request, speculation=Speculation("ar")), "chunks").on_device(shape.layers, 0)
+    is_plane = request.speculation.middle == "plane"
+    counted = replace(request, speculation=Speculation("ar")) if is_plane else request  # which has no memory of its own
+    parts = TierBytes(counted, "chunks").on_device(shape.layers, 0)
     each, plane = (format_bytes(shape.growing, kind, request.tokens, request.itemsize) for kind in ("packed", "plane"))
     room = limit - sum(parts.values())
-    if room < plane * shape.kv_layers:
+    if room < plane * shape.kv_layers * is_plane:
         return None
-    return replace(placed, resident_layers=min(int(room / each), shape.kv_layers), weight_layers=shape.layers)
+    resident = min(int(room / each), shape.kv_layers)
+    return replace(place(counted), resident_layers=resident, weight_layers=shape.layers, prefill_order="chunks")
 
 
 def row(name: str, placed: Placed, decoding: Decoding, request: PlanRequest) -> str:
@@ -87,8 +89,7 @@ def main() -> None:
     print(f"planned: {options.model}, {options.context:,} tokens, {options.quantize or 'bf16'} on {options.gpu}")
     for middle, rate in rates.items():
         request = request_of(options, middle, rate)
-        placed = by_planes(request) if middle == "plane" else place(request)
-        if placed is None or (middle != "plane" and not placed.fits):
+        if (placed := placed_in(request)) is None:
             print(f"{middle:10} does not fit")
             continue
         passes = Passes(request, placed)

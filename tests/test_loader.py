@@ -102,12 +102,6 @@ def wide(tmp_path_factory):
     return str(folder)
 
 
-def test_packed_keys_and_values_are_refused_over_tiers(wide):
-    opened = open_model(EngineConfig(model=wide, device="cpu", dtype="bfloat16", kv="packed"))
-    with pytest.raises(SettingsError, match="--kv packed is for keys and values in memory"):
-        opened.load(tiers=TierSettings("stream", 0, link_gb_s=1.0))
-
-
 @pytest.mark.parametrize(
     ("kv", "wanted", "why"),
     [

@@ -62,9 +62,9 @@ from ..settings.method_sizes import (
     check_approximate,
     check_forgetting,
     check_trees,
-    copied_flag,
     forgets,
     has_middle,
+    rounded_flag,
     selected_format,
     uses_copy,
 )
@@ -399,7 +399,7 @@ class OpenModel:
         models = filter(None, (self.checkpoint, self.draft))
         check_trees(settings, any(model.shape.linear for model in models), shape.vocab)
         missing = None
-        if not KV_FORMATS[kv].is_plain or copied_flag(settings) is not None:
+        if not KV_FORMATS[kv].is_plain or rounded_flag(settings) is not None:
             missing = missing_kernel(self.device, self.dtype, self.shape.head_dim, self.kernel)
         check_packed_kv(kv, shape, self.device, self.dtype, self.kernel)
         check_kv(kv, settings, shape, missing)

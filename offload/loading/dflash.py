@@ -1,4 +1,4 @@
-"""Opens, checks and loads DFlash drafters."""
+"""Opens, checks and loads DFlash and DSpark drafters."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from .heads import HeadCheckpoint
 from .weight_reader import WeightReader
 from .weights import load_layer
 
-_LATER = ("markov", "candidate_selector", "attention_conv", "mlp_conv")  # tensors of DSpark and of DFlash2
+_LATER = ("candidate_selector", "attention_conv", "mlp_conv")  # tensors of DFlash2
+_MARKOV = ("markov_head.markov_w1", "markov_head.markov_w2")
 
 
 def _name(name: str) -> str:
@@ -30,7 +31,7 @@ def _name(name: str) -> str:
 
 
 class DFlashCheckpoint(HeadCheckpoint):
-    """A DFlash drafter in a folder of its own."""
+    """A DFlash or DSpark drafter in a folder of its own. Copies of the target's embedding and head are not read."""
 
     head: DFlashShape
 
@@ -57,9 +58,12 @@ class DFlashCheckpoint(HeadCheckpoint):
             for name, size in self._layer_sizes(index).items():
                 yield f"model.layers.{index}.{name}", size
 
+        for name in _MARKOV if self.head.markov else ():
+            yield f"{name}.weight", (self.shape.vocab, self.head.markov)
+
     def check(self) -> None:
         if later := [name for name in self.sizes() if any(part in name for part in _LATER)]:
-            raise UnsupportedModel(f"DFlash2 and DSpark ({later[0]}) are not supported", "draft with a DFlash drafter")
+            raise UnsupportedModel(f"DFlash2 ({later[0]}) is not supported", "draft with a DFlash or DSpark drafter")
         super().check()
 
 
@@ -70,4 +74,8 @@ def load_dflash(checkpoint: DFlashCheckpoint, target: Model, operations: Operati
         reader = WeightReader(read, target.dtype, target.device, operations, ALONE, None, own.layers)
         layers = [load_layer(reader, own.layers, index) for index in range(own.layers.layers)]
         hidden, norm = (reader.norm(name) for name in ("hidden_norm.weight", "model.norm.weight"))
-        return DFlash(own, target, operations, reader.linear(False, "fc"), (hidden, hidden, norm), layers)
+        weights = own, target, operations, reader.linear(False, "fc"), (hidden, hidden, norm), layers
+        if not own.markov:
+            return DFlash(*weights)
+        before, bias = _MARKOV
+        return DFlash(*weights, markov=(reader.table(before).rows, reader.linear(False, bias)))

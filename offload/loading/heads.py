@@ -81,6 +81,8 @@ class HeadCheckpoint(FolderCheckpoint):
                 yield f"model.layers.{index}.{name}", size
         for name in self.input_norms:
             yield name, (inputs if head.norm_before_fc else head.target_hidden,)
+        if head.mask_token is not None:
+            yield "mask_hidden", (1, inputs)
         if head.kind == EAGLE3 and head.vocab != self.shape.vocab:
             yield "d2t", (head.vocab,)
         if head.kind == EAGLE3 and (hidden != head.target_hidden or head.vocab != self.shape.vocab):
@@ -139,6 +141,7 @@ def load_head(checkpoint: HeadCheckpoint, target: Model, operations: Operations)
             embedding=reader.table("model.embed_tokens").rows if has_embedding else target.embedding,
             head=reader.linear(False, "lm_head") if has_head else target.output_head,
             targets=_targets(read, own, found, checkpoint.path).to(target.device) if "d2t" in found else None,
+            mask=None if own.mask_token is None else reader.stacked("mask_hidden"),
             input_norms=[reader.norm(name) for name in checkpoint.input_norms],
         )
 

@@ -12,7 +12,7 @@ from ..kernels.native.library import SPAN
 from ..kernels.native.ops import why_not
 from ..settings.config import EngineConfig, Speculation
 from ..settings.kv_formats import KV_FORMATS, PLANE_KV
-from ..settings.method_sizes import check_middle, copied_flag, forgets, whole_format
+from ..settings.method_sizes import check_middle, forgets, rounded_flag, whole_format
 from ..settings.validation import require
 from .formats.quantization import QuantizedCheckpoint
 from .formats.safetensors import Checkpoint
@@ -126,7 +126,7 @@ def check_retrieval_kv(
 ) -> None:
     """Raise SettingsError if the retrieval cache's format does not work beside the full cache's; see `check_kv`."""
     check_middle(kv, settings, device.type)
-    flag = copied_flag(settings)
+    flag = rounded_flag(settings)
     if flag is None or whole_format(settings) == PLANE_KV.name:
         return
     hint = f"leave {flag.split()[0]} out"
@@ -142,7 +142,7 @@ def check_retrieval_kv(
 
 def check_offloaded_retrieval_kv(settings: Speculation, device: torch.device) -> None:
     """Raise SettingsError if a CPU's retrieval cache would copy keys and values from another tier unquantised."""
-    flag = copied_flag(settings)
+    flag = rounded_flag(settings)
     require(
         flag is None or device.type != "cpu",
         f"{flag} is for keys and values in memory, and these are offloaded",

@@ -1,18 +1,22 @@
 """DFlash: drafts a block of tokens in one pass, from rows of the target's layers (z-lab/dflash).
 
 What the target computed for a token gives it a slot with keys and values in every layer. The queries of a block, of the
-last token and of mask tokens, attend to these slots and to each other.
+last token and of mask tokens, attend to these slots and to each other. DSpark (deepseek-ai/DeepSpec) adds a bias to the
+logits, by the token before.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..architecture.dflash_shape import DFlashShape
 from ..caches.draft_block import DraftBlockCache
+from ..kernels.ops import Linear
 from .heads import Head
 
 
@@ -20,6 +24,22 @@ class DFlash(Head):
     """A DFlash drafter with its weights; embedding and output head are the target's."""
 
     own: DFlashShape
+
+    def __init__(self, *weights: Any, markov: tuple[Callable[[Tensor], Tensor], Linear] | None = None) -> None:
+        """Create a drafter; `weights` are those of `Head`.
+
+        `markov` maps token ids to rows `[tokens, rank]`, and these to biases: `[vocab, rank]`.
+        """
+        super().__init__(*weights)
+        self._markov = markov
+
+    @torch.inference_mode()
+    def biased(self, logits: Tensor, ids: Tensor) -> Tensor:
+        """Return logits `[tokens, vocab]` behind tokens `[tokens]`, with the biases by these if there are any."""
+        if self._markov is None:
+            return logits
+        rows, bias = self._markov
+        return logits + bias.wide(rows(ids))
 
     def features(self, rows: Tensor) -> Tensor:
         return self._norm(self._fc(self.target.tapped(rows, self.own.taps)), self._feature_norm).clone()

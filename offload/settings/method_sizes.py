@@ -104,8 +104,8 @@ def middle_tokens(settings: Speculation, tokens: int) -> int:
     return tokens if whole_format(settings) else min(budget_of(settings, tokens), tokens)
 
 
-def copied_flag(settings: Speculation) -> str | None:
-    """Return the option of a middle level that reads keys and values by fewer bits; None if it reads them exactly."""
+def rounded_flag(settings: Speculation) -> str | None:
+    """Return the option of a middle level that reads rounded keys and values; None if it reads them as they are."""
     if whole_format(settings) is not None:
         return f"--middle {settings.middle}"
     return None if settings.retrieval_kv == EXACT else f"--retrieval-kv {settings.retrieval_kv}"

@@ -12,7 +12,7 @@ from tests.support.command import needs_installation
 from tests.support.gguf import write_gguf
 from tests.support.terminal import Pty
 
-HEAVY = ("torch", "transformers", "prompt_toolkit")
+HEAVY = ("torch", "transformers", "prompt_toolkit", "llguidance")
 CODE = """
 import json, sys
 from triforce_cli.app import run, settle_libraries

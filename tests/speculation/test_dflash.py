@@ -30,7 +30,11 @@ DEPTH = 4
 SETTINGS = Speculation("naive", "a drafter", window=200)  # for all slots of these tests
 GREEDY, T1 = Sampling(temperature=0), Sampling(temperature=1, top_p=1)
 COUPLED = Sampling(temperature=1, top_k=40, repetition_penalty=1.3, coupled=True)
-CASES = {"full": {}, "sliding": {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 300}}
+CASES = {
+    "full": {},
+    "dspark": {"markov": 8},
+    "sliding": {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 300},
+}
 
 
 @pytest.fixture(scope="module")
@@ -78,12 +82,28 @@ def new_runner(target, drafter, sequence):
     return drafting, full
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", ["full", "sliding"])
 def test_logits_are_those_of_plain_torch(reference, target, folders, case):
     sequence = TokenSequence(ids(50))
     expected = DFlashReference(folders[case], reference).logits(sequence.tokens, DEPTH)
     runner, _ = new_runner(target, load(folders[case], target), sequence)
     torch.testing.assert_close(runner.logits(runner.slots(sequence, DEPTH)), expected, rtol=1e-3, atol=1e-3)
+
+
+def test_each_row_of_dspark_follows_the_token_before(reference, target, folders):
+    """Of a chain, and of the nodes of a tree."""
+    sequence = TokenSequence(ids(50))
+    runner, _ = new_runner(target, load(folders["dspark"], target), sequence)
+    drafter, expected = DFlashDrafter(runner, Sampler(T1, 0, VOCAB, CPU), target.group), {}
+    for tree in (None, DraftedTree(k_ary((2, 2, 1)))):
+        draft = drafter.propose(sequence, 3, tree)
+        for node in (0, 1) if tree is None else (2, 3, 4, 5):
+            path = [draft.tokens[each] for each in draft.path(node)]
+            logits = DFlashReference(folders["dspark"], reference).logits(sequence.tokens, 3, path)
+            torch.testing.assert_close(draft.rows[node + 1], logits[len(path)].softmax(-1), rtol=1e-3, atol=1e-5)
+            expected[node] = logits[0].softmax(-1)
+        torch.testing.assert_close(draft.rows[0], expected[node], rtol=1e-3, atol=1e-5)
+    assert len(drafter.propose(sequence, 20).tokens) == BLOCK
 
 
 def test_a_draft_takes_one_pass_and_no_more_than_a_block(target, folders, monkeypatch):
@@ -115,13 +135,16 @@ def test_after_any_rejection_the_cache_is_that_of_a_fresh_run(target, folders, a
 
 @pytest.fixture(scope="module")
 def engines(targets, folders):
-    return {name: Engine(target, (), 16, load(folders["full"], target)) for name, target in targets.items()}
+    """Those on torch have a DSpark drafter, those on the native kernel a DFlash one."""
+    kinds = {"torch": "dspark", "native": "full"}
+    return {name: Engine(target, (), 16, load(folders[kinds[name]], target)) for name, target in targets.items()}
 
 
 @pytest.mark.parametrize(
     ("kernel", "method", "tree"),
     [
         ("torch", "naive", "chain"),
+        ("torch", "naive", "k-ary:2x2"),
         ("native", "naive", "k-ary:2x2"),
         ("torch", "triforce", "chain"),
         ("native", "triforce", "auto"),
@@ -157,6 +180,7 @@ def test_sequences_of_a_batch_have_the_text_that_they_have_alone(engines):
         ({"dflash_config": {"target_layer_ids": [0], "mask_token_id": 300}}, CheckpointError, "mask_token_id"),
         ({"dflash_config": {"target_layer_ids": [0], "mask_token_id": 3}}, CheckpointError, r"fc\.weight is \[64, 128"),
         ({"selector_rank": 8}, UnsupportedModel, "DFlash2"),
+        ({"markov": 8, "markov_head_type": "gated"}, UnsupportedModel, "markov_head_type 'gated'"),
     ],
 )
 def test_wrong_folders_are_refused(targets, tmp_path, changes, error, message):

@@ -14,9 +14,11 @@ from offload.parallel import ALONE
 from offload.sequence import TokenSequence
 from offload.settings.config import Sampling, Speculation
 from offload.speculation.drafters.heads import HeadDrafter, HeadRunner
-from offload.speculation.passes.runner import Runner
+from offload.speculation.levels.hierarchy import selected_cache
+from offload.speculation.passes.runner import Runner, SelectedRunner
 from offload.speculation.sampling.warp import Sampler
 from offload.speculation.trees.tree import DraftedTree, k_ary
+from tests.support.engine import run, tokens
 from tests.support.heads import LAYERS, VOCAB, Eagle3Reference, add_mtp, save_eagle3
 from tests.support.models import FAMILY_CASES, ids, make_hf_model
 from tests.support.offloading import CPU, native_kernel
@@ -130,6 +132,28 @@ def test_slots_after_rejections_and_trees_are_those_of_a_fresh_run(target, tmp_p
         torch.testing.assert_close(ours[:, :count], theirs[:, :count], atol=1e-5, rtol=1e-4)
 
 
+def test_slots_from_a_middle_level_s_rows_are_run_again_from_the_full_cache_s(target, tmp_path):
+    head = head_of(target, save_eagle3(tmp_path / "head"))
+    sequence = TokenSequence(ids(120))
+    runner, full = new_runner(target, head, sequence=sequence)
+    middle = SelectedRunner(full, selected_cache(full.cache, Speculation("retrieval", budget=16, chunk=4)))
+    middle.keep_rows(1)
+    runner.use([full, middle])
+    full.rows(sequence)
+    sequence.extend([5])
+    runner.rows(sequence)
+    middle.rows(sequence, [6, 7])
+    sequence.extend([6, 7, 8])  # tentative
+    middle.settle(sequence)
+    from_middle = runner.rows(sequence)
+    list(full.prefill(sequence))
+    found = runner.rows(sequence)
+    copied = TokenSequence(sequence.tokens)
+    fresh, _ = new_runner(target, head, sequence=copied)
+    torch.testing.assert_close(found, fresh.rows(copied), atol=1e-5, rtol=1e-4)
+    assert not torch.allclose(from_middle, found, atol=1e-3)
+
+
 def test_rows_before_the_window_are_not_read(target, tmp_path):
     head = head_of(target, save_eagle3(tmp_path / "head"))
     settings = Speculation("naive", "a head", window=20)
@@ -199,6 +223,24 @@ def test_a_target_without_mtp_is_told(target, tmp_path):
         checked_head(tmp_path, FolderCheckpoint(tmp_path).shape, is_mtp=True)
 
 
+def test_slots_of_one_pass_have_the_rows_of_plain_torch(target, reference, tmp_path):
+    """P-EAGLE: mask tokens with one learned row for all taps stand for what is not known."""
+    more = {"is_speculators": True, "speculators_model_type": "peagle", "mask_token_id": 7}
+    folder = save_eagle3(tmp_path / "head", **more)
+    head, sequence = head_of(target, folder), TokenSequence(ids(30))
+    expected = Eagle3Reference(folder, reference.model.embed_tokens.weight.detach())
+    runner, full = new_runner(target, head, sequence=sequence)
+    rows = target.tapped(full.kept.get(0, 29), head.own.taps)
+    features = expected.features(torch.cat((rows, expected.weights["mask_hidden"].expand(3, -1))))
+    wanted = expected.rows(torch.tensor([*sequence.tokens[1:], 7, 7, 7]), features)[-4:]
+    torch.testing.assert_close(runner.slots(sequence, 4), wanted, atol=2e-4, rtol=1e-3)
+    torch.testing.assert_close(runner.slots(sequence, 2), wanted[:2], atol=2e-4, rtol=1e-3)
+    engine = Engine(target, (), 64, head)
+    for method, tree in (("naive", "chain"), ("naive", "k-ary:2x2"), ("triforce", "chain")):
+        events = run(engine, ids(40), 20, method, "model", tree=tree, gamma1=3, gamma2=4)
+        assert tokens(events) == tokens(run(engine, ids(40), 20))
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("tree", ["chain", "k-ary:2x2"])
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
@@ -213,11 +255,7 @@ def test_sampled_tokens_are_distributed_as_in_plain_decoding(tmp_path, temperatu
     counts = torch.zeros(vocab**3, dtype=torch.long)
     for seed in range(runs):
         config = GenerationConfig(max_new_tokens=3, seed=seed)
-        found = [
-            token
-            for event in engine.generate(prompt, sampling, config, settings)
-            for token in getattr(event, "ids", ())
-        ]
+        found = tokens(engine.generate(prompt, sampling, config, settings))
         counts[found[0] * vocab**2 + found[1] * vocab + found[2]] += 1
     chances = torch.ones(vocab**3, dtype=torch.float64)
     for number in range(vocab**3):

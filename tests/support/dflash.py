@@ -11,8 +11,8 @@ from tests.support.heads import HEAD_DIM, HEADS, HIDDEN, KV_HEADS, VOCAB, WIDTH
 MASK, BLOCK = 9, 6
 
 
-def save_dflash(folder, seed=0, layers=2, taps=(0, 2), **config):
-    """Save a random DFlash drafter of a target."""
+def save_dflash(folder, seed=0, layers=2, taps=(0, 2), markov=0, **config):
+    """Save a random DFlash drafter of a target; with a rank `markov`, a DSpark one."""
     generator = torch.Generator().manual_seed(seed)
     sizes = {
         **{"fc": (HIDDEN, len(taps) * HIDDEN), "hidden_norm": (HIDDEN,), "norm": (HIDDEN,)},
@@ -26,6 +26,11 @@ def save_dflash(folder, seed=0, layers=2, taps=(0, 2), **config):
             "mlp.down_proj": (HIDDEN, WIDTH),
         }
         sizes |= {f"layers.{index}.{name}": size for name, size in own.items()}
+    if markov:
+        sizes |= {f"markov_head.markov_w{i}": (VOCAB, markov) for i in (1, 2)}
+        sizes |= {"confidence_head.proj": (1, HIDDEN)}
+        own = {"target_layer_ids": list(taps), "mask_token_id": MASK, "markov_rank": markov}
+        config = {"architectures": ["Qwen3DSparkModel"], "dflash_config": {}} | own | config
     tensors = {
         f"{name}.weight": 0.5 + torch.rand(size, generator=generator)
         if len(size) == 1
@@ -59,16 +64,24 @@ class DFlashReference:
         return x @ self.weights[f"{name}.weight"].T
 
     @torch.no_grad()
-    def logits(self, ids, depth):
-        """Return logits `[depth, vocab]` behind a text, of which the target has run all tokens but the last."""
+    def logits(self, ids, depth, drafted=()):
+        """Return logits `[depth, vocab]` behind a text, of which the target has run all tokens but the last.
+
+        Those of DSpark depend on the tokens `drafted`.
+        """
+        values = self.config | self.config["dflash_config"]
         hidden = self.target(torch.tensor([ids[:-1]]), output_hidden_states=True).hidden_states
-        taps = torch.cat([hidden[layer + 1][0] for layer in self.config["dflash_config"]["target_layer_ids"]], -1)
+        taps = torch.cat([hidden[layer + 1][0] for layer in values["target_layer_ids"]], -1)
         context = self._norm(self._linear(taps, "fc"), "hidden_norm")
-        x = self.target.get_input_embeddings()(torch.tensor([ids[-1], *[MASK] * depth]))
+        x = self.target.get_input_embeddings()(torch.tensor([ids[-1], *[MASK] * depth])[: depth + (not drafted)])
         kinds = self.config.get("layer_types", ["full_attention"] * self.config["num_hidden_layers"])
         for index, kind in enumerate(kinds):
             x = self._layer(f"layers.{index}.", x, context, kind == "sliding_attention")
-        return self.target.get_output_embeddings()(self._norm(x[1:], "norm"))
+        logits = self.target.get_output_embeddings()(self._norm(x[-depth:], "norm"))
+        if drafted:
+            before = self.weights["markov_head.markov_w1.weight"][torch.tensor([ids[-1], *drafted])[:depth]]
+            logits = logits[: len(before)] + self._linear(before, "markov_head.markov_w2")
+        return logits
 
     def _layer(self, name, x, context, causal):
         normed, start = self._norm(x, f"{name}input_layernorm"), len(context)

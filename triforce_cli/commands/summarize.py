@@ -17,7 +17,6 @@ from ..input.documents import STDIN, check_files, has_input, read_documents
 from ..input.excerpts import Range, parse_position
 from ..options import declarations as options
 from ..options.command_request import Request, check_flags, parse_output_options, parse_request, start_or_join_ranks
-from ..options.constraint_options import constraint_of_flags
 from ..options.declarations import AUTO, parse_parallel
 from ..options.distinct_files import check_outputs, named_files
 from ..options.settings import refuse_both, refuse_broken_text
@@ -100,7 +99,7 @@ def summarize(
     if not all(each.strip() for each in question or []):
         raise SettingsError("a question is empty", 'ask something, such as --question "Who tells this story?"')
     at_once = parse_parallel(parallel)
-    form = constraint_of_flags(ctx.params)
+    form = ctx.params["constraint"]
     schema = form.text if form is not None and form.kind == JSON_SCHEMA else None
     style = AnswerStyle(length, bullets, focus, language, schema, ctx.params["quote"])
     templates = load_templates(prompt)

@@ -139,7 +139,7 @@ def check_flags(ctx: typer.Context) -> None:
     _check_think(params)
     for name, texts in (("--system", [params.get("system") or ""]), ("--stop", params.get("stop") or [])):
         refuse_broken_text(name, texts)
-    constraint_of_flags(params)
+    ctx.params["constraint"] = constraint_of_flags(params)  # once: a file may be a pipe
     given = given_options(ctx)[0]
     check_part(given)
     if "model" in given:
@@ -171,8 +171,6 @@ def parse_request(ctx: typer.Context) -> Request:
     """Return the request in the options of `groups.GENERATION`, the profile and the defaults. Raises SettingsError."""
     params = ctx.params
     settings = resolve(*given_options(ctx), params["profile"])
-    if (constraint := constraint_of_flags(params)) is not None:
-        settings = replace(settings, values=dict(settings.values) | {"constraint": constraint})
     if params.get("show_config"):
         show_config(ctx, settings)
     _check_models(settings)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from offload.errors import Degraded, SettingsError
 from offload.settings.config import Placement, Speculation
 from offload.settings.kv_formats import LOSSY_KV
-from offload.settings.method_sizes import MOST_CHUNKS, copied_flag, forgets, forgetting_capacity
+from offload.settings.method_sizes import MOST_CHUNKS, forgets, forgetting_capacity, rounded_flag
 from offload.settings.methods import APPROXIMATIONS
 from offload.units import counted
 
@@ -152,7 +152,7 @@ def check_experts(placement: Placement, shape: Dimensions, has_one_memory: bool)
 
 def refuse_unread_format(settings: Settings) -> None:
     """Raise SettingsError for a format in which keys and values over a CPU's tiers would be copied."""
-    if name := copied_flag(settings.speculation):
+    if name := rounded_flag(settings.speculation):
         for flag in _given({"link": settings.placement.link_gb_s, "disk": settings.placement.disk}):
             raise SettingsError(
                 f"{name} is for keys and values in memory, and {flag} offloads them", "leave one of the two out"

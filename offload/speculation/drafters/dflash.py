@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
@@ -38,16 +38,34 @@ class DFlashRunner(HeadRunner):
         while (start := self.cache.length) < end:
             self.model.note(self._features(sequence, start, min(self._most, end - start)), self.cache)
         self._true = max(self._true, min(end, self.sources[0].rows_kept(sequence).stop))
-        ids = torch.tensor([sequence.tokens[-1], *[self.model.own.mask_token] * depth])
-        return self.model.block(upload(ids, self.model.device), self.cache)[1:]
+        places_ahead = self.model.own.markov > 0  # whether a token's row is that of the next one
+        ids = torch.tensor([sequence.tokens[-1], *[self.model.own.mask_token] * (depth - places_ahead)])
+        return self.model.block(upload(ids, self.model.device), self.cache)[-depth:]
+
+
+class BlockPasses(ParallelPasses):
+    """One pass for the rows of all tokens; of DSpark, the logits depend on the token before, too."""
+
+    _runner: Any
+
+    def first(self, sequence: TokenSequence, depth: int) -> Tensor:
+        model: DFlash = self._runner.model
+        ids = upload(torch.tensor(sequence.tokens[-1:]), model.device)
+        return model.biased(super().first(sequence, depth), ids)
+
+    def following(self, ids: Tensor) -> Tensor:
+        return self._runner.model.biased(super().following(ids), ids)
+
+    def following_nodes(self, ids: Tensor, parents: Sequence[int]) -> Tensor:
+        return self._runner.model.biased(super().following_nodes(ids, parents), ids)
 
 
 class DFlashDrafter(HeadDrafter):
     """A DFlash drafter: drafts are no longer than its blocks."""
 
     in_one_pass = True
-    passes = ParallelPasses
+    passes = BlockPasses
 
     def propose(self, sequence: TokenSequence, limit: int, tree: DraftedTree | None = None) -> Draft:
         own = cast("DFlashShape", self._head.model.own)
-        return super().propose(sequence, min(limit, max(own.block - 1, 1)), tree)
+        return super().propose(sequence, min(limit, own.longest), tree)

@@ -16,10 +16,11 @@ from ...model.assistant import Assistant
 from ...settings.method_sizes import draft_chunk
 from ..passes.steps import AT_ONCE, Executor
 from ..sampling.transfers import upload
+from .draft_passes import ParallelPasses
 from .drafter import ModelDrafter
 
 if TYPE_CHECKING:
-    from ...model.heads import Head
+    from ...model.heads import Eagle3, Head
     from ...parallel import Group
     from ...sequence import TokenSequence, Watermarks
     from ...settings.config import Speculation
@@ -124,6 +125,14 @@ class HeadRunner:
             at = end
         return torch.cat(parts)
 
+    @torch.inference_mode()
+    def slots(self, sequence: TokenSequence, depth: int) -> Tensor:
+        """Return rows `[depth, hidden]` for the next tokens, of the last slot and of slots without tokens behind it."""
+        rows = self.rows(sequence)
+        if depth == 1:
+            return rows
+        return torch.cat((rows, self.model.run(*cast("Eagle3", self.model).masked(depth - 1), self.cache)))
+
     def step(self, ids: Tensor) -> Tensor:
         """Run a drafted token `[1]` behind the last slot; return its row `[1, hidden]`."""
         self._rows = self.model.run(ids, self.model.recycled(self._rows), self.cache)
@@ -168,6 +177,13 @@ class HeadDrafter(ModelDrafter):
 
     def draft_kind(self, sequence: TokenSequence) -> Hashable:
         return len(sequence).bit_length() if self._head.has_rows(sequence) else None
+
+
+class ParallelHeadDrafter(HeadDrafter):
+    """A head that drafts all tokens in one pass (P-EAGLE): none of them depends on the others."""
+
+    in_one_pass = True
+    passes = ParallelPasses
 
 
 def head_window(head: Head, settings: Speculation) -> int:

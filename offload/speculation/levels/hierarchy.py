@@ -48,7 +48,7 @@ from ..drafters.drafter import (
     ParallelDrafter,
     SelectedDrafter,
 )
-from ..drafters.heads import HeadDrafter, HeadRunner
+from ..drafters.heads import HeadDrafter, HeadRunner, ParallelHeadDrafter
 from ..passes.estimators import ROW_COST
 from ..trees.drafted_trees import DraftTrees, draft_trees
 from .level import Level, Verifier
@@ -232,7 +232,8 @@ def _drafters(runners: Runners, settings: Speculation, sampler: Sampler, group: 
     if kind == MODEL:
         assert runners.draft is not None
         if isinstance(runners.draft, HeadRunner):
-            cls = DFlashDrafter if isinstance(runners.draft, DFlashRunner) else HeadDrafter
+            cls = HeadDrafter if runners.draft.model.own.mask_token is None else ParallelHeadDrafter
+            cls = DFlashDrafter if isinstance(runners.draft, DFlashRunner) else cls
             return [cls(runners.draft, sampler, group)]
         is_parallel = runners.draft.model.shape.mask_token is not None
         return [(ParallelDrafter if is_parallel else ModelDrafter)(runners.draft, sampler, group)]
