@@ -42,7 +42,7 @@ class Assistant(Head):
 
     @property
     def read_cost(self) -> float:
-        return super().read_cost + sum(x.nbytes for x in (*self._post.tensors(), *self._head.tensors()))
+        return super().read_cost + sum(x.nbytes for x in self._post.tensors())
 
     def features(self, rows: Tensor) -> Tensor:
         return self.target.normed(rows).clone()

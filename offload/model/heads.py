@@ -44,7 +44,7 @@ class Head:
         self.own, self.target, self.operations = own, target, operations
         self.shape: ModelShape = own.layers
         self.device, self.dtype, self.group = target.device, target.dtype, target.group
-        self._fc, self._layers = fc, layers
+        self._fc, self._layers, self._head = fc, layers, target.output_head
         self._embedding_norm, self._feature_norm, self._output_norm = norms
         self._passes = [LayerPass(spec, self.shape, operations) for spec in self.shape.specs]
 
@@ -54,8 +54,9 @@ class Head:
 
     @property
     def read_cost(self) -> float:
-        """Return the bytes of weights that a step reads, without those of the output head."""
-        return sum(layer.linear_bytes() for layer in self._layers) + sum(x.nbytes for x in self._fc.tensors())
+        """Return the bytes of weights that a step reads."""
+        outside = (*self._fc.tensors(), *self._head.tensors())
+        return sum(layer.linear_bytes() for layer in self._layers) + sum(x.nbytes for x in outside)
 
     def features(self, rows: Tensor) -> Tensor:
         """Return the features `[tokens, hidden]` that follow from rows of the target, which has the head's taps."""

@@ -264,3 +264,11 @@ def test_sampled_tokens_are_distributed_as_in_plain_decoding(tmp_path, temperatu
         probs = (rows[-3:].double() / temperature).softmax(1)
         chances[number] = probs[range(3), text].prod()
     assert chi_square_p(counts, chances) > 1e-3
+
+
+def test_a_step_reads_layers_fc_and_output_head(target, tmp_path):
+    checkpoint = checked_head(save_eagle3(tmp_path / "head"), target.shape)
+    matrices = [size for name, size in checkpoint.sizes().items() if len(size) == 2]
+    assert load_head(checkpoint, target, TorchOperations()).read_cost == 4 * sum(a * b for a, b in matrices)
+    dims = checkpoint.dimensions
+    assert dims.parameters == sum(a * b for a, b in matrices)
