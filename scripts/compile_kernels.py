@@ -52,6 +52,7 @@ FORMATS = {  # of weights: bits, the constants that are not 0
     "fp8": (8, {"IS_FLOAT": True, "WIDE": 4}),
 }
 LARGEST_WITHOUT_SPILLS = 128  # head size
+_ALIGNED = ("stride_head", "stride_token", "stride_plain")  # arguments that are multiples of 16
 _FORMAT_FLAGS = ("FIRST", "HAS_TABLE", "NESTED", "IS_FLOAT", "HALVES", "HAS_MINIMUM")
 
 
@@ -101,6 +102,7 @@ def variants() -> Iterator[Variant]:
     observed = {"GROUP": 4, "HEAD_DIM": 128, "WIDEN": False, "BLOCK_M": 32, "BLOCK_N": 64, "BLOCK_D": 128}
     pointers = dict.fromkeys(("q_ptr", "k_ptr"), "*bf16") | dict.fromkeys(("lse_ptr", "received_ptr"), "*fp32")
     yield Variant("attend", "observe_kernel", "heads of 128", pointers | {"scale": "fp32"}, observed, 32 * 128 * 2)
+    yield from _packing()
     for name, (bits, others) in FORMATS.items():
         for rows in (16, 32, 64):
             yield _product(name, bits, others, rows)
@@ -113,24 +115,45 @@ def variants() -> Iterator[Variant]:
 
 def _attention(model: str, group: int, head_dim: int, rows: int) -> Iterator[Variant]:
     width = 1 << (head_dim - 1).bit_length()
-    sizes = {"GROUP": group, "HEAD_DIM": head_dim, "BLOCK_M": rows, "BLOCK_D": width, "WIDEN": False, "FRESH": True}
+    sizes = {"GROUP": group, "HEAD_DIM": head_dim, "BLOCK_M": rows, "BLOCK_D": width, "WIDEN": False}
     pointers = dict.fromkeys(("q_ptr", "k_ptr", "v_ptr"), "*bf16") | {"state_ptr": "*fp32", "table_ptr": "*i32"}
     pointers |= {"seen_ptr": "*i64", "scale": "fp32"}
     keys = min(64, 2**13 // width)  # as ops.py's tiles
     kinds = {"plain": (0, 0, 3), "table": (0, 8, 3), "blocks": (1, 0, 2)}
     for kind, (layout, chunk, stages) in kinds.items():
         constants = {"LAYOUT": layout, "CHUNK": chunk, "CAUSAL": True, "HAS_SEEN": chunk > 0, "BLOCK_N": keys}
+        constants |= {"FRESH": True}
         yield Variant(
             "attend", "attend_kernel", f"{model} {kind} {rows} rows", pointers, sizes | constants,
             keys * head_dim * 4, {"num_stages": stages}, head_dim,
         )  # fmt: skip
     for kind, bits in (("q8", 8), ("q4", 4), ("fp8", 8)):
-        constants = {"BITS": bits, "IS_FLOAT": kind == "fp8"}
+        constants = {"BITS": bits, "IS_FLOAT": kind == "fp8", "FRESH": True}
         yield Variant(
             "quantized_kv", "attend_groups_kernel", f"{model} {kind} {rows} rows",
             {"q_ptr": "*bf16", "groups_ptr": "*u8", "state_ptr": "*fp32", "scale": "fp32"}, sizes | constants,
             4 * head_dim + 128 + 8 * head_dim * bits, {"num_stages": 2}, head_dim,
         )  # fmt: skip
+
+    for kind, is_plane in (("packed", False), ("plane A", True)):
+        constants = {"CAUSAL": True, "HAS_SEEN": False, "PLANE": is_plane, "BLOCK_N": keys}
+        own = pointers | {"runs_ptr": "*u8", "places_ptr": "*i32"}
+        yield Variant(
+            "packed_kv", "attend_runs_kernel", f"{model} {kind} {rows} rows", own, sizes | constants,
+            keys * head_dim * (2 if is_plane else 3), {"num_stages": 2}, head_dim,
+        )  # fmt: skip
+
+
+def _packing() -> Iterator[Variant]:
+    """Yield what packs and unpacks keys and values."""
+    types = dict.fromkeys(("k_ptr", "v_ptr", "keys_ptr", "values_ptr"), "*bf16") | {"places_ptr": "*i32"}
+    types |= dict.fromkeys(("runs_ptr", "fits_ptr"), "*u8") | dict.fromkeys(("rows_ptr", "starts_ptr"), "*i64")
+    for head_dim in (64, 96, 128, 256):
+        sizes = {"HEAD_DIM": head_dim, "BLOCK_D": 1 << (head_dim - 1).bit_length()}
+        name, read = f"heads of {head_dim}", 4 * 128 * head_dim
+        yield Variant("pack_runs", "pack_kernel", name, types, sizes, read, {"num_warps": 8 if head_dim > 128 else 4})
+        unpacked = sizes | {"HAS_VALUES": True}
+        yield Variant("packed_kv", "unpack_kernel", name, types, unpacked, read * 3 / 16, {}, head_dim)
 
 
 def _product(name: str, bits: int, others: dict[str, int], rows: int) -> Variant:
@@ -165,7 +188,7 @@ def compile_variant(variant: Variant, arch: int) -> Compiled:
     attributes = {
         (index,): aligned
         for index, name in enumerate(kernel.arg_names)
-        if signature[name].startswith("*") or name.startswith("stride_q") or name in ("stride_head", "stride_token")
+        if signature[name].startswith("*") or name.startswith("stride_q") or name in _ALIGNED
     }
     source = ASTSource(fn=kernel, signature=signature, constexprs=variant.constants, attrs=attributes)
     found = compile(source, target=GPUTarget("cuda", arch, 32), options=variant.options)

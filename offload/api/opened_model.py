@@ -21,6 +21,7 @@ from ..constraints.vocabulary import ConstraintVocabulary
 from ..engine import Engine
 from ..errors import SettingsError
 from ..kernels.ops import Operations, choose_operations
+from ..kernels.triton.warm_up import Needs, warm_up
 from ..loading.drafters import load_drafter
 from ..loading.formats.quantization import QuantizedCheckpoint
 from ..loading.formats.safetensors import Checkpoint
@@ -284,12 +285,23 @@ class OpenModel:
         model = load_model(self.checkpoint, *where, do, weights, self.group, self.share)
         draft = self._load_draft(progress, model)
         model.kv = self.config.kv
+        if self.device.type == "cuda":
+            self._compile(model, draft, tiers, capacity)
         if prompts is not None and not prompts.is_of_loaded():
             prompts = None
         copies = QuantizedCopies(model, self.checkpoint, self.share) if self._can_copy else None
         eos_ids, chunk = self.checkpoint.shape.eos_ids, self.config.prefill_chunk
         more = (prompts, lambda: self.dry_breakers, copies, self.constraints)
         return Engine(model, eos_ids, chunk, draft, stores, *more)
+
+    def _compile(self, model: Model, draft: object, tiers: TierSettings | None, capacity: int) -> None:
+        """Compile Triton's kernels before the first token, where they attend."""
+        chunk = self.selected_chunk(self.speculation, capacity or model.shape.context, tiers is not None)
+        table = chunk if tiers is None and self._retrieves_in_place else None
+        own = Needs(self.config.kv, self.speculation.retrieval_kv, table or 0, tiers is not None, tiers is None)
+        for each, needs in ((model, own), (draft, Needs())):
+            if isinstance(each, Model):  # a head has what the model has
+                warm_up(each.shape.full_attention, self.dtype, self.device, needs)
 
     def _weight_tier(self, tiers: TierSettings, link: Link) -> WeightTier | None:
         """Return where weights are that do not all stay on the device; None if they do."""
@@ -331,11 +343,18 @@ class OpenModel:
                     "leave weight_layers out, or use experts=device",
                 )
             check_offloaded_retrieval_kv(self.speculation, self.device)
+            if KV_FORMATS[self.config.kv].is_packed and self.device.type != "cpu":
+                raise SettingsError(
+                    f"--kv {self.config.kv} on a GPU is for keys and values in its memory, and these are offloaded",
+                    "leave --kv out, or offloading",
+                )
 
     @property
     def packs(self) -> bool:
-        """Return whether keys and values can be packed over tiers."""
+        """Return whether keys and values can be packed over tiers: on a CPU."""
         shape = self.checkpoint.shape
+        if self.device.type != "cpu":
+            return False
         try:
             check_packed_kv(PACKED_KV.name, shape, self.device, self.dtype, self.kernel)
             check_kv(PACKED_KV.name, self.speculation, shape, None)

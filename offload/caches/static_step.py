@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..architecture.rope import rotate, rows_of
 from ..kernels import triton
-from ..kernels.triton.accumulate import attend_growing
+from ..kernels.triton.accumulate import append, attend_growing
 from ..memory.plain_store import PlainStore
 
 Angles = tuple[Tensor, Tensor]  # cos and sin of some positions, each [tokens, 1, head_dim]
@@ -75,9 +75,12 @@ class StoreStep:
         inputs = self._inputs
         keys, values = self._store.layer(layer)  # [kv_heads, capacity, head_dim]
         rows = rows_of(self._store.shape, layer, inputs.angles)
-        keys.index_copy_(1, inputs.positions, rotate(k, rows).transpose(0, 1))
-        values.index_copy_(1, inputs.positions, v.transpose(0, 1))
-        q = rotate(q, rows)
+        if triton.serves_rows(q):
+            q = append(q, k, v, rows, keys, values, inputs.positions)
+        else:
+            keys.index_copy_(1, inputs.positions, rotate(k, rows).transpose(0, 1))
+            values.index_copy_(1, inputs.positions, v.transpose(0, 1))
+            q = rotate(q, rows)
         if self._queries is not None:
             self._queries[layer, : len(q)] = q
         return self._attend(layer, q, keys, values)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..architecture.config import ModelShape
 from ..errors import SettingsError
+from . import triton
 from .linear import TorchLinear
 from .quantized import QuantizedTensor
 from .quantized_linear import QuantizedLinear
@@ -124,7 +125,24 @@ class TorchOperations:
 
 
 class CudaOperations(TorchOperations):
-    """Operations by torch on a GPU, where bf16 models' quantised weights stay quantised."""
+    """Operations by Triton on a GPU, without it by torch; bf16 models' quantised weights stay quantised."""
+
+    def norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+        if not triton.serves_rows(x):
+            return super().norm(x, weight, epsilon)
+        from .triton.row_ops import rms_norm
+
+        return rms_norm(x, weight, epsilon)
+
+    def norm_heads(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+        return self.norm(x, weight, epsilon)
+
+    def gated(self, x: Tensor) -> Tensor:
+        if not triton.serves_rows(x):
+            return super().gated(x)
+        from .triton.row_ops import gated
+
+        return gated(x)
 
     def serves_quantized(self, dtype: torch.dtype) -> bool:
         return dtype == torch.bfloat16

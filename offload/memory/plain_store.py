@@ -9,6 +9,7 @@ from ..architecture.config import ModelShape
 from ..architecture.rope import Rows, rotate
 from ..kernels import triton
 from ..kernels.attention import Partial, attend, attend_causal, attend_masked, merge, received_attention
+from ..kernels.triton.accumulate import append as append_by_triton
 from ..kernels.triton.accumulate import attend_keys as attend_keys_by_triton
 from ..kernels.triton.accumulate import attend_stored as attend_stored_by_triton
 from ..kernels.triton.accumulate import observe as observe_by_triton
@@ -33,6 +34,8 @@ class PlainStore(DeviceStore):
         self._keys, self._values = (torch.empty(size, dtype=dtype, device=device) for _ in range(2))
 
     def append(self, layer: int, start: int, q: Tensor, k: Tensor, v: Tensor, rows: Rows, stored: int = 0) -> Tensor:
+        if triton.serves_rows(q) and q.shape[1]:
+            return append_by_triton(q, k, v, rows, *self.layer(layer), start, stored)
         new = slice(start + stored, start + len(k))
         self._keys[layer][:, new] = rotate(k, rows)[stored:].transpose(0, 1)
         self._values[layer][:, new] = v[stored:].transpose(0, 1)

@@ -141,8 +141,8 @@ def estimate(
         kv: the format of the full cache's keys and values.
     """
     on_cpu, bits = device == "cpu", weight_bits or WeightBits.of_dtype(itemsize)
-    if KV_FORMATS[kv].is_packed and not on_cpu:
-        kv = EXACT  # a GPU has none that are packed in its own memory
+    if KV_FORMATS[kv].is_packed and not on_cpu and offloaded:
+        kv = EXACT  # beside those over tiers, a GPU has none that are packed in its own memory
     share = shape.share(gpus)
     retrieval, selection = _middle_bytes(share, settings, tokens, itemsize, device, offloaded, in_place, kv)
     host_weights = 0 if on_cpu else shape.host_bytes(bits)
@@ -205,7 +205,9 @@ def _prefill_bytes(
     kv: str,
 ) -> int:
     """Return the bytes of the buffers that exist while a prompt is read; arguments as of `estimate`."""
-    if not KV_FORMATS[kv].is_exact and not on_cpu:
+    if not KV_FORMATS[kv].is_plain and not on_cpu:
+        if KV_FORMATS[kv].is_packed:  # those of a layer, unpacked for a chunk of a prompt
+            return shape.layer_kv_bytes(tokens, itemsize)
         return state_bytes(shape, min(chunk, tokens))
     if offloaded and KV_FORMATS[kv].is_exact:  # of others, pages that a pass writes to are among the staging buffers
         return _offloaded_prefill_bytes(shape, settings, tokens, chunk, itemsize, by_layers, on_cpu)

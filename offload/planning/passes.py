@@ -93,6 +93,7 @@ class Passes:
             base,
             kv=(kv - hosted) / gpus,
             kv_rate=request.kv_format.rate,
+            kv_format=request.kv,
             copied=base.copied + max(copied - hosted, 0) / gpus,
             disk=self.on_disk * (1 + again / self.placed.disk_layers) if self.on_disk else 0.0,
             hosted=hosted,
@@ -123,7 +124,9 @@ class Passes:
         scoring = count * attention_flops(shape, budget, rows)
         bits = self._drafting_bits
         linears = self.linears(rows) if bits is None else linear_pass(shape, request, rows, gpus, 0, bits)
-        work = replace(linears, kv=kv / gpus, kv_rate=KV_FORMATS[kind].rate, attention_flops=scoring / gpus)
+        work = replace(
+            linears, kv=kv / gpus, kv_rate=KV_FORMATS[kind].rate, kv_format=kind, attention_flops=scoring / gpus
+        )
         return pass_time(work, request.hardware).seconds
 
     @property

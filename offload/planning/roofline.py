@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..hardware.kernel_rates import read_share
 from ..hardware.rates import READ, Hardware
+from ..settings.kv_formats import EXACT
 
 # Quantised weights: the share of the bandwidth at which a GPU reads them. gpt-fast decodes on an A100 (its README) with
 # 4 bits in groups of 32, 5 bits a weight: Llama-2-7B at 196.8 tokens/s, Llama-2-70B at 25.25. Without LAYER_S that is
@@ -76,7 +78,8 @@ class Pass:
     folded_layers: int = 0
     quantized: bool = False  # the weights, on a GPU
     disk: float = 0.0  # KV in bytes that is read from disk
-    kv_rate: float = 1.0  # the share of READ at which keys and values are read: less where codes are converted
+    kv_rate: float = 1.0  # the share of READ at which a CPU reads keys and values: less where codes are converted
+    kv_format: str = EXACT  # what a GPU reads
     sequences: int = 1
     experts: float = 0.0  # that run on the device, of all layers together
     hosted_weights: float = 0.0
@@ -93,7 +96,8 @@ def pass_time(work: Pass, hardware: Hardware) -> Time:
     """
     reading = work.weights / hardware.bandwidth / (QUANTIZED_READ if work.quantized else READ)
     multiplying = work.linear_flops / hardware.flops / COMPUTE
-    attending = work.kv / hardware.bandwidth / READ / work.kv_rate
+    kv_rate = work.kv_rate if hardware.shared else read_share(hardware, work.kv_format)
+    attending = work.kv / hardware.bandwidth / READ / kv_rate
     scoring = work.attention_flops / hardware.flops / COMPUTE
     hosted = work.hosted / hardware.host_bandwidth / READ / work.kv_rate
     host_scoring = work.hosted_flops / (hardware.host_flops * COMPUTE if hardware.shared else hardware.host_attention)

@@ -93,8 +93,8 @@ def _quantized(name: str, bits: int, rate: float, is_float: bool = False) -> KVF
 
 # Rates of quantised ones: the native kernel converts their codes. One query token over 8,192 tokens, on two cores with
 # AMX: q8 takes 1/1.37 of the time of bf16 for 0.53 of its bytes, q4 1/1.49 for 0.28 (scripts/bench_kv.py attention).
-# Triton's kernel is given the same; nothing was measured.
-_PACKED_STORE = "offload.memory.packed_store:PackedStore"
+# Those of Triton's kernels: hardware/kernel_rates.py.
+_PACKED = "offload.memory.packed_store:PackedStore", "offload.memory.device_packed_store:DevicePackedStore"
 KV_FORMATS = {
     each.name: each
     for each in (
@@ -102,7 +102,7 @@ KV_FORMATS = {
         KVFormat(EXACT, is_exact=True),
         KVFormat("bf16", is_exact=True),  # another name for it
         # bf16 without loss: an exponent for each channel of the keys, two of the values, and 30 numbers apart.
-        KVFormat("packed", 12, 128, 3, reserve=128, align=64, is_exact=True, native=_PACKED_STORE),
+        KVFormat("packed", 12, 128, 3, reserve=128, align=64, is_exact=True, native=_PACKED[0], triton=_PACKED[1]),
         KVFormat("plane", 8, 128, 3, reserve=128, align=64, is_part=True),  # what is read of it for a draft
         _quantized("q8", 8, 0.73),
         _quantized("q4", 4, 0.42),

@@ -17,6 +17,7 @@ from tests.support.stores import (
     ERRORS,
     ON_GPU,
     PACKED,
+    PACKED_ON_GPU,
     PACKED_TIERS,
     QUANTIZED,
     SOME_STORES,
@@ -35,13 +36,18 @@ PASSES = [1, 40, 3, 70, 1, 5, 80, 90]  # tokens: within a page of 32, across its
 LENGTH = sum(PASSES)
 IDS = [(7 * position) % 251 for position in range(LENGTH)]
 ALL = [*STORES, "paged", *QUANTIZED, *(pytest.param(name, marks=pytest.mark.long) for name in ON_GPU)]
+PACKED_BF16 = pytest.param(f"{PACKED_ON_GPU} bf16", marks=pytest.mark.long)
 
 
 @pytest.fixture(
-    params=[*ALL, *(f"{name} bf16" for name in (*SOME_STORES, "paged", QUANTIZED[1], PACKED, *PACKED_TIERS))]
+    params=[
+        *ALL,
+        *(f"{name} bf16" for name in (*SOME_STORES, "paged", QUANTIZED[1], PACKED, *PACKED_TIERS)),
+        PACKED_BF16,
+    ]
 )
 def name(request, monkeypatch):
-    if request.param in ON_GPU:
+    if request.param in (*ON_GPU, f"{PACKED_ON_GPU} bf16"):
         pytest.importorskip("triton")
         monkeypatch.setattr(ops, "useful_splits", lambda *_: 1)  # its interpreter is slow
     return request.param
@@ -129,7 +135,7 @@ def subclasses(kind):
 def test_every_store_is_here():
     """But rings, which have the newest tokens alone: tests/caches/test_windows.py, and as part of the packed store."""
     stores = [new_store(name) for name in (*SOME_STORES, "paged", *QUANTIZED, *ON_GPU)]
-    stores.append(new_store(PACKED, torch.bfloat16))
+    stores += [new_store(name, torch.bfloat16) for name in (PACKED, PACKED_ON_GPU)]
     stores += [each.far for each in stores if isinstance(each, LayeredStore)]
     kinds = {each for each in subclasses(Store) if not isabstract(each) and "evaluation" not in each.__module__}
     assert {type(each) for each in stores} == kinds - {BlockRing, _PlainBlocks}

@@ -8,8 +8,9 @@ import sys
 import pytest
 import torch
 
-from offload.kernels.triton import attend, ops, quantized_kv
+from offload.kernels.triton import attend, ops, packed_kv, quantized_kv
 from offload.kernels.triton.ops import attend_groups
+from offload.kernels.triton.packed_ops import attend_runs
 from tests.support.paths import ROOT
 from tests.support.triton_compiler import Launches
 
@@ -29,7 +30,8 @@ def script():
 
 @pytest.mark.parametrize("tokens", [1, 22])
 def test_the_variants_are_those_that_are_launched(script, monkeypatch, tokens):
-    plain, groups = Launches(), Launches()
+    plain, groups, packed = Launches(), Launches(), Launches()
+    monkeypatch.setattr(packed_kv, "attend_runs_kernel", packed)
     monkeypatch.setattr(attend, "attend_kernel", plain)
     monkeypatch.setattr(quantized_kv, "attend_groups_kernel", groups)
     known = [each.constants | each.options for each in script.variants()]
@@ -39,9 +41,12 @@ def test_the_variants_are_those_that_are_launched(script, monkeypatch, tokens):
         ops.attend_pages(q, keys, keys, state, 3, True, True)
         ops.attend_pages(q, keys, keys, state, 3, True, True, ops.PLAIN + 1)
         ops.attend_growing_table(q, keys, keys, state, torch.zeros(1, 4).int(), 8, torch.zeros(3).int())
+        memory = torch.zeros(1, 1, 9000).byte(), torch.zeros(1, 1).int(), keys, keys
+        for plane in (False, True):
+            attend_runs(q, memory, state, 3, plane=plane)
         for kind in ("q4", "q8", "fp8"):
             attend_groups(q, torch.zeros(1, 1, 9000, dtype=torch.uint8), state, kind, 0, 1, True)
-    for _, launched in plain.calls + groups.calls:
+    for _, launched in plain.calls + groups.calls + packed.calls:
         assert launched | {"WIDEN": False} in known
 
 
@@ -60,3 +65,8 @@ def test_every_variant_fits_a_gpu_and_spills_nothing(arch):
             each["layouts"]
         )
     assert all(each == every[0] for every in layouts.values() for each in every)
+    # Packed keys and values have the bits of plain ones.
+    for (kernel, name), every in layouts.items():
+        if kernel == "attend_runs_kernel":
+            plain = name.replace("packed", "plain").replace("plane A", "plain")
+            assert every == layouts["attend_kernel", plain]

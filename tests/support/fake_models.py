@@ -9,7 +9,7 @@ from transformers import LlamaConfig
 from offload.architecture.config import ModelShape
 from offload.architecture.hf_config import shape_from_config
 from offload.architecture.weight_formats import QuantizedFormat, format_of
-from offload.kernels.ops import CudaOperations, TorchOperations
+from offload.kernels.ops import CudaOperations
 from offload.kernels.quantized import QuantizedTensor
 from offload.loading.formats.tensor_checks import expected_sizes
 from offload.loading.weights import load_model
@@ -36,6 +36,8 @@ class _Checkpoint:
         return torch.empty(self._sizes[name], dtype=torch.bfloat16, device=GPU)
 
     def quantized(self, name):
+        if self._level is None:
+            return None
         kind = format_of(self._level, name, self._sizes[name])
         return None if kind is None else _quantized(kind, *self._sizes[name])
 
@@ -67,5 +69,5 @@ def fake_shape(name: str, layers: int, **changes) -> ModelShape:
 
 def load_fake(shape: ModelShape, tier: WeightTier | None = None, level: str | None = None) -> Model:
     """Return a model of the shape on torch's operations in bf16, with weights rounded to a level."""
-    operations = TorchOperations() if level is None else CudaOperations()
+    operations = CudaOperations()
     return load_model(_Checkpoint(shape, level), torch.bfloat16, GPU, lambda done, total: None, operations, tier)

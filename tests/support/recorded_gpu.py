@@ -171,6 +171,7 @@ def recorded_gpu(done: bool = False) -> Iterator[Recording]:
         stack.enter_context(patch.object(Tensor, "record_stream", keep))
         stack.enter_context(patch.object(ThreadPoolExecutor, "submit", submit))
         stack.enter_context(patch("offload.kernels.triton.serves", lambda q: False))
+        stack.enter_context(patch("offload.kernels.triton.serves_rows", lambda x: False))
         stack.enter_context(_Devices(to))
         stack.enter_context(_Accesses(to))
         yield to

@@ -23,7 +23,7 @@ from offload.hardware.rates import Hardware, describe, placed
 from offload.planning.plan import Plan, make_plan
 from offload.planning.request import PlanRequest
 from offload.planning.suggestions import Suggestion, suggestions
-from offload.settings.kv_formats import KV_FORMATS, PACKED_DIMS, PACKED_KV
+from offload.settings.kv_formats import KV_FORMATS, PACKED_DIMS
 from offload.settings.method_sizes import check_middle
 from offload.system.machine import cores, free_host_memory, free_memory
 
@@ -82,7 +82,7 @@ def plan_request(
         quantize=level,
         kv=kv,
         packs=in_bf16
-        and (hardware.shared or PACKED_KV.triton is not None)
+        and hardware.shared  # no kernel for a GPU reads packed pages yet
         and shape.growing.head_dim % PACKED_DIMS == 0,
     )
 

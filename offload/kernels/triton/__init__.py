@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ...errors import Degraded
 
-__all__ = ["BLOCKS", "PLAIN", "ROWS", "serves", "serves_quantized", "why_not"]
+__all__ = ["BLOCKS", "PLAIN", "ROWS", "serves", "serves_quantized", "serves_rows", "why_not"]
 ROWS = 64  # tokens of a pass at most: a prompt's chunks are bound by arithmetic, which torch's kernels do better
 PLAIN, BLOCKS = 0, 1  # layouts of keys and values, see attend.py
 _LEAST_CAPABILITY = (8, 0)  # bf16 in the matrix units; older GPUs keep torch's operations
@@ -48,6 +48,11 @@ def serves_quantized(device: torch.device) -> bool:
     return device.type == "cuda" and _works_quantized(device)
 
 
+def serves_rows(x: Tensor) -> bool:
+    """Return whether Triton computes norms, RoPE and the gates of MLPs of rows like `x`: on a GPU."""
+    return x.device.type == "cuda" and _works_on_rows(x.device, x.dtype)
+
+
 def _is_interpreted() -> bool:
     from triton import knobs
 
@@ -65,6 +70,21 @@ def _works(device: torch.device, dtype: torch.dtype, head_dim: int) -> bool:
         attend_stored(rows, rows.transpose(0, 1), rows.transpose(0, 1))
 
     return why_not(device, dtype, head_dim) is None and _runs(attend)
+
+
+@cache
+def _works_on_rows(device: torch.device, dtype: torch.dtype) -> bool:
+    """Return whether the kernels of rows run."""
+
+    def compute() -> None:
+        from .row_ops import append, gated, rms_norm
+
+        x, memory = (torch.zeros((1, size, 16), dtype=dtype, device=device) for size in (1, 16))
+        rms_norm(x, x[0, 0], 1e-5)
+        gated(x[0])
+        append(x, x, x, (x, x), memory, memory.clone(), 0)
+
+    return why_not(device, dtype, 16) is None and _runs(compute)
 
 
 @cache

@@ -142,3 +142,39 @@ def attend_table_before(
     seen, tail = lengths
     ops.attend_table(q, keys, values, state, table, chunk, tail, seen, causal=False)
     return _partial(state, q)
+
+
+def attend_packed(
+    q: Tensor, memory: tuple[Tensor, Tensor, Tensor, Tensor], seen: int | Tensor, lse: Tensor | None = None
+) -> Tensor:
+    """Do what `attend_stored` does over packed runs, in the same bits; `memory` and `seen` as of `attend_runs`."""
+    from . import ops, packed_ops
+
+    state = ops.new_state(q, ops.useful_splits(q.device, len(memory[0])))
+    packed_ops.attend_runs(q, memory, state, seen)
+    return ops.finish(state, q, lse)
+
+
+def attend_packed_before(q: Tensor, memory: tuple[Tensor, Tensor, Tensor, Tensor], seen: int) -> Partial:
+    """Do what `attend_keys` does over the first `seen` keys of packed runs, in the same bits."""
+    from . import ops, packed_ops
+
+    state = ops.new_state(q, ops.useful_splits(q.device, len(memory[0])))
+    packed_ops.attend_runs(q, memory, state, seen, causal=False)
+    return _partial(state, q)
+
+
+def append(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    rows: tuple[Tensor, Tensor],
+    keys: Tensor,
+    values: Tensor,
+    position: int | Tensor,
+    stored: int = 0,
+) -> Tensor:
+    """Return rotated queries, and store rotated keys, and values; one launch. Arguments as of `row_ops.append`."""
+    from . import row_ops
+
+    return row_ops.append(q, k, v, rows, keys, values, position, stored)

@@ -51,7 +51,7 @@ def useful_splits(device: torch.device, kv_heads: int) -> int:
     return max(1, min(programs // kv_heads, _MOST_SPLITS))
 
 
-def _tile(row_bytes: int) -> int:
+def tile(row_bytes: int) -> int:
     """Return the keys that a program takes at once, by the bytes of one."""
     return min(max(_TILE_BYTES // row_bytes, _KEYS[0]), _KEYS[1])
 
@@ -94,7 +94,7 @@ def _attend(
         GROUP=heads // kv_heads, HEAD_DIM=head_dim, LAYOUT=layout, CAUSAL=causal, FRESH=fresh, CHUNK=chunk,
         HAS_SEEN=length is not None,
         WIDEN=q.device.type == "cpu",
-        BLOCK_M=block, BLOCK_N=_tile(width * q.element_size()), BLOCK_D=width, num_stages=stages,
+        BLOCK_M=block, BLOCK_N=tile(width * q.element_size()), BLOCK_D=width, num_stages=stages,
     )  # fmt: skip
 
 
@@ -115,7 +115,7 @@ def _observe(q: Tensor, keys: Tensor, lse: Tensor, received: Tensor, seen: int) 
     tokens, heads, head_dim = q.shape
     kv_heads, group = len(keys), heads // len(keys)
     count, width = seen + tokens - 1, 1 << (head_dim - 1).bit_length()
-    keys_a_step = _tile(width * q.element_size())
+    keys_a_step = tile(width * q.element_size())
     attend.observe_kernel[(kv_heads, -(-count // keys_a_step))](
         q, keys, lse, received, tokens * group, count, seen, head_dim**-0.5,
         q.stride(0), q.stride(1), keys.stride(0), keys.stride(1), lse.stride(0), received.stride(0),

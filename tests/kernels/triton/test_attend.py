@@ -236,20 +236,12 @@ def test_types_agree_in_the_kernel_of_received_attention():
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Triton's compiler comes with its Linux wheels")
-@pytest.mark.parametrize("name", ["attend_kernel", "finish_kernel", "observe_kernel"])
-def test_no_length_has_the_kernel_compiled_anew(name, monkeypatch):
-    """A compile in mid-run takes about a second."""
+def test_no_length_has_the_kernel_of_received_attention_compiled_anew(monkeypatch):
+    """Those of attention: test_warm_up.py."""
     launches = Launches()
-    for each in ("attend_kernel", "finish_kernel", "observe_kernel"):
-        monkeypatch.setattr(kernels, each, launches if each == name else Launches())
-    store = random(2, 400, 32)
+    monkeypatch.setattr(kernels, "observe_kernel", launches)
     for cycle in range(60):
-        seen = 61 + 3 * cycle
-        for tokens in (1, 2 + cycle // 20):  # of one block of rows
-            q, table = random(tokens, 6, 32), torch.zeros(2, 1 + cycle % 20, dtype=torch.int32, device=DEVICE)
-            attend_stored(q, store[:, :seen], store[:, :seen])
-            attend_table(q, store, store, table, 8, (8 * table.shape[1] + 5, seen - 5))
-            count = seen + tokens - 1
-            observe(q, store[:, :count], q[..., 0].contiguous(), random(2, count))
-    wanted = 2 if name == "attend_kernel" else 1  # with a table and without
-    assert len(set(variants("attend", name, launches.calls))) == wanted
+        for tokens in (1, 2 + cycle // 20):
+            q, count = random(tokens, 6, 32), 60 + 3 * cycle + tokens
+            observe(q, random(2, count, 32), q[..., 0].contiguous(), random(2, count))
+    assert len(set(variants("attend", "observe_kernel", launches.calls))) == 1
