@@ -51,8 +51,10 @@ def trees(levels: Sequence[LevelStatistics]) -> dict[str, dict[str, Any]]:
     }
 
 
-def time_share(levels: Sequence[LevelStatistics]) -> dict[str, float]:
+def time_share(levels: Sequence[LevelStatistics], masks_s: float | None = None) -> dict[str, float]:
     """Return the shares of the decoding time: "draft", "middle" and "verify"; {} if there was none.
+
+    With `masks_s`, the seconds of a constraint's masks, also "masks", which are a part of the others.
 
     A level's draft_s includes all levels below it, so the top level's sum is the total. The time of neither verifier
     was spent on drafts.
@@ -63,7 +65,8 @@ def time_share(levels: Sequence[LevelStatistics]) -> dict[str, float]:
         return {}
     verify = sum(row.verify_s for row in full)
     middle = sum(row.verify_s for row in levels if row.verifier != FULL)
-    return {"draft": max(total - verify - middle, 0.0) / total, "middle": middle / total, "verify": verify / total}
+    shares = {"draft": max(total - verify - middle, 0.0) / total, "middle": middle / total, "verify": verify / total}
+    return shares if masks_s is None else shares | {"masks": masks_s / total}
 
 
 def cycle_seconds(levels: Sequence[LevelStatistics]) -> float | None:

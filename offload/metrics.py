@@ -215,6 +215,7 @@ class Meter:
         """Return the metrics so far. `facts` are the fields of `Summary` that only the caller knows: seed, method, …"""
         alone = (facts.get("batch_size") or 1) <= 1  # in a batch, a sequence's time is only its share of the passes
         gain = self.speculated.gain if self.speculated is not None and alone else None
+        masks = None if self.speculated is None else self.speculated.masks
         return Summary(
             finish_reason=finish_reason,
             **{name: getattr(self, name) for name in _AS_THEY_ARE},
@@ -230,10 +231,10 @@ class Meter:
             cycle_s=cycle_seconds(self.levels),
             acceptance=acceptance(self.levels),
             accepted_of_drafted=accepted_of_drafted(self.levels),
-            time_share=time_share(self.levels),
+            time_share=time_share(self.levels, None if masks is None else masks.seconds),
             trees=trees(self.levels),
             link_bytes=None if self.transferred is None else self.transferred.bytes,
-            masks=None if self.speculated is None or (found := self.speculated.masks) is None else asdict(found),
+            masks=None if masks is None else asdict(masks),
             experts=None if self.experts_run is None else asdict(self.experts_run),
             **facts,
         )

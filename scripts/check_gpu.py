@@ -11,25 +11,23 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 
 from gpu_bare import hide, is_missing
-from gpu_kernel import build_kernel
+from gpu_calls import CALLS, Part, call_parts, kernel_and_tests, long_parts, of, small_parts
 from gpu_report import Report, Result, hardware
 from gpu_rows import Line, Rows, Skipped
-from gpu_tests import run_tests
 
 ROOT = Path(__file__).parents[1]
 PATIENCE = {"cuda": 1, "cpu": 10}  # what time limits are multiplied by: in miniature, other programs may be running
 NEEDED = ("torch", "transformers", "safetensors", "psutil", "numpy")
-Part = Callable[[Rows], Result]  # adds to the rows while it runs, and returns the rest
 
 
 def main() -> int:
     """Run the parts and print the table; return 1 if a part failed or a measurement is off."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", nargs="?", type=Path, default=ROOT / "docs" / "benchmarks")
+    parser.add_argument("--call", type=int, choices=CALLS, help="one of the five parts of a run of 45 minutes")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--bare", action="store_true", help="hide all packages that the check can do without")
     args = parser.parse_args()
@@ -45,8 +43,10 @@ def main() -> int:
             "run this on a machine that has one, with torch for CUDA; --device cpu tries everything in miniature",
         )
     args.folder.mkdir(parents=True, exist_ok=True)
-    report = Report(args.folder, hardware(args.device))
-    for name, seconds, run in parts(args.device, report.file("-tests.log")):
+    report = Report(args.folder, hardware(args.device), f"-call{args.call}" if args.call else "")
+    log = report.file("-tests.log")
+    planned = parts(args.device, log) if args.call is None else call_parts(args.call, args.device, args.folder, log)
+    for name, seconds, run in planned:
         report.add(name, attempt(name, PATIENCE[args.device] * seconds, run, partial(report.tell, name)))
     print(report.table())
     return 1 if report.failed else 0
@@ -59,48 +59,20 @@ def complain(message: str, hint: str) -> int:
 
 
 def parts(device: str, log: Path) -> Iterator[tuple[str, int, Part]]:
-    """Yield (name, time limit in seconds, function) of each part; together less than 10 minutes.
+    """Yield (name, time limit in seconds, function) of each part of the check; together less than 10 minutes.
 
     The output of the tests goes to the file `log`.
     """
-    yield "kernel", 45, build_kernel
-    yield "tests", 65, partial(run_tests, device, log)
     from gpu_long import LongContext
     from gpu_machine import Machine
 
+    yield from kernel_and_tests(device, log)
     machine = Machine(device)
-    long = LongContext(machine)
-    yield "rates", 20, machine.rates
-    yield "link", 15, of("gpu_parts", "link_rates", machine)
-    yield "overlap", 25, of("gpu_parts", "overlap", machine)
-    yield "decoding", 40, of("gpu_parts", "decoding", machine)
-    yield "resident steps", 25, of("gpu_steps", "resident_steps", machine)
-    yield "pages", 25, of("gpu_pages", "pages", machine)
+    yield from small_parts(machine)
     yield "quantised linears", 19, of("gpu_quantized", "quantized_linears", machine)
     yield "experts", 19, of("gpu_experts", "experts", machine)
     yield "quantised KV", 35, of("gpu_quantized_kv", "quantised_kv", machine)
-    yield "prefill", 50, of("gpu_prefill", "long_prefill", machine)
-    with machine.capped():
-        yield "long context", 80, long.build
-        yield "verification", 70, long.verification
-        yield "retrieval", 20, long.retrieval
-        yield "triforce", 45, of("gpu_triforce", "triforce", machine, long)
-
-
-def of(module: str, name: str, *arguments: object) -> Part:
-    """Return a part that is a function of a module. If that cannot be imported, the part alone fails, with the reason.
-
-    It is imported now: a part that is stopped while it imports would leave halves of modules to the next ones.
-    """
-    try:
-        function = getattr(import_module(module), name)
-    except Exception as error:
-        return partial(_raise, error)
-    return lambda rows: function(*arguments, rows)
-
-
-def _raise(error: Exception, rows: Rows) -> Result:
-    raise error
+    yield from long_parts(machine, LongContext(machine))
 
 
 def attempt(name: str, seconds: int, run: Part, told: Callable[[Line], object] = lambda line: None) -> Result:

@@ -4,6 +4,7 @@
 # Markdown table in FOLDER, and prints the table last. docs/gpu.md says what is in it.
 #
 #   scripts/check_gpu.sh [FOLDER]                     default: docs/benchmarks
+#   scripts/check_gpu.sh --call 1 FOLDER              one of five calls of at most 10 minutes: all that can be checked
 #   scripts/check_gpu.sh --device cpu FOLDER          a rehearsal: everything at a small size, without a GPU
 #   scripts/check_gpu.sh --device cpu --bare FOLDER   the same as if only the packages below were installed
 #

@@ -100,13 +100,13 @@ def decoding(machine: Machine, rows: Rows) -> dict:
     for method in ("ar", "retrieval", "auto"):
         emitted, took = _decode(engine, ids, new, Speculation(method, **settings))
         found[method] = {"ms": 1e3 * took, "ids": emitted}
-        same = _verdict(model, ids, found["ar"]["ids"], emitted, MOST_MARGIN[machine.dtype.itemsize])
+        same = verdict(model, ids, found["ar"]["ids"], emitted, MOST_MARGIN[machine.dtype.itemsize])
         gain = found["ar"]["ms"] / found[method]["ms"]
         rows.append((method, f"{1e3 * took:.2f} ms a token", f"{gain:.2f} of ar, {same}"))
     return {"model": name, "tokens": len(ids), "methods": found}
 
 
-def _verdict(model: Model, ids: list[int], plain: list[int], emitted: list[int], most: float) -> str:
+def verdict(model: Model, ids: list[int], plain: list[int], emitted: list[int], most: float) -> str:
     """Return whether an output is the plain one. Raises RuntimeError if it is another by more than rounding.
 
     Where the two differ first, the logits of their tokens must be as close as rounding makes them.

@@ -19,14 +19,20 @@ MOST_ERROR = {1: 1e-4, triton.ROWS + 1: 2e-2}  # by rows: of sums in fp32, and o
 CHECKED = 512  # outputs at both ends
 
 
-def quantized_linears(machine: Machine, rows: Rows) -> dict:
-    """Measure products with two formats, 4 bits with minima and 6 bits with nested scales; check what they compute."""
+def every_format(machine: Machine, rows: Rows) -> dict:
+    """Measure products with the formats of which random weights are made: not nested minima, and not MXFP4."""
+    names = (name for name, kind in FORMATS.items() if not (kind.nested and kind.has_minimum) and name != "MXFP4")
+    return quantized_linears(machine, rows, tuple(names))
+
+
+def quantized_linears(machine: Machine, rows: Rows, formats: tuple[str, ...] = ("Q4_1", "Q6_K")) -> dict:
+    """Measure products, by default with 4 bits with minima and 6 with nested scales; check what they compute."""
     if not machine.small and machine.dtype != torch.bfloat16:
         raise Skipped("the GPU has no bf16")
     outputs, inputs = (96, 256) if machine.small else (28672, 4096)  # gate and up of Llama-3.1-8B
     by_triton = triton.serves_quantized(machine.device)
     rows.add("kernel", "Triton" if by_triton else "torch", "" if by_triton else "Triton does not run here")
-    for name in ("Q4_1", "Q6_K"):
+    for name in formats:
         linears, reference = [], None
         for copy in range(COPIES):
             weight = random_weight(FORMATS[name], outputs, inputs, machine.device, copy)

@@ -41,9 +41,10 @@ def hardware(device: str) -> dict:
 class Report:
     """The results, written after each part because a later one may kill the process."""
 
-    def __init__(self, folder: Path, facts: dict) -> None:
+    def __init__(self, folder: Path, facts: dict, call: str = "") -> None:
+        """`call` is the end of the files' names."""
         name = re.sub(r"[^a-z0-9]+", "-", str(facts["device"]).lower()).strip("-")
-        self._stem = folder / f"{facts['date']}-{facts['kind']}-{name}"
+        self._stem = folder / f"{facts['date']}-{facts['kind']}-{name}{call}"
         self.file(".jsonl").write_text(json.dumps(facts) + "\n")
         self._facts = facts
         self._parts: dict[str, Result] = {}

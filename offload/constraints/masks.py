@@ -40,14 +40,16 @@ class TokenMasks:
     def apply(self, logits: Tensor, paths: Sequence[Sequence[int]]) -> Tensor:
         """Return logits `[rows, vocab]` with -inf for tokens that may not follow the history and the row's path.
 
-        A row whose path is not allowed itself is unchanged: its tokens cannot be accepted.
+        A row whose path is not allowed itself is unchanged: its tokens cannot be accepted. So is a row of a drafter
+        that has none of the allowed tokens in its vocabulary: whatever it drafts is verified.
         """
         masks = [self.allowed(tuple(path)) for path in paths]
         if all(mask is None for mask in masks):
             return logits
         every: Allowed = np.ones(self._vocab, dtype=bool)
         forbidden = torch.from_numpy(~np.stack([every if mask is None else mask for mask in masks]))
-        return logits.masked_fill(forbidden.to(logits.device), float("-inf"))
+        masked = logits.masked_fill(forbidden.to(logits.device), float("-inf"))
+        return torch.where(masked.amax(dim=-1, keepdim=True) == float("-inf"), logits, masked)
 
     def allowed(self, path: Path) -> Allowed | None:
         """Return which tokens may follow the history and a path, `[vocab]`; None if all may, or the path may not."""

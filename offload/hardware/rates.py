@@ -70,7 +70,7 @@ def describe(profile: Profile, host_memory: int | None = None, cores: int | None
     """
     host = profile.host
     memory = host_memory if host.memory_gib is None else int(host.memory_gib * GIB)
-    given = {"host bandwidth": host.bandwidth_gb_s, "host rate": host.bf16_gflops}
+    rates = {"host bandwidth": host.bandwidth_gb_s, "host rate": host.bf16_gflops}
     gpu, link = profile.gpu, profile.link
     needed = profile.gpus * link.bandwidth_gb_s / READ if link else 0.0
     bandwidth = (host.bandwidth_gb_s or max(ASSUMED_HOST_GB_S, needed)) * 1e9
@@ -86,11 +86,11 @@ def describe(profile: Profile, host_memory: int | None = None, cores: int | None
     else:
         gpus = profile.gpus
         sizes = (int(gpu.memory_gib * GIB), gpu.bandwidth_gb_s * 1e9, gpu.bf16_tflops * 1e12, link.bandwidth_gb_s * 1e9)
-    assumed = tuple(name for name, rate in given.items() if rate is None)
+    assumed = tuple(name for name, rate in rates.items() if rate is None)
     dtype = "fp16" if profile.options.get("dtype") == "float16" else "bf16"
     disk = None if host.disk_gb_s is None else host.disk_gb_s * 1e9
-    rates = (memory, bandwidth, flops, assumed, dtype, disk, None, count)
-    return Hardware(profile.name, profile.device, gpus, *sizes, *rates)
+    found = Hardware(profile.name, profile.device, gpus, *sizes, memory, bandwidth, flops, assumed, dtype, disk)
+    return replace(found, host_cores=count)
 
 
 def placed(hardware: Hardware, placement: Placement) -> Hardware:

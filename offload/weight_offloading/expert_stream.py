@@ -54,7 +54,7 @@ class _Item(NamedTuple):
 
     key: tuple[int, int]  # layer and expert
     source: Tensor
-    pages = None  # it is one copy
+    pages: None = None  # it is one copy
 
     def copies(self, buffer: Tensor) -> list[Pair]:
         return [(buffer[: len(self.source)], self.source)]

@@ -1,5 +1,7 @@
 """Engines with trained heads emit plain decoding's tokens: by every method, in batches, and after restored prompts."""
 
+import json
+
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -10,6 +12,7 @@ from offload.engine import Engine
 from offload.events import Restored
 from offload.kernels.ops import TorchOperations
 from offload.loading.heads import checked_head, load_head
+from offload.settings.constraint import Constraint
 from offload.speculation.drafters.heads import HeadDrafter
 from tests.support.engine import GREEDY, SMALL, run, tokens
 from tests.support.heads import HIDDEN, LAYERS, add_mtp, save_eagle3
@@ -62,6 +65,16 @@ def test_greedy_and_coupled_tokens_are_those_of_plain_decoding(engine, plain, me
         events = run(engine, PROMPT, 50, method, "model", sampling=sampling, seed=3, tree=tree, **more)
         assert tokens(events) == expected
         assert method == "auto" or drafted(events) > 0
+
+
+@pytest.mark.parametrize(("method", "tree"), [("naive", "chain"), ("triforce", "k-ary:2x2")])
+def test_tokens_that_a_schema_dictates_do_not_confuse_a_head(engine, method, tree):
+    schema = {"properties": {name: {"type": "string", "maxLength": 4} for name in ("narrator", "place")}}
+    schema |= {"type": "object", "required": ["narrator", "place"]}
+    sampling = Sampling(temperature=0, constraint=Constraint("json-schema", json.dumps(schema)))
+    events = run(engine, PROMPT, 40, method, "model", sampling=sampling, tree=tree, gamma1=3, gamma2=5)
+    assert tokens(events) == tokens(run(engine, PROMPT, 40, sampling=sampling)) and drafted(events) > 0
+    assert speculated(events)[-1].masks.forced > 10
 
 
 @pytest.fixture

@@ -1,5 +1,7 @@
 """Models by name, folder or hub id: where they are found, and what is said where they are not."""
 
+import json
+
 import pytest
 
 from offload.errors import CheckpointError, FetchError, ModelNotFound
@@ -26,9 +28,13 @@ def test_unknown_names(tmp_path):
         locate("missing.gguf", tmp_path)
 
 
-def test_a_hub_model_is_taken_from_its_cache(llama_dir, tmp_path, monkeypatch):
+@pytest.mark.parametrize("kind", [{}, {"model_type": "gemma4_assistant"}, {"speculators_model_type": "eagle3"}])
+def test_a_hub_model_is_taken_from_its_cache(llama_dir, tmp_path, monkeypatch, kind):
+    """So is a drafter, whose config is not a model's."""
     from huggingface_hub import constants
 
+    config = json.loads((llama_dir / "config.json").read_text())
+    (llama_dir / "config.json").write_text(json.dumps(config | kind))
     home = tmp_path / "models--someone--tiny"
     (home / "refs").mkdir(parents=True)
     (home / "refs" / "main").write_text("0123abc")

@@ -98,11 +98,11 @@ def in_a_process(code, *arguments):
 @pytest.mark.long
 def test_every_part_starts_without_the_packages_that_a_bare_machine_lacks():
     code = """
-import gpu_bare, check_gpu
+import gpu_bare, gpu_calls, check_gpu
 gpu_bare.hide()
 assert all(map(gpu_bare.is_missing, gpu_bare.HIDDEN)) and not any(map(gpu_bare.is_missing, check_gpu.NEEDED))
 for name, _, run in check_gpu.parts("cpu", None):
-    assert getattr(run, "func", None) is not check_gpu._raise, (name, run.args)
+    assert getattr(run, "func", None) is not gpu_calls._raise, (name, run.args)
     print(name)
 """
     run = in_a_process(code)
@@ -147,7 +147,7 @@ def test_no_two_pages_of_a_filled_cache_are_alike(check):
 
 def test_another_output_is_an_error_unless_rounding_explains_it(check):
     from gpu_models import llama, random_model
-    from gpu_parts import _verdict
+    from gpu_parts import verdict
 
     model = random_model(llama(1, 64, 2, 128, 512, 64), torch.float32, torch.device("cpu"))
     ids, plain = [5, 6, 7], []
@@ -155,15 +155,15 @@ def test_another_output_is_an_error_unless_rounding_explains_it(check):
         cache = model.new_cache(16)
         hidden = model.forward(torch.tensor([*ids, *plain]), cache)
         plain.append(int(model.logits(hidden[-1:])[0].argmax()))
-    assert _verdict(model, ids, plain, plain, 1e-3) == "same output"
+    assert verdict(model, ids, plain, plain, 1e-3) == "same output"
     other = [*plain[:2], (plain[2] + 1) % 512]
     with pytest.raises(RuntimeError, match="wrong text at token 2"):
-        _verdict(model, ids, plain, other, 1e-3)
+        verdict(model, ids, plain, other, 1e-3)
     with pytest.raises(RuntimeError, match="wrong text at token 2"):
-        _verdict(model, ids, other, plain, 1e-3)  # plain decoding itself is wrong
-    assert _verdict(model, ids, plain, other, 100.0).startswith("output differs at token 2")
+        verdict(model, ids, other, plain, 1e-3)  # plain decoding itself is wrong
+    assert verdict(model, ids, plain, other, 100.0).startswith("output differs at token 2")
     with pytest.raises(RuntimeError, match="2 tokens where plain decoding has 3"):
-        _verdict(model, ids, plain, plain[:2], 1e-3)
+        verdict(model, ids, plain, plain[:2], 1e-3)
 
 
 def test_the_kernel_is_built_by_a_compiler_alone_or_the_reason_is_told(check, monkeypatch, tmp_path):
@@ -270,7 +270,7 @@ def test_planted_acceptance_is_that_of_many_drafts(check, rate):
         assert few == pytest.approx(expected_tokens(rate, drafted), rel=0.2)
 
 
-def test_a_planted_verdict_accepts_the_first_tokens_of_a_draft_and_refuses_the_next(check):
+def test_a_plantedverdict_accepts_the_first_tokens_of_a_draft_and_refuses_the_next(check):
     from gpu_triforce import PlantedVerifier
 
     runner = SimpleNamespace(

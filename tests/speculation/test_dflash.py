@@ -16,15 +16,21 @@ from offload.loading.formats.safetensors import FolderCheckpoint
 from offload.loading.weights import load_model
 from offload.model.dflash import DFlash
 from offload.sequence import TokenSequence
-from offload.speculation.drafters.dflash import DFlashDrafter, DFlashRunner
+from offload.speculation.auto.adaptive import AdaptiveScheduler
+from offload.speculation.drafters.dflash import BlockPasses, DFlashDrafter, DFlashRunner
+from offload.speculation.drafters.drafter import ModelDrafter
+from offload.speculation.levels.level import Level, Verifier
 from offload.speculation.passes.runner import Runner
 from offload.speculation.sampling.warp import Sampler
+from offload.speculation.trees.drafted_trees import FixedTrees
 from offload.speculation.trees.tree import DraftedTree, k_ary
 from tests.support.dflash import BLOCK, MASK, DFlashReference, save_dflash
 from tests.support.engine import SMALL, run, tokens
 from tests.support.heads import LAYERS, VOCAB
 from tests.support.models import ids, make_hf_model
 from tests.support.offloading import CPU, native_kernel
+from tests.support.table_models import DRAFTS, TARGET, TableRunner, p_value, table
+from tests.support.table_models import VOCAB as TABLE_VOCAB
 
 DEPTH = 4
 SETTINGS = Speculation("naive", "a drafter", window=200)  # for all slots of these tests
@@ -131,6 +137,26 @@ def test_after_any_rejection_the_cache_is_that_of_a_fresh_run(target, folders, a
     fresh, _ = new_runner(target, drafter, again)
     torch.testing.assert_close(found, fresh.slots(again, DEPTH), rtol=1e-3, atol=1e-3)
     assert runner.cache.length == len(sequence) - 1
+
+
+class TableDrafter(ModelDrafter):
+    """DSpark over a table: each of its slots by itself, and a bias by the token before."""
+
+    in_one_pass = True
+    passes = BlockPasses
+
+
+@pytest.mark.daily("t1-chain", "t0.7-tree")
+@pytest.mark.parametrize("tree", [None, k_ary((2, 2))], ids=["chain", "tree"])
+@pytest.mark.parametrize("sampling", [T1, Sampling(temperature=0.7, top_p=0.9)], ids=["t1", "t0.7"])
+def test_first_tokens_drafted_by_dspark_are_distributed_as_in_plain_decoding(sampling, tree):
+    sampler, bias = Sampler(sampling, 0, TABLE_VOCAB, CPU), table(7)[0]
+    runner = TableRunner(DRAFTS["good"], mask_token=2)
+    runner.model.biased = lambda logits, ids: logits + bias[ids]
+    trees = None if tree is None else (lambda in_one_pass: FixedTrees(DraftedTree(tree)))
+    scheduler = AdaptiveScheduler([TableDrafter(runner, sampler)], gamma=3, trees=trees)
+    level = Level("target", Verifier("full", TableRunner(TARGET), sampler), scheduler, sampler.generator)
+    assert p_value(level, sampling, 250) > 1e-3
 
 
 @pytest.fixture(scope="module")

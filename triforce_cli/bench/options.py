@@ -26,7 +26,7 @@ QUALITY, GRID = "Quality", "Lists of settings"
 _QUALITY = ("modes", "last", "needles")
 _GRID = ("excerpts", "each_file", "data", "points", "csv", "cache")
 _SPEED = ("methods", "batch", "repeats", "draft", "tree", "tree_sampling", "rebuild_every", "gamma1", "gamma2", "seed")
-_SPEED += (*(field.name for field in fields(Sampling)), *CHANGED, *_GRID)
+_SPEED += (*(field.name for field in fields(Sampling)), *CHANGED, *_GRID, *options.FORMS)
 
 
 def _listed(option: Any, parse: Callable[[str], Any], name: str) -> Any:
@@ -82,6 +82,7 @@ SETTINGS = options.chosen(
     f"prefill_chunk {options.PLACEMENT} tensor_parallel join_timeout dry_run show_config cache cache_limit encoding"
 )
 SETTINGS |= {"max_new_tokens": MaxNewTokens, "cache": Cache}
+SETTINGS |= {name: each for name, each in options.FORMS.items() if name != "quote"}
 SETTINGS |= {
     name: _listed(SETTINGS[name], axis.parse, axis.title)
     for name, axis in AXES.items()

@@ -28,6 +28,7 @@ from ..input.documents import check_files, read_documents, read_prompt
 from ..options import declarations as options
 from ..options.command_request import Request, given_arguments, start_or_join_ranks, warn_unused
 from ..options.config_file import show_config
+from ..options.constraint_options import constraint_of_flags
 from ..options.distinct_files import check_distinct, named_files
 from ..options.mistakes import warn_of_file
 from ..options.settings import given_options, resolve
@@ -106,6 +107,7 @@ def bench(
     """
     check_kind(ctx)
     terminal, as_grid, quiet = ctx.obj.terminal, is_grid(ctx), bool(ctx.params["quiet"])
+    ctx.params["constraint"] = constraint_of_flags(ctx.params)
     flags, origins, axes = _flags(ctx)
     check_files(prompt_file or [])
     warn_of_file(ctx, prompt)

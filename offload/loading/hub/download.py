@@ -18,7 +18,7 @@ from ...architecture.parameters import WeightBits
 from ...errors import CheckpointError, FetchError, ModelNotFound, TriforceError, UnsupportedModel
 from ...system.machine import default_home
 from ..checkpoint_json import read_json
-from ..formats.safetensors import QUANTIZED_FILE, Checkpoint, FolderCheckpoint
+from ..formats.safetensors import QUANTIZED_FILE, Checkpoint, FolderCheckpoint, weight_files
 from ..formats.tensor_checks import average_bits
 from .bundled import discard, fetch_embedded, installed_path, is_outdated
 from .pickled import convert_pickled, converted_folder, is_pickled
@@ -222,8 +222,11 @@ def _cached_snapshot(name: str) -> Path | None:
 
     try:
         path = Path(snapshot_download(name, **_HUB_FILES, local_files_only=True))
-        if not is_pickled(path):
-            FolderCheckpoint(path)  # an interrupted download leaves a folder without all of its files
+        if not is_pickled(path):  # an interrupted download leaves a folder without all of its files
+            try:
+                FolderCheckpoint(path)
+            except UnsupportedModel:  # such as a drafter of one target
+                weight_files(path)
     except (LocalEntryNotFoundError, ModelNotFound, CheckpointError):
         return None
     return path

@@ -14,8 +14,9 @@ if TYPE_CHECKING:
     from ..passes.estimators import StepTimes
     from ..trees.drafted_trees import DraftTrees
 
+GAMMAS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 63)
+_WIDTH = 0.2  # weight of a draft's width in its moving average
 _LEAST_RATE = 0.01  # of an acceptance that others are relative to
-GAMMAS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24)
 
 
 class Cycle(NamedTuple):
@@ -88,7 +89,9 @@ class Arm:
         self.row_times = RowTimes()  # of a draft step by rows; measured for trees, and for drafts of one pass
         self.acceptance: dict[Hashable, Acceptance] = {}
         self.by_depth: dict[Hashable, tuple[Acceptance, Acceptance]] = {}  # of first and later tokens, if it fades
-        self._gammas = GAMMAS if gamma is None else (gamma,)
+        longest = (each for each in GAMMAS if each <= drafter.longest)
+        self._gammas = tuple(longest) if gamma is None else (gamma,)
+        self._width = 1.0  # nodes of a draft by its depth
         self._deepest = gamma
         self._drafts = 0
 
@@ -119,6 +122,8 @@ class Arm:
     def draft_time(self, cycle: Cycle) -> float:
         """Return the seconds of a cycle's draft, which includes no one-off cost, and count them."""
         self._drafts += 1
+        if self.trees is None:
+            self._width += _WIDTH * ((cycle.rows - 1) / cycle.drafted - self._width)
         if self.trees is None and not self.drafter.in_one_pass:
             draft_s = min(cycle.draft_s, MAX_RATIO * self.times.of(float("inf")) * cycle.drafted)
             self.times.observe(cycle.drafted, draft_s)
@@ -153,7 +158,7 @@ class Arm:
                 gammas.append(limit)
             for gamma in gammas:
                 draft_s = self._step_s(gamma) if self.drafter.in_one_pass else gamma * self.token_s
-                yield DraftOption(gamma, draft_s + self.steps.of(gamma + 1), fade=fade)
+                yield DraftOption(gamma, draft_s + self.steps.of(round(gamma * self._width) + 1), fade=fade)
 
     def _trees(self, kind: Hashable, limit: int, cycle: int) -> Iterator[DraftOption]:
         if self.trees is None:
@@ -218,7 +223,9 @@ class Candidate:
     def observe(self, number: int, cycle: Cycle) -> None:
         """Update the acceptance with the verification of this candidate's draft, in the cycle of that number."""
         visits = cycle.visits
-        self.acceptance.count(number, len(visits), sum(visit.accepted == 0 for visit in visits))
+        first_alone = self.arm.trees is not None  # of a tree that grows, any child is as good as a chain's next token
+        accepted = sum(visit.accepted == 0 if first_alone else visit.accepted is not None for visit in visits)
+        self.acceptance.count(number, len(visits), accepted)
         if cycle.parents is None:
             self.arm.observe_depths(self._kind, number, cycle.drafted, cycle.accepted)
         if self.arm.trees is not None:

@@ -11,6 +11,7 @@ from torch import Tensor
 from ...errors import SettingsError
 from ...events import DraftPrefilled
 from ..passes.steps import AT_ONCE
+from ..sampling.transfers import upload
 from .heads import HeadRunner
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ class AssistantRunner(HeadRunner):
         features = self._features(sequence, end - 1, 1)
         self.cache = lender = self._lender(sequence, end)
         lender.begin_lending()
-        ids = torch.tensor(sequence.tokens[-1:], device=self.model.device)
+        ids = upload(torch.tensor(sequence.tokens[-1:]), self.model.device)
         self._tree, self._rows = None, self.model.run(ids, features, lender)
         return self._rows
 

@@ -16,7 +16,7 @@ from ..sampling.transfers import download
 from ..sampling.warp import read_tokens
 from ..trees.tree import NOTHING, Draft, DraftedTree
 from .draft_passes import DraftPasses, ParallelPasses
-from .tree_drafter import TreeDrafting
+from .grown_tree import GrowingDrafting, Growth
 
 if TYPE_CHECKING:
     from ...caches.streaming_llm import StreamingCache
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["NOTHING", "Draft", "DraftedTree", "Drafter", "ModelDrafter", "SelectedDrafter"]
 
+LONGEST_DRAFT = 24  # tokens, unless there is room for more
 SELECTED_PRIOR = MIDDLES[RETRIEVAL].acceptance
 
 
@@ -37,6 +38,7 @@ class Drafter(Protocol):
     name: str
     relative_cost: float  # prior: the time per drafted token, relative to a plain step of the verifier
     branches: bool  # whether it can draft trees
+    longest: int  # tokens of its drafts, at most: the depth of trees
     in_one_pass: bool  # whether one pass drafts all tokens: `relative_cost` is then that of the pass
 
     def draft_kind(self, sequence: TokenSequence) -> Hashable:
@@ -79,6 +81,7 @@ class ModelDrafter:
     relative_cost = 0.2
     setups = 0
     branches = True
+    longest = LONGEST_DRAFT
     in_one_pass = False
     passes: type[DraftPasses] = DraftPasses
     fades = False  # whether a draft's later tokens are accepted at another rate than its first
@@ -93,7 +96,7 @@ class ModelDrafter:
         self._sampler = sampler
         self._group = group
         self._passes = self.passes(runner, sampler.vocab)
-        self._trees = TreeDrafting(runner.model, self._passes, sampler, group)
+        self._trees = GrowingDrafting(runner.model, self._passes, sampler, group)
 
     def draft_kind(self, sequence: TokenSequence) -> Hashable:
         return True
@@ -140,11 +143,29 @@ class ParallelDrafter(ModelDrafter):
 class SelectedDrafter(ModelDrafter):
     """The target itself, which drafts trees on selected chunks of its full cache."""
 
-    def __init__(self, name: str, runner: SelectedRunner, sampler: Sampler, acceptance: float = SELECTED_PRIOR) -> None:
-        """The ranks that share the target agree on every token; `acceptance` is expected until it is known."""
+    def __init__(
+        self,
+        name: str,
+        runner: SelectedRunner,
+        sampler: Sampler,
+        acceptance: float = SELECTED_PRIOR,
+        nodes: int = 0,
+    ) -> None:
+        """The ranks that share the target agree on every token; `acceptance` is expected until it is known.
+
+        With `nodes`, trees of up to so many are grown.
+        """
         super().__init__(runner, sampler)
         self.name, self._prior = name, acceptance
         self._selected = runner
+        self._growth = Growth(nodes) if nodes else None
+        self.branches, self.longest = not nodes, nodes or LONGEST_DRAFT
+
+    @torch.inference_mode()
+    def propose(self, sequence: TokenSequence, limit: int, tree: DraftedTree | None = None) -> Draft:
+        if self._growth is None:
+            return super().propose(sequence, limit, tree)
+        return self._trees.grow(sequence, limit, self._growth)
 
     def prior(self, kind: Hashable) -> float:
         return self._prior

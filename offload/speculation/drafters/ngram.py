@@ -184,6 +184,7 @@ class LookupDrafter:
     relative_cost = 0.0
     setups = 0
     branches = True
+    longest = 24
     in_one_pass = False
 
     def __init__(self) -> None:

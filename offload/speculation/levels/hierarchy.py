@@ -173,14 +173,16 @@ def build(
 ) -> Hierarchy:
     """Return the hierarchy of a method for an answer of `horizon` tokens. The ranks of `group` share the target.
 
-    With trees, the lowest drafter drafts them; without a drafter, the target on selected chunks. An adaptive method
-    drafts trees for the full cache, where they are faster than chains. `logprobs` records the log-probabilities of the
-    tokens that are emitted.
+    With trees, the lowest drafter drafts them; without a drafter, the target on selected chunks, which alone grows
+    them. An adaptive method drafts trees for the full cache, where they are faster than chains. `logprobs` records the
+    log-probabilities of the tokens that are emitted.
     """
     method = METHODS[settings.method]
     drafters = _drafters(runners, settings, sampler, group)
     full_row = runners.full.row_cost() if drafters or runners.middle is not None else ROW_COST
-    trees = draft_trees(settings.tree_shape, TreeSampling(settings.tree_sampling), may_be_chain=method.adaptive)
+    shape = settings.tree_shape
+    grows = shape.kind == "grown"
+    trees = draft_trees(shape, TreeSampling(settings.tree_sampling), may_be_chain=method.adaptive)
 
     def level(
         verifier: Verifier,
@@ -201,8 +203,10 @@ def build(
     kind = middle_kind(settings)
     assert kind is not None, "there is a middle level"
     name = _middle_name(kind, runners.middle)
-    if trees is not None and not drafters:
-        top = level(full, [SelectedDrafter(name, runners.middle, sampler, MIDDLES[kind].acceptance)], settings.gamma2)
+    prior = MIDDLES[kind].acceptance
+    branching = [SelectedDrafter(name, runners.middle, sampler, prior, shape.nodes or 0)] if grows else []
+    if (trees is not None or grows) and not drafters:
+        top = level(full, branching or [SelectedDrafter(name, runners.middle, sampler, prior)], settings.gamma2)
         return Hierarchy(settings.method, top, (top,))
 
     def lower(kind: str, runner: SelectedRunner) -> Level:
@@ -213,7 +217,7 @@ def build(
     middles = [lower(kind, runners.middle)]
     if runners.alternative is not None:
         middles.append(lower(method.alternative, runners.alternative))
-    over = [*drafters, *middles] if method.adaptive else middles
+    over = [*drafters, *middles, *branching] if method.adaptive else [*middles, *branching]
     top = level(full, over, settings.gamma2, trees=trees if method.adaptive else None)
     return Hierarchy(settings.method, top, (top, *middles))
 

@@ -16,7 +16,7 @@ from ...parallel import ALONE, Group
 from ...sequence import TokenSequence
 from ...settings.tree_settings import TreeSampling
 from ..auto.adaptive import AdaptiveScheduler, Cycle
-from ..drafters.drafter import SELECTED_PRIOR
+from ..drafters.drafter import LONGEST_DRAFT, SELECTED_PRIOR
 from ..passes.runner import Runner
 from ..sampling.logprobs import LogprobsRecorder
 from ..sampling.noise import Noise
@@ -61,6 +61,7 @@ class Level:
     """A verifier and the scheduler that chooses its drafters; itself a Drafter, of chains."""
 
     branches = in_one_pass = False
+    longest = LONGEST_DRAFT
 
     def __init__(
         self,

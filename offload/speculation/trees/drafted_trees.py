@@ -184,10 +184,10 @@ def draft_trees(
 ) -> Callable[[bool], DraftTrees] | None:
     """Return what makes the chooser of a drafter's trees of a shape, given whether it drafts in one pass.
 
-    None for chains.
+    None for chains, and for trees that grow.
     With `may_be_chain`, as always for an automatic shape, chains are drafted where they are faster.
     """
-    if shape.kind == "chain":
+    if shape.kind in ("chain", "grown"):
         return None
     if may_be_chain or shape.kind == "auto":
         return lambda in_one_pass: FastestTrees(shape, sampling, in_one_pass)

@@ -1,0 +1,122 @@
+"""Trees that grow where the drafter is unsure: lossless, within their limits, and branching where it pays."""
+
+import pytest
+
+from offload.errors import SettingsError
+from offload.sequence import TokenSequence
+from offload.settings.config import Sampling, Speculation
+from offload.settings.tree_settings import GROWN_CHILDREN
+from offload.speculation.drafters import grown_tree
+from offload.speculation.drafters.drafter import SelectedDrafter
+from offload.speculation.drafters.grown_tree import Growth
+from offload.speculation.sampling.noise import Noise
+from offload.speculation.trees.tree import ROOT, tree_of
+from tests.support.table_models import MIDDLE, PROMPT, TableRunner, hierarchy, p_value
+
+SIGNIFICANCE, T1 = 1e-3, Sampling(temperature=1, top_p=1)
+
+
+@pytest.mark.daily("retrieval-none-6-400", "auto-*")
+@pytest.mark.parametrize(
+    ("method", "draft", "nodes", "runs"),
+    [
+        ("retrieval", "none", 6, 400),
+        ("auto", "lookup", 9, 400),
+        pytest.param("retrieval", "none", 6, 20_000, marks=pytest.mark.long),
+        pytest.param("triforce", "good", 12, 20_000, marks=pytest.mark.long),
+    ],
+)
+def test_the_first_three_tokens_are_distributed_as_in_plain_decoding(method, draft, nodes, runs):
+    top = hierarchy(method, draft, T1, tree=f"grown:{nodes}").top
+    assert p_value(top, T1, runs) > SIGNIFICANCE
+    assert any(row.trees is not None and row.accepted for row in top.statistics.values())
+
+
+def test_children_in_another_order_than_they_were_drawn_in_are_detected(monkeypatch):
+    """Sorted by their numbers, say, they are no draws without replacement, and what is emitted is not the target's."""
+    extend = grown_tree._Nodes.extend
+    monkeypatch.setattr(
+        grown_tree._Nodes,
+        "extend",
+        lambda self, drawn, chances, room: extend(self, [sorted(each) for each in drawn], chances, room),
+    )
+    top = hierarchy("retrieval", "none", T1, gammas=(None, 2), tree="grown:6").top
+    assert p_value(top, T1, 400) < SIGNIFICANCE
+
+
+def decoded(method, noise, **settings):
+    top, sequence = hierarchy(method, "none", T1, noise=noise, **settings).top, TokenSequence(PROMPT)
+    while len(sequence) < len(PROMPT) + 40:
+        top.advance(sequence, len(PROMPT) + 40 - len(sequence))
+        sequence.commit()
+    return sequence.tokens, top
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_coupled_sampling_gives_plain_decodings_tokens(seed):
+    plain, _ = decoded("ar", Noise(seed))
+    grown, top = decoded("retrieval", Noise(seed), tree="grown")
+    assert grown == plain
+    (row,) = (row for row in top.statistics.values() if row.trees is not None)
+    assert row.trees.accepted > row.trees.verifications  # more than one token of a tree
+
+
+def drafter(nodes):
+    sampler = hierarchy("retrieval", "none", T1).top._verifier._sampler
+    runner = TableRunner(MIDDLE.softmax(2))
+    runner.setups = 0
+    return SelectedDrafter("retrieval", runner, sampler, nodes=nodes), TokenSequence(PROMPT)
+
+
+@pytest.mark.parametrize(("nodes", "limit"), [(1, 5), (2, 5), (7, 3), (20, 4), (63, 30)])
+def test_a_tree_has_so_many_nodes_and_is_so_deep_at_most(nodes, limit):
+    proposing, sequence = drafter(nodes)
+    for _ in range(10):
+        draft = proposing.propose(sequence, limit)
+        tree = tree_of(draft.parents)
+        assert 1 <= len(draft.tokens) == len(tree) <= nodes
+        assert 1 <= tree.depth <= limit
+        for head, children in enumerate(tree.children):
+            assert len({draft.tokens[child] for child in children}) == len(children) <= GROWN_CHILDREN
+            if children:
+                assert draft.rows[head].sum() == pytest.approx(1)
+    assert sequence.tokens == PROMPT
+
+
+def test_a_node_of_which_the_drafter_is_sure_has_one_child():
+    growth = Growth(63)
+    assert len(growth.children(0.99, 1.0)) == 1
+    assert len(growth.children(0.4, 1.0)) > 1
+    assert len(growth.children(0.4, 0.01)) == 1  # hardly ever reached
+
+
+def test_what_is_believed_of_unsure_nodes_follows_from_the_text():
+    """Here second children of unsure nodes are always right."""
+    growth, sequence = Growth(20), TokenSequence([1])
+    before = growth.children(0.4, 1.0)
+    for _ in range(10):
+        growth.note(len(sequence), [5, 6], (ROOT, ROOT), {ROOT: 0.4})
+        sequence.extend([6, 9])
+        growth.learn(sequence)
+    after = growth.children(0.4, 1.0)
+    assert after[0] < before[0]
+    assert growth.children(0.95, 1.0)[0] > 0.9  # of another class
+
+
+def test_branches_are_rarer_where_trees_have_no_room_for_them():
+    counts = [len(Growth(nodes).children(0.4, 0.7)) for nodes in (4, 63, 400)]
+    assert counts == [1, 2, 3]
+
+
+def test_nodes_that_are_hardly_ever_reached_are_not_run():
+    growth = Growth(63)
+    assert growth.heads([3, 4, 5], {3: 0.5, 4: 0.001, 5: 0.3}, 10) == [3, 5]
+    assert growth.heads([3, 4, 5], {3: 0.5, 4: 0.4, 5: 0.3}, 2) == [3, 4]
+    assert growth.heads([3], {3: 0.03}, 10) == []  # another pass is not worth it
+    assert growth.heads([3], {3: 0.5}, 0) == []
+
+
+def test_drafts_may_be_as_long_as_a_tree_that_grows():
+    assert Speculation(gamma2=48, tree="grown").gamma2 == 48
+    with pytest.raises(SettingsError, match="gamma2 is 48"):
+        Speculation(gamma2=48)
