@@ -154,7 +154,8 @@ def _run(distiller: Distiller, terminal: Terminal, every: float) -> Evaluated:
 def _line(event: Evaluated) -> str:
     rates = ", ".join(f"{rate:.2f}" for rate in event.acceptance.sampled)
     left = f" · {duration(event.seconds_left)} left" if event.seconds_left else ""
-    return f"step {event.step:,} of {event.steps:,} · loss {event.loss:.3f} · acceptance {rates}{left}"
+    loss = "" if event.loss is None else f" · loss {event.loss:.3f}"
+    return f"step {event.step:,} of {event.steps:,}{loss} · acceptance {rates}{left}"
 
 
 def _report(event: Evaluated, folder: Path, terminal: Terminal, json: bool) -> None:

@@ -29,7 +29,9 @@ def test_a_head_is_trained_and_drafts(triforce, tmp_path, book):
     assert drafted.returncode == 0 and drafted.stdout == triforce(*ask, "ar").stdout
     assert "eagle3" in triforce(*ask, "naive", "--draft", head, "-v").stderr
     # all is done: it is measured again
-    found = json.loads(triforce("distill", "--data", book, "--output", head, *SMALL, "--json").stdout)
+    _, out, err = triforce("distill", "--data", book, "--output", head, *SMALL, "--json")
+    found = json.loads(out)
+    assert "loss" not in err  # no step was left
     assert found["step"] == 4 and len(found["sampled"]) == len(found["greedy"]) == 2
     assert found["bytes"] == (head / "model.safetensors").stat().st_size
 
