@@ -136,7 +136,7 @@ def _attention(model: str, group: int, head_dim: int, rows: int) -> Iterator[Var
         )  # fmt: skip
 
     for kind, is_plane in (("packed", False), ("plane A", True)):
-        constants = {"CAUSAL": True, "HAS_SEEN": False, "PLANE": is_plane, "BLOCK_N": keys}
+        constants = {"CAUSAL": True, "HAS_SEEN": False, "PLANE": is_plane, "FRESH": True, "BLOCK_N": keys}
         own = pointers | {"runs_ptr": "*u8", "places_ptr": "*i32"}
         yield Variant(
             "packed_kv", "attend_runs_kernel", f"{model} {kind} {rows} rows", own, sizes | constants,

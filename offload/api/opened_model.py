@@ -41,7 +41,7 @@ from ..loading.tokenizers.tokenizer import Tokenizer
 from ..loading.tokenizers.vocabulary import check_draft, tokens_containing
 from ..loading.weights import Progress, load_model
 from ..loading.weights_digest import file_state, weights_digest
-from ..memory.factory import TieredStoreFactory, check_model
+from ..memory.factory import TieredStoreFactory, check_model, host_kernel
 from ..memory.link import Link
 from ..memory.staged_link import make_link
 from ..memory.tier_settings import TierSettings
@@ -298,7 +298,8 @@ class OpenModel:
         """Compile Triton's kernels before the first token, where they attend."""
         chunk = self.selected_chunk(self.speculation, capacity or model.shape.context, tiers is not None)
         table = chunk if tiers is None and self._retrieves_in_place else None
-        own = Needs(self.config.kv, self.speculation.retrieval_kv, table or 0, tiers is not None, tiers is None)
+        kv = self.config.kv if tiers is None else tiered_format(self.config.kv, self.packs)
+        own = Needs(kv, self.speculation.retrieval_kv, table or 0, tiers is not None, tiers is None)
         for each, needs in ((model, own), (draft, Needs())):
             if isinstance(each, Model):  # a head has what the model has
                 warm_up(each.shape.full_attention, self.dtype, self.device, needs)
@@ -343,24 +344,30 @@ class OpenModel:
                     "leave weight_layers out, or use experts=device",
                 )
             check_offloaded_retrieval_kv(self.speculation, self.device)
-            if KV_FORMATS[self.config.kv].is_packed and self.device.type != "cpu":
+            if KV_FORMATS[self.config.kv].is_packed and not self._unpacks:
                 raise SettingsError(
-                    f"--kv {self.config.kv} on a GPU is for keys and values in its memory, and these are offloaded",
-                    "leave --kv out, or offloading",
+                    f"--kv {self.config.kv} needs the native kernel, too, for a GPU's offloaded keys and values",
+                    "leave --kv out, or offloading; triforce doctor says more about the kernel",
                 )
 
     @property
     def packs(self) -> bool:
-        """Return whether keys and values can be packed over tiers: on a CPU."""
-        shape = self.checkpoint.shape
+        """Return whether keys and values can be packed over tiers."""
+        shape, missing = self.checkpoint.shape, None
         if self.device.type != "cpu":
-            return False
+            missing = missing_kernel(self.device, self.dtype, self.shape.head_dim, self.kernel)
         try:
             check_packed_kv(PACKED_KV.name, shape, self.device, self.dtype, self.kernel)
-            check_kv(PACKED_KV.name, self.speculation, shape, None)
+            check_kv(PACKED_KV.name, self.speculation, shape, missing)
         except SettingsError:
             return False
-        return True
+        return self._unpacks
+
+    @property
+    def _unpacks(self) -> bool:
+        """Return whether the native kernel reads packed pages in host memory."""
+        shape = self.checkpoint.shape.full_attention
+        return self.device.type == "cpu" or host_kernel(shape, self.dtype) is not None
 
     @property
     def _can_copy(self) -> bool:

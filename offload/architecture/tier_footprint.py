@@ -5,11 +5,12 @@ Tests hold them against what offload/memory allocates.
 
 from __future__ import annotations
 
-from ..settings.kv_formats import EXACT, KV_FORMATS
+from ..settings.kv_formats import EXACT, KV_FORMATS, PACKED_KV
 from .dims import Dimensions
 from .kv_formats import format_bytes, packed_page_bytes
 
 GATHERED_BYTES = 64 * 2**20  # of selected chunks that are copied to the device at once, through pinned host memory
+PACKED_BYTES = 64 * 2**20  # of pages that a GPU packs at once
 SLOTS = 2  # for open pages, of every offloaded layer
 # A streamed page takes Python some 0.1 ms, in which a fast link copies 4 MiB: pages are copied together, up to so much.
 COPY_BYTES = 16 * 2**20
@@ -49,6 +50,11 @@ def staging_bytes(
 ) -> int:
     """Return the device bytes for prefetched pages, and for the open pages of `layers` offloaded layers."""
     return _page_bytes(shape, buffers + slots * layers, page, itemsize, kv)
+
+
+def packing_bytes(shape: Dimensions, layers: int, page: int) -> int:
+    """Return the device bytes while a GPU packs a page of each of `layers` offloaded layers, some at once."""
+    return _page_bytes(shape, layers, page, 2, PACKED_KV.name) + 2 * max(PACKED_BYTES, _page_bytes(shape, 1, page, 2))
 
 
 def open_slots(tokens: int, page: int, kv: str) -> int:

@@ -21,12 +21,13 @@ from ..kernels.ops import Operations
 from ..settings.kv_formats import EXACT, KV_FORMATS
 from ..system.scratch_file import ALIGNMENT, ScratchFile
 from .block_store import BlockStore
+from .device_packed_pages import DevicePackedPageFormat
 from .disk_pages import DiskPages
 from .host_attention import HOST_ROWS, Balance, HostAttention
-from .host_memory import Pinning, begin_allocation
+from .host_memory import Pinning, begin_allocation, new_pages
 from .layered_store import LayeredStore
 from .link import DISK_COST, LINK_COST, Link
-from .open_pages import OpenPages, new_pages
+from .open_pages import OpenPages
 from .packed_pages import PackedPageFormat, PackedPages
 from .page import BlockPageFormat, NativePageFormat, PageLayout, PlainPageFormat
 from .plain_store import PlainStore
@@ -37,6 +38,8 @@ from .store import DeviceStore, Store
 from .tier_settings import HOST_SHARES, TierSettings
 from .tiered_store import TieredStore
 from .tiers import Tiers
+
+_PACKED = PackedPageFormat, DevicePackedPageFormat
 
 
 def new_store(
@@ -128,7 +131,7 @@ class TieredStoreFactory:
         resident = min(self.settings.resident_layers, shape.layers)
         kernel, device = self._operations.kernel, self._device
         near = lambda tokens: new_device_store(kernel, shape, tokens, dtype, device)  # noqa: E731
-        kv = self._kv if device.type == "cpu" or not KV_FORMATS[self._kv].is_packed else EXACT
+        kv = self._kv if kernel is not None or not KV_FORMATS[self._kv].is_packed else EXACT
         if resident == shape.layers:
             return new_store(kernel, shape, capacity, dtype, device, kv)
         rest = replace(shape, layers=shape.layers - resident)
@@ -151,7 +154,7 @@ class TieredStoreFactory:
         count, run = settings.buffers_for(format.numbers * numbers.itemsize, size[1])
         each = format.numbers * numbers.itemsize // stored.itemsize
         buffers = new_pages((count, run, each), stored, device).unbind()
-        if isinstance(format, PackedPageFormat):
+        if isinstance(format, _PACKED):
             pages = PackedPages(format, pages)
         slots = new_pages((size[0], SLOTS, format.numbers), numbers, device)
         return Tiers(
@@ -169,19 +172,20 @@ class TieredStoreFactory:
         )
 
     def _host(self, format: PageLayout) -> HostAttention:
-        sums = not self._is_exact and self._operations.kernel is None
+        sums = not KV_FORMATS[self._kv].is_plain and self._operations.kernel is None
         return HostAttention(format, self._device, self.settings.host_bandwidth, sums)
 
     def _stored_format(self, shape: ModelShape, dtype: torch.dtype) -> tuple[Any, torch.dtype]:
         """Return the format of pages and the type of their numbers: the kernel's blocks where it attends to them."""
         page, kernel = self.settings.page_tokens or page_tokens(shape, dtype.itemsize), self._operations.kernel
-        looks = kernel is None and (self._device.type != "cpu" or not self._is_exact)
-        on_host = _host_kernel(shape, dtype) if looks else kernel
+        looks = kernel is None and (self._device.type != "cpu" or not KV_FORMATS[self._kv].is_plain)
+        on_host = host_kernel(shape, dtype) if looks else kernel
         if not self._is_exact:
             return QuantizedPageFormat(shape, page, self._kv, on_host), torch.uint8
         if KV_FORMATS[self._kv].is_packed:
-            assert kernel is not None, "packed pages are read by the native kernel"
-            return PackedPageFormat(shape, page, kernel), dtype
+            assert on_host is not None, "packed pages in host memory are read by the native kernel"
+            packed = PackedPageFormat(shape, page, on_host)
+            return packed if kernel is not None else DevicePackedPageFormat(packed, shape, self._device), dtype
         if on_host is None:
             return PlainPageFormat(shape, page), dtype
         return (BlockPageFormat if kernel is None else NativePageFormat)(shape, page, on_host), dtype
@@ -215,12 +219,12 @@ def _pages_size(
 ) -> tuple[tuple[int, int, int], torch.dtype]:
     """Return the size of a store's pages `[layers, pages, numbers]`, and the type of their numbers."""
     size = shape.layers, -(-capacity // format.tokens)
-    if isinstance(format, PackedPageFormat):
+    if isinstance(format, _PACKED):
         return (*size, format.page_bytes), torch.uint8
     return (*size, format.numbers), dtype
 
 
-def _host_kernel(shape: ModelShape, dtype: torch.dtype) -> Kernel | None:
+def host_kernel(shape: ModelShape, dtype: torch.dtype) -> Kernel | None:
     """Return the native kernel that attends on the host of a GPU, or None."""
     if why_not(shape, dtype, torch.device("cpu")) is None:
         with contextlib.suppress(KernelUnavailable):

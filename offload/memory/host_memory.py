@@ -40,6 +40,12 @@ def host_memory(size: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     return torch.frombuffer(memory, dtype=dtype, count=count).view(size)
 
 
+def new_pages(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return uninitialised memory for pages on a device; on a CPU aligned for reads from disk and for groups."""
+    with torch.inference_mode(False):
+        return host_memory(size, dtype) if device.type == "cpu" else torch.empty(size, dtype=dtype, device=device)
+
+
 def copy_bytes(target: Tensor, source: Tensor) -> None:
     """Copy from host memory to where groups and blocks are.
 

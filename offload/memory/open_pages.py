@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .disk_pages import DiskPages
-from .host_memory import host_memory
+from .host_memory import host_memory, new_pages
 from .link import Link, Pair
 from .packed_pages import PackedPages
 from .page import PageRun
@@ -67,7 +67,7 @@ class OpenPages:
         if isinstance(pages, PackedPages):
             keys = [(layer, page) for layer in range(len(pages))[layers]]
             memory = host_memory((len(keys), self.memory.shape[2]), self.memory.dtype)
-            pages.read(keys, memory, self._link if pages.is_on_disk else None)
+            pages.read(keys, memory, self._link if pages.is_on_disk else None, pages.format.host)
             return memory
         sources = pages[layers, page]
         memory = pages.new_memory(len(sources))
@@ -149,9 +149,3 @@ class OpenPages:
         link = self._link
         link.wait(ticket := link.copy(pairs, link.mark()))
         link.finish(ticket)
-
-
-def new_pages(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return uninitialised memory for pages on a device; on a CPU aligned for reads from disk and for groups."""
-    with torch.inference_mode(False):
-        return host_memory(size, dtype) if device.type == "cpu" else torch.empty(size, dtype=dtype, device=device)

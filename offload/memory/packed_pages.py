@@ -2,12 +2,13 @@
 
 Pages are packed when they leave the device, and unpacked where they are written to or copied from; the native kernel
 attends to them as they are, with the bits of plain ones. A page that has a run which cannot be packed stays as it is.
+What a GPU does with them is in device_packed_pages.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -19,9 +20,12 @@ from ..kernels.native.kv_groups import Groups, kv_format
 from ..kernels.native.packed_kv import RUN_BLOCKS, pack_call, unpack_call
 from ..settings.kv_formats import PACKED_KV
 from .disk_pages import DiskPages
-from .host_memory import host_memory
+from .host_memory import allocator, host_memory, new_pages
 from .link import Link, Pair
 from .page import NativePageFormat
+
+if TYPE_CHECKING:
+    from .device_packed_pages import DevicePackedPageFormat
 
 _RUNS_AT_ONCE = 512  # unpacked where chunks are gathered
 
@@ -62,8 +66,12 @@ class PackedPageFormat(NativePageFormat):
         heads, count, nbytes = self.runs
         return page[: heads * count * nbytes].view(self.runs)
 
-    def pack(self, page: Tensor, to: Tensor) -> bool:
-        """Pack a page; return whether that was possible."""
+    def pack(self, pages: Tensor) -> tuple[Tensor, list[bool]]:
+        """Return packed pages `[n, bytes]`, and which of them could be packed."""
+        packed = host_memory((len(pages), self.page_bytes), torch.uint8)
+        return packed, [self._pack(*both) for both in zip(pages, packed, strict=True)]
+
+    def _pack(self, page: Tensor, to: Tensor) -> bool:
         fits = torch.empty(len(self._items), dtype=torch.uint8)
         self.kernel.pack_runs(pack_call(page.view(self._size), self.runs_of(to), self._items, fits))
         return bool(fits.all())
@@ -79,7 +87,7 @@ class PackedPageFormat(NativePageFormat):
 class PackedPages:
     """Packed pages of a number of layers, indexed by layer and page: their bytes, or ranges of a file, to be copied."""
 
-    def __init__(self, format: PackedPageFormat, stored: Tensor | DiskPages) -> None:
+    def __init__(self, format: PackedPageFormat | DevicePackedPageFormat, stored: Tensor | DiskPages) -> None:
         """`stored` `[layers, pages, bytes]` is the memory of the packed ones."""
         self.format, self.stored, self.shape = format, stored, stored.shape
         self._plain: dict[tuple[int, int], Tensor] = {}  # pages that cannot be packed, in host memory
@@ -110,37 +118,42 @@ class PackedPages:
 
     def unpacked(self, layer: int, run: slice, buffer: Tensor) -> Tensor:
         """Return the pages `[n, numbers]` whose bytes have arrived in a buffer."""
-        pages = host_memory((len(buffer), self.format.numbers), torch.bfloat16)
+        pages = new_pages((len(buffer), self.format.numbers), torch.bfloat16, buffer.device)
         for source, page in zip(self.targets(layer, run, buffer), pages, strict=True):
             self.format.unpack(source, page)
         return pages
 
     def writes(self, keys: Sequence[tuple[int, int]], pages: Tensor) -> list[Pair]:
         """Pack pages `[n, numbers]`, and return the copies that store them; `keys` are their layers and numbers."""
-        packed = host_memory((len(pages), self.shape[2]), torch.uint8)
         pairs: list[Any] = []
-        for key, page, to in zip(keys, pages, packed, strict=True):
-            if self.format.pack(page, to):
+        for key, page, packed, fits in zip(keys, pages, *self.format.pack(pages), strict=True):
+            if fits:
                 self._plain.pop(key, None)
-                pairs.append((self.stored[key], to))
+                pairs.append((self.stored[key], packed))
             else:
-                self._plain[key] = torch.empty_like(page)
+                self._plain[key] = allocator(pages.device)(tuple(page.shape), page.dtype)
                 pairs.append((self._plain[key], page))
         return pairs
 
-    def read(self, keys: Sequence[tuple[int, int]], pages: Tensor, link: Link | None) -> None:
+    def read(
+        self,
+        keys: Sequence[tuple[int, int]],
+        pages: Tensor,
+        link: Link | None,
+        format: PackedPageFormat | DevicePackedPageFormat | None = None,
+    ) -> None:
         """Unpack pages to `pages` `[n, numbers]`, after they came over the link if there is one; wait for it.
 
-        Raises TransferFailed.
+        `format`: that of where `pages` are, without it the device's. Raises TransferFailed.
         """
         sources = [self[key] for key in keys]
         if link is not None:
-            arrived = [host_memory((source.nbytes,), torch.uint8) for source in sources]
+            arrived = [new_pages((source.nbytes,), torch.uint8, pages.device) for source in sources]
             link.wait(ticket := link.copy(list(zip(arrived, sources, strict=True)), link.mark()))
             link.finish(ticket)
             sources = arrived
         for source, page in zip(sources, pages, strict=True):
-            self.format.unpack(source, page)
+            (format or self.format).unpack(source, page)
 
     def read_grains(self, link: Link, layer: Tensor, page: Tensor, head: Tensor, grain: Tensor) -> Tensor:
         """Return blocks of pages `[n * count, ...]` in host memory; all indices are `[n, count]`.

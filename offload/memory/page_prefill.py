@@ -143,7 +143,8 @@ class PlainPrefill:
         """Copy the committed tokens of a layer from its pages."""
         tiers = self._tiers
         for page, buffer in tiers.streamed(layer, self._first):
-            self._copy_pages(page, buffer.unsqueeze(0), to_plain=True)
+            plain = tiers.pages.format.plain(buffer) if isinstance(tiers.pages, PackedPages) else buffer
+            self._copy_pages(page, plain.unsqueeze(0), to_plain=True)
         if self._begun:
             self._save(self._first + 1)
             self._copy_pages(self._first, tiers.open[layer, self._first % 2].unsqueeze(0), to_plain=True)
@@ -156,7 +157,7 @@ class PlainPrefill:
             self._wait()
             pages = self._buffers[0][: last - first]
             self._copy_pages(first, pages, to_plain=False)
-            self._tickets[0] = link.copy([(self._tiers.pages[layer, first:last], pages)], link.mark())
+            self._tickets[0] = link.copy(page_writes(self._tiers.pages, layer, first, pages), link.mark())
             self._buffers, self._tickets = self._buffers[::-1], self._tickets[::-1]  # in turn
             self._saved = last
 

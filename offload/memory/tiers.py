@@ -19,9 +19,9 @@ from ..architecture.tier_footprint import GATHERED_BYTES
 from ..kernels.accumulate import PassResult
 from .disk_pages import DiskPages
 from .host_attention import Balance, HostAttention, HostResult, Stopwatch, add_from_host
-from .host_memory import Pinning, allocator, copy_bytes
+from .host_memory import Pinning, allocator, copy_bytes, new_pages
 from .link import DISK_COST, LINK_COST, Link
-from .open_pages import OpenPages, new_pages
+from .open_pages import OpenPages
 from .packed_pages import PackedPages
 from .page import PageLayout
 from .prefetch import PrefetchItem, PrefetchRing, page_runs, prefetch_order

@@ -179,7 +179,7 @@ def _hardware(request: PlanRequest, others: Sequence[Hardware]) -> Iterator[Sugg
     for other in sorted(others, key=lambda one: (one.gpus * (one.memory or 0), one.gpus)):
         placement = replace(request.placement, memory=None, resident_layers=None, link_gb_s=None)
         if other.device == "cuda" and other.name != request.hardware.name:
-            kv = EXACT if request.kv_format.is_packed else request.kv  # packed ones are a CPU's
+            kv = EXACT if request.kv_format.is_packed else request.kv  # in one memory, only if asked for
             changed = replace(request, hardware=other, placement=placement, kv=kv, packs=False)
             if place(changed).fits:
                 yield Suggestion(f"other hardware: {other.name}", changed)

@@ -14,6 +14,7 @@ from ..architecture.tier_footprint import (
     host_mean_key_bytes,
     host_page_bytes,
     open_slots,
+    packing_bytes,
     staging_bytes,
 )
 from ..settings.kv_formats import EXACT
@@ -113,7 +114,10 @@ class TierBytes:
         buffers = RING_BUFFERS * copied_pages(each, pages, copy_bytes_for(request.hardware.link))
         if request.may_use_disk:
             buffers = disk_buffers(each)
-        return staging_bytes(self._share, offloaded, buffers, page, size, kv, slots)
+        staged = staging_bytes(self._share, offloaded, buffers, page, size, kv, slots)
+        if request.kv_format.is_packed and not request.hardware.shared:
+            staged += packing_bytes(self._share, offloaded, page)
+        return staged
 
     def fit(self, weights: int, kv: int, limit: int, away: int = 0) -> bool:
         """Return whether the device's parts fit into `limit` bytes."""

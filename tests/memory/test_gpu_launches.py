@@ -147,6 +147,26 @@ def test_a_streamed_page_of_quantised_keys_and_values_is_one_launch(tiered, monk
     assert tiers.link.statistics.bytes - ahead < 1.1 * away * pages * size
 
 
+@pytest.mark.parametrize("tokens", [1, 33])
+def test_a_streamed_packed_page_is_one_launch_and_three_quarters_of_the_bytes(tiered, monkeypatch, tokens):
+    monkeypatch.setattr(triton, "serves", lambda q: q.device == GPU and len(q) <= triton.ROWS)
+    found = {}
+    for kv in (EXACT, "packed"):
+        with fake_cuda() as usage:
+            model = load_fake(fake_shape("8B", LAYERS))
+            cache = tiered(model, kv=kv)
+            launches = run(usage, model, cache, tokens)
+            found[kv] = cache.store.tiers.link.statistics.bytes
+            span = cache.store.span
+        assert usage.to_host == 0
+    pages, away = CONTEXT // span, LAYERS - RESIDENT
+    assert launches["attend_runs"] == away * pages
+    assert launches["finish"] == LAYERS and launches["attend"] <= 2 * LAYERS
+    others = sum(count for name, count in launches.items() if name not in {*ATTENTION, "attend_runs"})
+    assert others <= 2 * BY_TORCH * LAYERS
+    assert found["packed"] / found[EXACT] == pytest.approx(0.7578, abs=0.02)
+
+
 @pytest.mark.daily("8B")
 def test_without_triton_the_same_pass_runs_on_torchs_kernels(shape, tiered, monkeypatch):
     monkeypatch.setattr(triton, "serves", lambda q: False)

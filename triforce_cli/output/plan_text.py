@@ -80,10 +80,7 @@ def plan_text(report: PlanReport, drawn: bool, width: int = WIDTH) -> str:
     if not (format := request.kv_format).is_plain:
         effect = "without loss" if format.is_exact else "which changes the answer"
         bits = f"{format.number_bits(request.shape.head_dim):.3g} bits each"
-        unread = ""
-        if format.is_packed and plan.placed.resident_layers < request.shape.kv_layers and not request.hardware.shared:
-            unread = "; only planned: no kernel for a GPU reads it over a link yet"
-        lines.append(f"KV cache   {format.name} (--kv): {bits}, {effect}{unread}")
+        lines.append(f"KV cache   {format.name} (--kv): {bits}, {effect}")
     lines += ["", *_memory_lines(plan, drawn, width)]
     if measured is not None and measured.busy:
         lines.append(f"times      predicted from rates {BUSY}: less where it is idle")

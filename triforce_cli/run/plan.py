@@ -81,9 +81,7 @@ def plan_request(
         weight_bits=stored if level is None else rounded_bits(shape, level),
         quantize=level,
         kv=kv,
-        packs=in_bf16
-        and hardware.shared  # no kernel for a GPU reads packed pages yet
-        and shape.growing.head_dim % PACKED_DIMS == 0,
+        packs=in_bf16 and shape.growing.head_dim % PACKED_DIMS == 0,
     )
 
 

@@ -33,12 +33,13 @@ class TritonAccumulator:
         self._others = 0
 
     def attend(self, page: Tensor, rows: slice, seen: int, causal: bool = False) -> None:
-        keys, values, layout = self._operands(page)
-        fresh = not self._begun[rows.start]
-        self._ops.attend_pages(
-            self._q[rows], keys, values, self._states[: self._splits, rows], seen, causal, fresh, layout
-        )
+        state, fresh = self._states[: self._splits, rows], not self._begun[rows.start]
+        self._launch(page, self._q[rows], state, seen, causal, fresh)
         self._begun[rows] = [True] * (rows.stop - rows.start)
+
+    def _launch(self, page: Tensor, q: Tensor, state: Tensor, seen: int, causal: bool, fresh: bool) -> None:
+        keys, values, layout = self._operands(page)
+        self._ops.attend_pages(q, keys, values, state, seen, causal, fresh, layout)
 
     def add(self, rows: slice, part: Any) -> None:
         raise NotImplementedError("other partial results come as a state")
@@ -53,6 +54,22 @@ class TritonAccumulator:
     def output(self, lse: Tensor | None = None) -> Tensor:
         first = 0 if self._begun[0] else self._splits
         return self._ops.finish(self._states[first : self._splits + self._others], self._q, lse)
+
+
+class PackedAccumulator(TritonAccumulator):
+    """One to which packed pages are added, too: those for which `memory` returns what `attend_runs` takes."""
+
+    def __init__(self, q: Tensor, kv_heads: int, operands: Operands, memory: Callable[[Tensor], Any]) -> None:
+        super().__init__(q, kv_heads, operands)
+        self._memory = memory
+
+    def _launch(self, page: Tensor, q: Tensor, state: Tensor, seen: int, causal: bool, fresh: bool) -> None:
+        from .packed_ops import attend_runs
+
+        if (memory := self._memory(page)) is None:
+            super()._launch(page, q, state, seen, causal, fresh)
+        else:
+            attend_runs(q, memory, state, seen, causal, fresh=fresh)
 
 
 def attend_stored(q: Tensor, keys: Tensor, values: Tensor, lse: Tensor | None = None) -> Tensor:

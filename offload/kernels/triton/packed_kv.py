@@ -140,9 +140,10 @@ def attend_runs_kernel(
     rows, keys, seen, scale,
     stride_qt, stride_qh, stride_head, stride_places, stride_plain, stride_token, stride_split, stride_row,
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, CAUSAL: tl.constexpr, HAS_SEEN: tl.constexpr,
-    PLANE: tl.constexpr, WIDEN: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    PLANE: tl.constexpr, FRESH: tl.constexpr, WIDEN: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """Begin the state of every row with the first `keys` keys; arguments as of `attend_kernel`.
+    """Add the first `keys` keys to the state of every row; arguments as of `attend_kernel`.
 
     Where run r of a head lies is `places[head, r]`: ~n says packed run n, else it is plain, from token 128 n on of
     `k_ptr` and `v_ptr`. PLANE reads plane A alone.
@@ -159,7 +160,7 @@ def attend_runs_kernel(
     if WIDEN:
         q = q.to(tl.float32)
     state = state_ptr + split * stride_split + token.to(tl.int64) * stride_row + member * (HEAD_DIM + 2)
-    top, total, acc = load_state(state, dims, is_row, wanted, True, BLOCK_M, BLOCK_D)
+    top, total, acc = load_state(state, dims, is_row, wanted, FRESH, BLOCK_M, BLOCK_D)
     if HAS_SEEN:
         seen = tl.load(seen_ptr).to(tl.int32)
         keys = seen + (rows // GROUP - 1) if CAUSAL else seen

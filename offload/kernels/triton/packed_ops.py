@@ -9,7 +9,8 @@ from .ops import _library, blocks_of_rows, tile
 
 _MEMORY = "Tensor runs, Tensor places, Tensor keys, Tensor values"
 _library.define(
-    f"attend_runs(Tensor q, {_MEMORY}, Tensor(a!) state, Tensor? length, int seen, bool causal, bool plane) -> ()"
+    f"attend_runs(Tensor q, {_MEMORY}, Tensor(a!) state, Tensor? length, int seen, bool causal, bool plane,"
+    " bool fresh) -> ()"
 )
 _library.define(f"unpack_runs({_MEMORY}, Tensor rows, Tensor starts, Tensor(a!) own, Tensor(b!)? others) -> ()")
 _library.define("pack_runs(Tensor keys, Tensor values, Tensor(a!) runs, Tensor(b!) fits, int first, int ring) -> ()")
@@ -22,8 +23,9 @@ def attend_runs(
     seen: int | Tensor,
     causal: bool = True,
     plane: bool = False,
+    fresh: bool = True,
 ) -> None:
-    """Begin states with the first keys of packed runs and plain ones; one launch. The bits are those of `attend_pages`.
+    """Add to states the first keys of packed runs and plain ones; one launch. The bits are those of `attend_pages`.
 
     Args:
         q: rotated queries `[tokens, heads, head_dim]` in bf16; head_dim is a multiple of 32.
@@ -34,9 +36,10 @@ def attend_runs(
         seen: keys that the first query sees; a tensor of one integer in device memory for a recorded step.
         causal: each further query sees one more.
         plane: read plane A alone, of packed runs.
+        fresh: the states are those of no keys yet.
     """
     length, seen = (seen, 0) if isinstance(seen, Tensor) else (None, seen)
-    torch.ops.triforce.attend_runs(q, *memory, state, length, seen, causal, plane)
+    torch.ops.triforce.attend_runs(q, *memory, state, length, seen, causal, plane, fresh)
 
 
 def unpack_runs(
@@ -78,6 +81,7 @@ def _attend_runs(
     seen: int,
     causal: bool,
     plane: bool,
+    fresh: bool,
 ) -> None:
     from . import packed_kv
 
@@ -89,7 +93,7 @@ def _attend_runs(
         q.stride(0), q.stride(1), runs.stride(0), places.stride(0), keys.stride(0), keys.stride(1),
         state.stride(0), state.stride(1),
         GROUP=heads // kv_heads, HEAD_DIM=head_dim, CAUSAL=causal, HAS_SEEN=length is not None, PLANE=plane,
-        WIDEN=q.device.type == "cpu", BLOCK_M=block, BLOCK_N=tile(width * q.element_size()), BLOCK_D=width,
+        FRESH=fresh, WIDEN=q.device.type == "cpu", BLOCK_M=block, BLOCK_N=tile(width * q.element_size()), BLOCK_D=width,
         num_stages=2,
     )  # fmt: skip
 

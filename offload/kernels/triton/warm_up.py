@@ -110,6 +110,12 @@ def _attend(q: Tensor, keys: Tensor, values: Tensor, needs: Needs) -> None:
             memory = _packed(keys, values)
             attend_packed(q, memory, 1)
             attend_packed_before(q, memory, 1)
+            if needs.streams:
+                from .ops import new_state, useful_splits
+                from .packed_ops import attend_runs
+
+                state = new_state(q, useful_splits(q.device, len(keys)))
+                attend_runs(q, memory, state, 1, causal=False, fresh=False)
         elif not KV_FORMATS[kind].is_plain:
             _attend_groups(q, keys, values, kind)
 

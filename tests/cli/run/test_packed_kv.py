@@ -41,13 +41,13 @@ def test_what_a_link_or_a_disk_copies_is_packed_by_default(triforce, more):
     assert plan["kv"] == "exact"
 
 
-def test_a_plan_for_a_gpu_has_room_in_64_gib_and_says_that_no_gpu_runs_it(triforce):
+def test_a_plan_for_a_gpu_has_room_in_64_gib_and_packs_by_default(triforce):
     gpu = ("profile", "--gpu", "4090", "--model", "Llama-2-7B-128K", "--context", "122K")
-    gpu += ("--kv", "packed", "--dtype", "bfloat16")
-    said = triforce(*gpu, "--host-memory", "64GiB").stdout
-    assert said.startswith("fits: ") and "only planned: no kernel for a GPU reads it over a link yet" in said
-    parts = json.loads(triforce(*gpu, "--json").stdout)["plan"]["memory"]["host"]["parts"]
-    assert parts["KV cache"] < 46 * 2**30
+    gpu += ("--dtype", "bfloat16", "--host-memory", "64GiB")
+    said = triforce(*gpu, "--kv", "packed").stdout
+    assert said.startswith("fits: ") and "KV cache   packed (--kv): 12.1 bits each, without loss\n" in said
+    plan = json.loads(triforce(*gpu, "--json").stdout)["plan"]
+    assert plan["kv"] == "packed" and plan["memory"]["host"]["parts"]["KV cache"] < 46 * 2**30
 
 
 def test_a_plan_for_a_gpu_has_all_keys_and_values_there(triforce):
@@ -57,8 +57,6 @@ def test_a_plan_for_a_gpu_has_all_keys_and_values_there(triforce):
     plans = [json.loads(each.stdout) for each in found]
     exact, packed = (plan["plan"]["memory"]["device"]["parts"]["KV cache"] for plan in plans)
     assert packed / exact == pytest.approx(0.78, abs=0.02)
-    said = triforce(*PROFILE, "--dtype", "bfloat16", "--gpu", "h200", "--kv", "packed").stdout
-    assert "only planned" not in said
 
 
 def test_a_plan_has_three_quarters_of_the_bytes_and_says_that_nothing_is_lost(triforce):
