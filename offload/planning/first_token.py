@@ -47,7 +47,7 @@ def first_token(passes: Passes) -> Time:
         compute += 2 * shape.layers * (ALL_REDUCE_S * chunks + tokens * shape.hidden * request.itemsize / hardware.link)
     kv, experts = (placed.host.parts.get(name, 0) / hardware.gpus for name in ("KV cache", "experts"))
     weights = (shape.layers - placed.weight_layers) * shape.layer_bytes(request.bits) / hardware.gpus
-    weights += experts if placed.experts == "stream" else 0
+    weights += experts if placed.experts_way(rows) == "stream" else 0
     by_layers = placed.prefill_order == "layers"
     disk = {}
     if placed.uses_disk:  # written once, and read back

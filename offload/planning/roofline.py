@@ -34,6 +34,9 @@ EXPERT_S = 30e-6
 # A page that is streamed: taken from the ring, attended to and released, in Python; about three calls of the driver for
 # its copy and its events, and one launch. An estimate: nothing was measured on a GPU.
 PAGE_S = 60e-6
+# An expert of two linears that is unpacked where it has arrived takes a few launches more, as pages: to be transposed,
+# or with quantised weights to have codes and scales taken apart, some 40. Estimates too.
+ARRANGED_PAGES = {False: 2, True: 6}
 PAGE_ATTENTION_S = 15e-6  # of it: the launch of the attention. The rest is that of a copy, which may have several pages
 # A layer to which the host attends too: the queries go down, the device waits, one sum comes up. Likewise.
 FOLD_S = 150e-6

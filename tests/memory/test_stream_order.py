@@ -272,6 +272,16 @@ def experts_on_the_host(model):
     run(model, model.new_cache(CAPACITY), 20, 1, 2)
 
 
+@scenario
+def experts_that_are_copied_for_many_rows_and_run_on_the_host_for_few(model):
+    link = CudaLink(GPU)
+    model = load(WeightTier(2, link, ExpertTier(0, "hybrid", link, TorchOperations(), 8)), MIXTURE)
+    cache = model.new_cache(CAPACITY)
+    run(model, cache, 20, 1, 9, 2)
+    list(by_layers(model, cache, 23, 20))  # the last chunk of a layer runs on the host
+    run(model, cache, 1, 20)
+
+
 @cache
 def recorded(name, done=False):
     """Record a scenario; see `recorded_gpu` for `done`."""

@@ -177,7 +177,7 @@ _PANELS: dict[str | None, dict[str, _Make]] = {
         "resident_layers": _count("Layers with KV on the device.", "most"),
         "host_share": _number("The host's part of the KV.", "balanced"),
         "link_gb_s": _number("Simulated link, on a CPU.", "none", "--link", metavar="GB/S"),
-        "experts": _name("Experts: device, host or stream.", among=EXPERTS),
+        "experts": _name("Experts: device, host, stream or hybrid.", among=EXPERTS),
         "expert_layers": _count("Layers with experts on the device.", "most"),
         "disk": _setting(str, "Folder for KV beyond host memory.", "none", metavar="PATH"),
         "disk_limit": _size("Disk space for it.", "free"),

@@ -240,7 +240,11 @@ def _placement(plan: Plan) -> str:
     return text
 
 
-_WAYS = {"host": "run there", "stream": "the chosen ones are copied to the device"}
+_WAYS = {
+    "host": "run there",
+    "stream": "the chosen ones are copied to the device",
+    "hybrid": "run there by passes below {:,} rows, else copied to the device",
+}
 
 
 def _expert_lines(plan: Plan) -> Iterator[str]:
@@ -248,7 +252,8 @@ def _expert_lines(plan: Plan) -> Iterator[str]:
     where, experts = plan.placed, plan.request.shape.experts
     if not where.away_layers:
         return
-    what = f"those of {where.away_layers} of {experts.layers} layers in host memory: {_WAYS[where.experts]}"
+    way = _WAYS[where.experts].format(where.streamed_rows)
+    what = f"those of {where.away_layers} of {experts.layers} layers in host memory: {way}"
     yield f"experts    {what} (--experts {where.experts})"
     for each in plan.expert_times:
         who = "a token reads" if each.tokens == 1 else f"{each.tokens} together read"

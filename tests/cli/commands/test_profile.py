@@ -77,16 +77,16 @@ def test_experts_that_do_not_fit_are_planned_where_they_take_least_time(triforce
     lines = result.stdout.splitlines()
     (fact,) = (line for line in lines if line.startswith("experts    "))
     (step,) = (line for line in lines if "a token reads 4 of 128 in each, " in line)
-    assert "of 36 layers in host memory: " in fact and "(--experts stream)" in fact
+    assert "of 36 layers in host memory: " in fact and "(--experts hybrid)" in fact
     assert " ms on the host, " in step and " ms over the link, " in step and step.endswith(" ms on the device")
     command = shlex.split(lines[-1])
     again = triforce("profile", *("--gpu" if part == "--profile" else part for part in command[2:-2]), *base[5:])
     assert again.stdout == result.stdout
     plans = {
         way: json.loads(triforce(*args, "--experts", way, "--json").stdout)["plan"]
-        for way in ("auto", "host", "stream", "device")
+        for way in ("auto", "host", "stream", "hybrid", "device")
     }
-    assert plans["auto"] == plans["stream"] | {"flags": plans["auto"]["flags"]}
+    assert plans["auto"] == plans["hybrid"] | {"flags": plans["auto"]["flags"]}
     assert plans["host"]["experts"] == "host" and 0 < plans["host"]["expert_layers"] < 36
     assert plans["host"]["expert_times"][0]["distinct"] == 4
     assert plans["device"]["experts"] == "device" and plans["device"]["weight_layers"] < 36
