@@ -87,6 +87,8 @@ def distill(
     settings = Distillation(**asked)
     if save_every <= 0:
         raise SettingsError(f"--save-every is {save_every:g}", "use a number of minutes, such as 5")
+    if Path(output).exists() and not Path(output).is_dir():
+        raise SettingsError(f"--output {output} is a file", "give a folder, which is made if there is none")
     given, origins = given_options(ctx)
     given = {name: value for name, value in given.items() if name not in names}
     check_part(given)
@@ -130,13 +132,17 @@ def _run(distiller: Distiller, terminal: Terminal, every: float) -> Evaluated:
     """Train, with progress on stderr; return the last measurement."""
     from offload.training.distill import Evaluated
 
-    found = None
+    found, noted = None, ("", 0)
     with ExitStack() as shown, closing(distiller.run(every, every)) as events:
         bar = shown.enter_context(DownloadBar(terminal))
         try:
             for event in events:
                 if not isinstance(event, Evaluated):
                     bar(event.stage, event.done, event.total)
+                    tenth = event.stage, 10 * event.done // event.total
+                    if tenth != noted and not terminal.shows_progress:  # a log has no bar
+                        terminal.note(f"{event.stage}: {event.done:,} of {event.total:,}")
+                        noted = tenth
                     continue
                 found = event
                 shown.close()  # erases the bar
