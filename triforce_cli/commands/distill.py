@@ -17,7 +17,7 @@ from offload.units import parse_tokens, size_text
 from ..input.documents import read_documents
 from ..options import declarations as options
 from ..options.settings import given_options, resolve
-from ..output.format import duration
+from ..output.format import duration, percent
 from ..output.progress import DownloadBar
 from ..output.stdout_formats import json_line
 from ..output.terminal import Terminal
@@ -141,7 +141,7 @@ def _run(distiller: Distiller, terminal: Terminal, every: float) -> Evaluated:
                     bar(event.stage, event.done, event.total)
                     tenth = event.stage, 10 * event.done // event.total
                     if tenth != noted and not terminal.shows_progress:  # a log has no bar
-                        terminal.note(f"{event.stage}: {event.done:,} of {event.total:,}")
+                        terminal.note(f"{event.stage}: {percent(event.done / event.total)}")
                         noted = tenth
                     continue
                 found = event

@@ -23,7 +23,7 @@ def test_a_head_is_trained_and_drafts(triforce, tmp_path, book):
     title, columns, *rows = out.splitlines()
     assert (title, columns.split()) == ("held-out acceptance", ["drafted", "token", "temperature", "1", "greedy"])
     assert [row.split()[0] for row in rows] == ["1", "2"]
-    assert "what the target makes of them: 0 of 2" in err  # a log has lines where a terminal has a bar
+    assert "what the target makes of them: 0 %" in err  # a log has lines where a terminal has a bar
     assert err.count("step ") == 4 and " left" in err and f"--draft {head}" in err
     ask = ("generate", "Once", "-n", "12", "--temperature", "0", "--method")
     drafted = triforce(*ask, "naive", "--draft", head)
