@@ -60,7 +60,7 @@ def distill(
     window: Annotated[int | None, _tokens("window", "Latest tokens that it attends to.")] = None,
     depth: Annotated[int | None, _setting("depth", "Drafted tokens to train for.", metavar="N")] = None,
     steps: Annotated[int | None, _setting("steps", "Steps of the optimisation.", metavar="N")] = None,
-    batch: Annotated[int | None, _setting("batch", "Blocks of so many tokens in a step.", metavar="N")] = None,
+    batch: Annotated[int | None, _setting("batch", "Sequences of --length in a step.", metavar="N")] = None,
     rate: Annotated[float | None, _setting("rate", "Highest learning rate.", metavar="X")] = None,
     seed: Annotated[int | None, _setting("seed", "Random seed.", metavar="N")] = None,
     save_every: Annotated[
