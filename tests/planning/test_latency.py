@@ -6,9 +6,9 @@ from math import ceil
 import pytest
 
 from offload.architecture.known_models import KNOWN
-from offload.architecture.tier_footprint import COPY_S
+from offload.architecture.tier_footprint import COPY_BYTES, COPY_S
 from offload.hardware.rates import READ
-from offload.planning.first_token import first_selection
+from offload.planning.first_token import PAGE_LAUNCHES, first_selection, first_token
 from offload.planning.passes import Passes
 from offload.planning.placement import place
 from offload.planning.plan import make_plan
@@ -185,6 +185,18 @@ def test_host_attention_is_as_fast_as_the_hosts_cores_but_one():
 def test_a_cpu_launches_nothing():
     plan = make_plan(request("SmolLM2-135M", "cpu", 8192, method="ar"))
     assert plan.plain.tbt.resources["launches"] == 0
+
+
+def test_a_first_token_counts_the_copies_of_runs_of_pages():
+    """In chunk order, where four pages of 4 MiB are one copy."""
+    asked = request(method="ar", placement=Placement(offload="stream", resident_layers=6))
+    passes = Passes(asked, replace(place(asked), prefill_order="chunks"))
+    together = ceil(COPY_BYTES / (4 * 2**20))
+    each = PAGE_ATTENTION_S + (PAGE_S - PAGE_ATTENTION_S) / together + PAGE_LAUNCHES * LAUNCH_S
+    chunks = asked.tokens / asked.prefill_chunk
+    operations = 32 * LAUNCHES + 26 * AWAY_LAUNCHES
+    launches = chunks * operations * LAUNCH_S + chunks / 2 * 26 * 128 * each
+    assert first_token(passes).resources["launches"] == pytest.approx(launches)
 
 
 def test_the_first_selection_reads_mean_keys_that_a_prefill_by_layers_made_and_else_all_pages():
