@@ -115,11 +115,13 @@ class Session:
         sequence.restart(ids)
         runners = self._runners(settings, len(ids) + config.max_new_tokens, copy)
         runners.use(executor)
+        runners.expect(sized(settings, len(ids) + config.max_new_tokens))
         for done, total in self.full.cache.store.prepare():
             yield Pinned(done, total)
         yield from self._prefill()
         if runners.draft is not None:
             yield from runners.draft.read(sequence)
+        runners.prepare()
         if drafter_kind(settings) == LOOKUP:
             runners.lookup.draft_kind(sequence)  # reading the prompt is no part of decoding
         model, kernel = self._model, self._model.operations.kernel

@@ -14,7 +14,7 @@ from offload.hardware.rates import describe
 from offload.planning.placement import place
 from offload.planning.plan import make_plan
 from offload.planning.request import PlanRequest
-from offload.planning.roofline import LAUNCH_S, LAUNCHES, PAGE_S
+from offload.planning.roofline import AWAY_LAUNCHES, LAUNCH_S, LAUNCHES, PAGE_S
 from offload.planning.suggestions import suggestions
 from offload.settings.config import Placement, Speculation
 from offload.settings.method_sizes import suggested_budget, tree_nodes
@@ -336,7 +336,7 @@ def test_layers_that_borrow_read_the_last_layer_s_keys_again():
         assert 0 < where.disk_layers < away
         assert resources["disk"] == pytest.approx((where.disk_layers + again) * layer / 3e9)
         assert resources["link"] == pytest.approx((away + again) * layer / plan.request.hardware.link)
-        eager = plan.request.shape.layers * LAUNCHES * LAUNCH_S
+        eager = (plan.request.shape.layers * LAUNCHES + away * AWAY_LAUNCHES) * LAUNCH_S
         assert resources["launches"] == pytest.approx((away + again) * pages * PAGE_S + eager)
 
 
