@@ -13,6 +13,7 @@ from ..events import MaskStatistics
 from .matcher import Allowed, Matcher
 
 Path = tuple[int, ...]  # tokens after the history
+_NEVER = float("-inf")
 
 
 class TokenMasks:
@@ -40,16 +41,18 @@ class TokenMasks:
     def apply(self, logits: Tensor, paths: Sequence[Sequence[int]]) -> Tensor:
         """Return logits `[rows, vocab]` with -inf for tokens that may not follow the history and the row's path.
 
-        A row whose path is not allowed itself is unchanged: its tokens cannot be accepted. So is a row of a drafter
-        that has none of the allowed tokens in its vocabulary: whatever it drafts is verified.
+        A row whose path is not allowed itself is unchanged: its tokens cannot be accepted. Where logits rule out all
+        allowed tokens, as a drafter's of a smaller vocabulary may, these are equally likely. A row without a finite
+        logit is unchanged: it is an error.
         """
         masks = [self.allowed(tuple(path)) for path in paths]
         if all(mask is None for mask in masks):
             return logits
         every: Allowed = np.ones(self._vocab, dtype=bool)
-        forbidden = torch.from_numpy(~np.stack([every if mask is None else mask for mask in masks]))
-        masked = logits.masked_fill(forbidden.to(logits.device), float("-inf"))
-        return torch.where(masked.amax(dim=-1, keepdim=True) == float("-inf"), logits, masked)
+        forbidden = torch.from_numpy(~np.stack([every if mask is None else mask for mask in masks])).to(logits.device)
+        ruled_out = logits.masked_fill(forbidden, _NEVER).amax(dim=-1, keepdim=True) == _NEVER
+        ruled_out &= logits.amax(dim=-1, keepdim=True).isfinite()
+        return logits.masked_fill(ruled_out, 0).masked_fill(forbidden, _NEVER)
 
     def allowed(self, path: Path) -> Allowed | None:
         """Return which tokens may follow the history and a path, `[vocab]`; None if all may, or the path may not."""

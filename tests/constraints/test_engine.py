@@ -1,6 +1,7 @@
 """Constrained answers of a tiny model: one text for all methods, forced tokens without a pass, honest ends."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -55,6 +56,14 @@ def test_the_text_is_an_instance_of_the_schema(opened_with_draft, plain, samplin
 @pytest.mark.parametrize("sampling", [GREEDY, COUPLED], ids=["greedy", "coupled"])
 def test_every_method_gives_plain_decoding_s_text(make, plain, sampling, method, draft, trees):
     assert tokens(run(make(), ids(60), 60, method, draft, sampling, 5, **trees)) == plain[sampling]
+
+
+@pytest.mark.parametrize(("method", "draft"), [("lookup", "lookup"), ("triforce", "model")])
+def test_penalties_apply_to_what_the_mask_leaves(make, plain, opened_with_draft, method, draft):
+    sampling = replace(GREEDY, repetition_penalty=1.5, presence_penalty=1.0)
+    found = tokens(run(make(), ids(60), 60, method, draft, sampling))
+    assert found == tokens(run(make(), ids(60), 60, sampling=sampling)) != plain[GREEDY]
+    assert json.loads(opened_with_draft.tokenizer.decode(found))["kind"] in ("hero", "other")
 
 
 def test_a_batch_gives_each_sequence_its_own_masks(make, plain):
