@@ -139,6 +139,9 @@ def packed(bench: Bench, args: argparse.Namespace) -> dict:
         link.bandwidth = args.bandwidth * 1e9
         runs |= {(kv, rows): partial(one_pass, cache, model, ids[start : start + rows]) for rows in (1, 8)}
     found = interleaved(args.repeats * 3, **{f"{kv}, {rows} rows": run for (kv, rows), run in runs.items()})
+    for kv in ("bf16", "packed"):
+        tiers = runs[kv, 1].args[0].store.tiers
+        tiers.ring.drop()  # waits for what is under way, which must not outlive the interpreter
     print(f"packed, {args.bandwidth} GB/s: ", end="")
     print(", ".join(f"{name} {1e3 * took:.0f} ms" for name, took in found.items()), end="")
     gains = {rows: found[f"bf16, {rows} rows"] / found[f"packed, {rows} rows"] for rows in (1, 8)}

@@ -64,7 +64,7 @@ class DiskPages:
 
     def part(self, layer: int, page: int, start: int, size: int) -> FileRange | Tensor:
         """Return `size` bytes of a page, from its byte `start` on."""
-        if layer < self.memory_layers:
+        if self.memory is not None and layer < self.memory_layers:
             return self.memory[layer, page].view(torch.uint8)[start : start + size]
         return FileRange(self.file, self._offset(layer, page) + start, size)
 

@@ -66,7 +66,7 @@ class Tiers(Generic[Layout]):
         """Return the estimated time to read a byte in a pass, as in `Store`."""
         pages, share = self.pages, 1.0
         if isinstance(pages, PackedPages):
-            pages, share = pages.stored, self.format.page_bytes / self.format.plain_bytes
+            pages, share = pages.stored, pages.format.page_bytes / pages.format.plain_bytes
         return share * (DISK_COST if isinstance(pages, DiskPages) else LINK_COST)
 
     def prepare(self) -> Iterator[tuple[int, int]]:

@@ -5,15 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..architecture.footprint import page_tokens
-from ..architecture.kv_formats import stored_bytes
+from ..architecture.kv_formats import format_bytes, stored_bytes
 from ..architecture.parameters import WeightBits
+from ..architecture.tier_footprint import copied_pages, copy_bytes_for
 from ..hardware.rates import READ
 from ..settings.kv_formats import KV_FORMATS
 from ..settings.method_sizes import has_draft_model, selected_format
 from .pass_work import attention_flops, linear_pass, with_experts_away
 from .placement import Placed
 from .request import PlanRequest
-from .roofline import SAMPLE_S, Pass, Time, pass_time
+from .roofline import PAGE_ATTENTION_S, PAGE_S, SAMPLE_S, Pass, Time, pass_time
 from .self_draft import best_level, bits_at, relative_costs, typical_agreements
 
 SHARES = 64  # steps of the search for the host's share
@@ -35,6 +36,9 @@ class Passes:
         self.sample_s = SAMPLE_S[request.hardware.device] * (1 if request.static_batch else request.sequences)
         page = page_tokens(request.shape.share(request.hardware.gpus), request.itemsize)
         self.pages = -(-request.tokens // page)
+        each = format_bytes(request.shape.share(request.hardware.gpus), request.kv, page, request.itemsize)
+        run = 1 if placed.uses_disk else copied_pages(each, self.pages, copy_bytes_for(request.hardware.link))
+        self._launched = (PAGE_ATTENTION_S + (PAGE_S - PAGE_ATTENTION_S) / run) / PAGE_S  # of a page copied by itself
         self._full: dict[int, tuple[Time, float]] = {}
         self._drafting_bits, self.agreement = self._drafting_weights()
 
@@ -100,7 +104,7 @@ class Passes:
             attention_flops=scoring * (1 - hosted / kv) / gpus,
             hosted_flops=scoring * hosted / kv,
             graphed=base.graphed and not offloaded and (request.hardware.shared or request.kv_format.is_exact),
-            pages=base.pages + (1 - share) * (layers + again) * count * self.pages,
+            pages=base.pages + (1 - share) * (layers + again) * count * self.pages * self._launched,
             folded_layers=count * (layers + again) if hosted else 0,
         )
 

@@ -34,6 +34,7 @@ EXPERT_S = 30e-6
 # A page that is streamed: taken from the ring, attended to and released, in Python; about three calls of the driver for
 # its copy and its events, and one launch. An estimate: nothing was measured on a GPU.
 PAGE_S = 60e-6
+PAGE_ATTENTION_S = 15e-6  # of it: the launch of the attention. The rest is that of a copy, which may have several pages
 # A layer to which the host attends too: the queries go down, the device waits, one sum comes up. Likewise.
 FOLD_S = 150e-6
 # NCCL's latency for a few kilobytes between two cards that talk over PCIe through the host.

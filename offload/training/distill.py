@@ -47,11 +47,14 @@ class Progressed:
 
 @dataclass(frozen=True)
 class Evaluated:
-    """The head's acceptance on held-out texts after a step, and the seconds that the rest may take; 0 at the end."""
+    """The head's acceptance on held-out texts after a step, and the seconds that the rest may take; 0 at the end.
+
+    `loss` is that of the step; None if it was done by an earlier run.
+    """
 
     step: int
     steps: int
-    loss: float
+    loss: float | None
     acceptance: Acceptance
     seconds_left: float
 
@@ -168,7 +171,8 @@ class Distiller:
         schedule = Schedule(own.steps, own.batch, own.depth, own.rate, own.seed)
         trainer = Trainer(head, teacher, train, schedule, self._work / "state.safetensors")
         clock: Callable[[], float] = time.monotonic
-        began, evaluated, first, loss = clock(), clock(), schedule.cost(trainer.step), 0.0
+        loss: float | None = None
+        began, evaluated, first = clock(), clock(), schedule.cost(trainer.step)
         total = schedule.cost(schedule.steps)
         for trained in trainer.run(save_every):
             loss, done = trained.loss, schedule.cost(trained.step)

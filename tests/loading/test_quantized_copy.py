@@ -43,7 +43,7 @@ def test_a_copy_computes_with_the_rounded_weights_and_the_models_own_embedding(c
     assert distance(logits(copy.model), rounded) < 0.3 * distance(logits(model), rounded)
     assert copies.make("q4", PROMPT[:9]) is copy
     ids = torch.tensor([7, 3])
-    assert torch.equal(copy.model._embedding(ids), model._embedding(ids))
+    assert torch.equal(copy.model.embedding(ids), model.embedding(ids))
 
 
 @pytest.mark.parametrize("level", QUANTIZE)

@@ -154,7 +154,7 @@ def test_the_first_tokens_are_distributed_as_in_plain_decoding(method, sampling,
 class Fake:
     """A drafter of which a draft of any length takes 2 of a plain step's 10 ms."""
 
-    name, branches, setups, in_one_pass, relative_cost = "draft", True, 0, True, 0.2
+    name, branches, setups, in_one_pass, relative_cost, longest = "draft", True, 0, True, 0.2, 64
 
     def draft_kind(self, sequence):
         return True

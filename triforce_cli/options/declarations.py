@@ -215,7 +215,7 @@ _TRUNCATE = _other(
 )
 # Of the commands that read documents once, and may leave a part of a long one out.
 _FORM = {
-    "json_schema": _other(str | None, "--json-schema", metavar="FILE", help="JSON of this schema."),
+    "json_schema": _other(str | None, "--json-schema", metavar="FILE|JSON", help="JSON of this schema."),
     "regex": _other(str | None, "--regex", metavar="TEXT", help="A text that matches."),
     "grammar": _other(str | None, "--grammar", metavar="FILE", help="A text of it, in Lark or GBNF."),
     "quote": _switch("--quote", help="Quotations are literal."),

@@ -124,6 +124,8 @@ def _hardware_lines(request: PlanRequest) -> Iterator[str]:
         rates = f"{hardware.bandwidth / 1e9:,.0f} GB/s, {hardware.flops / 1e12:,.0f} TFLOP/s {hardware.dtype}"
         yield f"GPU        {count}{_gib(hardware.memory)}, {rates}, link {hardware.link / 1e9:g} GB/s"
     memory = "memory not known" if hardware.host_memory is None else f"{_gib(hardware.host_memory)} free"
+    if hardware.host_memory is None and request.placement.host_memory is not None:
+        memory = f"{_gib(request.placement.host_memory)} (--host-memory)"
     rates = f"{hardware.host_bandwidth / 1e9:.0f} GB/s{assumed['host bandwidth']}"
     yield f"host       {memory}, {rates}, {hardware.host_flops / 1e9:,.0f} GFLOP/s{assumed['host rate']}"
     if request.placement.disk is not None:

@@ -248,11 +248,13 @@ def test_profile_answers_without_torch(tiny_model_dir, tmp_path):
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_profile_names_a_draft_model_that_fits(triforce):
+def test_profile_names_a_draft_model_that_fits(triforce, tmp_path):
     args = ("profile", "--gpu", "4090", "--model", "Llama-3.1-8B", "--context", "32K")
     assert "draft      Llama-3.2-1B has the vocabulary" in triforce(*args).stdout
     assert json.loads(triforce(*args, "--json").stdout)["plan"]["draft_model"] == "Llama-3.2-1B"
     with_one = ("--method", "triforce", "--draft", "Llama-3.2-1B")
     assert json.loads(triforce(*args, *with_one, "--json").stdout)["plan"]["draft_model"] is None
+    nothing = triforce(*args, "--draft", tmp_path)
+    assert_error(nothing, 2, "the draft model: there is no config.json", "--draft takes a folder")
     refused = triforce(*args, "--method", "triforce", "--draft", "Llama-68M")
     assert_error(refused, 2, "Llama-68M has another vocabulary than Llama-3.1-8B", "--draft Llama-3.2-1B")

@@ -51,7 +51,7 @@ def test_speculation_on_them_changes_nothing(triforce, method):
         (("--verify",), ("--verify compares with exact decoding, and --kv q4 changes the answer",)),
         (("--approximate", "retrieval"), ("cannot be used together",)),
         (("--kernel", "off"), ("--kv q4 needs the native kernel",)),
-        (("--kv", "q5"), ("kv is 'q5'", "exact, packed, q8, q4, fp8")),
+        (("--kv", "q5"), ("kv is 'q5'", "exact, bf16, packed, q8, q4, fp8")),
     ],
 )
 def test_refused_with_flags_that_need_exact_keys_and_values(triforce, more, words):
