@@ -7,7 +7,7 @@ import torch
 
 from offload.constraints.grammar import compile_grammar
 from offload.constraints.masks import TokenMasks
-from offload.constraints.matcher import GrammarMatcher
+from offload.constraints.matcher import AfterThinking, GrammarMatcher
 from offload.settings.config import Sampling
 from tests.support.constraints import lltokenizer
 from tests.support.table_models import PROMPT, TARGET, TOKENS, VOCAB, chi_square_p, counted, hierarchy, number
@@ -91,3 +91,14 @@ def test_a_mask_depends_on_the_row_s_own_history_alone():
         assert (tried.allowed(path) == fresh.allowed(())).all()
     assert tried.allowed((1, 0)) is None  # "ba": no text of the language
     assert tried.allowed(()) is not None
+
+
+def test_an_answer_does_not_end_within_the_thinking():
+    """It would have none of the form that was asked for."""
+    matcher = GrammarMatcher(compile_grammar("choices", '["d", "a"]', lltokenizer(SPELLING)))
+    masks = TokenMasks(AfterThinking(matcher, SPELLING, b"cd", None), [VOCAB - 1], VOCAB)
+    for thought in ((), (0,), (0, 2)):
+        assert list(masks.allowed(thought)) == [True] * (VOCAB - 1) + [False]
+    answer = masks.allowed((0, 5))
+    assert list(answer.nonzero()[0]) == [0, 3]
+    assert list(masks.allowed((2, 3, 3)).nonzero()[0]) == [VOCAB - 1]
