@@ -26,6 +26,8 @@ class TokenMasks:
         """`end_ids` end an answer; the first one is the one that the matcher knows."""
         self._matcher, self._vocab = matcher, vocab
         self._ends = list(end_ids)
+        self._unended: Allowed = np.ones(vocab, dtype=bool)
+        self._unended[[each for each in self._ends if each < vocab]] = False
         self._path: list[int] = []  # tokens after the history that the matcher has consumed
         self._is_left = False  # the history is not in the language
         self._known: dict[Path, Allowed | None] = {}
@@ -55,7 +57,7 @@ class TokenMasks:
         return logits.masked_fill(ruled_out, 0).masked_fill(forbidden, _NEVER)
 
     def allowed(self, path: Path) -> Allowed | None:
-        """Return which tokens may follow the history and a path, `[vocab]`; None if all may, or the path may not."""
+        """Return which tokens may follow the history and a path, `[vocab]`; None if that is not allowed itself."""
         if self._is_left:
             return None
         if path not in self._known:
@@ -90,7 +92,7 @@ class TokenMasks:
             return None
         found = self._matcher.allowed()
         if found is None:
-            return None
+            return self._unended
         self._computed += 1
         mask: Allowed = np.zeros(self._vocab, dtype=bool)
         count = min(len(found), self._vocab)

@@ -88,6 +88,16 @@ def test_what_the_schema_dictates_costs_no_pass(make, plain):
     assert next(event for event in events if isinstance(event, Tokens)).ids[:2] == (*plain[GREEDY][:2],)
 
 
+@pytest.mark.parametrize("method", ["naive", "streaming", "triforce"])
+def test_a_long_dictated_text_fits_the_small_caches(make, method):
+    """Beside their drafts, middle levels have room for fewer tokens than a schema may dictate."""
+    text = "a text that nobody but the schema writes, " * 8
+    sampling = Sampling(temperature=0, constraint=Constraint("regex", f"(a|b){text}[0-9]{{6}}{text}(c|d)"))
+    found = tokens(run(make(), ids(60), 800, method, "model", sampling))
+    assert len(found) > 400
+    assert found == tokens(run(make(), ids(60), 800, sampling=sampling))
+
+
 def test_with_log_probabilities_every_token_is_decoded_and_the_text_is_the_same(make, plain):
     config = GenerationConfig(max_new_tokens=60)
     events = list(make().generate(ids(60), GREEDY, config, Speculation("ar"), logprobs=0))

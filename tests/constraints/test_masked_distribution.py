@@ -7,7 +7,7 @@ import torch
 
 from offload.constraints.grammar import compile_grammar
 from offload.constraints.masks import TokenMasks
-from offload.constraints.matcher import GrammarMatcher
+from offload.constraints.matcher import AfterThinking, GrammarMatcher
 from offload.settings.config import Sampling
 from offload.speculation.sampling.warp import Sampler
 from tests.support.constraints import lltokenizer
@@ -105,3 +105,14 @@ def test_allowed_tokens_that_the_logits_rule_out_are_equally_likely():
     assert torch.equal(found[0], allowed / allowed.sum())
     assert torch.equal(found[1], torch.eye(VOCAB)[likely])
     assert found[2].isnan().all()  # the model is broken: an error where a token is read
+
+
+def test_an_answer_does_not_end_within_the_thinking():
+    """It would have none of the form that was asked for."""
+    matcher = GrammarMatcher(compile_grammar("choices", '["d", "a"]', lltokenizer(SPELLING)))
+    masks = TokenMasks(AfterThinking(matcher, SPELLING, b"cd", None), [VOCAB - 1], VOCAB)
+    for thought in ((), (0,), (0, 2)):
+        assert list(masks.allowed(thought)) == [True] * (VOCAB - 1) + [False]
+    answer = masks.allowed((0, 5))
+    assert list(answer.nonzero()[0]) == [0, 3]
+    assert list(masks.allowed((2, 3, 3)).nonzero()[0]) == [VOCAB - 1]

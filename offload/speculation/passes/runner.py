@@ -299,7 +299,7 @@ class Runner:
             self._last = None
             self.cache.commit(path)  # first: an interrupt between the two must not leave more tokens than keys
             self._cached += following[: len(path)]
-            if self.kept is not None:
+            if self.kept is not None and rows:  # those of a tree before `keep_rows` are not there
                 self.kept.put(self.num_cached - len(path), torch.cat(rows)[path])
         return len(path)
 
