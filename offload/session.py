@@ -11,7 +11,7 @@ from .model.assistant import Assistant
 from .model.dflash import DFlash
 from .model.heads import Head
 from .sequence import TokenSequence
-from .settings.config import GenerationConfig, Sampling, Speculation
+from .settings.config import LONGEST_GAMMA, GenerationConfig, Sampling, Speculation
 from .settings.method_sizes import (
     draft_chunk,
     drafter_kind,
@@ -115,11 +115,13 @@ class Session:
         sequence.restart(ids)
         runners = self._runners(settings, len(ids) + config.max_new_tokens, copy)
         runners.use(executor)
+        runners.expect(sized(settings, len(ids) + config.max_new_tokens))
         for done, total in self.full.cache.store.prepare():
             yield Pinned(done, total)
         yield from self._prefill()
         if runners.draft is not None:
             yield from runners.draft.read(sequence)
+        runners.prepare()
         if drafter_kind(settings) == LOOKUP:
             runners.lookup.draft_kind(sequence)  # reading the prompt is no part of decoding
         model, kernel = self._model, self._model.operations.kernel
@@ -145,8 +147,8 @@ class Session:
     ) -> Generator[Event, int | None]:
         """Decode up to `limit` tokens after the prompt.
 
-        What a constraint dictates is appended without a pass: the next one runs it with what follows. Where
-        log-probabilities are wanted, it is decoded: they come from a pass.
+        What a constraint dictates is appended without a pass: the next one runs it with what follows, or alone if it
+        is long. Where log-probabilities are wanted, it is decoded: they come from a pass.
         """
         sequence, end = self.sequence, len(self.sequence) + limit
         prompt = len(sequence)
@@ -154,6 +156,8 @@ class Session:
             sequence.extend(sampler.forced(end - start) if recorder is None else ())
             ended = self._keep_until(eos_ids, start, sampler)
             if not ended and (decoded := len(sequence)) < end:
+                if decoded - self.full.num_cached > LONGEST_GAMMA:  # more than small caches take beside a draft
+                    self.full.rows(sequence)
                 hierarchy.top.advance(sequence, end - decoded)
                 ended = self._keep_until(eos_ids, decoded, sampler)
             run = sequence.tokens[start:]

@@ -23,6 +23,7 @@ from offload import (
     open_model,
 )
 from offload.api.ask_options import AskOptions
+from offload.settings.constraint import Constraint
 from tests.support.paths import ROOT
 
 TEXT = "the quick brown fox " * 20
@@ -54,6 +55,14 @@ def test_an_answer_ends_at_a_stop_string_and_says_so(llm):
     assert whole.finish_reason == "length" and whole.read() == ""
     cut = llm.ask(TEXT, seed=1, max_new_tokens=40, stop=text[5:7])
     assert cut.read() == text[: text.index(text[5:7])] and cut.finish_reason == "stop"
+
+
+def test_a_stop_string_cuts_a_constrained_answer(llm):
+    text = '{"kind": "hero"}'
+    asked = {"constraint": Constraint("json-schema", '{"const": {"kind": "hero"}}'), "seed": 1, "max_new_tokens": 40}
+    assert llm.ask(TEXT, **asked).read() == text
+    cut = llm.ask(TEXT, stop='": ', **asked)
+    assert cut.read() == '{"kind' and cut.finish_reason == "stop"
 
 
 def test_a_seed_gives_one_text_and_no_seed_several(llm):

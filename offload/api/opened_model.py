@@ -308,7 +308,7 @@ class OpenModel:
         """Return where weights are that do not all stay on the device; None if they do."""
         if tiers.experts == "device":
             return None if tiers.weight_layers is None else WeightTier(tiers.weight_layers, link)
-        experts = ExpertTier(tiers.expert_layers, tiers.experts, link, self._host_operations)
+        experts = ExpertTier(tiers.expert_layers, tiers.experts, link, self._host_operations, tiers.expert_rows)
         return WeightTier(self.shape.layers, link, experts)
 
     @property
@@ -321,15 +321,16 @@ class OpenModel:
         return self._host_operations.kernel is not None
 
     def check_experts(self, way: str) -> None:
-        """Raise SettingsError for experts that cannot be in host memory and run in this way: host or stream."""
-        if way in ("host", "stream") and self.checkpoint.shape.experts is None:
+        """Raise SettingsError for experts that cannot be in host memory and run in this way: host, stream or hybrid."""
+        if way not in ("auto", "device") and self.checkpoint.shape.experts is None:
             raise SettingsError(
                 f"--experts {way} is for a mixture of experts, and {self.config.model} has one MLP in each layer",
                 "leave --experts out",
             )
-        if way == "host" and not self.host_computes and self.weight_bits.is_quantized(self.dtype.itemsize):
+        is_hosted = way in ("host", "hybrid")
+        if is_hosted and not self.host_computes and self.weight_bits.is_quantized(self.dtype.itemsize):
             raise SettingsError(
-                "--experts host needs the native kernel for quantised weights, and it cannot be used on this host",
+                f"--experts {way} needs the native kernel for quantised weights, and it cannot be used on this host",
                 "use --experts stream; triforce doctor says more about the kernel",
             )
 

@@ -99,6 +99,12 @@ class ChunkTableStep(StoreStep):
             inputs.positions[: cache.ahead].fill_(cache.unused(self._rows))
         cache.lengths[:1].fill_(cache.seen)
 
+    def load_ahead(self) -> None:
+        cache, inputs = self._cache, self._inputs
+        inputs.load(0, inputs.angles)
+        inputs.positions.fill_(cache.unused(self._rows))
+        cache.lengths[:1].fill_(1)
+
     def _attend(self, layer: int, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         cache = self._cache
         return attend_table(q, keys, values, cache.table[layer], cache.chunk, cache.lengths)

@@ -201,6 +201,10 @@ class FullCache(InFlightTokens):
     def new_step(self, rows: int) -> StoreStep:
         return StoreStep(self, self.store, rows, None if self._queries is None else self._queries.rows)
 
+    def free_position(self, rows: int) -> int:
+        """Return where in the store `rows` tokens lie that are never kept."""
+        return self._length
+
     def clear(self) -> None:
         self.store.clear()
 

@@ -181,6 +181,10 @@ class StaticStep(Attends, Protocol):
         """Set the inputs, in a few launches and without waiting, for the pass that the cache has begun."""
         ...
 
+    def load_ahead(self) -> None:
+        """Set inputs to record with, between passes: what is stored lies where no token is kept."""
+        ...
+
 
 class StaticCache(KVCache, Protocol):
     """A cache that can fill up passes of few tokens to a fixed number of rows, in tensors that stay where they are."""

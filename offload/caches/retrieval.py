@@ -61,6 +61,10 @@ class CopiedCache(SelectedCache):
     def new_step(self, rows: int) -> StoreStep:
         return StoreStep(self, self.store, rows)
 
+    def free_position(self, rows: int) -> int:
+        """Return where in the store `rows` tokens lie that are never kept: before a selection the tail is empty."""
+        return self.store.capacity - rows
+
     def clear(self) -> None:
         self.store.clear()
 
@@ -198,10 +202,17 @@ class QuantizedCopiedCache(CopiedCache):
 
     def attend_selected(self, layer: int, rows: slice, result: GroupAccumulator) -> None:
         """Add a layer's selected chunks, of which every row sees all."""
-        result.attend_groups(rows, self._groups[layer], 0, self.selection.shape[1] * self._chunk // GROUP)
+        result.attend_groups(rows, self._groups[layer], 0, self.step_key() * self._chunk // GROUP)
 
     def step_key(self) -> int:
-        return self.selection.shape[1]  # which a launch has
+        """Return how many chunks of a row are selected, or will be by the selection that is due: a launch has it."""
+        if self._rebuild:
+            return min(self._slots, max(self._full.length - 1, 0) // self._chunk)
+        return self.selection.shape[1]
+
+    def clear(self) -> None:
+        super().clear()
+        self._groups.zero_()
 
     def new_step(self, rows: int) -> QuantizedStep:
         return QuantizedStep(self, rows, self._kind)

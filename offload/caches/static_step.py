@@ -71,6 +71,10 @@ class StoreStep:
     def load(self) -> None:
         self._inputs.load(self._cache.position, self._cache.rows)
 
+    def load_ahead(self) -> None:
+        inputs = self._inputs
+        inputs.load(self._cache.free_position(len(inputs.positions)), inputs.angles)
+
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         inputs = self._inputs
         keys, values = self._store.layer(layer)  # [kv_heads, capacity, head_dim]

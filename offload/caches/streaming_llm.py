@@ -258,6 +258,10 @@ class StreamingStep:
         torch.arange(span.first, span.first + len(self._stored), out=self._stored)
         torch.add(self._every, self._is_behind_sink, alpha=span.start - span.sink, out=self._seen)
 
+    def load_ahead(self) -> None:
+        self._cache.begin_padded(len(self._stored), len(self._stored))  # which is never committed
+        self.load()
+
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Attend as `KVCache.attend`."""
         keys, values = self._cache.layer(layer)

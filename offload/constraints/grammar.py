@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 # As Python's json.dumps writes it: what lies between keys and values is dictated, and costs the model no pass.
 _FORM = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+_GRAMMAR_PLACE = re.compile(r"^at \d+\(\d+\): | \(in regex\)")  # in the grammar around an expression, not in the user's
 _OPEN = ("additionalProperties", "patternProperties", "unevaluatedProperties")
 _MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")  # of names to schemas
 _LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
@@ -35,7 +37,10 @@ def compile_grammar(kind: str, text: str, tokenizer: LLTokenizer) -> LLMatcher:
     else:
         matcher = LLMatcher(tokenizer, _grammar(kind, text), log_level=0)
         if matcher.is_error():
-            raise SettingsError(f"--{kind}: {_first_line(matcher.get_error())}", "correct it")
+            reason = _first_line(matcher.get_error())
+            if kind == REGEX:
+                reason = _GRAMMAR_PLACE.sub("", reason)
+            raise SettingsError(f"--{kind}: {reason}", "correct it")
     probe = matcher.deep_copy()
     if not any(probe.compute_bitmask()) or probe.is_error():
         raise SettingsError(f"--{kind} allows no answer that ends", "correct it")

@@ -13,6 +13,7 @@ from ..events import MaskStatistics
 from .matcher import Allowed, Matcher
 
 Path = tuple[int, ...]  # tokens after the history
+_NEVER = float("-inf")
 
 
 class TokenMasks:
@@ -25,6 +26,8 @@ class TokenMasks:
         """`end_ids` end an answer; the first one is the one that the matcher knows."""
         self._matcher, self._vocab = matcher, vocab
         self._ends = list(end_ids)
+        self._unended: Allowed = np.ones(vocab, dtype=bool)
+        self._unended[[each for each in self._ends if each < vocab]] = False
         self._path: list[int] = []  # tokens after the history that the matcher has consumed
         self._is_left = False  # the history is not in the language
         self._known: dict[Path, Allowed | None] = {}
@@ -40,19 +43,21 @@ class TokenMasks:
     def apply(self, logits: Tensor, paths: Sequence[Sequence[int]]) -> Tensor:
         """Return logits `[rows, vocab]` with -inf for tokens that may not follow the history and the row's path.
 
-        A row whose path is not allowed itself is unchanged: its tokens cannot be accepted. So is a row of a drafter
-        that has none of the allowed tokens in its vocabulary: whatever it drafts is verified.
+        A row whose path is not allowed itself is unchanged: its tokens cannot be accepted. Where logits rule out all
+        allowed tokens, as a drafter's of a smaller vocabulary may, these are equally likely. A row without a finite
+        logit is unchanged: it is an error.
         """
         masks = [self.allowed(tuple(path)) for path in paths]
         if all(mask is None for mask in masks):
             return logits
         every: Allowed = np.ones(self._vocab, dtype=bool)
-        forbidden = torch.from_numpy(~np.stack([every if mask is None else mask for mask in masks]))
-        masked = logits.masked_fill(forbidden.to(logits.device), float("-inf"))
-        return torch.where(masked.amax(dim=-1, keepdim=True) == float("-inf"), logits, masked)
+        forbidden = torch.from_numpy(~np.stack([every if mask is None else mask for mask in masks])).to(logits.device)
+        ruled_out = logits.masked_fill(forbidden, _NEVER).amax(dim=-1, keepdim=True) == _NEVER
+        ruled_out &= logits.amax(dim=-1, keepdim=True).isfinite()
+        return logits.masked_fill(ruled_out, 0).masked_fill(forbidden, _NEVER)
 
     def allowed(self, path: Path) -> Allowed | None:
-        """Return which tokens may follow the history and a path, `[vocab]`; None if all may, or the path may not."""
+        """Return which tokens may follow the history and a path, `[vocab]`; None if that is not allowed itself."""
         if self._is_left:
             return None
         if path not in self._known:
@@ -87,7 +92,7 @@ class TokenMasks:
             return None
         found = self._matcher.allowed()
         if found is None:
-            return None
+            return self._unended
         self._computed += 1
         mask: Allowed = np.zeros(self._vocab, dtype=bool)
         count = min(len(found), self._vocab)

@@ -27,7 +27,7 @@ class Matcher(Protocol):
         ...
 
     def allowed(self) -> Allowed | None:
-        """Return which tokens may come next; None if all may. Those that end the answer may where it is complete."""
+        """Return which tokens may come next; those that end the answer where it is complete. None: all but those."""
         ...
 
 

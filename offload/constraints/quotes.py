@@ -43,20 +43,29 @@ class _State(NamedTuple):
     tail: bytes = b""
 
 
+class QuotableTokens:
+    """The tokens of a vocabulary by their bytes, for the matchers of all documents."""
+
+    def __init__(self, tokens: Sequence[bytes]) -> None:
+        """`tokens` are the bytes of each token, none for one that is no text."""
+        self.data = tokens
+        self.numbers: dict[bytes, list[int]] = {}  # of tokens without a quotation mark
+        self.marked: list[int] = []  # tokens with one
+        for token, data in enumerate(tokens):
+            if _MARK in data:
+                self.marked.append(token)
+            elif data and len(data) <= _AHEAD:
+                self.numbers.setdefault(data, []).append(token)
+        self.beginnings = {data[:length] for data in self.numbers for length in range(1, len(data) + 1)}
+
+
 class QuoteMatcher:
     """Follows an answer, whose quotations must be parts of a document. Outside of them everything is allowed."""
 
-    def __init__(self, document: str, tokens: Sequence[bytes], eos: int) -> None:
-        """`tokens` are the bytes of each token, none for one that is no text."""
+    def __init__(self, document: str, tokens: QuotableTokens, eos: int) -> None:
         self._document = _BLANKS.sub(" ", document).encode()
-        self._tokens, self._eos = tokens, eos
-        self._number: dict[bytes, list[int]] = {}  # of tokens without a quotation mark, by their bytes
-        self._marked: list[int] = []  # tokens with one
-        for token, data in enumerate(tokens):
-            if _MARK in data:
-                self._marked.append(token)
-            elif data and len(data) <= _AHEAD:
-                self._number.setdefault(data, []).append(token)
+        self._quotable, self._tokens, self._eos = tokens, tokens.data, eos
+        # Those outside of quotations and at their beginnings: all others, one for each text, would fill the memory.
         self._masks: dict[_State, Allowed] = {}
         self._states = [_State()]
 
@@ -79,8 +88,10 @@ class QuoteMatcher:
 
     def allowed(self) -> Allowed:
         state = self._states[-1]
+        if state.quoted:
+            return self._inside(state.quoted)
         if state not in self._masks:
-            self._masks[state] = self._outside(state) if state.quoted is None else self._inside(state.quoted)
+            self._masks[state] = self._outside(state) if state.quoted is None else self._inside(b"")
         return self._masks[state]
 
     def _after(self, state: _State, data: bytes) -> _State | None:
@@ -110,10 +121,12 @@ class QuoteMatcher:
     def _inside(self, quoted: bytes) -> Allowed:
         """Return the tokens that go on with a quotation as the document does somewhere, or end it."""
         allowed: Allowed = np.zeros(len(self._tokens), dtype=bool)
-        for following in self._continuations(quoted):
-            for length in range(1, len(following) + 1):
-                allowed[self._number.get(following[:length], [])] = True
-        allowed[[token for token in self._marked if self._after(_State(quoted), self._tokens[token])]] = True
+        tokens, following = self._quotable, self._continuations(quoted)
+        for length in range(1, _AHEAD + 1):
+            following = {each for each in following if len(each) >= length and each[:length] in tokens.beginnings}
+            for data in {each[:length] for each in following} & tokens.numbers.keys():
+                allowed[tokens.numbers[data]] = True
+        allowed[[token for token in tokens.marked if self._after(_State(quoted), self._tokens[token])]] = True
         return allowed
 
     def _continuations(self, quoted: bytes) -> set[bytes]:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from llguidance import LLTokenizer
 
     from ..loading.tokenizers.tokenizer import Tokenizer
+    from .quotes import QuotableTokens
 
 _LONGEST = 200  # bytes of a token: llguidance takes no longer ones, and no answer needs them
 _SENTINEL = "\x02"  # before a text that a tokenizer would put a space before
@@ -59,7 +60,7 @@ class ConstraintVocabulary:
         if kind == QUOTE:
             from .quotes import QuoteMatcher
 
-            return QuoteMatcher(text, self._bytes, self._eos_ids[0])
+            return QuoteMatcher(text, self._quotable, self._eos_ids[0])
         return GrammarMatcher(compile_grammar(kind, text, self._lltokenizer))
 
     @cached_property
@@ -73,6 +74,12 @@ class ConstraintVocabulary:
         tokens = map(self._tokenizer.token_bytes, range(min(count, self._vocab)))
         found = [token if len(token) <= _LONGEST else b"" for token in tokens]
         return found + [b""] * (self._vocab - len(found))
+
+    @cached_property
+    def _quotable(self) -> QuotableTokens:
+        from .quotes import QuotableTokens
+
+        return QuotableTokens(self._bytes)
 
     @cached_property
     def _lltokenizer(self) -> LLTokenizer:

@@ -107,7 +107,7 @@ class TorchOperations:
     def serves_quantized(self, dtype: torch.dtype) -> bool:
         return False
 
-    def quantized_linear(self, weights: Sequence[QuantizedTensor | Tensor], bias: Tensor | None = None) -> Linear:
+    def quantized_linear(self, weights: Sequence[QuantizedTensor | Tensor], bias: Tensor | None = None) -> LocalLinear:
         raise NotImplementedError("torch multiplies with dequantised weights")
 
     def norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:

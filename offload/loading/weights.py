@@ -136,7 +136,8 @@ def load_model(
         group: the ranks that share the model.
         share: the part of the model that this rank of `group` loads; None for all of it.
     """
-    shape, do = checkpoint.shape if share is None else share.shape, operations or TorchOperations()
+    shape = checkpoint.shape if share is None else share.shape
+    do: Operations = operations or TorchOperations()
     with checkpoint.tensors() as read:
 
         def reader_to(device: torch.device, operations: Operations) -> WeightReader:
@@ -145,7 +146,7 @@ def load_model(
         reader, outside = reader_to(device, do), reader_to(_CPU, do)
         embedding, head = _load_ends(reader, shape)
         resident = shape.layers if tier is None else min(tier.resident, shape.layers)
-        mover = None if tier is None or tier.experts is None else ExpertMover(tier.experts, device)
+        mover = None if tier is None or tier.experts is None else ExpertMover(tier.experts, device, do)
         loaded = []
         for index in range(shape.layers):
             if mover is not None and shape.spec(index).is_sparse and mover.takes_next():

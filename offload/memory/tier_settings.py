@@ -9,6 +9,7 @@ from typing import ClassVar
 
 from ..architecture.footprint import LEAST_PAGE
 from ..architecture.tier_footprint import COPY_BYTES, RING_BUFFERS, copied_pages, disk_buffers
+from ..settings.placement_settings import EXPERTS, HYBRID_ROWS
 from ..settings.validation import require, require_types
 from ..short_repr import short_repr
 
@@ -29,8 +30,9 @@ class TierSettings:
         overlap: prefetch while the device computes.
         by_layers: prefill layer by layer, so that no page is read back.
         weight_layers: layers whose weights stay on the device; None for all.
-        experts: how experts run that are in host memory: host or stream; device: they are with the other weights.
+        experts: how experts run that are in host memory: host, stream or hybrid; device: they are with other weights.
         expert_layers: layers whose experts stay on the device nevertheless.
+        expert_rows: with hybrid, passes of so many rows or more copy experts, and the host runs those of others.
         link_gb_s: simulate a link of this rate in 10^9 bytes/s, for a device that has none.
         host_bandwidth: slow host attention down to this rate in bytes/s, for experiments.
         disk: a folder; pages of layers that are not resident lie in a file there instead of host memory. They are
@@ -52,6 +54,7 @@ class TierSettings:
     weight_layers: int | None = None
     experts: str = "device"
     expert_layers: int = 0
+    expert_rows: int = HYBRID_ROWS
     link_gb_s: float | None = None
     host_bandwidth: float | None = None
     disk: Path | None = None
@@ -79,11 +82,12 @@ class TierSettings:
             f"share is {share}, and mode is stream",
             "use hybrid, or leave share out",
         )
-        ways = ("device", "host", "stream")
+        ways = EXPERTS[1:]  # auto is a plan's
         require(self.experts in ways, f"experts is {short_repr(self.experts)}", f"use one of: {', '.join(ways)}")
         for name in ("resident_layers", "weight_layers", "expert_layers", "host_layers"):
             layers = getattr(self, name)
             require(layers is None or layers >= 0, f"{name} is {short_repr(layers)}", "use 0 or more")
+        require(self.expert_rows >= 1, f"expert_rows is {short_repr(self.expert_rows)}", "use 1 or more")
         for name in ("link_gb_s", "host_bandwidth"):
             rate = getattr(self, name)
             require(rate is None or 0 < rate < math.inf, f"{name} is {short_repr(rate)}", "use a number above 0")

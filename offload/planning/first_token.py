@@ -13,17 +13,18 @@ from .passes import Passes
 from .request import PlanRequest
 from .roofline import (
     ALL_REDUCE_S,
+    AWAY_LAUNCHES,
     COMPUTE,
     EXPERT_LAUNCHES,
     LAUNCH_S,
-    LAUNCHES,
     PAGE_S,
     Time,
     hosted_experts_time,
+    layer_launches,
     overlapped,
 )
 
-PAGE_LAUNCHES = 10  # of a page in a prefill's chunk, where torch's operations attend and merge
+PAGE_LAUNCHES = 14  # of a page in a prefill's chunk, where torch's operations attend and merge
 GATHER = 0.25  # of the host's bandwidth, which torch's gathering of chunks of a few KB reaches; an estimate
 
 
@@ -47,7 +48,7 @@ def first_token(passes: Passes) -> Time:
         compute += 2 * shape.layers * (ALL_REDUCE_S * chunks + tokens * shape.hidden * request.itemsize / hardware.link)
     kv, experts = (placed.host.parts.get(name, 0) / hardware.gpus for name in ("KV cache", "experts"))
     weights = (shape.layers - placed.weight_layers) * shape.layer_bytes(request.bits) / hardware.gpus
-    weights += experts if placed.experts == "stream" else 0
+    weights += experts if placed.experts_way(rows) == "stream" else 0
     by_layers = placed.prefill_order == "layers"
     disk = {}
     if placed.uses_disk:  # written once, and read back
@@ -56,9 +57,10 @@ def first_token(passes: Passes) -> Time:
     moved = kv + weights if by_layers else kv * (1 + chunks / 2) + weights * chunks
     launches = 0.0
     if not hardware.shared:
-        read = 0 if by_layers else chunks / 2 * passes.pages * (shape.kv_layers - placed.resident_layers)
-        launches = chunks * (shape.layers * LAUNCHES + chunk.experts * EXPERT_LAUNCHES) * LAUNCH_S
-        launches += read * (PAGE_S + PAGE_LAUNCHES * LAUNCH_S) + (1 if by_layers else chunks) * chunk.pages * PAGE_S
+        away = 0 if by_layers else shape.kv_layers - placed.resident_layers
+        operations = shape.layers * layer_launches(hardware) + chunk.experts * EXPERT_LAUNCHES + away * AWAY_LAUNCHES
+        launches = chunks * operations * LAUNCH_S + (1 if by_layers else chunks) * chunk.pages * PAGE_S
+        launches += chunks / 2 * away * passes.pages * (passes.page_share * PAGE_S + PAGE_LAUNCHES * LAUNCH_S)
     computing = {"experts_on_the_host" if hosted > compute else "compute": compute + hosted}
     time = overlapped(link=moved / hardware.link, launches=launches, **computing, **disk)
     return replace(time, seconds=time.seconds + passes.full(1)[0].seconds + first_selection(passes))
@@ -101,4 +103,5 @@ def first_selection(passes: Passes) -> float:
     if placed.prefill_order == "layers":
         chunk = selected_chunk(settings, PAGE_GRAIN, tokens=request.tokens)
         return seconds + offloaded * kv / 2 / chunk / hardware.link
-    return seconds + offloaded * (kv / hardware.link + shape.kv_layers * passes.pages * (PAGE_S + 3 * LAUNCH_S))
+    launching = shape.kv_layers * passes.pages * (passes.page_share * PAGE_S + 3 * LAUNCH_S)
+    return seconds + offloaded * (kv / hardware.link + launching)

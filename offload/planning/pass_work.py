@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 from ..architecture.dims import Dimensions
 from ..architecture.parameters import WeightBits
 from ..hardware.rates import READ
+from .expert_times import empty_pass, on_host
 from .placement import Placed
 from .request import PlanRequest
-from .roofline import QUANTIZED_READ, Pass, hosted_experts_time, quantized_rows
+from .roofline import ARRANGED_PAGES, QUANTIZED_READ, Pass, hosted_experts_time, quantized_rows
 
 
 def linear_pass(
@@ -51,22 +52,19 @@ def with_experts_away(work: Pass, request: PlanRequest, placed: Placed) -> Pass:
     experts, gpus = request.shape.experts, request.hardware.gpus
     each, layers = request.shape.expert_bytes(request.bits) / experts.count, placed.away_layers
     run = experts.distinct(work.rows) * layers
-    if placed.experts == "host":
-        operations = 2 * request.shape.expert_parameters * experts.per_token * work.rows * layers
+    if placed.experts_way(work.rows) == "host":
+        hosted = on_host(request, work, layers)
         return replace(
-            work,
+            hosted,
             weights=work.weights - run * each / gpus,
-            linear_flops=work.linear_flops - operations / gpus,
+            linear_flops=work.linear_flops - hosted.hosted_expert_flops / gpus,
             experts=work.experts - run,
-            hosted_weights=run * each,
-            hosted_experts=run * gpus,
-            hosted_expert_flops=operations,
-            hosted_layers=layers,
         )
+    pages = ARRANGED_PAGES[request.is_quantized] if placed.experts == "hybrid" else 1
     if experts.reads_all(work.rows):
         whole = experts.count * layers
-        return replace(work, copied=work.copied + whole * each / gpus, pages=work.pages + whole)
-    return replace(work, chosen=run * each / gpus, pages=work.pages + run)
+        return replace(work, copied=work.copied + whole * each / gpus, pages=work.pages + pages * whole)
+    return replace(work, chosen=run * each / gpus, pages=work.pages + pages * run)
 
 
 def _is_graphed(shape: Dimensions, request: PlanRequest, streamed: int) -> bool:
@@ -102,8 +100,7 @@ def expert_times(request: PlanRequest, placed: Placed, tokens: int) -> ExpertTim
         return None
     hardware, experts = request.hardware, request.shape.experts
     assert experts is not None, "layers without experts have none away"
-    empty = Pass(tokens * request.sequences, 0, 0, *(0.0,) * 7, graphed=False)
-    work = with_experts_away(empty, request, replace(placed, experts="host"))
+    work = on_host(request, empty_pass(tokens * request.sequences), placed.away_layers)
     size, rate = work.hosted_weights, QUANTIZED_READ if request.is_quantized else READ
     return ExpertTimes(
         tokens=tokens,

@@ -27,6 +27,7 @@ class Passes:
 
     Attributes:
         pages: of an offloaded layer's keys and values.
+        page_share: of the seconds that launching a page takes that is copied by itself, where runs are copied at once.
         sample_s: the seconds in which a token is drawn.
         agreement: how often the weights that the retrieval cache is read with choose the token of the model's own.
     """
@@ -38,7 +39,7 @@ class Passes:
         self.pages = -(-request.tokens // page)
         each = format_bytes(request.shape.share(request.hardware.gpus), request.kv, page, request.itemsize)
         run = 1 if placed.uses_disk else copied_pages(each, self.pages, copy_bytes_for(request.hardware.link))
-        self._launched = (PAGE_ATTENTION_S + (PAGE_S - PAGE_ATTENTION_S) / run) / PAGE_S  # of a page copied by itself
+        self.page_share = (PAGE_ATTENTION_S + (PAGE_S - PAGE_ATTENTION_S) / run) / PAGE_S
         self._full: dict[int, tuple[Time, float]] = {}
         self._drafting_bits, self.agreement = self._drafting_weights()
 
@@ -104,8 +105,9 @@ class Passes:
             attention_flops=scoring * (1 - hosted / kv) / gpus,
             hosted_flops=scoring * hosted / kv,
             graphed=base.graphed and not offloaded and (request.hardware.shared or request.kv_format.is_exact),
-            pages=base.pages + (1 - share) * (layers + again) * count * self.pages * self._launched,
+            pages=base.pages + (1 - share) * (layers + again) * count * self.pages * self.page_share,
             folded_layers=count * (layers + again) if hosted else 0,
+            away_layers=count * layers,
         )
 
     def linears(self, rows: int) -> Pass:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from dataclasses import dataclass, replace
 
+from .expert_times import streamed_rows
 from .memory import USABLE
 from .request import PlanRequest
 from .tier_bytes import TierBytes
@@ -48,12 +49,19 @@ class Placed:
     weight_layers: int  # whose weights stay on the device
     disk_layers: int  # whose KV lies on disk
     prefill_order: str  # "layers": loop over layers, then chunks, and no KV is read back; "chunks": chunks, then layers
-    experts: str = "device"  # how those run that are in host memory: host, stream; device: all are with other weights
+    experts: str = "device"  # how those run that are in host memory: host, stream, hybrid; device: none are
     away_layers: int = 0  # whose experts are in host memory
+    streamed_rows: int = 0  # of the least pass that copies them, if they are hybrid
 
     @property
     def fits(self) -> bool:
         return not self.device.missing and not self.host.missing and not self.disk.missing
+
+    def experts_way(self, rows: int) -> str:
+        """Return how experts in host memory run in a pass over `rows` rows: host or stream."""
+        if self.experts != "hybrid":
+            return self.experts
+        return "stream" if rows >= self.streamed_rows else "host"
 
     @property
     def uses_disk(self) -> bool:
@@ -103,7 +111,7 @@ def _in_best_order(request: PlanRequest, way: str) -> Placed:
 
 def _reads_nothing_back(request: PlanRequest, placed: Placed) -> bool:
     """Return whether chunk after chunk of a prompt copies nothing to the device again."""
-    shape, streams = request.shape, placed.experts == "stream" and placed.away_layers
+    shape, streams = request.shape, placed.experts in ("stream", "hybrid")
     return placed.resident_layers == shape.kv_layers and placed.weight_layers == shape.layers and not streams
 
 
@@ -119,7 +127,8 @@ def _place(request: PlanRequest, order: str, way: str = "device") -> Placed:
     on_disk = next((n for n in least if _is_room(sizes.on_host(*counts, n), room)), least[-1])
     host = Tier("host", _sorted(sizes.on_host(*counts, on_disk)), room)
     disk = Tier("disk", _sorted(sizes.on_disk(on_disk)), _disk_limit(request)) if on_disk else Tier("disk", {}, None)
-    return Placed(device, host, disk, kv, weights, on_disk, order, way if away else "device", away)
+    rows = streamed_rows(request) if away and way == "hybrid" else 0
+    return Placed(device, host, disk, kv, weights, on_disk, order, way if away else "device", away, rows)
 
 
 def _is_room(parts: dict[str, int], limit: int | None) -> bool:

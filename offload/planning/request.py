@@ -114,7 +114,7 @@ class PlanRequest:
             return (placement.experts,)
         if placement.offload == "none" and placement.expert_layers is None:
             return ()
-        return ("host", "stream") if self.host_computes else ("stream",)
+        return ("host", "stream", "hybrid") if self.host_computes else ("stream",)
 
     @property
     def may_use_disk(self) -> bool:

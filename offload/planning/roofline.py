@@ -25,8 +25,12 @@ LAYER_S = {"cuda": 55e-6, "cpu": 70e-6}  # on a CPU: norms, RoPE and residuals o
 SAMPLE_S = {"cuda": 0.12e-3, "cpu": 0.3e-3}
 # An eager operation of PyTorch: its dispatch in Python and C++, and the launch. 5 to 10 us on desktop CPUs.
 LAUNCH_S = 7e-6
-LAUNCHES = 32  # of a layer without a graph: norms, linears, RoPE, attention (tests/memory/test_gpu_launches.py)
-SEQUENCE_LAUNCHES = 15  # of them, those of each sequence's attention in a batch, with RoPE and storing its token
+# Of a layer without a graph, with Triton: norms, linears, storing, attention, gate. Without it there are 21. These and
+# the next three are counted on fake tensors by tests/memory/test_gpu_launches.py.
+LAUNCHES = 10
+AWAY_LAUNCHES = 17  # more, of a layer whose keys and values are offloaded: RoPE, and storing in pages, by torch
+REDUCED_LAUNCHES = 4  # more, of a layer that several GPUs share: two all-reduces, and what adds their sums
+SEQUENCE_LAUNCHES = 4  # more, of each further sequence of a batch: its attention, which is copied to the others'
 EXPERT_LAUNCHES = 6  # of an expert that runs: its two products, and its part of the routing (experts.py)
 # An expert that runs on a CPU: calls of two products, and its part of the routing. Of 64 x 32 numbers, 8 for one token
 # took 45 us of CPU time each, 53 for 8 tokens 20 us.
@@ -34,6 +38,9 @@ EXPERT_S = 30e-6
 # A page that is streamed: taken from the ring, attended to and released, in Python; about three calls of the driver for
 # its copy and its events, and one launch. An estimate: nothing was measured on a GPU.
 PAGE_S = 60e-6
+# An expert of two linears that is unpacked where it has arrived takes a few launches more, as pages: to be transposed,
+# or with quantised weights to have codes and scales taken apart, some 40. Estimates too.
+ARRANGED_PAGES = {False: 2, True: 6}
 PAGE_ATTENTION_S = 15e-6  # of it: the launch of the attention. The rest is that of a copy, which may have several pages
 # A layer to which the host attends too: the queries go down, the device waits, one sum comes up. Likewise.
 FOLD_S = 150e-6
@@ -77,6 +84,7 @@ class Pass:
     graphed: bool
     pages: float = 0.0
     folded_layers: int = 0
+    away_layers: int = 0  # whose keys and values are offloaded, of all sequences together
     quantized: bool = False  # the weights, on a GPU
     disk: float = 0.0  # KV in bytes that is read from disk
     kv_rate: float = 1.0  # the share of READ at which a CPU reads keys and values: less where codes are converted
@@ -154,9 +162,16 @@ def launching_time(work: Pass, hardware: Hardware) -> float:
     """
     if hardware.shared:
         return 0.0
-    launches = work.layers * (LAUNCHES + (work.sequences - 1) * SEQUENCE_LAUNCHES) + work.experts * EXPERT_LAUNCHES
+    launches = work.layers * layer_launches(hardware, work.sequences) + work.experts * EXPERT_LAUNCHES
+    launches += work.away_layers * AWAY_LAUNCHES
     eager = 0.0 if work.graphed else launches * LAUNCH_S
     return eager + work.pages * PAGE_S
+
+
+def layer_launches(hardware: Hardware, sequences: int = 1) -> int:
+    """Return the launches of a resident layer without a graph, in a pass over so many sequences."""
+    reduced = REDUCED_LAUNCHES if hardware.gpus > 1 else 0
+    return LAUNCHES + reduced + (sequences - 1) * SEQUENCE_LAUNCHES
 
 
 def _all_reduces(work: Pass, hardware: Hardware) -> float:

@@ -9,7 +9,7 @@ from typing import Any
 from ..architecture.weight_formats import rounded_bits
 from ..hardware.rates import Hardware
 from ..settings.config import QUANTIZE, SELF
-from ..settings.kv_formats import EXACT
+from ..settings.kv_formats import EXACT, PACKED_KV
 from ..settings.method_sizes import has_draft_model, has_middle
 from ..settings.methods import LOOKUP
 from ..units import GIB, counted
@@ -65,6 +65,8 @@ def _candidates(request: PlanRequest, others: Sequence[Hardware]) -> Iterator[Su
 
 def _placements(request: PlanRequest) -> Iterator[Suggestion]:
     placement = request.placement
+    if request.packs and request.kv_format.is_plain:
+        yield Suggestion(f"--kv {PACKED_KV.name}, which loses nothing", replace(request, kv=PACKED_KV.name))
     if placement.offload == "none":
         changed = replace(request, placement=replace(placement, offload="auto"))
         placed = place(changed)

@@ -23,6 +23,7 @@ from .memory import MemoryEstimate, estimate
 from .request import PlanRequest
 
 STAGING_BUFFERS = 2  # one fills while the other is attended to
+ARRANGED_EXPERTS = {False: 2, True: 5}  # whose bytes it takes to unpack one; quantised, its codes have a byte each
 
 
 class TierBytes:
@@ -76,9 +77,17 @@ class TierBytes:
         if self._way != "device":
             parts["experts"] = (self.sparse_layers - away) * self._experts
             parts["weights"] -= self.sparse_layers * self._experts
-        if self._way == "stream" and away:
-            parts["staging"] += STAGING_BUFFERS * self._experts
+        if self._way in ("stream", "hybrid") and away:
+            parts["staging"] += STAGING_BUFFERS * self._experts + self._arranging
         return parts
+
+    @property
+    def _arranging(self) -> int:
+        """Return the bytes in which an expert that has arrived in the host's layout is unpacked."""
+        request, experts = self._request, self._request.shape.experts
+        if self._way != "hybrid" or experts is None or request.hardware.shared:
+            return 0
+        return ARRANGED_EXPERTS[request.is_quantized] * self._experts // experts.count
 
     def on_host(self, weights: int, kv: int, away: int = 0, on_disk: int = 0) -> dict[str, int]:
         """Return the bytes of each part on the host, for all devices; `on_disk` layers' pages are not there."""
@@ -90,7 +99,7 @@ class TierBytes:
             "experts": away * self._experts,
             "staging": BOUNCE_BUFFERS * DISK_READ_BYTES if on_disk else 0,
         }
-        if self._way == "host" and away:
+        if self._way in ("host", "hybrid") and away:
             parts["activations"] = min(request.prefill_chunk, request.tokens) * expert_row_bytes(self._share, 4)
         if need.retrieval and not request.hardware.shared and request.kv_format.is_exact:  # made by that prefill
             chunk = selected_chunk(request.speculation, PAGE_GRAIN, page, request.tokens)

@@ -10,7 +10,8 @@ from .validation import require, require_between, require_one_of, require_types
 
 SLOWEST_LINK = 0.0001  # GB/s of a simulated link: with a slower one, a single copy takes minutes
 OFFLOADS = ("auto", "none", "stream", "host", "hybrid")
-EXPERTS = ("auto", "device", "host", "stream")
+EXPERTS = ("auto", "device", "host", "stream", "hybrid")
+HYBRID_ROWS = 32  # of the least pass for which hybrid copies experts, unless a plan has set it: as in llama.cpp
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +25,9 @@ class Placement:
     link of so many 10^9 bytes per second to a device on the CPU, to try offloading without a GPU.
 
     `experts`: how the experts of a mixture run that lie in host memory: host computes them there; stream copies the
-    chosen ones over the link; device keeps them with the other weights; auto is the plan's choice. `expert_layers` keep
-    theirs on the device, None for as many as fit.
+    chosen ones over the link; hybrid does that for passes of many rows, and computes others there; device keeps them
+    with the other weights; auto is the plan's choice. `expert_layers` keep theirs on the device, None for as many as
+    fit.
 
     `disk` is a folder: on a CPU, KV for which `host_memory` is too small lies in a file there, of at most `disk_limit`
     bytes (None: as much as is free), which has no name and is gone after the run.
@@ -54,7 +56,7 @@ class Placement:
         require(
             self.expert_layers is None or self.experts != "device",
             "expert-layers keeps some experts in host memory, and experts is device",
-            "use --experts host or stream, or leave --expert-layers out",
+            "use --experts host, stream or hybrid, or leave --expert-layers out",
         )
         require_between("host-share", share, 0, 1, "use a number from 0 to 1")
         require(

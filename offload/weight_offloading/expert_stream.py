@@ -9,7 +9,7 @@ import mmap
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, product
 from typing import Any, NamedTuple
 
 import torch
@@ -27,6 +27,7 @@ from ..model.experts import ExpertWeights, grouped, weighted_sum
 STAGED_LAYERS = 2  # layers' experts for which the device has room: those of one run while the next are copied
 _ALIGNMENT = 256  # bytes, of each tensor
 Expert = tuple[LocalLinear, LocalLinear]  # gate and up, down
+Arrange = Callable[[Expert], Expert]
 
 
 @dataclass(slots=True)
@@ -62,10 +63,14 @@ class _Item(NamedTuple):
 
 @dataclass(frozen=True)
 class _Stored:
-    """The experts of a layer: rows of bytes `[experts, size]`, and an expert over the first of them."""
+    """The experts of a layer: rows of bytes `[experts, size]`, and an expert over the first of them.
+
+    `arranged` is an expert as it lies in the device's buffers, or None if it lies there as in `rows`.
+    """
 
     rows: Tensor
     first: Expert
+    arranged: Expert | None
 
     @property
     def kind(self) -> tuple[Any, ...]:
@@ -80,10 +85,14 @@ class ExpertStream:
     its chunks find it there. Like the layers of a model, it is used by one thread.
     """
 
-    def __init__(self, link: Link, device: torch.device, statistics: ExpertStatistics) -> None:
-        self._link, self._device, self.statistics = link, device, statistics
+    def __init__(
+        self, link: Link, device: torch.device, statistics: ExpertStatistics, arrange: Arrange | None = None
+    ) -> None:
+        """Create a stream without layers; `arrange` returns an expert in the layout that the device computes with."""
+        self._link, self._device, self.statistics, self._arrange = link, device, statistics, arrange
         self._layers: list[_Stored] = []
         self._over: dict[tuple[int, Any], Expert] = {}  # by buffer and kind of layer
+        self._copied: dict[tuple[int, Any], Expert] = {}  # likewise, as they arrive, if they are then arranged
         self._ring: PrefetchRing | None = None
         self._layer: int | None = None  # whose experts are held
         self._held: dict[int, Tensor] = {}  # buffers, by expert
@@ -100,26 +109,33 @@ class ExpertStream:
                 "experts that differ, such as in how many bits they have, cannot be copied one by one",
                 "use --experts host or device",
             )
-        sizes = [-(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT for tensor in _tensors(pairs[0])]
-        size = -(-sum(sizes) // mmap.PAGESIZE) * mmap.PAGESIZE  # rows can be pinned one by one
+        size = -(-_size(pairs[0]) // mmap.PAGESIZE) * mmap.PAGESIZE  # rows can be pinned one by one
         rows = allocator(self._device)((len(pairs), size), torch.uint8)
         for row, pair in zip(rows, pairs, strict=True):
             for target, tensor in zip(_views(row, pair), _tensors(pair), strict=True):
                 target.copy_(tensor)
-        self._layers.append(_Stored(rows, _over(pairs[0], rows[0])))
+        first = _over(pairs[0], rows[0])
+        self._layers.append(_Stored(rows, first, self._arrange and self._arrange(first)))
         return StreamedExperts(self, len(self._layers) - 1, len(pairs), experts.per_token)
 
     def allocate(self) -> None:
         """Allocate the buffers, once all layers are added."""
         if not self._layers:
             return
-        count, size = (max(stored.rows.shape[axis] for stored in self._layers) for axis in (0, 1))
+        count = max(len(stored.rows) for stored in self._layers)
+        size = max(max(stored.rows.shape[1], _size(stored.arranged or stored.first)) for stored in self._layers)
         buffers = torch.empty((STAGED_LAYERS * count, size), dtype=torch.uint8, device=self._device).unbind()
-        kinds = {stored.kind: stored.first for stored in self._layers}
-        self._over = {
-            (buffer.data_ptr(), kind): _over(first, buffer) for buffer in buffers for kind, first in kinds.items()
-        }
+        kinds = {stored.kind: stored for stored in self._layers}
+        for buffer, (kind, stored) in product(buffers, kinds.items()):
+            self._over[buffer.data_ptr(), kind] = _over(stored.arranged or stored.first, buffer)
+            if stored.arranged is not None:
+                self._copied[buffer.data_ptr(), kind] = _over(stored.first, buffer)
         self._ring = PrefetchRing(self._link, buffers)
+
+    def in_memory(self, layer: int) -> list[Expert]:
+        """Return the experts of a layer over the host memory from which they are copied."""
+        stored = self._layers[layer]
+        return [_over(stored.first, row) for row in stored.rows]
 
     def expert_bytes(self, layer: int) -> int:
         """Return the bytes of an expert."""
@@ -159,8 +175,13 @@ class ExpertStream:
     def _take_next(self) -> None:
         number = self._coming[0]
         stored = self._layers[self._layer]
-        self._held[number] = self._ring.take(_Item((self._layer, number), stored.rows[number]))
+        buffer = self._held[number] = self._ring.take(_Item((self._layer, number), stored.rows[number]))
         self._coming.popleft()
+        if self._arrange is not None:
+            key = buffer.data_ptr(), stored.kind
+            arranged = _tensors(self._arrange(self._copied[key]))  # all of it, before it replaces what it is made of
+            for target, tensor in zip(_tensors(self._over[key]), arranged, strict=True):
+                target.copy_(tensor)
 
     def abort(self) -> None:
         """Make every buffer free again after a pass that was interrupted."""
@@ -222,6 +243,11 @@ class StreamedExperts:
 
 def _tensors(expert: Expert) -> list[Tensor]:
     return [tensor for linear in expert for tensor in linear.tensors()]
+
+
+def _size(expert: Expert) -> int:
+    """Return the bytes of a row or buffer with the expert."""
+    return sum(-(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT for tensor in _tensors(expert))
 
 
 def _kind(expert: Expert) -> tuple[Any, ...]:

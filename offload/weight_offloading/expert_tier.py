@@ -16,7 +16,9 @@ from torch import Tensor
 from ..architecture.layer_spec import expected_experts
 from ..kernels.ops import LocalLinear, Operations
 from ..memory.link import LINK_COST, Link
-from ..model.experts import ExpertWeights, grouped, weighted_sum
+from ..model.experts import ExpertsAway, ExpertWeights, grouped, weighted_sum
+from ..settings.placement_settings import HYBRID_ROWS
+from .expert_hybrid import HybridExperts, arranging
 from .expert_stream import ExpertStatistics, ExpertStream
 
 HOST_COST = LINK_COST / 2  # to read a byte there, relative to the device's memory: about twice the link's rate
@@ -71,7 +73,8 @@ class ExpertTier:
     """The first `kept` sparse layers have their experts on the device, the others in host memory.
 
     Args:
-        way: "host": `operations` run them there; "stream": the chosen ones are copied over `link`.
+        way: "host": `operations` run them there; "stream": the chosen ones are copied over `link`; "hybrid": passes of
+            `rows` rows or more copy them, and others run them there.
         operations: those of the host.
     """
 
@@ -79,15 +82,19 @@ class ExpertTier:
     way: str
     link: Link
     operations: Operations
+    rows: int = HYBRID_ROWS
 
 
 class ExpertMover:
     """Moves the experts of one layer after the other to host memory; then `finish` must be called."""
 
-    def __init__(self, tier: ExpertTier, device: torch.device) -> None:
+    def __init__(self, tier: ExpertTier, device: torch.device, operations: Operations) -> None:
+        """Create a mover to a model on `device`, which computes by the `operations`."""
         self._tier = tier
-        self.statistics = ExpertStatistics(tier.way)
-        self._stream = ExpertStream(tier.link, device, self.statistics) if tier.way == "stream" else None
+        self.statistics, self._stream = ExpertStatistics(tier.way), None
+        if tier.way != "host":
+            arrange = arranging(tier.operations, operations) if tier.way == "hybrid" else None
+            self._stream = ExpertStream(tier.link, device, self.statistics, arrange)
         self._seen = 0
 
     def takes_next(self) -> bool:
@@ -106,11 +113,17 @@ class ExpertMover:
             activation: returns what is `activated` in `mixed`, by the operations that it takes.
         """
         self.statistics.layers += 1
+        away: ExpertsAway | None = None
         if self._stream is not None:
-            away = self._stream.add(experts)
-        else:
-            away = host_experts(experts, activation(self._tier.operations), self.statistics)
-        return replace(experts, gate_up=(), down=(), away=away)
+            away = streamed = self._stream.add(experts)
+            if self._tier.way == "hybrid":  # the stream's copy of them is the only one
+                gate_up, down = zip(*self._stream.in_memory(streamed.layer), strict=True)
+                hosted = self._hosted(replace(experts, gate_up=gate_up, down=down), activation)
+                away = HybridExperts(streamed, hosted, self._tier.rows)
+        return replace(experts, gate_up=(), down=(), away=away or self._hosted(experts, activation))
+
+    def _hosted(self, experts: ExpertWeights, activation: Callable[[Operations], Activation]) -> HostExperts:
+        return host_experts(experts, activation(self._tier.operations), self.statistics)
 
     def finish(self) -> None:
         """Allocate what all layers share on the device."""

@@ -111,6 +111,17 @@ def test_it_follows_the_full_cache_through_a_history(model, static):
         full.settle(sequence)
 
 
+def test_steps_recorded_before_the_first_selection_serve_it(model):
+    _, middle, sequence = setup("q4").prefilled(model, 150)
+    expected, recorded = middle.rows(sequence, ids(3)), []
+    _, middle, sequence = setup("q4").prefilled(model, 150)
+    middle.graphs = StepGraphs(model, middle.cache, lambda run: recorded.append(run()) or run)
+    middle.graphs.prepare(6)
+    assert [len(rows) for rows in recorded] == [1, 2, 4, 8]
+    torch.testing.assert_close(middle.rows(sequence, ids(3)), expected, rtol=1e-4, atol=1e-4)
+    assert len(recorded) == 4
+
+
 @pytest.mark.long
 def test_fixed_shapes_give_the_rows_of_growing_ones(model):
     found = []

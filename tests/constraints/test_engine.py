@@ -1,6 +1,7 @@
 """Constrained answers of a tiny model: one text for all methods, forced tokens without a pass, honest ends."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -57,6 +58,14 @@ def test_every_method_gives_plain_decoding_s_text(make, plain, sampling, method,
     assert tokens(run(make(), ids(60), 60, method, draft, sampling, 5, **trees)) == plain[sampling]
 
 
+@pytest.mark.parametrize(("method", "draft"), [("lookup", "lookup"), ("triforce", "model")])
+def test_penalties_apply_to_what_the_mask_leaves(make, plain, opened_with_draft, method, draft):
+    sampling = replace(GREEDY, repetition_penalty=1.5, presence_penalty=1.0)
+    found = tokens(run(make(), ids(60), 60, method, draft, sampling))
+    assert found == tokens(run(make(), ids(60), 60, sampling=sampling)) != plain[GREEDY]
+    assert json.loads(opened_with_draft.tokenizer.decode(found))["kind"] in ("hero", "other")
+
+
 def test_a_batch_gives_each_sequence_its_own_masks(make, plain):
     other = Sampling(temperature=0, constraint=Constraint("choices", '["left", "right"]'))
     config, method = GenerationConfig(max_new_tokens=60, seed=5), Speculation("lookup", **SMALL)
@@ -77,6 +86,16 @@ def test_what_the_schema_dictates_costs_no_pass(make, plain):
     assert tokens(events) == plain[GREEDY]
     assert passes(events) <= len(plain[GREEDY]) / 2
     assert next(event for event in events if isinstance(event, Tokens)).ids[:2] == (*plain[GREEDY][:2],)
+
+
+@pytest.mark.parametrize("method", ["naive", "streaming", "triforce"])
+def test_a_long_dictated_text_fits_the_small_caches(make, method):
+    """Beside their drafts, middle levels have room for fewer tokens than a schema may dictate."""
+    text = "a text that nobody but the schema writes, " * 8
+    sampling = Sampling(temperature=0, constraint=Constraint("regex", f"(a|b){text}[0-9]{{6}}{text}(c|d)"))
+    found = tokens(run(make(), ids(60), 800, method, "model", sampling))
+    assert len(found) > 400
+    assert found == tokens(run(make(), ids(60), 800, sampling=sampling))
 
 
 def test_with_log_probabilities_every_token_is_decoded_and_the_text_is_the_same(make, plain):

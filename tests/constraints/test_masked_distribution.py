@@ -7,8 +7,9 @@ import torch
 
 from offload.constraints.grammar import compile_grammar
 from offload.constraints.masks import TokenMasks
-from offload.constraints.matcher import GrammarMatcher
+from offload.constraints.matcher import AfterThinking, GrammarMatcher
 from offload.settings.config import Sampling
+from offload.speculation.sampling.warp import Sampler
 from tests.support.constraints import lltokenizer
 from tests.support.table_models import PROMPT, TARGET, TOKENS, VOCAB, chi_square_p, counted, hierarchy, number
 
@@ -91,3 +92,27 @@ def test_a_mask_depends_on_the_row_s_own_history_alone():
         assert (tried.allowed(path) == fresh.allowed(())).all()
     assert tried.allowed((1, 0)) is None  # "ba": no text of the language
     assert tried.allowed(()) is not None
+
+
+def test_allowed_tokens_that_the_logits_rule_out_are_equally_likely():
+    allowed = torch.from_numpy(constrained().allowed((0,)))  # after "a"
+    assert 1 < allowed.sum() < VOCAB - 1
+    logits = torch.arange(3.0 * VOCAB).reshape(3, VOCAB)
+    logits[:2, allowed] = logits[2] = float("-inf")
+    likely = int(allowed.nonzero()[0])
+    logits[1, likely] = 0.5
+    found = Sampler(WARM, 0, VOCAB, torch.device("cpu"), masks=constrained()).distribution(logits, paths=[(0,)] * 3)
+    assert torch.equal(found[0], allowed / allowed.sum())
+    assert torch.equal(found[1], torch.eye(VOCAB)[likely])
+    assert found[2].isnan().all()  # the model is broken: an error where a token is read
+
+
+def test_an_answer_does_not_end_within_the_thinking():
+    """It would have none of the form that was asked for."""
+    matcher = GrammarMatcher(compile_grammar("choices", '["d", "a"]', lltokenizer(SPELLING)))
+    masks = TokenMasks(AfterThinking(matcher, SPELLING, b"cd", None), [VOCAB - 1], VOCAB)
+    for thought in ((), (0,), (0, 2)):
+        assert list(masks.allowed(thought)) == [True] * (VOCAB - 1) + [False]
+    answer = masks.allowed((0, 5))
+    assert list(answer.nonzero()[0]) == [0, 3]
+    assert list(masks.allowed((2, 3, 3)).nonzero()[0]) == [VOCAB - 1]

@@ -1,8 +1,9 @@
 """Quotations that are literal: masks against a slow definition, and where the document has them."""
 
 import random
+import time
 
-from offload.constraints.quotes import Quotation, QuoteMatcher, quotations
+from offload.constraints.quotes import QuotableTokens, Quotation, QuoteMatcher, quotations
 
 DOCUMENT = 'The whale was white;\n  the "sea" was not white, über alles.'
 TOKENS = ["T", "h", "e", " ", "the", "whale", " w", "white", '"', ' "', '";', '."', 'e"', '""', "ü", ", ", "“", "x"]
@@ -20,7 +21,7 @@ def is_beginning(answer):
 
 
 def test_what_may_follow_is_what_the_definition_allows():
-    choices, matcher = random.Random(3), QuoteMatcher(DOCUMENT, BYTES, END)
+    choices, matcher = random.Random(3), QuoteMatcher(DOCUMENT, QuotableTokens(BYTES), END)
     seen = set()
     for _ in range(60):
         walk, answer = matcher.fork(), b""
@@ -39,9 +40,30 @@ def test_what_may_follow_is_what_the_definition_allows():
 
 
 def test_a_token_that_is_not_allowed_changes_nothing():
-    walk = QuoteMatcher(DOCUMENT, BYTES, END).fork()
+    walk = QuoteMatcher(DOCUMENT, QuotableTokens(BYTES), END).fork()
     assert walk.consume(TOKENS.index('"')) and not walk.consume(TOKENS.index("x"))
     assert walk.consume(TOKENS.index("white")) and walk.consume(TOKENS.index('";'))
+
+
+def test_the_masks_that_are_kept_do_not_grow_with_what_is_quoted():
+    document = bytes(range(97, 123)).decode() * 40
+    tokens = QuotableTokens([*(bytes([each]) for each in range(97, 123)), b'"', b"<end>"])
+    walk, other = QuoteMatcher(document, tokens, 27), QuoteMatcher("another document", tokens, 27)
+    for token in (26, *[each % 26 for each in range(1000)], 26):
+        assert walk.allowed()[token] and walk.consume(token)
+    assert len(walk._masks) == 2 and walk._quotable is other._quotable
+
+
+def test_the_masks_of_a_long_document_come_at_once():
+    """To try every length of a token at every place takes 20 s for half a megabyte."""
+    choices = random.Random(0)
+    words = ["".join(choices.choices("etaoin", k=4)) for _ in range(400)]
+    tokens = QuotableTokens([b'"', *map(str.encode, dict.fromkeys(words)), b" ", b"<end>"])
+    walk = QuoteMatcher(" ".join(choices.choices(words, k=10_000)), tokens, len(tokens.data) - 1)
+    assert walk.consume(0)
+    start = time.process_time()
+    assert walk.allowed().sum() == len(tokens.data) - 2
+    assert time.process_time() - start < 0.5
 
 
 def test_places_are_those_of_the_document_whatever_its_blanks():

@@ -4,13 +4,14 @@ from dataclasses import replace
 
 import pytest
 
+from offload import GenerationConfig, Speculation, Tokens
 from offload.caches import chunk_table
 from offload.caches.chunk_table import ChunkTableCache
 from offload.caches.retrieval import CopiedCache
 from offload.speculation.levels import hierarchy
 from offload.speculation.passes import runner
 from offload.speculation.passes.cuda_graphs import StepGraphs
-from tests.support.engine import fresh, run, tokens
+from tests.support.engine import GREEDY, SMALL, fresh, run, tokens
 from tests.support.models import ids
 from tests.support.retrieval import attend_table_by_torch
 
@@ -47,3 +48,17 @@ def test_greedy_is_plain_greedy(engine, recorded, method, draft, monkeypatch):
     found = tokens(run(fresh(engine), prompt, 40, method, draft, gamma1=3, gamma2=7))
     assert found == expected
     assert len(recorded) >= 3
+
+
+@pytest.mark.parametrize(("method", "draft"), [("triforce", "a model"), ("retrieval", "none"), ("auto", "a model")])
+def test_nothing_is_recorded_after_the_first_token(engine, recorded, method, draft):
+    wanted = Speculation(method, draft, **SMALL, gamma1=3, gamma2=7)
+    other = fresh(engine)
+    for prompt in (ids(100), ids(100, 1)):
+        counts = [
+            len(recorded)
+            for event in other.generate(prompt, GREEDY, GenerationConfig(max_new_tokens=40), wanted)
+            if isinstance(event, Tokens)
+        ]
+        assert len(counts) > 2
+        assert counts[0] == counts[-1] > 4

@@ -13,7 +13,7 @@ from offload.engine import Engine
 from offload.errors import UnsupportedModel
 from offload.events import ExpertsRun, Prefilled
 from offload.kernels.native.ops import NativeOperations
-from offload.kernels.ops import TorchOperations
+from offload.kernels.ops import CudaOperations, TorchOperations
 from offload.loading.formats.quantization import QuantizedCheckpoint
 from offload.loading.formats.safetensors import FolderCheckpoint
 from offload.loading.weights import load_model
@@ -34,7 +34,8 @@ from tests.support.planning import HARDWARE
 LENGTH, LAYERS, EXPERTS, CHOSEN = 60, 4, 8, 3
 ONE = 3 * 64 * 32 * 4  # bytes of an expert in fp32: six pages of the system
 needs_kernel = pytest.mark.skipif(not native_kernel(), reason="no kernel")
-both_ways = pytest.mark.parametrize("way", ["host", "stream"])
+both_ways = pytest.mark.parametrize("way", ["host", "stream", "hybrid"])
+ROWS = 9  # of the least pass that copies experts, if they are hybrid
 
 
 @pytest.fixture(scope="module")
@@ -45,13 +46,13 @@ def folder(tmp_path_factory):
     return path
 
 
-def load(source, way=None, kept=0, link=None, operations=None, dtype=torch.float32):
+def load(source, way=None, kept=0, link=None, operations=None, dtype=torch.float32, host=None, rows=ROWS):
     """Load a model, all on one device without a `way`, else with the experts of but `kept` layers in host memory."""
     do, tier = operations or TorchOperations(), None
     checkpoint = source if hasattr(source, "tensors") else FolderCheckpoint(source)
     if way is not None:
         link = link or make_link(before=random_delays(3))
-        tier = WeightTier(checkpoint.shape.layers, link, ExpertTier(kept, way, link, do))
+        tier = WeightTier(checkpoint.shape.layers, link, ExpertTier(kept, way, link, host or do, rows))
     return load_model(checkpoint, dtype, CPU, lambda done, total: None, do, tier)
 
 
@@ -140,7 +141,7 @@ def test_statistics_say_what_the_experts_did(folder, way):
     steps = tokens(events)
     decoded = (LAYERS - 1) * len(steps)  # a step each, of a token
     assert last.passes > decoded and CHOSEN * decoded < last.experts <= EXPERTS * last.passes
-    assert (last.seconds > 0) is (way == "host")
+    assert (last.seconds > 0) is (way != "stream")
     if way == "host":
         assert last.bytes == last.experts * ONE
     assert any(isinstance(event, Prefilled) for event in events)
@@ -170,6 +171,33 @@ def test_only_chosen_experts_are_copied_for_a_few_tokens(folder):
     model = load(folder, "stream", link=link)
     rows_of(model, 2)
     assert link.statistics.bytes == sum(chosen_experts(load(folder), 2)) * ONE
+
+
+def test_passes_of_many_rows_are_copied_and_those_of_few_run_on_the_host(folder):
+    link = make_link()
+    model, whole = load(folder, "hybrid", link=link), load(folder)
+    for rows in (1, ROWS - 1, ROWS, LENGTH):
+        before = link.statistics.bytes
+        cache, expected = model.new_cache(LENGTH), whole.new_cache(LENGTH)
+        assert torch.equal(model.forward(id_tensor(rows), cache), whole.forward(id_tensor(rows), expected))
+        assert (link.statistics.bytes > before) is (rows >= ROWS)
+
+
+@needs_kernel
+@pytest.mark.parametrize("level", [None, "q4", "q5", "q8"])
+def test_experts_in_the_host_s_layout_are_unpacked_for_the_device(tmp_path, level):
+    """Where a device computes with another layout, as a GPU does: the bits of a model with all experts on it."""
+    family, changes = FAMILY_CASES["gpt-oss"]  # with biases
+    make_hf_model(family, **changes).save_pretrained(tmp_path)
+    checkpoint = FolderCheckpoint(tmp_path)
+    checkpoint = QuantizedCheckpoint(checkpoint, level) if level else checkpoint
+    device, host = CudaOperations(), NativeOperations(native_kernel())
+    more = {"operations": device, "dtype": torch.bfloat16}
+    whole = load(checkpoint, **more)
+    model = load(checkpoint, "hybrid", host=host, **more)
+    assert torch.equal(rows_of(model, 20), rows_of(whole, 20))
+    hosted = load(checkpoint, "host", host=host, **more)
+    assert torch.equal(rows_of(model, ROWS - 1), rows_of(hosted, ROWS - 1))
 
 
 def test_nothing_but_rows_travels_for_experts_on_the_host(folder):
@@ -331,6 +359,10 @@ def test_memory_on_the_device_and_on_the_host_is_as_planned(folder, way, kept):
     assert placed.device.parts.get("experts", 0) == kept_bytes == kept * EXPERTS * ONE
     assert placed.host.parts["experts"] == (LAYERS - kept) * EXPERTS * ONE
     away = [each.away for each in experts if each.away is not None]
+    if way == "hybrid":  # one copy, of which the host computes, and which is copied
+        (row, *_), linear = away[0].streamed.stream._layers[0].rows, away[0].hosted.gate_up[0]
+        assert linear.tensors()[0].data_ptr() == row.data_ptr()
+        away = [each.streamed for each in away]
     if way == "host":
         linears = [linear for each in away for linear in (*each.gate_up, *each.down)]
         assert sum(tensor.nbytes for linear in linears for tensor in linear.tensors()) == placed.host.parts["experts"]

@@ -6,11 +6,15 @@ import torch
 from offload.architecture.footprint import activation_bytes
 from offload.architecture.kv_formats import format_bytes
 from offload.architecture.tier_footprint import mean_key_bytes, paged_prefill_bytes, plain_prefill_bytes
+from offload.batching.passes import JointCache
 from offload.kernels import triton
 from offload.memory import factory, page_prefill
 from offload.memory.factory import TieredStoreFactory
 from offload.memory.tier_settings import TierSettings
+from offload.parallel import ALONE, Alone
+from offload.planning import roofline
 from offload.settings.config import EXACT
+from offload.speculation.passes.steps import Step
 from tests.support.fake_cuda import GPU, FakeLink, fake_cuda
 from tests.support.fake_models import SHAPES, fake_shape, load_fake
 
@@ -18,6 +22,22 @@ LAYERS, RESIDENT, CONTEXT = 4, 1, 20_000
 OUTSIDE, SPLITS = 9, 4  # launches a layer beside attention, and of quantised products whose inputs are divided
 BY_TORCH = 30  # with other tiers, or by torch's operations
 ATTENTION = {"attend", "finish", "_scaled_dot_product_flash_attention"}
+
+
+class TwoRanks(Alone):
+    """The first of two ranks, whose all-reduce is one launch."""
+
+    size = 2
+
+    def __init__(self, usage):
+        self._usage = usage
+
+    def sum(self, x):
+        self._usage.launches["all_reduce"] += 1
+        return x
+
+    def gather(self, x, widths):
+        return x
 
 
 @pytest.fixture(params=SHAPES)
@@ -41,8 +61,8 @@ def with_triton(request, monkeypatch):
 def tiered(monkeypatch):
     """A function that returns a full cache of some tokens, of which all but RESIDENT layers are offloaded."""
 
-    def new(model, tokens=CONTEXT, room=4096, kv=EXACT):
-        stores = TieredStoreFactory(model.operations, GPU, TierSettings(resident_layers=RESIDENT), FakeLink(), kv=kv)
+    def new(model, tokens=CONTEXT, room=4096, kv=EXACT, resident=RESIDENT):
+        stores = TieredStoreFactory(model.operations, GPU, TierSettings(resident_layers=resident), FakeLink(), kv=kv)
         capacity = tokens + room
         cache = model.new_cache(capacity, store=stores.new_store(model.shape, capacity, torch.bfloat16))
         cache._length = tokens
@@ -73,6 +93,45 @@ def test_a_step_over_a_resident_cache_launches_little_and_waits_for_nothing(shap
     assert sum(launches.values()) - attention <= (OUTSIDE if with_triton else 2 * BY_TORCH) * LAYERS
     if with_triton:
         assert attention == 2 * LAYERS
+
+
+def layer_launches(run):
+    """Return the launches of a layer of what `run` does, given a number of layers."""
+    few, many = (sum(run(layers).values()) for layers in (2, 4))
+    return (many - few) / 2
+
+
+@pytest.mark.parametrize("case", ["resident", "two GPUs", "two sequences", "offloaded"])
+def test_plans_count_the_launches_of_a_layer(tiered, monkeypatch, case):
+    """Those of pages apart, of which a plan counts the seconds."""
+    monkeypatch.setattr(triton, "serves", lambda q: q.device == GPU and len(q) <= triton.ROWS)
+    wanted = {
+        "resident": roofline.LAUNCHES,
+        "two GPUs": roofline.LAUNCHES + roofline.REDUCED_LAUNCHES,
+        "two sequences": roofline.LAUNCHES + roofline.SEQUENCE_LAUNCHES + 1,  # the first is copied, too
+        "offloaded": roofline.LAUNCHES + roofline.AWAY_LAUNCHES,
+    }
+
+    def launched(layers):
+        with fake_cuda() as usage:
+            group = TwoRanks(usage) if case == "two GPUs" else ALONE
+            model = load_fake(fake_shape("8B", layers), group=group)
+            ids = torch.zeros(2, dtype=torch.long, device=GPU)
+            if case == "offloaded":
+                cache = tiered(model, resident=0)
+                launches = run(usage, model, cache, 1)
+                launches["attend"] -= layers * (CONTEXT // cache.store.tiers.format.tokens)
+                return launches
+            caches = [model.new_cache(4096) for _ in range(2)]
+            if case != "two sequences":
+                return run(usage, model, caches[0], 1)
+            for cache in caches:
+                cache.begin(1)
+            with usage.of() as launches:
+                model.through(ids, JointCache([Step(model, cache, ids[:1], 1) for cache in caches]))
+            return launches
+
+    assert layer_launches(launched) == wanted[case]
 
 
 @pytest.mark.parametrize(("level", "tokens"), [("q4", 1), ("q6", 33)])

@@ -272,6 +272,20 @@ def experts_on_the_host(model):
     run(model, model.new_cache(CAPACITY), 20, 1, 2)
 
 
+@scenario
+def experts_that_are_copied_for_many_rows_and_run_on_the_host_for_few(model):
+    link = CudaLink(GPU)
+    model = load(WeightTier(2, link, ExpertTier(0, "hybrid", link, TorchOperations(), 2)), MIXTURE)
+    near, other = (model.new_cache(CAPACITY) for _ in range(2))
+    run(model, near, 20, 1, 2, 2, 20, 1, 2)
+    list(by_layers(model, near, 21, 20))  # the last chunk of a layer runs on the host
+    passing = by_layers(model, other, 30)
+    next(passing)
+    run(model, near, 2)
+    passing.close()
+    run(model, near, 20, 1, 2)
+
+
 @cache
 def recorded(name, done=False):
     """Record a scenario; see `recorded_gpu` for `done`."""

@@ -90,7 +90,7 @@ def with_experts_away(group, path, way):
     return model.logits(runner.rows(TokenSequence(ids(40)), ids(8, seed=1)))
 
 
-@pytest.mark.parametrize("way", ["host", "stream"])
+@pytest.mark.parametrize("way", ["host", "stream", "hybrid"])
 def test_ranks_share_experts_in_host_memory(rank_pool, tmp_path, way):
     make_hf_model(FAMILY_CASES["gpt-oss"][0], **FAMILY_CASES["gpt-oss"][1]).save_pretrained(tmp_path)
     expected, found = hidden(ALONE, str(tmp_path))[0], rank_pool.run(with_experts_away, str(tmp_path), way)

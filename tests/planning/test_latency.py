@@ -6,15 +6,25 @@ from math import ceil
 import pytest
 
 from offload.architecture.known_models import KNOWN
-from offload.architecture.tier_footprint import COPY_S
+from offload.architecture.tier_footprint import COPY_BYTES, COPY_S
 from offload.hardware.rates import READ
-from offload.planning.first_token import first_selection
+from offload.planning.first_token import PAGE_LAUNCHES, first_selection, first_token
 from offload.planning.passes import Passes
 from offload.planning.placement import place
 from offload.planning.plan import make_plan
 from offload.planning.reference_loop import EAGER_LAYER_S, SPLIT_LAYER_S, WAIT_S, reference_token_s
 from offload.planning.request import PlanRequest
-from offload.planning.roofline import ALL_REDUCE_S, LAUNCH_S, LAUNCHES, PAGE_ATTENTION_S, PAGE_S, Pass, pass_time
+from offload.planning.roofline import (
+    ALL_REDUCE_S,
+    AWAY_LAUNCHES,
+    LAUNCH_S,
+    LAUNCHES,
+    PAGE_ATTENTION_S,
+    PAGE_S,
+    REDUCED_LAUNCHES,
+    Pass,
+    pass_time,
+)
 from offload.settings.config import Placement, Speculation
 from offload.units import GIB
 from tests.support.planning import HARDWARE, request
@@ -137,14 +147,15 @@ def test_streaming_small_pages_over_a_fast_link_is_bound_by_launches():
     assert fast.plain.tbt.bound == "launches"
     together = 800e9 * COPY_S / (4 * 2**20)  # pages of a copy
     page = PAGE_ATTENTION_S + (PAGE_S - PAGE_ATTENTION_S) / ceil(together)
-    assert fast.plain.tbt.seconds == pytest.approx(26 * 128 * page + 32 * LAUNCHES * LAUNCH_S, rel=0.01)
+    eager = (32 * LAUNCHES + 26 * AWAY_LAUNCHES) * LAUNCH_S
+    assert fast.plain.tbt.seconds == pytest.approx(26 * 128 * page + eager, rel=0.01)
 
 
 def test_a_resident_pass_is_a_graph_and_on_two_gpus_is_not():
     one, two = (make_plan(request("Llama-3.2-1B", gpu, 1024, method="ar")) for gpu in ("rtx-4090", "2x-rtx-4090"))
     assert one.offload == two.offload == "none"
     assert one.plain.tbt.resources["launches"] == 0
-    assert two.plain.tbt.bound == "launches"
+    assert two.plain.tbt.resources["launches"] == pytest.approx(16 * (LAUNCHES + REDUCED_LAUNCHES) * LAUNCH_S)
 
 
 def test_gpus_share_the_bandwidth_of_the_host():
@@ -174,6 +185,18 @@ def test_host_attention_is_as_fast_as_the_hosts_cores_but_one():
 def test_a_cpu_launches_nothing():
     plan = make_plan(request("SmolLM2-135M", "cpu", 8192, method="ar"))
     assert plan.plain.tbt.resources["launches"] == 0
+
+
+def test_a_first_token_counts_the_copies_of_runs_of_pages():
+    """In chunk order, where four pages of 4 MiB are one copy."""
+    asked = request(method="ar", placement=Placement(offload="stream", resident_layers=6))
+    passes = Passes(asked, replace(place(asked), prefill_order="chunks"))
+    together = ceil(COPY_BYTES / (4 * 2**20))
+    each = PAGE_ATTENTION_S + (PAGE_S - PAGE_ATTENTION_S) / together + PAGE_LAUNCHES * LAUNCH_S
+    chunks = asked.tokens / asked.prefill_chunk
+    operations = 32 * LAUNCHES + 26 * AWAY_LAUNCHES
+    launches = chunks * operations * LAUNCH_S + chunks / 2 * 26 * 128 * each
+    assert first_token(passes).resources["launches"] == pytest.approx(launches)
 
 
 def test_the_first_selection_reads_mean_keys_that_a_prefill_by_layers_made_and_else_all_pages():

@@ -71,7 +71,7 @@ def test_a_plan_offloads_keys_and_values_but_no_weights(shape):
     assert not make_plan(replace(whole, placement=replace(whole.placement, experts="device"))).fits
 
 
-@pytest.mark.parametrize("way", ["host", "stream"])
+@pytest.mark.parametrize("way", ["host", "stream", "hybrid"])
 def test_experts_go_to_host_memory_and_a_shared_one_stays(shape, way):
     asked = replace(request(), shape=shape, tokens=200_000)
     placed = make_plan(replace(asked, placement=replace(asked.placement, experts=way))).placed

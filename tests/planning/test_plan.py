@@ -14,7 +14,7 @@ from offload.hardware.rates import describe
 from offload.planning.placement import place
 from offload.planning.plan import make_plan
 from offload.planning.request import PlanRequest
-from offload.planning.roofline import LAUNCH_S, LAUNCHES, PAGE_S
+from offload.planning.roofline import AWAY_LAUNCHES, LAUNCH_S, LAUNCHES, PAGE_S
 from offload.planning.suggestions import suggestions
 from offload.settings.config import Placement, Speculation
 from offload.settings.method_sizes import suggested_budget, tree_nodes
@@ -39,7 +39,7 @@ REQUESTS = st.builds(
         lambda offload, host_share, **others: Placement(
             offload, host_share=host_share if offload in ("auto", "hybrid") else None, **others
         ),
-        experts=st.sampled_from(["auto", "device", "host", "stream"]),
+        experts=st.sampled_from(["auto", "device", "host", "stream", "hybrid"]),
         offload=st.sampled_from(OFFLOADS),
         memory=st.none() | st.integers(1, 100 * GIB),
         host_memory=st.none() | st.integers(1, 300 * GIB),
@@ -293,6 +293,14 @@ def test_a_cpu_whose_memory_is_too_small_is_told_of_the_disk():
     assert suggestions(asked)[0].text.startswith("--disk ")
 
 
+def test_what_fits_packed_is_told_so_first():
+    asked = replace(on_disk(memory=400 * 2**20), prefill_chunk=128, packs=True)
+    asked = replace(asked, placement=replace(asked.placement, disk=None), speculation=Speculation("ar"))
+    asked = replace(asked, tokens=next(n for n in range(1024, 65536, 512) if not place(replace(asked, tokens=n)).fits))
+    assert suggestions(asked)[0].text == "--kv packed, which loses nothing"
+    assert "--kv" not in suggestions(replace(asked, packs=False))[0].text
+
+
 def beside_a_gpu(gigabytes, **changes):
     placement = Placement("stream", disk="/mnt", host_memory=gigabytes * GIB, **changes)
     asked = request("Llama-2-7B-128K", tokens=131072, placement=placement)
@@ -328,7 +336,7 @@ def test_layers_that_borrow_read_the_last_layer_s_keys_again():
         assert 0 < where.disk_layers < away
         assert resources["disk"] == pytest.approx((where.disk_layers + again) * layer / 3e9)
         assert resources["link"] == pytest.approx((away + again) * layer / plan.request.hardware.link)
-        eager = plan.request.shape.layers * LAUNCHES * LAUNCH_S
+        eager = (plan.request.shape.layers * LAUNCHES + away * AWAY_LAUNCHES) * LAUNCH_S
         assert resources["launches"] == pytest.approx((away + again) * pages * PAGE_S + eager)
 
 

@@ -72,7 +72,7 @@ def test_every_part_runs_on_the_cpu_and_the_table_is_printed_last(check, tmp_pat
         "--retrieval-kv q4, 1 rows",
     ]
     assert compared["triforce"] == ["plain decoding", "TriForce", "speed-up"]
-    assert compared["experts"] == [f"{way}, {count} rows" for way in ("stream", "host") for count in (1, 8)]
+    assert compared["experts"] == [f"{way}, {count} rows" for way in ("stream", "host", "hybrid") for count in (1, 8)]
     assert compared["prefill"] == ["prefill"] and len(compared["resident steps"]) == 4
     assert all(
         each["measured"] > 0 and each["predicted"] > 0 for part in PARTS for each in results[part]["comparisons"]

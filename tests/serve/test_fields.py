@@ -39,6 +39,7 @@ def test_names_of_equal_meaning_are_accepted(given, options):
             "reasoning_effort",
         ),
         ({"num_ctx": 4096}, "the server's --context", "num_ctx"),
+        ({"guided_regex": "a+"}, '"pattern"', "guided_regex"),
         ({"zzz": 1}, "unknown field 'zzz'; known are budget, draft, dry_allowed_length, ", "zzz"),
     ],
 )

@@ -154,6 +154,31 @@ def test_slots_from_a_middle_level_s_rows_are_run_again_from_the_full_cache_s(ta
     assert not torch.allclose(from_middle, found, atol=1e-3)
 
 
+def test_a_tree_of_a_request_without_a_head_is_settled_in_one_with_it(target, tmp_path):
+    """An interrupt left the tree in flight, and none of its rows was kept."""
+    head, sequence = head_of(target, save_eagle3(tmp_path / "head")), TokenSequence(ids(30))
+    full = Runner(target, target.new_cache(400))
+    full.tree_rows(sequence, [5, 6, 7], [-1, 0, -1])
+    sequence.extend([5, 6, 9])
+    runner = HeadRunner(head, SETTINGS, [full])
+    full.keep_rows(runner.reach)
+    list(full.prefill(sequence))
+    assert full.num_cached == 33
+    sequence.extend([4])
+    assert runner.has_rows(sequence)
+
+
+def test_the_full_cache_s_rows_come_first_where_a_middle_level_has_the_same(target, tmp_path):
+    head, sequence = head_of(target, save_eagle3(tmp_path / "head")), TokenSequence(ids(40))
+    runner, full = new_runner(target, head, sequence=sequence)
+    other = Runner(target, target.new_cache(400))
+    other.keep_rows(runner.reach)
+    sequence.truncate(39)
+    list(other.prefill(sequence))
+    runner.use([full, other])
+    assert runner._kept(sequence) == {range(39): full}
+
+
 def test_rows_before_the_window_are_not_read(target, tmp_path):
     head = head_of(target, save_eagle3(tmp_path / "head"))
     settings = Speculation("naive", "a head", window=20)

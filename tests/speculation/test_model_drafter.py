@@ -1,8 +1,10 @@
 """A draft model's tokens stay on the device while it drafts, and nothing is lost if drafting is interrupted."""
 
+import numpy as np
 import pytest
 import torch
 
+from offload.constraints.masks import TokenMasks
 from offload.errors import TriforceError
 from offload.loading.formats.safetensors import FolderCheckpoint
 from offload.loading.weights import load_model
@@ -55,6 +57,27 @@ def text():
 def test_a_draft_is_read_at_once(model, downloads, sampling):
     new_drafter(model, sampling).propose(text(), GAMMA)
     assert downloads == [GAMMA + 1]
+
+
+class OwnTokens:
+    """A constraint to tokens that the draft model does not have."""
+
+    def consume(self, token):
+        return token >= VOCAB
+
+    def rollback(self, count):
+        pass
+
+    def allowed(self):
+        return np.arange(VOCAB + 3) >= VOCAB
+
+
+@pytest.mark.parametrize("tree", [None, DraftedTree((-1, -1, 0, 0, 1))], ids=["chain", "tree"])
+def test_a_constraint_to_tokens_that_the_draft_model_lacks_is_kept(model, tree):
+    runner = DraftRunner(model, draft_cache(model, Speculation("naive", "a model", sink=3, window=100)), 16)
+    sampler = Sampler(Sampling(), 0, VOCAB + 3, CPU, masks=TokenMasks(OwnTokens(), [], VOCAB + 3))
+    draft = ModelDrafter(runner, sampler).propose(text(), 3, tree)
+    assert draft.tokens and min(draft.tokens) >= VOCAB
 
 
 def test_penalties_read_every_token_and_see_those_before_it(model, downloads):

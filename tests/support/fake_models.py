@@ -14,6 +14,7 @@ from offload.kernels.quantized import QuantizedTensor
 from offload.loading.formats.tensor_checks import expected_sizes
 from offload.loading.weights import load_model
 from offload.model.decoder import Model
+from offload.parallel import ALONE, Group, split
 from offload.weight_offloading.layer_stream import WeightTier
 from tests.support.fake_cuda import GPU
 
@@ -33,7 +34,8 @@ class _Checkpoint:
         yield self
 
     def __call__(self, name, part=None):
-        return torch.empty(self._sizes[name], dtype=torch.bfloat16, device=GPU)
+        whole = torch.empty(self._sizes[name], dtype=torch.bfloat16, device=GPU)
+        return whole if part is None else whole[part].clone()
 
     def quantized(self, name):
         if self._level is None:
@@ -67,7 +69,13 @@ def fake_shape(name: str, layers: int, **changes) -> ModelShape:
     return shape_from_config(LlamaConfig(**settings | changes).to_dict(), {})
 
 
-def load_fake(shape: ModelShape, tier: WeightTier | None = None, level: str | None = None) -> Model:
-    """Return a model of the shape on torch's operations in bf16, with weights rounded to a level."""
-    operations = CudaOperations()
-    return load_model(_Checkpoint(shape, level), torch.bfloat16, GPU, lambda done, total: None, operations, tier)
+def load_fake(
+    shape: ModelShape, tier: WeightTier | None = None, level: str | None = None, group: Group = ALONE
+) -> Model:
+    """Return a model of the shape on torch's operations in bf16, with weights rounded to a level.
+
+    Of several ranks it is the share of the one in `group`.
+    """
+    operations, share = CudaOperations(), None if group.size == 1 else split(shape, group.rank, group.size)
+    checkpoint = _Checkpoint(shape, level)
+    return load_model(checkpoint, torch.bfloat16, GPU, lambda done, total: None, operations, tier, group, share)

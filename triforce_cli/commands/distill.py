@@ -17,7 +17,7 @@ from offload.units import parse_tokens, size_text
 from ..input.documents import read_documents
 from ..options import declarations as options
 from ..options.settings import given_options, resolve
-from ..output.format import duration
+from ..output.format import duration, percent
 from ..output.progress import DownloadBar
 from ..output.stdout_formats import json_line
 from ..output.terminal import Terminal
@@ -60,7 +60,7 @@ def distill(
     window: Annotated[int | None, _tokens("window", "Latest tokens that it attends to.")] = None,
     depth: Annotated[int | None, _setting("depth", "Drafted tokens to train for.", metavar="N")] = None,
     steps: Annotated[int | None, _setting("steps", "Steps of the optimisation.", metavar="N")] = None,
-    batch: Annotated[int | None, _setting("batch", "Blocks of so many tokens in a step.", metavar="N")] = None,
+    batch: Annotated[int | None, _setting("batch", "Sequences of --length in a step.", metavar="N")] = None,
     rate: Annotated[float | None, _setting("rate", "Highest learning rate.", metavar="X")] = None,
     seed: Annotated[int | None, _setting("seed", "Random seed.", metavar="N")] = None,
     save_every: Annotated[
@@ -87,6 +87,8 @@ def distill(
     settings = Distillation(**asked)
     if save_every <= 0:
         raise SettingsError(f"--save-every is {save_every:g}", "use a number of minutes, such as 5")
+    if Path(output).exists() and not Path(output).is_dir():
+        raise SettingsError(f"--output {output} is a file", "give a folder, which is made if there is none")
     given, origins = given_options(ctx)
     given = {name: value for name, value in given.items() if name not in names}
     check_part(given)
@@ -130,13 +132,17 @@ def _run(distiller: Distiller, terminal: Terminal, every: float) -> Evaluated:
     """Train, with progress on stderr; return the last measurement."""
     from offload.training.distill import Evaluated
 
-    found = None
+    found, noted = None, ("", 0)
     with ExitStack() as shown, closing(distiller.run(every, every)) as events:
         bar = shown.enter_context(DownloadBar(terminal))
         try:
             for event in events:
                 if not isinstance(event, Evaluated):
                     bar(event.stage, event.done, event.total)
+                    tenth = event.stage, 10 * event.done // event.total
+                    if tenth != noted and not terminal.shows_progress:  # a log has no bar
+                        terminal.note(f"{event.stage}: {percent(event.done / event.total)}")
+                        noted = tenth
                     continue
                 found = event
                 shown.close()  # erases the bar

@@ -117,7 +117,7 @@ def given_arguments(ctx: typer.Context) -> tuple[Argument, ...]:
 
 
 def warn_unused(settings: Settings, methods: Iterable[str], terminal: Terminal) -> None:
-    """Warn if the draft or the middle level that was asked for is used by none of the methods."""
+    """Warn if the draft, the middle level or the trees that were asked for are used by none of the methods."""
     methods, wanted = list(methods), settings.values.get("draft")
     drafters, has_middle = {METHODS[name].drafter for name in methods}, any(METHODS[name].middle for name in methods)
     is_wanted = settings.speculation.drafts_itself or wanted not in (None, *DRAFTS)
@@ -128,6 +128,9 @@ def warn_unused(settings: Settings, methods: Iterable[str], terminal: Terminal) 
     if settings.origins.get("middle") == "flag" and not has_middle:
         middle = settings.speculation.middle
         terminal.warn(f"--middle {middle} is not used: --method {', '.join(methods)} has no middle level")
+    tree = settings.speculation.tree
+    if settings.origins.get("tree") == "flag" and tree.startswith("grown") and not has_middle:
+        terminal.warn(f"--tree {tree} is not used: --method {', '.join(methods)} has no retrieval level to draft it")
 
 
 def check_flags(ctx: typer.Context) -> None:

@@ -25,7 +25,9 @@ def constraint_of(values: Mapping[str, Any]) -> Constraint | None:
     if not given:
         return None
     if len(given) > 1:
-        raise SettingsError(f"{given[0]} and {given[1]} are both given", "an answer matches one of them: leave one out")
+        raise SettingsError(
+            f"{given[0]} and {given[1]} contradict each other", "an answer matches one of them: leave the other out"
+        )
     kind, value = FIELDS[given[0]], values[given[0]]
     if kind == CHOICES or (kind == JSON_SCHEMA and not isinstance(value, str)):
         value = json.dumps(value)

@@ -177,7 +177,7 @@ _PANELS: dict[str | None, dict[str, _Make]] = {
         "resident_layers": _count("Layers with KV on the device.", "most"),
         "host_share": _number("The host's part of the KV.", "balanced"),
         "link_gb_s": _number("Simulated link, on a CPU.", "none", "--link", metavar="GB/S"),
-        "experts": _name("Experts: device, host or stream.", among=EXPERTS),
+        "experts": _name("Experts: device, host, stream or hybrid.", among=EXPERTS),
         "expert_layers": _count("Layers with experts on the device.", "most"),
         "disk": _setting(str, "Folder for KV beyond host memory.", "none", metavar="PATH"),
         "disk_limit": _size("Disk space for it.", "free"),
@@ -215,7 +215,7 @@ _TRUNCATE = _other(
 )
 # Of the commands that read documents once, and may leave a part of a long one out.
 _FORM = {
-    "json_schema": _other(str | None, "--json-schema", metavar="FILE", help="JSON of this schema."),
+    "json_schema": _other(str | None, "--json-schema", metavar="FILE|JSON", help="JSON of this schema."),
     "regex": _other(str | None, "--regex", metavar="TEXT", help="A text that matches."),
     "grammar": _other(str | None, "--grammar", metavar="FILE", help="A text of it, in Lark or GBNF."),
     "quote": _switch("--quote", help="Quotations are literal."),

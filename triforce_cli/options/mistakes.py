@@ -31,6 +31,7 @@ _INSTEAD = {  # what other programs call it
     "help": "triforce COMMAND --help",
 }
 _COMMAND, _OPTION = re.compile(r"No such command '(.*?)'"), re.compile(r"No such option: (--?[\w-]+)")
+_NUMBER = re.compile(r"Invalid value for '(--?[\w-]+).*': Input should be a valid (integer|number)")
 _EXTRA = re.compile(r"Got unexpected extra argument\(s\) \((.*)\)", re.DOTALL)
 _CLOSE = 0.7  # --ctx-size is not --quantize
 
@@ -51,6 +52,9 @@ def explained(message: str, ctx: Any, param: Any = None) -> tuple[str, str]:
         return f"there is no option {match[1]}", f"{_meant_option(match[1], known, ctx)}{see}"
     if (match := _EXTRA.search(message)) and "prompt_file" in ctx.params:
         return _extra_argument(match[1], ctx)
+    if match := _NUMBER.search(message):  # the library's own words name its types
+        kind, example = ("a whole number", "8") if match[2] == "integer" else ("a number", "0.5")
+        message, see = f"{match[1]} takes {kind}", f"such as {match[1]} {example}; {see}"
     if ctx is not None and param is not None and _is_from_environment(ctx, param):
         return message, f"the value is that of the environment variable {param.envvar}; {see}"
     return message, see

@@ -78,7 +78,7 @@ def dividing_flags(where: Placement) -> list[str]:
 
 def expert_flags(where: Placement) -> list[str]:
     """Return the flags that ask for experts in host memory, beside a device."""
-    experts = where.experts if where.experts in ("host", "stream") else None
+    experts = None if where.experts in ("auto", "device") else where.experts
     return _given({"experts": experts, "expert-layers": where.expert_layers})
 
 

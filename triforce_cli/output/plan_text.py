@@ -121,6 +121,8 @@ def _hardware_lines(request: PlanRequest) -> Iterator[str]:
         rates = f"{hardware.bandwidth / 1e9:,.0f} GB/s, {hardware.flops / 1e12:,.0f} TFLOP/s {hardware.dtype}"
         yield f"GPU        {count}{_gib(hardware.memory)}, {rates}, link {hardware.link / 1e9:g} GB/s"
     memory = "memory not known" if hardware.host_memory is None else f"{_gib(hardware.host_memory)} free"
+    if hardware.host_memory is None and request.placement.host_memory is not None:
+        memory = f"{_gib(request.placement.host_memory)} (--host-memory)"
     rates = f"{hardware.host_bandwidth / 1e9:.0f} GB/s{assumed['host bandwidth']}"
     yield f"host       {memory}, {rates}, {hardware.host_flops / 1e9:,.0f} GFLOP/s{assumed['host rate']}"
     if request.placement.disk is not None:
@@ -237,7 +239,11 @@ def _placement(plan: Plan) -> str:
     return text
 
 
-_WAYS = {"host": "run there", "stream": "the chosen ones are copied to the device"}
+_WAYS = {
+    "host": "run there",
+    "stream": "the chosen ones are copied to the device",
+    "hybrid": "run there by passes below {:,} rows, else copied to the device",
+}
 
 
 def _expert_lines(plan: Plan) -> Iterator[str]:
@@ -245,7 +251,8 @@ def _expert_lines(plan: Plan) -> Iterator[str]:
     where, experts = plan.placed, plan.request.shape.experts
     if not where.away_layers:
         return
-    what = f"those of {where.away_layers} of {experts.layers} layers in host memory: {_WAYS[where.experts]}"
+    way = _WAYS[where.experts].format(where.streamed_rows)
+    what = f"those of {where.away_layers} of {experts.layers} layers in host memory: {way}"
     yield f"experts    {what} (--experts {where.experts})"
     for each in plan.expert_times:
         who = "a token reads" if each.tokens == 1 else f"{each.tokens} together read"

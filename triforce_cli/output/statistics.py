@@ -96,16 +96,17 @@ def _tree(pair: str, tree: Mapping[str, Any]) -> str:
 
 def _experts(run: Mapping[str, Any]) -> str:
     """Return `on the host in 2 layers: 5.1 in each of a pass, 12.3 MB read, 0.4 s`."""
-    where = f"{'on the host' if run['way'] == 'host' else 'copied'} in {counted(run['layers'], 'layer')}"
+    ways = {"host": "on the host", "stream": "copied", "hybrid": "on the host or copied"}
+    where = f"{ways[run['way']]} in {counted(run['layers'], 'layer')}"
     mean = f"{run['experts'] / max(run['passes'], 1):.1f} in each of a pass"
-    done = f"{size(run['bytes'])} read, {duration(run['seconds'])}" if run["way"] == "host" else size(run["bytes"])
+    done = f"{size(run['bytes'])} read, {duration(run['seconds'])}" if run["way"] != "stream" else size(run["bytes"])
     return f"{where}: {mean}, {done}"
 
 
 def _masks(run: Mapping[str, Any]) -> list[str]:
     """Return `120 computed in 40 us each` and `52 tokens dictated`."""
-    each = duration(run["seconds"] / max(run["masks"], 1))
-    return [f"{run['masks']:,} computed in {each} each", f"{counted(run['forced'], 'token')} dictated"]
+    each = run["seconds"] / max(run["masks"], 1)
+    return [f"{run['masks']:,} computed in {each * 1e6:,.0f} us each", f"{counted(run['forced'], 'token')} dictated"]
 
 
 def _times(summary: Summary) -> list[str]:

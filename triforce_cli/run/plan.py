@@ -25,6 +25,7 @@ from offload.planning.request import PlanRequest
 from offload.planning.suggestions import Suggestion, suggestions
 from offload.settings.kv_formats import KV_FORMATS, PACKED_DIMS
 from offload.settings.method_sizes import check_middle
+from offload.settings.placement_settings import HYBRID_ROWS
 from offload.system.machine import cores, free_host_memory, free_memory
 
 from ..distributed.launch import ranks_to_start
@@ -192,6 +193,7 @@ def _tier_settings(plan: Plan) -> TierSettings:
         weight_layers=where.weight_layers if where.weight_layers < plan.request.shape.layers else None,
         experts=where.experts,
         expert_layers=plan.request.shape.experts.layers - where.away_layers if where.away_layers else 0,
+        expert_rows=where.streamed_rows or HYBRID_ROWS,
         link_gb_s=placement.link_gb_s,
         copy_bytes=copy_bytes_for(plan.request.hardware.link),
         disk=Path(placement.disk) if where.uses_disk else None,

@@ -25,7 +25,7 @@ from offload.loading.hub.download import (
     is_quantized,
     stored_bits,
 )
-from offload.loading.hub.registry import HUB_MODELS
+from offload.loading.hub.registry import HUB_MODELS, draft_error
 from offload.planning.plan import Plan, make_plan
 from offload.planning.suggestions import Suggestion
 from offload.settings.config import DEFAULT_MODEL, EXACT
@@ -173,7 +173,7 @@ def _draft_shape(settings: Settings, model: str, target: Dimensions) -> Dimensio
     try:
         shape = draft_dimensions(name, target)
     except ModelNotFound as error:
-        raise ModelNotFound(f"the draft model: {error.message}", error.hint) from error
+        raise draft_error(error) from error
     known, draft = known_name(model), known_name(name)
     if known is not None and draft is not None and not compatible(known, draft):
         sibling = sibling_of(model, KNOWN[known])

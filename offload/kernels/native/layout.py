@@ -24,6 +24,14 @@ def pack_weight(weight: Tensor) -> Tensor:
     return pairs.view(weight.dtype).unflatten(-1, (BLOCK, 2))
 
 
+def unpack_weight(packed: Tensor, outputs: int) -> Tensor:
+    """Return the weight `[out, in]` that `pack_weight` has packed, in newly allocated memory; on any device."""
+    if packed.dtype == torch.float32:
+        return packed.transpose(1, 2).reshape(-1, packed.shape[1])[:outputs]
+    pairs = packed.flatten(2).view(torch.int32).transpose(1, 2)
+    return pairs.reshape(-1, packed.shape[1]).view(packed.dtype)[:outputs]
+
+
 def weight_rows(packed: Tensor, rows: Tensor) -> Tensor:
     """Return rows `[n, in]` of a packed weight; `rows` `[n]` are their numbers."""
     panel, lane = rows // BLOCK, rows % BLOCK

@@ -13,11 +13,11 @@ from torch import Tensor
 
 from ...architecture.config import ModelShape
 from ...architecture.dims import LinearAttention
-from ..quantized import QuantizedTensor
+from ..quantized import QuantizedFormat, QuantizedTensor
 from .kernel import DTYPES, Kernel
-from .layout import pack_weight, weight_rows
+from .layout import pack_weight, unpack_weight, weight_rows
 from .library import BLOCK, MAX_HEAD_DIM, Format
-from .panels import format_struct, pack_quantized
+from .panels import format_struct, pack_quantized, unpack_quantized
 from .recording import Recording, recorder
 
 
@@ -85,6 +85,13 @@ class Panels(NamedTuple):
     outputs: int
     format: Format | None = None
     inputs: int = 0
+    kind: QuantizedFormat | None = None  # of which `format` is
+
+    def unpacked(self) -> QuantizedTensor | Tensor:
+        """Return the weight `[out, in]` as it was before packing."""
+        if self.kind is None:
+            return unpack_weight(self.weight, self.outputs)
+        return unpack_quantized(self.weight, self.kind, self.outputs)
 
 
 class NativeLinear:
@@ -112,10 +119,10 @@ class NativeLinear:
     def _write(self, x: Tensor, onto: Tensor | None, y: Tensor) -> Tensor:
         kernel = self._operations.kernel
         if len(self._parts) == 1:
-            weight, _, format, _ = self._parts[0]
+            weight, _, format, *_ = self._parts[0]
             return kernel.linear(x, weight, self._bias, onto, y, format)
         end = 0
-        for weight, outputs, format, _ in self._parts:
+        for weight, outputs, format, *_ in self._parts:
             some = slice(end, end := end + outputs)
             bias, residual = (None if each is None else each[..., some] for each in (self._bias, onto))
             kernel.linear(x, weight, bias, residual, y[:, some], format)
@@ -126,7 +133,7 @@ class NativeLinear:
         return tuple(b"" if part.format is None else bytes(part.format) for part in self._parts)
 
     def rows(self, ids: Tensor) -> Tensor:
-        ((weight, _, format, inputs),) = self._parts
+        ((weight, _, format, inputs, _),) = self._parts
         if format is None:
             return weight_rows(weight, ids)
         return self._operations.kernel.unpack(
@@ -135,6 +142,13 @@ class NativeLinear:
 
     def tensors(self) -> list[Tensor]:
         return [part.weight for part in self._parts] + ([] if self._bias is None else [self._bias])
+
+    def unpacked(self) -> tuple[list[QuantizedTensor | Tensor], Tensor | None]:
+        """Return the weights whose outputs are concatenated, as they were before packing, and the bias in fp32.
+
+        They are on the device of `tensors()`, which may be another one than the CPU.
+        """
+        return [part.unpacked() for part in self._parts], self._bias
 
     def over(self, tensors: list[Tensor]) -> NativeLinear:
         other = copy.copy(self)
@@ -154,7 +168,8 @@ def _pack(kernel: Kernel, weights: Sequence[QuantizedTensor | Tensor]) -> Iterat
         while rest and _continues(joined[-1], rest[0]):
             joined.append(rest.pop(0))
         outputs = sum(weight.shape[0] for weight in joined)
-        yield Panels(pack_quantized(kernel, joined), outputs, format_struct(joined[0].format), joined[0].shape[1])
+        kind, inputs = joined[0].format, joined[0].shape[1]
+        yield Panels(pack_quantized(kernel, joined), outputs, format_struct(kind), inputs, kind)
 
 
 def _continues(before: QuantizedTensor, weight: QuantizedTensor | Tensor) -> bool:

@@ -79,6 +79,51 @@ def _numbers(x: Tensor, each: int) -> Tensor:
     return panels.view(torch.uint8).unflatten(1, (-1, each)).flatten(2)
 
 
+def unpack_quantized(packed: Tensor, kind: QuantizedFormat, outputs: int) -> QuantizedTensor:
+    """Return the weight `[out, in]` in panels of `pack_quantized`, in newly allocated memory; on any device."""
+    found, at = {}, 0
+    if kind.wide or kind.nested:
+        dtype = torch.float32 if kind.wide else torch.float16
+        for name in (("scales", "minima") if kind.wide else ("factors", "minimum_factors"))[: 1 + kind.has_minimum]:
+            end = at + BLOCK * dtype.itemsize
+            found[name], at = _by_row(packed[..., at:end].unsqueeze(2), dtype), end
+    groups, at = packed[..., at:].unflatten(2, (kind.block // 32, -1)), CODE_BYTES[kind.bits]
+    codes = _codes(groups[..., :at], kind)
+    if not kind.wide:
+        dtype = torch.int8 if kind.nested else torch.float16
+        for name, each in (("scales", 32 // kind.group), ("minima", 1))[: 1 + kind.has_minimum]:
+            end = at + each * BLOCK * dtype.itemsize
+            found[name], at = _by_row(groups[..., at:end], dtype), end
+    return QuantizedTensor(kind, codes[:outputs], **{name: x[:outputs] for name, x in found.items()})
+
+
+def _by_row(places: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the numbers `[out, n]` whose bytes are at `places` `[panels, blocks, groups, bytes]`."""
+    numbers = places.contiguous().view(dtype).unflatten(3, (-1, BLOCK))
+    return numbers.permute(0, 4, 1, 2, 3).flatten(0, 1).flatten(1)
+
+
+def _codes(x: Tensor, kind: QuantizedFormat) -> Tensor:
+    """Return the codes `[out, groups, 32]` in `x` `[panels, blocks, groups, bytes]`; types.h has their order."""
+    if kind.bits == 8:
+        pairs = x.unflatten(3, (16, BLOCK, 2)).permute(0, 4, 1, 2, 3, 5)
+        return _by_group(pairs).view(torch.float8_e4m3fn if kind.is_float else torch.int8)
+    low = x[..., :256].unflatten(3, (4, BLOCK, 2, 2))  # quads, outputs, members, bytes
+    codes = _by_group(torch.stack((low & 15, low >> 4), dim=-1).permute(0, 4, 1, 2, 3, 6, 7, 5))
+    if kind.bits == 4:
+        return codes
+    each = kind.bits - 4
+    high = x[..., 256:].unflatten(3, (each, BLOCK, 2, 2))  # parts, outputs, members, bytes
+    shifts = torch.arange(0, 8, each, dtype=torch.uint8, device=x.device)
+    digits = (high.unsqueeze(-1) >> shifts) & (1 << each) - 1
+    return codes | _by_group(digits.permute(0, 4, 1, 2, 3, 6, 7, 5)) << 4
+
+
+def _by_group(parts: Tensor) -> Tensor:
+    """Return `[panels * 16, groups, 32]` of `[panels, 16, blocks, groups, ...]`."""
+    return parts.flatten(4).flatten(2, 3).flatten(0, 1)
+
+
 def round_weight(kernel: Kernel, weight: Tensor, kind: QuantizedFormat) -> QuantizedTensor | None:
     """Round a matrix `[rows, inputs]` to Q4_1, Q5_1, Q6_K or Q8_0, in the bits of loading/formats/quantization.py.
 

@@ -134,7 +134,8 @@ def is_hub_id(name: str) -> bool:
 
 def draft_error(error: TriforceError) -> TriforceError:
     """Return an error about a model as one about the draft model."""
-    return type(error)(f"the draft model: {error.message}", error.hint.replace("--model", "--draft"))
+    hint = error.hint.replace("--model takes a name", "--draft takes lookup, none, self, mtp, a name")
+    return type(error)(f"the draft model: {error.message}", hint.replace("--model", "--draft"))
 
 
 def as_path(name: str) -> Path:

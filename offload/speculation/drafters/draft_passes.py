@@ -26,14 +26,14 @@ class DraftPasses:
 
     def following(self, ids: Tensor) -> Tensor:
         """Return the logits `[1, vocab]` behind the next token of a chain, `[1]` on the device."""
-        return self._logits(self._runner.step(ids))
+        return self._logits(self._runner.step(self._known(ids)))
 
     def following_nodes(self, ids: Tensor, parents: Sequence[int]) -> Tensor:
         """Return the logits `[nodes, vocab]` behind the nodes at the next depth that have children.
 
         `ids` `[nodes]` are on the device, `parents` as of `Runner.step_tree`.
         """
-        return self._logits(self._runner.step_tree(ids.clamp(max=self._runner.model.shape.vocab - 1), parents))
+        return self._logits(self._runner.step_tree(self._known(ids), parents))
 
     def resolve(self, ids: Sequence[int]) -> None:
         """Note the ids of the tokens of a chain that had logits behind them."""
@@ -42,6 +42,10 @@ class DraftPasses:
     def resolve_nodes(self, ids: Sequence[int]) -> None:
         """Note the ids of the nodes that had logits behind them, in order."""
         self._runner.resolve_tree(ids)
+
+    def _known(self, ids: Tensor) -> Tensor:
+        """Return ids with those that only the target has, as a constraint may ask for, replaced by the last one."""
+        return ids.clamp(max=self._runner.model.shape.vocab - 1)
 
     def _logits(self, hidden: Tensor) -> Tensor:
         logits = self._runner.logits(hidden)

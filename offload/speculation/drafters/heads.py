@@ -112,8 +112,8 @@ class HeadRunner:
 
     def _kept(self, sequence: TokenSequence) -> dict[range, Runner]:
         """Return the positions whose rows each source has, of the full cache first."""
-        found = {source.rows_kept(sequence): source for source in self.sources}
-        return {positions: source for positions, source in found.items() if positions}
+        found = {source.rows_kept(sequence): source for source in reversed(self.sources)}
+        return {positions: found[positions] for source in self.sources if (positions := source.rows_kept(sequence))}
 
     def _features(self, sequence: TokenSequence, start: int, count: int) -> Tensor:
         """Return the features of slots, each from the first source that has its row."""

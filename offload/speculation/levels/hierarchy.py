@@ -25,7 +25,7 @@ from ...memory.packed_store import PackedStore
 from ...memory.plain_store import PlainStore
 from ...memory.quantized_store import QuantizedStore
 from ...parallel import ALONE, Group
-from ...settings.config import Speculation
+from ...settings.config import LONGEST_GAMMA, Speculation
 from ...settings.kv_formats import EXACT, KV_FORMATS, PLANE_KV
 from ...settings.method_sizes import (
     budget_of,
@@ -65,6 +65,7 @@ if TYPE_CHECKING:
     from ..sampling.warp import Sampler
 
 Clock = Callable[[], float]  # seconds
+_CATCHING_UP = 4  # tokens that a draft model runs at once, at most: the last drafted one, those of the levels above
 
 
 @dataclass(frozen=True)
@@ -160,6 +161,26 @@ class Runners:
         for runner in (self.full, self.middle, self.draft, self.alternative):
             if runner is not None:
                 runner.executor = executor
+
+    def expect(self, settings: Speculation) -> None:
+        """Note the longest pass that each runner will have, so that it is recorded before decoding.
+
+        A verification has a row more than the draft. A draft model steps by one token, after those that it lacks.
+        """
+        lower, upper = (LONGEST_GAMMA if gamma is None else gamma for gamma in (settings.gamma1, settings.gamma2))
+        adaptive = METHODS[settings.method].adaptive
+        drafts = drafter_kind(settings) is not None
+        self.full.longest = upper + 1 if drafts or self.middle is not None else 1
+        for middle in filter(None, (self.middle, self.alternative)):
+            middle.longest = lower + 1 if drafts else 1
+        if isinstance(self.draft, DraftRunner):
+            in_one_pass = self.draft.model.shape.mask_token is not None
+            self.draft.longest = LONGEST_GAMMA + 1 if adaptive or in_one_pass else _CATCHING_UP
+
+    def prepare(self) -> None:
+        """Record passes of the middle levels before decoding; the others have done so before they read the prompt."""
+        for middle in filter(None, (self.middle, self.alternative)):
+            middle.prepare()
 
 
 def build(

@@ -172,13 +172,17 @@ class StepGraphs:
         return tree is None and not self._failed and tokens <= LONGEST_GAMMA + 1 and self._cache.fits(padded(tokens))
 
     @torch.inference_mode()
-    def prepare(self) -> None:
-        """Record a pass of one token ahead, so that the first step's time is like the others'.
+    def prepare(self, tokens: int) -> None:
+        """Record passes of up to `tokens` tokens ahead, so that the first steps' times are like the others'.
 
         Overwrites what the cache keeps of the newest pass, such as its queries.
         """
-        if self.serves(1):
-            self._begin(1)
+        for rows in (1 << power for power in range(padded(tokens).bit_length())):
+            if self.serves(min(rows, tokens)):
+                recording = self._recording(rows)
+                if recording.repeat is None:
+                    recording.step.load_ahead()
+                    self._try(recording)
 
     @torch.inference_mode()
     def forward(self, ids: Tensor, tree: None = None) -> Tensor:

@@ -95,7 +95,7 @@ class RecordedPasses:
         """Return whether a pass of so many tokens is recorded; longer ones gain little."""
         return tokens <= KEPT_QUERIES
 
-    def prepare(self) -> None:
+    def prepare(self, tokens: int) -> None:
         """Do nothing: to record a pass takes no longer than to run it call by call."""
 
     def forward(self, ids: Tensor, tree: Tree | None = None) -> Tensor:

@@ -53,6 +53,7 @@ class Runner:
         self._node_rows: list[Tensor] = []  # of the nodes in flight, if rows are kept
         self.graphs: PassRecordings | None = recorded_passes(model, cache) or graphs_for(model, cache)
         self.executor: Executor = AT_ONCE
+        self.longest = 1  # tokens of the longest pass of decoding that is recorded ahead of it
 
     @property
     def num_cached(self) -> int:
@@ -106,13 +107,17 @@ class Runner:
         cached = min(self._matching_prefix(sequence), end - 1)
         self._truncate(self.without_rows(end, cached) if end == len(sequence) else cached)
         yield Prefilled(self.num_cached, len(sequence))
-        if self.graphs is not None:
-            self.graphs.prepare()
+        self.prepare()
         if self._by_layers and end - self.num_cached > self._chunk:
             yield from self._prefill_by_layers(sequence, end)
         while self.num_cached < end:
             self._run(sequence.tokens[self.num_cached : min(self.num_cached + self._chunk, end)])
             yield Prefilled(self.num_cached, len(sequence))
+
+    def prepare(self) -> None:
+        """Record the passes of decoding that can be recorded, up to the longest one. The pass before it is lost."""
+        if self.graphs is not None:
+            self.graphs.prepare(self.longest)
 
     def _prefill_by_layers(self, sequence: TokenSequence, end: int) -> Generator[Prefilled]:
         """Run the prompt in one pass. Closing it early keeps nothing. Progress by layers is reported in tokens."""
@@ -294,7 +299,7 @@ class Runner:
             self._last = None
             self.cache.commit(path)  # first: an interrupt between the two must not leave more tokens than keys
             self._cached += following[: len(path)]
-            if self.kept is not None:
+            if self.kept is not None and rows:  # those of a tree before `keep_rows` are not there
                 self.kept.put(self.num_cached - len(path), torch.cat(rows)[path])
         return len(path)
 

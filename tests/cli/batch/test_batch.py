@@ -140,7 +140,7 @@ def test_a_bad_line_is_an_error_event_and_the_others_go_on(triforce, prompts, tm
         ('{"prompt": NaN}', None, "NaN"),
         ({"id": None, "prompt": "a"}, None, "id is None"),
         ({"prompt": "a", "json_schema": {"type": "txt"}}, 19, "at its top: Invalid type"),
-        ({"prompt": "a", "regex": "a", "choices": ["b"]}, 20, "both given"),
+        ({"prompt": "a", "regex": "a", "choices": ["b"]}, 20, "contradict each other"),
     ]
     file = prompts(good, *(line for line, _, _ in bad), {"id": "last", "prompt": "Then"})
     result = triforce("generate", "--batch", file, *GREEDY, "--parallel", "2")

@@ -23,6 +23,7 @@ def test_a_head_is_trained_and_drafts(triforce, tmp_path, book):
     title, columns, *rows = out.splitlines()
     assert (title, columns.split()) == ("held-out acceptance", ["drafted", "token", "temperature", "1", "greedy"])
     assert [row.split()[0] for row in rows] == ["1", "2"]
+    assert "what the target makes of them: 0 %" in err  # a log has lines where a terminal has a bar
     assert err.count("step ") == 4 and " left" in err and f"--draft {head}" in err
     ask = ("generate", "Once", "-n", "12", "--temperature", "0", "--method")
     drafted = triforce(*ask, "naive", "--draft", head)
@@ -42,4 +43,5 @@ def test_what_cannot_be_trained_is_refused(triforce, tmp_path, book):
     assert_error(triforce(*train, "--written", "2"), 2, "written is 2")
     assert_error(triforce(*train, "--save-every", "0"), 2, "--save-every is 0")
     assert_error(triforce("distill", "--output", tmp_path / "head", "--data", tmp_path / "none.txt"), 2, "none.txt")
+    assert_error(triforce("distill", "--output", book), 2, "book.txt is a file")
     assert not (tmp_path / "head").exists()

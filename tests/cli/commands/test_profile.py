@@ -77,16 +77,16 @@ def test_experts_that_do_not_fit_are_planned_where_they_take_least_time(triforce
     lines = result.stdout.splitlines()
     (fact,) = (line for line in lines if line.startswith("experts    "))
     (step,) = (line for line in lines if "a token reads 4 of 128 in each, " in line)
-    assert "of 36 layers in host memory: " in fact and "(--experts stream)" in fact
+    assert "of 36 layers in host memory: " in fact and "(--experts hybrid)" in fact
     assert " ms on the host, " in step and " ms over the link, " in step and step.endswith(" ms on the device")
     command = shlex.split(lines[-1])
     again = triforce("profile", *("--gpu" if part == "--profile" else part for part in command[2:-2]), *base[5:])
     assert again.stdout == result.stdout
     plans = {
         way: json.loads(triforce(*args, "--experts", way, "--json").stdout)["plan"]
-        for way in ("auto", "host", "stream", "device")
+        for way in ("auto", "host", "stream", "hybrid", "device")
     }
-    assert plans["auto"] == plans["stream"] | {"flags": plans["auto"]["flags"]}
+    assert plans["auto"] == plans["hybrid"] | {"flags": plans["auto"]["flags"]}
     assert plans["host"]["experts"] == "host" and 0 < plans["host"]["expert_layers"] < 36
     assert plans["host"]["expert_times"][0]["distinct"] == 4
     assert plans["device"]["experts"] == "device" and plans["device"]["weight_layers"] < 36
@@ -248,11 +248,13 @@ def test_profile_answers_without_torch(tiny_model_dir, tmp_path):
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_profile_names_a_draft_model_that_fits(triforce):
+def test_profile_names_a_draft_model_that_fits(triforce, tmp_path):
     args = ("profile", "--gpu", "4090", "--model", "Llama-3.1-8B", "--context", "32K")
     assert "draft      Llama-3.2-1B has the vocabulary" in triforce(*args).stdout
     assert json.loads(triforce(*args, "--json").stdout)["plan"]["draft_model"] == "Llama-3.2-1B"
     with_one = ("--method", "triforce", "--draft", "Llama-3.2-1B")
     assert json.loads(triforce(*args, *with_one, "--json").stdout)["plan"]["draft_model"] is None
+    nothing = triforce(*args, "--draft", tmp_path)
+    assert_error(nothing, 2, "the draft model: there is no config.json", "--draft takes a folder")
     refused = triforce(*args, "--method", "triforce", "--draft", "Llama-68M")
     assert_error(refused, 2, "Llama-68M has another vocabulary than Llama-3.1-8B", "--draft Llama-3.2-1B")

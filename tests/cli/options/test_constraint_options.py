@@ -30,7 +30,7 @@ def test_other_forms(tmp_path):
     [
         ({"json_schema": "/absent.json"}, "No such file"),
         ({"grammar": "/"}, "Is a directory"),
-        ({"regex": "a", "choices": "b"}, "both given"),
+        ({"regex": "a", "choices": "b"}, "contradict each other"),
         ({"regex": ""}, "regex is empty"),
     ],
 )

@@ -39,6 +39,8 @@ from triforce_cli.options.other_names import FIELDS, OPTIONS, names_of
         (("complete",), ("use triforce generate",)),
         (("ask", "who?"), ("use triforce summarize", "--question")),
         (("list",), ("triforce cache list", "triforce doctor")),
+        (("generate", "hi", "-n", "x"), ("--max-new-tokens takes a whole number", "--max-new-tokens 8")),
+        (("generate", "hi", "--temperature", "hot"), ("--temperature takes a number", "--temperature 0.5")),
         (("cache", "remove"), ("no command 'remove'", "triforce cache --help")),
     ],
 )

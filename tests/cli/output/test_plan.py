@@ -34,6 +34,12 @@ def test_the_flags_of_a_plan_stand_for_it():
     assert resident.offload == "none" and "--host-share" not in flags_of(resident)  # it goes with hybrid alone
 
 
+def test_a_plan_says_what_host_memory_it_was_given():
+    given = plan_text(PlanReport(make_plan(request(placement=Placement(host_memory=64 * GIB)))), drawn=False)
+    assert "host       64.00 GiB (--host-memory), " in given
+    assert "memory not known" in plan_text(PlanReport(make_plan(request())), drawn=False)
+
+
 def test_a_plan_names_the_size_and_the_depth_of_its_tree():
     asked = request(gpu="a100", tokens=8192, method="naive", draft="a model", tree="k-ary:3x2x1")
     text = plan_text(PlanReport(make_plan(replace(asked, draft=KNOWN["Llama-3.2-1B"]))), drawn=False)

@@ -5,7 +5,7 @@ import torch
 
 from offload.kernels.native.library import BLOCK
 from offload.kernels.native.ops import NativeOperations
-from offload.kernels.native.panels import format_struct, pack_quantized
+from offload.kernels.native.panels import format_struct, pack_quantized, unpack_quantized
 from offload.loading.formats.gguf_blocks import FORMATS, split_blocks
 from tests.support.native_kernel import NAN, distance, draw
 from tests.support.quantized import random_blocks
@@ -25,6 +25,7 @@ def test_a_packed_weight_has_the_same_values(kernel, name, outputs, inputs):
     for dtype in (torch.float32, torch.bfloat16):
         rows = kernel.unpack(packed, format_struct(weight.format), ids, torch.full((3, inputs), NAN, dtype=dtype))
         assert torch.equal(rows, values[ids].to(dtype))
+    assert torch.equal(unpack_quantized(packed, weight.format, outputs).dequantized(), weight.dequantized())
 
 
 @pytest.mark.parametrize("name", FORMATS)

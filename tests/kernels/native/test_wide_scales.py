@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from offload.kernels.native.library import BLOCK
-from offload.kernels.native.panels import format_struct, pack_quantized
+from offload.kernels.native.panels import format_struct, pack_quantized, unpack_quantized
 from offload.kernels.quantized import QuantizedFormat, QuantizedTensor
 from tests.support.native_kernel import NAN, distance, draw
 
@@ -43,6 +43,7 @@ def test_a_packed_weight_has_the_same_values(kernel, name, outputs, inputs):
     assert 8 * packed.nbytes == weight.format.bits_per_weight * -(-outputs // BLOCK) * BLOCK * inputs
     rows = kernel.unpack(packed, format_struct(weight.format), ids, torch.full((3, inputs), NAN))
     assert torch.equal(rows, weight.dequantized()[ids])
+    assert torch.equal(unpack_quantized(packed, weight.format, outputs).dequantized(), weight.dequantized())
 
 
 @pytest.mark.parametrize("name", FORMATS)
