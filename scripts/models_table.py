@@ -48,7 +48,7 @@ def row(memory: str, profile: str, asked: str, tokens: int) -> str:
     sheet = profiles.load(profile)
     hardware = describe(sheet, host_memory=16 * GIB, cores=8) if profile == "cpu" else describe(sheet)
     chunk = sheet.options.get("prefill_chunk", EngineConfig().prefill_chunk)
-    request = PlanRequest(model, shape, tokens, hardware, prefill_chunk=chunk, **options)
+    request = PlanRequest(model, shape, tokens, hardware, prefill_chunk=chunk, kv="auto", packs=True, **options)
     plan = make_plan(request)
     if not plan.fits:
         raise SystemExit(f"{model} does not fit {profile}: {plan.shortage()}")
