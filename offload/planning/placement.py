@@ -8,6 +8,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from dataclasses import dataclass, replace
 
+from ..settings.kv_formats import EXACT
 from .expert_times import streamed_rows
 from .memory import USABLE
 from .request import PlanRequest
@@ -166,6 +167,8 @@ def resident_tokens(request: PlanRequest) -> int | None:
     limit, layers = device_limit(request), request.shape.layers
     if limit is None:
         return None
+    if request.packs_tiers_alone:
+        request = replace(request, kv=EXACT)
 
     def fits(steps: int) -> bool:
         longer = replace(request, tokens=steps * _STEP)

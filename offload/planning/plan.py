@@ -140,7 +140,7 @@ def _with_format(request: PlanRequest) -> PlanRequest:
     is_divided = packed.kv != EXACT and all(
         place(each).resident_layers < request.shape.kv_layers for each in (plain, packed)
     )
-    return packed if is_divided else plain
+    return replace(packed, packs_tiers_alone=True) if is_divided else plain
 
 
 def _plan_of(request: PlanRequest, placed: Placed) -> Plan:

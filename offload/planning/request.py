@@ -33,6 +33,7 @@ class PlanRequest:
         copies: with `draft="self"`, a quantised copy of the weights drafts; False: they are quantised already.
         kv: the format of the full cache's keys and values.
         packs: whether they can be packed over tiers: a kernel there reads them, and the model computes in bf16.
+        packs_tiers_alone: whether AUTO has packed them: in the device's memory alone they would not be.
         sequences: that run together, each of `tokens`.
         shared: tokens of their common beginning, which is in the KV cache once where all of it is on the device.
         host_computes: whether the native kernel runs on the host: without it, experts run there only if asked for.
@@ -58,6 +59,7 @@ class PlanRequest:
     copies: bool = True
     kv: str = EXACT
     packs: bool = False
+    packs_tiers_alone: bool = False
     sequences: int = 1
     shared: int = 0
     host_computes: bool = True

@@ -100,6 +100,8 @@ def flags_of(plan: Plan) -> list[str]:
         flags += ["--quantize", request.quantize]
     if request.kv != EXACT:
         flags += ["--kv", request.kv]
+    elif request.packs and plan.offload != "none":  # where the default would pack
+        flags += ["--kv", "bf16"]
     for name in _SPECULATION:
         if (value := getattr(settings, name)) != Speculation.__dataclass_fields__[name].default:
             flags += [f"--{name.replace('_', '-')}", str(value)]
