@@ -16,7 +16,6 @@ from ..model.assistant import Assistant
 from ..model.decoder import Model
 from ..parallel import ALONE
 from .checkpoint_json import read_json
-from .formats.safetensors import weight_files
 from .heads import HeadCheckpoint
 from .weight_reader import WeightReader
 from .weights import load_layer
@@ -31,13 +30,8 @@ class AssistantCheckpoint(HeadCheckpoint):
 
     def __init__(self, path: Path, target: ModelShape) -> None:
         """Read the config of an assistant for a target. Raises as HeadCheckpoint."""
-        self.path, self.generation = path, {}
         self.head = assistant_shape(read_json(path / "config.json"), target, check_of_config(path / "config.json"))
-        self.shape = self.head.layers
-        self._name, self._reads = str, bool
-        self._quantized = self._layout = None
-        self.quantization = ""
-        self._files = weight_files(path)
+        self._open(path, self.head.layers, str)
 
     @property
     def dimensions(self) -> HeadDimensions:

@@ -15,7 +15,6 @@ from ..model.decoder import Model
 from ..model.dflash import DFlash
 from ..parallel import ALONE
 from .checkpoint_json import read_json
-from .formats.safetensors import weight_files
 from .heads import HeadCheckpoint
 from .weight_reader import WeightReader
 from .weights import load_layer
@@ -37,13 +36,8 @@ class DFlashCheckpoint(HeadCheckpoint):
 
     def __init__(self, path: Path, target: ModelShape) -> None:
         """Read the config of a DFlash drafter for a target. Raises as HeadCheckpoint."""
-        self.path, self.generation = path, {}
         self.head = dflash_shape(read_json(path / "config.json"), target, check_of_config(path / "config.json"))
-        self.shape = self.head.layers
-        self._name, self._reads = _name, bool
-        self._quantized = self._layout = None
-        self.quantization = ""
-        self._files = weight_files(path)
+        self._open(path, self.head.layers, _name)
 
     @property
     def dimensions(self) -> HeadDimensions:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cached_property
 from math import prod
@@ -45,14 +45,15 @@ class HeadCheckpoint(FolderCheckpoint):
 
         Raises SettingsError if it is for another one, UnsupportedModel, CheckpointError, ModelNotFound.
         """
-        self.path, self.generation = path, {}
         config = read_json(path / "config.json") if path.is_dir() else {}
-        self.head: HeadShape = (mtp_shape if is_mtp else eagle3_shape)(
-            config, target, check_of_config(path / "config.json")
-        )
-        self.shape = self.head.layers
-        self._name = _mtp_name if is_mtp else _eagle_name
-        self._reads = bool
+        read = mtp_shape if is_mtp else eagle3_shape
+        self.head: HeadShape = read(config, target, check_of_config(path / "config.json"))
+        self._open(path, self.head.layers, _mtp_name if is_mtp else _eagle_name)
+
+    def _open(self, path: Path, shape: ModelShape, name: Callable[[str], str]) -> None:
+        """Open the files of weights; `name` returns the decoder's name of a tensor, "" for one that is not read."""
+        self.path, self.generation, self.shape = path, {}, shape
+        self._name, self._reads = name, bool
         self._quantized = self._layout = None
         self.quantization = ""
         self._files = weight_files(path)
