@@ -48,6 +48,7 @@ def test_a_plan_for_a_gpu_has_room_in_64_gib_and_packs_by_default(triforce):
     assert said.startswith("fits: ") and "KV cache   packed (--kv): 12.1 bits each, without loss\n" in said
     plan = json.loads(triforce(*gpu, "--json").stdout)["plan"]
     assert plan["kv"] == "packed" and plan["memory"]["host"]["parts"]["KV cache"] < 46 * 2**30
+    assert " --kv bf16 " in triforce(*gpu, "--kv", "bf16").stdout.splitlines()[-1]  # else the command would pack
 
 
 def test_a_plan_for_a_gpu_has_all_keys_and_values_there(triforce):
