@@ -9,11 +9,8 @@ from offload import GenerationConfig, Sampling, Speculation, Tokens
 from offload.batching.request import BatchRequest
 from offload.engine import Engine
 from offload.errors import CheckpointError, SettingsError
-from offload.kernels.native.ops import NativeOperations
-from offload.kernels.ops import TorchOperations
 from offload.loading.drafters import checked_drafter, is_drafter_folder, load_drafter
 from offload.loading.formats.safetensors import FolderCheckpoint
-from offload.loading.weights import load_model
 from offload.sequence import TokenSequence
 from offload.speculation.drafters.assistant import AssistantRunner
 from offload.speculation.drafters.heads import HeadDrafter
@@ -24,7 +21,7 @@ from offload.speculation.trees.tree import DraftedTree, k_ary
 from tests.support.assistants import make_assistant, make_target
 from tests.support.engine import SMALL, run, tokens
 from tests.support.models import ids, make_hf_model
-from tests.support.offloading import CPU, native_kernel
+from tests.support.offloading import CPU
 
 STEPS = 3
 GREEDY = Sampling(temperature=0)
@@ -35,23 +32,6 @@ CASES = {"dense": {}, "centroids": {"centroids": 3}}
 @pytest.fixture(scope="module")
 def reference():
     return make_target().eval()
-
-
-@pytest.fixture(scope="module")
-def targets(reference, tmp_path_factory):
-    """The target by kernel; the native one reads blocks."""
-    folder, found = tmp_path_factory.mktemp("target"), {}
-    reference.save_pretrained(folder)
-    for name in ("torch", "native"):
-        if name == "torch" or native_kernel() is not None:
-            do = TorchOperations() if name == "torch" else NativeOperations(native_kernel())
-            found[name] = load_model(FolderCheckpoint(folder), torch.float32, CPU, lambda done, total: None, do)
-    return found
-
-
-@pytest.fixture(params=["torch", "native"])
-def target(request, targets):
-    return targets.get(request.param) or pytest.skip("there is no native kernel here")
 
 
 @pytest.fixture(scope="module")

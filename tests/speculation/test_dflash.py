@@ -9,11 +9,7 @@ from offload import GenerationConfig, Sampling, Speculation, Tokens
 from offload.batching.request import BatchRequest
 from offload.engine import Engine
 from offload.errors import CheckpointError, SettingsError, UnsupportedModel
-from offload.kernels.native.ops import NativeOperations
-from offload.kernels.ops import TorchOperations
 from offload.loading.drafters import checked_drafter, is_drafter_folder, load_drafter
-from offload.loading.formats.safetensors import FolderCheckpoint
-from offload.loading.weights import load_model
 from offload.model.dflash import DFlash
 from offload.sequence import TokenSequence
 from offload.speculation.auto.adaptive import AdaptiveScheduler
@@ -28,7 +24,7 @@ from tests.support.dflash import BLOCK, MASK, DFlashReference, save_dflash
 from tests.support.engine import SMALL, run, tokens
 from tests.support.heads import LAYERS, VOCAB
 from tests.support.models import ids, make_hf_model
-from tests.support.offloading import CPU, native_kernel
+from tests.support.offloading import CPU
 from tests.support.table_models import DRAFTS, TARGET, TableRunner, p_value, table
 from tests.support.table_models import VOCAB as TABLE_VOCAB
 
@@ -46,23 +42,6 @@ CASES = {
 @pytest.fixture(scope="module")
 def reference():
     return make_hf_model("llama", num_hidden_layers=LAYERS, tie_word_embeddings=False).eval()
-
-
-@pytest.fixture(scope="module")
-def targets(reference, tmp_path_factory):
-    """The target by kernel."""
-    folder, found = tmp_path_factory.mktemp("target"), {}
-    reference.save_pretrained(folder)
-    for name in ("torch", "native"):
-        if name == "torch" or native_kernel() is not None:
-            do = TorchOperations() if name == "torch" else NativeOperations(native_kernel())
-            found[name] = load_model(FolderCheckpoint(folder), torch.float32, CPU, lambda done, total: None, do)
-    return found
-
-
-@pytest.fixture(params=["torch", "native"])
-def target(request, targets):
-    return targets.get(request.param) or pytest.skip("there is no native kernel here")
 
 
 @pytest.fixture(scope="module")
