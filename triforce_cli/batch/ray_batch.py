@@ -8,18 +8,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import os
-import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from offload.errors import PromptError, SettingsError, TriforceError
+from offload.errors import PromptError, TriforceError
 from offload.units import counted
 
 from ..options.command_request import OutputOptions
@@ -31,25 +28,12 @@ from ..run.model_request import ModelRequest
 from .batch_files import ERROR, Survey, error_line
 from .batch_run import BatchOptions, exit_code, interrupted
 from .line_request import Id, LineError, LineRequest
+from .ray_cluster import Workers, joined, workers_of
 from .ray_worker import LINES, RESULTS, Packed, Places, Reader, Worker, WorkerJob
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-LOCAL = "local"  # the address of a cluster of this machine alone, which the command starts and ends
 _BEGINNING = 1024  # characters that prompts of one document have in common
 _PIECES = 4  # for each worker at least, so that all end at about the same time
 _MOST_PIECES = 10_000
-_CONNECT = 5.0  # seconds
-
-
-@dataclass(frozen=True, slots=True)
-class Workers:
-    """How many workers a cluster has room for, and the CPU cores and GPUs of each."""
-
-    count: int
-    cpus: int
-    gpus: int
 
 
 def run_on_cluster(
@@ -63,8 +47,8 @@ def run_on_cluster(
     """Answer a batch on the cluster at `batch.cluster`; return the exit code. Raises TriforceError."""
     assert batch.cluster is not None and batch.file is not None
     display.loading(f"looking for the Ray cluster {batch.cluster}")
-    with _cluster(batch.cluster):
-        workers = _workers(opened)
+    with joined(batch.cluster):
+        workers = workers_of(opened)
         run = _Run(batch, display)
         work = pieces(run.places(), workers.count, batch.parallel)
         if not output.quiet:
@@ -143,75 +127,6 @@ def pieces(places: list[tuple[bytes, int, int]], workers: int, parallel: int | s
     size = max(min(most, -(-len(places) // (workers * _PIECES))), -(-len(places) // _MOST_PIECES), 1)
     ordered = [place for group in order.values() for place in group]
     return [ordered[at : at + size] for at in range(0, len(ordered), size)]
-
-
-@contextmanager
-def _cluster(address: str) -> Iterator[None]:
-    """Join a Ray cluster, or start one for LOCAL, and leave it at the end. Raises SettingsError."""
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is reported to anyone
-    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # what fails arrives as an exception
-    try:
-        import ray
-        import ray.data
-    except ImportError as error:
-        hint = 'install it in the folder of triforce, on every machine: pip install ".[ray]"'
-        raise SettingsError(f"--ray needs Ray Data: {error}", hint) from None
-    try:
-        _check_reachable(address)
-        with _quiet_stderr():
-            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, include_dashboard=False)
-    except Exception as error:  # ConnectionError, RuntimeError, ValueError: of the address, or of other versions
-        reason = " ".join(str(error).split())
-        hint = f"start one with `ray start --head`, or use --ray {LOCAL} for this machine alone"
-        raise SettingsError(f"--ray {address}: {reason}", hint) from None
-    for name in ("ray.data", "ray"):
-        logging.getLogger(name).setLevel(logging.CRITICAL)
-    context = ray.data.DataContext.get_current()
-    context.enable_progress_bars = context.print_on_execution_start = False
-    try:
-        yield
-    finally:
-        ray.shutdown()
-
-
-def _check_reachable(address: str) -> None:
-    """Raise OSError unless something listens at host:port: Ray would try for minutes, and then end the process."""
-    host, colon, port = address.rpartition(":")
-    if colon and port.isdecimal() and "/" not in address:
-        socket.create_connection((host, int(port)), timeout=_CONNECT).close()
-
-
-@contextmanager
-def _quiet_stderr() -> Iterator[None]:
-    """Discard what native code writes to stderr: Ray's says there which level of its log was set."""
-    before, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-    try:
-        os.dup2(nowhere, 2)
-        yield
-    finally:
-        os.dup2(before, 2)
-        os.close(before)
-        os.close(nowhere)
-
-
-def _workers(opened: ModelRequest) -> Workers:
-    """Return the workers that the cluster has room for: one a GPU, else one for --threads cores or a machine's all.
-
-    Raises SettingsError.
-    """
-    import ray
-
-    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    engine = opened.settings.engine
-    if engine.device != "cpu" and (gpus := int(sum(node.get("GPU", 0) for node in nodes))):
-        return Workers(gpus, 0, 1)
-    if engine.device == "cuda":
-        raise SettingsError("--device cuda: the cluster has no GPU", "leave it out, or use --device cpu")
-    cores = [int(node.get("CPU", 0)) for node in nodes if node.get("CPU", 0) >= 1]
-    if not cores:
-        raise SettingsError("the cluster has neither GPUs nor CPU cores", "start a node with `ray start`")
-    each = min(engine.threads or min(cores), max(cores))
-    return Workers(sum(count // each for count in cores), each, 0)
 
 
 def _results(

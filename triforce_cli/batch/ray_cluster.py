@@ -1,0 +1,95 @@
+"""A Ray cluster: joined for the time of a batch, and how many workers it has room for."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from offload.errors import SettingsError
+
+from ..run.model_request import ModelRequest
+
+LOCAL = "local"  # the address of a cluster of this machine alone, which the command starts and ends
+_CONNECT = 5.0  # seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Workers:
+    """How many workers a cluster has room for, and the CPU cores and GPUs of each."""
+
+    count: int
+    cpus: int
+    gpus: int
+
+
+@contextmanager
+def joined(address: str) -> Iterator[None]:
+    """Join a Ray cluster, or start one for LOCAL, and leave it at the end. Raises SettingsError."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is reported to anyone
+    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # what fails arrives as an exception
+    try:
+        import ray
+        import ray.data
+    except ImportError as error:
+        hint = 'install it in the folder of triforce, on every machine: pip install ".[ray]"'
+        raise SettingsError(f"--ray needs Ray Data: {error}", hint) from None
+    try:
+        _check_reachable(address)
+        with _quiet_stderr():
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, include_dashboard=False)
+    except Exception as error:  # ConnectionError, RuntimeError, ValueError: of the address, or of other versions
+        reason = " ".join(str(error).split())
+        hint = f"start one with `ray start --head`, or use --ray {LOCAL} for this machine alone"
+        raise SettingsError(f"--ray {address}: {reason}", hint) from None
+    for name in ("ray.data", "ray"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    context = ray.data.DataContext.get_current()
+    context.enable_progress_bars = context.print_on_execution_start = False
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def _check_reachable(address: str) -> None:
+    """Raise OSError unless something listens at host:port: Ray would try for minutes, and then end the process."""
+    host, colon, port = address.rpartition(":")
+    if colon and port.isdecimal() and "/" not in address:
+        socket.create_connection((host, int(port)), timeout=_CONNECT).close()
+
+
+@contextmanager
+def _quiet_stderr() -> Iterator[None]:
+    """Discard what native code writes to stderr: Ray's says there which level of its log was set."""
+    before, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 2)
+        yield
+    finally:
+        os.dup2(before, 2)
+        os.close(before)
+        os.close(nowhere)
+
+
+def workers_of(opened: ModelRequest) -> Workers:
+    """Return the workers that the cluster has room for: one a GPU, else one for --threads cores or a machine's all.
+
+    Raises SettingsError.
+    """
+    import ray
+
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    engine = opened.settings.engine
+    if engine.device != "cpu" and (gpus := int(sum(node.get("GPU", 0) for node in nodes))):
+        return Workers(gpus, 0, 1)
+    if engine.device == "cuda":
+        raise SettingsError("--device cuda: the cluster has no GPU", "leave it out, or use --device cpu")
+    cores = [int(node.get("CPU", 0)) for node in nodes if node.get("CPU", 0) >= 1]
+    if not cores:
+        raise SettingsError("the cluster has neither GPUs nor CPU cores", "start a node with `ray start`")
+    each = min(engine.threads or min(cores), max(cores))
+    return Workers(sum(count // each for count in cores), each, 0)
