@@ -46,6 +46,7 @@ from ..memory.link import Link
 from ..memory.staged_link import make_link
 from ..memory.tier_settings import TierSettings
 from ..model.decoder import Model
+from ..model.first_passes import run_first_passes
 from ..model.heads import Head
 from ..parallel import ALONE, Group, Share, split
 from ..planning.batch import fitting_sequences, kv_room
@@ -303,6 +304,7 @@ class OpenModel:
         for each, needs in ((model, own), (draft, Needs())):
             if isinstance(each, Model):  # a head has what the model has
                 warm_up(each.shape.full_attention, self.dtype, self.device, needs)
+                run_first_passes(each)
 
     def _weight_tier(self, tiers: TierSettings, link: Link) -> WeightTier | None:
         """Return where weights are that do not all stay on the device; None if they do."""
