@@ -27,7 +27,7 @@ class PlaneCache(InPlaceCache):
     def _use(self, chosen: Tensor, chunks: int) -> None:
         self.selection = chosen
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, lse: Tensor | None = None) -> Tensor:
+    def attend(self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None, lse: Tensor | None = None) -> Tensor:
         q = append(self._store, layer, self.start, q, k, v, self.rows_of(layer), self.stored)
         return self._store.attend_plane(layer, q, self._length, self.tree, lse)
 

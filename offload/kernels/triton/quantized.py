@@ -162,7 +162,7 @@ def add_splits_kernel(
     sums_ptr, bias_ptr, y_ptr, splits, outputs, stride_split, stride_row, stride_y,
     HAS_BIAS: tl.constexpr, ADD: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Add the sums `[splits, rows, outputs or more]`, one after the other, and store them. Grid: (blocks of outputs, rows)."""
+    """Add the sums `[splits, rows, outputs]`, which may be longer, in their order. Grid: (blocks of outputs, rows)."""
     output = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     row = tl.program_id(1) + tl.arange(0, 1)
     is_output = output < outputs
