@@ -81,10 +81,6 @@ class TableCache(InPlaceCache):
         super().begin(tokens, tree)
         self._table = self._store.places(self._blocks, self._length)
 
-    @property
-    def is_recordable(self) -> bool:
-        return self._store.is_recordable
-
     def begin_recorded(self, tokens: int, tree: Tree | None = None) -> tuple[Hashable, PassInputs]:
         """Begin a pass as in `RecordableCache`."""
         self.begin(tokens, tree)

@@ -174,6 +174,10 @@ class FullCache(InFlightTokens):
         return self.store.is_recordable and self.windows is None and self.states is None
 
     @property
+    def moves(self) -> int:
+        return self.store.moves
+
+    @property
     def has_static_steps(self) -> bool:
         """Return whether the store is plain memory, and the kernel reads no more of it than is committed.
 
