@@ -16,6 +16,7 @@ from ..architecture.footprint import chunk_of
 from ..architecture.known_models import sibling_of
 from ..architecture.kv_formats import stored_bytes
 from ..architecture.parameters import WeightBits
+from ..architecture.weight_formats import level_of
 from ..architecture.yarn import factor_for, stretched
 from ..constraints.vocabulary import ConstraintVocabulary
 from ..engine import Engine
@@ -407,7 +408,9 @@ class OpenModel:
             return None
         if isinstance(self.draft, HeadCheckpoint):
             target.tap(self.draft.head.taps)
-            return load_drafter(self.draft, target, self._operations(self.draft.shape))
+            operations = self._operations(self.draft.shape)
+            level = level_of(self.weight_bits.layers) if operations.serves_quantized(self.dtype) else None
+            return load_drafter(self.draft, target, operations, level)
         draft = load_model(self.draft, self.dtype, self.device, progress, self._operations(self.draft.shape))
         draft.bar(self.barred)
         return draft
