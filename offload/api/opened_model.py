@@ -166,8 +166,11 @@ class OpenModel:
 
         It is for measuring what happens there: `stretched` extends the context.
         """
-        shape = self.checkpoint.shape
-        return self if tokens <= shape.context else self._with_shape(replace(shape, context=tokens))
+        return self if tokens <= self.checkpoint.shape.context else self.with_context(tokens)
+
+    def with_context(self, tokens: int) -> OpenModel:
+        """Return the model with a context of `tokens`, such as a smaller one for reading a document in parts."""
+        return self._with_shape(replace(self.checkpoint.shape, context=tokens))
 
     def _with_shape(self, shape: ModelShape) -> OpenModel:
         checkpoint = copy(self.checkpoint)
