@@ -244,6 +244,12 @@ def kernel(request, library) -> Kernel:
 
 
 @pytest.fixture
+def is_emulated(request) -> bool:
+    """Whether the kernel is at an emulated level, which takes ten times as long."""
+    return request.node.callspec.params["kernel"].startswith("emulated")
+
+
+@pytest.fixture
 def interruptible():
     """Let SIGINT interrupt, which a shell has its background jobs ignore."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
