@@ -26,6 +26,11 @@ from ..input.encoding import encoding_named
 
 AUTO = "auto"
 _MOST_PARALLEL = 1024
+CLUSTER: dict[str, Any] = {
+    "metavar": "ADDRESS",
+    "help": "Run on a Ray cluster: local, auto, or host:port.",
+    "among": ("local", AUTO),
+}
 
 
 def parse_parallel(text: str | int) -> int | str:
