@@ -9,7 +9,7 @@ import logging
 import os
 import socket
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -62,7 +62,8 @@ def joined(address: str) -> Iterator[None]:
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = context.print_on_execution_start = False
     try:
-        yield
+        with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):  # Ray prints there that a worker has died
+            yield
     finally:
         ray.shutdown()
 
