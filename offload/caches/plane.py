@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
 from torch import Tensor
 
 from ..architecture.rope import rotate
+from ..kernels.native.recording import PassInputs
 from ..memory.packed_store import PackedStore
 from ..memory.store import append
+from ..memory.tree_attention import Tree
 from ..settings.kv_formats import PACKED_KV, PLANE_KV
 from .selected import InPlaceCache
 
@@ -27,7 +31,13 @@ class PlaneCache(InPlaceCache):
     def _use(self, chosen: Tensor, chunks: int) -> None:
         self.selection = chosen
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, lse: Tensor | None = None) -> Tensor:
+    def begin_recorded(self, tokens: int, tree: Tree | None = None) -> tuple[Hashable, PassInputs]:
+        """Begin a pass as in `RecordableCache`."""
+        self.begin(tokens, tree)
+        parents = None if tree is None else tree.on(self.device).parents
+        return tree is None, PassInputs(self.start, self._length + 1, self.rows, self.stored, parents)
+
+    def attend(self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None, lse: Tensor | None = None) -> Tensor:
         q = append(self._store, layer, self.start, q, k, v, self.rows_of(layer), self.stored)
         return self._store.attend_plane(layer, q, self._length, self.tree, lse)
 
