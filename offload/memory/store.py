@@ -47,6 +47,11 @@ class Store(ABC):
     mean_keys_cost: float = 14.0
 
     @property
+    def has_planes(self) -> bool:
+        """Return whether plane A of packed keys and values is on the device, and B is not."""
+        return False
+
+    @property
     def resident_layers(self) -> int:
         """Return how many layers, the first ones, have all their KV on the device."""
         return self.shape.layers
@@ -64,6 +69,16 @@ class Store(ABC):
         The first `held` of a tree's tokens have been appended by earlier passes.
         """
         return
+
+    def begin_draft(self, start: int, end: int) -> None:
+        """Begin a pass that `attend_plane` is for. It is over some tokens between two positions, none committed."""
+        return
+
+    def attend_plane(
+        self, layer: int, q: Tensor, start: int, tree: Tree | None = None, lse: Tensor | None = None
+    ) -> Tensor:
+        """Attend as `attend`, but to plane A alone of what is packed: a value is off by at most 2^-4 of itself."""
+        return self.attend(layer, q, start, tree, lse)
 
     def end(self) -> None:
         """End the pass; its tokens are committed."""

@@ -171,7 +171,7 @@ _PANELS: dict[str | None, dict[str, _Make]] = {
         "cache_limit": _size("Disk space for it.", "20GiB"),
     },
     MEMORY: {
-        "offload": _name("none, stream, host or hybrid.", among=OFFLOADS),
+        "offload": _name("none, stream, host, hybrid or planes.", among=OFFLOADS),
         "memory": _size("Device memory, such as 22GiB.", "free"),
         "host_memory": _size("Host memory, such as 64GiB.", "free"),
         "resident_layers": _count("Layers with KV on the device.", "most"),
