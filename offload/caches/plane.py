@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
 from torch import Tensor
 
 from ..architecture.rope import rotate
+from ..kernels.native.recording import PassInputs
 from ..memory.packed_store import PackedStore
 from ..memory.store import Store, append
 from ..memory.tree_attention import Tree
@@ -32,12 +35,18 @@ class PlaneCache(InPlaceCache):
     def begin(self, tokens: int, tree: Tree | None = None) -> None:
         super().begin(tokens, tree)
         exact = self._full.length
-        self._store.begin_draft(min(self._length, exact), max(self.start + tokens, exact))
+        self._store.open_draft(min(self._length, exact), max(self.start + tokens, exact))
 
     def _use(self, chosen: Tensor, chunks: int) -> None:
         self.selection = chosen
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, lse: Tensor | None = None) -> Tensor:
+    def begin_recorded(self, tokens: int, tree: Tree | None = None) -> tuple[Hashable, PassInputs]:
+        """Begin a pass as in `RecordableCache`."""
+        self.begin(tokens, tree)
+        parents = None if tree is None else tree.on(self.device).parents
+        return tree is None, PassInputs(self.start, self._length + 1, self.rows, self.stored, parents)
+
+    def attend(self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None, lse: Tensor | None = None) -> Tensor:
         q = append(self._store, layer, self.start, q, k, v, self.rows_of(layer), self.stored)
         return self._store.attend_plane(layer, q, self._length, self.tree, lse)
 

@@ -55,9 +55,11 @@ class LayeredStore(Store):
         self.resident.begin(start, tokens, chunk, held)
         self.far.begin(start, tokens, chunk, held)
 
-    def begin_draft(self, start: int, end: int) -> None:
-        self.resident.begin_draft(start, end)
-        self.far.begin_draft(start, end)
+    def begin_draft(self, start: int, tokens: int) -> None:
+        self.resident.begin_draft(start, tokens)
+
+    def open_draft(self, start: int, end: int) -> None:
+        self.far.open_draft(start, end)
 
     def end(self) -> None:
         self.resident.end()

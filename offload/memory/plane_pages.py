@@ -76,7 +76,7 @@ class PlaneStore(TieredStore):
     def has_planes(self) -> bool:
         return True
 
-    def begin_draft(self, start: int, end: int) -> None:
+    def open_draft(self, start: int, end: int) -> None:
         tiers = self.tiers
         tiers.recover()
         tiers.truncate(start)

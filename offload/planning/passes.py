@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..architecture.footprint import page_tokens
+from ..architecture.head_shape import drafter_bits
 from ..architecture.kv_formats import format_bytes, stored_bytes
 from ..architecture.parameters import WeightBits
 from ..architecture.tier_footprint import copied_pages, copy_bytes_for
@@ -192,7 +193,8 @@ class Passes:
         request, settings = self.request, self.request.speculation
         if request.draft is None or not has_draft_model(settings):
             return 0.0
-        work = linear_pass(request.draft, request, rows, 1, 0)
+        bits = drafter_bits(request.draft, request.bits, request.itemsize)
+        work = linear_pass(request.draft, request, rows, 1, 0, bits)
         room = request.sequences * (settings.sink + settings.window)
         work = replace(work, kv=request.draft.kv_bytes(room, request.itemsize))
         return pass_time(work, replace(request.hardware, gpus=1)).seconds + self.sample_s

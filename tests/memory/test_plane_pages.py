@@ -163,7 +163,7 @@ def test_on_a_gpu_passes_have_the_bits_of_plain_pages_and_drafts_read_plane_a(by
             x[:, some] = part
     q = 20 * numbers(5, 70)[0]
     expected, other = (attend(q[-1:], *both).out.float() for both in (rounded, exact))
-    store.begin_draft(length, length)
+    store.open_draft(length, length)
     for rows in (2, 70):
         found = store.attend_plane(0, q[-rows:], length - rows)[-1:].float()
         assert (found - expected).norm() < (other - expected).norm() / 3
@@ -176,5 +176,5 @@ def test_a_page_that_cannot_be_packed_travels_whole_and_is_drafted_from(by_trito
     assert (0, 0) in caches[0].store.tiers.pages._plain
     run(caches, 2, 2, seen=2)
     store = caches[0].store
-    store.begin_draft(260, 260)
+    store.open_draft(260, 260)
     assert store.attend_plane(0, numbers(3, 1)[0], 259).isfinite().all()

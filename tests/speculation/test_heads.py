@@ -3,7 +3,9 @@
 import pytest
 import torch
 
-from offload import GenerationConfig
+from offload import EngineConfig, GenerationConfig
+from offload.api.loader import open_model
+from offload.architecture.head_shape import drafter_bits
 from offload.engine import Engine
 from offload.errors import CheckpointError, SettingsError, UnsupportedModel
 from offload.kernels.ops import TorchOperations
@@ -297,3 +299,37 @@ def test_a_step_reads_layers_fc_and_output_head(target, tmp_path):
     assert load_head(checkpoint, target, TorchOperations()).read_cost == 4 * sum(a * b for a, b in matrices)
     dims = checkpoint.dimensions
     assert dims.parameters == sum(a * b for a, b in matrices)
+
+
+def test_what_is_rounded_of_a_head(target, tmp_path):
+    """Matrices of layers and of the inputs to the level, the output head to 8 bits; everything else stays."""
+    more = {"is_speculators": True, "speculators_model_type": "peagle", "mask_token_id": 7}
+    checkpoint = checked_head(save_eagle3(tmp_path / "head", **more), target.shape)
+    with checkpoint.opened(target, TorchOperations(), "q4") as (read, reader):
+        errors = {}
+        for name in checkpoint.sizes():
+            stored = read(name).float()
+            errors[name] = float((reader.stacked(name) - stored).norm() / stored.norm())
+    rounded = {name for name, size in checkpoint.sizes().items() if len(size) == 2} - {"mask_hidden"}
+    assert all((error > 0) == (name in rounded) for name, error in errors.items())
+    assert errors["lm_head.weight"] < 0.01 < min(errors[name] for name in rounded - {"lm_head.weight"})
+
+
+@pytest.mark.parametrize(("level", "bits"), [(None, 16), ("q4", 5), ("q8", 8.5)])
+def test_a_head_is_rounded_as_its_target_is(reference, tmp_path, level, bits):
+    if native_kernel() is None:
+        pytest.skip("there is no native kernel")
+    reference.save_pretrained(tmp_path)
+    head = save_eagle3(tmp_path / "head")
+    config = EngineConfig(str(tmp_path), device="cpu", dtype="bfloat16", quantize=level)
+    opened = open_model(config, speculation=Speculation("naive", str(head)))
+    sizes = {name: size[0] * size[1] for name, size in opened.draft.sizes().items() if len(size) == 2}
+    outer = sizes.pop("lm_head.weight")
+    expected = (sum(sizes.values()) * bits + outer * (8.5 if level else 16)) / 8
+    engine = opened.load()
+    assert engine.draft.read_cost == pytest.approx(expected, rel=0.05)
+    dims = opened.draft_dimensions
+    found = drafter_bits(dims, opened.weight_bits, 2)
+    assert dims.layers * dims.layer_bytes(found) + dims.outer_bytes(found) == pytest.approx(expected, rel=0.01)
+    prompt = ids(40)
+    assert tokens(run(engine, prompt, 12, "naive", "model")) == tokens(run(engine, prompt, 12))
