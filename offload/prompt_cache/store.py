@@ -218,9 +218,7 @@ class BlockStore:
             reason = self._reasons.popleft()
             if (kind := reason.rpartition(": ")[2]) not in self._told:
                 self._told.add(kind)
-                warnings.warn(
-                    f"the cache store {self.url} is not used for all blocks: {reason}", Degraded, stacklevel=2
-                )
+                warnings.warn(f"the cache store {self.url} is not used for all blocks: {reason}", Degraded, stacklevel=2)
 
 
 class _Stop(Exception):
