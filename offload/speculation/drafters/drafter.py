@@ -98,7 +98,7 @@ class ModelDrafter:
         self._group = group
         self._passes = self.passes(runner, sampler)
         self._trees = GrowingDrafting(runner.model, self._passes, sampler, group)
-        self._growth = growth
+        self.growth = growth
         if growth is not None:
             self.branches = self.fades = False
             self.longest = growth.nodes
@@ -114,8 +114,8 @@ class ModelDrafter:
 
     @torch.inference_mode()
     def propose(self, sequence: TokenSequence, limit: int, tree: DraftedTree | None = None) -> Draft:
-        if self._growth is not None:
-            return self._trees.grow(sequence, limit, self._growth)
+        if self.growth is not None:
+            return self._trees.grow(sequence, limit, self.growth)
         if tree is not None:
             return self._trees.propose(sequence, tree.within(limit))
         sampler, passes, before = self._sampler, self._passes, sequence.tentative

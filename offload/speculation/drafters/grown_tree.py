@@ -81,11 +81,16 @@ class Growth:
 
         A node has to bring more tokens than its row costs steps, and a depth more than its pass does.
         """
-        self.nodes = nodes
+        self.nodes, self.is_weighed = nodes, row_cost > 0
         self._beliefs = [Beliefs(prior, priors.later) for prior in priors.first]
-        self._least = max(min(_REACHED / nodes, 0.25), row_cost)
-        self._least_run = max(_LEAST_GAIN, row_cost + pass_cost) / priors.usual
+        self._usual = priors.usual
+        self.weigh(row_cost, pass_cost)
         self._last: tuple[int, list[int], tuple[int, ...], dict[int, int]] | None = None
+
+    def weigh(self, row_cost: float, pass_cost: float) -> None:
+        """Grow by these costs from now on."""
+        self._least = max(min(_REACHED / self.nodes, 0.25), row_cost)
+        self._least_run = max(_LEAST_GAIN, row_cost + pass_cost) / self._usual
 
     def children(self, sure: float, reached: float) -> list[float]:
         """Return the probability of each child that a node shall have: one at least.

@@ -196,8 +196,8 @@ def build(
     """Return the hierarchy of a method for an answer of `horizon` tokens. The ranks of `group` share the target.
 
     With trees, the lowest drafter drafts them; without a drafter, the target on selected chunks. A draft model grows
-    them for the full cache alone. An adaptive method drafts trees for the full cache, where they are faster than chains.
-    `logprobs` records the log-probabilities of the tokens that are emitted.
+    them for the full cache alone. An adaptive method drafts trees for the full cache, where they are faster than
+    chains. `logprobs` records the log-probabilities of the tokens that are emitted.
     """
     method = METHODS[settings.method]
     drafters = _drafters(runners, settings, sampler, group)
