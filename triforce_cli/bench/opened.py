@@ -28,7 +28,18 @@ from .ladder import in_order
 from .prompts import BenchPrompt, open_prompts
 from .report import LADDER
 
-_FORGOTTEN = ("method", "stop", "profile", "cache", "cache_limit", "join_timeout", "disk", "disk_limit", "model")
+_FORGOTTEN = (
+    "method",
+    "stop",
+    "profile",
+    "cache",
+    "cache_limit",
+    "cache_store",
+    "join_timeout",
+    "disk",
+    "disk_limit",
+    "model",
+)
 
 
 @dataclass(frozen=True, slots=True)
