@@ -47,12 +47,7 @@ def generate(
     shard: Annotated[
         Any, _of_batch("--shard", metavar="I/N", help="Answer part I of N, from 0, of the file.", parser=parse_shard)
     ] = None,
-    ray: Annotated[
-        str | None,
-        _of_batch(
-            "--ray", metavar="ADDRESS", help="Run on a Ray cluster: local, auto, or host:port.", among=("local", AUTO)
-        ),
-    ] = None,
+    ray: Annotated[str | None, _of_batch("--ray", **options.CLUSTER)] = None,
 ) -> int:
     """Generate text from a prompt of any length, printed as it comes.
 
@@ -112,11 +107,7 @@ def _generate_batch(ctx: typer.Context, path: str, output: str | None) -> int:
     check_files([path])
     check_distinct([("--batch", path), *named_files(ctx)], [("--output", output)])
     terminal, form, params = ctx.obj.terminal, parse_output_options(ctx), ctx.params
-    request, code = parse_request(ctx), None
-    if params["ray"] is None:
-        request, code = start_or_join_ranks(request, terminal)
-    elif request.settings.parallel.tensor_parallel not in (None, 1):
-        raise SettingsError("--ray gives each worker one GPU, and --tensor-parallel asks for several", "leave one out")
+    request, code = start_or_join_ranks(parse_request(ctx), terminal, params["ray"])
     if code is not None:
         return code
     with ExitStack() as opened:

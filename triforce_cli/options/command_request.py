@@ -211,12 +211,17 @@ def parse_output_options(ctx: typer.Context) -> OutputOptions:
     return OutputOptions(json, quiet, params.get("verbose") or 0, show_thinking)
 
 
-def start_or_join_ranks(request: Request, terminal: Terminal) -> tuple[Request, int | None]:
-    """Start the ranks that the request needs, or join them.
+def start_or_join_ranks(request: Request, terminal: Terminal, cluster: str | None = None) -> tuple[Request, int | None]:
+    """Start the ranks that the request needs, or join them; none for a Ray `cluster`, whose workers are not ranks.
 
     Returns the request of this process, alone or as one of several ranks, and None; where this process has started
     the ranks, their exit code. Raises SettingsError, RankMissing.
     """
+    if cluster is not None:
+        if request.settings.parallel.tensor_parallel not in (None, 1):
+            message = "--ray gives each worker one GPU, and --tensor-parallel asks for several"
+            raise SettingsError(message, "leave one out")
+        return request, None
     if not request.dry_run and (count := ranks_to_start(request.settings)):
         return request, launch(count, request.settings, request.home, terminal)
     group, settings = join_group(request.settings)

@@ -79,9 +79,10 @@ class Renderer:
 
     def taken_over(self, part: Part, text: str) -> None:
         """Render a part that an earlier run has finished."""
-        self._perform(partial(self._write, PartOutput(part, isinstance(self._output, JsonOutput)).line(text, True)))
+        self._perform(partial(self.write, PartOutput(part, isinstance(self._output, JsonOutput)).line(text, True)))
 
-    def _write(self, text: str) -> None:
+    def write(self, text: str) -> None:
+        """Write to stdout as it is."""
         self._display.hide()
         self._terminal.write(text)
 
@@ -121,7 +122,7 @@ class Renderer:
         self._perform(partial(self._finish, self._output.end(summary, self._meter), summary))
 
     def _finish(self, text: str, summary: Summary) -> None:
-        self._write(text)
+        self.write(text)
         if summary.finish_reason == "interrupted":
             self._terminal.end_line()
         else:

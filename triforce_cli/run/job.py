@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from offload.api.opened_model import OpenModel
 from offload.errors import OutOfMemory, SettingsError
+from offload.prompt_cache.store import BlockStore
 from offload.settings.config import Placement
 from offload.settings.method_sizes import stored_tokens
 from offload.units import counted, size_text
@@ -108,6 +109,7 @@ class Job:
         """Plan for sequences of up to `longest` tokens, unless only the plan is wanted. Raises TriforceError."""
         self._opened, self._longest = opened, longest
         self._terminal, self._output, self._display = terminal, output, display
+        self._store: BlockStore | None = None
         stored = stored_tokens(opened.settings.speculation, longest)
         is_dry = opened.request.dry_run
         self._tiers = None if is_dry else plan_tiers(opened.model, opened.settings, stored, terminal)
@@ -128,7 +130,11 @@ class Job:
         A dry run prints the plan instead. Raises TriforceError, BrokenPipeError, KeyboardInterrupt.
         """
         if not self._opened.request.dry_run:
-            return work(self._load) or DONE
+            code = work(self._load) or DONE
+            if self._store is not None:
+                self._display.close()
+                self._store.drain()
+            return code
         report = plan_run(self._opened.model, self._opened.settings, self._longest, self._terminal)
         report = replace(report, arguments=self._opened.request.arguments)
         self._display.close()  # the plan is the output
@@ -142,6 +148,7 @@ class Job:
         self._display.loading(f"loading {settings.engine.model}")
         stored = stored_tokens(settings.speculation, longest)
         prompt_cache = open_prompt_cache(model, settings, opened.request.home, stored)
+        self._store = None if prompt_cache is None else prompt_cache.store
         started = time.perf_counter()
         room = model.kv_room(stored, memory_limit(model, settings, stored), int(opened.request.verify))
         engine = model.load(tiers=self._tiers, prompts=prompt_cache, capacity=longest if is_exact else 0)

@@ -16,6 +16,7 @@ from offload.errors import Degraded
 from offload.prompt_cache.entries import Entry
 from offload.prompt_cache.fingerprint import LEAST
 from offload.prompt_cache.folder import PromptFolder
+from offload.prompt_cache.store import BlockStore
 from offload.settings.config import EXACT
 from offload.system.machine import default_home
 from offload.units import counted, size_text
@@ -89,10 +90,13 @@ def _is_on(settings: Settings) -> bool:
 def open_prompt_cache(model: OpenModel, settings: Settings, home: Path | None, tokens: int = 0) -> PromptCache | None:
     """Return the prompt cache for sequences of up to `tokens`.
 
-    None if it is off, and, with a warning, if any rank cannot open it or has no memory for its buffers.
+    None if it is off, and, with a warning, if any rank cannot open it or has no memory for its buffers. Raises
+    SettingsError for a store that no URL names.
     """
     if not _is_on(settings):
         return None
+    url = settings.caching.cache_store
+    store = BlockStore(url) if url is not None else None
     prompt_cache, error = _open(model, settings, home, tokens)
     errors = model.group.collect(error)
     if any(errors):
@@ -100,6 +104,8 @@ def open_prompt_cache(model: OpenModel, settings: Settings, home: Path | None, t
         where = f"rank {rank}: " if len(errors) > 1 else ""
         warnings.warn(f"prompts are not cached: {where}{reason}", Degraded, stacklevel=2)
         return None
+    if prompt_cache is not None:
+        prompt_cache.store = store
     return prompt_cache
 
 
