@@ -26,7 +26,18 @@ from .cells import Cell, Weights, digest, weights_of
 from .compared import BASE, TREES, speculations
 from .prompts import BenchPrompt, open_prompts
 
-_FORGOTTEN = ("method", "stop", "profile", "cache", "cache_limit", "cache_store", "join_timeout", "disk", "disk_limit", "model")
+_FORGOTTEN = (
+    "method",
+    "stop",
+    "profile",
+    "cache",
+    "cache_limit",
+    "cache_store",
+    "join_timeout",
+    "disk",
+    "disk_limit",
+    "model",
+)
 
 
 @dataclass(frozen=True, slots=True)
