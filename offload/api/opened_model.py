@@ -16,6 +16,7 @@ from ..architecture.footprint import chunk_of
 from ..architecture.known_models import sibling_of
 from ..architecture.kv_formats import stored_bytes
 from ..architecture.parameters import WeightBits
+from ..architecture.weight_formats import level_of
 from ..architecture.yarn import factor_for, stretched
 from ..constraints.vocabulary import ConstraintVocabulary
 from ..engine import Engine
@@ -46,6 +47,7 @@ from ..memory.link import Link
 from ..memory.staged_link import make_link
 from ..memory.tier_settings import TierSettings
 from ..model.decoder import Model
+from ..model.first_passes import run_first_passes
 from ..model.heads import Head
 from ..parallel import ALONE, Group, Share, split
 from ..planning.batch import fitting_sequences, kv_room
@@ -58,7 +60,7 @@ from ..prompt_cache.prefill import PromptCache
 from ..prompt_cache.writer import MOST_COPIED
 from ..settings.config import EngineConfig, Sampling, Speculation
 from ..settings.generation import DRY_BREAKERS
-from ..settings.kv_formats import KV_FORMATS, PACKED_KV, saved_format, tiered_format
+from ..settings.kv_formats import KV_FORMATS, PACKED_KV, check_planes, saved_format, tiered_format
 from ..settings.method_sizes import (
     check_approximate,
     check_forgetting,
@@ -70,6 +72,7 @@ from ..settings.method_sizes import (
     uses_copy,
 )
 from ..settings.methods import APPROXIMATIONS
+from ..settings.placement_settings import PLANES
 from ..system.machine import free_memory
 from ..weight_offloading.expert_tier import ExpertTier
 from ..weight_offloading.layer_stream import WeightTier
@@ -164,8 +167,11 @@ class OpenModel:
 
         It is for measuring what happens there: `stretched` extends the context.
         """
-        shape = self.checkpoint.shape
-        return self if tokens <= shape.context else self._with_shape(replace(shape, context=tokens))
+        return self if tokens <= self.checkpoint.shape.context else self.with_context(tokens)
+
+    def with_context(self, tokens: int) -> OpenModel:
+        """Return the model with a context of `tokens`, such as a smaller one for reading a document in parts."""
+        return self._with_shape(replace(self.checkpoint.shape, context=tokens))
 
     def _with_shape(self, shape: ModelShape) -> OpenModel:
         checkpoint = copy(self.checkpoint)
@@ -303,6 +309,7 @@ class OpenModel:
         for each, needs in ((model, own), (draft, Needs())):
             if isinstance(each, Model):  # a head has what the model has
                 warm_up(each.shape.full_attention, self.dtype, self.device, needs)
+                run_first_passes(each)
 
     def _weight_tier(self, tiers: TierSettings, link: Link) -> WeightTier | None:
         """Return where weights are that do not all stay on the device; None if they do."""
@@ -344,7 +351,10 @@ class OpenModel:
                     "experts in host memory do not go with other weights there",
                     "leave weight_layers out, or use experts=device",
                 )
-            check_offloaded_retrieval_kv(self.speculation, self.device)
+            has_planes = tiers.mode == PLANES
+            if has_planes:
+                check_planes(tiered_format(self.config.kv, self.packs))
+            check_offloaded_retrieval_kv(self.speculation, self.device, has_planes)
             if KV_FORMATS[self.config.kv].is_packed and not self._unpacks:
                 raise SettingsError(
                     f"--kv {self.config.kv} needs the native kernel, too, for a GPU's offloaded keys and values",
@@ -405,7 +415,9 @@ class OpenModel:
             return None
         if isinstance(self.draft, HeadCheckpoint):
             target.tap(self.draft.head.taps)
-            return load_drafter(self.draft, target, self._operations(self.draft.shape))
+            operations = self._operations(self.draft.shape)
+            level = level_of(self.weight_bits.layers) if operations.serves_quantized(self.dtype) else None
+            return load_drafter(self.draft, target, operations, level)
         draft = load_model(self.draft, self.dtype, self.device, progress, self._operations(self.draft.shape))
         draft.bar(self.barred)
         return draft

@@ -51,7 +51,9 @@ class _Endings:
             raise errors[-1]
 
     def _resolved(self, target: str) -> Any:
-        """Return what a reference within the schema leads to; None for others, which the compiler has refused."""
+        """Return what a reference by its path within the schema leads to; None for others, such as an anchor."""
+        if target != "#" and not target.startswith("#/"):
+            return None
         found: Any = self._root
         for part in target.removeprefix("#").split("/")[1:]:
             name = part.replace("~1", "/").replace("~0", "~")

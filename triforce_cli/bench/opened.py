@@ -94,26 +94,30 @@ class OpenBench:
         """Return what identifies a run of a cell: see `records.identity`."""
         point = self.cells[cell]
         speculation = point.speculations[cell.method]
-        settings = point.settings.described(point.sampling) | asdict(speculation)
-        unread = [axis.name for axis in AXES.values() if not axis.is_read_by(speculation)]
-        kept = {name: value for name, value in settings.items() if name not in (*_FORGOTTEN, *unread)}
-        device: dict[str, Any] = {
-            "device": self.model.device.type,
-            "kernel": self.model.kernel,
-            "dtype": str(self.model.dtype),
-        }
-        device |= {BATCH: cell.batch} if cell.batch > 1 else {}
-        device |= self.weights.read_by(speculation)
-        device |= {"context": self.model.checkpoint.shape.context, "tiers": _described(self.widest.tiers)}
+        model = replace(self.model, speculation=speculation)
+        described = settings_of_run(model, point.settings, point.sampling, self.weights, self.widest.tiers)
         return {
             "prompt": self.prompts[cell.prompt].name,
             "prompt_sha256": self.digests[cell.prompt, cell.context, cell.batch],
             "prompt_tokens": len(self.ids(cell)),
             "method": cell.method,
             "repeat": repeat,
-            "settings": {"model": point.settings.engine.model} | kept | device,
+            "settings": described | ({BATCH: cell.batch} if cell.batch > 1 else {}),
             "machine": {"name": processor(self.model.device)},
         }
+
+
+def settings_of_run(
+    model: OpenModel, settings: Settings, sampling: Sampling, weights: Weights, tiers: TierSettings | None
+) -> dict[str, Any]:
+    """Return the settings that the result of a run depends on, with what identifies the weights."""
+    speculation = model.speculation
+    described = settings.described(sampling) | asdict(speculation)
+    unread = [axis.name for axis in AXES.values() if not axis.is_read_by(speculation)]
+    kept = {name: value for name, value in described.items() if name not in (*_FORGOTTEN, *unread)}
+    device = {"device": model.device.type, "kernel": model.kernel, "dtype": str(model.dtype)}
+    placed = {"context": model.checkpoint.shape.context, "tiers": _described(tiers)}
+    return {"model": settings.engine.model, **kept, **device, **weights.read_by(speculation), **placed}
 
 
 def _described(tiers: TierSettings | None) -> dict[str, Any] | None:

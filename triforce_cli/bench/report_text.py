@@ -79,6 +79,11 @@ _FIELDS = {
             Column("tokens/\nverification", right=True, dropped=6), _shown("tokens_per_verification", "{:.2f}".format)
         ),
         _Field(Column("tree\nnodes", right=True, dropped=1), _shown("nodes", "{:.0f}".format), "nodes"),
+        _Field(
+            Column("mask us a\ntoken, row", right=True, dropped=9),
+            _shown("mask_s", lambda by: f"{by['token'] * 1e6:,.0f}, {by['row'] * 1e6:,.0f}"),
+            "mask_s",
+        ),
         _Field(Column("memory\nMiB", right=True, dropped=8), _mib("memory_bytes")),
         _Field(
             Column("output", dropped=2, least=8),

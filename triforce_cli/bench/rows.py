@@ -56,6 +56,7 @@ class Finished:
             "repeats": len(runs),
             **{name: _median(runs, name) for name in (*_METHOD, "nodes")},
             **{name: _medians(runs, name) for name in _BY_KEY},
+            "mask_s": _medians(runs, "mask_s") or None,
             "speedup": self._ratio(cell),
             "speedup_range": (min(ratios), max(ratios)) if len(ratios) > 1 else None,
             "spread": spread(rates),

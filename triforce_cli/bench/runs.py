@@ -28,7 +28,8 @@ from .compared import BASE
 from .report import BY_PAIR, mean_of
 
 _MEANS = ("tbt_median_s", "tbt_p95_s", "tokens_per_verification")
-MEASURED = ("tokens_per_s", *_MEANS, "verifications", *BY_PAIR, "time_share", "total_s")
+_BY_KEY = (*BY_PAIR, "time_share", "mask_s")
+MEASURED = ("tokens_per_s", *_MEANS, "verifications", *_BY_KEY, "total_s")
 UNKEPT = ("ttft_s", "tbt_s", "nodes", "seconds")  # measured for the report of this run alone
 
 
@@ -170,7 +171,7 @@ def _of_all(summaries: Sequence[Summary], tokens: int, seconds: float, total_s: 
         "total_s": total_s,
         "verifications": sum(passes) or None,
         **{name: mean_of(getattr(each, name) for each in summaries) for name in _MEANS},
-        **{name: _by_key([getattr(each, name) for each in summaries]) for name in (*BY_PAIR, "time_share")},
+        **{name: _by_key([getattr(each, name) for each in summaries]) for name in _BY_KEY},
     }
 
 

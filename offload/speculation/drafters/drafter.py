@@ -95,7 +95,7 @@ class ModelDrafter:
         self._runner = runner
         self._sampler = sampler
         self._group = group
-        self._passes = self.passes(runner, sampler.vocab)
+        self._passes = self.passes(runner, sampler)
         self._trees = GrowingDrafting(runner.model, self._passes, sampler, group)
 
     def draft_kind(self, sequence: TokenSequence) -> Hashable:
@@ -111,23 +111,28 @@ class ModelDrafter:
     def propose(self, sequence: TokenSequence, limit: int, tree: DraftedTree | None = None) -> Draft:
         if tree is not None:
             return self._trees.propose(sequence, tree.within(limit))
-        sampler, before = self._sampler, sequence.tentative
+        sampler, passes, before = self._sampler, self._passes, sequence.tentative
         drawn: list[Tensor] = []
         rows: list[Tensor] = []
-        logits = self._passes.first(sequence, limit)
+        logits = passes.first(sequence, limit)
         while True:
             rows.append(sampler.distribution(logits, before))
-            drawn.append(sampler.draw(rows[-1][0], len(sequence) + len(drawn)))
+            drawn.append(passes.ids(self._draw(rows[-1][0], len(sequence) + len(drawn))))
             if len(drawn) == limit:
                 break
             if sampler.reads_history:
                 before += download(drawn[-1])
-            logits = self._passes.following(drawn[-1])
-        distributions = torch.cat(rows if sampler.noise is None else [row[:, :1] for row in rows])
+            logits = passes.following(drawn[-1])
+        is_needed = sampler.noise is None and not sampler.sampling.greedy  # one-hot rows need not be told
+        distributions = torch.cat(rows if is_needed else [row[:, :1] for row in rows])
         tokens = read_tokens(torch.cat(drawn), distributions)
-        self._passes.resolve(tokens[:-1])  # this rank's tokens: they are in its cache
+        passes.resolve(tokens[:-1])  # this rank's tokens: they are in its cache
         agreed = [int(token) for token in self._group.agree(tokens)]
-        return Draft(agreed, distributions if sampler.noise is None else None)
+        return Draft(agreed, passes.spread(distributions) if is_needed else None)
+
+    def _draw(self, row: Tensor, position: int) -> Tensor:
+        """Draw the token `[1]` at a position of the sequence from a distribution `[columns]`."""
+        return self._sampler.draw(row, position)
 
     def observe(self, drafted: int, accepted: int) -> None:
         self._runner.observe(drafted, accepted)

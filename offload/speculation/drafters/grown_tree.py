@@ -164,7 +164,7 @@ class GrowingDrafting(TreeDrafting):
         parents = tuple(nodes.parents)
         growth.note(len(sequence), nodes.ids, parents, nodes.sure)
         is_one_hot = self._ranks(_SHAPE) or self._sampler.noise is not None
-        return Draft(nodes.ids, None if is_one_hot else nodes.distributions(), parents)
+        return Draft(nodes.ids, None if is_one_hot else self._passes.spread(nodes.distributions()), parents)
 
     def _drawn(self, rows: Tensor, position: int) -> tuple[list[list[int]], list[float]]:
         """Return children of each row and the probability of its likeliest child, by one copy from the device.
@@ -183,7 +183,7 @@ class GrowingDrafting(TreeDrafting):
                 torch.full_like(drawn, position).flatten(), drawn.flatten()
             ).view(drawn.shape)
             sure = scores[:, 0] / scores.sum(1)
-        values = torch.cat((drawn.flatten().double(), sure.double())).tolist()
+        values = torch.cat((self._passes.ids(drawn.flatten()).double(), sure.double())).tolist()
         if any(map(math.isnan, values)):
             read_tokens(drawn.flatten(), rows)  # raises
         for group in (self._model.group, self._group):

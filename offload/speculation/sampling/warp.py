@@ -101,6 +101,15 @@ def draw(probs: Tensor, generator: torch.Generator | None) -> Tensor:
     return torch.div(probs, noise, out=noise).argmax(dim=-1, keepdim=True)
 
 
+def draw_by_sum(probs: Tensor, generator: torch.Generator | None) -> Tensor:
+    """Draw one token as `draw` does, but another one for a seed: by a single random number, several times faster."""
+    if generator is None:
+        return probs.argmax(dim=-1, keepdim=True)
+    sums = probs.cumsum(dim=-1, dtype=torch.float64)
+    chance = torch.rand(1, generator=generator, dtype=torch.float64, device=probs.device)
+    return torch.searchsorted(sums, chance * sums[-1:], right=True).clamp_(max=len(probs) - 1)
+
+
 def uniform(count: int, generator: torch.Generator | None, device: torch.device) -> Tensor:
     """Return random numbers in [0, 1), `[count]`; without a generator zeros, as good for probabilities of 0 and 1."""
     if generator is None:
@@ -171,6 +180,12 @@ class Sampler:
     def forced(self, limit: int) -> list[int]:
         """Return up to `limit` tokens that a constraint dictates after the history, whatever the logits are."""
         return [] if self._masks is None else self._masks.forced(limit)
+
+    def possible(self, tentative: Sequence[int], tokens: Sequence[int], parents: Sequence[int]) -> list[int]:
+        """Return the nodes of a tree of tokens that a constraint does not rule out behind the tentative tokens."""
+        if self._masks is None:
+            return list(range(len(tokens)))
+        return self._masks.possible(tokens, parents, tuple(tentative))
 
     @property
     def mask_statistics(self) -> MaskStatistics | None:

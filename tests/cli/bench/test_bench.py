@@ -128,8 +128,8 @@ def record(rate, ids=(1, 2, 3), **more):
     """Return a run of a method, as it is kept."""
     times = {"ttft_s": 1.5, "tbt_median_s": 1 / rate, "tbt_p95_s": 2 / rate, "total_s": 9.0, "tbt_s": ()}
     counts = {"tokens_per_s": rate, "tokens_per_verification": 1.0, "verifications": len(ids), "nodes": None}
-    empty = {"acceptance": {}, "accepted_of_drafted": {}, "time_share": {}, "lossless": None, "sampling": "greedy"}
-    return times | counts | empty | {"tokens": list(ids)} | more
+    empty = {"acceptance": {}, "accepted_of_drafted": {}, "time_share": {}, "mask_s": {}, "lossless": None}
+    return times | counts | empty | {"sampling": "greedy", "tokens": list(ids)} | more
 
 
 def rows_of(**runs):
@@ -169,6 +169,12 @@ def test_one_repeat_shows_no_speedup():
     text = text_of(ar=[record(20)], lookup=[record(60)])
     assert "x (" not in text and "3.00" not in text
     assert "use --repeats 3" in text
+
+
+def test_masks_have_a_column_with_their_time():
+    text = text_of(ar=[record(20, mask_s={"token": 31e-6 * n, "row": 4e-5}) for n in (1, 2, 3)], lookup=[record(60)])
+    assert "mask us a" in text and "62, 40" in text
+    assert "mask" not in text_of(ar=[record(20)])
 
 
 def test_a_noisy_run_is_flagged():
