@@ -15,6 +15,7 @@ from .settings.config import LONGEST_GAMMA, GenerationConfig, Sampling, Speculat
 from .settings.method_sizes import (
     draft_chunk,
     drafter_kind,
+    drafting_from_planes,
     forgets,
     format_of,
     has_alternative,
@@ -113,10 +114,13 @@ class Session:
         """
         sequence = self.sequence
         sequence.restart(ids)
+        store = self.full.cache.store
+        if store.has_planes:
+            settings = drafting_from_planes(settings)
         runners = self._runners(settings, len(ids) + config.max_new_tokens, copy)
         runners.use(executor)
         runners.expect(sized(settings, len(ids) + config.max_new_tokens))
-        for done, total in self.full.cache.store.prepare():
+        for done, total in store.prepare():
             yield Pinned(done, total)
         yield from self._prefill()
         if runners.draft is not None:

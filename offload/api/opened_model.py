@@ -60,7 +60,7 @@ from ..prompt_cache.prefill import PromptCache
 from ..prompt_cache.writer import MOST_COPIED
 from ..settings.config import EngineConfig, Sampling, Speculation
 from ..settings.generation import DRY_BREAKERS
-from ..settings.kv_formats import KV_FORMATS, PACKED_KV, saved_format, tiered_format
+from ..settings.kv_formats import KV_FORMATS, PACKED_KV, check_planes, saved_format, tiered_format
 from ..settings.method_sizes import (
     check_approximate,
     check_forgetting,
@@ -72,6 +72,7 @@ from ..settings.method_sizes import (
     uses_copy,
 )
 from ..settings.methods import APPROXIMATIONS
+from ..settings.placement_settings import PLANES
 from ..system.machine import free_memory
 from ..weight_offloading.expert_tier import ExpertTier
 from ..weight_offloading.layer_stream import WeightTier
@@ -228,7 +229,8 @@ class OpenModel:
 
     def check_fit(self, tokens: int, memory_limit: int | None = None) -> None:
         """Raise OutOfMemory if a sequence of `tokens` does not fit the device, or `memory_limit` bytes of it."""
-        check_fit(self.estimate(tokens), self._usable(memory_limit))
+        may_pack = KV_FORMATS[self.config.kv].is_plain and self.packs
+        check_fit(self.estimate(tokens), self._usable(memory_limit), may_pack)
 
     def fitting_sequences(self, tokens: int, memory_limit: int | None = None, shared: int = 0) -> int:
         """Return how many sequences of up to `tokens` fit the device together, or `memory_limit` bytes of it.
@@ -350,7 +352,10 @@ class OpenModel:
                     "experts in host memory do not go with other weights there",
                     "leave weight_layers out, or use experts=device",
                 )
-            check_offloaded_retrieval_kv(self.speculation, self.device)
+            has_planes = tiers.mode == PLANES
+            if has_planes:
+                check_planes(tiered_format(self.config.kv, self.packs))
+            check_offloaded_retrieval_kv(self.speculation, self.device, has_planes)
             if KV_FORMATS[self.config.kv].is_packed and not self._unpacks:
                 raise SettingsError(
                     f"--kv {self.config.kv} needs the native kernel, too, for a GPU's offloaded keys and values",

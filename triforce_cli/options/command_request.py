@@ -19,7 +19,7 @@ from offload.settings.method_sizes import has_draft_model
 from offload.settings.methods import CHOSEN, LOOKUP, METHODS, MODEL
 from offload.short_repr import short_repr
 
-from ..distributed.launch import launch, ranks_to_start
+from ..distributed.launch import GRACE, launch, ranks_to_start
 from ..distributed.rank import join_group
 from ..input.excerpts import END, MIDDLE, PARTS, START
 from ..output.plan_fields import Argument
@@ -133,8 +133,10 @@ def warn_unused(settings: Settings, methods: Iterable[str], terminal: Terminal) 
         middle = settings.speculation.middle
         terminal.warn(f"--middle {middle} is not used: --method {', '.join(methods)} has no middle level")
     tree = settings.speculation.tree
-    if settings.origins.get("tree") == "flag" and tree.startswith("grown") and not has_middle:
-        terminal.warn(f"--tree {tree} is not used: --method {', '.join(methods)} has no retrieval level to draft it")
+    grows = has_middle or (drafters & {CHOSEN, MODEL} and settings.speculation.draft_model is not None)
+    if settings.origins.get("tree") == "flag" and tree.startswith("grown") and not grows:
+        drafter = "retrieval level or draft model"
+        terminal.warn(f"--tree {tree} is not used: --method {', '.join(methods)} has no {drafter} to draft it")
 
 
 def check_flags(ctx: typer.Context) -> None:
@@ -218,9 +220,12 @@ def parse_output_options(ctx: typer.Context) -> OutputOptions:
     return OutputOptions(json, quiet, params.get("verbose") or 0, show_thinking)
 
 
-def start_or_join_ranks(request: Request, terminal: Terminal, cluster: str | None = None) -> tuple[Request, int | None]:
+def start_or_join_ranks(
+    request: Request, terminal: Terminal, cluster: str | None = None, grace: float = GRACE
+) -> tuple[Request, int | None]:
     """Start the ranks that the request needs, or join them; none for a Ray `cluster`, whose workers are not ranks.
 
+    After a signal, ranks that are started here have `grace` seconds to end.
     Returns the request of this process, alone or as one of several ranks, and None; where this process has started
     the ranks, their exit code. Raises SettingsError, RankMissing.
     """
@@ -230,6 +235,6 @@ def start_or_join_ranks(request: Request, terminal: Terminal, cluster: str | Non
             raise SettingsError(message, "leave one out")
         return request, None
     if not request.dry_run and (count := ranks_to_start(request.settings)):
-        return request, launch(count, request.settings, request.home, terminal)
+        return request, launch(count, request.settings, request.home, terminal, grace)
     group, settings = join_group(request.settings)
     return replace(request, settings=settings, group=group), None

@@ -177,7 +177,7 @@ _PANELS: dict[str | None, dict[str, _Make]] = {
         "cache_store": _setting(str, "Share it: s3://bucket/prefix.", "none", metavar="URL"),
     },
     MEMORY: {
-        "offload": _name("none, stream, host or hybrid.", among=OFFLOADS),
+        "offload": _name("none, stream, host, hybrid or planes.", among=OFFLOADS),
         "memory": _size("Device memory, such as 22GiB.", "free"),
         "host_memory": _size("Host memory, such as 64GiB.", "free"),
         "resident_layers": _count("Layers with KV on the device.", "most"),

@@ -17,6 +17,7 @@ from offload.planning.plan import Plan
 from offload.planning.request import PlanRequest
 from offload.planning.suggestions import Suggestion
 from offload.settings.method_sizes import whole_format
+from offload.settings.placement_settings import PLANES
 from offload.units import GIB, counted
 
 from .cursor import visible
@@ -234,6 +235,8 @@ def _placement(plan: Plan) -> str:
         text = f"{plan.offload}: KV of {where.resident_layers} of {grown} resident"
         if plan.offload == "hybrid":
             text += f", the host attends to {100 * plan.host_share:.0f} % of the rest"
+        elif plan.offload == PLANES:
+            text += ", 8 of 12 bits of the others', from which is drafted; the rest of the bits is streamed"
     if where.weight_layers < layers:
         text += f"; weights of {where.weight_layers} of {layers} layers on the device"
     return text
