@@ -2,26 +2,35 @@
 
 import pytest
 
+from offload import EngineConfig
+from offload.api.loader import open_model
 from offload.errors import SettingsError
+from offload.events import Speculated
 from offload.sequence import TokenSequence
 from offload.settings.config import Sampling, Speculation
 from offload.settings.tree_settings import GROWN_CHILDREN
 from offload.speculation.drafters import grown_tree
 from offload.speculation.drafters.drafter import SelectedDrafter
-from offload.speculation.drafters.grown_tree import Growth
+from offload.speculation.drafters.grown_tree import TRAINED, Growth
 from offload.speculation.sampling.noise import Noise
 from offload.speculation.trees.tree import ROOT, tree_of
+from tests.support.engine import GREEDY, run, tokens
+from tests.support.heads import LAYERS, save_eagle3
+from tests.support.models import ids, make_hf_model
 from tests.support.table_models import MIDDLE, PROMPT, TableRunner, hierarchy, p_value
 
 SIGNIFICANCE, T1 = 1e-3, Sampling(temperature=1, top_p=1)
 
 
-@pytest.mark.daily("retrieval-none-6-400", "auto-*")
+@pytest.mark.daily("retrieval-none-6-400", "auto-lookup-*", "naive-*")
 @pytest.mark.parametrize(
     ("method", "draft", "nodes", "runs"),
     [
         ("retrieval", "none", 6, 400),
         ("auto", "lookup", 9, 400),
+        ("naive", "good", 40, 400),
+        pytest.param("naive", "good", 40, 20_000, marks=pytest.mark.long),
+        pytest.param("auto", "good", 40, 20_000, marks=pytest.mark.long),
         pytest.param("retrieval", "none", 6, 20_000, marks=pytest.mark.long),
         pytest.param("triforce", "good", 12, 20_000, marks=pytest.mark.long),
     ],
@@ -106,6 +115,31 @@ def test_what_is_believed_of_unsure_nodes_follows_from_the_text():
 def test_branches_are_rarer_where_trees_have_no_room_for_them():
     counts = [len(Growth(nodes).children(0.4, 0.7)) for nodes in (4, 63, 400)]
     assert counts == [1, 2, 3]
+
+
+def test_a_draft_model_s_nodes_bring_more_than_their_rows_and_passes_cost():
+    free, dear = (Growth(63, TRAINED, row_cost, 0.1) for row_cost in (0.0, 0.15))
+    assert [len(growth.children(0.2, 1.0)) for growth in (free, dear)] == [3, 2]
+    assert [len(growth.children(0.2, 0.3)) for growth in (free, dear)] == [2, 1]
+    reached = {0: 0.47, 1: 0.17}
+    assert [growth.heads([0, 1], reached, 9) for growth in (free, dear)] == [[0, 1], [0, 1]]
+    assert [growth.heads([1], reached, 9) for growth in (free, dear)] == [[], []]
+    assert dear.heads([0], reached, 9) == []
+
+
+def test_a_head_s_trees_give_plain_decoding_s_tokens(tmp_path):
+    """Greedy and coupled, with one in whose passes nodes attend to their ancestors alone."""
+    make_hf_model("llama", num_hidden_layers=LAYERS).save_pretrained(tmp_path)
+    head = save_eagle3(tmp_path / "head")
+    opened = open_model(
+        EngineConfig(str(tmp_path), device="cpu", dtype="float32"), speculation=Speculation("naive", str(head))
+    )
+    engine, prompt = opened.load(), ids(60)
+    for sampling in (GREEDY, Sampling(temperature=1, coupled=True)):
+        events = run(engine, prompt, 24, "naive", "model", sampling, tree="grown", gamma2=4)
+        assert tokens(events) == tokens(run(engine, prompt, 24, sampling=sampling))
+        trees = [event for event in events if isinstance(event, Speculated)][-1].levels[-1].trees
+        assert trees.nodes > trees.depth  # they branch
 
 
 def test_nodes_that_are_hardly_ever_reached_are_not_run():

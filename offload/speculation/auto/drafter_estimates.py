@@ -11,11 +11,13 @@ from ..trees.tree import DraftedTree, Visit, tree_of, visits
 if TYPE_CHECKING:
     from ...sequence import TokenSequence
     from ..drafters.drafter import Drafter
+    from ..drafters.grown_tree import Growth
     from ..passes.estimators import StepTimes
     from ..trees.drafted_trees import DraftTrees
 
 GAMMAS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 63)
 _WIDTH = 0.2  # weight of a draft's width in its moving average
+_WEIGHED = 9  # rows of a verification from whose time follows what a node of a tree costs
 _LEAST_RATE = 0.01  # of an acceptance that others are relative to
 
 
@@ -94,6 +96,14 @@ class Arm:
         self._width = 1.0  # nodes of a draft by its depth
         self._deepest = gamma
         self._drafts = 0
+        growth = getattr(drafter, "growth", None)
+        self._growth: Growth | None = growth if growth is not None and growth.is_weighed else None
+
+    def depth(self, chosen: DraftOption, limit: int) -> int:
+        """Return how deep a chosen draft may be: a tree that weighs its passes ends by itself."""
+        if self._growth is None or self._deepest is not None:
+            return chosen.gamma
+        return min(limit, self.drafter.longest)
 
     @property
     def token_s(self) -> float:
@@ -113,7 +123,10 @@ class Arm:
     ) -> Candidate:
         """Return what drafts of at most `limit` tokens promise in a cycle; `shift` is added to the acceptance prior."""
         acceptance = self.acceptance.setdefault(kind, Acceptance(self.drafter.prior(kind)))
-        guess = self.drafter.setup_cost(sequence) * self.steps.of(1)
+        plain = self.steps.of(1)
+        guess = self.drafter.setup_cost(sequence) * plain
+        if self._growth is not None:
+            self._growth.weigh((self.steps.of(_WEIGHED) - plain) / (_WEIGHED - 1) / plain, self.token_s / plain)
         fade = self._fade(kind, cycle) if getattr(self.drafter, "fades", False) else None
         options = [*self._chains(limit, fade), *self._trees(kind, limit, cycle)]
         believed = acceptance.rate(cycle, shift), acceptance.spread(cycle, shift)
