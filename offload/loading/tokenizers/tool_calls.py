@@ -50,9 +50,9 @@ FORMATS = (
     ),
     ToolFormat(("[TOOL_CALLS]",), f"[TOOL_CALLS][{_NAMED}", '", "arguments": ', "}]", "[TOOL_CALLS]", _NEXT, 9),
     ToolFormat(("<tool_call>",), '<tool_call>\n{"name": "', '", "arguments": ', "}\n</tool_call>", "<tool_call>"),
-    ToolFormat(('"parameters": ', "tools"), '{"name": "', '", "parameters": ', "}", '{"name": "'),
+    ToolFormat(('"parameters": ', "ipython"), '{"name": "', '", "parameters": ', "}", '{"name": "'),
 )
-_OTHERS = ("<function=",)  # of templates whose calls are written in another way
+_OTHERS = ("<function=", "<arg_key>")  # of templates whose calls are written in another way
 
 
 def tool_format(template: str) -> ToolFormat | None:
