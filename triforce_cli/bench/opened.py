@@ -24,9 +24,22 @@ from .axes import AXES, BATCH, CONTEXT, points
 from .benchmark import Benchmark, BenchRequest, note_grouped, plan_bench_tiers
 from .cells import Cell, Weights, digest, weights_of
 from .compared import BASE, TREES, speculations
+from .ladder import in_order
 from .prompts import BenchPrompt, open_prompts
+from .report import LADDER
 
-_FORGOTTEN = ("method", "stop", "profile", "cache", "cache_limit", "cache_store", "join_timeout", "disk", "disk_limit", "model")
+_FORGOTTEN = (
+    "method",
+    "stop",
+    "profile",
+    "cache",
+    "cache_limit",
+    "cache_store",
+    "join_timeout",
+    "disk",
+    "disk_limit",
+    "model",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,15 +212,16 @@ def _cells(asked: BenchRequest, prompts: int, opened: Sequence[Point]) -> tuple[
     """Return all cells and their bases. What a method does not read is run once."""
     cells: dict[Cell, Point] = {}
     base: dict[Cell, Cell] = {}
-    for prompt in range(prompts):
-        for context in sorted(asked.contexts or (None,), key=lambda tokens: tokens or 0):
-            for batch, point in product(sorted(asked.batches), opened):
-                if not asked.includes({CONTEXT: context, BATCH: batch, **point.values}):
-                    continue
-                of_point = {name: _cell(prompt, context, batch, name, point) for name in point.speculations}
-                for cell in of_point.values():
-                    cells.setdefault(cell, point)
-                    base.setdefault(cell, of_point[BASE])
+    contexts = sorted(asked.contexts or (None,), key=lambda tokens: tokens or 0)
+    places = list(product(range(prompts), contexts))
+    for prompt, context in in_order(places) if asked.kind == LADDER else places:
+        for batch, point in product(sorted(asked.batches), opened):
+            if not asked.includes({CONTEXT: context, BATCH: batch, **point.values}):
+                continue
+            of_point = {name: _cell(prompt, context, batch, name, point) for name in point.speculations}
+            for cell in of_point.values():
+                cells.setdefault(cell, point)
+                base.setdefault(cell, of_point[BASE])
     return _in_turn(asked, cells) if asked.in_turn else (cells, base)
 
 

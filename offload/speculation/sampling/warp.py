@@ -101,6 +101,15 @@ def draw(probs: Tensor, generator: torch.Generator | None) -> Tensor:
     return torch.div(probs, noise, out=noise).argmax(dim=-1, keepdim=True)
 
 
+def draw_by_sum(probs: Tensor, generator: torch.Generator | None) -> Tensor:
+    """Draw one token as `draw` does, but another one for a seed: by a single random number, several times faster."""
+    if generator is None:
+        return probs.argmax(dim=-1, keepdim=True)
+    sums = probs.cumsum(dim=-1, dtype=torch.float64)
+    chance = torch.rand(1, generator=generator, dtype=torch.float64, device=probs.device)
+    return torch.searchsorted(sums, chance * sums[-1:], right=True).clamp_(max=len(probs) - 1)
+
+
 def uniform(count: int, generator: torch.Generator | None, device: torch.device) -> Tensor:
     """Return random numbers in [0, 1), `[count]`; without a generator zeros, as good for probabilities of 0 and 1."""
     if generator is None:
