@@ -181,6 +181,12 @@ class Sampler:
         """Return up to `limit` tokens that a constraint dictates after the history, whatever the logits are."""
         return [] if self._masks is None else self._masks.forced(limit)
 
+    def possible(self, tentative: Sequence[int], tokens: Sequence[int], parents: Sequence[int]) -> list[int]:
+        """Return the nodes of a tree of tokens that a constraint does not rule out behind the tentative tokens."""
+        if self._masks is None:
+            return list(range(len(tokens)))
+        return self._masks.possible(tokens, parents, tuple(tentative))
+
     @property
     def mask_statistics(self) -> MaskStatistics | None:
         """Return the statistics of a constraint's masks so far; None without one."""
