@@ -268,7 +268,17 @@ def test_a_protocol_without_its_package(triforce_here, monkeypatch):
 
 
 def test_the_command_shares_prompts(triforce_here, tmp_path, monkeypatch):
-    args = ("generate", "Once upon a time. " * 40, "-n", "4", "--temperature", "0", "--cache", "--cache-store", "memory://command")
+    args = (
+        "generate",
+        "Once upon a time. " * 40,
+        "-n",
+        "4",
+        "--temperature",
+        "0",
+        "--cache",
+        "--cache-store",
+        "memory://command",
+    )
     first = triforce_here(*args)
     assert first.returncode == 0 and "from the cache" not in first.stderr
     monkeypatch.setenv("TRIFORCE_HOME", str(tmp_path / "other"))
