@@ -269,8 +269,11 @@ def _draft_cache_bytes(draft: Dimensions | None, settings: Speculation, itemsize
     return draft.kv_bytes(draft_capacity(settings), itemsize) + draft.state_bytes(itemsize) + rows
 
 
-def check_fit(need: MemoryEstimate, free: int) -> None:
-    """Raise OutOfMemory with the bytes of each part if `need` exceeds `free` bytes."""
+def check_fit(need: MemoryEstimate, free: int, may_pack: bool = False) -> None:
+    """Raise OutOfMemory with the bytes of each part if `need` exceeds `free` bytes.
+
+    `may_pack`: whether keys and values are not packed, and could be.
+    """
     if need.total <= free:
         return
     parts = {
@@ -285,6 +288,7 @@ def check_fit(need: MemoryEstimate, free: int) -> None:
     }
     listed = ", ".join(f"{name} {size_text(size)}" for name, size in parts.items() if size)
     lighter = "--draft lookup, " if need.copy else ""
+    lighter += "--kv packed, which loses nothing, " if may_pack else ""
     raise OutOfMemory(
         f"not enough memory: about {size_text(need.total)} needed ({listed}), {size_text(free)} may be used",
         f"use {lighter}a shorter prompt, fewer --max-new-tokens, a smaller --prefill-chunk, --dtype bfloat16, --disk "

@@ -82,9 +82,7 @@ def read_block(
     return unpack(tensors, lambda size: torch.from_numpy(buffer.unpacked.take(size))), header
 
 
-def verify_block(
-    data: np.ndarray, key: str, ids: Sequence[int], part: str = ""
-) -> tuple[Header, dict[str, Tensor]]:
+def verify_block(data: np.ndarray, key: str, ids: Sequence[int], part: str = "") -> tuple[Header, dict[str, Tensor]]:
     """Return the header and the tensors, which are views, of a block's bytes.
 
     Raises UnusableBlock for what is damaged or is not the block `key` of these tokens.

@@ -111,9 +111,6 @@ class SequencePrompts:
         def compute(end: int) -> Generator[Prefilled]:
             return self._run(sequence, writer, end, end)
 
-        if prompt.storage.store is not None:
-            states = self._runner.cache.states is not None
-            prompt.storage.store.fetch(prompt, self._reusable.length // TOKENS, states)
         try:
             yield from Restoration(prompt, self._runner, self._reusable, compute).restore(sequence)
             self._reusable.plan(len(sequence))

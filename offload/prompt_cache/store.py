@@ -11,10 +11,9 @@ import threading
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as TimedOut
-from itertools import chain as joined
 from pathlib import Path
 from typing import Any
 
@@ -74,42 +73,31 @@ class BlockStore:
         missing = [index for index in range(first, len(prompt.keys)) if not prompt.paths[index].exists()]
         if not missing or self._is_resting():
             return
-        deadline, room = time.monotonic() + PATIENCE, _Room(prompt)
+        deadline, room = _Deadline(), _Room(prompt)
         try:
-            end = missing[0]
-            for index, header in self._in_order(prompt, missing, lambda: deadline, room):
-                deadline += header.prefill_s
-                end = index + 1
+            self._fetch_blocks(prompt, missing, deadline, room)
             if with_states:
-                self._fetch_states(prompt, first, max(end, prompt.stored(first, len(prompt.keys))), deadline, room)
+                self._fetch_states(prompt, first, prompt.stored(first, len(prompt.keys)), deadline, room)
         except _Stop as stop:
             self._reasons.append(str(stop))
         self._warn()
 
-    def _in_order(
-        self, prompt: Prompt, indices: list[int], deadline: Callable[[], float], room: _Room
-    ) -> Iterator[tuple[int, Header]]:
-        """Yield blocks as they arrive in order: the first alone, which tells whether the store has any."""
-        waiting, left = deque[tuple[int, Future[Header | None]]](), iter(indices)
-        for ahead in joined([1], iter(lambda: AHEAD, 0)):
-            while len(waiting) < ahead and (index := next(left, None)) is not None:
-                waiting.append((index, self._gets.submit(self._get, prompt, prompt.paths[index], index, "", room)))
-            if not waiting:
-                return
-            index, arriving = waiting.popleft()
-            try:
-                header = self._wait(arriving, deadline())
-            except BaseException:
-                for _, each in waiting:
-                    each.cancel()
-                raise
-            if header is None:
-                for _, each in waiting:
-                    each.cancel()
-                return
-            yield index, header
+    def _fetch_blocks(self, prompt: Prompt, indices: list[int], deadline: _Deadline, room: _Room) -> None:
+        """Fetch blocks in order: the first alone, which tells whether the store has any."""
+        waiting, left, ahead = deque[Future[Header | None]](), iter(indices), 1
+        try:
+            while True:
+                while len(waiting) < ahead and (index := next(left, None)) is not None:
+                    waiting.append(self._gets.submit(self._get, prompt, prompt.paths[index], index, "", room))
+                if not waiting or (header := self._wait(waiting.popleft(), deadline)) is None:
+                    return
+                deadline.at += header.prefill_s
+                ahead = AHEAD
+        finally:
+            for each in waiting:
+                each.cancel()
 
-    def _fetch_states(self, prompt: Prompt, first: int, end: int, deadline: float, room: _Room) -> None:
+    def _fetch_states(self, prompt: Prompt, first: int, end: int, deadline: _Deadline, room: _Room) -> None:
         """Fetch the last states behind a block before number `end`: at that, or at a multiple of EVERY blocks."""
         for place in (end, *range(end // EVERY * EVERY, first, -EVERY)):
             if place <= first or path_of(prompt, place - 1).exists():
@@ -118,10 +106,10 @@ class BlockStore:
             if self._wait(arriving, deadline) is not None:
                 return
 
-    def _wait(self, arriving: Future[Header | None], deadline: float) -> Header | None:
+    def _wait(self, arriving: Future[Header | None], deadline: _Deadline) -> Header | None:
         """Return the header of a block once it is in the folder, or None. Raises _Stop."""
         try:
-            return arriving.result(max(deadline - time.monotonic(), 0))
+            return arriving.result(max(deadline.at - time.monotonic(), 0))
         except TimedOut:
             arriving.cancel()
             self._failed()
@@ -218,7 +206,16 @@ class BlockStore:
             reason = self._reasons.popleft()
             if (kind := reason.rpartition(": ")[2]) not in self._told:
                 self._told.add(kind)
-                warnings.warn(f"the cache store {self.url} is not used for all blocks: {reason}", Degraded, stacklevel=2)
+                warnings.warn(
+                    f"the cache store {self.url} is not used for all blocks: {reason}", Degraded, stacklevel=2
+                )
+
+
+class _Deadline:
+    """When fetching ends, by time.monotonic."""
+
+    def __init__(self) -> None:
+        self.at = time.monotonic() + PATIENCE
 
 
 class _Stop(Exception):

@@ -15,6 +15,7 @@ def plain(endless_engine):
     return tokens(run(fresh(endless_engine), ids(100), 60))
 
 
+@pytest.mark.daily("gammas0-*", "gammas1-*-lookup", "gammas2-*-model")
 @pytest.mark.parametrize(("method", "draft"), ALL)
 @pytest.mark.parametrize("gammas", [(None, None), (1, 1), (3, 7)])
 def test_greedy_is_plain_greedy(endless_engine, plain, method, draft, gammas):

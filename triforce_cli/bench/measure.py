@@ -19,6 +19,7 @@ from offload.speculation.levels.lossless import Replay
 from offload.units import counted
 
 from ..distributed.rank import broadcast
+from ..options.mode_checks import approximation_warnings
 from ..output.format import rounded
 from ..output.progress import ProgressDisplay
 from ..output.terminal import Terminal
@@ -95,6 +96,8 @@ def _load_and_measure(run: Measurement, terminal: Terminal, quiet: bool, display
         engine.reserve(bench.widest.length)
         level = settings.engine.quantize
         run.engine = engine.describe() + (f", weights rounded to {level}" if level else "")
+        for warning in approximation_warnings(settings):
+            terminal.warn(warning)
         run.agreement = warn_of_quantized_weights(bench.widest, engine, display, terminal)
         try:
             with run_status(terminal, quiet) as show:

@@ -25,6 +25,7 @@ from ..output.terminal import Terminal
 from ..signals import DONE
 from .long_prompts import Notices, fit_prompt
 from .model_request import ModelRequest, open_request
+from .packed_memory import packed_where_faster
 from .plan import plan_run, plan_tiers
 from .prompt_cache import LABEL, memory_limit, open_prompt_cache
 from .text_generator import TextGenerator
@@ -161,7 +162,8 @@ def run_generation(
     text: PromptText, request: Request, terminal: Terminal, output: OutputOptions, renderer: Renderer
 ) -> int:
     """Generate from one prompt, writing as it comes; return the exit code. Raises as `Job.run`."""
-    opened = open_request(request.about([text.document]), terminal, output.quiet)
+    request = request.about([text.document], text.parts)
+    opened = packed_where_faster(open_request(request, terminal, output.quiet))
     ids = opened.encode(text.text, tokenizing(renderer))
     if request.extend_context:
         opened = opened.stretched([ids], terminal)

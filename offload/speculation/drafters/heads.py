@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from ..passes.hidden_rows import HiddenRows
     from ..passes.runner import Runner
     from ..sampling.warp import Sampler
+    from .grown_tree import Growth
 
 
 _SPARE = 16  # slots
@@ -167,8 +168,8 @@ class HeadDrafter(ModelDrafter):
 
     fades = True
 
-    def __init__(self, runner: HeadRunner, sampler: Sampler, group: Group) -> None:
-        super().__init__(cast("Runner", runner), sampler, group)
+    def __init__(self, runner: HeadRunner, sampler: Sampler, group: Group, growth: Growth | None = None) -> None:
+        super().__init__(cast("Runner", runner), sampler, group, growth)
         self.name = runner.model.own.kind
         self._head = runner
         self.relative_cost = min(runner.model.read_cost / runner.model.target.read_cost, 1.0)

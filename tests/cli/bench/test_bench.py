@@ -62,6 +62,13 @@ def refused(result, *words):
         assert word in err
 
 
+def test_keys_and_values_are_of_the_format_that_is_asked_for(bench):
+    refused(bench(TEXT, *SMALL, "--kv", "packed"), "--kv packed packs keys and values in bfloat16")
+    code, out, err = bench(TEXT, *SMALL, "--methods", "lookup", "--kv", "q8", "--json")
+    assert code == 0 and json.loads(out)["settings"]["kv"] == "q8"
+    assert "--kv q8 changes the answer" in err
+
+
 def names_of(out):
     """Return the first column of the table, which stands between blank lines."""
     return [line.split()[0] for line in out.split("\n\n")[1].splitlines() if not line.startswith(" ")]

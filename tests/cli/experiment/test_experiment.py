@@ -98,9 +98,8 @@ def test_plans_for_another_gpu_are_not_judged(triforce_here):
 
 
 def test_the_list_names_all(triforce_here):
-    for args in (("list",), ()):
-        code, out, _ = triforce_here("experiment", *args)
-        assert code == 0 and [line.split()[0] for line in out.splitlines()] == available()
+    code, listed, _ = triforce_here("experiment")
+    assert code == 0 and [line.split()[0] for line in listed.splitlines()] == available()
     code, out, _ = triforce_here("experiment", "list", "--json")
     found = json.loads(out)
     assert (code, found["type"], [each["name"] for each in found["experiments"]]) == (0, "experiments", available())
@@ -108,7 +107,7 @@ def test_the_list_names_all(triforce_here):
     agreeing = by_name["temperature"]
     assert (agreeing["planned"], agreeing["judged"], agreeing["agree"]) == (16, 16, 15)
     assert agreeing["errors"] == [min(errors(agreeing)), max(errors(agreeing))] and len(errors(agreeing)) == 16
-    assert "32 published, 15 of 16 agree, -23% to +15%" in triforce_here("experiment")[1]
+    assert "32 published, 15 of 16 agree, -23% to +15%" in listed
     assert by_name["budget"]["errors"] is None and by_name["budget"]["published"] == 1
     kinds = {each["name"]: each["kind"] for each in found["experiments"]}
     assert (kinds["off-chip"], kinds["budget"], kinds["link"]) == ("planned", "measured", "planned and measured")

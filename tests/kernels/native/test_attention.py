@@ -159,6 +159,7 @@ def damage(*case):
     return out[-1].isfinite(), lse[-1].isnan()
 
 
+@pytest.mark.daily("*-7-*", "*-1-v-*", "*-50-k-*", "*-1-q-nan-*")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("value", ["nan", "-nan", "inf", "-inf"])
 @pytest.mark.parametrize("damaged", ["q", "k", "v"])
