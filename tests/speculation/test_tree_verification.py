@@ -12,6 +12,7 @@ from offload.speculation.trees import tree_verification
 from offload.speculation.trees.tree import ROOT, Tree, Verdict, chain, k_ary
 from offload.speculation.trees.tree_verification import draw_children, verify_tree
 from offload.speculation.trees.verification import verify
+from tests.support.drawing import draw_slowly
 
 VOCAB = 12
 WITHOUT, WITH, TOP_K = TreeSampling.WITHOUT_REPLACEMENT, TreeSampling.WITH_REPLACEMENT, TreeSampling.TOP_K
@@ -39,8 +40,7 @@ def slow_verify_tree(tokens, parents, rows, target, generator, sampling):
                 left = torch.ones(VOCAB).double().index_fill(0, torch.tensor(tried), 0.0)
                 q = q / q.sum() if q.sum() > 0 else left / left.sum()
         if not is_accepted:
-            noise = torch.empty(VOCAB).exponential_(generator=generator)
-            return Verdict(path, int((p / noise).argmax()))
+            return Verdict(path, draw_slowly(p, generator))
 
 
 def distributions(rows, kind, generator):
