@@ -124,7 +124,10 @@ def test_a_row_of_nan_is_an_error(rows):
 
 def test_a_rejection_at_rounding_distance_does_not_end_in_an_impossible_token(monkeypatch):
     """Both tokens that p allows are children, and rounding rejects both: the token still follows p."""
-    monkeypatch.setattr(torch, "rand", lambda size, **_: torch.full((size,), 1 - 2**-24))
+    rand = torch.rand  # also draws the token that follows, by a number alone
+    monkeypatch.setattr(
+        torch, "rand", lambda size, **more: rand((), **more) if size == () else torch.full((size,), 1 - 2**-24)
+    )
     p = torch.tensor([[0.0, 0.7, 0.3], [1, 0, 0], [1, 0, 0]]) * (1 - 1e-6)
     verdicts = [verify_tree([1, 2], (ROOT, ROOT), None, p, torch.Generator().manual_seed(s)) for s in range(20)]
     assert {(tuple(verdict.path), verdict.token) for verdict in verdicts} == {((), 1), ((), 2)}
