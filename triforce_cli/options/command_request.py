@@ -191,7 +191,7 @@ def parse_request(ctx: typer.Context) -> Request:
     if params.get("probabilities") and params.get("choices") is None:
         raise SettingsError("--probabilities are those of --choices", "add --choices, such as yes,no")
     named = ("raw", "verify", "dry_run", "quote", "probabilities", "extend_context")
-    flags = {name: bool(params.get(name)) for name in named}
+    flags: dict[str, Any] = {name: bool(params.get(name)) for name in named}
     warn_unused(settings, [settings.speculation.method], ctx.obj.terminal)
     arguments = given_arguments(ctx)
     more: dict[str, Any] = {
