@@ -16,7 +16,6 @@ from offload.errors import Degraded
 from offload.prompt_cache.entries import Entry
 from offload.prompt_cache.fingerprint import LEAST
 from offload.prompt_cache.folder import PromptFolder
-from offload.prompt_cache.store import BlockStore
 from offload.settings.config import EXACT
 from offload.system.machine import default_home
 from offload.units import counted, size_text
@@ -95,8 +94,11 @@ def open_prompt_cache(model: OpenModel, settings: Settings, home: Path | None, t
     """
     if not _is_on(settings):
         return None
-    url = settings.caching.cache_store
-    store = BlockStore(url) if url is not None else None
+    store = None
+    if (url := settings.caching.cache_store) is not None:
+        from offload.prompt_cache.store import BlockStore  # torch is needed
+
+        store = BlockStore(url)
     prompt_cache, error = _open(model, settings, home, tokens)
     errors = model.group.collect(error)
     if any(errors):

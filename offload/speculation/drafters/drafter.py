@@ -101,7 +101,7 @@ class ModelDrafter:
         self.growth = growth
         if growth is not None:
             self.branches = self.fades = False
-            self.longest = growth.nodes
+            self.longest = growth.most
 
     def draft_kind(self, sequence: TokenSequence) -> Hashable:
         return True
