@@ -11,6 +11,7 @@ from torch import Tensor
 from ...architecture.head_shape import published_acceptance
 from ...caches.streaming_llm import StreamingCache
 from ...events import DraftPrefilled
+from ...memory.host_memory import upload
 from ...memory.tree_attention import Tree, tree_of
 from ...model.assistant import Assistant
 from ...settings.method_sizes import draft_chunk
