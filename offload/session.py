@@ -33,7 +33,8 @@ from .speculation.drafters.heads import HeadRunner
 from .speculation.drafters.ngram import LookupDrafter
 from .speculation.levels.approximate import approximate_runner, approximation
 from .speculation.levels.hierarchy import Hierarchy, Runners, build, draft_cache, may_have_alternative, selected_cache
-from .speculation.passes.runner import Runner, SelectedRunner
+from .speculation.passes.runner import Runner
+from .speculation.passes.selected_runner import SelectedRunner
 from .speculation.passes.steps import AT_ONCE, Executor
 from .speculation.sampling.logprobs import LogprobsRecorder
 from .speculation.sampling.warp import Sampler

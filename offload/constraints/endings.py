@@ -80,7 +80,7 @@ def check_grammar_ends(lark: str) -> None:
         ending |= more
     if "start" in rules and "start" not in ending:
         raise SettingsError(
-            "--grammar cannot end: each alternative of start contains a rule that contains itself",
+            "--grammar cannot end: each alternative of start, or of GBNF's root, contains a rule that contains itself",
             "give an alternative without it",
         )
 

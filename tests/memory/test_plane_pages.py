@@ -17,7 +17,8 @@ from offload.kernels.packed_kv import pack_runs, unpack_runs
 from offload.kernels.triton import ops
 from offload.memory.factory import TieredStoreFactory
 from offload.sequence import TokenSequence
-from offload.speculation.passes.runner import Runner, SelectedRunner
+from offload.speculation.passes.runner import Runner
+from offload.speculation.passes.selected_runner import SelectedRunner
 from tests.memory import test_device_packed_tiers as on_gpu
 from tests.memory.test_device_packed_store import numbers, rope, run
 from tests.support.engine import GREEDY, tokens

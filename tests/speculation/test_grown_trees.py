@@ -9,11 +9,12 @@ from offload.events import Speculated
 from offload.sequence import TokenSequence
 from offload.settings.config import Sampling, Speculation
 from offload.settings.tree_settings import GROWN_CHILDREN
+from offload.speculation.auto.adaptive import AdaptiveScheduler, Cycle
 from offload.speculation.drafters import grown_tree
-from offload.speculation.drafters.drafter import SelectedDrafter
+from offload.speculation.drafters.drafter import ModelDrafter, SelectedDrafter
 from offload.speculation.drafters.grown_tree import TRAINED, Growth
 from offload.speculation.sampling.noise import Noise
-from offload.speculation.trees.tree import ROOT, tree_of
+from offload.speculation.trees.tree import NOTHING, ROOT, tree_of
 from tests.support.engine import GREEDY, run, tokens
 from tests.support.heads import LAYERS, save_eagle3
 from tests.support.models import ids, make_hf_model
@@ -119,16 +120,15 @@ def test_branches_are_rarer_where_trees_have_no_room_for_them():
 
 def test_a_draft_model_s_nodes_bring_more_than_their_rows_and_passes_cost():
     free, dear = (Growth(63, TRAINED, row_cost, 0.1) for row_cost in (0.0, 0.15))
-    assert [len(growth.children(0.2, 1.0)) for growth in (free, dear)] == [3, 2]
+    assert [len(growth.children(0.2, 1.0)) for growth in (free, dear)] == [3, 1]
     assert [len(growth.children(0.2, 0.3)) for growth in (free, dear)] == [2, 1]
-    reached = {0: 0.47, 1: 0.17}
-    assert [growth.heads([0, 1], reached, 9) for growth in (free, dear)] == [[0, 1], [0, 1]]
-    assert [growth.heads([1], reached, 9) for growth in (free, dear)] == [[], []]
-    assert dear.heads([0], reached, 9) == []
+    assert [growth.heads([0, 1], {0: 0.47, 1: 0.17}, 9) for growth in (free, dear)] == [[0, 1], []]
+    assert dear.heads([0, 1], {0: 0.9, 1: 0.05}, 9) == [0]
 
 
-def test_a_head_s_trees_give_plain_decoding_s_tokens(tmp_path):
-    """Greedy and coupled, with one in whose passes nodes attend to their ancestors alone."""
+def test_a_head_s_trees_give_plain_decoding_s_tokens(tmp_path, monkeypatch):
+    """Greedy and coupled, with a real head, whose trees branch since rows cost nothing."""
+    monkeypatch.setattr(grown_tree, "_WORTH", 0.0)
     make_hf_model("llama", num_hidden_layers=LAYERS).save_pretrained(tmp_path)
     head = save_eagle3(tmp_path / "head")
     opened = open_model(
@@ -154,3 +154,21 @@ def test_drafts_may_be_as_long_as_a_tree_that_grows():
     assert Speculation(gamma2=48, tree="grown").gamma2 == 48
     with pytest.raises(SettingsError, match="gamma2 is 48"):
         Speculation(gamma2=48)
+
+
+def test_a_tree_doubles_until_the_time_of_its_rows_is_known():
+    """And shrinks again where they take long."""
+    growth = Growth(63, TRAINED, 0.15, 0.1)
+    runner = TableRunner(MIDDLE.softmax(2))
+    sampler = hierarchy("retrieval", "none", T1).top._verifier._sampler
+    proposing, sequence = ModelDrafter(runner, sampler, growth=growth), TokenSequence(PROMPT)
+    scheduler, sizes = AdaptiveScheduler([proposing]), []
+    for number in range(12):
+        _, depth = scheduler.choose(sequence, 30)
+        draft = proposing.propose(sequence, depth) if depth else NOTHING
+        seconds = 1.0 if number < 6 else 0.5 * (1 + len(draft.tokens))
+        sizes.append((growth.nodes, len(draft.tokens)))
+        cycle = proposing if draft.tokens else None, 0, draft.depth, 0, 1e-3, seconds, False, False, draft.parents
+        scheduler.observe(Cycle(*cycle))
+    assert sizes[1][0] == 8 < max(nodes for nodes, _ in sizes)
+    assert sizes[-1][1] < max(count for _, count in sizes[:7])

@@ -17,7 +17,8 @@ from offload.settings.method_sizes import KEPT_QUERIES
 from offload.speculation.levels.hierarchy import selected_cache
 from offload.speculation.passes import recorded_passes
 from offload.speculation.passes.recorded_passes import PassRecorder, RecordedPasses
-from offload.speculation.passes.runner import Runner, SelectedRunner
+from offload.speculation.passes.runner import Runner
+from offload.speculation.passes.selected_runner import SelectedRunner
 from tests.support.models import ids, make_hf_model
 from tests.support.offloading import CPU
 

@@ -18,7 +18,8 @@ def lltokenizer(tokens, encode=None, eos=None, special=()):
         bos_token_id, eos_token_id = None, len(tokens) - 1 if eos is None else eos
 
         def __call__(self, text):
-            return [self.tokens.index(text[at : at + 1]) for at in range(len(text))] if encode is None else encode(text)
+            data = text if isinstance(text, bytes) else text.encode()  # by whether it took bytes of another vocabulary
+            return [self.tokens.index(data[at : at + 1]) for at in range(len(data))] if encode is None else encode(text)
 
     Wrapped.tokens, Wrapped.special_token_ids = list(tokens), [Wrapped.eos_token_id, *special]
     return LLTokenizer(TokenizerWrapper(Wrapped()), eos_token=Wrapped.eos_token_id, slices=[])

@@ -46,9 +46,11 @@ class Request:
         verify: compare the output with plain decoding.
         dry_run: print the plan and load nothing.
         quote: whether the answer's quotations must be literal parts of the document.
+        probabilities: tell the probability of each of --choices.
         extend_context: extend the model's context where it is too short.
         truncate: the part of a document that is left out where the context is too short; None for none.
         group: the ranks that share the model; None where this process runs all of it.
+        parts: the names of what a document was joined of, with where each begins in it.
         arguments: what was given on the command line, to repeat it beside a plan's flags.
     """
 
@@ -61,12 +63,14 @@ class Request:
     verify: bool = False
     dry_run: bool = False
     quote: bool = False
+    probabilities: bool = False
     extend_context: bool = False
     truncate: str | None = None
     group: Group | None = None
     arguments: tuple[Argument, ...] = ()
+    parts: Sequence[tuple[str, int]] = ()
 
-    def about(self, documents: Sequence[str]) -> Request:
+    def about(self, documents: Sequence[str], parts: Sequence[tuple[str, int]] = ()) -> Request:
         """Return the request with what answers must match, if that depends on documents. Raises SettingsError."""
         if not self.quote:
             return self
@@ -74,7 +78,7 @@ class Request:
             message = f"--quote says where the document has a quotation, and there are {len(documents)} documents"
             raise SettingsError(message, "give one of them at a time")
         values = dict(self.settings.values) | {"constraint": Constraint(QUOTE, documents[0])}
-        return replace(self, settings=replace(self.settings, values=values))
+        return replace(self, settings=replace(self.settings, values=values), parts=parts)
 
     @property
     def is_first(self) -> bool:
@@ -184,7 +188,10 @@ def parse_request(ctx: typer.Context) -> Request:
             settings, settings.sampling(Sampling(temperature=0))
         )  # the model's own sampling is not known yet
     refuse_inexact(settings, params)
-    flags = {name: bool(params.get(name)) for name in ("raw", "verify", "dry_run", "quote", "extend_context")}
+    if params.get("probabilities") and params.get("choices") is None:
+        raise SettingsError("--probabilities are those of --choices", "add --choices, such as yes,no")
+    named = ("raw", "verify", "dry_run", "quote", "probabilities", "extend_context")
+    flags = {name: bool(params.get(name)) for name in named}
     warn_unused(settings, [settings.speculation.method], ctx.obj.terminal)
     arguments = given_arguments(ctx)
     more: dict[str, Any] = {

@@ -162,7 +162,8 @@ def run_generation(
     text: PromptText, request: Request, terminal: Terminal, output: OutputOptions, renderer: Renderer
 ) -> int:
     """Generate from one prompt, writing as it comes; return the exit code. Raises as `Job.run`."""
-    opened = packed_where_faster(open_request(request.about([text.document]), terminal, output.quiet))
+    request = request.about([text.document], text.parts)
+    opened = packed_where_faster(open_request(request, terminal, output.quiet))
     ids = opened.encode(text.text, tokenizing(renderer))
     if request.extend_context:
         opened = opened.stretched([ids], terminal)

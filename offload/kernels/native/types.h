@@ -17,6 +17,7 @@ enum {
     LAYOUT = 21,     /* raise it with any change that Python sees */
     BLOCK = 16,      /* tokens of a block, outputs of a panel */
     SPAN = 32,       /* tokens whose scores are weighed together, and of a group of quantised ones */
+    LONG_SPAN = 64,      /* tokens of plain ones that are read together: several spans, a divisor of PIECE */
     OBSERVED_KEYS = 128, /* keys whose received attention one thread sums at once */
     SCORED_AHEAD = 4096, /* bytes of keys that are prefetched before they are scored */
     PIECE = 512,     /* tokens of a partial result; several cores can compute the pieces of one head */

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 GAMMAS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 63)
 _WIDTH = 0.2  # weight of a draft's width in its moving average
-_WEIGHED = 9  # rows of a verification from whose time follows what a node of a tree costs
 _LEAST_RATE = 0.01  # of an acceptance that others are relative to
 
 
@@ -95,6 +94,7 @@ class Arm:
         self._gammas = tuple(longest) if gamma is None else (gamma,)
         self._width = 1.0  # nodes of a draft by its depth
         self._deepest = gamma
+        self._widest = 4  # nodes of a draft so far: trees double until the time of their rows is known
         self._drafts = 0
         growth = getattr(drafter, "growth", None)
         self._growth: Growth | None = growth if growth is not None and growth.is_weighed else None
@@ -126,7 +126,9 @@ class Arm:
         plain = self.steps.of(1)
         guess = self.drafter.setup_cost(sequence) * plain
         if self._growth is not None:
-            self._growth.weigh((self.steps.of(_WEIGHED) - plain) / (_WEIGHED - 1) / plain, self.token_s / plain)
+            rows = self._widest + 1
+            row_s = (self.steps.of(rows) - plain) / (rows - 1)
+            self._growth.weigh(row_s / plain, self.token_s / plain, 2 * self._widest)
         fade = self._fade(kind, cycle) if getattr(self.drafter, "fades", False) else None
         options = [*self._chains(limit, fade), *self._trees(kind, limit, cycle)]
         believed = acceptance.rate(cycle, shift), acceptance.spread(cycle, shift)
@@ -135,6 +137,7 @@ class Arm:
     def draft_time(self, cycle: Cycle) -> float:
         """Return the seconds of a cycle's draft, which includes no one-off cost, and count them."""
         self._drafts += 1
+        self._widest = max(self._widest, cycle.rows - 1)
         if self.trees is None:
             self._width += _WIDTH * ((cycle.rows - 1) / cycle.drafted - self._width)
         if self.trees is None and not self.drafter.in_one_pass:

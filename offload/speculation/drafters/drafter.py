@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ...model.decoder import Model
     from ...parallel import Group
     from ...sequence import TokenSequence
-    from ..passes.runner import SelectedRunner
+    from ..passes.selected_runner import SelectedRunner
     from ..sampling.warp import Sampler
 
 __all__ = ["NOTHING", "Draft", "DraftedTree", "Drafter", "ModelDrafter", "SelectedDrafter"]
@@ -101,7 +101,7 @@ class ModelDrafter:
         self.growth = growth
         if growth is not None:
             self.branches = self.fades = False
-            self.longest = growth.nodes
+            self.longest = growth.most
 
     def draft_kind(self, sequence: TokenSequence) -> Hashable:
         return True

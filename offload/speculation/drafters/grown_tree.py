@@ -29,6 +29,7 @@ _LEAST_GAIN = 0.05  # expected tokens, for which another pass is worth its time
 # A node is drafted if it is reached with this probability, divided by the nodes that there may be: .03 to .08 yield
 # as many tokens with 63 of them.
 _REACHED = 3.2
+_WORTH = 1.5  # tokens that come in the time of a plain step
 _SURENESS = (0.3, 0.5, 0.7, 0.9, 0.97)  # bounds of the classes of nodes, by the probability of the likeliest child
 _WEIGHT = 4.0  # of a prior, in verified children
 _SHAPE = DraftedTree((), TreeSampling.WITHOUT_REPLACEMENT)
@@ -79,18 +80,19 @@ class Growth:
     def __init__(self, nodes: int, priors: Priors = SELECTED, row_cost: float = 0.0, pass_cost: float = 0.0) -> None:
         """`row_cost` is that of a further row of the verification, `pass_cost` of drafting a depth, in plain steps.
 
-        A node has to bring more tokens than its row costs steps, and a depth more than its pass does.
+        A node has to bring more tokens than its row takes the time of, and a depth more than its pass.
         """
-        self.nodes, self.is_weighed = nodes, row_cost > 0
+        self.most, self.is_weighed = nodes, row_cost > 0
         self._beliefs = [Beliefs(prior, priors.later) for prior in priors.first]
         self._usual = priors.usual
-        self.weigh(row_cost, pass_cost)
+        self.weigh(row_cost, pass_cost, nodes)
         self._last: tuple[int, list[int], tuple[int, ...], dict[int, int]] | None = None
 
-    def weigh(self, row_cost: float, pass_cost: float) -> None:
-        """Grow by these costs from now on."""
-        self._least = max(min(_REACHED / self.nodes, 0.25), row_cost)
-        self._least_run = max(_LEAST_GAIN, row_cost + pass_cost) / self._usual
+    def weigh(self, row_cost: float, pass_cost: float, nodes: int) -> None:
+        """Grow by these costs from now on, up to `nodes` nodes."""
+        self.nodes = min(nodes, self.most)
+        self._least = max(min(_REACHED / self.most, 0.25), _WORTH * row_cost)
+        self._least_run = max(_LEAST_GAIN, _WORTH * (row_cost + pass_cost)) / self._usual
 
     def children(self, sure: float, reached: float) -> list[float]:
         """Return the probability of each child that a node shall have: one at least.

@@ -60,7 +60,8 @@ if TYPE_CHECKING:
     from ...memory.store import Store
     from ...model.decoder import Model
     from ..drafters.ngram import LookupDrafter
-    from ..passes.runner import Runner, SelectedRunner
+    from ..passes.runner import Runner
+    from ..passes.selected_runner import SelectedRunner
     from ..passes.steps import Executor
     from ..sampling.logprobs import LogprobsRecorder
     from ..sampling.warp import Sampler
