@@ -108,7 +108,7 @@ def test_what_ray_prints_does_not_get_into_the_text(capsys, monkeypatch):
     """Its driver prints to stdout that a worker has died."""
     context = SimpleNamespace(enable_progress_bars=True, print_on_execution_start=True)
     data = SimpleNamespace(DataContext=SimpleNamespace(get_current=lambda: context))
-    ray = SimpleNamespace(init=lambda **more: None, shutdown=lambda: None, data=data)
+    ray = SimpleNamespace(init=lambda **more: None, shutdown=lambda: print("(raylet) retried"), data=data)
     for name, module in {"ray": ray, "ray.data": data}.items():
         monkeypatch.setitem(sys.modules, name, module)
     with joined("local"):
