@@ -43,7 +43,8 @@ def open_evaluation(
 ) -> OpenEvaluation:
     """Open the model in each mode, and make the items. Raises TriforceError."""
     compared = {"tasks": asked.tasks, "modes": asked.modes, "lengths": asked.lengths, "depths": asked.depths}
-    modes, left_out = open_modes(asked.local or (EXACT,), asked.request, compared, terminal, quiet)
+    names = asked.local or (EXACT,)
+    modes, left_out = open_modes(names, asked.are_named, asked.request, compared, terminal, quiet)
     exact = modes[EXACT]
     items = make_items(asked, exact.model.tokenizer)
     ids = [ids_of(exact.model.tokenizer, item, asked.is_chat) for item in items]
