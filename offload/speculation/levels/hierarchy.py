@@ -232,7 +232,9 @@ def build(
     assert kind is not None, "there is a middle level"
     name = _middle_name(kind, runners.middle)
     prior = MIDDLES[kind].acceptance
-    branching = [SelectedDrafter(name, runners.middle, sampler, prior, shape.nodes or 0)] if grows else []
+    branching: list[Drafter] = (
+        [SelectedDrafter(name, runners.middle, sampler, prior, shape.nodes or 0)] if grows else []
+    )
     if (trees is not None or grows) and not drafters:
         top = level(full, branching or [SelectedDrafter(name, runners.middle, sampler, prior)], settings.gamma2)
         return Hierarchy(settings.method, top, (top,))
