@@ -14,10 +14,13 @@ from ..architecture.dims import Dimensions
 from ..architecture.footprint import chunk_of
 from ..architecture.kv_formats import stored_bytes
 from ..architecture.parameters import WeightBits
+from ..errors import SettingsError
 from ..kernels.ops import Operations, choose_operations
 from ..loading.formats.safetensors import Checkpoint
 from ..loading.formats.tensor_checks import average_bits
 from ..loading.heads import HeadCheckpoint
+from ..loading.quantization_checks import check_kv, check_packed_kv, missing_kernel
+from ..memory.factory import host_kernel
 from ..parallel import ALONE, Group, Share, split
 from ..planning.batch import fitting_sequences, kv_room
 from ..planning.memory import USABLE, MemoryEstimate, check_fit, estimate
@@ -26,7 +29,7 @@ from ..prompt_cache.chain import AHEAD
 from ..prompt_cache.fingerprint import TOKENS
 from ..prompt_cache.writer import MOST_COPIED
 from ..settings.config import EngineConfig, Speculation
-from ..settings.kv_formats import KV_FORMATS, saved_format
+from ..settings.kv_formats import KV_FORMATS, PACKED_KV, saved_format
 from ..settings.method_sizes import has_middle, selected_format
 from ..settings.methods import APPROXIMATIONS
 from ..system.machine import free_memory
@@ -147,6 +150,25 @@ class FoundModel:
         if self.device.type == "cpu":
             free //= self.group.mates
         return free if memory_limit is None else min(free, memory_limit)
+
+    @property
+    def packs(self) -> bool:
+        """Return whether keys and values can be packed over tiers."""
+        shape, missing = self.checkpoint.shape, None
+        if self.device.type != "cpu":
+            missing = missing_kernel(self.device, self.dtype, self.shape.head_dim, self.kernel)
+        try:
+            check_packed_kv(PACKED_KV.name, shape, self.device, self.dtype, self.kernel)
+            check_kv(PACKED_KV.name, self.speculation, shape, missing)
+        except SettingsError:
+            return False
+        return self._unpacks
+
+    @property
+    def _unpacks(self) -> bool:
+        """Return whether the native kernel reads packed pages in host memory."""
+        shape = self.checkpoint.shape.full_attention
+        return self.device.type == "cpu" or host_kernel(shape, self.dtype) is not None
 
     @property
     def _can_copy(self) -> bool:

@@ -35,7 +35,7 @@ from ..loading.tokenizers.tokenizer import Tokenizer
 from ..loading.tokenizers.vocabulary import check_draft, tokens_containing
 from ..loading.weights import Progress, load_model
 from ..loading.weights_digest import file_state, weights_digest
-from ..memory.factory import TieredStoreFactory, check_model, host_kernel
+from ..memory.factory import TieredStoreFactory, check_model
 from ..memory.link import Link
 from ..memory.staged_link import make_link
 from ..memory.tier_settings import TierSettings
@@ -47,7 +47,7 @@ from ..prompt_cache.folder import PromptFolder
 from ..prompt_cache.prefill import PromptCache
 from ..settings.config import Sampling, Speculation
 from ..settings.generation import DRY_BREAKERS
-from ..settings.kv_formats import KV_FORMATS, PACKED_KV, check_planes, tiered_format
+from ..settings.kv_formats import KV_FORMATS, check_planes, tiered_format
 from ..settings.method_sizes import check_approximate, check_forgetting, check_trees, forgets, rounded_flag, uses_copy
 from ..settings.placement_settings import PLANES
 from ..weight_offloading.expert_tier import ExpertTier
@@ -227,25 +227,6 @@ class OpenModel(FoundModel):
                     f"--kv {self.config.kv} needs the native kernel, too, for a GPU's offloaded keys and values",
                     "leave --kv out, or offloading; triforce doctor says more about the kernel",
                 )
-
-    @property
-    def packs(self) -> bool:
-        """Return whether keys and values can be packed over tiers."""
-        shape, missing = self.checkpoint.shape, None
-        if self.device.type != "cpu":
-            missing = missing_kernel(self.device, self.dtype, self.shape.head_dim, self.kernel)
-        try:
-            check_packed_kv(PACKED_KV.name, shape, self.device, self.dtype, self.kernel)
-            check_kv(PACKED_KV.name, self.speculation, shape, missing)
-        except SettingsError:
-            return False
-        return self._unpacks
-
-    @property
-    def _unpacks(self) -> bool:
-        """Return whether the native kernel reads packed pages in host memory."""
-        shape = self.checkpoint.shape.full_attention
-        return self.device.type == "cpu" or host_kernel(shape, self.dtype) is not None
 
     def prompt_cache(self, folder: PromptFolder, least: int = LEAST) -> PromptCache:
         """Return the cache of this model's prompts of at least `least` tokens, in a folder.

@@ -66,7 +66,8 @@ def _calls(kernel: Any) -> list[tuple[Any, ...]]:
     blocks, runs = run.repeat(1, count, 1), packed.repeat(1, count, 1)
     table = (~torch.arange(count * RUN_BLOCKS, dtype=torch.int32)).repeat(heads, 1)
     found = []
-    for more in ({}, {"table": table, "groups": Groups(runs, kv_format(PACKED_KV.name))}):
+    arguments: tuple[dict[str, Any], ...] = ({}, {"table": table, "groups": Groups(runs, kv_format(PACKED_KV.name))})
+    for more in arguments:
         out = torch.zeros_like(query)
         call = BlockCalls(_SHAPE, blocks.shape[1]).attention(blocks, query, _TOKENS, out=out, **more)
         found.append((call, blocks, query, out, more))

@@ -106,7 +106,7 @@ class Away:
         return Engine(load(self.folder, self.way, 1, link), (), 16, stores=stores)
 
 
-@pytest.mark.daily("4-*")
+@pytest.mark.daily("4-hybrid", "4-stream")
 @both_ways
 @pytest.mark.parametrize("resident", [0, LAYERS])
 def test_every_method_emits_the_tokens_of_a_model_in_one_memory(folder, way, resident):

@@ -81,6 +81,7 @@ def run(usage, model, cache, tokens):
     return launches
 
 
+@pytest.mark.daily("8B-*-1", "8B-*-33", "7B-triton-8")
 @pytest.mark.parametrize("tokens", [1, 8, 33])
 def test_a_step_over_a_resident_cache_launches_little_and_waits_for_nothing(shape, with_triton, tokens):
     with fake_cuda() as usage:
@@ -134,6 +135,7 @@ def test_plans_count_the_launches_of_a_layer(tiered, monkeypatch, case):
     assert layer_launches(launched) == wanted[case]
 
 
+@pytest.mark.daily("7B-q4-1", "8B-q6-33")
 @pytest.mark.parametrize(("level", "tokens"), [("q4", 1), ("q6", 33)])
 def test_a_step_with_quantised_weights_launches_as_little(shape, monkeypatch, level, tokens):
     monkeypatch.setattr(triton, "serves", lambda q: q.device == GPU)
@@ -206,6 +208,7 @@ def test_a_streamed_page_of_quantised_keys_and_values_is_one_launch(tiered, monk
     assert tiers.link.statistics.bytes - ahead < 1.1 * away * pages * size
 
 
+@pytest.mark.daily("33")
 @pytest.mark.parametrize("tokens", [1, 33])
 def test_a_streamed_packed_page_is_one_launch_and_three_quarters_of_the_bytes(tiered, monkeypatch, tokens):
     monkeypatch.setattr(triton, "serves", lambda q: q.device == GPU and len(q) <= triton.ROWS)

@@ -101,6 +101,7 @@ def close(store, found, expected):
     torch.testing.assert_close(found, expected, **tolerance)
 
 
+@pytest.mark.daily("plain-*-fresh", "blocks-fp32-*-continued", "blocks-bf16-stream-0-*")
 @pytest.mark.parametrize("passes", [PASSES, CONTINUED], ids=["fresh", "continued"])
 @pytest.mark.parametrize(("mode", "resident"), [("stream", 0), ("hybrid", 1), ("host", 0)])
 def test_a_plain_prefill_is_the_same_prefill_and_leaves_the_same_pages(new_store, passes, mode, resident):

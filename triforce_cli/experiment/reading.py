@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from types import UnionType
-from typing import Any, TypeVar, get_args, get_origin
+from typing import Any, get_args, get_origin
 
 from offload.errors import SettingsError
 from offload.hardware.schema import InvalidValue, Key, dotted, refuse_unknown, type_hints
@@ -13,7 +13,6 @@ from offload.short_repr import short_repr
 
 _EXAMPLES = "see the experiments that come with the program"
 _WORDS = {str: "text", int: "a whole number", float: "a number", bool: "true or false", dict: "keys and values"}
-T = TypeVar("T")
 
 
 def build(kind: Any, value: Any, key: Key = ()) -> Any:
@@ -37,7 +36,7 @@ def build(kind: Any, value: Any, key: Key = ()) -> Any:
     return value
 
 
-def _built(kind: type[T], value: Any, key: Key) -> T:
+def _built(kind: Any, value: Any, key: Key) -> Any:
     if not isinstance(value, Mapping):
         raise _wrong(key, value, "keys and values")
     hints = type_hints(kind)

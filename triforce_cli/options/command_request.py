@@ -191,15 +191,14 @@ def parse_request(ctx: typer.Context) -> Request:
     if params.get("probabilities") and params.get("choices") is None:
         raise SettingsError("--probabilities are those of --choices", "add --choices, such as yes,no")
     named = ("raw", "verify", "dry_run", "quote", "probabilities", "extend_context")
-    flags = {name: bool(params.get(name)) for name in named}
     warn_unused(settings, [settings.speculation.method], ctx.obj.terminal)
     arguments = given_arguments(ctx)
-    more: dict[str, Any] = {
+    more: dict[str, Any] = {name: bool(params.get(name)) for name in named} | {
         "think": params.get("think") or AUTO,
         "truncate": params.get("truncate"),
         "arguments": arguments,
     }
-    return Request(settings, ctx.obj.home, ctx.info_name, params.get("system"), **flags, **more)
+    return Request(settings, ctx.obj.home, ctx.info_name, params.get("system"), **more)
 
 
 def _check_models(settings: Settings) -> None:

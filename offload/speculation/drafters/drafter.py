@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from ...events import DraftPrefilled
+from ...memory.host_memory import download
 from ...parallel import ALONE
 from ...settings.methods import MIDDLES, RETRIEVAL
 from ..passes.runner import Runner
-from ..sampling.transfers import download
 from ..sampling.warp import read_tokens
 from ..trees.tree import NOTHING, Draft, DraftedTree
 from .draft_passes import DraftPasses, ParallelPasses

@@ -17,9 +17,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ...memory.host_memory import upload
 from ...sequence import TokenSequence
 from ...settings.tree_settings import GROWN_CHILDREN, TreeSampling
-from ..sampling.transfers import upload
 from ..sampling.warp import read_tokens
 from ..trees.tree import ROOT, Draft, DraftedTree, tree_of, visits
 from .tree_drafter import TreeDrafting

@@ -11,11 +11,11 @@ from torch import Tensor
 from ...architecture.head_shape import published_acceptance
 from ...caches.streaming_llm import StreamingCache
 from ...events import DraftPrefilled
+from ...memory.host_memory import upload
 from ...memory.tree_attention import Tree, tree_of
 from ...model.assistant import Assistant
 from ...settings.method_sizes import draft_chunk
 from ..passes.steps import AT_ONCE, Executor
-from ..sampling.transfers import upload
 from ..sampling.warp import draw
 from .draft_passes import ParallelPasses
 from .drafter import ModelDrafter

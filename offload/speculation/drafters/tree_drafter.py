@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
+from ...memory.host_memory import download, upload
 from ...parallel import Group
 from ...sequence import TokenSequence
 from ...settings.tree_settings import TreeSampling
-from ..sampling.transfers import download, upload
 from ..sampling.warp import Sampler, read_tokens
 from ..trees.tree import ROOT, Draft, DraftedTree, tree_of
 from ..trees.tree_verification import draw_children

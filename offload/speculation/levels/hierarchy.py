@@ -100,7 +100,9 @@ def selected_cache(full: FullCache, settings: Speculation, middle: str | None = 
     store = full.store
     # On a GPU also pages that are not the kernel's blocks are selected in their size, which the plan counts on.
     is_paged = store.span and store.device.type != "cpu"
-    chosen = MIDDLES[middle or middle_kind(settings)]
+    name = middle or middle_kind(settings)
+    assert name is not None, "there is a middle level"
+    chosen = MIDDLES[name]
     kind = format_of(chosen.name, settings)
     kind = kind if not KV_FORMATS[kind].is_copied or _may_quantize(store) else EXACT
     grain = max(store.grain, PAGE_GRAIN if is_paged else 1, KV_FORMATS[kind].grain)
@@ -245,7 +247,7 @@ def build(
         return level(verifier, drafters, settings.gamma1, prior, None if method.adaptive else trees)
 
     middles = [lower(kind, runners.middle)]
-    if runners.alternative is not None:
+    if runners.alternative is not None and method.alternative is not None:
         middles.append(lower(method.alternative, runners.alternative))
     over = [*drafters, *growing, *middles, *branching] if method.adaptive else [*middles, *branching]
     top = level(full, over, settings.gamma2, trees=trees if method.adaptive else None)

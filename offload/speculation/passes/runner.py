@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from ...events import Prefilled
+from ...memory.host_memory import upload
 from ...memory.tree_attention import tree_of
 from ...sequence import common_prefix
-from ..sampling.transfers import upload
 from .cuda_graphs import graphs_for
 from .estimators import ATTENTION_COST, ROW_COST
 from .hidden_rows import HiddenRows

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from ...errors import TriforceError
+from ...memory.host_memory import download
 from ...settings.config import Sampling
 from .noise import Noise
 from .penalties import Penalties
-from .transfers import download
 
 if TYPE_CHECKING:
     from ...constraints.masks import TokenMasks

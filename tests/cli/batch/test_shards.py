@@ -118,6 +118,7 @@ def test_a_worker_of_another_version_fails_its_lines_alone(worker):
     assert "the command is of 0.0" in event["message"] and "same version" in event["hint"]
 
 
+@pytest.mark.long
 def test_the_recipe_for_slurm_answers_each_line_once(batch, tiny_model_dir, tmp_path):
     """The recipe of examples/, with an `srun` that runs its tasks one after the other."""
     srun = 'for SLURM_PROCID in 0 1; do export SLURM_PROCID SLURM_NTASKS=2; "$@" || code=$?; done; exit ${code:-0}'

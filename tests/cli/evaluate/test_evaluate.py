@@ -149,6 +149,12 @@ def test_wrong_names(triforce_here):
     assert_error(triforce_here("evaluate", "--context", "20", "--modes", "exact"), 2, "too few for")
 
 
+def test_a_length_beyond_the_context_is_refused_before_items_are_made(triforce_here, monkeypatch):
+    monkeypatch.setattr("triforce_cli.evaluate.opened.make_items", None)
+    answer = triforce_here("evaluate", "--context", "1M", "--modes", "exact")
+    assert_error(answer, 2, "1,048,576 tokens", "context of 2,048")
+
+
 class _Server(BaseHTTPRequestHandler):
     """Answers with the last number of seven digits in a prompt; it has no /completions if its path begins so."""
 

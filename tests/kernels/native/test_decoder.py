@@ -66,6 +66,7 @@ def test_logits_are_torch_s_for_other_shapes(changes, load, native):
     assert (found - expected).abs().max() < 2e-4 * max(1, expected.abs().max())
 
 
+@pytest.mark.daily("torch.float32-llama", "torch.bfloat16-qwen3")
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_the_same_bits_in_whatever_chunks(family, dtype, load, native):
