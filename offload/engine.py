@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from .batching.batch import Batch, BatchEvent
 from .batching.memory import BatchMemory
 from .errors import UsageError
+from .evaluation.answers import answer_chances
 from .events import Event, Prefilled
 from .kernels.linear import multiplies_natively
 from .kernels.native import Kernel, generate_on_one_thread, torch_on_one_thread
@@ -19,6 +20,7 @@ from .planning.self_draft import best_level, expected_agreements, relative_costs
 from .prompt_cache.fingerprint import TOKENS as PROMPT_BLOCK
 from .session import Session
 from .settings.config import QUANTIZE, GenerationConfig, Sampling, Speculation
+from .settings.constraint import Constraint
 from .settings.kv_formats import KV_FORMATS
 from .settings.method_sizes import (
     budget_of,
@@ -288,6 +290,24 @@ class Engine:
         sampler = Sampler(sampling, seed, model.shape.vocab, model.device, breakers, model.operations.kernel, masks)
         with self._keeping(session), torch_on_one_thread(self._kernel_of_all_models()):
             return replay(session.full, ids, emitted, sampler, generated)
+
+    def answers(
+        self, ids: Sequence[int], constraint: Constraint, length: int, written: Sequence[int] = ()
+    ) -> dict[tuple[int, ...], float]:
+        """Return the tokens of each answer that a constraint allows after `ids`, and its probability at temperature 1.
+
+        `length` is the sequence's limit, as for `replay`; `written` are tokens of the answer that came before, such as
+        what a model thought. For few answers, such as several choices: see `answer_chances`. Raises SettingsError and
+        PromptError as `generate` does.
+        """
+        ids, length = token_ids(ids), max(length, len(ids) + len(written) + len(constraint.text))
+        check_prompt(self.model.shape, ids, length)
+        masks = self._masks(Sampling(constraint=constraint), ids)
+        assert masks is not None, "there is a constraint"
+        masks.observe(written)
+        session = self._session(length)
+        with self._keeping(session), torch_on_one_thread(self._kernel_of_all_models()):
+            return answer_chances(session.full, [*ids, *written], masks, self.eos_ids)
 
     def evaluate(
         self, ids: Sequence[int], run: Evaluation[_Result], speculation: Speculation | None = None, more: int = 0

@@ -81,10 +81,6 @@ class TableCache(InPlaceCache):
         super().begin(tokens, tree)
         self._table = self._store.places(self._blocks, self._length)
 
-    @property
-    def is_recordable(self) -> bool:
-        return self._store.is_recordable
-
     def begin_recorded(self, tokens: int, tree: Tree | None = None) -> tuple[Hashable, PassInputs]:
         """Begin a pass as in `RecordableCache`."""
         self.begin(tokens, tree)
@@ -92,7 +88,7 @@ class TableCache(InPlaceCache):
         key = self._table.data_ptr(), self._table.shape, tree is None
         return key, PassInputs(self.start, self.seen, self.rows, self.stored, parents)
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, lse: Tensor | None = None) -> Tensor:
+    def attend(self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None, lse: Tensor | None = None) -> Tensor:
         q = append(self._store, layer, self.start, q, k, v, self.rows_of(layer), self.stored)
         return self._attend(layer, q, self.seen, self.tree, lse)
 

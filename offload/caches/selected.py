@@ -247,6 +247,15 @@ class InPlaceCache(SelectedCache):
         # next pass over the full cache must not have the number that this cache has noted.
         self._full.writes += 1
         self._writes = self._full.writes
+        self._full.store.begin_draft(self.start + self.stored, tokens - self.stored)
+
+    @property
+    def is_recordable(self) -> bool:
+        return self._full.store.is_recordable
+
+    @property
+    def moves(self) -> int:
+        return self._full.store.moves
 
     @property
     def ahead(self) -> int:

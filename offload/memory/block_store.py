@@ -158,6 +158,22 @@ class BlockStore(DeviceStore):
         return means.unflatten(1, (-1, chunk // BLOCK)).mean(2)
 
 
+class PlacedTables:
+    """Memory for tables of places, which stays where it is for the same table of blocks."""
+
+    def __init__(self) -> None:
+        self._tables: dict[int, Tensor] = {}
+
+    def of(self, blocks: Tensor) -> Tensor:
+        """Return the memory for the places of `blocks`, in its shape."""
+        found = self._tables.get(blocks.data_ptr())
+        if found is None or found.shape != blocks.shape:
+            if len(self._tables) > 4:  # tables of selections that are gone
+                self._tables.clear()
+            found = self._tables[blocks.data_ptr()] = torch.empty_like(blocks)
+        return found
+
+
 def _buffer_for(buffer: Tensor, like: Tensor) -> Tensor:
     """Return the buffer, or a new one, with room for the rows of `like`, and those of any pass that can be recorded."""
     size = max(len(like), KEPT_QUERIES), *like.shape[1:]

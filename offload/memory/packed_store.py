@@ -18,7 +18,7 @@ from ..kernels.native.layout import keys_of, mean_keys, values_of
 from ..kernels.native.library import BLOCK
 from ..kernels.native.packed_kv import RUN_BLOCKS, pack_call, unpack_call
 from ..settings.kv_formats import PACKED_KV, PLANE_KV
-from .block_store import BlockStore
+from .block_store import BlockStore, PlacedTables
 from .host_memory import host_memory
 from .store import Store
 from .tree_attention import Tree
@@ -67,6 +67,7 @@ class PackedStore(Store):
     """
 
     grain = BLOCK
+    is_recordable = True
 
     @torch.inference_mode(False)
     def __init__(
@@ -83,21 +84,30 @@ class PackedStore(Store):
         self._plain = self._new_plain(2 * RUN_BLOCKS, 0)
         self._places = (torch.arange(runs * RUN_BLOCKS) % self._plain.ring).to(torch.int32).repeat(*rows, 1)
         self._counts = [0] * shape.layers  # of runs that have left the ring; -1: an interrupt came while they changed
-        self._begun, self._chunked = 0, False  # of the last pass of the full cache
+        self._placed = PlacedTables()
+        self._packs_late = False  # in the pass that has begun, as chunks arrive
 
     def _new_plain(self, ring: int, room: int) -> _PlainBlocks:
         capacity = self._runs.shape[2] * RUN
         return _PlainBlocks(self._kernel, self.shape, capacity, self.dtype, ring, room)
 
     def begin(self, start: int, tokens: int, chunk: int | None = None, held: int = 0) -> None:
-        self._begun, self._chunked = start, chunk is not None
+        self._packs_late = chunk is not None
+        if chunk is None:
+            self._make_room_in_all(start, tokens, start)
 
-    def truncate(self, length: int) -> None:
-        self._begun = min(self._begun, length)
+    def begin_draft(self, start: int, tokens: int) -> None:
+        self._packs_late = False
+        if tokens:
+            self._make_room_in_all(start, tokens, 0)
+
+    def copy_rows(self, source: Tensor, target: Tensor) -> None:
+        self._kernel.copy(source, target)
 
     def append(self, layer: int, start: int, q: Tensor, k: Tensor, v: Tensor, rows: Rows, stored: int = 0) -> Tensor:
         """Store tokens as in `Store`; of the first `stored`, already there, only queries are rotated."""
-        self._make_room(layer, start, len(q), start if self._chunked else min(self._begun, start))
+        if self._packs_late:
+            self._make_room(layer, start, len(q), start)
         return self._plain.append(layer, start, q, k, v, rows, stored)
 
     def attend(self, layer: int, q: Tensor, start: int, tree: Tree | None = None, lse: Tensor | None = None) -> Tensor:
@@ -107,20 +117,21 @@ class PackedStore(Store):
     def attend_plane(
         self, layer: int, q: Tensor, start: int, tree: Tree | None = None, lse: Tensor | None = None
     ) -> Tensor:
-        """Attend as `attend`, to plane A alone of packed runs: a value is off by at most 2^-4 of itself."""
         return self._plain.attend_table(layer, q, self._places[layer], start + 1, tree, lse, self._planes[layer])
 
     def attend_table(
         self, layer: int, q: Tensor, table: Tensor, seen: int, tree: Tree | None = None, lse: Tensor | None = None
     ) -> Tensor:
-        """Attend to the blocks of the sequence in `table` `[kv_heads, blocks]`; see `BlockStore.attend_table`."""
-        own = self._places[layer]
-        places = own.gather(1, table.long().clamp_(max=own.shape[1] - 1))
-        return self._plain.attend_table(layer, q, places, seen, tree, lse, self._groups[layer])
+        """Attend to the places of `table` `[kv_heads, blocks]`; see `BlockStore.attend_table`."""
+        return self._plain.attend_table(layer, q, table, seen, tree, lse, self._groups[layer])
 
     def places(self, blocks: Tensor, position: int) -> Tensor:
-        """Return a table for `attend_table` of blocks of the sequence, for queries from `position` on."""
-        return blocks
+        """Return a table for `attend_table` of blocks `[layers, kv_heads, n]` of the sequence, in all layers.
+
+        It is in the same memory for the same `blocks`, and for the pass that has begun.
+        """
+        inside = blocks.long().clamp_(max=self._places.shape[2] - 1)  # no token is ever in the others
+        return torch.gather(self._places, 2, inside, out=self._placed.of(blocks))
 
     def observe(self, layer: int, q: Tensor, start: int, lse: Tensor, received: Tensor) -> None:
         """Observe as `DeviceStore.observe`."""
@@ -129,8 +140,7 @@ class PackedStore(Store):
         self._kernel.observe(call)
 
     def compact(self, start: int, keep: Sequence[int]) -> None:
-        for layer in range(self.shape.layers):
-            self._make_room(layer, start, len(keep), start)
+        self._make_room_in_all(start, len(keep), start)
         self._plain.compact(start, keep)
 
     def read(self, start: int, end: int) -> tuple[Tensor, Tensor]:
@@ -151,8 +161,7 @@ class PackedStore(Store):
         end = start + kv.shape[2] * BLOCK
         while start < end:
             count = (min((start // RUN + 1) * RUN, end) - start) // BLOCK
-            for layer in range(self.shape.layers):
-                self._make_room(layer, start, count * BLOCK, start)
+            self._make_room_in_all(start, count * BLOCK, start)
             self._plain.load(start, kv[:, :, :count])
             start, kv = start + count * BLOCK, kv[:, :, count:]
 
@@ -200,6 +209,10 @@ class PackedStore(Store):
         blocks = torch.empty((1, own.numel(), 2 * BLOCK * self.shape.head_dim), dtype=self.dtype)
         self._kernel.pack_runs(unpack_call(self._runs.view(1, -1, self._runs.shape[3]), items, blocks))
         return blocks[0]
+
+    def _make_room_in_all(self, start: int, tokens: int, committed: int) -> None:
+        for layer in range(self.shape.layers):
+            self._make_room(layer, start, tokens, committed)
 
     def _make_room(self, layer: int, start: int, tokens: int, committed: int) -> None:
         """Prepare the ring for tokens from position `start` on; runs before position `committed` may be packed."""
@@ -278,4 +291,4 @@ class PackedStore(Store):
             own[:, first:] = numbers[first:].to(torch.int32)
             own[:, :first] += torch.where(own[:, :first] >= old.ring, ring - old.ring, 0).to(torch.int32)
         # At once: an interrupt, or too little memory, must leave the old ring.
-        self._plain, self._places = new, places
+        self._plain, self._places, self.moves = new, places, self.moves + 1

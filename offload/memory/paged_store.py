@@ -12,7 +12,7 @@ from ..architecture.config import ModelShape
 from ..kernels.native.calls import BlockCalls
 from ..kernels.native.kernel import Kernel
 from ..kernels.native.library import BLOCK
-from .block_store import BlockStore
+from .block_store import BlockStore, PlacedTables
 from .host_memory import host_memory
 
 
@@ -88,7 +88,7 @@ class PagedStore(BlockStore):
             pool.blocks[:, :, self._pages[whole]] = pool.blocks[:, :, beginning._pages[whole]]
         self._table = torch.tensor(self._pages, dtype=torch.int32)
         self._rows = self._table.expand(self.shape.kv_heads, -1)
-        self._placed: dict[int, Tensor] = {}
+        self._placed = PlacedTables()
 
     def release(self) -> None:
         """Give all pages back; the store must not be used afterwards."""
@@ -103,11 +103,7 @@ class PagedStore(BlockStore):
 
     def places(self, blocks: Tensor, position: int) -> Tensor:
         """Return a table for `attend_table`, in the same memory for the same `blocks`, for recorded passes."""
-        placed = self._placed.get(blocks.data_ptr())
-        if placed is None or placed.shape != blocks.shape:
-            if len(self._placed) > 4:  # tables of selections that are gone
-                self._placed.clear()
-            placed = self._placed[blocks.data_ptr()] = torch.empty_like(blocks)
+        placed = self._placed.of(blocks)
         inside = blocks.flatten().clamp_(max=len(self._table) - 1)  # no token is ever in the others
         torch.index_select(self._table, 0, inside, out=placed.view(-1))
         return placed

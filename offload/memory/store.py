@@ -32,6 +32,7 @@ class Store(ABC):
         kernel: the native kernel, where it attends to the store.
         span: tokens per page, whose borders no chunk may cross; 0: no pages.
         is_recordable: whether passes are native kernel calls alone, over memory that stays where it is.
+        moves: how many times that memory has been replaced all the same; recordings from before are of no use.
         read_cost: estimated time to read a byte in a pass, relative to the device's memory.
         mean_keys_cost: estimated time of `mean_keys` of all tokens, relative to attention to them.
     """
@@ -43,8 +44,14 @@ class Store(ABC):
     kernel: Kernel | None = None
     span: int = 0
     is_recordable = False
+    moves = 0
     read_cost: float = 1.0
     mean_keys_cost: float = 14.0
+
+    @property
+    def has_planes(self) -> bool:
+        """Return whether plane A of packed keys and values is on the device, and B is not."""
+        return False
 
     @property
     def resident_layers(self) -> int:
@@ -63,6 +70,20 @@ class Store(ABC):
 
         The first `held` of a tree's tokens have been appended by earlier passes.
         """
+        return
+
+    def open_draft(self, start: int, end: int) -> None:
+        """Have the pages of tokens between two positions on the device, behind committed ones, for `attend_plane`."""
+        return
+
+    def attend_plane(
+        self, layer: int, q: Tensor, start: int, tree: Tree | None = None, lse: Tensor | None = None
+    ) -> Tensor:
+        """Attend as `attend`, but to plane A alone of what is packed: a value is off by at most 2^-4 of itself."""
+        return self.attend(layer, q, start, tree, lse)
+
+    def begin_draft(self, start: int, tokens: int) -> None:
+        """Begin a pass of a cache that stores tokens of a draft here, from position `start` on; they may be none."""
         return
 
     def end(self) -> None:

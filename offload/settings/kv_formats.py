@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .methods import load_class
+from .validation import require
 
 AUTO, EXACT = "auto", "exact"
 
@@ -125,6 +126,15 @@ def tiered_format(kv: str, packs: bool) -> str:
     AUTO packs them: what a link or a disk copies is what a pass waits for.
     """
     return PACKED_KV.name if kv == AUTO and packs else EXACT if KV_FORMATS[kv].is_plain else kv
+
+
+def check_planes(kv: str) -> None:
+    """Raise SettingsError if keys and values over tiers are not packed, and shall lie in planes."""
+    require(
+        KV_FORMATS[kv].is_packed,
+        f"--offload planes divides packed keys and values, and these are {'bf16' if kv == EXACT else kv}",
+        "use --offload auto; --kv packed says why they cannot be packed",
+    )
 
 
 def saved_format(kv: str) -> str:

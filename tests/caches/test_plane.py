@@ -59,6 +59,18 @@ def test_attention_is_over_plane_a_of_packed_runs_and_over_the_newest_tokens_as_
         assert (ours - expected).norm() < (other - expected).norm() / 3
 
 
+def test_a_draft_on_tokens_that_are_there_changes_none(model):
+    full, middle, sequence = SETUP.prefilled(model, 500, selector=RecencySelector)
+    expected = full.rows(sequence)
+    middle.rows(sequence)
+    kept = [x.clone() for x in full.cache.store.read(0, 500)]
+    middle.cache.truncate(60)
+    model.forward(torch.tensor(ids(70)), middle.cache)
+    assert all(map(torch.equal, full.cache.store.read(0, 500), kept))
+    full.truncate(499)
+    assert torch.equal(full.rows(sequence), expected)
+
+
 @settings(max_examples=15, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.one_of(CYCLE, LOOKUP, INTERRUPT, RESTART, PLAIN), min_size=1, max_size=8))
 def test_the_full_cache_keeps_the_bits_of_one_that_nothing_was_drafted_on(model, steps):

@@ -61,7 +61,7 @@ def rows_of(model, split, length=LENGTH):
     return torch.cat([model.forward(part, cache).clone() for part in id_tensor(length).split(split)])
 
 
-@pytest.mark.daily("*-7-*", "*-60-*", "native-1-1-*")
+@pytest.mark.daily("native-7-*", "torch-7-0-*", "torch-60-1-*", "native-1-1-stream")
 @both_ways
 @pytest.mark.parametrize("kept", [0, 1, 3])
 @pytest.mark.parametrize("split", [1, 7, LENGTH])

@@ -88,9 +88,9 @@ def assert_same(caches):
         assert torch.equal(*means)
         q = numbers(end, 2)[layer][0].contiguous()
         table = torch.stack([torch.randperm(blocks, generator=torch.Generator().manual_seed(n)) for n in range(2)])
-        table = table[:, :7].to(torch.int32).contiguous()
-        seen = 16 * table.shape[1] - 1
-        outs = (s.attend_table(layer, q, s.places(table, end), seen).clone() for s in (packed, plain))
+        table = table[:, :7].to(torch.int32).repeat(LAYERS, 1, 1)
+        seen = 16 * table.shape[2] - 1
+        outs = (s.attend_table(layer, q, s.places(table, end)[layer], seen).clone() for s in (packed, plain))
         assert torch.equal(*outs)
         lse, received = torch.empty(2, 2, 6), torch.zeros(2, KV_HEADS, CAPACITY)
         for index, store in enumerate((packed, plain)):

@@ -19,7 +19,8 @@ from offload.memory.page import BlockPageFormat, PlainPageFormat
 from offload.memory.tiers import Tiers
 from offload.sequence import TokenSequence
 from offload.speculation.levels.hierarchy import selected_cache
-from offload.speculation.passes.runner import Runner, SelectedRunner
+from offload.speculation.passes.runner import Runner
+from offload.speculation.passes.selected_runner import SelectedRunner
 from tests.support.models import id_tensor, make_hf_model
 from tests.support.offloading import (
     CAPACITY,

@@ -12,7 +12,8 @@ from offload.memory.host_attention import HOST_ROWS, Balance
 from offload.memory.tiers import Tiers
 from offload.sequence import TokenSequence
 from offload.speculation.levels.hierarchy import selected_cache
-from offload.speculation.passes.runner import Runner, SelectedRunner
+from offload.speculation.passes.runner import Runner
+from offload.speculation.passes.selected_runner import SelectedRunner
 from tests.support.models import id_tensor
 from tests.support.offloading import (
     CAPACITY,

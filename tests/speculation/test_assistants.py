@@ -15,7 +15,8 @@ from offload.sequence import TokenSequence
 from offload.speculation.drafters.assistant import AssistantRunner
 from offload.speculation.drafters.heads import HeadDrafter
 from offload.speculation.levels.hierarchy import selected_cache
-from offload.speculation.passes.runner import Runner, SelectedRunner
+from offload.speculation.passes.runner import Runner
+from offload.speculation.passes.selected_runner import SelectedRunner
 from offload.speculation.sampling.warp import Sampler
 from offload.speculation.trees.tree import DraftedTree, k_ary
 from tests.support.assistants import make_assistant, make_target

@@ -17,7 +17,8 @@ from offload.settings.method_sizes import KEPT_QUERIES
 from offload.speculation.levels.hierarchy import selected_cache
 from offload.speculation.passes import recorded_passes
 from offload.speculation.passes.recorded_passes import PassRecorder, RecordedPasses
-from offload.speculation.passes.runner import Runner, SelectedRunner
+from offload.speculation.passes.runner import Runner
+from offload.speculation.passes.selected_runner import SelectedRunner
 from tests.support.models import ids, make_hf_model
 from tests.support.offloading import CPU
 
@@ -26,29 +27,41 @@ SETTINGS = Speculation("retrieval", budget=64, rebuild_every=20)
 PARENTS = (-1, 0, 0, 1, 1, 2)
 
 
-@pytest.fixture(scope="module", params=["llama", "qwen3"])
-def model(request, tmp_path_factory):
+@pytest.fixture(scope="module")
+def load(tmp_path_factory):
+    """`load(family, kv)`: a model on the native kernel."""
     try:
         operations = NativeOperations(find_kernel())
     except KernelUnavailable as error:
         pytest.skip(str(error))
-    folder = tmp_path_factory.mktemp(request.param)
-    make_hf_model(request.param).save_pretrained(folder)
-    return load_model(FolderCheckpoint(folder), torch.bfloat16, CPU, lambda done, total: None, operations)
+
+    def load(family="llama", kv="exact"):
+        folder = tmp_path_factory.mktemp(family)
+        make_hf_model(family, head_dim=32).save_pretrained(folder)
+        model = load_model(FolderCheckpoint(folder), torch.bfloat16, CPU, lambda done, total: None, operations)
+        model.kv = kv
+        return model
+
+    return load
 
 
-def runners(model):
-    """Return a runner of the full cache and one of selected chunks, and the sequence that they follow."""
+@pytest.fixture(scope="module", params=[("llama", "exact"), ("llama", "packed"), ("qwen3", "exact")], ids="-".join)
+def model(load, request):
+    return load(*request.param)
+
+
+def runners(model, middle=None):
+    """Return a runner of the full cache and one of a middle level, and the sequence that they follow."""
     full = Runner(model, model.new_cache(CAPACITY))
-    middle = SelectedRunner(full, selected_cache(full.cache, SETTINGS))
+    middle = SelectedRunner(full, selected_cache(full.cache, SETTINGS, middle))
     sequence = TokenSequence(ids(PROMPT))
     list(full.prefill(sequence))
     return full, middle, sequence
 
 
-def answers(model):
+def answers(model, *middle):
     """Yield the rows of drafts, verifications, trees and rejections on both levels, over several selections."""
-    full, middle, sequence = runners(model)
+    full, middle, sequence = runners(model, *middle)
     for turn in range(12):
         new = ids(40, seed=turn)
         drafted = [middle.rows(sequence, new[:count]) for count in range(turn % 4 + 1)]
@@ -58,14 +71,24 @@ def answers(model):
         drafted.append(full.rows(sequence))
         yield torch.cat(drafted)
     assert middle.cache.selections > 2
+    assert (full.graphs is None) == (middle.graphs is None)
     yield full.cache.query()
 
 
 def test_recorded_passes_have_the_bits_of_others(model, monkeypatch):
-    recorded = list(answers(model))
+    assert Runner(model, model.new_cache(1)).graphs is not None
+    assert_same_bits_recorded(model, monkeypatch)
+
+
+def assert_same_bits_recorded(model, monkeypatch, *middle):
+    recorded = list(answers(model, *middle))
     monkeypatch.setattr("offload.speculation.passes.runner.recorded_passes", lambda model, cache: None)
-    for found, expected in zip(recorded, answers(model), strict=True):
+    for found, expected in zip(recorded, answers(model, *middle), strict=True):
         assert torch.equal(found, expected)
+
+
+def test_recorded_passes_over_plane_a_have_the_bits_of_others(load, monkeypatch):
+    assert_same_bits_recorded(load(kv="packed"), monkeypatch, "plane")
 
 
 @pytest.fixture
@@ -106,9 +129,29 @@ def test_recordings_are_bounded(model, monkeypatch, recorded):
 def test_recordings_are_dropped_with_their_cache(model):
     recorder, cache = PassRecorder(model, 8), model.new_cache(32)
     recorder.run(torch.tensor(ids(3)), [(cache, *cache.begin_recorded(3))])
-    memory = weakref.ref(cache.store._blocks)
+    memory = weakref.ref(cache.store._plain._blocks if model.kv == "packed" else cache.store._blocks)
     del cache
     assert memory() is None
+
+
+def test_a_cache_is_recorded_again_when_its_memory_has_been_replaced(load, recorded):
+    """The ring of packed keys and values grows for a longer pass."""
+    model, some = load(kv="packed"), torch.tensor(ids(6))
+    recorder, cache = PassRecorder(model, 8), model.new_cache(CAPACITY)
+
+    def run():
+        rows = recorder.run(some, [(cache, *cache.begin_recorded(6))])
+        cache.commit()
+        return rows
+
+    first = run()
+    model.forward(torch.tensor(ids(500)), cache)
+    behind = run()
+    assert len(recorded) == 2
+    cache.truncate(506)
+    assert torch.equal(model.forward(some, cache), behind)
+    cache.truncate(0)
+    assert torch.equal(run(), first) and len(recorded) == 2
 
 
 def test_a_failed_recording_leaves_nothing(model):

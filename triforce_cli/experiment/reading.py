@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from types import UnionType
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, get_args, get_origin
 
 from offload.errors import SettingsError
-from offload.hardware.schema import InvalidValue, Key, dotted, refuse_unknown
+from offload.hardware.schema import InvalidValue, Key, dotted, refuse_unknown, type_hints
 from offload.short_repr import short_repr
 
 _EXAMPLES = "see the experiments that come with the program"
@@ -40,7 +40,7 @@ def build(kind: Any, value: Any, key: Key = ()) -> Any:
 def _built(kind: type[T], value: Any, key: Key) -> T:
     if not isinstance(value, Mapping):
         raise _wrong(key, value, "keys and values")
-    hints = get_type_hints(kind)
+    hints = type_hints(kind)
     refuse_unknown(value, list(hints), key)
     required = [each.name for each in fields(kind) if each.default is MISSING and each.default_factory is MISSING]
     if missing := [dotted((*key, name)) for name in required if name not in value]:

@@ -19,7 +19,7 @@ from offload.hardware.profile_file import Document, is_path, plain_option, read
 from offload.hardware.schema import OPTION_NAMES, InvalidValue, check_options, refuse_unknown
 from offload.settings.config import Sampling
 from offload.settings.generation import COUPLED, FASTEST, parse_sampling
-from offload.short_repr import short_repr
+from offload.short_repr import short_repr, short_text
 from offload.units import GIB
 
 from ..output.tables import Column, table
@@ -184,6 +184,8 @@ def value_text(name: str, value: Any) -> str:
         return COUPLED if value else FASTEST
     if isinstance(value, bool):
         return "yes" if value else "no"
+    if name == "constraint":
+        return " ".join([value["kind"], *([] if value["text"] is None else [short_text(value["text"])])])
     if name == "threads" and value == 0:
         return "all cores"
     if name in SIZES:

@@ -26,6 +26,11 @@ from ..input.encoding import encoding_named
 
 AUTO = "auto"
 _MOST_PARALLEL = 1024
+CLUSTER: dict[str, Any] = {
+    "metavar": "ADDRESS",
+    "help": "Run on a Ray cluster: local, auto, or host:port.",
+    "among": ("local", AUTO),
+}
 
 
 def parse_parallel(text: str | int) -> int | str:
@@ -169,9 +174,10 @@ _PANELS: dict[str | None, dict[str, _Make]] = {
         "extend_context": _switch("--extend-context", help="Extend the context (YaRN)."),
         "cache": _setting(bool, "Keep prompts on disk.", "long ones", "--cache/--no-cache", metavar=None),
         "cache_limit": _size("Disk space for it.", "20GiB"),
+        "cache_store": _setting(str, "Share it: s3://bucket/prefix.", "none", metavar="URL"),
     },
     MEMORY: {
-        "offload": _name("none, stream, host or hybrid.", among=OFFLOADS),
+        "offload": _name("none, stream, host, hybrid or planes.", among=OFFLOADS),
         "memory": _size("Device memory, such as 22GiB.", "free"),
         "host_memory": _size("Host memory, such as 64GiB.", "free"),
         "resident_layers": _count("Layers with KV on the device.", "most"),

@@ -11,7 +11,7 @@ from typing import Any
 
 from offload.errors import SettingsError
 from offload.loading.tokenizers.tokenizer import Tokenizer
-from offload.loading.tokenizers.tool_calls import CallPiece, CallReader, Tool, ToolFormat, calls_grammar
+from offload.loading.tokenizers.tool_calls import HARMONY, CallPiece, CallReader, Tool, ToolFormat, calls_grammar
 from offload.settings.constraint import GRAMMAR, JSON_SCHEMA, Constraint
 from offload.short_repr import short_repr
 
@@ -36,8 +36,9 @@ class ToolRequest:
 
     def constraint(self, tokenizer: Tokenizer) -> Constraint:
         """Return what the answer must match. Raises ApiError for a model whose template has no tools."""
-        special = tokenizer.special_ids
-        return Constraint(GRAMMAR, calls_grammar(self.form(tokenizer), self.tools, self.is_required, special))
+        form = self.form(tokenizer)
+        text = calls_grammar(form, self.tools, self.is_required, tokenizer.special_ids)
+        return Constraint(GRAMMAR, text, after_thinking=False if form is HARMONY else None)
 
     def form(self, tokenizer: Tokenizer) -> ToolFormat:
         """Return how the model writes calls. Raises ApiError."""
@@ -132,6 +133,7 @@ class CallDeltas:
 
     def __init__(self, form: ToolFormat) -> None:
         self._reader, self.calls = CallReader(form), list[dict[str, Any]]()
+        self._id_length = form.id_length
 
     def feed(self, text: str) -> tuple[str, list[dict[str, Any]]]:
         """Return the answer's text and the `tool_calls` of a delta that have become final."""
@@ -143,7 +145,7 @@ class CallDeltas:
         if piece.name is None:
             self.calls[piece.call]["function"]["arguments"] += piece.arguments
             return {"index": piece.call, "function": function}
-        head = {"id": f"call_{secrets.token_hex(12)}", "type": "function"}
+        head = {"id": f"call_{secrets.token_hex(12)}"[-(self._id_length or 0) :], "type": "function"}
         self.calls.append(head | {"function": {"name": piece.name, "arguments": ""}})
         return {"index": piece.call} | head | {"function": {"name": piece.name} | function}
 

@@ -335,15 +335,16 @@ TARGET static void NAME(piece)(const struct attention *a, struct NAME(work) *w, 
         }
         for (int j = 0; j < blocks; j++) {
             int64_t next = at + SPAN + j * BLOCK < shared ? at + SPAN : at;
+            struct NAME(packed_span) next_span = NAME(packed_at)(a, head, next / BLOCK + j);
             keys[j] = NAME(block)(a, head, at / BLOCK + j);
             values[j] = keys[j] + half;
             if (NAME(packed_at)(a, head, at / BLOCK + j).run) {
                 char *to = w->dequantized.keys + j * half;
-                NAME(unpack_blocks)(a, w, head, at / BLOCK + j, 0, to, to + 2 * half);
+                NAME(unpack_blocks)(a, head, at / BLOCK + j, 0, next_span, to, to + 2 * half);
                 keys[j] = to, values[j] = to + 2 * half;
             }
-            next_keys[j] = NAME(block)(a, head, next / BLOCK + j);
-            next_values[j] = next_keys[j] + half;
+            next_keys[j] = next_span.run ? keys[j] : NAME(block)(a, head, next / BLOCK + j);
+            next_values[j] = next_span.run ? values[j] : next_keys[j] + half;
             if ((j + 1) * BLOCK > length)
                 values[j] = NAME(pad_tail)(a, w, values[j], length - j * BLOCK);
         }

@@ -148,7 +148,8 @@ TARGET static void unpack_piece(const struct attention *a, struct NAME(work) *w,
         done = 1;
         if (!NAME(packed_at)(a, head, start / BLOCK + j).run)
             continue;
-        done = NAME(unpack_blocks)(a, w, head, start / BLOCK + j, blocks - j - 1, keys + j * half, values + j * half);
+        struct NAME(packed_span) next = NAME(packed_at)(a, head, start / BLOCK + (j + 2 < blocks ? j + 2 : j));
+        done = NAME(unpack_blocks)(a, head, start / BLOCK + j, blocks - j - 1, next, keys + j * half, values + j * half);
         for (int k = j; k < j + done; k++)
             found->keys[k] = keys + k * half, found->values[k] = values + k * half;
     }
@@ -371,7 +372,7 @@ TARGET static void score_keys_by_tiles(const struct attention *a, struct NAME(wo
     const char *keys[OBSERVED_KEYS / BLOCK];
     int blocks = (int)((end - start + BLOCK - 1) / BLOCK);
     for (int j = 0; j < blocks; j++)
-        keys[j] = NAME(readable_keys)(a, w, head, start / BLOCK + j, w->unpacked + 2 * j * BLOCK * a->head_dim);
+        keys[j] = NAME(readable_keys)(a, head, start / BLOCK + j, w->unpacked + 2 * j * BLOCK * a->head_dim);
     struct tile_product scores = score_product(a, w, row, keys, NULL, w->tiles.scores, SCORE_STRIDE);
     run_tile_product(&scores, rows, blocks);
     TILE_RELEASE();

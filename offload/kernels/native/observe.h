@@ -48,7 +48,7 @@ TARGET static void NAME(observe_group)(const struct observation *o, struct NAME(
         int blocks = (int)((next - at + BLOCK - 1) / BLOCK);
         const char *group = NAME(group_of)(a, g.head, at / BLOCK);
         for (int j = 0; j < blocks; j++)
-            keys[j] = NAME(readable_keys)(a, w, g.head, at / BLOCK + j, w->dequantized.keys + 2 * j * BLOCK * a->head_dim);
+            keys[j] = NAME(readable_keys)(a, g.head, at / BLOCK + j, w->dequantized.keys + 2 * j * BLOCK * a->head_dim);
         if (group && !is_packed(a->kv_format))
             NAME(score_group)(a, w, group, g.rows);
         else

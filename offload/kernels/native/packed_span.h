@@ -21,10 +21,20 @@ INLINE int NAME(is_whole_span)(struct NAME(packed_span) first, struct NAME(packe
     return first.run && first.run == second.run && first.number == second.number && first.odd < second.odd;
 }
 
+/* Set the values that are stored apart among the keys (0) or values (1) of a span's two blocks; NULL for one not wanted. */
+INLINE void NAME(set_patches)(struct NAME(packed_span) s, int64_t dim, int which, char *const blocks[2]) {
+    struct patches p = patches_of(s.run, dim, s.number, which);
+    for (int i = 0; i < p.count; i++) {
+        char *block = blocks[p.first[i].at / (BLOCK * dim)];
+        if (block)
+            ((uint16_t *)block)[p.first[i].at % (BLOCK * dim)] = p.first[i].value;
+    }
+}
+
 /* Decode the keys (which: KEYS) or values of a span to those of two blocks, while the next ones are prefetched. */
 NOINLINE static void NAME(unpack_span)(const struct attention *a, struct NAME(packed_span) s,
                                        struct NAME(packed_span) next, int which, char *to, char *second) {
-    const int64_t dim = a->head_dim, half = 2 * BLOCK * dim;
+    const int64_t dim = a->head_dim;
     const struct format *f = a->kv_format;
     if (which == KEYS) {
         struct strip keys = key_strip(s.run, dim, s.number, f), ahead = key_strip(next.run, dim, next.number, f);
@@ -34,34 +44,59 @@ NOINLINE static void NAME(unpack_span)(const struct attention *a, struct NAME(pa
         struct strip values = value_strip(s.run, dim, s.number, i, f), ahead = value_strip(next.run, dim, next.number, i, f);
         NAME(unpack_strip)(VALUES, &values, &ahead, SPAN / 2, to + 128 * i, second + 128 * i, 4 * dim);
     }
-    struct patches p = patches_of(s.run, dim, s.number, which == VALUES);
-    for (int i = 0; i < p.count; i++) {
-        char *block = p.first[i].at < half / 2 ? to : second;
-        ((uint16_t *)block)[p.first[i].at % (half / 2)] = p.first[i].value;
+    NAME(set_patches)(s, dim, which == VALUES, (char *const[]){to, second});
+}
+
+/* The lines of a strip of values that belong to the block of a span. */
+INLINE struct strip NAME(block_strip)(const struct attention *a, struct NAME(packed_span) s, int number) {
+    struct strip values = value_strip(s.run, a->head_dim, s.number, number, a->kv_format);
+    values.high += s.odd * 64 * BLOCK / 2, values.low += s.odd * values.low_step * BLOCK / 4;
+    return values;
+}
+
+/* Decode one block of a span as `unpack_span` does both. */
+NOINLINE static void NAME(unpack_block)(const struct attention *a, struct NAME(packed_span) s,
+                                        struct NAME(packed_span) next, int which, char *to) {
+    const int64_t dim = a->head_dim;
+    struct strip keys = key_strip(s.run, dim, s.number, a->kv_format);
+    struct strip ahead = key_strip(next.run, dim, next.number, a->kv_format);
+    if (which == KEYS)
+        NAME(unpack_column)(&keys, &ahead, s.odd, (int)dim / 2, to);
+    for (int i = 0; i < dim / 32 && which == VALUES; i++) {
+        struct strip values = NAME(block_strip)(a, s, i), next_values = NAME(block_strip)(a, next, i);
+        NAME(unpack_strip)(VALUES, &values, &next_values, BLOCK / 2, to + 128 * i, NULL, 4 * dim);
     }
+    NAME(set_patches)(s, dim, which == VALUES, (char *const[]){s.odd ? NULL : to, s.odd ? to : NULL});
 }
 
 /*
- * Unpack block `index` of the order of reading, and also the one after it, if there are `more` and it is of the same span.
- * They are written to consecutive halves of blocks at `keys` and `values`. Returns how many blocks these are.
+ * Unpack block `index` of the order of reading, and also the one after it, if there are `more` and it is of the same span,
+ * while those of `next` are prefetched. They are written to consecutive halves of blocks at `keys` and `values`. Returns
+ * how many blocks these are.
  */
-INLINE int NAME(unpack_blocks)(const struct attention *a, struct NAME(work) *w, int head, int64_t index, int more,
+INLINE int NAME(unpack_blocks)(const struct attention *a, int head, int64_t index, int more, struct NAME(packed_span) next,
                                char *keys, char *values) {
     const int64_t half = (int64_t)2 * BLOCK * a->head_dim;
     struct NAME(packed_span) s = NAME(packed_at)(a, head, index);
     int both = more && NAME(is_whole_span)(s, NAME(packed_at)(a, head, index + 1));
-    char *unused = w->last;
-    NAME(unpack_span)(a, s, s, KEYS, s.odd ? unused : keys, both ? keys + half : s.odd ? keys : unused);
-    NAME(unpack_span)(a, s, s, VALUES, s.odd ? unused : values, both ? values + half : s.odd ? values : unused);
+    if (!next.run)
+        next = s;
+    for (int which = KEYS; which <= VALUES; which++) {
+        char *to = which == KEYS ? keys : values;
+        if (both)
+            NAME(unpack_span)(a, s, next, which, to, to + half);
+        else
+            NAME(unpack_block)(a, s, next, which, to);
+    }
     return 1 + both;
 }
 
 /* Return the keys of a block, which are unpacked to `to` if they are packed. */
-INLINE const char *NAME(readable_keys)(const struct attention *a, struct NAME(work) *w, int head, int64_t index, char *to) {
+INLINE const char *NAME(readable_keys)(const struct attention *a, int head, int64_t index, char *to) {
     struct NAME(packed_span) s = NAME(packed_at)(a, head, index);
     if (!s.run)
         return NAME(block)(a, head, index);
-    NAME(unpack_span)(a, s, s, KEYS, s.odd ? w->last : to, s.odd ? to : w->last);
+    NAME(unpack_block)(a, s, s, KEYS, to);
     return to;
 }
 

@@ -99,6 +99,37 @@ INLINE vec NAME(load_columns)(const float *first, const float *second) {
 #endif
 }
 
+/* Decode one column of the first line, or of the other, to 64 bytes; the walk is from that column on. */
+INLINE void NAME(decode_column)(const int which, const int odd, const struct NAME(walk) *w, char *to) {
+#if HAS_MAX && LANES == 16
+    __m256i high = _mm256_loadu_si256((const __m256i *)(w->high + 64 * odd));
+    __m256i low = _mm256_loadu_si256((const __m256i *)w->low);
+    __m256i bases = which == KEYS ? _mm256_set1_epi16((short)((const NAME(word_at) *)w->bases)[odd])
+                                  : _mm256_loadu_si256((const __m256i *)w->bases);
+    if (odd)
+        low = _mm256_srli_epi16(low, 4);
+    low = _mm256_ternarylogic_epi32(_mm256_set1_epi8(15), low, _mm256_add_epi8(high, high), 0xca);
+    high = _mm256_add_epi8(_mm256_and_si256(high, _mm256_set1_epi8((char)0x87)), bases);
+    _mm256_storeu_si256((__m256i *)to, _mm256_unpacklo_epi8(low, high));
+    _mm256_storeu_si256((__m256i *)(to + 32), _mm256_unpackhi_epi8(low, high));
+#else
+    ints pairs[2];
+    NAME(decode)(which, odd, w, pairs, pairs + 1);
+    UNROLL for (int h = 0; h < 2; h++)
+        NAME(store_column)(pairs[h], 0, to + 32 * h);
+#endif
+}
+
+/* Decode one column of a strip of keys, those of one block. */
+INLINE void NAME(unpack_column)(const struct strip *s, const struct strip *next, int column, int lines, char *to) {
+    struct NAME(walk) w = NAME(walk_from)(KEYS, s, next, column);
+    for (int line = 0; line < lines; line += 2, NAME(step_on)(KEYS, &w), to += 128) {
+        NAME(prefetch_lines)(&w);
+        UNROLL for (int odd = 0; odd < 2; odd++)
+            NAME(decode_column)(KEYS, odd, &w, to + 64 * odd);
+    }
+}
+
 /*
  * Decode a strip to its columns, whose rows are `row` bytes apart: those of two blocks of keys, or 16 dimensions each of
  * the values, of which `second` is the next block.

@@ -16,6 +16,7 @@ from ...model.assistant import Assistant
 from ...settings.method_sizes import draft_chunk
 from ..passes.steps import AT_ONCE, Executor
 from ..sampling.transfers import upload
+from ..sampling.warp import draw_by_sum
 from .draft_passes import ParallelPasses
 from .drafter import ModelDrafter
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from ..passes.hidden_rows import HiddenRows
     from ..passes.runner import Runner
     from ..sampling.warp import Sampler
+    from .grown_tree import Growth
 
 
 _SPARE = 16  # slots
@@ -166,11 +168,16 @@ class HeadDrafter(ModelDrafter):
 
     fades = True
 
-    def __init__(self, runner: HeadRunner, sampler: Sampler, group: Group) -> None:
-        super().__init__(cast("Runner", runner), sampler, group)
+    def __init__(self, runner: HeadRunner, sampler: Sampler, group: Group, growth: Growth | None = None) -> None:
+        super().__init__(cast("Runner", runner), sampler, group, growth)
         self.name = runner.model.own.kind
         self._head = runner
         self.relative_cost = min(runner.model.read_cost / runner.model.target.read_cost, 1.0)
+
+    def _draw(self, row: Tensor, position: int) -> Tensor:
+        if self._passes.targets is None:
+            return super()._draw(row, position)
+        return draw_by_sum(row, self._sampler.generator)
 
     def prior(self, kind: Hashable) -> float:
         return published_acceptance(self.name, 1 << (int(str(kind)) - 1))

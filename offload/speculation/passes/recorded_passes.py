@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ...memory.tree_attention import Tree
     from ...model.decoder import Model
 
+_Recorded = tuple[int, "OrderedDict[Hashable, SequenceCalls]"]  # of a cache, by key, after so many of its moves
 _MOST_KEYS = 8  # recordings of a cache: it is plain, or has a tree, whose queries are kept at some place
 
 
@@ -44,7 +45,7 @@ class PassRecorder:
         with model.operations.record() as self._recording:
             self._hidden = model.layer_rows(self._rows, self)
         self._layers = RecordedLayers(self._recording)
-        self._recorded: WeakKeyDictionary[RecordableCache, OrderedDict[Hashable, SequenceCalls]] = WeakKeyDictionary()
+        self._recorded: WeakKeyDictionary[RecordableCache, _Recorded] = WeakKeyDictionary()
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Note where a layer's queries, keys and values are, and where its attention is to be, while it is recorded."""
@@ -65,7 +66,9 @@ class PassRecorder:
         return hidden[0].clone() if len(hidden) == 1 else joined(hidden)  # the next pass writes to the same memory
 
     def _find(self, cache: RecordableCache, key: Hashable, tokens: int) -> SequenceCalls:
-        recorded = self._recorded.setdefault(cache, OrderedDict())
+        moves, recorded = self._recorded.get(cache, (-1, OrderedDict()))
+        if moves != cache.moves:
+            self._recorded[cache] = cache.moves, (recorded := OrderedDict())  # the others refer to memory that is gone
         if key not in recorded:
             recorded[key] = self._record(cache, tokens)
             if len(recorded) > _MOST_KEYS:

@@ -5,7 +5,6 @@ Everything is computed on the device of the logits. The host waits for it in `sa
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
@@ -109,21 +108,23 @@ def draw(probs: Tensor, generator: torch.Generator | None) -> Tensor:
     """
     if generator is None:
         return largest(probs)
-    if probs.device.type == "cpu":
-        return torch.tensor([_draw_by_sums(probs, generator)])
+    if probs.device.type == "cpu":  # the noise of a whole vocabulary takes as long as a layer
+        return draw_by_sum(probs, generator)
     noise = torch.empty_like(probs).exponential_(generator=generator)  # an exponential race: argmax(p / e) ~ p
     return torch.div(probs, noise, out=noise).argmax(dim=-1, keepdim=True)
 
 
-def _draw_by_sums(probs: Tensor, generator: torch.Generator) -> int:
-    """Draw by one random number, which is compared with the sums of probabilities: few numbers cost least on a CPU.
+def draw_by_sum(probs: Tensor, generator: torch.Generator | None) -> Tensor:
+    """Draw one token as `draw` does, by a single random number on any device: several times faster, where none waits.
 
     Sums are in fp64. The first one above a number below the total is of a token with a probability above 0.
     """
-    sums = probs.cumsum(dim=-1, dtype=torch.float64).numpy()
-    total = float(sums[-1])
-    chance = torch.rand((), generator=generator, dtype=torch.float64).item() * total
-    return min(int(sums.searchsorted(min(chance, math.nextafter(total, 0.0)), side="right")), len(sums) - 1)
+    if generator is None:
+        return largest(probs)
+    sums = probs.cumsum(dim=-1, dtype=torch.float64)
+    total, chance = sums[-1:], torch.rand(1, generator=generator, dtype=torch.float64, device=probs.device)
+    chance = torch.minimum(chance * total, torch.nextafter(total, torch.zeros_like(total)))
+    return torch.searchsorted(sums, chance, right=True).clamp_(max=len(probs) - 1)  # of NaN none is above
 
 
 def uniform(count: int, generator: torch.Generator | None, device: torch.device) -> Tensor:
@@ -196,6 +197,12 @@ class Sampler:
     def forced(self, limit: int) -> list[int]:
         """Return up to `limit` tokens that a constraint dictates after the history, whatever the logits are."""
         return [] if self._masks is None else self._masks.forced(limit)
+
+    def possible(self, tentative: Sequence[int], tokens: Sequence[int], parents: Sequence[int]) -> list[int]:
+        """Return the nodes of a tree of tokens that a constraint does not rule out behind the tentative tokens."""
+        if self._masks is None:
+            return list(range(len(tokens)))
+        return self._masks.possible(tokens, parents, tuple(tentative))
 
     @property
     def mask_statistics(self) -> MaskStatistics | None:

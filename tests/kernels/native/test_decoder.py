@@ -118,6 +118,7 @@ def test_a_library_of_other_sources_is_not_called(tmp_path):
             open_library(library)
 
 
+@pytest.mark.daily("*-torch.bfloat16", "*-q_proj-*")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("weight", ["q_proj", "k_proj", "v_proj", "o_proj", "up_proj"])
 def test_weights_that_are_no_numbers_are_an_error(weight, dtype, kernel, tmp_path):

@@ -164,8 +164,9 @@ def test_a_query_may_see_a_part_of_a_run(kernel):
         assert_equal(attention(kernel, q, rest, seen, table, groups=groups), expected)
 
 
-def test_packed_blocks_are_read_in_any_order(kernel):
-    q, plain, rest, table, groups = packed_prefix(1024, 4, 64, 3)
+@pytest.mark.parametrize(("kind", "group"), [("packed", 1), ("packed", 3), ("plane", 3)])
+def test_packed_blocks_are_read_in_any_order(kernel, kind, group):
+    q, plain, rest, table, groups = packed_prefix(1024, 4, 64, group, kind)
     order = torch.randperm(64, generator=torch.Generator().manual_seed(0))[:37]
     chosen = torch.arange(plain.shape[1], dtype=torch.int32).repeat(2, 1)[:, order].contiguous()
     expected = attention(kernel, q, plain, 37 * 16, chosen, causal=False)
