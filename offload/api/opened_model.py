@@ -171,7 +171,8 @@ class OpenModel(FoundModel):
         chunk = self.selected_chunk(self.speculation, capacity or model.shape.context, tiers is not None)
         table = chunk if tiers is None and self._retrieves_in_place else None
         kv = self.config.kv if tiers is None else tiered_format(self.config.kv, self.packs)
-        own = Needs(kv, self.speculation.retrieval_kv, table or 0, tiers is not None, tiers is None)
+        has_planes = tiers is not None and tiers.mode == PLANES
+        own = Needs(kv, self.speculation.retrieval_kv, table or 0, tiers is not None, has_planes, tiers is None)
         for each, needs in ((model, own), (draft, Needs())):
             if isinstance(each, Model):  # a head has what the model has
                 warm_up(each.shape.full_attention, self.dtype, self.device, needs)

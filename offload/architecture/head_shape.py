@@ -78,7 +78,8 @@ class HeadDimensions(Dimensions):
 
 def drafter_bits(draft: Dimensions, target: WeightBits, itemsize: int) -> WeightBits:
     """Return the bits of a drafter's weights: a head's are rounded if its target's are, those of a model stay."""
-    if not isinstance(draft, HeadDimensions) or (level := level_of(target.layers)) is None:
+    level = level_of(target.layers)
+    if level is None or not isinstance(draft, HeadDimensions):
         return WeightBits.of_dtype(itemsize)
     bits, own = rounded_bits(draft, level), draft.outer_parameters
     more = own if draft.shares_head else own - draft.vocab * draft.hidden

@@ -122,11 +122,11 @@ class PackedPages:
         """Return the copies of consecutive pages to a buffer."""
         return list(zip(self.targets(layer, run, buffer), self[layer, run], strict=True))
 
-    def arrived(self, layer: int, run: slice, buffer: Tensor) -> list[Tensor]:
-        """Return the bytes of consecutive pages, whose copies to a buffer have ended."""
+    def arrived(self, layer: int, run: slice, buffer: Tensor) -> Iterator[Tensor]:
+        """Yield the bytes of consecutive pages, whose copies to a buffer have ended."""
         numbers = range(self.shape[1])[run]
-        sources = zip(numbers, self.targets(layer, run, buffer), strict=False)
-        return [self.joined((layer, number), source) for number, source in sources]
+        for number, source in zip(numbers, self.targets(layer, run, buffer), strict=False):
+            yield self.joined((layer, number), source)
 
     def joined(self, key: tuple[int, int], source: Tensor) -> Tensor:
         """Return the bytes of a page from those that travel."""

@@ -5,6 +5,8 @@ A draft attends to plane A of all whole pages. A verification joins both, page b
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
@@ -34,21 +36,26 @@ class PlanePages(PackedPages):
         heads, runs, nbytes = format.runs
         self._each = nbytes - stored.shape[2] // (heads * runs)  # bytes of a run, with what is before the planes
         self.planes = new_pages((*stored.shape[:2], heads, runs, self._each), torch.uint8, device)
+        self._scratch: dict[torch.device, Tensor] = {}  # what pages are joined in: those read last
 
     def joined(self, key: tuple[int, int], source: Tensor) -> Tensor:
         if source.nbytes == self.format.plain_bytes:
             return source
         return self._whole(self.planes[key].unsqueeze(0), source.unsqueeze(0)).flatten()
 
-    def arrived(self, layer: int, run: slice, buffer: Tensor) -> list[Tensor]:
+    def arrived(self, layer: int, run: slice, buffer: Tensor) -> Iterator[Tensor]:
+        """Yield pages as `PackedPages.arrived`; each is valid until the next one, or that of another call."""
         numbers = range(self.shape[1])[run]
-        if any((layer, number) in self._plain for number in numbers):
-            return super().arrived(layer, run, buffer)
-        return list(self._whole(self.planes[layer, run], buffer[: len(numbers), : self.shape[2]]).flatten(1))
+        if buffer.device.type == "cpu" or any((layer, number) in self._plain for number in numbers):
+            yield from super().arrived(layer, run, buffer)  # one by one, in a processor's cache
+        else:  # in few launches
+            yield from self._whole(self.planes[layer, run], buffer[: len(numbers), : self.shape[2]]).flatten(1)
 
     def _whole(self, planes: Tensor, rest: Tensor) -> Tensor:
-        """Return packed pages `[n, kv_heads, runs, bytes]` from their planes A and B."""
-        whole = torch.empty((len(rest), *self.format.runs), dtype=torch.uint8, device=rest.device)
+        """Return packed pages `[n, kv_heads, runs, bytes]` from their planes A and B, in memory that is used again."""
+        if len(self._scratch.get(rest.device, ())) < len(rest):
+            self._scratch[rest.device] = new_pages((len(rest), *self.format.runs), torch.uint8, rest.device)
+        whole = self._scratch[rest.device][: len(rest)]
         whole[..., : self._each] = planes
         whole[..., self._each :] = rest.unflatten(1, (*whole.shape[1:3], -1))
         return whole

@@ -152,6 +152,7 @@ class TierBytes:
 
 def _estimate(request: PlanRequest, offloaded: int, by_layers: bool) -> MemoryEstimate:
     """Return the memory estimate of each device, with so many layers whose KV is in host memory."""
+    is_plain = request.has_planes and request.packs_tiers_alone and not offloaded  # in one memory, AUTO packs nothing
     need = estimate(
         request.shape,
         request.tokens,
@@ -166,6 +167,6 @@ def _estimate(request: PlanRequest, offloaded: int, by_layers: bool) -> MemoryEs
         gpus=request.hardware.gpus,
         offloaded=offloaded,
         by_layers=by_layers,
-        kv=request.kv,
+        kv=EXACT if is_plain else request.kv,
     )
     return need.for_sequences(request.sequences, 0 if offloaded else request.shared)

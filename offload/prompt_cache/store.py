@@ -6,7 +6,6 @@ done by threads that may be left waiting: a store that hangs, fails or lies cost
 
 from __future__ import annotations
 
-import queue
 import threading
 import time
 import warnings
@@ -20,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import Degraded, SettingsError
+from ..system.daemon_threads import DaemonThreads
 from ..system.files import replace_file
 from .block import verify_block
 from .chain import EVERY, PART, Prompt, path_of
@@ -58,7 +58,7 @@ class BlockStore:
         self._open: Callable[[], tuple[Any, str]] = lambda: fsspec.core.url_to_fs(url, **options)
         self._opened: tuple[Any, str] | None = None
         self._lock = threading.Lock()
-        self._gets, self._puts = _Threads(AHEAD, "store-get"), _Threads(1, "store-put")
+        self._gets, self._puts = DaemonThreads(AHEAD, "store-get"), DaemonThreads(1, "store-put")
         self._damaged: set[str] = set()  # names of blocks to replace
         self._failures, self._rests_until = 0, 0.0
         self._reasons: deque[str] = deque()  # to be told by the thread that runs prompts
@@ -147,34 +147,30 @@ class BlockStore:
             self._puts.submit(self._put, path)
 
     def _put(self, path: Path) -> None:
+        try:
+            data = path.read_bytes()
+        except OSError:  # evicted
+            return
         name, pause = self._name(path), PAUSE
         for remaining in reversed(range(PUTS)):
             if self._is_resting():
                 return
             try:
                 fs, root = self._connected()
-                if name not in self._damaged and fs.exists(f"{root}/{name}"):
-                    return
-                data = path.read_bytes()
-            except FileNotFoundError:  # evicted
-                return
-            except Exception as error:
-                failure = error
-            else:
-                try:
+                if name in self._damaged or not fs.exists(f"{root}/{name}"):
                     if getattr(fs, "auto_mkdir", True) is False:  # a local one; stores of objects have no folders
                         fs.makedirs(f"{root}/{path.parent.name}", exist_ok=True)
                     fs.pipe_file(f"{root}/{name}", data)
                     self._damaged.discard(name)
-                    self._failures = 0
+                self._failures = 0
+                return
+            except Exception as error:
+                if not remaining:
+                    self._failed()
+                    self._reasons.append(_reason(error))
                     return
-                except Exception as error:
-                    failure = error
-            if remaining:
-                time.sleep(pause)
-                pause *= 4
-        self._failed()
-        self._reasons.append(_reason(failure))
+            time.sleep(pause)
+            pause *= 4
 
     def drain(self) -> None:
         """Wait for puts, for DRAIN seconds at most, and warn of those that are left."""
@@ -247,44 +243,6 @@ class _Room:
             except OSError as error:
                 raise _Stop(f"{error.strerror or error} ({folder.path})") from None
             self._size += len(data)
-
-
-class _Threads:
-    """Daemon threads that work on what is submitted: a process ends without those that hang."""
-
-    def __init__(self, count: int, name: str) -> None:
-        self._count, self._name, self._started = count, name, 0
-        self._queue: queue.SimpleQueue[tuple[Future[Any], Callable[..., Any], tuple[Any, ...]]] = queue.SimpleQueue()
-        self._pending = 0
-        self._changed = threading.Condition()
-
-    def submit(self, work: Callable[..., Any], *arguments: Any) -> Future[Any]:
-        future: Future[Any] = Future()
-        with self._changed:
-            self._pending += 1
-            if self._started < min(self._count, self._pending):
-                self._started += 1
-                threading.Thread(target=self._run, daemon=True, name=f"triforce-{self._name}").start()
-        self._queue.put((future, work, arguments))
-        return future
-
-    def wait(self, timeout: float) -> int:
-        """Wait until all is done, for `timeout` seconds at most; return how much is left."""
-        with self._changed:
-            self._changed.wait_for(lambda: not self._pending, timeout)
-            return self._pending
-
-    def _run(self) -> None:
-        while True:
-            future, work, arguments = self._queue.get()
-            if future.set_running_or_notify_cancel():
-                try:
-                    future.set_result(work(*arguments))
-                except BaseException as error:
-                    future.set_exception(error)
-            with self._changed:
-                self._pending -= 1
-                self._changed.notify_all()
 
 
 def _reason(error: BaseException) -> str:

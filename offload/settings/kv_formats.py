@@ -132,8 +132,8 @@ def check_planes(kv: str) -> None:
     """Raise SettingsError if keys and values over tiers are not packed, and shall lie in planes."""
     require(
         KV_FORMATS[kv].is_packed,
-        f"--offload planes divides packed keys and values, and these are {'bf16' if kv == EXACT else kv}",
-        "use --offload auto; --kv packed says why they cannot be packed",
+        "--offload planes divides packed keys and values, and these are not packed",
+        "use --offload auto, or --kv packed, which says why if they cannot be packed",
     )
 
 

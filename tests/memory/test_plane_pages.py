@@ -54,25 +54,31 @@ def pair(model):
     return full, SelectedRunner(full, cache)
 
 
-def test_a_draft_attends_to_plane_a_and_to_the_newest_tokens_as_they_are(model):
+@pytest.mark.parametrize(("tokens", "drafted"), [(300, 1), (254, 4)], ids=["in a page", "across pages"])
+def test_a_draft_attends_to_plane_a_and_to_the_newest_tokens_as_they_are(model, tokens, drafted):
     full, middle = pair(model)
-    sequence = TokenSequence(ids(300))
+    sequence = TokenSequence(ids(tokens))
     list(full.prefill(sequence))
     middle.rows(sequence)
     cache, sizes = middle.cache, model.shape
     before = full.cache.store.tiers.link.statistics.bytes
-    cache.begin(1)
-    q = 20 * torch.randn(1, sizes.heads, sizes.head_dim, generator=torch.Generator().manual_seed(0)).bfloat16()
-    k, v = torch.zeros(2, 1, sizes.kv_heads, sizes.head_dim, dtype=torch.bfloat16)
-    found = [attention.clone().float() for attention in (cache.attend(1, q, k, v), cache.lend(1, q))]
+    cache.begin(drafted)
+    generator = torch.Generator().manual_seed(0)
+    q = 20 * torch.randn(drafted, sizes.heads, sizes.head_dim, generator=generator).bfloat16()
+    k, v = torch.randn(2, drafted, sizes.kv_heads, sizes.head_dim, generator=generator).bfloat16()
+    found = [cache.attend(1, q, k, v)[-1:].clone().float()]
+    cache.begin_lending()
+    found.append(cache.lend(1, q[:1]).clone().float())
     assert full.cache.store.tiers.link.statistics.bytes == before, "nothing came over the link"
-    exact = [x[1].clone() for x in full.cache.store.read(0, 301)]
+    end = tokens + drafted
+    exact = [x[1].clone() for x in full.cache.store.read(0, end)]
     rounded = [x.clone() for x in exact]
-    for some in (slice(0, RUN), slice(RUN, 2 * RUN)):
+    for start in range(0, tokens // RUN * RUN, RUN):
+        some = slice(start, start + RUN)
         runs, _ = pack_runs(*(x[:, some].contiguous() for x in exact))
         rounded[0][:, some], rounded[1][:, some] = unpack_runs(runs, sizes.head_dim, plane=True)
-    rotated = rotate(q, full.cache.rope.rows(300, 301))
-    for ours, seen in zip(found, (301, 300), strict=True):
+    for ours, query, at, seen in zip(found, (q[-1:], q[:1]), (end - 1, tokens), (end, tokens), strict=True):
+        rotated = rotate(query, full.cache.rope.rows(at, at + 1))
         expected, other = (attend(rotated, *(x[:, :seen] for x in both)).out.float() for both in (rounded, exact))
         assert (ours - expected).norm() < (other - expected).norm() / 3
 
@@ -112,6 +118,7 @@ DRAFTS = {
 }
 
 
+@pytest.mark.daily("0-auto", "1-a tree", "0-another*")
 @pytest.mark.parametrize("more", DRAFTS.values(), ids=DRAFTS)
 @pytest.mark.parametrize("resident", [0, 1])
 def test_answers_have_the_bits_of_pages_that_are_streamed_whole(model, more, resident):

@@ -69,6 +69,8 @@ def test_who_asks_for_planes_gets_them_where_keys_and_values_are_divided():
         make_plan(request_for(*model, offload="planes")) for model in (("Llama-3.1-8B", "rtx-4080"), ("Llama-3.1-8B",))
     ]
     assert [plan.offload for plan in plans] == ["planes", "none"]
+    fits_packed = make_plan(request_for("Llama-3.1-8B", level="q8", offload="planes"))  # as auto does not have it
+    assert fits_packed.offload == "planes" and fits_packed.fits
     small = make_plan(request_for("Llama-3.1-8B", offload="planes", memory=10 * GIB))
     assert not small.fits or small.placed.weight_layers < 32
 

@@ -87,8 +87,9 @@ def sound(command, is_block, status, data):
 
 @pytest.fixture
 def machine(model_dir, tmp_path, proxy):
-    def run(name, prompt=ids(LENGTH)):  # noqa: B008
-        engine = engine_on(model_dir, tmp_path / name, store=URL)
+    def run(name, url=URL):
+        prompt = ids(LENGTH)
+        engine = engine_on(model_dir, tmp_path / name, store=url)
         result = said(engine, prompt)
         engine.prompts.store.drain()
         return result
@@ -157,6 +158,11 @@ def test_a_slow_server_delays_a_prompt_by_a_bounded_time(machine, plain, proxy, 
         assert machine("b") == (plain, 0)
     print(f"delayed by {delays[0]:.2f} s")
     assert delays[0] < stores.PATIENCE + 1
+
+
+def test_no_such_bucket(machine, plain):
+    with pytest.warns(Degraded, match="bucket does not exist"):
+        assert machine("a", "s3://missing/prompts") == (plain, 0)
 
 
 def test_no_server_at_all(machine, plain, monkeypatch):

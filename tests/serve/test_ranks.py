@@ -13,12 +13,13 @@ import psutil
 import pytest
 
 from offload import GenerationConfig, Sampling
-from offload.errors import RankLost
+from offload.errors import RankLost, SettingsError
 from offload.events import Finished, Tokens
 from offload.loading.tokenizers.tool_calls import FORMATS
 from offload.settings.config import Speculation
 from offload.settings.constraint import Constraint
 from tests.support.server_process import server_process
+from triforce_cli.commands import serve as serve_command
 from triforce_cli.serve import engine_thread, ranks
 from triforce_cli.serve.engine_thread import EngineThread
 from triforce_cli.serve.ranks import Leader, follow
@@ -159,6 +160,20 @@ def test_the_other_ranks_hear_something_while_nothing_is_asked(started, monkeypa
             time.sleep(0.001)
         assert [ranks._IDLE, None] in started.pair.sent[before:]
     assert len(started.followed) == 2
+
+
+def test_the_other_ranks_need_no_keys(triforce_here, monkeypatch):
+    def start(*more, **options):
+        raise SettingsError("it came to its ranks", "")
+
+    monkeypatch.setattr(serve_command, "start_or_join_ranks", start)
+    args = ("serve", "--host", "0.0.0.0", "--api-key-file", "/nothing/here")
+    environment = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "first", "MASTER_PORT": "29500"}
+    for rank, found in (("1", "it came to its ranks"), ("0", "No such file")):
+        for name, value in (environment | {"RANK": rank}).items():
+            monkeypatch.setenv(name, value)
+        result = triforce_here(*args)
+        assert result.returncode == 2 and found in result.stderr
 
 
 # As processes, over gloo ------------------------------------------------------------------------------------------

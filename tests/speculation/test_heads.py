@@ -19,7 +19,7 @@ from offload.speculation.drafters.heads import HeadDrafter, HeadRunner
 from offload.speculation.levels.hierarchy import selected_cache
 from offload.speculation.passes.runner import Runner
 from offload.speculation.passes.selected_runner import SelectedRunner
-from offload.speculation.sampling.warp import Sampler, draw_by_sum
+from offload.speculation.sampling.warp import Sampler, draw
 from offload.speculation.trees.tree import DraftedTree, k_ary
 from tests.support.engine import run, tokens
 from tests.support.heads import LAYERS, VOCAB, Eagle3Reference, add_mtp, save_eagle3
@@ -358,7 +358,7 @@ def test_a_token_is_drawn_by_one_number_as_often_as_it_is_likely():
     probs = torch.tensor([0.0, 0.5, 0.0, 0.3, 0.2, 0.0])
     generator, counts = torch.Generator().manual_seed(1), torch.zeros(6)
     for _ in range(4000):
-        counts[draw_by_sum(probs, generator)] += 1
+        counts[draw(probs, generator)] += 1
     assert chi_square_p(counts[[1, 3, 4]].long(), probs[[1, 3, 4]].double()) > 1e-3
     assert counts[[0, 2, 5]].sum() == 0
-    assert draw_by_sum(probs, None).tolist() == [1]
+    assert draw(probs, None).tolist() == [1]

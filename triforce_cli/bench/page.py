@@ -87,7 +87,7 @@ def _chart(name: str, x_name: str, lines: Lines) -> str:
     right = max(max(x for x, _ in points) for points in lines.values())
     top = _round_up(max(max(y for _, y in points) for points in lines.values()))
     plot = Plot(picture, Scale(0, right, 70, 450), Scale(0, top, 270, 66))
-    xs = [(right * part / 4, f"{right * part / 4:,.0f}") for part in range(5)]
+    xs = [(x, f"{x:,}") for x in range(0, int(right) + 1, max(-(-int(right) // 4), 1))]
     plot.axes(xs, [(top * part / 4, f"{top * part / 4:.4g}") for part in range(5)], x_name, "")
     heights = spread([plot.y(points[-1][1]) for points in lines.values()], 17)
     for number, ((method, points), height) in enumerate(zip(lines.items(), heights, strict=True)):

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 @options.accepts(options.chosen("profile device kernel threads disk"))
 def doctor(
     ctx: typer.Context,
-    no_measure: Annotated[bool, typer.Option("--no-measure", help="Do not measure memory bandwidth.")] = False,
+    no_measure: Annotated[bool, typer.Option("--no-measure", help="Do not measure memory, nor attention.")] = False,
     json: Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")] = False,
 ) -> None:
     """Describe this machine and this installation, and whether the native kernel can be used.

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from offload.errors import SettingsError
+from offload.evaluation.tasks import TASKS
 
 from ..bench import options as bench_options
 from ..bench.axes import Values
@@ -25,15 +26,18 @@ from ..output.stdout_formats import json_line
 from ..signals import DONE, INTERRUPTED
 
 _LENGTH = 4096
-_NAMES = "model sink window budget chunk rebuild_every extend_context profile device dtype kernel quantize kv threads "
-_SETTINGS = options.chosen(f"{_NAMES} prefill_chunk quiet encoding {options.PLACEMENT}")
+_NAMES = "model sink window budget chunk rebuild_every extend_context profile device dtype kernel threads prefill_chunk"
+_SETTINGS = options.chosen(f"{_NAMES} quiet encoding {options.PLACEMENT}")
 
 
 @options.accepts(_SETTINGS)
 def evaluate(
     ctx: typer.Context,
     tasks: Annotated[
-        str | None, options.option("--tasks", metavar="LIST", help=options.described("Tasks, with commas.", "all"))
+        str | None,
+        options.option(
+            "--tasks", metavar="LIST", help=options.described("Tasks, with commas.", "all"), among=list(TASKS)
+        ),
     ] = None,
     modes: Annotated[
         str | None,
@@ -82,7 +86,7 @@ def evaluate(
         raise SettingsError("--csv - and --json both write to standard output", "give --csv a file, or leave one out")
     if csv not in (None, STDOUT):
         check_file(csv, "--csv", "scores.csv")
-    chosen = parse_tasks(tasks or ",".join(_all_tasks())), parse_evaluated(modes or ",".join(DEFAULT_MODES))
+    chosen = parse_tasks(tasks or ",".join(TASKS)), parse_evaluated(modes or ",".join(DEFAULT_MODES))
     settings = resolve({**flags, "method": "ar"}, origins, ctx.params["profile"])
     request = Request(settings, ctx.obj.home, ctx.info_name, extend_context=bool(ctx.params["extend_context"]))
     found = read_documents(prompt_file, terminal.stdin, terminal.warn, ctx.params["encoding"]) if prompt_file else []
@@ -108,9 +112,3 @@ def evaluate(
     else:
         terminal.print(evaluation_text(evaluation, terminal.table_width))
     return INTERRUPTED if evaluation.interrupted else DONE
-
-
-def _all_tasks() -> list[str]:
-    from offload.evaluation.tasks import TASKS
-
-    return list(TASKS)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from offload.evaluation.tasks.task import Item
+from offload.units import counted
 
 from ..bench.cells import PointsFile, Record, digest, identity
 from ..bench.report import provenance, versioned
@@ -52,7 +53,7 @@ def run_evaluation(
         display.close()
         if interrupted:
             terminal.after_ctrl_c()
-            saved = f"{len(found)} answers saved: run the same command again to go on"
+            saved = f"{counted(len(found), 'answer')} saved: run the same command again to go on"
             terminal.note(f"interrupted; {saved}" if path else "interrupted; with --points FILE, it could go on")
         here = provenance(opened.model.device, opened.engines.described)
         return Evaluation(asked, here | {"model": asked.request.settings.engine.model}, found, interrupted)

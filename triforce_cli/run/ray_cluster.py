@@ -61,11 +61,12 @@ def joined(address: str) -> Iterator[None]:
         logging.getLogger(name).setLevel(logging.CRITICAL)
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = context.print_on_execution_start = False
-    try:
-        with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):  # Ray prints there that a worker has died
+    # Ray prints there that a worker has died: at once, or when it ends.
+    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
+        try:
             yield
-    finally:
-        ray.shutdown()
+        finally:
+            ray.shutdown()
 
 
 def _check_reachable(address: str) -> None:

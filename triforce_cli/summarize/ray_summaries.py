@@ -20,7 +20,8 @@ from offload.units import counted
 from ..options.command_request import OutputOptions
 from ..output.batch_display import BatchDisplay
 from ..output.progress import RunFacts
-from ..output.renderers import Renderer, renderer_for
+from ..output.renderers import Renderer
+from ..output.stdout_formats import JsonOutput, TextOutput
 from ..output.terminal import Terminal
 from ..output.turns import Section, Turn, Turns
 from ..run.job import check_parallel
@@ -88,7 +89,7 @@ class _Texts(Renderer):
         self._sections: list[StringIO] = []
         terminal = Terminal(StringIO(), StringIO(), StringIO(), color="never")
         self.display = _Meters(terminal, shown=False)
-        form = renderer_for(terminal, *astuple(output))._output
+        form = JsonOutput() if output.json else TextOutput(output.show_thinking)
         super().__init__(terminal, form, quiet=True, display=self.display)
 
     def section(self, section: Section) -> None:

@@ -84,13 +84,16 @@ class Growth:
         """
         self.most, self.is_weighed = nodes, row_cost > 0
         self._beliefs = [Beliefs(prior, priors.later) for prior in priors.first]
-        self._usual = priors.usual
+        self._usual, self._row_cost = priors.usual, row_cost
         self.weigh(row_cost, pass_cost, nodes)
         self._last: tuple[int, list[int], tuple[int, ...], dict[int, int]] | None = None
 
     def weigh(self, row_cost: float, pass_cost: float, nodes: int) -> None:
-        """Grow by these costs from now on, up to `nodes` nodes."""
-        self.nodes = min(nodes, self.most)
+        """Grow by these costs from now on, up to `nodes` nodes. A row does not cost less than half of what it should.
+
+        Measured over few rows, it may seem to cost nothing.
+        """
+        self.nodes, row_cost = min(nodes, self.most), max(row_cost, self._row_cost / 2)
         self._least = max(min(_REACHED / self.most, 0.25), _WORTH * row_cost)
         self._least_run = max(_LEAST_GAIN, _WORTH * (row_cost + pass_cost)) / self._usual
 

@@ -16,7 +16,8 @@ from ...memory.tree_attention import Tree, tree_of
 from ...model.assistant import Assistant
 from ...settings.method_sizes import draft_chunk
 from ..passes.steps import AT_ONCE, Executor
-from ..sampling.warp import draw_by_sum
+from ..sampling.transfers import upload
+from ..sampling.warp import draw
 from .draft_passes import ParallelPasses
 from .drafter import ModelDrafter
 
@@ -177,7 +178,7 @@ class HeadDrafter(ModelDrafter):
     def _draw(self, row: Tensor, position: int) -> Tensor:
         if self._passes.targets is None:
             return super()._draw(row, position)
-        return draw_by_sum(row, self._sampler.generator)
+        return draw(row, self._sampler.generator)
 
     def prior(self, kind: Hashable) -> float:
         return published_acceptance(self.name, 1 << (int(str(kind)) - 1))

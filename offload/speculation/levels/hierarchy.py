@@ -234,9 +234,9 @@ def build(
     assert kind is not None, "there is a middle level"
     name = _middle_name(kind, runners.middle)
     prior = MIDDLES[kind].acceptance
-    branching: list[Drafter] = []
-    if grows:
-        branching.append(SelectedDrafter(name, runners.middle, sampler, prior, shape.nodes or 0))
+    branching: list[Drafter] = (
+        [SelectedDrafter(name, runners.middle, sampler, prior, shape.nodes or 0)] if grows else []
+    )
     if (trees is not None or grows) and not drafters:
         top = level(full, branching or [SelectedDrafter(name, runners.middle, sampler, prior)], settings.gamma2)
         return Hierarchy(settings.method, top, (top,))

@@ -5,9 +5,11 @@ Everything is computed on the device of the logits. The host waits for it in `sa
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -39,7 +41,7 @@ def warp(logits: Tensor, sampling: Sampling) -> Tensor:
     best = logits.amax(dim=-1, keepdim=True)  # NaN if one of the logits is
     if sampling.greedy:
         zero = best - best  # NaN unless the best is finite
-        return zero.expand_as(logits).scatter(-1, logits.argmax(dim=-1, keepdim=True), zero + 1)
+        return zero.expand_as(logits).scatter(-1, largest(logits), zero + 1)
     logits = (logits - best) / sampling.temperature  # the largest is 0: no overflow at any temperature
     if sampling.top_k:
         logits = _keep_top_k(logits, sampling.top_k)
@@ -50,6 +52,13 @@ def warp(logits: Tensor, sampling: Sampling) -> Tensor:
         probs = logits.softmax(dim=-1)
         logits = logits.masked_fill(probs < sampling.min_p * probs.amax(dim=-1, keepdim=True), _NEVER)
     return logits.softmax(dim=-1)
+
+
+def largest(rows: Tensor) -> Tensor:
+    """Return the index of the largest number of each row, `[rows, 1]`; of equal ones the first."""
+    if rows.device.type != "cpu":
+        return rows.argmax(dim=-1, keepdim=True)
+    return torch.from_numpy(rows.numpy().argmax(axis=-1, keepdims=True))  # nine times as fast as torch's
 
 
 def _keep_top_k(logits: Tensor, k: int) -> Tensor:
@@ -63,19 +72,22 @@ def keep_top_p_by_row(logits: Tensor, p: float) -> Tensor:
     Of equally likely tokens, those with larger ids are kept. For the CPU, where sorting takes most of the time.
     """
     probs = logits.softmax(dim=-1)
-    # Tokens below this sum to less than 1 - p, so none of them is kept: only the few others are sorted.
-    likely = (probs > (1 - p) / logits.shape[-1]) | (probs == probs.amax(dim=-1, keepdim=True))
-    unlikely_mass = probs.masked_fill(likely, 0).sum(dim=-1)
+    # Tokens up to this sum to less than 1 - p, so none of them is kept: only the few others are sorted.
+    most = float(probs.amax(dim=-1).nan_to_num(1.0).min())
+    limit = min(float(np.float32((1 - p) / logits.shape[-1])), float(np.nextafter(np.float32(most), np.float32(0))))
+    likely = torch.nn.functional.threshold(probs, limit, 0.0)
+    unlikely_mass = (probs - likely).sum(dim=-1)
     kept = torch.full_like(logits, _NEVER)
-    for row, candidates in enumerate(likely):
-        tokens = candidates.nonzero().squeeze(-1)
-        if not len(tokens):  # a row of NaN
+    for row, values in enumerate(likely.numpy()):
+        ordered = np.sort(values[values > 0])  # ascending, several times as fast as torch's
+        if not len(ordered):  # a row of NaN
             continue
-        ordered, order = probs[row, tokens].sort(stable=True)  # ascending; stable: equal rows break ties alike
-        above = ordered.cumsum(dim=-1) + unlikely_mass[row] > 1 - p
-        above[-1] = True
-        tokens = tokens[order[above]]
-        kept[row, tokens] = logits[row, tokens]
+        count = max(int((torch.from_numpy(ordered).cumsum(dim=-1) + unlikely_mass[row] > 1 - p).sum()), 1)
+        least = ordered[-count]
+        kept[row] = torch.where(probs[row] >= float(least), logits[row], _NEVER)
+        ties = len(ordered) - int(ordered.searchsorted(least)) - count  # that are not kept
+        if ties:
+            kept[row, np.flatnonzero(values == least)[:ties]] = _NEVER
     return kept
 
 
@@ -96,18 +108,22 @@ def draw(probs: Tensor, generator: torch.Generator | None) -> Tensor:
     All randomness is the generator's. Without one, the distribution is one-hot, and nothing is drawn.
     """
     if generator is None:
-        return probs.argmax(dim=-1, keepdim=True)
+        return largest(probs)
+    if probs.device.type == "cpu":
+        return torch.tensor([_draw_by_sums(probs, generator)])
     noise = torch.empty_like(probs).exponential_(generator=generator)  # an exponential race: argmax(p / e) ~ p
     return torch.div(probs, noise, out=noise).argmax(dim=-1, keepdim=True)
 
 
-def draw_by_sum(probs: Tensor, generator: torch.Generator | None) -> Tensor:
-    """Draw one token as `draw` does, but another one for a seed: by a single random number, several times faster."""
-    if generator is None:
-        return probs.argmax(dim=-1, keepdim=True)
-    sums = probs.cumsum(dim=-1, dtype=torch.float64)
-    chance = torch.rand(1, generator=generator, dtype=torch.float64, device=probs.device)
-    return torch.searchsorted(sums, chance * sums[-1:], right=True).clamp_(max=len(probs) - 1)
+def _draw_by_sums(probs: Tensor, generator: torch.Generator) -> int:
+    """Draw by one random number, which is compared with the sums of probabilities: few numbers cost least on a CPU.
+
+    Sums are in fp64. The first one above a number below the total is of a token with a probability above 0.
+    """
+    sums = probs.cumsum(dim=-1, dtype=torch.float64).numpy()
+    total = float(sums[-1])
+    chance = torch.rand((), generator=generator, dtype=torch.float64).item() * total
+    return min(int(sums.searchsorted(min(chance, math.nextafter(total, 0.0)), side="right")), len(sums) - 1)
 
 
 def uniform(count: int, generator: torch.Generator | None, device: torch.device) -> Tensor:

@@ -13,6 +13,7 @@ from scripts.planted_model import write
 from tests.support.command import assert_error
 from tests.support.models import make_tokenizer
 from tests.support.offloading import native_kernel
+from triforce_cli.evaluate import run
 from triforce_cli.evaluate.heat_map import heat_map
 
 TASKS = ("--tasks", "single,quotation", "--context", "256", "--depths", "2")
@@ -113,6 +114,23 @@ def test_a_chat_asks_in_the_template(triforce_here, monkeypatch):
     assert said.startswith("<|im_start|>user\n")
     assert said.endswith("What is the pass key?<|im_end|>\n<|im_start|>assistant\nThe pass key is")
     assert record["settings"]["is_chat"] and len(prompts[0]) == record["prompt_tokens"] <= 300
+
+
+def test_ctrl_c_writes_what_is_done(triforce_here, tmp_path, monkeypatch):
+    answered, done = run._answered, []
+
+    def interrupted(*args):
+        if done:
+            raise KeyboardInterrupt
+        done.append(args)
+        return answered(*args)
+
+    monkeypatch.setattr(run, "_answered", interrupted)
+    command = ("evaluate", "--tasks", "single", "--depths", "3", "--context", "200", "--modes", "exact")
+    answer = triforce_here(*command, "--points", tmp_path / "points.jsonl")
+    assert answer.returncode == 130 and "1 item" in answer.stdout
+    assert "interrupted; 1 answer saved: run the same command again to go on" in answer.stderr
+    assert len((tmp_path / "points.jsonl").read_text().splitlines()) == 1
 
 
 def test_wrong_names(triforce_here):

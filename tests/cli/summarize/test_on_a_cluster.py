@@ -1,14 +1,16 @@
 """`triforce summarize --ray`, with workers in this process in the place of a cluster: the texts of one machine."""
 
 import json
+import sys
 from contextlib import nullcontext
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from offload.errors import PromptError
 from tests.support.command import assert_error
-from triforce_cli.run.ray_cluster import Workers
+from triforce_cli.run.ray_cluster import Workers, joined
 from triforce_cli.run.ray_worker import RESULT, ROW
 from triforce_cli.summarize import ray_summaries
 from triforce_cli.summarize.ray_summaries import Worker
@@ -100,6 +102,27 @@ def test_a_machine_without_the_model_is_the_error_of_its_documents(triforce, doc
     monkeypatch.setattr(Worker, "_load", load)
     result = triforce("summarize", documents[0], *GREEDY, "--ray", "auto", "-q")
     assert_error(result, 1, "a.txt: on ", "no such model here")
+
+
+def test_what_ray_prints_does_not_get_into_the_text(capsys, monkeypatch):
+    """Its driver prints to stdout that a worker has died."""
+    context = SimpleNamespace(enable_progress_bars=True, print_on_execution_start=True)
+    data = SimpleNamespace(DataContext=SimpleNamespace(get_current=lambda: context))
+    ray = SimpleNamespace(init=lambda **more: None, shutdown=lambda: print("(raylet) retried"), data=data)
+    for name, module in {"ray": ray, "ray.data": data}.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    with joined("local"):
+        print("(raylet) A worker died")
+        assert not context.enable_progress_bars
+    print("text")
+    assert capsys.readouterr().out == "text\n"
+
+
+def test_no_cluster_at_the_address(triforce, documents, monkeypatch):
+    for name in ("ray", "ray.data"):
+        monkeypatch.setitem(sys.modules, name, SimpleNamespace(data=None))
+    result = triforce("summarize", documents[0], *GREEDY, "--ray", "127.0.0.1:1")
+    assert_error(result, 2, "--ray 127.0.0.1:1", "ray start --head")
 
 
 def test_ranks_are_no_workers(triforce, documents):
