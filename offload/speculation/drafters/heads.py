@@ -16,7 +16,6 @@ from ...memory.tree_attention import Tree, tree_of
 from ...model.assistant import Assistant
 from ...settings.method_sizes import draft_chunk
 from ..passes.steps import AT_ONCE, Executor
-from ..sampling.transfers import upload
 from ..sampling.warp import draw
 from .draft_passes import ParallelPasses
 from .drafter import ModelDrafter
