@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Generator, Hashable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Generator, Hashable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from .batching.batch import Batch, BatchEvent
 from .batching.memory import BatchMemory
-from .errors import UsageError
+from .evaluation.answers import answer_chances
 from .events import Event, Prefilled
 from .kernels.linear import multiplies_natively
 from .kernels.native import Kernel, generate_on_one_thread, torch_on_one_thread
@@ -18,7 +17,9 @@ from .model.heads import Head
 from .planning.self_draft import best_level, expected_agreements, relative_costs
 from .prompt_cache.fingerprint import TOKENS as PROMPT_BLOCK
 from .session import Session
+from .session_keeper import SessionKeeper
 from .settings.config import QUANTIZE, GenerationConfig, Sampling, Speculation
+from .settings.constraint import Constraint
 from .settings.kv_formats import KV_FORMATS
 from .settings.method_sizes import (
     budget_of,
@@ -47,7 +48,6 @@ if TYPE_CHECKING:
     from .constraints.vocabulary import ConstraintVocabulary
     from .loading.quantized_copy import QuantizedCopies
     from .memory.factory import TieredStoreFactory
-    from .memory.store import Store
     from .model.decoder import Model, QuantizedCopy
     from .prompt_cache.prefill import PromptCache
 
@@ -55,7 +55,7 @@ _Result = TypeVar("_Result")
 Evaluation = Callable[[Runner], Generator[Prefilled, None, _Result]]
 
 
-class Engine:
+class Engine(SessionKeeper):
     """Generate with a loaded model, and a draft model if there is one: token ids in, events out, no text.
 
     The engine keeps the caches of the last request; the prefix that the next prompt shares with it is not run again.
@@ -88,25 +88,13 @@ class Engine:
         makes quantised copies of the model for `draft="self"`; without it, the model drafts with its own weights.
         `constraints` makes the masks of constrained answers.
         """
-        self.model = model
-        self.stores = stores
-        self.prompts = prompts
+        super().__init__(model, draft, prefill_chunk, stores, prompts)
         self._dry_breakers = dry_breakers
-        self.draft = draft
         self.eos_ids = frozenset(eos_ids)
-        self._prefill_chunk = prefill_chunk
         self._copies = copies
         self._constraints = constraints
         self._level: str | None = None  # of the copy, once it has been chosen
-        self.idle_session: Session | None = None
-        self._reserved = 0
         self._batch_room: Callable[[int], int] | None = None
-
-    def reserve(self, tokens: int) -> None:
-        """Make new sessions with a capacity of at least `tokens`, so that a longer request can reuse the caches of a
-        shorter one. Has no effect if RoPE depends on the length: then only requests of the same length share caches.
-        """
-        self._reserved = tokens
 
     def limit_batches(self, room: Callable[[int], int]) -> None:
         """Let a batch take at most so many bytes for keys and values as `room` returns for its `parallel` sequences.
@@ -114,10 +102,6 @@ class Engine:
         Without it, a batch takes what it needs, up to most of the free memory.
         """
         self._batch_room = room
-
-    def release(self) -> None:
-        """Free the caches of the last request."""
-        self.idle_session = None
 
     def generate(
         self,
@@ -289,6 +273,24 @@ class Engine:
         with self._keeping(session), torch_on_one_thread(self._kernel_of_all_models()):
             return replay(session.full, ids, emitted, sampler, generated)
 
+    def answers(
+        self, ids: Sequence[int], constraint: Constraint, length: int, written: Sequence[int] = ()
+    ) -> dict[tuple[int, ...], float]:
+        """Return the tokens of each answer that a constraint allows after `ids`, and its probability at temperature 1.
+
+        `length` is the sequence's limit, as for `replay`; `written` are tokens of the answer that came before, such as
+        what a model thought. For few answers, such as several choices: see `answer_chances`. Raises SettingsError and
+        PromptError as `generate` does.
+        """
+        ids, length = token_ids(ids), max(length, len(ids) + len(written) + len(constraint.text))
+        check_prompt(self.model.shape, ids, length)
+        masks = self._masks(Sampling(constraint=constraint), ids)
+        assert masks is not None, "there is a constraint"
+        masks.observe(written)
+        session = self._session(length)
+        with self._keeping(session), torch_on_one_thread(self._kernel_of_all_models()):
+            return answer_chances(session.full, [*ids, *written], masks, self.eos_ids)
+
     def evaluate(
         self, ids: Sequence[int], run: Evaluation[_Result], speculation: Speculation | None = None, more: int = 0
     ) -> Generator[Prefilled, None, _Result]:
@@ -308,27 +310,6 @@ class Engine:
         with self._keeping(session):
             return (yield from generate_on_one_thread(self._kernel_of_all_models(), run(session.full)))
 
-    @contextmanager
-    def _keeping(self, session: Session) -> Iterator[None]:
-        """Keep the session for the next request, also if this one is closed or interrupted, or was wrong.
-
-        A session in which anything else has failed may be half changed: it is dropped.
-        """
-        keeps = True
-        try:
-            yield
-        except Exception as error:
-            keeps = isinstance(error, UsageError)
-            raise
-        finally:
-            if keeps:
-                self.idle_session = session
-
-    def forget(self) -> None:
-        """Drop all cached tokens but keep the memory: the next request runs its whole prompt."""
-        if self.idle_session is not None:
-            self.idle_session.full.truncate(0)
-
     def _breakers(self, sampling: Sampling) -> Collection[int]:
         return self._dry_breakers() if sampling.dry_multiplier > 0 else ()
 
@@ -338,24 +319,6 @@ class Engine:
             return None
         assert self._constraints is not None, "an engine without a tokenizer has no constraints"
         return self._constraints.masks(sampling.constraint, prompt)
-
-    def _session(self, capacity: int, spare: int = 0, settings: Speculation | None = None) -> Session:
-        """Return the idle session if it has room and the right cache, else a new one."""
-        session, self.idle_session = self.idle_session, None
-        settings = settings or Speculation()
-        if session is not None and session.serves(capacity, spare, settings):
-            return session
-        del session  # free its memory before the new one is allocated
-        if not self.model.shape.rope_depends_on_length:
-            capacity = max(capacity, self._reserved)
-        return self._new_session(capacity, spare, settings)
-
-    def _new_session(
-        self, capacity: int, spare: int, settings: Speculation, store: Store | None = None, scope: str = ""
-    ) -> Session:
-        prompts = self.prompts.scoped(scope) if self.prompts is not None and scope else self.prompts
-        more = (self.stores, prompts, spare, settings, store)
-        return Session(self.model, self.draft, capacity, self._prefill_chunk, *more)
 
     def _kernel_of_all_models(self) -> Kernel | None:
         """Return the native kernel if it computes all models: only then torch needs no threads of its own."""

@@ -72,7 +72,8 @@ def typed_error(error: Exception) -> TriforceError:
     typed: TriforceError
     message = (str(error).strip().splitlines() or ["(no message)"])[0]
     if isinstance(error, MemoryError) or ("alloc" in str(error).lower() and "memory" in str(error).lower()):
-        typed = OutOfMemory(f"out of memory: {message}", "use a shorter prompt or a smaller model")
+        hint = "use a shorter prompt, --kv packed, which loses nothing, or a smaller model"
+        typed = OutOfMemory(f"out of memory: {message}", hint)
     elif isinstance(error, OSError) and error.errno is not None:
         where = f" ({error.filename})" if error.filename else ""
         hint = "check the free disk space, the permissions and the output path"

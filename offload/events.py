@@ -231,11 +231,16 @@ class Gain:
 
 @dataclass(frozen=True, slots=True)
 class MaskStatistics:
-    """Statistics of a constraint so far: masks computed and the seconds they took, and tokens that it dictated."""
+    """Statistics of a constraint so far.
+
+    Masks computed, the seconds that these and their application to logits took, tokens that the constraint dictated,
+    and rows of logits that were masked.
+    """
 
     masks: int
     seconds: float
     forced: int
+    rows: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,7 +75,16 @@ class Summary:
     batch_size: float | None = None  # sequences that ran together, in the mean over this one's time
     masks: Mapping[str, Any] | None = None  # of a constraint: the fields of `MaskStatistics`
     quotes: Sequence[Mapping[str, Any]] | None = None  # the quotations of --quote: text, start and end in the document
+    choices: Mapping[str, float] | None = None  # the probability of each of --choices, with --probabilities
     verify: Mapping[str, Any] | None = None  # the comparison with plain decoding, if --verify was given
+
+    @property
+    def mask_s(self) -> dict[str, float]:
+        """The seconds of a constraint's masks for each emitted "token" and each masked "row"; {} without any."""
+        if self.masks is None or not self.new_tokens or not self.masks["rows"]:
+            return {}
+        seconds = self.masks["seconds"]
+        return {"token": seconds / self.new_tokens, "row": seconds / self.masks["rows"]}
 
 
 _AS_THEY_ARE = (  # the attributes of a meter that a summary has, too

@@ -15,6 +15,7 @@ from .settings.config import LONGEST_GAMMA, GenerationConfig, Sampling, Speculat
 from .settings.method_sizes import (
     draft_chunk,
     drafter_kind,
+    drafting_from_planes,
     forgets,
     format_of,
     has_alternative,
@@ -32,7 +33,8 @@ from .speculation.drafters.heads import HeadRunner
 from .speculation.drafters.ngram import LookupDrafter
 from .speculation.levels.approximate import approximate_runner, approximation
 from .speculation.levels.hierarchy import Hierarchy, Runners, build, draft_cache, may_have_alternative, selected_cache
-from .speculation.passes.runner import Runner, SelectedRunner
+from .speculation.passes.runner import Runner
+from .speculation.passes.selected_runner import SelectedRunner
 from .speculation.passes.steps import AT_ONCE, Executor
 from .speculation.sampling.logprobs import LogprobsRecorder
 from .speculation.sampling.warp import Sampler
@@ -113,10 +115,13 @@ class Session:
         """
         sequence = self.sequence
         sequence.restart(ids)
+        store = self.full.cache.store
+        if store.has_planes:
+            settings = drafting_from_planes(settings)
         runners = self._runners(settings, len(ids) + config.max_new_tokens, copy)
         runners.use(executor)
         runners.expect(sized(settings, len(ids) + config.max_new_tokens))
-        for done, total in self.full.cache.store.prepare():
+        for done, total in store.prepare():
             yield Pinned(done, total)
         yield from self._prefill()
         if runners.draft is not None:

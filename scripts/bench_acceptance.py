@@ -32,7 +32,8 @@ from offload.kernels.native.library import BLOCK
 from offload.sequence import TokenSequence
 from offload.settings.config import EXACT, KERNELS
 from offload.speculation.levels import hierarchy
-from offload.speculation.passes.runner import Runner, SelectedRunner
+from offload.speculation.passes.runner import Runner
+from offload.speculation.passes.selected_runner import SelectedRunner
 from offload.speculation.sampling.warp import Sampler, sample
 
 ROOT = Path(__file__).parents[1]

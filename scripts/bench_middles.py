@@ -22,7 +22,8 @@ from offload.sequence import TokenSequence
 from offload.settings.config import EXACT
 from offload.speculation.levels.hierarchy import selected_cache
 from offload.speculation.passes.estimators import StepTimes, expected_tokens
-from offload.speculation.passes.runner import Runner, SelectedRunner
+from offload.speculation.passes.runner import Runner
+from offload.speculation.passes.selected_runner import SelectedRunner
 
 LEVELS = {"retrieval": "packed", "streaming": "packed", "plane": "packed", "q4": EXACT}  # and the full cache below
 ROWS = (1, 2, 4, 8)

@@ -4,6 +4,7 @@
 
 Prints for each method the time of a verification relative to unconstrained decoding, masks and their time, and tokens a
 second; `decoded` runs the tokens that the schema dictates, too. For masks over 150,000 tokens see docs/structured.md.
+--processor-time, with OMP_NUM_THREADS=1, is for a machine with other work: times are those of this process alone.
 """
 
 from __future__ import annotations
@@ -11,12 +12,14 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import time
 from dataclasses import replace
 from pathlib import Path
 
 from offload import LLM, GenerationConfig, Sampling, Speculation
 from offload.metrics import Meter
 from offload.settings.constraint import Constraint
+from offload.speculation.passes.steps import AtOnce
 from offload.speculation.sampling.warp import Sampler
 
 KINDS = ({"type": "string", "maxLength": 40}, {"type": "integer"}, {"enum": ["high", "medium", "low"]})
@@ -33,7 +36,11 @@ def main() -> None:
     parser.add_argument("--new", type=int, default=200)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--methods", default="ar,lookup,auto")
+    parser.add_argument("--processor-time", action="store_true")
     args = parser.parse_args()
+    if args.processor_time:
+        time.perf_counter = time.process_time
+        AtOnce.clock = staticmethod(time.process_time)
     llm = LLM(args.model)
     ids = llm.tokenizer.encode(args.text.read_text("utf-8"))[: args.tokens]
     plain = Sampling(temperature=0.6, coupled=True)
@@ -42,7 +49,7 @@ def main() -> None:
 
     def run(sampling: Sampling, method: str, seed: int, jumps: bool = True) -> Meter:
         Sampler.forced = forced if jumps else lambda self, limit: []  # type: ignore[method-assign]
-        meter = Meter(len(ids))
+        meter = Meter(len(ids), time.perf_counter)
         for event in llm.engine.generate(ids, sampling, GenerationConfig(args.new, seed), Speculation(method)):
             meter.observe(event)
         Sampler.forced = forced  # type: ignore[method-assign]
@@ -67,20 +74,28 @@ def report(method: str, rows: dict[str, list[Meter]]) -> None:
         masks = [each.masks for each in summary if each.masks is not None]
         line = f"{method:10} {name:14} {statistics.median(ratios):5.3f} of a verification"
         line += f"  {statistics.median(each.tokens_per_s or 0 for each in summary):6.1f} tokens/s"
+        drafts = [sum(row.drafted for row in meter.levels) / verifications(meter) for meter in meters]
+        line += f"  {statistics.median(drafts):4.2f} drafted"
         line += f"  {statistics.median(each.tokens_per_verification or 0 for each in summary):4.2f} tokens/verification"
         if masks:
-            each = statistics.median(mask["seconds"] / mask["masks"] for mask in masks)
+            each, token = (statistics.median(by.mask_s[name] for by in summary) for name in ("row", "token"))
             share = statistics.median(
                 mask["seconds"] / sum(level.draft_s + level.verify_s for level in meter.levels)
                 for mask, meter in zip(masks, meters, strict=True)
             )
-            line += f"  mask {each * 1e6:.0f} us, {share:.2%} of decoding, {masks[0]['forced']} tokens dictated"
+            line += f"  masks {each * 1e6:.0f} us a row, {token * 1e6:.0f} a token, {share:.2%} of decoding"
+            line += f", {masks[0]['forced']} tokens dictated"
         print(line, flush=True)
 
 
 def verification_s(meter: Meter) -> float:
     """Return the seconds of a verification in the mean."""
-    return sum(level.verify_s for level in meter.levels) / max(sum(level.verifications for level in meter.levels), 1)
+    return sum(level.verify_s for level in meter.levels) / verifications(meter)
+
+
+def verifications(meter: Meter) -> int:
+    """Return how many passes there were, at least 1."""
+    return max(sum(level.verifications for level in meter.levels), 1)
 
 
 if __name__ == "__main__":

@@ -7,14 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from svg import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, Picture, Plot, Scale, spread
-
 from offload.architecture.known_models import KNOWN
 from offload.hardware import profiles
 from offload.hardware.rates import describe
 from offload.planning.plan import Plan, make_plan
 from offload.planning.request import PlanRequest
 from offload.settings.config import Placement, Speculation
+from triforce_cli.output.svg import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, Picture, Plot, Scale, spread
 
 BENCHMARKS = Path(__file__).parents[1] / "docs" / "benchmarks"
 COLOURS = {

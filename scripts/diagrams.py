@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from svg import BLUE, GREEN, GREY, ORANGE, PURPLE, Picture
+from triforce_cli.output.svg import BLUE, GREEN, GREY, ORANGE, PURPLE, Picture
 
 ROOT = Path(__file__).parents[1]
 

@@ -13,9 +13,9 @@ from math import ceil, floor, log10
 from typing import Any
 
 from charts import newest
-from svg import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, Picture, Plot, Scale, spread
 
 from offload.units import counted
+from triforce_cli.output.svg import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, Picture, Plot, Scale, spread
 
 Row = Mapping[str, Any]
 Lines = dict[str, list[tuple[str, float]]]  # by their label: (name of the place on the x axis, value)

@@ -30,7 +30,8 @@ from offload.planning.passes import Passes
 from offload.planning.plan import Plan, make_plan
 from offload.settings.config import Placement, Speculation
 from offload.speculation.levels.hierarchy import selected_cache
-from offload.speculation.passes.runner import Runner, SelectedRunner
+from offload.speculation.passes.runner import Runner
+from offload.speculation.passes.selected_runner import SelectedRunner
 
 ACCEPTANCE, DRAFT_ACCEPTANCE = 0.9, 0.5  # planted
 ROOM = 512  # tokens that are decoded

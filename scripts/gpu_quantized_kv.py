@@ -30,7 +30,7 @@ from offload.planning.passes import Passes
 from offload.planning.placement import place
 from offload.settings.config import EXACT, Speculation
 from offload.speculation.levels.hierarchy import selected_cache
-from offload.speculation.passes.runner import SelectedRunner
+from offload.speculation.passes.selected_runner import SelectedRunner
 
 MOST_ERROR = 1e-2  # of a pass in 16 bits, beside another order of its sums
 RESIDENT = 1  # layers

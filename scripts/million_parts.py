@@ -36,7 +36,8 @@ from offload.sequence import TokenSequence, common_prefix
 from offload.settings.config import EXACT, Sampling, Speculation
 from offload.speculation.drafters.ngram import LookupDrafter
 from offload.speculation.levels.hierarchy import selected_cache
-from offload.speculation.passes.runner import Runner, SelectedRunner
+from offload.speculation.passes.runner import Runner
+from offload.speculation.passes.selected_runner import SelectedRunner
 from offload.speculation.sampling.penalties import Penalties
 
 ROOT = Path(__file__).parents[1]

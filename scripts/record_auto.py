@@ -23,7 +23,8 @@ from offload import EngineConfig, Sampling, Speculation
 from offload.sequence import TokenSequence
 from offload.speculation.drafters.ngram import LookupDrafter
 from offload.speculation.levels.hierarchy import selected_cache
-from offload.speculation.passes.runner import Runner, SelectedRunner
+from offload.speculation.passes.runner import Runner
+from offload.speculation.passes.selected_runner import SelectedRunner
 from offload.speculation.sampling.warp import Sampler, sample
 
 _BETWEEN = 48  # tokens between two selections

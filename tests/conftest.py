@@ -4,6 +4,7 @@ The command, and packages that not every installation has (psutil, platformdirs,
 where they are needed: scripts/check_gpu.py runs the GPU's tests without them.
 """
 
+import atexit
 import gc
 import io
 import os
@@ -88,8 +89,9 @@ def pytest_collection():
     gc.disable()
     result = yield
     gc.enable()
-    gc.collect()
+    gc.set_threshold(20_000, 20, 20)  # of tests, too, it finds little
     gc.freeze()
+    atexit.register(gc.unfreeze)  # libraries find at the end what they would otherwise report as leaked
     return result
 
 
@@ -99,11 +101,6 @@ def pytest_terminal_summary(terminalreporter):
     reasons = Counter(str(report.longrepr[2]).removeprefix("Skipped: ") for report in reports)
     for reason, count in reasons.most_common():
         terminalreporter.write_line(f"{count:4} skipped: {reason}")
-
-
-def pytest_unconfigure():
-    """Have libraries find at the end what they would otherwise report as leaked."""
-    gc.unfreeze()
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -245,6 +242,12 @@ def kernel(request, library) -> Kernel:
         return find_kernel(level, library)
     except KernelUnavailable as error:
         pytest.skip(str(error))
+
+
+@pytest.fixture
+def is_emulated(request) -> bool:
+    """Whether the kernel is at an emulated level, which takes ten times as long."""
+    return request.node.callspec.params["kernel"].startswith("emulated")
 
 
 @pytest.fixture

@@ -98,6 +98,7 @@ def test_whole_prompt_gives_transformers_logits(pair):
     assert (found - reference_logits(reference, ids)).abs().max() < 1e-4
 
 
+@pytest.mark.daily("*-7", "llama-1", "yarn-1", "longrope-*")
 @pytest.mark.parametrize("chunk", [1, 7, 64])
 def test_chunked_prefill_and_decode_give_transformers_logits(pair, chunk):
     reference, model, ids = pair

@@ -65,7 +65,7 @@ def test_what_never_happened_is_none():
         *("seed", "sampling", "method", "model", "peak_memory_bytes", "link_bytes", "link_utilisation", "experts"),
         *("verifications", "tokens_per_verification", "verify", "load_s", "restore_s", "restored_tokens_per_s"),
         *("quantize", "agreement", "self_draft", "self_agreement", "approximate", "kv", "batch_size"),
-        *("speedup", "plain_step_s", "cycle_s", "quotes", "masks"),
+        *("speedup", "plain_step_s", "cycle_s", "quotes", "choices", "masks"),
     }
     assert summary.acceptance == summary.time_share == {}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import secrets
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -21,6 +22,15 @@ def join_texts(texts: Sequence[str]) -> str:
     for text in texts[1:]:
         joined = joined.rstrip("\n") + "\n\n" + text.lstrip("\n")
     return joined
+
+
+def places_in_joined(texts: Sequence[str]) -> list[int]:
+    """Return where each text begins, in characters of `join_texts`, whose blank lines may hide its first ones."""
+    places = [0]
+    for before, text in itertools.pairwise(texts):
+        end = places[-1] + len(before.rstrip("\n"))
+        places.append(end + 2 - (len(text) - len(text.lstrip("\n"))))
+    return places
 
 
 class AskOptions(TypedDict, total=False):

@@ -1,21 +1,17 @@
-"""A model whose files have been found and checked: what it needs, what it refuses, and how it is loaded."""
+"""A model whose files have been found and checked: what it refuses, and how it is loaded."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
-from importlib.util import find_spec
+from functools import cached_property
 
 import torch
 
 from ..architecture.config import ModelShape
-from ..architecture.dims import Dimensions
-from ..architecture.footprint import chunk_of
 from ..architecture.known_models import sibling_of
-from ..architecture.kv_formats import stored_bytes
-from ..architecture.parameters import WeightBits
+from ..architecture.weight_formats import level_of
 from ..architecture.yarn import factor_for, stretched
 from ..constraints.vocabulary import ConstraintVocabulary
 from ..engine import Engine
@@ -24,8 +20,6 @@ from ..kernels.ops import Operations, choose_operations
 from ..kernels.triton.warm_up import Needs, warm_up
 from ..loading.drafters import load_drafter
 from ..loading.formats.quantization import QuantizedCheckpoint
-from ..loading.formats.safetensors import Checkpoint
-from ..loading.formats.tensor_checks import average_bits
 from ..loading.heads import HeadCheckpoint
 from ..loading.prompt_checks import new_tokens_in_context
 from ..loading.quantization_checks import (
@@ -41,61 +35,29 @@ from ..loading.tokenizers.tokenizer import Tokenizer
 from ..loading.tokenizers.vocabulary import check_draft, tokens_containing
 from ..loading.weights import Progress, load_model
 from ..loading.weights_digest import file_state, weights_digest
-from ..memory.factory import TieredStoreFactory, check_model, host_kernel
+from ..memory.factory import TieredStoreFactory, check_model
 from ..memory.link import Link
 from ..memory.staged_link import make_link
 from ..memory.tier_settings import TierSettings
 from ..model.decoder import Model
+from ..model.first_passes import run_first_passes
 from ..model.heads import Head
-from ..parallel import ALONE, Group, Share, split
-from ..planning.batch import fitting_sequences, kv_room
-from ..planning.memory import USABLE, MemoryEstimate, check_fit, estimate
-from ..planning.self_draft import copy_bits
-from ..prompt_cache.chain import AHEAD
-from ..prompt_cache.fingerprint import LEAST, TOKENS
+from ..prompt_cache.fingerprint import LEAST
 from ..prompt_cache.folder import PromptFolder
 from ..prompt_cache.prefill import PromptCache
-from ..prompt_cache.writer import MOST_COPIED
-from ..settings.config import EngineConfig, Sampling, Speculation
+from ..settings.config import Sampling, Speculation
 from ..settings.generation import DRY_BREAKERS
-from ..settings.kv_formats import KV_FORMATS, PACKED_KV, saved_format, tiered_format
-from ..settings.method_sizes import (
-    check_approximate,
-    check_forgetting,
-    check_trees,
-    forgets,
-    has_middle,
-    rounded_flag,
-    selected_format,
-    uses_copy,
-)
-from ..settings.methods import APPROXIMATIONS
-from ..system.machine import free_memory
+from ..settings.kv_formats import KV_FORMATS, check_planes, tiered_format
+from ..settings.method_sizes import check_approximate, check_forgetting, check_trees, forgets, rounded_flag, uses_copy
+from ..settings.placement_settings import PLANES
 from ..weight_offloading.expert_tier import ExpertTier
 from ..weight_offloading.layer_stream import WeightTier
+from .found_model import FoundModel
 
 
 @dataclass(frozen=True)
-class OpenModel:
+class OpenModel(FoundModel):
     """Describe a model whose files have been found and checked, and load it: until `load`, no weights are in memory."""
-
-    config: EngineConfig
-    checkpoint: Checkpoint
-    device: torch.device
-    dtype: torch.dtype
-    speculation: Speculation
-    draft: Checkpoint | None  # of the draft model, if the method uses one
-    group: Group = ALONE  # the ranks that share the model; each loads the whole draft model
-
-    @cached_property
-    def share(self) -> Share | None:
-        """Return this rank's share of the model; None for all of it. Raises SettingsError for too many ranks."""
-        return None if self.group.size == 1 else split(self.checkpoint.shape, self.group.rank, self.group.size)
-
-    @property
-    def shape(self) -> ModelShape:
-        """Return the shape of the part of the model in this rank's memory."""
-        return self.checkpoint.shape if self.share is None else self.share.stored
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -110,19 +72,6 @@ class OpenModel:
             return []  # its ids are the target's
         sibling = sibling_of(self.config.model, self.checkpoint.shape)
         return check_draft(self.tokenizer, self.draft.load_tokenizer(), self.draft.shape, self.speculation, sibling)
-
-    @property
-    def draft_dimensions(self) -> Dimensions | None:
-        """Return the dimensions of the draft model, or of the head that drafts; None without one."""
-        if self.draft is None:
-            return None
-        return self.draft.dimensions if isinstance(self.draft, HeadCheckpoint) else self.draft.shape
-
-    @property
-    def kernel(self) -> str:
-        """Return the level of the native kernel that will be used; "off" if torch computes."""
-        kernel = self._operations(self.shape).kernel
-        return "off" if kernel is None else kernel.level
 
     @property
     def sampling(self) -> Sampling:
@@ -164,93 +113,16 @@ class OpenModel:
 
         It is for measuring what happens there: `stretched` extends the context.
         """
-        shape = self.checkpoint.shape
-        return self if tokens <= shape.context else self._with_shape(replace(shape, context=tokens))
+        return self if tokens <= self.checkpoint.shape.context else self.with_context(tokens)
+
+    def with_context(self, tokens: int) -> OpenModel:
+        """Return the model with a context of `tokens`, such as a smaller one for reading a document in parts."""
+        return self._with_shape(replace(self.checkpoint.shape, context=tokens))
 
     def _with_shape(self, shape: ModelShape) -> OpenModel:
         checkpoint = copy(self.checkpoint)
         checkpoint.shape = shape
         return replace(self, checkpoint=checkpoint)
-
-    @cached_property
-    def weight_bits(self) -> WeightBits:
-        """Return the average bits of a weight in memory, inside and outside of the layers."""
-        quantized = {}
-        if self._operations(self.shape).serves_quantized(self.dtype):
-            quantized = self.checkpoint.quantized_bits()
-        return average_bits(self.checkpoint.sizes(), quantized, self.dtype.itemsize)
-
-    @property
-    def copy_bits(self) -> WeightBits | None:
-        """Return the average bits of a weight of the quantised copy that drafts; None if there is none."""
-        return copy_bits(self.shape, self.speculation) if self._can_copy else None
-
-    def estimate(self, tokens: int) -> MemoryEstimate:
-        """Estimate the memory for a sequence of `tokens` whose KV cache is completely on this device."""
-        return estimate(
-            self.shape,
-            tokens,
-            self.speculation,
-            device=self.device.type,
-            itemsize=self.dtype.itemsize,
-            prefill_chunk=self.config.prefill_chunk,
-            draft=self.draft_dimensions,
-            in_place=self._retrieves_in_place,
-            weight_bits=self.weight_bits,
-            copy_bits=self.copy_bits,
-            kv=self.config.kv,
-        )
-
-    @property
-    def _retrieves_in_place(self) -> bool:
-        """Return whether the retrieval cache copies nothing where all KV is on the device."""
-        if self.device.type == "cpu":
-            return self.kernel != "off"
-        kinds = self.config.kv, selected_format(self.speculation)
-        return all(KV_FORMATS[kind].is_plain for kind in kinds) and find_spec("triton") is not None
-
-    def selected_chunk(self, settings: Speculation, tokens: int, offloaded: bool) -> int | None:
-        """Return how many tokens are selected together in a sequence of up to `tokens`; None if nothing is selected.
-
-        `offloaded`: whether keys and values may lie outside of the device.
-        """
-        reads = settings.approximate is not None and "chunk" in APPROXIMATIONS[settings.approximate].reads
-        if not reads and not has_middle(settings, tokens):
-            return None
-        device = self.device.type
-        in_blocks = device != "cpu" or self.kernel != "off"
-        return chunk_of(settings, tokens, device, offloaded, self._retrieves_in_place, self.config.kv, in_blocks)
-
-    def check_fit(self, tokens: int, memory_limit: int | None = None) -> None:
-        """Raise OutOfMemory if a sequence of `tokens` does not fit the device, or `memory_limit` bytes of it."""
-        check_fit(self.estimate(tokens), self._usable(memory_limit))
-
-    def fitting_sequences(self, tokens: int, memory_limit: int | None = None, shared: int = 0) -> int:
-        """Return how many sequences of up to `tokens` fit the device together, or `memory_limit` bytes of it.
-
-        The first `shared` tokens of all are the same, and in memory once. Call it before the weights are loaded.
-        """
-        return fitting_sequences(self.estimate(tokens), self._usable(memory_limit), shared)
-
-    def kv_room(self, tokens: int, memory_limit: int | None = None, spare: int = 0) -> Callable[[int], int]:
-        """Return what returns how many bytes keys and values may take, given how many sequences run together.
-
-        They have up to `tokens` each, within `memory_limit`, as in `fitting_sequences`, beside `spare` further ones.
-        """
-        return partial(kv_room, self.estimate(tokens), self._usable(memory_limit), spare=spare)
-
-    @property
-    def prompt_buffer_bytes(self) -> int:
-        """Return the most bytes of blocks in memory while a prompt cache saves prompts, and restores one."""
-        shape, itemsize = self.shape, self.dtype.itemsize
-        block = stored_bytes(shape, saved_format(self.config.kv), TOKENS, itemsize)
-        return MOST_COPIED * int(max(block, shape.state_bytes(itemsize))) + AHEAD * int(block)
-
-    def _usable(self, memory_limit: int | None) -> int:
-        free = int(free_memory(self.device) * USABLE)
-        if self.device.type == "cpu":
-            free //= self.group.mates
-        return free if memory_limit is None else min(free, memory_limit)
 
     def load(
         self,
@@ -299,10 +171,12 @@ class OpenModel:
         chunk = self.selected_chunk(self.speculation, capacity or model.shape.context, tiers is not None)
         table = chunk if tiers is None and self._retrieves_in_place else None
         kv = self.config.kv if tiers is None else tiered_format(self.config.kv, self.packs)
-        own = Needs(kv, self.speculation.retrieval_kv, table or 0, tiers is not None, tiers is None)
+        has_planes = tiers is not None and tiers.mode == PLANES
+        own = Needs(kv, self.speculation.retrieval_kv, table or 0, tiers is not None, has_planes, tiers is None)
         for each, needs in ((model, own), (draft, Needs())):
             if isinstance(each, Model):  # a head has what the model has
                 warm_up(each.shape.full_attention, self.dtype, self.device, needs)
+                run_first_passes(each)
 
     def _weight_tier(self, tiers: TierSettings, link: Link) -> WeightTier | None:
         """Return where weights are that do not all stay on the device; None if they do."""
@@ -344,36 +218,15 @@ class OpenModel:
                     "experts in host memory do not go with other weights there",
                     "leave weight_layers out, or use experts=device",
                 )
-            check_offloaded_retrieval_kv(self.speculation, self.device)
+            has_planes = tiers.mode == PLANES
+            if has_planes:
+                check_planes(tiered_format(self.config.kv, self.packs))
+            check_offloaded_retrieval_kv(self.speculation, self.device, has_planes)
             if KV_FORMATS[self.config.kv].is_packed and not self._unpacks:
                 raise SettingsError(
                     f"--kv {self.config.kv} needs the native kernel, too, for a GPU's offloaded keys and values",
                     "leave --kv out, or offloading; triforce doctor says more about the kernel",
                 )
-
-    @property
-    def packs(self) -> bool:
-        """Return whether keys and values can be packed over tiers."""
-        shape, missing = self.checkpoint.shape, None
-        if self.device.type != "cpu":
-            missing = missing_kernel(self.device, self.dtype, self.shape.head_dim, self.kernel)
-        try:
-            check_packed_kv(PACKED_KV.name, shape, self.device, self.dtype, self.kernel)
-            check_kv(PACKED_KV.name, self.speculation, shape, missing)
-        except SettingsError:
-            return False
-        return self._unpacks
-
-    @property
-    def _unpacks(self) -> bool:
-        """Return whether the native kernel reads packed pages in host memory."""
-        shape = self.checkpoint.shape.full_attention
-        return self.device.type == "cpu" or host_kernel(shape, self.dtype) is not None
-
-    @property
-    def _can_copy(self) -> bool:
-        """Return whether a quantised copy of the model would read fewer bytes."""
-        return not self.checkpoint.is_quantized and self._operations(self.shape).serves_quantized(self.dtype)
 
     def prompt_cache(self, folder: PromptFolder, least: int = LEAST) -> PromptCache:
         """Return the cache of this model's prompts of at least `least` tokens, in a folder.
@@ -405,14 +258,12 @@ class OpenModel:
             return None
         if isinstance(self.draft, HeadCheckpoint):
             target.tap(self.draft.head.taps)
-            return load_drafter(self.draft, target, self._operations(self.draft.shape))
+            operations = self._operations(self.draft.shape)
+            level = level_of(self.weight_bits.layers) if operations.serves_quantized(self.dtype) else None
+            return load_drafter(self.draft, target, operations, level)
         draft = load_model(self.draft, self.dtype, self.device, progress, self._operations(self.draft.shape))
         draft.bar(self.barred)
         return draft
-
-    def _operations(self, shape: ModelShape) -> Operations:
-        """Return the operations of one model, which own its result buffers. Raises SettingsError."""
-        return choose_operations(self.config.kernel, shape, self.dtype, self.device)
 
     def check_self_draft(self, settings: Speculation) -> None:
         """Raise SettingsError if a method drafts with a quantised copy of the model, and there can be none."""

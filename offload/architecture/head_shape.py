@@ -19,6 +19,8 @@ from .dims import Dimensions
 from .families import FAMILIES
 from .families.family import text_config
 from .hf_config import shape_from_config
+from .parameters import WeightBits
+from .weight_formats import level_of, rounded_bits
 
 EAGLE3, DFLASH = "eagle3", "dflash"
 _PARALLEL = "peagle"  # EAGLE-3 heads that draft all tokens in one pass, in the format of `speculators`
@@ -68,6 +70,20 @@ class HeadDimensions(Dimensions):
     @property
     def outer_parameters(self) -> int:
         return self.more + (0 if self.shares_head else self.vocab * self.hidden)
+
+    @property
+    def _read_outside(self) -> int:
+        return self.more + self.vocab * self.hidden
+
+
+def drafter_bits(draft: Dimensions, target: WeightBits, itemsize: int) -> WeightBits:
+    """Return the bits of a drafter's weights: a head's are rounded if its target's are, those of a model stay."""
+    level = level_of(target.layers)
+    if level is None or not isinstance(draft, HeadDimensions):
+        return WeightBits.of_dtype(itemsize)
+    bits, own = rounded_bits(draft, level), draft.outer_parameters
+    more = own if draft.shares_head else own - draft.vocab * draft.hidden
+    return replace(bits, outer=(more * bits.layers + (own - more) * bits.outer) / own)
 
 
 def _dimensions(dims: Dimensions, changes: Mapping[str, Any]) -> HeadDimensions:

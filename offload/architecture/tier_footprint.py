@@ -5,7 +5,7 @@ Tests hold them against what offload/memory allocates.
 
 from __future__ import annotations
 
-from ..settings.kv_formats import EXACT, KV_FORMATS, PACKED_KV
+from ..settings.kv_formats import EXACT, KV_FORMATS, PACKED_KV, PLANE_KV
 from .dims import Dimensions
 from .kv_formats import format_bytes, packed_page_bytes
 
@@ -40,9 +40,18 @@ def _page_bytes(shape: Dimensions, pages: int, page: int, itemsize: int, kv: str
     return pages * each
 
 
-def host_page_bytes(shape: Dimensions, layers: int, tokens: int, page: int, itemsize: int, kv: str = EXACT) -> int:
-    """Return the pinned bytes for the pages of `layers` offloaded layers with a capacity of `tokens`."""
-    return layers * _page_bytes(shape, -(-tokens // page), page, itemsize, kv)
+def host_page_bytes(
+    shape: Dimensions, layers: int, tokens: int, page: int, itemsize: int, kv: str = EXACT, in_planes: bool = False
+) -> int:
+    """Return the pinned bytes for the pages of `layers` offloaded layers with a capacity of `tokens`.
+
+    `in_planes`: of plane B of packed ones.
+    """
+    pages = -(-tokens // page)
+    if in_planes:
+        packed, plane = (format_bytes(shape, kind, page, itemsize) for kind in (kv, PLANE_KV.name))
+        return layers * pages * (packed - plane)
+    return layers * _page_bytes(shape, pages, page, itemsize, kv)
 
 
 def staging_bytes(

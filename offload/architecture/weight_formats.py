@@ -97,6 +97,11 @@ def format_of(level: str, name: str, size: Sequence[int]) -> QuantizedFormat | N
     return kind if size[1] % kind.block == 0 else _LEVELS["q8"]
 
 
+def level_of(bits: float) -> str | None:
+    """Return the coarsest level whose weights have at least so many bits; None if they are not quantised."""
+    return next((level for level, kind in _LEVELS.items() if kind.bits_per_weight >= bits), None)
+
+
 def rounded_bits(shape: Dimensions, level: str) -> WeightBits:
     """Return the bits of a model's weights rounded to a level; those that are not, are bf16."""
     parts = (

@@ -57,7 +57,7 @@ class ApproximateCache(ABC):
         assert 0 < tokens <= self.room, f"{tokens} tokens at once where {self.room} are the most"
 
     @abstractmethod
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend(self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None) -> Tensor:
         """Store and attend as `KVCache.attend`."""
 
     def hold(self) -> None:

@@ -88,7 +88,7 @@ class TableCache(InPlaceCache):
         key = self._table.data_ptr(), self._table.shape, tree is None
         return key, PassInputs(self.start, self.seen, self.rows, self.stored, parents)
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, lse: Tensor | None = None) -> Tensor:
+    def attend(self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None, lse: Tensor | None = None) -> Tensor:
         q = append(self._store, layer, self.start, q, k, v, self.rows_of(layer), self.stored)
         return self._attend(layer, q, self.seen, self.tree, lse)
 

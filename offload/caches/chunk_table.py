@@ -39,7 +39,7 @@ class ChunkTableCache(InPlaceCache):
         self.lengths[1:2].fill_(used)
         self.lengths[2:].fill_(chunks * self._chunk)
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend(self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None) -> Tensor:
         q = append(self.store, layer, self.start, q, k, v, self.rows_of(layer), self.stored)
         keys, values = self.store.layer(layer)
         table = self.table[layer, :, : self.selection.shape[1]]

@@ -104,13 +104,13 @@ class FullCache(InFlightTokens):
         if self._queries is not None:
             self._queries.begin_tree(len(tree), self._held)
 
-    def _attend_tree(self, layer: int, q: Tensor, k: Tensor, v: Tensor, lse: Tensor | None) -> Tensor:
+    def _attend_tree(self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None, lse: Tensor | None) -> Tensor:
         q = append(self.store, layer, self.start, q, k, v, rows_of(self.store.shape, layer, self.rows))
         if self._queries is not None and k is not None:
             self._queries.keep_of_tree(layer, q, self._held)
         return self.store.attend(layer, q, self._length, self.tree, lse)
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, lse: Tensor | None = None) -> Tensor:
+    def attend(self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None, lse: Tensor | None = None) -> Tensor:
         if self.tree is not None:
             return self._attend_tree(layer, q, k, v, lse)
         q, start = self.append(layer, q, k, v)
@@ -127,7 +127,7 @@ class FullCache(InFlightTokens):
         rows = rows_of(self.store.shape, layer, self.rope.rows(self._length, self._length + 1))
         return self.store.attend(layer, rotate(q, rows), self._length - 1)
 
-    def append(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, int]:
+    def append(self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None) -> tuple[Tensor, int]:
         """Store keys and values as `attend` does; return the rotated queries, and the position of the first one."""
         is_next = self._next is not None and self._next[0] == layer and self._next[1] < self._length + self._inflight
         start = self._next[1] if is_next else self._length

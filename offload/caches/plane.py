@@ -9,7 +9,7 @@ from torch import Tensor
 from ..architecture.rope import rotate
 from ..kernels.native.recording import PassInputs
 from ..memory.packed_store import PackedStore
-from ..memory.store import append
+from ..memory.store import Store, append
 from ..memory.tree_attention import Tree
 from ..settings.kv_formats import PACKED_KV, PLANE_KV
 from .selected import InPlaceCache
@@ -21,12 +21,21 @@ class PlaneCache(InPlaceCache):
     Nothing is scored, and nothing copied: a selection is of everything.
     """
 
-    read_share = PLANE_KV.bits / PACKED_KV.bits
+    _store: Store
 
     def _allocate(self) -> None:
         store = self._full.store
-        assert isinstance(store, PackedStore), "keys and values are packed"
+        assert isinstance(store, PackedStore) or store.has_planes, "keys and values are packed"
         self._store = store
+
+    @property
+    def read_share(self) -> float:
+        return PLANE_KV.bits / (16 if self._store.has_planes else PACKED_KV.bits)
+
+    def begin(self, tokens: int, tree: Tree | None = None) -> None:
+        super().begin(tokens, tree)
+        exact = self._full.length
+        self._store.open_draft(min(self._length, exact), max(self.start + tokens, exact))
 
     def _use(self, chosen: Tensor, chunks: int) -> None:
         self.selection = chosen
@@ -37,7 +46,7 @@ class PlaneCache(InPlaceCache):
         parents = None if tree is None else tree.on(self.device).parents
         return tree is None, PassInputs(self.start, self._length + 1, self.rows, self.stored, parents)
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, lse: Tensor | None = None) -> Tensor:
+    def attend(self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None, lse: Tensor | None = None) -> Tensor:
         q = append(self._store, layer, self.start, q, k, v, self.rows_of(layer), self.stored)
         return self._store.attend_plane(layer, q, self._length, self.tree, lse)
 

@@ -89,7 +89,7 @@ class RetrievedCache(ApproximateCache):
             if self._selects:
                 self._means.extend(self._whole)
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend(self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None) -> Tensor:
         q, start = self._full.append(layer, q, k, v)
         if not self._selects:
             return self.store.attend(layer, q, start)

@@ -51,7 +51,9 @@ class _Endings:
             raise errors[-1]
 
     def _resolved(self, target: str) -> Any:
-        """Return what a reference within the schema leads to; None for others, which the compiler has refused."""
+        """Return what a reference by its path within the schema leads to; None for others, such as an anchor."""
+        if target != "#" and not target.startswith("#/"):
+            return None
         found: Any = self._root
         for part in target.removeprefix("#").split("/")[1:]:
             name = part.replace("~1", "/").replace("~0", "~")
@@ -78,7 +80,7 @@ def check_grammar_ends(lark: str) -> None:
         ending |= more
     if "start" in rules and "start" not in ending:
         raise SettingsError(
-            "--grammar cannot end: each alternative of start contains a rule that contains itself",
+            "--grammar cannot end: each alternative of start, or of GBNF's root, contains a rule that contains itself",
             "give an alternative without it",
         )
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import SettingsError
 from ..settings.constraint import CHOICES, GRAMMAR, JSON_SCHEMA, REGEX
-from ..short_repr import short_repr
+from ..short_repr import short_repr, short_text
 from .endings import check_ends, check_grammar_ends
 
 if TYPE_CHECKING:
@@ -30,10 +30,13 @@ def compile_grammar(kind: str, text: str, tokenizer: LLTokenizer) -> LLMatcher:
 
     if kind == JSON_SCHEMA:
         schema = read_schema(text)
-        matcher = LLMatcher(tokenizer, schema_grammar(schema), log_level=0)
-        if matcher.is_error():
-            raise _schema_error(schema, tokenizer, matcher.get_error())
-        check_ends(schema)
+        try:
+            matcher = LLMatcher(tokenizer, schema_grammar(schema), log_level=0)
+            if matcher.is_error():
+                raise _schema_error(schema, tokenizer, matcher.get_error())
+            check_ends(schema)
+        except (ValueError, RecursionError):  # of JSON in Rust, and of what reads schemas here
+            raise SettingsError("the JSON schema is nested too deeply", "use $defs and $ref, or fewer levels") from None
     else:
         matcher = LLMatcher(tokenizer, _grammar(kind, text), log_level=0)
         if matcher.is_error():
@@ -58,7 +61,7 @@ def read_schema(text: str) -> dict[str, Any]:
     if schema is True:
         return {}
     if not isinstance(schema, dict):
-        raise SettingsError(f"the JSON schema is {short_repr(schema)}, not an object", "give an object with a type")
+        raise SettingsError(f"the JSON schema is {short_text(text)}, not an object", "give an object with a type")
     return schema
 
 
@@ -137,6 +140,9 @@ def _schema_error(schema: dict[str, Any], tokenizer: LLTokenizer, reason: str) -
             if reason.startswith(unsupported):
                 names = ", ".join(json.loads(reason.removeprefix(unsupported)))
                 return SettingsError(f"the JSON schema has a keyword that is not supported, {at}: {names}", "remove it")
+            if reason.startswith("oneOf constraints"):
+                reason = "alternatives of oneOf that an answer could both match are not supported"
+                return SettingsError(f"the JSON schema is wrong {at}: {reason}", "use anyOf")
             return SettingsError(f"the JSON schema is wrong {at}: {reason}", "correct it")
 
 
@@ -152,6 +158,8 @@ def _grammar(kind: str, text: str) -> str:
             raise SettingsError(f"--choices is {short_repr(text)}", "give texts that are not empty, such as yes,no")
         return LLMatcher.grammar_from_lark("start: " + " | ".join(map(_literal, choices)))
     assert kind == GRAMMAR, kind
+    if "::=" not in text and not re.search(r"^\s*start\b[^:]*:", text, re.MULTILINE):
+        raise SettingsError("--grammar has no rule that is called start", "in GBNF, which has ::=, it is root")
     try:
         lark = any_to_lark(text)
     except Exception as error:  # the converter raises its own type, and IndexError

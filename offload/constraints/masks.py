@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..errors import TriforceError
 from ..events import MaskStatistics
 from .matcher import Allowed, Matcher
 
@@ -30,15 +31,23 @@ class TokenMasks:
         self._unended[[each for each in self._ends if each < vocab]] = False
         self._path: list[int] = []  # tokens after the history that the matcher has consumed
         self._is_left = False  # the history is not in the language
-        self._known: dict[Path, Allowed | None] = {}
-        self._seconds, self._computed, self._forced = 0.0, 0, 0
+        self._known: dict[Path, Allowed | TriforceError | None] = {}
+        bits: Allowed = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little").view(bool)
+        self._biases = torch.from_numpy(np.where(bits, np.float32(0), np.float32(_NEVER)))  # [256, 8], of a byte's bits
+        self._every: np.ndarray = np.full(-(-vocab // 8), 255, dtype=np.uint8)
+        self._seconds, self._computed, self._forced, self._rows = 0.0, 0, 0, 0
 
     def observe(self, ids: Sequence[int]) -> None:
-        """Append tokens of the answer to the history."""
+        """Append tokens of the answer to the history. Raises TriforceError if they went past a dead end."""
+        start = time.perf_counter()
+        for count in range(1, len(ids)):
+            if isinstance(dead_end := self._known.get(tuple(ids[:count])), TriforceError):
+                raise dead_end
         self._is_left = self._is_left or not self._move(ids)
         count = len(ids)
         self._path.clear()
         self._known = {path[count:]: mask for path, mask in self._known.items() if path[:count] == tuple(ids)}
+        self._seconds += time.perf_counter() - start
 
     def apply(self, logits: Tensor, paths: Sequence[Sequence[int]]) -> Tensor:
         """Return logits `[rows, vocab]` with -inf for tokens that may not follow the history and the row's path.
@@ -50,21 +59,58 @@ class TokenMasks:
         masks = [self.allowed(tuple(path)) for path in paths]
         if all(mask is None for mask in masks):
             return logits
-        every: Allowed = np.ones(self._vocab, dtype=bool)
-        forbidden = torch.from_numpy(~np.stack([every if mask is None else mask for mask in masks])).to(logits.device)
-        ruled_out = logits.masked_fill(forbidden, _NEVER).amax(dim=-1, keepdim=True) == _NEVER
-        ruled_out &= logits.amax(dim=-1, keepdim=True).isfinite()
-        return logits.masked_fill(ruled_out, 0).masked_fill(forbidden, _NEVER)
+        start = time.perf_counter()
+        self._rows += len(masks)
+        bias = self._bias(masks, logits.device)
+        bound = logits + bias
+        best = bound.amax(dim=-1, keepdim=True)
+        if logits.device.type != "cpu" or not best.min() > _NEVER:  # a GPU is not waited for
+            ruled_out = (best == _NEVER) & logits.amax(dim=-1, keepdim=True).isfinite()
+            bound = torch.where(ruled_out, bias, bound)
+        self._seconds += time.perf_counter() - start
+        return bound
+
+    def _bias(self, masks: Sequence[Allowed | None], device: torch.device) -> Tensor:
+        """Return 0 for what masks allow and -inf for the rest, `[rows, vocab]`; the masks are uploaded as bits."""
+        bits = np.concatenate([self._every if mask is None else np.packbits(mask, bitorder="little") for mask in masks])
+        indices = torch.from_numpy(bits.astype(np.int32)).to(device)
+        if self._biases.device != device:
+            self._biases = self._biases.to(device)
+        return self._biases.index_select(0, indices).view(len(masks), -1)[:, : self._vocab]
 
     def allowed(self, path: Path) -> Allowed | None:
-        """Return which tokens may follow the history and a path, `[vocab]`; None if that is not allowed itself."""
+        """Return which tokens may follow the history and a path, `[vocab]`; None if that is not allowed itself.
+
+        Raises TriforceError if none may follow the history. A draft's path to a dead end is an error once it is
+        accepted.
+        """
         if self._is_left:
             return None
         if path not in self._known:
             start = time.perf_counter()
             self._known[path] = self._compute(path)
             self._seconds += time.perf_counter() - start
-        return self._known[path]
+        found = self._known[path]
+        if not isinstance(found, TriforceError):
+            return found
+        if path:
+            return None
+        raise found
+
+    def possible(self, tokens: Sequence[int], parents: Sequence[int], before: Path = ()) -> list[int]:
+        """Return the nodes of a tree of tokens, after the history and the path `before`, that may be accepted.
+
+        The root is the parent -1.
+        """
+        if self._is_left:
+            return list(range(len(tokens)))
+        paths, kept = {-1: before}, list[int]()
+        for node, (token, parent) in enumerate(zip(tokens, parents, strict=True)):
+            mask = self.allowed(paths[parent]) if parent in paths else None
+            if mask is not None and mask[token]:
+                paths[node] = (*paths[parent], token)
+                kept.append(node)
+        return kept
 
     def forced(self, limit: int) -> list[int]:
         """Return the tokens, up to `limit`, that must follow the history whatever the model's logits are.
@@ -85,12 +131,15 @@ class TokenMasks:
     @property
     def statistics(self) -> MaskStatistics:
         """Return the statistics so far."""
-        return MaskStatistics(self._computed, self._seconds, self._forced)
+        return MaskStatistics(self._computed, self._seconds, self._forced, self._rows)
 
-    def _compute(self, path: Path) -> Allowed | None:
+    def _compute(self, path: Path) -> Allowed | TriforceError | None:
         if not self._move(path):
             return None
-        found = self._matcher.allowed()
+        try:
+            found = self._matcher.allowed()
+        except TriforceError as dead_end:
+            return dead_end
         if found is None:
             return self._unended
         self._computed += 1

@@ -27,7 +27,10 @@ class Matcher(Protocol):
         ...
 
     def allowed(self) -> Allowed | None:
-        """Return which tokens may come next; those that end the answer where it is complete. None: all but those."""
+        """Return which tokens may come next; those that end the answer where it is complete. None: all but those.
+
+        Raises TriforceError at a dead end; the matcher may then be rolled back.
+        """
         ...
 
 
@@ -39,24 +42,33 @@ class GrammarMatcher:
     """
 
     def __init__(self, matcher: LLMatcher) -> None:
-        """Take over a matcher that has consumed nothing."""
-        self._matcher = matcher
+        """Take a matcher that has consumed nothing, and leave it so."""
+        self._fresh, self._matcher = matcher, matcher.deep_copy()
+        self._consumed: list[int] = []
 
     def fork(self) -> GrammarMatcher:
-        """Return another matcher in the same state."""
-        return GrammarMatcher(self._matcher.deep_copy())
+        """Return another matcher, at the beginning of an answer."""
+        return GrammarMatcher(self._fresh)
 
     def consume(self, token: int) -> bool:
-        return self._matcher.try_consume_tokens([token]) == 1
+        is_allowed = self._matcher.try_consume_tokens([token]) == 1
+        if is_allowed:
+            self._consumed.append(token)
+        return is_allowed
 
     def rollback(self, count: int) -> None:
-        if count and not self._matcher.rollback(count):
+        if not count:
+            return
+        if not self._matcher.rollback(count):
             raise TriforceError(f"the constraint cannot be rolled back: {self._matcher.get_error()}")
+        del self._consumed[-count:]
 
     def allowed(self) -> Allowed:
         bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
         if self._matcher.is_error():
             reason = self._matcher.get_error().partition("\n")[0]
+            self._matcher = self._fresh.deep_copy()  # one with an error cannot be rolled back
+            self._matcher.consume_tokens(self._consumed)
             raise TriforceError(f"the constraint allows no way on: {reason}", "simplify the schema or the grammar")
         return np.unpackbits(bits, bitorder="little").view(bool)
 

@@ -1,8 +1,8 @@
-"""The needle test: a random number, said once somewhere in a long text, is asked for at its end.
+"""The needle test of `bench --quality`: the task `single` in the user's text, by the probability of the pass key.
 
-The passkey test (Mohtashami and Jaggi, arXiv 2305.16300), with a longer number, and in words that the text itself
-continues: models of 135M parameters find that at 8K tokens, and instructions less often. The log-probability tells
-more than whether it is found: it also measures how nearly.
+The text itself goes on with the key, and no question stands before it: models of 135M parameters find that at 8K
+tokens, and instructions less often. The log-probability tells more than whether it is found: it also measures how
+nearly.
 """
 
 from __future__ import annotations
@@ -13,11 +13,9 @@ from dataclasses import dataclass
 
 from ..events import Prefilled
 from ..sequence import common_prefix
+from .tasks import SINGLE
+from .tasks.task import Planted
 from .teacher_forcing import Predictor, score_text
-
-DIGITS = 7
-_NEEDLE = "\n\nThe pass key is {0}. Remember it. The pass key is {0}.\n\n"
-_QUESTION = "\n\nThe pass key is"
 
 Encode = Callable[[str], list[int]]
 
@@ -51,12 +49,12 @@ def make_needles(text: Sequence[int], encode: Encode, count: int) -> list[Needle
     """
     draw = random.Random(0)
     depths = [None, *((index + 0.5) / count for index in reversed(range(count)))]
-    return [_make_needle(text, encode, depth, "".join(draw.choices("123456789", k=DIGITS))) for depth in depths]
+    return [_make_needle(text, encode, depth, SINGLE.plant(draw, depth or 0.0)) for depth in depths]
 
 
-def _make_needle(text: Sequence[int], encode: Encode, depth: float | None, key: str) -> Needle:
-    needle, question = encode(_NEEDLE.format(key)), encode(_QUESTION)
-    asked = encode(f"{_QUESTION} {key}")
+def _make_needle(text: Sequence[int], encode: Encode, depth: float | None, planted: Planted) -> Needle:
+    needle, question = encode(f"\n\n{planted.pieces[0][1]}\n\n"), encode(f"\n\n{planted.start}")
+    asked = encode(f"\n\n{planted.start} {planted.answers[0]}")
     start = common_prefix(question, asked)  # a tokenizer may merge the last word and the space
     question, answer = asked[:start], asked[start:]
     room = len(text) - len(needle) - len(question) - len(answer)

@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 
 _MAX_BYTES = 2**16  # of a file; a profile has about 1,000
 _MAX_VALUES = 10_000  # in a file with its aliases expanded
-# libyaml's loader is ten times as fast, and recurses on C's stack: only files that cannot be nested deeply get it.
-_SmallFileLoader, _SMALL = getattr(yaml, "CSafeLoader", yaml.SafeLoader), 2048  # characters
+# libyaml's loader is ten times as fast, and recurses on C's stack: only files that cannot be nested deeply get it. Each
+# level takes one of these characters, or more spaces than the one above, of which a file has room for 361 levels.
+_FlatFileLoader, _NESTING, _MOST_NESTING = getattr(yaml, "CSafeLoader", yaml.SafeLoader), "[{-?", 1600
 _DEPTH = 2  # mappings in a profile: itself, and its parts
 _SIZES = ("memory", "host_memory", "disk_limit", "cache_limit")  # options in bytes, which may be written as 22GiB
 _SMALL_FILE = "it is to be a small YAML file"
@@ -57,7 +58,8 @@ def read(file: Path | Traversable, source: str) -> Document:
     """
     text = _text(file, source)
     try:
-        loader = (_SmallFileLoader if len(text) <= _SMALL else yaml.SafeLoader)(text)
+        is_flat = sum(map(text.count, _NESTING)) <= _MOST_NESTING
+        loader = (_FlatFileLoader if is_flat else yaml.SafeLoader)(text)
         try:
             return _document(loader, source)
         finally:

@@ -43,7 +43,12 @@ _OTHER_MODELS = {
 
 def available() -> list[str]:
     """Return the names of the profiles that come with the program."""
-    return sorted(file.name.removesuffix(".yaml") for file in _folder().iterdir() if file.name.endswith(".yaml"))
+    return list(_available())
+
+
+@cache  # a plan that does not fit looks at all profiles for one that would
+def _available() -> tuple[str, ...]:
+    return tuple(sorted(each.name.removesuffix(".yaml") for each in _folder().iterdir() if each.name.endswith(".yaml")))
 
 
 def load(name_or_path: str | Path, found: Sequence[str] | None = None) -> Profile:
@@ -112,6 +117,7 @@ def _file(name: str) -> Traversable:
     return _folder() / f"{_resolved(name)}.yaml"
 
 
+@cache
 def _shipped(name: str) -> Profile:
     return _read(_folder() / f"{name}.yaml", f"{name}.yaml")
 

@@ -21,6 +21,11 @@ ASSUMED_CORES = 8
 # AVX-512, 22 rows over 32 KV heads came to 38 with reading; 8, 14 and 22 rows took .55, .77 and 1 of their time.
 CORE_ATTENTION_GFLOPS = 54.0
 ASSUMED_DISK_GB_S = 2.0  # large reads: NVMe drives reach 2 to 7, SATA ones 0.5
+# Bytes of keys and values that a processor of a GPU reads a cycle at most, if each instruction of the compiled kernels
+# takes one: for 9.0, of 32 query rows, by scripts/compile_kernels.py (docs/gpu.md). Others differ by a tenth.
+BYTES_A_CYCLE = {"packed": 15.0, "q8": 8.0, "fp8": 6.6, "q4": 4.0}
+# Processors and boost clocks of data sheets, of the GPUs whose memories give more than 4 bytes a cycle and processor.
+PROCESSORS = {"a100": (108, 1.41e9), "h100": (132, 1.83e9), "h200": (132, 1.83e9), "b200": (148, 1.85e9)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,3 +101,11 @@ def describe(profile: Profile, host_memory: int | None = None, cores: int | None
 def placed(hardware: Hardware, placement: Placement) -> Hardware:
     """Return the hardware with the simulated link, if there is one."""
     return hardware if placement.link_gb_s is None else replace(hardware, link=placement.link_gb_s * 1e9)
+
+
+def read_share(hardware: Hardware, kv: str) -> float:
+    """Return the share of a GPU's read rate at which attention reads keys and values in a format: 1 if memory binds."""
+    if kv not in BYTES_A_CYCLE or hardware.name not in PROCESSORS:
+        return 1.0
+    processors, clock = PROCESSORS[hardware.name]
+    return min(1.0, BYTES_A_CYCLE[kv] * processors * clock / (READ * hardware.bandwidth))

@@ -18,7 +18,7 @@ LISTS = 2 * TOKENS // SPAN  # of patches: of the keys and of the values of each 
 def pack_runs(keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
     """Return runs `[n, bytes]`, uint8, of keys and values `[n, 128, head_dim]` in bf16, and whether each fits, `[n]`.
 
-    One that has more than 30 values outside its channels' exponents does not fit, and its bytes mean nothing.
+    One that has more than 30 values outside its channels' exponents does not fit: others of them are lost in its bytes.
     """
     n, _, dim = keys.shape
     bits = torch.stack((keys, values), dim=1).view(torch.int16).int() & 0xFFFF  # [n, 2, tokens, dim]
@@ -95,7 +95,7 @@ def _write_patches(memory: Tensor, bits: Tensor, is_coded: Tensor) -> Tensor:
     rank = torch.arange(len(run), device=run.device) - (ends[:, -1].cumsum(0) - ends[:, -1])[run]
     words = torch.where(which == 1, (t % BLOCK // 2 * dim + d) * 2 + t % 2, (d // 2 * BLOCK + t % BLOCK) * 2 + d % 2)
     at, value = t // BLOCK * BLOCK * dim + words, bits[run, which, span * SPAN + t, d]
-    memory[:, :LISTS] = ends.clamp(max=255)
+    memory[:, :LISTS] = ends.clamp(max=PATCHES)
     kept = rank < PATCHES
     for offset, byte in enumerate((at & 255, at >> 8, value & 255, value >> 8)):
         memory[run[kept], LISTS + 4 * rank[kept] + offset] = byte[kept].byte()

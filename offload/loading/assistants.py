@@ -14,10 +14,8 @@ from ..architecture.head_shape import HeadDimensions
 from ..kernels.ops import Operations
 from ..model.assistant import Assistant
 from ..model.decoder import Model
-from ..parallel import ALONE
 from .checkpoint_json import read_json
 from .heads import HeadCheckpoint
-from .weight_reader import WeightReader
 from .weights import load_layer
 
 _CENTROIDS, _TOKENS = "masked_embedding.centroids", "masked_embedding.token_ordering"
@@ -51,11 +49,12 @@ class AssistantCheckpoint(HeadCheckpoint):
             yield _TOKENS, (self.shape.vocab,)
 
 
-def load_assistant(checkpoint: AssistantCheckpoint, target: Model, operations: Operations) -> Assistant:
-    """Load an assistant of a loaded target, from a checkpoint that has been checked."""
+def load_assistant(
+    checkpoint: AssistantCheckpoint, target: Model, operations: Operations, level: str | None = None
+) -> Assistant:
+    """Load an assistant of a loaded target, from a checkpoint that has been checked; see `load_drafter`."""
     own = checkpoint.head
-    with checkpoint.tensors() as read:
-        reader = WeightReader(read, target.dtype, target.device, operations, ALONE, None, own.layers)
+    with checkpoint.opened(target, operations, level) as (read, reader):
         layers = [load_layer(reader, own.layers, index) for index in range(own.layers.layers)]
         norm, centroids = reader.norm("model.norm.weight"), None
         if own.centroids:

@@ -13,10 +13,8 @@ from ..errors import UnsupportedModel
 from ..kernels.ops import Operations
 from ..model.decoder import Model
 from ..model.dflash import DFlash
-from ..parallel import ALONE
 from .checkpoint_json import read_json
 from .heads import HeadCheckpoint
-from .weight_reader import WeightReader
 from .weights import load_layer
 
 _LATER = ("candidate_selector", "attention_conv", "mlp_conv")  # tensors of DFlash2
@@ -61,11 +59,12 @@ class DFlashCheckpoint(HeadCheckpoint):
         super().check()
 
 
-def load_dflash(checkpoint: DFlashCheckpoint, target: Model, operations: Operations) -> DFlash:
-    """Load a DFlash drafter of a loaded target, from a checkpoint that has been checked."""
+def load_dflash(
+    checkpoint: DFlashCheckpoint, target: Model, operations: Operations, level: str | None = None
+) -> DFlash:
+    """Load a DFlash drafter of a loaded target, from a checkpoint that has been checked; see `load_drafter`."""
     own = checkpoint.head
-    with checkpoint.tensors() as read:
-        reader = WeightReader(read, target.dtype, target.device, operations, ALONE, None, own.layers)
+    with checkpoint.opened(target, operations, level) as (_, reader):
         layers = [load_layer(reader, own.layers, index) for index in range(own.layers.layers)]
         hidden, norm = (reader.norm(name) for name in ("hidden_norm.weight", "model.norm.weight"))
         weights = own, target, operations, reader.linear(False, "fc"), (hidden, hidden, norm), layers

@@ -37,10 +37,13 @@ def checked_drafter(path: Path, target: ModelShape, is_mtp: bool = False) -> Hea
     return checkpoint
 
 
-def load_drafter(checkpoint: HeadCheckpoint, target: Model, operations: Operations) -> Head:
-    """Load a drafter of a loaded target, from a checkpoint that has been checked."""
+def load_drafter(checkpoint: HeadCheckpoint, target: Model, operations: Operations, level: str | None = None) -> Head:
+    """Load a drafter of a loaded target, from a checkpoint that has been checked.
+
+    Its matrices are rounded to a `level` (q4, q5, q6, q8), if one is given: no output depends on it.
+    """
     if isinstance(checkpoint, AssistantCheckpoint):
-        return load_assistant(checkpoint, target, operations)
+        return load_assistant(checkpoint, target, operations, level)
     if isinstance(checkpoint, DFlashCheckpoint):
-        return load_dflash(checkpoint, target, operations)
-    return load_head(checkpoint, target, operations)
+        return load_dflash(checkpoint, target, operations, level)
+    return load_head(checkpoint, target, operations, level)

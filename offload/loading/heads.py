@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
 from math import prod
@@ -16,6 +17,7 @@ from torch import Tensor
 from ..architecture.config import ModelShape
 from ..architecture.config_checks import check_of_config
 from ..architecture.head_shape import EAGLE3, HeadDimensions, HeadShape, eagle3_shape, is_head, mtp_shape
+from ..architecture.weight_formats import format_of
 from ..errors import CheckpointError
 from ..kernels.ops import Operations
 from ..model.decoder import Model
@@ -23,7 +25,8 @@ from ..model.heads import MTP, Eagle3, Head
 from ..parallel import ALONE
 from .checkpoint_json import read_json
 from .formats.layer_tensors import Sizes, checkpoint_sizes, layer_sizes
-from .formats.safetensors import FolderCheckpoint, weight_files
+from .formats.quantization import QuantizingReader
+from .formats.safetensors import FolderCheckpoint, TensorReader, weight_files
 from .weight_reader import WeightReader
 from .weights import load_layer
 
@@ -105,6 +108,17 @@ class HeadCheckpoint(FolderCheckpoint):
             return ["input_norm.weight"]
         return [f"fc_norm.{i}.weight" for i in range(len(self.head.taps))] if self.head.fc_norm else []
 
+    @contextmanager
+    def opened(
+        self, target: Model, operations: Operations, level: str | None
+    ) -> Iterator[tuple[TensorReader, WeightReader]]:
+        """Yield what reads its tensors, and its weights for a target; matrices are rounded to a `level`, if any."""
+        with self.tensors() as read:
+            sizes = self.sizes().items() if level is not None else ()
+            formats = {name: format_of(str(level), name, size) for name, size in sizes if name.endswith(".weight")}
+            rounding = QuantizingReader(read, {name: kind for name, kind in formats.items() if kind is not None})
+            yield read, WeightReader(rounding, target.dtype, target.device, operations, ALONE, None, self.shape)
+
     def check(self) -> None:
         """Check by the headers that every tensor is there with its size. Raises CheckpointError."""
         found = self.sizes()
@@ -125,11 +139,10 @@ def checked_head(path: Path, target: ModelShape, is_mtp: bool = False) -> HeadCh
     return checkpoint
 
 
-def load_head(checkpoint: HeadCheckpoint, target: Model, operations: Operations) -> Head:
-    """Load a head of a loaded target, from a checkpoint that has been checked."""
+def load_head(checkpoint: HeadCheckpoint, target: Model, operations: Operations, level: str | None = None) -> Head:
+    """Load a head of a loaded target, from a checkpoint that has been checked; see `load_drafter`."""
     own, found = checkpoint.head, checkpoint.sizes()
-    with checkpoint.tensors() as read:
-        reader = WeightReader(read, target.dtype, target.device, operations, ALONE, None, own.layers)
+    with checkpoint.opened(target, operations, level) as (read, reader):
         layers = [load_layer(reader, own.layers, index) for index in range(own.layers.layers)]
         names = _EAGLE_NORMS if own.kind == EAGLE3 else _MTP_NORMS
         embedding, feature, output = (reader.norm(name) for name in names)

@@ -139,11 +139,12 @@ def check_retrieval_kv(
     )
 
 
-def check_offloaded_retrieval_kv(settings: Speculation, device: torch.device) -> None:
+def check_offloaded_retrieval_kv(settings: Speculation, device: torch.device, has_planes: bool) -> None:
     """Raise SettingsError if a CPU's retrieval cache would copy keys and values from another tier unquantised."""
     flag = rounded_flag(settings)
+    reads_plane = has_planes and whole_format(settings) == PLANE_KV.name
     require(
-        flag is None or device.type != "cpu",
+        flag is None or device.type != "cpu" or reads_plane,
         f"{flag} is for keys and values in memory, and these are offloaded",
         f"leave {str(flag).split()[0]} out, or offloading",
     )

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -9,7 +12,8 @@ from ..architecture.config import ModelShape
 from ..architecture.tier_footprint import PACKED_BYTES
 from ..kernels import triton
 from ..kernels.accumulate import Accumulator, TorchAccumulator
-from ..kernels.triton.accumulate import PackedAccumulator
+from ..kernels.attention import Partial
+from ..kernels.triton.accumulate import PackedAccumulator, attend_packed_before
 from ..kernels.triton.packed_ops import pack_runs, unpack_runs
 from .packed_pages import PackedPageFormat
 from .page import BlockPageFormat
@@ -29,6 +33,7 @@ class DevicePackedPageFormat(BlockPageFormat):
         with torch.inference_mode(False):
             self._rows = torch.arange(heads, device=device)
             self._places = (~torch.arange(count, dtype=torch.int32)).repeat(heads, 1).to(device)
+            self._drafted = self._places[:, :0]
             self._none = torch.empty((heads, 1, shape.head_dim), dtype=torch.bfloat16, device=device)
 
     @property
@@ -41,14 +46,35 @@ class DevicePackedPageFormat(BlockPageFormat):
         blocks = lambda page: (*[page.view(torch.bfloat16).view(self._size)] * 2, triton.BLOCKS)  # noqa: E731
         return PackedAccumulator(q, self._size[0], blocks, self._memory)
 
-    def attend(self, page: Tensor, q: Tensor, seen: int, causal: bool = False) -> Tensor:
-        return super().attend(self.plain(page), q, seen, causal)
+    def attend(self, page: Tensor, q: Tensor, seen: int, causal: bool = False) -> Any:
+        if page.dim() == 1:
+            return super().attend(self.plain(page), q, seen, causal)
+        memory = self._planes(page)
+        parts = [attend_packed_before(some, memory, seen) for some in q.split(triton.ROWS)]
+        return Partial(*(torch.cat(x) for x in zip(*parts, strict=True)))
+
+    def drafted(self, planes: Tensor) -> Iterator[tuple[Tensor, int]]:
+        """Yield what `attend` takes for planes A of pages `[n, kv_heads, runs, bytes]`: all of them, in one launch."""
+        if len(planes):
+            yield planes, self.tokens * len(planes)
 
     def _memory(self, page: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor] | None:
-        """Return a packed page as `attend_runs` takes it, None for one that is not packed."""
+        """Return a packed page, or planes A, as `attend_runs` takes it; None for a page that is not packed."""
+        if page.dim() > 1:
+            return self._planes(page)
         if page.nbytes == self.plain_bytes:
             return None
         return self._host.runs_of(page), self._places, self._none, self._none
+
+    def _planes(self, planes: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return planes A as `attend_runs` takes them: the runs of all heads, for each, and where its own ones lie."""
+        pages, heads, count, _ = planes.shape
+        if self._drafted.shape[1] < pages * count:
+            with torch.inference_mode(False):
+                page, head, run = torch.meshgrid(*map(torch.arange, (2 * pages, heads, count)), indexing="ij")
+                places = ~((page * heads + head) * count + run).transpose(0, 1).flatten(1)
+                self._drafted = places.to(torch.int32).to(self._rows.device)
+        return planes.flatten(0, 2).expand(heads, -1, -1), self._drafted, self._none, self._none
 
     def plain(self, page: Tensor) -> Tensor:
         """Return a page as it is, from its bytes as they arrived."""

@@ -19,6 +19,7 @@ from ..kernels.native import Kernel, KernelUnavailable, find_kernel
 from ..kernels.native.ops import why_not
 from ..kernels.ops import Operations
 from ..settings.kv_formats import EXACT, KV_FORMATS
+from ..settings.placement_settings import PLANES, STREAMED
 from ..system.scratch_file import ALIGNMENT, ScratchFile
 from .block_store import BlockStore
 from .device_packed_pages import DevicePackedPageFormat
@@ -31,6 +32,7 @@ from .open_pages import OpenPages
 from .packed_pages import PackedPageFormat, PackedPages
 from .page import BlockPageFormat, NativePageFormat, PageLayout, PlainPageFormat
 from .plain_store import PlainStore
+from .plane_pages import PlanePages, PlaneStore, plane_b_bytes
 from .prefetch import PrefetchRing
 from .quantized_groups import GroupTiers, QuantizedPageFormat
 from .staged_link import make_link
@@ -117,7 +119,7 @@ class TieredStoreFactory:
         if layers > 0:
             format, dtype = self._stored_format(shape, dtype)
             layers = layers if self.settings.disk is None else min(self.settings.host_layers, layers)
-            size, dtype = _pages_size(replace(shape, layers=layers), capacity, format, dtype)
+            size, dtype = self._pages_size(replace(shape, layers=layers), capacity, format, dtype)
             self._reserved = begin_allocation(size, dtype, self._device)
 
     @torch.inference_mode(False)
@@ -137,7 +139,7 @@ class TieredStoreFactory:
         rest = replace(shape, layers=shape.layers - resident)
         tiers = self._tiers(rest, capacity, dtype, visits)
         if self._is_exact:
-            far: Store = TieredStore(rest, dtype, tiers, near)
+            far: Store = (PlaneStore if self._has_planes else TieredStore)(rest, dtype, tiers, near)
         else:
             far = new_store(kernel, rest, capacity, dtype, device, self._kv, tiers)
         if not resident:
@@ -149,13 +151,13 @@ class TieredStoreFactory:
         """Return tiers with memory for a store's pages."""
         settings, device = self.settings, self._device
         format, numbers = self._stored_format(shape, dtype)
-        size, stored = _pages_size(shape, capacity, format, numbers)
+        size, stored = self._pages_size(shape, capacity, format, numbers)
         pages, pinning = self._pages(size, stored)
         count, run = settings.buffers_for(format.numbers * numbers.itemsize, size[1])
         each = format.numbers * numbers.itemsize // stored.itemsize
         buffers = new_pages((count, run, each), stored, device).unbind()
         if isinstance(format, _PACKED):
-            pages = PackedPages(format, pages)
+            pages = PlanePages(format, pages, device) if self._has_planes else PackedPages(format, pages)
         slots = new_pages((size[0], SLOTS, format.numbers), numbers, device)
         return Tiers(
             format=format,
@@ -163,13 +165,17 @@ class TieredStoreFactory:
             ring=PrefetchRing(self.link, buffers, settings.overlap),
             run=run,
             balance=Balance(self._share, HOST_ROWS if device.type == "cuda" else float("inf")),
-            host=None if settings.mode == "stream" else self._host(format),
+            host=None if settings.mode in STREAMED else self._host(format),
             pages=pages,
             open_pages=OpenPages(slots, pages, self.link, format.tokens),
             pinning=pinning,
             last_visits=visits,
             prefills_plainly=device.type == "cuda" and self._is_exact,
         )
+
+    @property
+    def _has_planes(self) -> bool:
+        return self.settings.mode == PLANES
 
     def _host(self, format: PageLayout) -> HostAttention:
         sums = not KV_FORMATS[self._kv].is_plain and self._operations.kernel is None
@@ -195,6 +201,16 @@ class TieredStoreFactory:
         """Return the host's fraction of the pages; None balances it."""
         return HOST_SHARES[self.settings.mode] if self.settings.share is None else self.settings.share
 
+    def _pages_size(
+        self, shape: ModelShape, capacity: int, format: PageLayout, dtype: torch.dtype
+    ) -> tuple[tuple[int, int, int], torch.dtype]:
+        """Return the size of what travels of pages `[layers, pages, numbers]`, and the type of its numbers."""
+        size = shape.layers, -(-capacity // format.tokens)
+        if isinstance(format, _PACKED):
+            each = plane_b_bytes(format, shape.head_dim) if self._has_planes else format.page_bytes
+            return (*size, each), torch.uint8
+        return (*size, format.numbers), dtype
+
     def _pages(self, size: tuple[int, int, int], dtype: torch.dtype) -> tuple[Any, Pinning | None]:
         """Return a file or host memory for pages, the reserved one if it is of that size."""
         if self.settings.disk is None:
@@ -212,16 +228,6 @@ class TieredStoreFactory:
             return reserved
         del reserved  # free it first
         return begin_allocation(size, dtype, self._device)
-
-
-def _pages_size(
-    shape: ModelShape, capacity: int, format: PageLayout, dtype: torch.dtype
-) -> tuple[tuple[int, int, int], torch.dtype]:
-    """Return the size of a store's pages `[layers, pages, numbers]`, and the type of their numbers."""
-    size = shape.layers, -(-capacity // format.tokens)
-    if isinstance(format, _PACKED):
-        return (*size, format.page_bytes), torch.uint8
-    return (*size, format.numbers), dtype
 
 
 def host_kernel(shape: ModelShape, dtype: torch.dtype) -> Kernel | None:

@@ -36,6 +36,10 @@ class LayeredStore(Store):
         return self.far.tiers
 
     @property
+    def has_planes(self) -> bool:
+        return self.far.has_planes
+
+    @property
     def resident_layers(self) -> int:
         return self.resident.shape.layers
 
@@ -51,6 +55,12 @@ class LayeredStore(Store):
         self.resident.begin(start, tokens, chunk, held)
         self.far.begin(start, tokens, chunk, held)
 
+    def begin_draft(self, start: int, tokens: int) -> None:
+        self.resident.begin_draft(start, tokens)
+
+    def open_draft(self, start: int, end: int) -> None:
+        self.far.open_draft(start, end)
+
     def end(self) -> None:
         self.resident.end()
         self.far.end()
@@ -62,13 +72,19 @@ class LayeredStore(Store):
     def restartable(self, length: int) -> int:
         return self.resident.restartable(self.far.restartable(length))
 
-    def append(self, layer: int, start: int, q: Tensor, k: Tensor, v: Tensor, rows: Rows) -> Tensor:
+    def append(self, layer: int, start: int, q: Tensor, k: Tensor, v: Tensor, rows: Rows, *stored: int) -> Tensor:
         store, layer = self._of(layer)
-        return store.append(layer, start, q, k, v, rows)
+        return store.append(layer, start, q, k, v, rows, *stored)
 
     def attend(self, layer: int, q: Tensor, start: int, tree: Tree | None = None, lse: Tensor | None = None) -> Tensor:
         store, layer = self._of(layer)
         return store.attend(layer, q, start, tree, lse)
+
+    def attend_plane(
+        self, layer: int, q: Tensor, start: int, tree: Tree | None = None, lse: Tensor | None = None
+    ) -> Tensor:
+        store, layer = self._of(layer)
+        return store.attend_plane(layer, q, start, tree, lse)
 
     def compact(self, start: int, keep: Sequence[int]) -> None:
         self.resident.compact(start, keep)

@@ -7,7 +7,7 @@ What a GPU does with them is in device_packed_pages.py.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor
 from ..architecture.config import ModelShape
 from ..architecture.kv_formats import packed_page_bytes
 from ..kernels.native.kernel import Kernel
-from ..kernels.native.kv_groups import Groups, kv_format
+from ..kernels.native.kv_groups import ALONE, Groups, kv_format
 from ..kernels.native.packed_kv import RUN_BLOCKS, pack_call, unpack_call
 from ..settings.kv_formats import PACKED_KV
 from .disk_pages import DiskPages
@@ -33,7 +33,8 @@ _RUNS_AT_ONCE = 512  # unpacked where chunks are gathered
 class PackedPageFormat(NativePageFormat):
     """Blocks in pages as they are, of bf16; and packed ones, in bytes.
 
-    A packed page is `[kv_heads, tokens / 128, bytes of a run]`, and padded for reads from disk.
+    A packed page is `[kv_heads, tokens / 128, bytes of a run]`, and padded for reads from disk. Plane A of one, with
+    what is before it in each run, is a tensor of these three dimensions.
     """
 
     def __init__(self, shape: ModelShape, tokens: int, kernel: Kernel) -> None:
@@ -58,8 +59,13 @@ class PackedPageFormat(NativePageFormat):
             return super().attend(page, q, seen, causal)
         if page.nbytes == self.plain_bytes:
             return super().attend(page.view(torch.bfloat16), q, seen, causal)
-        groups = Groups(self.runs_of(page), kv_format(PACKED_KV.name))
+        is_plane = page.dim() > 1
+        groups = Groups(page, kv_format(ALONE)) if is_plane else Groups(self.runs_of(page), kv_format(PACKED_KV.name))
         return self._calls.partials(self.kernel, self._none, q, seen, causal, table=self._table, groups=groups)
+
+    def drafted(self, planes: Tensor) -> Iterator[tuple[Tensor, int]]:
+        """Yield what `attend` takes for planes A of pages `[n, kv_heads, runs, bytes]`, and of how many tokens."""
+        return ((page, self.tokens) for page in planes)
 
     def runs_of(self, page: Tensor) -> Tensor:
         """View a packed page as `[kv_heads, runs, bytes]`."""
@@ -116,10 +122,24 @@ class PackedPages:
         """Return the copies of consecutive pages to a buffer."""
         return list(zip(self.targets(layer, run, buffer), self[layer, run], strict=True))
 
+    def arrived(self, layer: int, run: slice, buffer: Tensor) -> Iterator[Tensor]:
+        """Yield the bytes of consecutive pages, whose copies to a buffer have ended."""
+        numbers = range(self.shape[1])[run]
+        for number, source in zip(numbers, self.targets(layer, run, buffer), strict=False):
+            yield self.joined((layer, number), source)
+
+    def joined(self, key: tuple[int, int], source: Tensor) -> Tensor:
+        """Return the bytes of a page from those that travel."""
+        return source
+
+    def divided(self, key: tuple[int, int], packed: Tensor) -> Tensor:
+        """Return the bytes of a packed page that travel."""
+        return packed
+
     def unpacked(self, layer: int, run: slice, buffer: Tensor) -> Tensor:
         """Return the pages `[n, numbers]` whose bytes have arrived in a buffer."""
         pages = new_pages((len(buffer), self.format.numbers), torch.bfloat16, buffer.device)
-        for source, page in zip(self.targets(layer, run, buffer), pages, strict=True):
+        for source, page in zip(self.arrived(layer, run, buffer), pages, strict=True):
             self.format.unpack(source, page)
         return pages
 
@@ -127,9 +147,10 @@ class PackedPages:
         """Pack pages `[n, numbers]`, and return the copies that store them; `keys` are their layers and numbers."""
         pairs: list[Any] = []
         for key, page, packed, fits in zip(keys, pages, *self.format.pack(pages), strict=True):
+            moved = self.divided(key, packed)
             if fits:
                 self._plain.pop(key, None)
-                pairs.append((self.stored[key], packed))
+                pairs.append((self.stored[key], moved))
             else:
                 self._plain[key] = allocator(pages.device)(tuple(page.shape), page.dtype)
                 pairs.append((self._plain[key], page))
@@ -152,8 +173,8 @@ class PackedPages:
             link.wait(ticket := link.copy(list(zip(arrived, sources, strict=True)), link.mark()))
             link.finish(ticket)
             sources = arrived
-        for source, page in zip(sources, pages, strict=True):
-            (format or self.format).unpack(source, page)
+        for key, source, page in zip(keys, sources, pages, strict=True):
+            (format or self.format).unpack(self.joined(key, source), page)
 
     def read_grains(self, link: Link, layer: Tensor, page: Tensor, head: Tensor, grain: Tensor) -> Tensor:
         """Return blocks of pages `[n * count, ...]` in host memory; all indices are `[n, count]`.
@@ -184,8 +205,7 @@ class PackedPages:
             sources: list[Any] = [self.stored.part(layer, page, run * nbytes, nbytes) for layer, page, run in places]
             link.wait(link.copy(list(zip(memory[0], sources, strict=True))))
         else:
-            whole = self.stored.flatten(0, 1)[:, : heads * runs * nbytes].unflatten(1, (-1, nbytes))
-            memory = whole[pages, at].unsqueeze(0)
+            memory = self.runs_at(pages, at).unsqueeze(0)
         own = torch.arange(len(numbers) * RUN_BLOCKS).view(-1, RUN_BLOCKS)
         first = torch.stack((torch.zeros_like(numbers), torch.arange(len(numbers))), 1)
         size = (1, own.numel(), self.format.numbers // (heads * runs * RUN_BLOCKS))
@@ -193,6 +213,12 @@ class PackedPages:
         items = torch.cat((first, own), 1).to(torch.int32)
         self.format.kernel.pack_runs(unpack_call(memory, items, blocks))
         return blocks[0]
+
+    def runs_at(self, pages: Tensor, at: Tensor) -> Tensor:
+        """Return runs `[n, bytes]` in host memory: their pages, numbered through all layers, and where in them."""
+        heads, runs, nbytes = self.format.runs
+        assert isinstance(self.stored, Tensor)
+        return self.stored.flatten(0, 1)[:, : heads * runs * nbytes].unflatten(1, (-1, nbytes))[pages, at]
 
 
 def page_writes(pages: Tensor | DiskPages | PackedPages, layer: int, first: int, source: Tensor) -> list[Any]:

@@ -121,7 +121,6 @@ class PackedStore(Store):
     def attend_plane(
         self, layer: int, q: Tensor, start: int, tree: Tree | None = None, lse: Tensor | None = None
     ) -> Tensor:
-        """Attend as `attend`, to plane A alone of packed runs: a value is off by at most 2^-4 of itself."""
         return self._plain.attend_table(layer, q, self._places[layer], start + 1, tree, lse, self._planes[layer])
 
     def attend_table(

@@ -49,6 +49,11 @@ class Store(ABC):
     mean_keys_cost: float = 14.0
 
     @property
+    def has_planes(self) -> bool:
+        """Return whether plane A of packed keys and values is on the device, and B is not."""
+        return False
+
+    @property
     def resident_layers(self) -> int:
         """Return how many layers, the first ones, have all their KV on the device."""
         return self.shape.layers
@@ -66,6 +71,16 @@ class Store(ABC):
         The first `held` of a tree's tokens have been appended by earlier passes.
         """
         return
+
+    def open_draft(self, start: int, end: int) -> None:
+        """Have the pages of tokens between two positions on the device, behind committed ones, for `attend_plane`."""
+        return
+
+    def attend_plane(
+        self, layer: int, q: Tensor, start: int, tree: Tree | None = None, lse: Tensor | None = None
+    ) -> Tensor:
+        """Attend as `attend`, but to plane A alone of what is packed: a value is off by at most 2^-4 of itself."""
+        return self.attend(layer, q, start, tree, lse)
 
     def begin_draft(self, start: int, tokens: int) -> None:
         """Begin a pass of a cache that stores tokens of a draft here, from position `start` on; they may be none."""

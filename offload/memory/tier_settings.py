@@ -9,11 +9,11 @@ from typing import ClassVar
 
 from ..architecture.footprint import LEAST_PAGE
 from ..architecture.tier_footprint import COPY_BYTES, RING_BUFFERS, copied_pages, disk_buffers
-from ..settings.placement_settings import EXPERTS, HYBRID_ROWS
+from ..settings.placement_settings import EXPERTS, HYBRID_ROWS, PLANES, STREAMED
 from ..settings.validation import require, require_types
 from ..short_repr import short_repr
 
-HOST_SHARES = {"stream": 0.0, "host": 1.0, "hybrid": None}
+HOST_SHARES = {"stream": 0.0, "host": 1.0, "hybrid": None, PLANES: 0.0}
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class TierSettings:
     """Set how the KV cache is spread over tiers of memory.
 
     Args:
-        mode: stream, host or hybrid.
+        mode: stream, host or hybrid; planes: plane A of packed pages is on the device, and B is streamed.
         resident_layers: layers whose KV stays on the device.
         share: the host's fraction of the pages; None balances it against the link.
         page_tokens: tokens per page, a multiple of `page_unit`; None derives it from the model's dimensions.
@@ -78,8 +78,8 @@ class TierSettings:
         )
         require(share is None or 0 <= share <= 1, f"share is {short_repr(share)}", "use a number from 0 to 1")
         require(
-            not share or self.mode != "stream",
-            f"share is {share}, and mode is stream",
+            not share or self.mode not in STREAMED,
+            f"share is {share}, and mode is {self.mode}",
             "use hybrid, or leave share out",
         )
         ways = EXPERTS[1:]  # auto is a plan's

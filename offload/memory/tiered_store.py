@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..architecture.config import ModelShape
-from ..architecture.rope import Rows
+from ..architecture.rope import Rows, rotate
 from ..architecture.tier_footprint import GATHERED_BYTES
 from ..kernels.accumulate import Accumulator
 from .page import PageFormat, PageRun
@@ -88,12 +88,16 @@ class TieredStore(Store):
             self._mean_keys = None  # free its memory first
             self._mean_keys = HostMeanKeys(self.tiers, shape.kv_heads, shape.head_dim, chunk)
 
-    def append(self, layer: int, start: int, q: Tensor, k: Tensor, v: Tensor, rows: Rows) -> Tensor:
+    def append(self, layer: int, start: int, q: Tensor, k: Tensor, v: Tensor, rows: Rows, stored: int = 0) -> Tensor:
+        """Store tokens as in `Store`; of the first `stored`, already there, only queries are rotated."""
         if self._plain_prefill is not None:
             return self._plain_prefill.append(layer, start, q, k, v, rows)
         if self._rotated.shape != q.shape:
             self._rotated = torch.empty(q.shape, dtype=self.dtype, device=self.device)
-        for page, inside, some in self.tiers.split(start, start + len(q)):
+        if stored:
+            self._rotated[:stored] = rotate(q[:stored], (rows[0][:stored], rows[1][:stored]))
+        for page, inside, part in self.tiers.split(start + stored, start + len(q)):
+            some = slice(part.start + stored, part.stop + stored)
             cos, sin = (x[some] for x in rows)
             new = (x[some] for x in (q, k, v))
             self.format.append(self._buffer(layer, page), inside.start, *new, (cos, sin), self._rotated[some])
@@ -123,7 +127,10 @@ class TieredStore(Store):
         """Attend causally to the pages of this pass, which are on the device."""
         num_whole = self.tiers.num_whole
         if tree is not None:
-            pages = range(num_whole, (start + len(tree) - 1) // self.span + 1)
+            first = start // self.span
+            for page in range(num_whole, first):  # of drafted tokens
+                result.attend(self._buffer(layer, page), slice(0, len(q)), self.span)
+            pages = range(first, (start + len(tree) - 1) // self.span + 1)
             self.format.attend_tree(self._run_of(layer, pages), q, start % self.span, tree, result)
             return
         tokens = len(q)

@@ -66,7 +66,7 @@ class Tiers(Generic[Layout]):
         """Return the estimated time to read a byte in a pass, as in `Store`."""
         pages, share = self.pages, 1.0
         if isinstance(pages, PackedPages):
-            pages, share = pages.stored, pages.format.page_bytes / pages.format.plain_bytes
+            pages, share = pages.stored, pages.shape[2] / pages.format.plain_bytes
         return share * (DISK_COST if isinstance(pages, DiskPages) else LINK_COST)
 
     def prepare(self) -> Iterator[tuple[int, int]]:
@@ -149,7 +149,7 @@ class Tiers(Generic[Layout]):
         """Yield the first pages of a layer, in the order that is expected: number, and the buffer until the next."""
         for item in page_runs(self.pages, layer, count, self.run):
             buffer, run = self.ring.take(item), item.key[1]
-            arrived = self.pages.targets(layer, run, buffer) if isinstance(self.pages, PackedPages) else buffer
+            arrived = self.pages.arrived(layer, run, buffer) if isinstance(self.pages, PackedPages) else buffer
             yield from zip(range(run.start, run.stop), arrived, strict=False)
             self.ring.release(buffer)
             if self.ring.seconds is not None:

@@ -24,7 +24,13 @@ from .layer import Layer, LayerPass
 
 
 class Head:
-    """A head with its weights. Subclasses say what the features are, and what its layers get."""
+    """A head with its weights. Subclasses say what the features are, and what its layers get.
+
+    Attributes:
+        targets: the target's ids `[targets]` of the tokens that it can propose; None for all.
+    """
+
+    targets: Tensor | None = None
 
     def __init__(
         self,
@@ -68,6 +74,10 @@ class Head:
 
     def logits(self, rows: Tensor) -> Tensor:
         """Return logits `[slots, vocab]` in fp32 over the target's vocabulary, of the head's rows `[slots, hidden]`."""
+        raise NotImplementedError
+
+    def own_logits(self, rows: Tensor) -> Tensor:
+        """Return logits `[slots, targets]` in fp32 of its `targets` alone."""
         raise NotImplementedError
 
     def _through(self, ids: Tensor, features: Tensor, cache: StreamingCache) -> Tensor:
@@ -122,7 +132,7 @@ class Eagle3(Head):
             mask: what stands for the taps of tokens that are not known, `[1, taps * hidden]`, of P-EAGLE.
         """
         super().__init__(*weights)
-        self._embedding, self._head, self._targets = embedding, head, targets
+        self._embedding, self._head, self.targets = embedding, head, targets
         self._input_norms, self._mask = input_norms, mask
 
     def features(self, rows: Tensor) -> Tensor:
@@ -155,12 +165,15 @@ class Eagle3(Head):
         return x
 
     @torch.inference_mode()
+    def own_logits(self, rows: Tensor) -> Tensor:
+        return self._head.wide(self._norm(rows, self._output_norm))
+
     def logits(self, rows: Tensor) -> Tensor:
-        logits = self._head.wide(self._norm(rows, self._output_norm))
-        if self._targets is None:
+        logits = self.own_logits(rows)
+        if self.targets is None:
             return logits
         every = logits.new_full((len(rows), self.target.shape.vocab), float("-inf"))
-        return every.index_copy_(1, self._targets, logits)
+        return every.index_copy_(1, self.targets, logits)
 
 
 class MTP(Head):

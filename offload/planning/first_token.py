@@ -88,7 +88,7 @@ def first_selection(passes: Passes) -> float:
     """
     request, placed, hardware = passes.request, passes.placed, passes.request.hardware
     settings, shape, gpus = request.speculation, request.shape, request.hardware.gpus
-    if not has_middle(settings, request.tokens):
+    if not has_middle(settings, request.tokens) or request.has_planes:
         return 0.0
     if hardware.shared:
         return 2 * passes.scoring()

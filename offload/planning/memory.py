@@ -15,7 +15,7 @@ from ..architecture.footprint import (
     rope_bytes,
     selection_bytes,
 )
-from ..architecture.head_shape import HeadDimensions
+from ..architecture.head_shape import HeadDimensions, drafter_bits
 from ..architecture.kv_formats import quantized_layer_bytes
 from ..architecture.parameters import WeightBits
 from ..architecture.tier_footprint import mean_key_bytes, paged_prefill_bytes, plain_prefill_bytes, state_bytes
@@ -156,7 +156,7 @@ def estimate(
         layer_kv=_layer_kv(shape, settings, tokens, prefill_chunk, itemsize, kv) // gpus,
         activations=activation_bytes(share, tokens, prefill_chunk, itemsize, on_cpu, prefill, selection) + dequantized,
         retrieval=retrieval,
-        draft=_draft_bytes(draft, settings, itemsize, on_cpu),
+        draft=_draft_bytes(draft, settings, bits, itemsize, on_cpu),
         copy=0 if copy_bits is None or not uses_copy(settings) else copy_bytes(shape, copy_bits) // gpus,
         cuda=0
         if on_cpu
@@ -248,13 +248,17 @@ def _layer_kv(shape: Dimensions, settings: Speculation, tokens: int, chunk: int,
     return shape.layer_kv_bytes(exact, itemsize) + quantized_layer_bytes(shape, kv, tokens - exact, chunk, itemsize)
 
 
-def _draft_bytes(draft: Dimensions | None, settings: Speculation, itemsize: int, on_cpu: bool) -> int:
+def _draft_bytes(
+    draft: Dimensions | None, settings: Speculation, target: WeightBits, itemsize: int, on_cpu: bool
+) -> int:
     """Return the bytes of a draft model's weights, cache and activations; 0 if the method uses none."""
     if draft is None or not has_draft_model(settings):
         return 0
     room = draft_capacity(settings)
     activations = activation_bytes(draft, room, draft_chunk(settings), itemsize, copies=on_cpu)
-    return draft.parameters * itemsize + _draft_cache_bytes(draft, settings, itemsize) + activations
+    bits = drafter_bits(draft, target, itemsize)
+    weights = draft.layers * draft.layer_bytes(bits) + draft.outer_bytes(bits)
+    return weights + _draft_cache_bytes(draft, settings, itemsize) + activations
 
 
 def _draft_cache_bytes(draft: Dimensions | None, settings: Speculation, itemsize: int) -> int:
@@ -265,8 +269,11 @@ def _draft_cache_bytes(draft: Dimensions | None, settings: Speculation, itemsize
     return draft.kv_bytes(draft_capacity(settings), itemsize) + draft.state_bytes(itemsize) + rows
 
 
-def check_fit(need: MemoryEstimate, free: int) -> None:
-    """Raise OutOfMemory with the bytes of each part if `need` exceeds `free` bytes."""
+def check_fit(need: MemoryEstimate, free: int, may_pack: bool = False) -> None:
+    """Raise OutOfMemory with the bytes of each part if `need` exceeds `free` bytes.
+
+    `may_pack`: whether keys and values are not packed, and could be.
+    """
     if need.total <= free:
         return
     parts = {
@@ -281,6 +288,7 @@ def check_fit(need: MemoryEstimate, free: int) -> None:
     }
     listed = ", ".join(f"{name} {size_text(size)}" for name, size in parts.items() if size)
     lighter = "--draft lookup, " if need.copy else ""
+    lighter += "--kv packed, which loses nothing, " if may_pack else ""
     raise OutOfMemory(
         f"not enough memory: about {size_text(need.total)} needed ({listed}), {size_text(free)} may be used",
         f"use {lighter}a shorter prompt, fewer --max-new-tokens, a smaller --prefill-chunk, --dtype bfloat16, --disk "

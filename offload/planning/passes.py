@@ -5,16 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..architecture.footprint import page_tokens
+from ..architecture.head_shape import drafter_bits
 from ..architecture.kv_formats import format_bytes, stored_bytes
 from ..architecture.parameters import WeightBits
 from ..architecture.tier_footprint import copied_pages, copy_bytes_for
 from ..hardware.rates import READ
-from ..settings.kv_formats import KV_FORMATS
+from ..settings.kv_formats import KV_FORMATS, PACKED_KV, PLANE_KV
 from ..settings.method_sizes import has_draft_model, selected_format
+from ..settings.placement_settings import STREAMED
 from .pass_work import attention_flops, linear_pass, with_experts_away
 from .placement import Placed
 from .request import PlanRequest
-from .roofline import PAGE_ATTENTION_S, PAGE_S, SAMPLE_S, Pass, Time, pass_time
+from .roofline import LAUNCH_S, PAGE_ATTENTION_S, PAGE_S, SAMPLE_S, Pass, Time, pass_time
 from .self_draft import best_level, bits_at, relative_costs, typical_agreements
 
 SHARES = 64  # steps of the search for the host's share
@@ -39,7 +41,8 @@ class Passes:
         self.pages = -(-request.tokens // page)
         each = format_bytes(request.shape.share(request.hardware.gpus), request.kv, page, request.itemsize)
         run = 1 if placed.uses_disk else copied_pages(each, self.pages, copy_bytes_for(request.hardware.link))
-        self.page_share = (PAGE_ATTENTION_S + (PAGE_S - PAGE_ATTENTION_S) / run) / PAGE_S
+        joining = 2 * LAUNCH_S if request.has_planes else 0.0
+        self.page_share = (PAGE_ATTENTION_S + (PAGE_S - PAGE_ATTENTION_S + joining) / run) / PAGE_S
         self._full: dict[int, tuple[Time, float]] = {}
         self._drafting_bits, self.agreement = self._drafting_weights()
 
@@ -74,7 +77,7 @@ class Passes:
         asked = placement.offload != "auto" or placement.host_share is not None
         # Beside a simulated link the host's cores are the device's, and converting codes keeps them busy.
         converts = not self.request.kv_format.is_exact and self.request.hardware.shared
-        streams = placement.offload == "stream" or (converts and not asked)
+        streams = placement.offload in STREAMED or (converts and not asked)
         if streams or placed.uses_disk or placed.resident_layers == self.request.shape.kv_layers:
             return [0.0]
         if placement.offload == "host":
@@ -91,12 +94,15 @@ class Passes:
         again = shape.borrowing[0] if layers else 0  # layers that read the last one's, which is offloaded
         offloaded = each * (layers + again)
         copied = 0.0 if request.has_one_memory else offloaded
+        joined = 0.0
+        if request.has_planes:  # plane B is copied; both are read and written once more before attention reads them
+            copied, joined = offloaded * self._plane_b, 2 * offloaded
         hosted = share * offloaded
         scoring = count * attention_flops(shape, request.tokens, rows)
         base = self.linears(rows)
         return replace(
             base,
-            kv=(kv - hosted) / gpus,
+            kv=(kv - hosted + joined) / gpus,
             kv_rate=request.kv_format.rate,
             kv_format=request.kv,
             copied=base.copied + max(copied - hosted, 0) / gpus,
@@ -109,6 +115,12 @@ class Passes:
             folded_layers=count * (layers + again) if hosted else 0,
             away_layers=count * layers,
         )
+
+    @property
+    def _plane_b(self) -> float:
+        """Return the share of plane B in packed bytes."""
+        dim = self.request.shape.head_dim
+        return 1 - PLANE_KV.run_bytes(dim) / PACKED_KV.run_bytes(dim)
 
     def linears(self, rows: int) -> Pass:
         """Return the target's linear layers; weights that are not resident are copied over the link."""
@@ -127,12 +139,17 @@ class Passes:
         grown_reads, window_reads = shape.kv_reads
         fixed = window_reads * shape.window_bytes(request.tokens, request.itemsize) + shape.moved_state_bytes
         kv = count * (fixed + grown_reads * stored_bytes(shape.growing, kind, budget, request.itemsize))
+        if request.has_planes:  # resident layers are plain, and read as they are
+            exact = request.itemsize * 8 / KV_FORMATS[kind].number_bits(shape.head_dim)
+            kv *= 1 + (exact - 1) * (1 - offloaded / shape.kv_layers)
         scoring = count * attention_flops(shape, budget, rows)
         bits = self._drafting_bits
         linears = self.linears(rows) if bits is None else linear_pass(shape, request, rows, gpus, 0, bits)
         work = replace(
             linears, kv=kv / gpus, kv_rate=KV_FORMATS[kind].rate, kv_format=kind, attention_flops=scoring / gpus
         )
+        if request.has_planes:  # drafted tokens are stored in open pages, by passes that are not recorded
+            work = replace(work, graphed=False, away_layers=count * offloaded)
         return pass_time(work, request.hardware).seconds
 
     @property
@@ -176,7 +193,8 @@ class Passes:
         request, settings = self.request, self.request.speculation
         if request.draft is None or not has_draft_model(settings):
             return 0.0
-        work = linear_pass(request.draft, request, rows, 1, 0)
+        bits = drafter_bits(request.draft, request.bits, request.itemsize)
+        work = linear_pass(request.draft, request, rows, 1, 0, bits)
         room = request.sequences * (settings.sink + settings.window)
         work = replace(work, kv=request.draft.kv_bytes(room, request.itemsize))
         return pass_time(work, replace(request.hardware, gpus=1)).seconds + self.sample_s

@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 
 from ..errors import OutOfMemory
 from ..settings.kv_formats import EXACT, tiered_format
-from ..settings.method_sizes import has_middle
+from ..settings.method_sizes import drafting_from_planes, has_middle
+from ..settings.placement_settings import PLANES
 from ..units import counted, size_text
 from .first_token import first_token
 from .latency import Decoding, candidates, predict
@@ -58,6 +59,8 @@ class Plan:
         if self.placed.resident_layers == self.request.shape.kv_layers:
             return "none"
         share = self.chosen.host_share
+        if self.request.has_planes:
+            return PLANES
         return "stream" if share == 0 else "host" if share == 1 else "hybrid"
 
     @property
@@ -116,6 +119,8 @@ def _listed(tier: Tier) -> str:
     return ", ".join(f"{name} {size_text(size)}" for name, size in tier.parts.items())
 
 
+# How many times as fast as others planes must be that nobody has asked for: which drafts are accepted is a guess.
+CLEARLY = 1.2
 ANSWER_TOKENS = 512  # of an answer, for which placements are compared: the default of --max-new-tokens
 
 
@@ -125,8 +130,33 @@ def make_plan(request: PlanRequest) -> Plan:
     Where experts may run in several ways, it is the one with which the prompt and an answer take least time.
     """
     request = _with_format(request)
+    best = _best_plan(request)
+    if best.offload == "none" or best.placed.uses_disk:
+        return best
+    if request.has_planes:
+        return _best_plan(_drafting_from_planes(request))
+    if not _may_have_planes(request):
+        return best
+    planes = _best_plan(_drafting_from_planes(request))
+    is_clear = best.chosen.tbt.seconds > CLEARLY * planes.chosen.tbt.seconds
+    return planes if planes.fits and planes.offload == PLANES and is_clear else best
+
+
+def _best_plan(request: PlanRequest) -> Plan:
     plans = (_plan_of(request, placed) for placed in placements(request))
     return min(plans, key=lambda plan: plan.ttft.seconds + ANSWER_TOKENS * plan.chosen.tbt.seconds)
+
+
+def _may_have_planes(request: PlanRequest) -> bool:
+    """Return whether planes may be chosen: on a GPU that has all weights, where nothing else was asked for."""
+    placement, settings = request.placement, request.speculation
+    asked = placement.offload != "auto" or placement.host_share is not None or settings.middle is not None
+    return not asked and not request.hardware.shared and request.kv_format.is_packed and request.sequences == 1
+
+
+def _drafting_from_planes(request: PlanRequest) -> PlanRequest:
+    placement = replace(request.placement, offload=PLANES)
+    return replace(request, placement=placement, speculation=drafting_from_planes(request.speculation))
 
 
 def _with_format(request: PlanRequest) -> PlanRequest:
@@ -137,9 +167,8 @@ def _with_format(request: PlanRequest) -> PlanRequest:
     if not request.kv_format.is_plain:
         return request
     plain, packed = (replace(request, kv=kv) for kv in (EXACT, tiered_format(request.kv, request.packs)))
-    is_divided = packed.kv != EXACT and all(
-        place(each).resident_layers < request.shape.kv_layers for each in (plain, packed)
-    )
+    judged = (plain,) if request.placement.offload == PLANES else (plain, packed)  # who asks for planes packs
+    is_divided = packed.kv != EXACT and all(place(each).resident_layers < request.shape.kv_layers for each in judged)
     return replace(packed, packs_tiers_alone=True) if is_divided else plain
 
 

@@ -11,6 +11,7 @@ from ..hardware.rates import Hardware
 from ..settings.config import Placement, Speculation
 from ..settings.kv_formats import EXACT, KV_FORMATS, KVFormat
 from ..settings.method_sizes import middle_tokens, selected_format
+from ..settings.placement_settings import PLANES
 from .self_draft import copy_bits
 
 
@@ -94,8 +95,15 @@ class PlanRequest:
         """Return the format of the full cache's keys and values."""
         return KV_FORMATS[self.kv]
 
+    @property
+    def has_planes(self) -> bool:
+        """Return whether plane A of packed keys and values is on the device, and B of those that are not resident."""
+        return self.placement.offload == PLANES and self.kv_format.is_packed
+
     def in_place(self, offloaded: int) -> bool:
         """Return whether the retrieval cache copies nothing where so many layers' KV is in host memory."""
+        if self.has_planes:
+            return True
         is_plain = self.kv_format.is_plain and KV_FORMATS[selected_format(self.speculation)].is_plain
         on_cpu = self.hardware.device == "cpu"  # where the native kernel alone reads others
         has_table = self.retrieves_in_place or not is_plain if on_cpu else self.has_triton and is_plain

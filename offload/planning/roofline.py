@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..hardware.kernel_rates import read_share
-from ..hardware.rates import READ, Hardware
+from ..hardware.rates import READ, Hardware, read_share
 from ..settings.kv_formats import EXACT
 
 # Quantised weights: the share of the bandwidth at which a GPU reads them. gpt-fast decodes on an A100 (its README) with

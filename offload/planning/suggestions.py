@@ -12,6 +12,7 @@ from ..settings.config import QUANTIZE, SELF
 from ..settings.kv_formats import EXACT, PACKED_KV
 from ..settings.method_sizes import has_draft_model, has_middle
 from ..settings.methods import LOOKUP
+from ..settings.placement_settings import PLANES
 from ..units import GIB, counted
 from .placement import place
 from .request import PlanRequest
@@ -67,6 +68,9 @@ def _placements(request: PlanRequest) -> Iterator[Suggestion]:
     placement = request.placement
     if request.packs and request.kv_format.is_plain:
         yield Suggestion(f"--kv {PACKED_KV.name}, which loses nothing", replace(request, kv=PACKED_KV.name))
+    if placement.offload == PLANES:
+        changed = replace(request, placement=replace(placement, offload="auto"))
+        yield Suggestion("--offload auto, which needs no plane A on the device", changed)
     if placement.offload == "none":
         changed = replace(request, placement=replace(placement, offload="auto"))
         placed = place(changed)

@@ -17,8 +17,8 @@ from ..architecture.tier_footprint import (
     packing_bytes,
     staging_bytes,
 )
-from ..settings.kv_formats import EXACT
-from ..settings.method_sizes import selected_chunk, tree_nodes
+from ..settings.kv_formats import EXACT, PLANE_KV
+from ..settings.method_sizes import selected_chunk, tree_nodes, whole_format
 from .memory import MemoryEstimate, estimate
 from .request import PlanRequest
 
@@ -63,7 +63,9 @@ class TierBytes:
         need, offloaded = self._need(kv), self._kv_layers - kv
         parts = {
             "weights": need.outer_weights + weights * need.layer_weights,
-            "KV cache": kv * need.layer_kv + need.fixed_kv + self._request.sequences * offloaded * self._bf16,
+            "KV cache": kv * need.layer_kv
+            + need.fixed_kv
+            + self._request.sequences * offloaded * (self._bf16 + self._planes),
             "retrieval cache": need.retrieval,
             "draft model": need.draft,
             "quantised copy": need.copy,
@@ -82,6 +84,13 @@ class TierBytes:
         return parts
 
     @property
+    def _planes(self) -> int:
+        """Return the bytes of planes A of a layer; 0 without planes."""
+        request, page = self._request, self._page
+        pages = -(-(request.tokens + tree_nodes(request.speculation)) // page)
+        return pages * format_bytes(self._share, PLANE_KV.name, page, request.itemsize) if request.has_planes else 0
+
+    @property
     def _arranging(self) -> int:
         """Return the bytes in which an expert that has arrived in the host's layout is unpacked."""
         request, experts = self._request, self._request.shape.experts
@@ -95,13 +104,15 @@ class TierBytes:
         need, positions, count = self._need(kv), request.tokens + tree_nodes(request.speculation), request.sequences
         parts = {
             "weights": (self._layers - weights) * need.layer_weights + need.host_weights // self._gpus,
-            "KV cache": count * host_page_bytes(self._share, offloaded - on_disk, positions, page, size, request.kv),
+            "KV cache": count
+            * host_page_bytes(self._share, offloaded - on_disk, positions, page, size, request.kv, request.has_planes),
             "experts": away * self._experts,
             "staging": BOUNCE_BUFFERS * DISK_READ_BYTES if on_disk else 0,
         }
         if self._way in ("host", "hybrid") and away:
             parts["activations"] = min(request.prefill_chunk, request.tokens) * expert_row_bytes(self._share, 4)
-        if need.retrieval and not request.hardware.shared and request.kv_format.is_exact:  # made by that prefill
+        keeps_means = need.retrieval and not request.hardware.shared and request.kv_format.is_exact
+        if keeps_means and whole_format(request.speculation) is None:  # made by that prefill
             chunk = selected_chunk(request.speculation, PAGE_GRAIN, page, request.tokens)
             parts["mean keys"] = count * host_mean_key_bytes(self._share, offloaded, request.tokens, chunk, page, size)
         return {name: each * self._gpus for name, each in parts.items()}
@@ -141,6 +152,7 @@ class TierBytes:
 
 def _estimate(request: PlanRequest, offloaded: int, by_layers: bool) -> MemoryEstimate:
     """Return the memory estimate of each device, with so many layers whose KV is in host memory."""
+    is_plain = request.has_planes and request.packs_tiers_alone and not offloaded  # in one memory, AUTO packs nothing
     need = estimate(
         request.shape,
         request.tokens,
@@ -155,6 +167,6 @@ def _estimate(request: PlanRequest, offloaded: int, by_layers: bool) -> MemoryEs
         gpus=request.hardware.gpus,
         offloaded=offloaded,
         by_layers=by_layers,
-        kv=request.kv,
+        kv=EXACT if is_plain else request.kv,
     )
     return need.for_sequences(request.sequences, 0 if offloaded else request.shared)

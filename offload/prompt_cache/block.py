@@ -73,19 +73,28 @@ def read_block(
     """
     buffer = buffer or Buffer()
     try:
-        texts, tensors = _parse(_read(path, buffer))
+        data = _read(path, buffer)
     except FileNotFoundError:
         raise
     except (OSError, MemoryError) as error:  # MemoryError: a file of an absurd size
         raise UnusableBlock(str(error)) from error
+    header, tensors = verify_block(data, key, ids, part)
+    return unpack(tensors, lambda size: torch.from_numpy(buffer.unpacked.take(size))), header
+
+
+def verify_block(data: np.ndarray, key: str, ids: Sequence[int], part: str = "") -> tuple[Header, dict[str, Tensor]]:
+    """Return the header and the tensors, which are views, of a block's bytes.
+
+    Raises UnusableBlock for what is damaged or is not the block `key` of these tokens.
+    """
+    texts, tensors = _parse(data)
     if (texts.get("key"), texts.get("part")) != (key, part):
         raise UnusableBlock("it is a different block")
     if texts.pop("checksum", None) != _checksum(texts, tensors):
         raise UnusableBlock("its checksum is wrong")
     if tensors["ids"].tolist() != list(ids):
         raise UnusableBlock("it has different tokens")
-    kv = unpack(tensors, lambda size: torch.from_numpy(buffer.unpacked.take(size)))
-    return kv, Header.read(texts)
+    return Header.read(texts), tensors
 
 
 def _read(path: Path, buffer: Buffer) -> np.ndarray:

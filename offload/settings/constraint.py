@@ -17,12 +17,12 @@ class Constraint:
         kind: one of KINDS.
         text: the JSON schema; the regular expression; the grammar, in Lark's or GBNF's notation; the choices as a JSON
             list of texts; or the document that every quotation must be a literal part of.
-        after_thinking: whether a reasoning model may think before.
+        after_thinking: whether a reasoning model may think before; None: in a chat.
     """
 
     kind: str
     text: str
-    after_thinking: bool = False
+    after_thinking: bool | None = None
 
     def __post_init__(self) -> None:
         require_types(self)

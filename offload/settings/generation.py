@@ -100,7 +100,7 @@ class Sampling:
 
     def in_chat(self, is_chat: bool) -> Sampling:
         """Return the sampling of an answer in a chat template, or of none: there a model may think before it."""
-        if self.constraint is None or self.constraint.after_thinking == is_chat:
+        if self.constraint is None or self.constraint.after_thinking is not None:
             return self
         return replace(self, constraint=replace(self.constraint, after_thinking=is_chat))
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .methods import load_class
+from .validation import require
 
 AUTO, EXACT = "auto", "exact"
 
@@ -93,7 +94,7 @@ def _quantized(name: str, bits: int, rate: float, is_float: bool = False) -> KVF
 
 # Rates of quantised ones: the native kernel converts their codes. One query token over 8,192 tokens, on two cores with
 # AMX: q8 takes 1/1.37 of the time of bf16 for 0.53 of its bytes, q4 1/1.49 for 0.28 (scripts/bench_kv.py attention).
-# Those of Triton's kernels: hardware/kernel_rates.py.
+# Those of Triton's kernels: hardware/rates.py.
 _PACKED = "offload.memory.packed_store:PackedStore", "offload.memory.device_packed_store:DevicePackedStore"
 KV_FORMATS = {
     each.name: each
@@ -125,6 +126,15 @@ def tiered_format(kv: str, packs: bool) -> str:
     AUTO packs them: what a link or a disk copies is what a pass waits for.
     """
     return PACKED_KV.name if kv == AUTO and packs else EXACT if KV_FORMATS[kv].is_plain else kv
+
+
+def check_planes(kv: str) -> None:
+    """Raise SettingsError if keys and values over tiers are not packed, and shall lie in planes."""
+    require(
+        KV_FORMATS[kv].is_packed,
+        "--offload planes divides packed keys and values, and these are not packed",
+        "use --offload auto, or --kv packed, which says why if they cannot be packed",
+    )
 
 
 def saved_format(kv: str) -> str:

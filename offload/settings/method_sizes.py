@@ -11,7 +11,7 @@ from ..short_repr import short_repr
 from ..units import counted
 from .config import EXACT, LEAST_BUDGET, LONGEST_GAMMA, Speculation
 from .kv_formats import KV_FORMATS, PLANE_KV
-from .methods import APPROXIMATIONS, CHOSEN, LOOKUP, METHODS, MIDDLES, MODEL
+from .methods import APPROXIMATIONS, CHOSEN, LOOKUP, METHODS, MIDDLES, MODEL, RETRIEVAL
 from .tree_settings import MOST_AUTO_NODES
 from .validation import require
 
@@ -79,6 +79,12 @@ def middle_kind(settings: Speculation) -> str | None:
     """Return how the middle level selects chunks: one of methods.MIDDLES, None for a method without that level."""
     kind = METHODS[settings.method].middle
     return kind and (settings.middle or kind)
+
+
+def drafting_from_planes(settings: Speculation) -> Speculation:
+    """Return the settings of a run whose plane A is on the device: a middle level that would select reads that."""
+    retrieves = METHODS[settings.method].middle == RETRIEVAL and settings.middle is None
+    return replace(settings, middle=PLANE_KV.name) if retrieves else settings
 
 
 def selected_format(settings: Speculation) -> str:

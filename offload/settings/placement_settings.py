@@ -9,7 +9,9 @@ from ..units import MOST_BYTES
 from .validation import require, require_between, require_one_of, require_types
 
 SLOWEST_LINK = 0.0001  # GB/s of a simulated link: with a slower one, a single copy takes minutes
-OFFLOADS = ("auto", "none", "stream", "host", "hybrid")
+PLANES = "planes"
+OFFLOADS = ("auto", "none", "stream", "host", "hybrid", PLANES)
+STREAMED = ("stream", PLANES)  # where the host attends to nothing
 EXPERTS = ("auto", "device", "host", "stream", "hybrid")
 HYBRID_ROWS = 32  # of the least pass for which hybrid copies experts, unless a plan has set it: as in llama.cpp
 
@@ -19,7 +21,8 @@ class Placement:
     """Where the full KV cache and experts are, and what computes those in host memory. It does not change the text.
 
     `offload`: none keeps all KV on the device; stream copies the KV in host memory over the link; host attends to it on
-    the CPU; hybrid does both at once; auto is the plan's choice. `memory` and `host_memory` are the bytes to use, None
+    the CPU; hybrid does both at once; planes keeps 8 of 12 bits of packed KV on the device, from which is drafted, and
+    streams the others; auto is the plan's choice. `memory` and `host_memory` are the bytes to use, None
     for all free memory. `resident_layers` keep their KV on the device, None for as many as fit. `host_share` is the
     fraction of the other layers' KV that the host attends to, None to balance host and device. `link_gb_s` simulates a
     link of so many 10^9 bytes per second to a device on the CPU, to try offloading without a GPU.

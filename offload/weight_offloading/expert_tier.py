@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from ..architecture.layer_spec import expected_experts
+from ..kernels.native.ops import NativeLinear
 from ..kernels.ops import LocalLinear, Operations
 from ..memory.link import LINK_COST, Link
 from ..model.experts import ExpertsAway, ExpertWeights, grouped, weighted_sum
 from ..settings.placement_settings import HYBRID_ROWS
-from .expert_hybrid import HybridExperts, arranging
-from .expert_stream import ExpertStatistics, ExpertStream
+from .expert_stream import Arrange, ExpertStatistics, ExpertStream
 
 HOST_COST = LINK_COST / 2  # to read a byte there, relative to the device's memory: about twice the link's rate
 
@@ -66,6 +66,47 @@ def host_experts(
 
 
 Activation = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class HybridExperts:
+    """The experts of one layer, by the way that passes of so many rows take; see `ExpertsAway`.
+
+    They lie once in host memory, in the host's layout. Where the device computes with another one, an expert is
+    unpacked in its buffer once it has arrived: the device's memory is some forty times as fast as the link.
+    """
+
+    streamed: ExpertsAway
+    hosted: ExpertsAway
+    rows: int  # of the least pass that is streamed
+
+    def weighted_sum(
+        self, x: Tensor, weights: Tensor, experts: Tensor, activated: Callable[[Tensor], Tensor]
+    ) -> Tensor:
+        return self._way(len(x)).weighted_sum(x, weights, experts, activated)
+
+    def read_cost(self, tokens: int) -> float:
+        return self._way(tokens).read_cost(tokens)
+
+    def _way(self, tokens: int) -> ExpertsAway:
+        return self.streamed if tokens >= self.rows else self.hosted
+
+
+def arranging(host: Operations, device: Operations) -> Arrange | None:
+    """Return what makes an expert of the host's operations one of the device's; None if both have one layout."""
+    if host.kernel is None or device.kernel is not None:
+        return None
+    return lambda expert: (_arranged(expert[0], device), _arranged(expert[1], device))
+
+
+def _arranged(linear: LocalLinear, device: Operations) -> LocalLinear:
+    assert isinstance(linear, NativeLinear), "the host's operations are the kernel's"
+    weights, bias = linear.unpacked()
+    plain = [weight for weight in weights if isinstance(weight, Tensor)]
+    if len(plain) < len(weights):  # the model computes in bf16
+        return device.quantized_linear(weights, None if bias is None else bias.bfloat16())
+    whole = plain[0] if len(plain) == 1 else torch.cat(plain)
+    return device.linear(whole, None if bias is None else bias.to(whole.dtype))
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """The block store: any history of appends is read back, and attention equals the plain store's."""
 
 from dataclasses import replace
+from functools import cache
 
 import pytest
 import torch
@@ -19,11 +20,15 @@ from tests.support.offloading import native_kernel
 
 CPU = torch.device("cpu")
 CAPACITY = 100
-TINY = shape_from_config(make_hf_model("llama").config.to_dict(), {})
+
+
+@cache
+def _tiny():
+    return shape_from_config(make_hf_model("llama").config.to_dict(), {})
 
 
 def shape_of(head_dim=16, kv_heads=2, group=3):
-    return replace(TINY, heads=kv_heads * group, kv_heads=kv_heads, head_dim=head_dim)
+    return replace(_tiny(), heads=kv_heads * group, kv_heads=kv_heads, head_dim=head_dim)
 
 
 def new_rope(shape, dtype):

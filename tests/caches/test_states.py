@@ -115,6 +115,7 @@ def test_a_sequence_that_starts_over_is_empty(sequence):
     sequence.run(3)
 
 
+@pytest.mark.daily("False-100", "True-*")
 @pytest.mark.parametrize("count", [3, 100, 500])
 def test_an_interrupted_pass_has_not_happened(sequence, count):
     sequence.run(400)

@@ -17,7 +17,18 @@ from triforce_cli.options.declarations import PANELS
 
 
 def test_help_answers_with_examples(triforce, process):
-    for command in ("generate", "summarize", "chat", "serve", "bench", "experiment", "pull", "profile", "doctor"):
+    for command in (
+        "generate",
+        "summarize",
+        "chat",
+        "serve",
+        "bench",
+        "experiment",
+        "evaluate",
+        "pull",
+        "profile",
+        "doctor",
+    ):
         result = (process if command == "generate" else triforce)(command, "--help")
         assert (result.returncode, result.stderr) == (0, "")
         assert "Examples" in result.stdout

@@ -1,6 +1,7 @@
 """With a constraint every method emits the renormalised product over all valid continuations, by brute force."""
 
 import itertools
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -8,8 +9,11 @@ import torch
 from offload.constraints.grammar import compile_grammar
 from offload.constraints.masks import TokenMasks
 from offload.constraints.matcher import AfterThinking, GrammarMatcher
+from offload.errors import TriforceError
 from offload.settings.config import Sampling
+from offload.speculation.levels.level import Verifier
 from offload.speculation.sampling.warp import Sampler
+from offload.speculation.trees.tree import NOTHING, Draft
 from tests.support.constraints import lltokenizer
 from tests.support.table_models import PROMPT, TARGET, TOKENS, VOCAB, chi_square_p, counted, hierarchy, number
 
@@ -32,9 +36,8 @@ METHODS = [
 ]
 
 
-def constrained():
-    tokenizer = lltokenizer(SPELLING)
-    return TokenMasks(GrammarMatcher(compile_grammar("regex", REGEX, tokenizer)), [VOCAB - 1], VOCAB)
+def constrained(text=REGEX, kind="regex"):
+    return TokenMasks(GrammarMatcher(compile_grammar(kind, text, lltokenizer(SPELLING))), [VOCAB - 1], VOCAB)
 
 
 def prefixes(length=2 * TOKENS):
@@ -105,6 +108,51 @@ def test_allowed_tokens_that_the_logits_rule_out_are_equally_likely():
     assert torch.equal(found[0], allowed / allowed.sum())
     assert torch.equal(found[1], torch.eye(VOCAB)[likely])
     assert found[2].isnan().all()  # the model is broken: an error where a token is read
+
+
+def test_what_the_constraint_rules_out_is_cut_from_drafts_that_nothing_was_drawn_for():
+    def possible(before, draft):
+        return Verifier("full", None, sampler).possible(SimpleNamespace(tentative=before), draft)
+
+    sampler = Sampler(WARM, 0, VOCAB, torch.device("cpu"), masks=constrained())
+    assert possible([], Draft([0, 6, 3, 1, 0], None)) == Draft([0, 6, 3, 1], None)  # "ba" is not allowed
+    assert possible([1], Draft([0, 6], None)) == NOTHING
+    tree = Draft([0, 1, 1, 0, 3, 2], None, (-1, -1, 0, 1, 2, 2))  # a-b-d, a-b-c; b-a
+    assert possible([], tree) == Draft([0, 1, 1, 3, 2], None, (-1, -1, 0, 2, 2))
+    drawn = Draft([1, 0], torch.ones(2, VOCAB))
+    assert possible([], drawn) is drawn
+    sampler.observe([1, 0])  # all is lost: there is nothing to bind
+    assert possible([], Draft([1, 0], None)) == Draft([1, 0], None)
+
+
+def test_lookup_s_drafts_are_cut_before_they_are_verified(monkeypatch):
+    drafts, score = [], Verifier.score
+    monkeypatch.setattr(Verifier, "score", lambda *args: drafts.append(args[2]) or score(*args))
+    for regex, is_cut in (("a{9}|c{9}", True), (REGEX, False)):  # the prompt goes on with "bc"
+        drafts.clear()
+        counted(hierarchy("lookup", "lookup", WARM, (2, 3), penalised=True, masks=constrained(regex)).top, 3)
+        assert drafts and is_cut == (not any(drafts))
+
+
+DEAD_END = 'start: "a" | "b" X\nX: /(c[0-9]*)/ & ~/(.|\\n)*/\n'  # nothing is an X, which is found out late
+
+
+def test_a_dead_end_is_an_error_where_it_is_reached_and_not_where_it_is_drafted():
+    masks, accepted, spared = (constrained(DEAD_END, "grammar") for _ in range(3))
+    assert masks.allowed((1,)) is None
+    assert list(masks.allowed(()).nonzero()[0]) == [0, 1] and list(masks.allowed((0,)).nonzero()[0]) == [VOCAB - 1]
+    logits = torch.zeros(2, VOCAB)
+    assert masks.apply(logits, [(1,), (0,)])[0].equal(logits[0])
+    assert masks.possible([1, 2], [-1, 0]) == [0]
+    masks.observe([1])
+    with pytest.raises(TriforceError, match="no way on"):
+        masks.allowed(())
+    accepted.allowed((1,))
+    with pytest.raises(TriforceError, match="no way on"):
+        accepted.observe([1, 2])
+    spared.allowed((1,))
+    spared.observe([0])
+    assert spared.allowed(()).any()
 
 
 def test_an_answer_does_not_end_within_the_thinking():

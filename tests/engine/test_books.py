@@ -9,7 +9,8 @@ from offload import EngineConfig, GenerationConfig, Sampling, Speculation, Token
 from offload.kernels.native.ops import NativeOperations
 from offload.sequence import TokenSequence
 from offload.speculation.levels.hierarchy import selected_cache
-from offload.speculation.passes.runner import Runner, SelectedRunner
+from offload.speculation.passes.runner import Runner
+from offload.speculation.passes.selected_runner import SelectedRunner
 from tests.support.paths import DATA, ROOT
 
 BOOKS = {

@@ -57,6 +57,7 @@ def drafted(events):
     )
 
 
+@pytest.mark.daily("naive-*", "auto-*", "triforce-k-ary*", "streaming-auto")
 @pytest.mark.parametrize("tree", ["chain", "k-ary:2x2", "auto"])
 @pytest.mark.parametrize("method", METHODS)
 def test_greedy_and_coupled_tokens_are_those_of_plain_decoding(engine, plain, method, tree):

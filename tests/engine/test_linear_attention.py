@@ -47,7 +47,7 @@ def plain(engine):
     return {sampling: tokens(run(engine, PROMPT, 60, sampling=sampling, seed=3)) for sampling in (GREEDY, COUPLED)}
 
 
-@pytest.mark.daily("*-lookup", "triforce-model")
+@pytest.mark.daily("lookup-lookup", "retrieval-lookup", "streaming-lookup", "triforce-model")
 @pytest.mark.parametrize(("method", "draft"), METHODS)
 def test_methods_give_the_tokens_of_plain_decoding(engine, plain, method, draft):
     for sampling, expected in plain.items():
@@ -103,6 +103,7 @@ def test_trees_and_approximate_caches_are_refused_by_name(engine, wanted):
         run(engine, PROMPT, 5, method, **wanted)
 
 
+@pytest.mark.daily("False-True", "True-False")
 @pytest.mark.parametrize("native", [False, True])
 @pytest.mark.parametrize("by_layers", [False, True])
 def test_offloaded_keys_and_values_change_nothing(folder, plain, by_layers, native):

@@ -10,13 +10,17 @@ from tests.support.engine import ALL, GREEDY, SMALL, fresh, run, tokens
 from tests.support.models import ids, make_hf_model, make_tokenizer
 
 
+@pytest.fixture(scope="module")
+def plain(endless_engine):
+    return tokens(run(fresh(endless_engine), ids(100), 60))
+
+
+@pytest.mark.daily("gammas0-*", "gammas1-*-lookup", "gammas2-*-model")
 @pytest.mark.parametrize(("method", "draft"), ALL)
 @pytest.mark.parametrize("gammas", [(None, None), (1, 1), (3, 7)])
-def test_greedy_is_plain_greedy(endless_engine, method, draft, gammas):
-    prompt = ids(100)
-    expected = tokens(run(fresh(endless_engine), prompt, 60))
-    found = tokens(run(fresh(endless_engine), prompt, 60, method, draft, gamma1=gammas[0], gamma2=gammas[1]))
-    assert found == expected
+def test_greedy_is_plain_greedy(endless_engine, plain, method, draft, gammas):
+    found = tokens(run(fresh(endless_engine), ids(100), 60, method, draft, gamma1=gammas[0], gamma2=gammas[1]))
+    assert found == plain
 
 
 PENALTIES = [

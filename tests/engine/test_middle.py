@@ -17,6 +17,7 @@ def fresh(engine):
     return Engine(engine.model, (), 100, engine.draft)
 
 
+@pytest.mark.daily("retrieval-*", "triforce-model-streaming", "triforce-model-q4", "auto-lookup-h2o")
 @pytest.mark.parametrize("middle", [*SELECTIONS, "q4"])
 @pytest.mark.parametrize(("method", "draft"), [("retrieval", "none"), ("triforce", "model"), ("auto", "lookup")])
 def test_greedy_is_plain_greedy(endless_engine, middle, method, draft):

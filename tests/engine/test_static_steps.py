@@ -38,6 +38,7 @@ def recorded(request, monkeypatch):
     return rows
 
 
+@pytest.mark.daily("copied-triforce-model", "in place-retrieval-none")
 @pytest.mark.parametrize(("method", "draft"), [("triforce", "model"), ("retrieval", "none")])
 def test_greedy_is_plain_greedy(engine, recorded, method, draft, monkeypatch):
     prompt = ids(100)
@@ -50,6 +51,7 @@ def test_greedy_is_plain_greedy(engine, recorded, method, draft, monkeypatch):
     assert len(recorded) >= 3
 
 
+@pytest.mark.daily("copied-retrieval-none", "in place-triforce-a model", "*-auto-*")
 @pytest.mark.parametrize(("method", "draft"), [("triforce", "a model"), ("retrieval", "none"), ("auto", "a model")])
 def test_nothing_is_recorded_after_the_first_token(engine, recorded, method, draft):
     wanted = Speculation(method, draft, **SMALL, gamma1=3, gamma2=7)

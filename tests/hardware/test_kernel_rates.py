@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 
 from offload.hardware import profiles
-from offload.hardware.kernel_rates import BYTES_A_CYCLE, PROCESSORS, read_share
-from offload.hardware.rates import describe
+from offload.hardware.rates import BYTES_A_CYCLE, PROCESSORS, describe, read_share
 from offload.settings.kv_formats import KV_FORMATS
 
 

@@ -39,6 +39,7 @@ def expected(model):
     return rows_of(model, model.new_cache(CAPACITY), 300)
 
 
+@pytest.mark.daily("*-torch.bfloat16-stream-*", "*-torch.bfloat16-host-*", "*-torch.float32-hybrid-*")
 @pytest.mark.parametrize(("mode", "resident", "page", "chunk"), PLACEMENTS)
 def test_tiers_give_the_bits_of_one_store(model, expected, mode, resident, page, chunk):
     cache = tiered_cache(
@@ -47,6 +48,7 @@ def test_tiers_give_the_bits_of_one_store(model, expected, mode, resident, page,
     assert torch.equal(rows_of(model, cache, chunk), expected)
 
 
+@pytest.mark.daily("*-torch.bfloat16-0-*", "*-torch.float32-2-*")
 @pytest.mark.parametrize(("resident", "page", "chunk"), [(0, PIECE, 190), (2, 2 * PIECE, LENGTH)])
 def test_pages_on_disk_give_the_bits_of_one_store(model, expected, tmp_path, resident, page, chunk):
     cache = tiered_cache(
@@ -71,6 +73,7 @@ TREES = [
 ]
 
 
+@pytest.mark.daily("*-torch.bfloat16-*", "*-torch.float32-small")
 @pytest.mark.parametrize(("mode", "resident", "length", "parents"), TREES, ids=["small", "large"])
 def test_a_tree_has_the_bits_of_its_chains(model, mode, resident, length, parents):
     """Run in two passes."""

@@ -88,6 +88,7 @@ def test_a_long_pass_attends_to_its_own_pages_and_to_those_before():
     run(both, IDS[200:])
 
 
+@pytest.mark.daily("stream 1-250")
 @pytest.mark.parametrize(("place", "start"), [("stream 1", 250), ("host 0", 260)])
 def test_trees(place, start):
     """One of them crosses the end of a page, behind which a token sees the window quantised."""

@@ -61,7 +61,7 @@ def rows_of(model, split, length=LENGTH):
     return torch.cat([model.forward(part, cache).clone() for part in id_tensor(length).split(split)])
 
 
-@pytest.mark.daily("*-7-*", "*-60-*", "native-1-1-*")
+@pytest.mark.daily("native-7-*", "torch-7-0-*", "torch-60-1-*", "native-1-1-stream")
 @both_ways
 @pytest.mark.parametrize("kept", [0, 1, 3])
 @pytest.mark.parametrize("split", [1, 7, LENGTH])
@@ -106,7 +106,7 @@ class Away:
         return Engine(load(self.folder, self.way, 1, link), (), 16, stores=stores)
 
 
-@pytest.mark.daily("4-*")
+@pytest.mark.daily("4-hybrid", "4-stream")
 @both_ways
 @pytest.mark.parametrize("resident", [0, LAYERS])
 def test_every_method_emits_the_tokens_of_a_model_in_one_memory(folder, way, resident):

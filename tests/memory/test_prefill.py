@@ -19,7 +19,8 @@ from offload.memory.page import BlockPageFormat, PlainPageFormat
 from offload.memory.tiers import Tiers
 from offload.sequence import TokenSequence
 from offload.speculation.levels.hierarchy import selected_cache
-from offload.speculation.passes.runner import Runner, SelectedRunner
+from offload.speculation.passes.runner import Runner
+from offload.speculation.passes.selected_runner import SelectedRunner
 from tests.support.models import id_tensor, make_hf_model
 from tests.support.offloading import (
     CAPACITY,
@@ -100,6 +101,7 @@ def close(store, found, expected):
     torch.testing.assert_close(found, expected, **tolerance)
 
 
+@pytest.mark.daily("plain-*-fresh", "blocks-fp32-*-continued", "blocks-bf16-stream-0-*")
 @pytest.mark.parametrize("passes", [PASSES, CONTINUED], ids=["fresh", "continued"])
 @pytest.mark.parametrize(("mode", "resident"), [("stream", 0), ("hybrid", 1), ("host", 0)])
 def test_a_plain_prefill_is_the_same_prefill_and_leaves_the_same_pages(new_store, passes, mode, resident):

@@ -12,7 +12,8 @@ from offload.memory.host_attention import HOST_ROWS, Balance
 from offload.memory.tiers import Tiers
 from offload.sequence import TokenSequence
 from offload.speculation.levels.hierarchy import selected_cache
-from offload.speculation.passes.runner import Runner, SelectedRunner
+from offload.speculation.passes.runner import Runner
+from offload.speculation.passes.selected_runner import SelectedRunner
 from tests.support.models import id_tensor
 from tests.support.offloading import (
     CAPACITY,
@@ -56,6 +57,7 @@ def test_any_placement_gives_the_full_cache_s_hidden_rows(model, mode, resident,
     assert same(model, found, expected)
 
 
+@pytest.mark.daily("torch-stream-0", "torch-hybrid-1", "torch-stream-3", "native-fp32-*", "native-bf16-*-0")
 @pytest.mark.parametrize(("mode", "resident"), MODES)
 def test_prefill_by_layers_equals_prefill_by_chunks(model, mode, resident):
     """Both follow a committed prefix; later tokens see what was stored."""
@@ -72,6 +74,7 @@ def test_prefill_by_layers_equals_prefill_by_chunks(model, mode, resident):
     assert same(model, *rows)
 
 
+@pytest.mark.daily("torch-[0-2]", "native-fp32-[3-5]", "native-bf16-*")
 @pytest.mark.parametrize("seed", range(6))
 def test_random_histories_end_with_the_same_bits(model, seed):
     """Histories of passes, rollbacks and aborted passes; on the native kernel every bit is equal."""

@@ -22,7 +22,8 @@ from offload.planning.request import PlanRequest
 from offload.settings.config import Placement, Speculation
 from offload.speculation.levels.hierarchy import selected_cache
 from offload.speculation.passes import runner
-from offload.speculation.passes.runner import Runner, SelectedRunner
+from offload.speculation.passes.runner import Runner
+from offload.speculation.passes.selected_runner import SelectedRunner
 from offload.weight_offloading import layer_stream as weights
 from tests.support.fake_cuda import GPU, FakeLink, fake_cuda
 from tests.support.fake_models import SHAPES, fake_shape, load_fake

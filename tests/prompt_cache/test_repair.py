@@ -19,6 +19,7 @@ from tests.support.offloading import SmallPages
 from tests.support.prompt_cache import CHUNK, LENGTH, NEW, engine_on, files, said, spoil, tensors
 
 
+@pytest.mark.daily("torch-64-512-3", "native-*-900-*")
 @pytest.mark.parametrize(("chunk", "length", "read"), [(CHUNK, LENGTH, 7), (512, LENGTH, 4), (CHUNK, 4 * TOKENS, 3)])
 def test_one_run_repairs_all_damaged_blocks(model_dir, home, operations, chunk, length, read):
     """Also the last block of a prompt of whole blocks, which is not restored because the last token must be run."""
@@ -63,6 +64,7 @@ def test_valid_blocks_after_damaged_ones_are_restored(model_dir, home, operation
     assert tensors(home) == whole
 
 
+@pytest.mark.daily("torch-96-missing2", "native-64-*")
 @pytest.mark.parametrize(("chunk", "missing"), [(CHUNK, {0, 3}), (CHUNK, {1, 2, 5}), (96, {1}), (CHUNK, {4, 6})])
 def test_missing_blocks_are_computed_and_those_after_them_restored(
     model_dir, home, operations, monkeypatch, chunk, missing

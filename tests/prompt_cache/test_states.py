@@ -26,7 +26,7 @@ def folder(tmp_path_factory):
     return folder
 
 
-@pytest.fixture(params=[False, pytest.param(True, marks=pytest.mark.skipif(not native_kernel(), reason="no kernel"))])
+@pytest.fixture(params=[pytest.param(False, marks=pytest.mark.long), True] if native_kernel() else [False])
 def new_engine(request, folder):
     """Returns a new engine with a prompt cache in a folder, or without."""
     return lambda home, **more: engine_on(

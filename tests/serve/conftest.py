@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.support.serving import connected, opened_model, serve_options, serving
+from tests.support.serving import connected, openai_client, opened_model, serve_options, serving
 
 
 @pytest.fixture(scope="package")
@@ -32,6 +32,12 @@ def loaded(opened):
 @pytest.fixture(scope="package")
 def served(opened, loaded):
     with serving(opened, loaded, serve_options()) as found:
+        yield found
+
+
+@pytest.fixture(scope="package")
+def api(served):
+    with openai_client(served) as found:
         yield found
 
 

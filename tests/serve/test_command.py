@@ -27,7 +27,6 @@ def handlers():
         (("--host", "0.0.0.0"), ("no API key", "--api-key-file")),
         (("--cache-scope", "user"), ("--cache-scope is 'user'", "shared, key")),
         (("--context", "4K"), ("2,048 tokens", "--extend-context")),
-        (("--tensor-parallel", "2"), ("one process", "--tensor-parallel 1")),
         (("--api-key-file", "none.txt"), ("No such file",)),
         (("--port", "70000"), ("--port", "65535")),
         (("--verify",), ("no option --verify",)),

@@ -5,7 +5,6 @@ import json
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 
-import openai
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
@@ -33,12 +32,6 @@ def teacher_forced(endless, opened):
         return logits.double().log_softmax(-1)
 
     return score
-
-
-@pytest.fixture(scope="module")
-def api(served):
-    with openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0, timeout=60) as found:
-        yield found
 
 
 def ids_of(opened, entries):

@@ -5,10 +5,9 @@ import re
 import shutil
 
 import pytest
-from openai import BadRequestError, OpenAI
 from pydantic import BaseModel, Field
 
-from tests.support.serving import connected, opened_model, serve_options, serving
+from tests.support.serving import connected, openai_client, opened_model, serve_options, serving
 
 CHAT = "/v1/chat/completions"
 ASKED = {"messages": [{"role": "user", "content": "Who?"}], "temperature": 0, "max_tokens": 80}
@@ -64,8 +63,7 @@ def test_a_json_object_begins_as_one(client):
 
 
 def test_the_official_client_s_parse(served):
-    api = OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0)
-
+    api = openai_client(served)
     found = api.chat.completions.parse(model=api.models.list().data[0].id, response_format=Person, **ASKED)
     assert isinstance(found.choices[0].message.parsed, Person)
 
@@ -105,7 +103,7 @@ def caller(tiny_model_dir, tmp_path_factory):
     (folder / "chat_template.jinja").write_text(TEMPLATE)
     opened = opened_model(folder)
     with serving(opened, opened.model.load(), serve_options()) as found:
-        yield OpenAI(base_url=f"{found.url}/v1", api_key="none", max_retries=0)
+        yield openai_client(found)
 
 
 def test_a_required_call_whole_and_streamed(caller):
@@ -145,11 +143,14 @@ def test_a_call_and_its_result_are_in_the_next_prompt(caller):
         ({"tool_choice": "required"}, "there are no tools"),
         ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "x"}}}, "none of the tools"),
         ({"tools": [TOOL], "tool_choice": "maybe"}, "tool_choice is 'maybe'"),
+        ({"tools": [TOOL], "parallel_tool_calls": "no"}, "parallel_tool_calls is neither true nor false"),
         ({"tools": [TOOL], "response_format": {"type": "json_object"}}, "cannot be used with tools"),
         ({"messages": [{"role": "tool", "content": "a"}]}, "no tool_call_id"),
     ],
 )
 def test_wrong_tools_are_refused_with_their_place(caller, more, words):
+    from openai import BadRequestError
+
     with pytest.raises(BadRequestError, match=re.escape(words)):
         caller.chat.completions.create(**{"model": caller.models.list().data[0].id, **ASKED, **more})
 

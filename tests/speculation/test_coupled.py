@@ -89,6 +89,7 @@ def test_the_noise_of_these_tests_is_the_program_s(plain):
     assert expected[0] != expected[1]
 
 
+@pytest.mark.daily("t0.6-*", "t1-naive-*")
 @pytest.mark.parametrize(("method", "draft"), METHODS)
 def test_every_method_gives_plain_decoding_s_text(plain, method, draft):
     sampling, expected = plain

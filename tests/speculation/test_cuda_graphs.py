@@ -14,7 +14,8 @@ from offload.loading.weights import load_model
 from offload.sequence import TokenSequence
 from offload.speculation.levels.hierarchy import selected_cache
 from offload.speculation.passes.cuda_graphs import StepGraphs
-from offload.speculation.passes.runner import Runner, SelectedRunner
+from offload.speculation.passes.runner import Runner
+from offload.speculation.passes.selected_runner import SelectedRunner
 from tests.support.models import make_hf_model
 from tests.support.offloading import CPU
 

@@ -58,6 +58,7 @@ def with_triton(request, monkeypatch):
     return request.param
 
 
+@pytest.mark.daily("*-triton-1", "*-triton-33", "*-torch-6")
 @pytest.mark.parametrize("tokens", [1, 6, LONGEST_GAMMA + 1])
 def test_a_step_waits_for_nothing_and_launches_little(new_cache, with_triton, tokens):
     with fake_cuda() as usage:

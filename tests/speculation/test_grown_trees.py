@@ -2,26 +2,36 @@
 
 import pytest
 
+from offload import EngineConfig
+from offload.api.loader import open_model
 from offload.errors import SettingsError
+from offload.events import Speculated
 from offload.sequence import TokenSequence
 from offload.settings.config import Sampling, Speculation
 from offload.settings.tree_settings import GROWN_CHILDREN
+from offload.speculation.auto.adaptive import AdaptiveScheduler, Cycle
 from offload.speculation.drafters import grown_tree
-from offload.speculation.drafters.drafter import SelectedDrafter
-from offload.speculation.drafters.grown_tree import Growth
+from offload.speculation.drafters.drafter import ModelDrafter, SelectedDrafter
+from offload.speculation.drafters.grown_tree import TRAINED, Growth
 from offload.speculation.sampling.noise import Noise
-from offload.speculation.trees.tree import ROOT, tree_of
+from offload.speculation.trees.tree import NOTHING, ROOT, tree_of
+from tests.support.engine import GREEDY, run, tokens
+from tests.support.heads import LAYERS, save_eagle3
+from tests.support.models import ids, make_hf_model
 from tests.support.table_models import MIDDLE, PROMPT, TableRunner, hierarchy, p_value
 
 SIGNIFICANCE, T1 = 1e-3, Sampling(temperature=1, top_p=1)
 
 
-@pytest.mark.daily("retrieval-none-6-400", "auto-*")
+@pytest.mark.daily("retrieval-none-6-400", "auto-lookup-*", "naive-*")
 @pytest.mark.parametrize(
     ("method", "draft", "nodes", "runs"),
     [
         ("retrieval", "none", 6, 400),
         ("auto", "lookup", 9, 400),
+        ("naive", "good", 40, 400),
+        pytest.param("naive", "good", 40, 20_000, marks=pytest.mark.long),
+        pytest.param("auto", "good", 40, 20_000, marks=pytest.mark.long),
         pytest.param("retrieval", "none", 6, 20_000, marks=pytest.mark.long),
         pytest.param("triforce", "good", 12, 20_000, marks=pytest.mark.long),
     ],
@@ -108,6 +118,30 @@ def test_branches_are_rarer_where_trees_have_no_room_for_them():
     assert counts == [1, 2, 3]
 
 
+def test_a_draft_model_s_nodes_bring_more_than_their_rows_and_passes_cost():
+    free, dear = (Growth(63, TRAINED, row_cost, 0.1) for row_cost in (0.0, 0.15))
+    assert [len(growth.children(0.2, 1.0)) for growth in (free, dear)] == [3, 1]
+    assert [len(growth.children(0.2, 0.3)) for growth in (free, dear)] == [2, 1]
+    assert [growth.heads([0, 1], {0: 0.47, 1: 0.17}, 9) for growth in (free, dear)] == [[0, 1], []]
+    assert dear.heads([0, 1], {0: 0.9, 1: 0.05}, 9) == [0]
+
+
+def test_a_head_s_trees_give_plain_decoding_s_tokens(tmp_path, monkeypatch):
+    """Greedy and coupled, with a real head, whose trees branch since rows cost nothing."""
+    monkeypatch.setattr(grown_tree, "_WORTH", 0.0)
+    make_hf_model("llama", num_hidden_layers=LAYERS).save_pretrained(tmp_path)
+    head = save_eagle3(tmp_path / "head")
+    opened = open_model(
+        EngineConfig(str(tmp_path), device="cpu", dtype="float32"), speculation=Speculation("naive", str(head))
+    )
+    engine, prompt = opened.load(), ids(60)
+    for sampling in (GREEDY, Sampling(temperature=1, coupled=True)):
+        events = run(engine, prompt, 24, "naive", "model", sampling, tree="grown", gamma2=4)
+        assert tokens(events) == tokens(run(engine, prompt, 24, sampling=sampling))
+        trees = [event for event in events if isinstance(event, Speculated)][-1].levels[-1].trees
+        assert trees.nodes > trees.depth  # they branch
+
+
 def test_nodes_that_are_hardly_ever_reached_are_not_run():
     growth = Growth(63)
     assert growth.heads([3, 4, 5], {3: 0.5, 4: 0.001, 5: 0.3}, 10) == [3, 5]
@@ -120,3 +154,21 @@ def test_drafts_may_be_as_long_as_a_tree_that_grows():
     assert Speculation(gamma2=48, tree="grown").gamma2 == 48
     with pytest.raises(SettingsError, match="gamma2 is 48"):
         Speculation(gamma2=48)
+
+
+def test_a_tree_doubles_until_the_time_of_its_rows_is_known():
+    """And shrinks again where they take long."""
+    growth = Growth(63, TRAINED, 0.15, 0.1)
+    runner = TableRunner(MIDDLE.softmax(2))
+    sampler = hierarchy("retrieval", "none", T1).top._verifier._sampler
+    proposing, sequence = ModelDrafter(runner, sampler, growth=growth), TokenSequence(PROMPT)
+    scheduler, sizes = AdaptiveScheduler([proposing]), []
+    for number in range(12):
+        _, depth = scheduler.choose(sequence, 30)
+        draft = proposing.propose(sequence, depth) if depth else NOTHING
+        seconds = 1.0 if number < 6 else 0.5 * (1 + len(draft.tokens))
+        sizes.append((growth.nodes, len(draft.tokens)))
+        cycle = proposing if draft.tokens else None, 0, draft.depth, 0, 1e-3, seconds, False, False, draft.parents
+        scheduler.observe(Cycle(*cycle))
+    assert sizes[1][0] == 8 < max(nodes for nodes, _ in sizes)
+    assert sizes[-1][1] < max(count for _, count in sizes[:7])

@@ -3,7 +3,9 @@
 import pytest
 import torch
 
-from offload import GenerationConfig
+from offload import EngineConfig, GenerationConfig
+from offload.api.loader import open_model
+from offload.architecture.head_shape import drafter_bits
 from offload.engine import Engine
 from offload.errors import CheckpointError, SettingsError, UnsupportedModel
 from offload.kernels.ops import TorchOperations
@@ -15,8 +17,9 @@ from offload.sequence import TokenSequence
 from offload.settings.config import Sampling, Speculation
 from offload.speculation.drafters.heads import HeadDrafter, HeadRunner
 from offload.speculation.levels.hierarchy import selected_cache
-from offload.speculation.passes.runner import Runner, SelectedRunner
-from offload.speculation.sampling.warp import Sampler
+from offload.speculation.passes.runner import Runner
+from offload.speculation.passes.selected_runner import SelectedRunner
+from offload.speculation.sampling.warp import Sampler, draw
 from offload.speculation.trees.tree import DraftedTree, k_ary
 from tests.support.engine import run, tokens
 from tests.support.heads import LAYERS, VOCAB, Eagle3Reference, add_mtp, save_eagle3
@@ -297,3 +300,65 @@ def test_a_step_reads_layers_fc_and_output_head(target, tmp_path):
     assert load_head(checkpoint, target, TorchOperations()).read_cost == 4 * sum(a * b for a, b in matrices)
     dims = checkpoint.dimensions
     assert dims.parameters == sum(a * b for a, b in matrices)
+
+
+def test_what_is_rounded_of_a_head(target, tmp_path):
+    """Matrices of layers and of the inputs to the level, the output head to 8 bits; everything else stays."""
+    more = {"is_speculators": True, "speculators_model_type": "peagle", "mask_token_id": 7}
+    checkpoint = checked_head(save_eagle3(tmp_path / "head", **more), target.shape)
+    with checkpoint.opened(target, TorchOperations(), "q4") as (read, reader):
+        errors = {}
+        for name in checkpoint.sizes():
+            stored = read(name).float()
+            errors[name] = float((reader.stacked(name) - stored).norm() / stored.norm())
+    rounded = {name for name, size in checkpoint.sizes().items() if len(size) == 2} - {"mask_hidden"}
+    assert all((error > 0) == (name in rounded) for name, error in errors.items())
+    assert errors["lm_head.weight"] < 0.01 < min(errors[name] for name in rounded - {"lm_head.weight"})
+
+
+@pytest.mark.parametrize(("level", "bits"), [(None, 16), ("q4", 5), ("q8", 8.5)])
+def test_a_head_is_rounded_as_its_target_is(reference, tmp_path, level, bits):
+    if native_kernel() is None:
+        pytest.skip("there is no native kernel")
+    reference.save_pretrained(tmp_path)
+    head = save_eagle3(tmp_path / "head")
+    config = EngineConfig(str(tmp_path), device="cpu", dtype="bfloat16", quantize=level)
+    opened = open_model(config, speculation=Speculation("naive", str(head)))
+    sizes = {name: size[0] * size[1] for name, size in opened.draft.sizes().items() if len(size) == 2}
+    outer = sizes.pop("lm_head.weight")
+    expected = (sum(sizes.values()) * bits + outer * (8.5 if level else 16)) / 8
+    engine = opened.load()
+    assert engine.draft.read_cost == pytest.approx(expected, rel=0.05)
+    dims = opened.draft_dimensions
+    found = drafter_bits(dims, opened.weight_bits, 2)
+    assert dims.layers * dims.layer_bytes(found) + dims.outer_bytes(found) == pytest.approx(expected, rel=0.01)
+    prompt = ids(40)
+    assert tokens(run(engine, prompt, 12, "naive", "model")) == tokens(run(engine, prompt, 12))
+
+
+def test_drafts_over_the_head_s_own_tokens_have_their_distributions(target, tmp_path):
+    """A chain and a tree are drawn from the head's few tokens alone; what is told of them is of the target's ids."""
+    head = head_of(target, save_eagle3(tmp_path / "head"))
+    sequence = TokenSequence(ids(30))
+    runner, _ = new_runner(target, head, sequence=sequence)
+    known = set(head.targets.tolist())
+    for sampling in (Sampling(temperature=0.7, top_p=0.8), Sampling(temperature=1.0, repetition_penalty=1.1)):
+        sampler = Sampler(sampling, 3, VOCAB, CPU)
+        drafter = HeadDrafter(runner, sampler, ALONE)
+        chain = drafter.propose(sequence, 3)
+        expected = sampler.distribution(head.logits(runner.rows(sequence)), sequence.tentative)
+        tree = drafter.propose(sequence, 2, DraftedTree(k_ary((3, 2))))
+        for draft in (chain, tree):
+            assert draft.rows.shape[1] == VOCAB and set(draft.tokens) <= known
+            torch.testing.assert_close(draft.rows[:1], expected)
+            assert draft.rows[0, draft.tokens[0]] > 0
+
+
+def test_a_token_is_drawn_by_one_number_as_often_as_it_is_likely():
+    probs = torch.tensor([0.0, 0.5, 0.0, 0.3, 0.2, 0.0])
+    generator, counts = torch.Generator().manual_seed(1), torch.zeros(6)
+    for _ in range(4000):
+        counts[draw(probs, generator)] += 1
+    assert chi_square_p(counts[[1, 3, 4]].long(), probs[[1, 3, 4]].double()) > 1e-3
+    assert counts[[0, 2, 5]].sum() == 0
+    assert draw(probs, None).tolist() == [1]

@@ -12,7 +12,8 @@ from offload.settings.config import Speculation
 from offload.settings.method_sizes import SPARE_ROWS
 from offload.speculation.levels.hierarchy import selected_cache
 from offload.speculation.passes.hidden_rows import HiddenRows
-from offload.speculation.passes.runner import Runner, SelectedRunner
+from offload.speculation.passes.runner import Runner
+from offload.speculation.passes.selected_runner import SelectedRunner
 from offload.speculation.passes.steps import Step
 from tests.support.models import ids, make_hf_model
 from tests.support.offloading import CPU, make_model, tiered_cache

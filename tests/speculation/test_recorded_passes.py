@@ -17,7 +17,8 @@ from offload.settings.method_sizes import KEPT_QUERIES
 from offload.speculation.levels.hierarchy import selected_cache
 from offload.speculation.passes import recorded_passes
 from offload.speculation.passes.recorded_passes import PassRecorder, RecordedPasses
-from offload.speculation.passes.runner import Runner, SelectedRunner
+from offload.speculation.passes.runner import Runner
+from offload.speculation.passes.selected_runner import SelectedRunner
 from tests.support.models import ids, make_hf_model
 from tests.support.offloading import CPU
 
@@ -72,6 +73,18 @@ def answers(model, *middle):
     assert middle.cache.selections > 2
     assert (full.graphs is None) == (middle.graphs is None)
     yield full.cache.query()
+
+
+def test_a_pass_that_is_recorded_has_a_setup(model):
+    """Its time is not that of a step, so `auto` must not compare drafts with it."""
+    full, _, sequence = runners(model)
+    found = [full.setups]
+    for drafted in ([], [], [1, 2]):  # recorded once, whatever the number of tokens
+        sequence.extend([7])
+        full.rows(sequence, drafted)
+        found.append(full.setups)
+    full.tree_rows(sequence, list(range(6)), PARENTS)
+    assert [*found, full.setups] == [0, 1, 1, 1, 2]
 
 
 def test_recorded_passes_have_the_bits_of_others(model, monkeypatch):

@@ -14,7 +14,8 @@ from offload.parallel.shard import Alone
 from offload.sequence import TokenSequence
 from offload.settings.config import Speculation
 from offload.speculation.levels.hierarchy import selected_cache
-from offload.speculation.passes.runner import Runner, SelectedRunner
+from offload.speculation.passes.runner import Runner
+from offload.speculation.passes.selected_runner import SelectedRunner
 from tests.support.models import make_hf_model
 
 

@@ -17,7 +17,7 @@ from offload.errors import SettingsError, TriforceError
 from offload.settings.config import Sampling
 from offload.speculation.drafters.drafter import Draft
 from offload.speculation.sampling.penalties import repetition_penalty
-from offload.speculation.sampling.warp import Sampler, keep_top_p_at_once, keep_top_p_by_row, sample, warp
+from offload.speculation.sampling.warp import Sampler, draw, keep_top_p_at_once, keep_top_p_by_row, sample, warp
 from offload.speculation.trees.verification import verify
 
 CPU = torch.device("cpu")
@@ -167,6 +167,11 @@ def test_of_equally_likely_tokens_top_p_keeps_those_with_larger_ids():
         assert torch.equal(keep(scores, 0.6).isfinite(), torch.tensor([[False] * 3 + [True] * 5] * 2))
 
 
+def test_a_tiny_top_p_keeps_one_of_equally_likely_tokens():
+    for keep in (keep_top_p_at_once, keep_top_p_by_row):
+        assert keep(torch.zeros(2, 8), 1e-12).softmax(-1).tolist() == 2 * [[0.0] * 7 + [1.0]]
+
+
 EVERY_STEP = [{}, {"top_k": 3}, {"top_p": 0.9}, {"min_p": 0.1}, {"top_k": 3, "top_p": 0.5, "min_p": 0.1}]
 
 
@@ -272,3 +277,19 @@ def test_a_models_impossible_defaults_are_refused(wrong):
 def test_the_models_defaults_fill_in_missing_settings():
     found = Sampling.from_generation_config({"temperature": 0.2, "top_k": None, "do_sample": True, "eos_token_id": 2})
     assert found == Sampling(temperature=0.2)
+
+
+def test_no_token_of_probability_0_is_drawn():
+    """Not even by the smallest and the largest random number, also of a row that is not normalised."""
+    probs = torch.tensor([0, 0, 1 / 3, 0, 1e-30, 1 / 7, 0, 0])
+    generator = torch.Generator().manual_seed(0)
+    for number, token in ((0.0, 2), (1 - 2**-53, 5)):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(torch, "rand", lambda *_, number=number, **__: torch.tensor([number], dtype=torch.float64))
+            assert draw(probs, generator).tolist() == [token]
+
+
+def test_tokens_are_drawn_by_their_probabilities():
+    probs, generator = torch.tensor([0.1, 0, 0.6, 0.3]), torch.Generator().manual_seed(0)
+    counts = torch.cat([draw(probs, generator) for _ in range(4000)]).bincount(minlength=4)
+    assert ((counts / 4000 - probs).abs() < 0.03).all()

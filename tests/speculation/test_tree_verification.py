@@ -12,6 +12,7 @@ from offload.speculation.trees import tree_verification
 from offload.speculation.trees.tree import ROOT, Tree, Verdict, chain, k_ary
 from offload.speculation.trees.tree_verification import draw_children, verify_tree
 from offload.speculation.trees.verification import verify
+from tests.support.drawing import draw_slowly
 
 VOCAB = 12
 WITHOUT, WITH, TOP_K = TreeSampling.WITHOUT_REPLACEMENT, TreeSampling.WITH_REPLACEMENT, TreeSampling.TOP_K
@@ -39,8 +40,7 @@ def slow_verify_tree(tokens, parents, rows, target, generator, sampling):
                 left = torch.ones(VOCAB).double().index_fill(0, torch.tensor(tried), 0.0)
                 q = q / q.sum() if q.sum() > 0 else left / left.sum()
         if not is_accepted:
-            noise = torch.empty(VOCAB).exponential_(generator=generator)
-            return Verdict(path, int((p / noise).argmax()))
+            return Verdict(path, draw_slowly(p, generator))
 
 
 def distributions(rows, kind, generator):
@@ -124,7 +124,10 @@ def test_a_row_of_nan_is_an_error(rows):
 
 def test_a_rejection_at_rounding_distance_does_not_end_in_an_impossible_token(monkeypatch):
     """Both tokens that p allows are children, and rounding rejects both: the token still follows p."""
-    monkeypatch.setattr(torch, "rand", lambda size, **_: torch.full((size,), 1 - 2**-24))
+    rand = torch.rand  # also draws the token that follows, by a number alone
+    monkeypatch.setattr(
+        torch, "rand", lambda size, **more: rand(1, **more) if size == 1 else torch.full((size,), 1 - 2**-24)
+    )
     p = torch.tensor([[0.0, 0.7, 0.3], [1, 0, 0], [1, 0, 0]]) * (1 - 1e-6)
     verdicts = [verify_tree([1, 2], (ROOT, ROOT), None, p, torch.Generator().manual_seed(s)) for s in range(20)]
     assert {(tuple(verdict.path), verdict.token) for verdict in verdicts} == {((), 1), ((), 2)}

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from offload.speculation.drafters.drafter import Draft
 from offload.speculation.trees.verification import verify
+from tests.support.drawing import draw_slowly
 
 VOCAB = 12
 
@@ -24,8 +25,7 @@ def slow_verify(draft, target, generator):
             elif ((row - draft.rows[index]) > 0).any():
                 row = (row - draft.rows[index]).clamp(min=0)
             break
-    noise = torch.empty_like(row).exponential_(generator=generator)
-    return accepted, int((row / noise).argmax())
+    return accepted, draw_slowly(row, generator)
 
 
 def distributions(rows, kind, generator):

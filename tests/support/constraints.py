@@ -7,19 +7,22 @@ from offload.constraints.matcher import GrammarMatcher
 BYTES = [bytes([each]) for each in range(256)]
 
 
-def lltokenizer(tokens, encode=None, eos=None):
-    """Return a vocabulary of llguidance; without `encode`, its own encoding is a token for each byte."""
+def lltokenizer(tokens, encode=None, eos=None, special=()):
+    """Return a vocabulary of llguidance; without `encode`, its own encoding is a token for each byte.
+
+    `eos` is the last token if None; the tokens `special` are no text, either.
+    """
     from llguidance import LLTokenizer, TokenizerWrapper
 
     class Wrapped:
-        bos_token_id, special_token_ids = None, [len(tokens) - 1]
-        eos_token_id = len(tokens) - 1
+        bos_token_id, eos_token_id = None, len(tokens) - 1 if eos is None else eos
 
         def __call__(self, text):
-            return [self.tokens.index(text[at : at + 1]) for at in range(len(text))] if encode is None else encode(text)
+            data = text if isinstance(text, bytes) else text.encode()  # by whether it took bytes of another vocabulary
+            return [self.tokens.index(data[at : at + 1]) for at in range(len(data))] if encode is None else encode(text)
 
-    Wrapped.tokens = list(tokens)
-    return LLTokenizer(TokenizerWrapper(Wrapped()), eos_token=len(tokens) - 1, slices=[])
+    Wrapped.tokens, Wrapped.special_token_ids = list(tokens), [Wrapped.eos_token_id, *special]
+    return LLTokenizer(TokenizerWrapper(Wrapped()), eos_token=Wrapped.eos_token_id, slices=[])
 
 
 def byte_matcher(kind, text):

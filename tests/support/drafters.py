@@ -20,7 +20,8 @@ from offload.speculation.drafters.drafter import Drafter, DraftRunner, ModelDraf
 from offload.speculation.drafters.ngram import LookupDrafter
 from offload.speculation.levels.hierarchy import draft_cache, selected_cache
 from offload.speculation.levels.level import Level, Verifier
-from offload.speculation.passes.runner import Runner, SelectedRunner
+from offload.speculation.passes.runner import Runner
+from offload.speculation.passes.selected_runner import SelectedRunner
 from offload.speculation.sampling.warp import Sampler
 from tests.support.models import make_hf_model
 from tests.support.offloading import CPU

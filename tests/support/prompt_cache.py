@@ -1,13 +1,9 @@
 """Tiny engines with a prompt cache, in this process or in others that may be killed."""
 
-import multiprocessing
-import os
 import resource
 import signal
-import sys
 import warnings
 from contextlib import suppress
-from multiprocessing import forkserver
 from pathlib import Path
 
 import torch
@@ -28,7 +24,9 @@ from offload.prompt_cache import restore as restoring
 from offload.prompt_cache import writer as saving
 from offload.prompt_cache.folder import PromptFolder
 from offload.prompt_cache.prefill import PromptCache
+from offload.prompt_cache.store import BlockStore
 from offload.settings.config import EXACT
+from tests.support.forked import CONTEXT, start_server
 
 CPU = torch.device("cpu")
 CHUNK, NEW = 64, 24
@@ -62,10 +60,11 @@ def engine_on(
     chunk=CHUNK,
     room=0,
     kv=EXACT,
+    store=None,
 ):
     """Make an engine with a tiny model, with a prompt cache in `home`, and reserve sessions of `room` tokens.
 
-    `kv` is the format of keys and values.
+    `kv` is the format of keys and values, `store` the URL of blocks that machines share.
     """
     checkpoint, operations = FolderCheckpoint(folder), operations or TorchOperations()
     model = load_model(checkpoint, dtype, CPU, lambda done, total: None, operations)
@@ -78,6 +77,7 @@ def engine_on(
         digest = weights_digest(checkpoint.extents(), home / "weights.json")
         prompts = PromptCache(PromptFolder(home, limit), digest, "tiny", 0)
         prompts.label = "a prompt"
+        prompts.store = store if store is None else BlockStore(store)
     engine = Engine(model, (), chunk, None, stores, prompts)
     engine.reserve(room)
     return engine
@@ -94,22 +94,6 @@ def said(engine, prompt, method="ar", on_event=lambda event: None, **changes):
         elif isinstance(event, Restored):
             restored += event.tokens
     return out, restored
-
-
-# Other processes, forked from a server that has imported everything and run nothing.
-
-_CONTEXT = multiprocessing.get_context("forkserver")
-
-
-def _start_server():
-    """Start the fork server, whose imports are done once, with this process's import path."""
-    _CONTEXT.set_forkserver_preload(["tests.support.prompt_cache"])
-    before = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)
-    try:
-        forkserver.ensure_running()
-    finally:
-        os.environ.pop("PYTHONPATH") if before is None else os.environ.update(PYTHONPATH=before)
 
 
 def _answer(pipe, folder, home, prompt, largest_file, limit):
@@ -130,10 +114,10 @@ class Process:
     """Another process that loads the tiny model, reports that it is ready, and then generates."""
 
     def __init__(self, folder: Path, home: Path, prompt, largest_file=None, limit=1 << 30):
-        _start_server()
-        self._pipe, theirs = _CONTEXT.Pipe()
+        start_server()
+        self._pipe, theirs = CONTEXT.Pipe()
         args = (theirs, folder, home, prompt, largest_file, limit)
-        self._process = _CONTEXT.Process(target=_answer, args=args, daemon=True)
+        self._process = CONTEXT.Process(target=_answer, args=args, daemon=True)
         self._process.start()
         theirs.close()
         assert self._pipe.recv() == "ready"

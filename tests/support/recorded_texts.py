@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import random
 from bisect import bisect_left
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from offload.caches.selection import Refresh
@@ -42,6 +42,7 @@ class Replay:
     start: int = 0
     emitted: int = 0
     cursor: int = 0
+    _seconds: dict[str, dict[int, float]] = field(default_factory=dict)  # of passes, by their rows
 
     def at(self, name: str, position: int) -> int:
         """Return what was recorded of the token at a position after the start."""
@@ -50,8 +51,11 @@ class Replay:
 
     def step(self, verifier: str, rows: int) -> float:
         """Return the seconds of a pass by rows, interpolated between the recorded ones."""
-        seconds = {int(size): each / 1e3 for size, each in self.times[verifier]["rows"].items()}
-        sizes = sorted(seconds)
+        if verifier not in self._seconds:
+            recorded = self.times[verifier]["rows"].items()
+            self._seconds[verifier] = dict(sorted((int(size), each / 1e3) for size, each in recorded))
+        seconds = self._seconds[verifier]
+        sizes = list(seconds)
         index = max(bisect_left(sizes, rows), 1)
         low, high = sizes[index - 1 : index + 1] if index < len(sizes) else sizes[-2:]
         slope = (seconds[high] - seconds[low]) / (high - low)

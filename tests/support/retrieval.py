@@ -14,7 +14,8 @@ from offload.kernels.ops import Operations
 from offload.loading.formats.safetensors import FolderCheckpoint
 from offload.loading.weights import load_model
 from offload.sequence import TokenSequence
-from offload.speculation.passes.runner import Runner, SelectedRunner
+from offload.speculation.passes.runner import Runner
+from offload.speculation.passes.selected_runner import SelectedRunner
 from tests.support.models import make_hf_model
 from tests.support.offloading import CPU
 

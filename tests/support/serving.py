@@ -71,6 +71,13 @@ def connected(served: Served) -> httpx.Client:
     return httpx.Client(base_url=served.url, verify=False, timeout=60)
 
 
+def openai_client(served: Served):
+    """Return OpenAI's own client, whose import takes a second."""
+    from openai import OpenAI
+
+    return OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0, timeout=60)
+
+
 @contextmanager
 def serving(
     opened: ModelRequest, engine: Engine, options: ServeOptions, limits: ConnectionLimits | None = None

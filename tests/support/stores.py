@@ -31,7 +31,10 @@ STORES = ["plain", "blocks", *TIERED, *ON_DISK]
 SOME_STORES = ["plain", "blocks", "tiered hybrid 1 resident", "native tiered hybrid 1 resident"]  # one of each class
 QUANTIZED = ["native q8", "native q8 tiered hybrid 1 resident", "native q4 tiered disk 0 resident"]
 PACKED = "native packed"  # of bf16 alone
-PACKED_TIERS = [f"{PACKED} tiered {each}" for each in ("stream 0 resident", "hybrid 1 resident", "disk 0 resident")]
+PACKED_TIERS = [
+    f"{PACKED} tiered {each}"
+    for each in ("stream 0 resident", "hybrid 1 resident", "planes 1 resident", "disk 0 resident")
+]
 ON_GPU = ["q8", "q8 tiered stream 1 resident", "q8 tiered hybrid 0 resident"]  # quantised, by Triton's kernels
 PACKED_ON_GPU = "packed"  # of bf16 alone
 ERRORS = {"q8": 0.06, "q4": 0.8}  # of quantised keys and values, and of attention to them

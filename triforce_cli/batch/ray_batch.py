@@ -1,7 +1,6 @@
 """A batch on a Ray cluster: the lines in pieces to Ray Data, whose actors answer them, and the results as they come.
 
-Ray restarts a worker that was killed and gives its piece to another one. Each result is written here, once; a piece
-whose results did not arrive is answered by the same command again.
+Each result is written here, once; a piece whose results did not arrive is answered by the same command again.
 """
 
 from __future__ import annotations
@@ -10,13 +9,10 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import partial
-from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
-from offload.errors import PromptError, TriforceError
+from offload.errors import PromptError
 from offload.units import counted
 
 from ..options.command_request import OutputOptions
@@ -25,11 +21,11 @@ from ..output.batch_display import BatchDisplay
 from ..output.terminal import Terminal
 from ..run.job import MOST
 from ..run.model_request import ModelRequest
+from ..run.ray_cluster import Workers, joined, mapped, worker_job, workers_of
 from .batch_files import ERROR, Survey, error_line
 from .batch_run import BatchOptions, exit_code, interrupted
 from .line_request import Id, LineError, LineRequest
-from .ray_cluster import Workers, joined, workers_of
-from .ray_worker import LINES, RESULTS, Packed, Places, Reader, Worker, WorkerJob
+from .ray_worker import Packed, Places, Reader, Worker
 
 _BEGINNING = 1024  # characters that prompts of one document have in common
 _PIECES = 4  # for each worker at least, so that all end at about the same time
@@ -52,8 +48,7 @@ def run_on_cluster(
         run = _Run(batch, display)
         work = pieces(run.places(), workers.count, batch.parallel)
         if not output.quiet:
-            each = counted(workers.gpus, "GPU") if workers.gpus else counted(workers.cpus, "CPU core")
-            terminal.note(f"{counted(workers.count, 'worker')} with {each} each, {counted(len(work), 'piece')} of work")
+            terminal.note(f"{workers}, {counted(len(work), 'piece')} of work")
         display.hide()
         display.expect(found.requests)
         display.loading(f"loading {opened.settings.engine.model}")
@@ -138,41 +133,15 @@ def _results(
     pieces: list[Places],
 ) -> Iterator[str]:
     """Yield the results of pieces as they come. Raises TriforceError."""
-    if not pieces:
-        return
     import ray
-    import ray.data
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    file = batch.file
-    assert file is not None
-    reader = ray.remote(Reader).options(num_cpus=0, scheduling_strategy=here).remote(os.getpid(), file.descriptor)
-    settings, model = opened.settings, Path(opened.settings.engine.model)
-    if model.exists():  # workers have another working folder
-        settings = replace(settings, engine=replace(settings.engine, model=str(model.absolute())))
-    if workers.cpus:  # several workers share a machine's cores
-        settings = replace(settings, engine=replace(settings.engine, threads=workers.cpus))
-    request = replace(opened.request, settings=settings)
-    job = WorkerJob(request, longest, batch.parallel, output.show_thinking, version("triforce"))
-    rows = [{LINES: json.dumps(piece)} for piece in pieces]
-    answered = ray.data.from_items(rows, override_num_blocks=len(rows)).map_batches(
-        Worker,
-        fn_constructor_args=(job, partial(_read, reader)),
-        batch_size=1,
-        compute=ray.data.ActorPoolStrategy(size=min(workers.count, len(pieces))),
-        num_cpus=workers.cpus,
-        num_gpus=workers.gpus,
-    )
-    try:
-        for row in answered.iter_rows():
-            yield from json.loads(row[RESULTS])
-    except (TriforceError, OSError):
-        raise
-    except Exception as error:  # what Ray raises of its own, such as for a machine without this package
-        reason = str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__
-        hint = "the results so far are saved; `ray status` and the files in /tmp/ray/session_latest/logs say more"
-        raise TriforceError(f"the Ray cluster failed: {reason}", hint) from error
+    assert batch.file is not None
+    reader = ray.remote(Reader).options(num_cpus=0, scheduling_strategy=here).remote(os.getpid(), batch.file.descriptor)
+    arguments = worker_job(opened, longest, workers), output, batch.parallel, partial(_read, reader)
+    for results in mapped([json.dumps(piece) for piece in pieces], Worker, arguments, workers):
+        yield from json.loads(results)
 
 
 def _read(reader: Any, places: Places) -> list[Packed]:

@@ -22,6 +22,7 @@ from ..run.plan import fewest_on_device, plan_run, plan_tiers
 from ..signals import DONE, INTERRUPTED
 from .axes import BATCH, CONTEXT, Grouped, Values
 from .options import STDOUT
+from .page import page_text
 from .plot import plot
 from .report import BATCHES, GRID, Report, csv_text
 from .report_text import report_text
@@ -125,6 +126,7 @@ class BenchOutput:
     quiet: bool
     plot: Path | None = None
     csv: Path | None = None
+    page: Path | None = None
 
     def plan(
         self,
@@ -147,6 +149,8 @@ class BenchOutput:
                 write_file(self.csv, csv_text(report))
             if self.plot is not None:
                 plot(self.plot, report)
+            if self.page is not None:
+                write_file(self.page, page_text(report))
         if self.json:
             terminal.write(json_line(**report.as_json(interrupted)))
         elif report.rows and self.csv == STDOUT:

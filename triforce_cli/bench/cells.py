@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,8 @@ _KINDS = {  # of the fields that a line must have
     "tokens": list,
     "sampling": str,
 }
+
+IDENTIFYING = ("prompt_sha256", "prompt_tokens", "method", "repeat", "settings")
 
 Record = Mapping[str, Any]
 
@@ -67,9 +70,8 @@ def digest(ids: Sequence[int] | Sequence[list[int]]) -> str:
     return hashlib.sha256(json.dumps(list(ids)).encode()).hexdigest()
 
 
-def identity(record: Record) -> str:
+def identity(record: Record, names: Sequence[str] = IDENTIFYING) -> str:
     """Return everything that a run's result depends on, as text: two runs with the same are the same measurement."""
-    names = ("prompt_sha256", "prompt_tokens", "method", "repeat", "settings")
     facts = {name: record[name] for name in names} | {"machine": record["machine"].get("name")}
     return json.dumps(_normalised(facts), sort_keys=True, default=str)
 
@@ -86,9 +88,16 @@ def _normalised(value: Any) -> Any:
 class PointsFile(LineFile):
     """The file of finished runs. `kept` has the records that were in it."""
 
-    def __init__(self, path: Path, warn: Callable[[str], None]) -> None:
-        """See LineFile."""
-        super().__init__(path, "--points", "run of a benchmark", _record, warn, (TYPE,), name_of(path))
+    def __init__(
+        self,
+        path: Path,
+        warn: Callable[[str], None],
+        type: str = TYPE,
+        what: str = "run of a benchmark",
+        kinds: Mapping[str, Any] = _KINDS,
+    ) -> None:
+        """See LineFile. Its lines have a `type`, and fields of some `kinds`."""
+        super().__init__(path, "--points", what, partial(_record, type, kinds), warn, (type,), name_of(path))
 
     def append(self, record: Record) -> None:
         """Append a finished run. Raises OSError."""
@@ -100,11 +109,12 @@ def by_identity(records: Iterable[Record]) -> dict[str, Record]:
     return {identity(record): record for record in records}
 
 
-def _record(value: Any) -> Record | None:
-    if not isinstance(value, dict) or value.get("type") != TYPE:
+def _record(type: str, kinds: Mapping[str, Any], value: Any) -> Record | None:
+    if not isinstance(value, dict) or value.get("type") != type:
         return None
-    is_whole = all(name in value and isinstance(value[name], kind) for name, kind in _KINDS.items())
-    return {ACCEPTED: {}, **value} if is_whole else None  # earlier versions did not record it
+    is_whole = all(name in value and isinstance(value[name], kind) for name, kind in kinds.items())
+    earlier: dict[str, Any] = {ACCEPTED: {}} if type == TYPE else {}  # which earlier versions did not record
+    return earlier | value if is_whole else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,14 +9,17 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from itertools import groupby
+from typing import Any
 
 import torch
 
 from offload.engine import Engine
 from offload.settings.generation import FASTEST
+from offload.speculation.levels.lossless import Replay
 from offload.units import counted
 
 from ..distributed.rank import broadcast
+from ..options.mode_checks import approximation_warnings
 from ..output.format import rounded
 from ..output.progress import ProgressDisplay
 from ..output.terminal import Terminal
@@ -26,7 +29,7 @@ from .benchmark import Benchmark, BenchOutput, BenchRequest
 from .cells import TYPE, Cell, PointsFile, Record, by_identity, identity
 from .measurement import Measurement
 from .opened import OpenBench, open_bench
-from .report import GRID, versioned
+from .report import GRID, LADDER, versioned
 from .rows import outputs_of
 from .runs import (
     Run,
@@ -93,6 +96,8 @@ def _load_and_measure(run: Measurement, terminal: Terminal, quiet: bool, display
         engine.reserve(bench.widest.length)
         level = settings.engine.quantize
         run.engine = engine.describe() + (f", weights rounded to {level}" if level else "")
+        for warning in approximation_warnings(settings):
+            terminal.warn(warning)
         run.agreement = warn_of_quantized_weights(bench.widest, engine, display, terminal)
         try:
             with run_status(terminal, quiet) as show:
@@ -117,7 +122,7 @@ def _measure(run: Measurement, engine: Engine, display: ProgressDisplay, show: C
             display.hide()
         else:
             widest = replace(run.bench.widest, ids=run.bench.ids(each[0][0]))
-            run.prefill_s = read_prompt(widest, engine, display)
+            run.prefill_s = run.reads.add(read_prompt(widest, engine, display))
         for cell, repeat in each:
             number += 1
             left = run.left(len(pending) - number + 1)
@@ -127,7 +132,8 @@ def _measure(run: Measurement, engine: Engine, display: ProgressDisplay, show: C
 
 def _label(bench: OpenBench, cell: Cell) -> str:
     values = [f"{name} {value}" for name, value in cell.values if value is not None]
-    context = [counted(cell.context, "token")] if cell.context is not None and bench.asked.kind == GRID else []
+    has_contexts = bench.asked.kind in (GRID, LADDER)
+    context = [counted(cell.context, "token")] if cell.context is not None and has_contexts else []
     context += [f"batch {cell.batch}"] if cell.batch > 1 or bench.asked.in_turn else []
     return " · ".join([cell.method, *values, *context, *([bench.prompts[cell.prompt].name] if cell.prompt else [])])
 
@@ -146,7 +152,7 @@ def _record(run: Measurement, engine: Engine, cell: Cell, repeat: int) -> Record
         **versioned(),
         "sampling": bench.cells[cell].sampling.kind,
         **rounded(measured | {"other_load_cores": None if load is None else load.cores()}),
-        "lossless": _is_lossless(run, engine, cell, outputs),
+        **_comparison(run, engine, cell, outputs),
         "tokens": outputs[0] if len(outputs) == 1 else outputs,
     }
 
@@ -160,24 +166,30 @@ def _run(run: Measurement, engine: Engine, cell: Cell) -> Run:
     return run_once(benchmark, engine, method, run.prefill_s or 0.0)
 
 
-def _is_lossless(run: Measurement, engine: Engine, cell: Cell, outputs: list[list[int]]) -> bool | None:
-    """Return whether rounding alone explains that a run differs from its base; None where it does not differ."""
+def _comparison(run: Measurement, engine: Engine, cell: Cell, outputs: list[list[int]]) -> dict[str, Any]:
+    """Return whether rounding alone explains that a run differs from its base, and the largest difference of logits.
+
+    None where it does not differ.
+    """
     bench, base = run.bench, run.bench.base[cell]
     benchmark, plain = bench.benchmark(cell), run.finished.get(base, {})
+    same = {"lossless": None, "margin": None}
     if benchmark.sampling.kind == FASTEST or not plain or cell == base:
-        return None
+        return same
     expected = outputs_of(next(iter(plain.values())))
     rows = zip(bench.sequences(cell), outputs, expected, strict=False)
     differing = [(prompt, ids) for prompt, ids, plain_ids in rows if ids != plain_ids]
     if not differing:
-        return None
-    return all(_verified(run, engine, benchmark, prompt, ids) for prompt, ids in differing)
+        return same
+    replays = [_replay(run, engine, benchmark, prompt, ids) for prompt, ids in differing]
+    margins = [divergence.margin for replay in replays for divergence in replay.divergences]
+    return {"lossless": all(replay.lossless for replay in replays), "margin": max(margins, default=None)}
 
 
-def _verified(run: Measurement, engine: Engine, benchmark: Benchmark, prompt: list[int], ids: list[int]) -> bool:
-    """Return whether an output is lossless; it is verified once, for repeats and methods often share one."""
+def _replay(run: Measurement, engine: Engine, benchmark: Benchmark, prompt: list[int], ids: list[int]) -> Replay:
+    """Return an output's comparison with plain decoding, made once: repeats and methods often share an output."""
     seed = benchmark.config.seed or 0
     key = tuple(prompt), tuple(ids), benchmark.sampling, seed
-    if key not in run.verified:
-        run.verified[key] = engine.replay(prompt, ids, benchmark.sampling, seed=seed).lossless
-    return run.verified[key]
+    if key not in run.replays:
+        run.replays[key] = engine.replay(prompt, ids, benchmark.sampling, seed=seed)
+    return run.replays[key]

@@ -4,19 +4,44 @@ from __future__ import annotations
 
 import time
 from collections.abc import Hashable
-from dataclasses import dataclass, field
-from itertools import groupby
+from dataclasses import dataclass, field, replace
+from itertools import groupby, pairwise
 from typing import Any
 
+from offload.metrics import Meter
+from offload.speculation.levels.lossless import Replay
 from offload.units import counted
 
 from ..output.format import duration
 from .axes import BATCH
 from .cells import Cell, PointsFile, Record
+from .ladder import drafter_of, output_of, verdict
 from .opened import OpenBench
-from .report import BATCHES, BENCH, GRID, Report, mean_of, provenance
+from .report import BATCHES, BENCH, GRID, LADDER, Report, mean_of, provenance
 from .rows import Finished
 from .runs import UNKEPT, memory_of
+
+
+class ReadTimes:
+    """In how many seconds the beginnings of a prompt were read, of reads that each go on from a shorter prompt."""
+
+    def __init__(self) -> None:
+        self._points = [(0, 0.0)]  # tokens, and the seconds in which all of them were read
+
+    def add(self, meter: Meter) -> float:
+        """Note a read that has ended; return the seconds of all of its tokens, also of those that were there before."""
+        cached, tokens = meter.cached_tokens, meter.prefilled_tokens
+        before = self._at(cached)
+        self._points = [point for point in self._points if point[0] < cached]
+        self._points += [(cached, before), (tokens, before + (meter.prefill_s or 0.0))]
+        return self._points[-1][1]
+
+    def _at(self, tokens: int) -> float:
+        """Return the seconds of so many tokens: between two reads in proportion."""
+        for (low, start), (high, end) in pairwise(self._points):
+            if low <= tokens <= high:
+                return start + (end - start) * (tokens - low) / max(high - low, 1)
+        return self._points[-1][1]
 
 
 @dataclass(slots=True)
@@ -30,7 +55,8 @@ class Measurement:
     engine: str = ""
     agreement: float | None = None
     prefill_s: float | None = None
-    verified: dict[Hashable, bool] = field(default_factory=dict)
+    replays: dict[Hashable, Replay] = field(default_factory=dict)
+    reads: ReadTimes = field(default_factory=ReadTimes)
     _started: float = field(default_factory=time.monotonic)
     _done: int = 0
 
@@ -75,14 +101,28 @@ class Measurement:
         bench, asked = self.bench, self.bench.asked
         records = {cell: [runs[repeat] for repeat in sorted(runs)] for cell, runs in self.finished.items()}
         finished = Finished(list(bench.cells), bench.base, records)
-        if asked.kind == BENCH:
+        if asked.kind == LADDER:
+            rows = [self._step(finished, cell) for cell in records]
+        elif asked.kind == BENCH:
             rows = finished.methods(memory_of(bench.benchmark(next(iter(bench.cells)))))
         else:
             rows = finished.batches() if asked.kind == BATCHES else finished.points(asked.varied)
         every = [record for runs in records.values() for record in runs]
         load = mean_of(record.get("other_load_cores") for record in every)
-        axes = asked.varied if asked.kind == GRID else {}
+        axes = asked.varied if asked.kind in (GRID, LADDER) else {}
         return Report(asked.kind, self._facts(every), rows, axes, other_load=load)
+
+    def _step(self, finished: Finished, cell: Cell) -> dict[str, Any]:
+        """Return the row of a cell of the ladder."""
+        benchmark, name = self.bench.benchmark(cell), self.bench.prompts[cell.prompt].name
+        alone = replace(benchmark, speculations={cell.method: benchmark.speculations[cell.method]})
+        row = finished.step(cell)
+        place: dict[str, Any] = {"text": name.rpartition(" · ")[0], "output": output_of(name), "context": cell.context}
+        place |= {"filled": row.pop("prompt_tokens") + benchmark.config.max_new_tokens}
+        place |= {"temperature": benchmark.sampling.temperature, "drafter": drafter_of(row["acceptance"])}
+        kv = f"{benchmark.settings.engine.kv} ({str(benchmark.model.dtype).removeprefix('torch.')})"
+        row |= {"kv": kv, "memory_bytes": memory_of(alone)[cell.method]}
+        return place | row | {"verdict": verdict(row)}
 
     def _facts(self, records: list[Record]) -> dict[str, Any]:
         bench, asked, settings = self.bench, self.bench.asked, self.bench.widest.settings
@@ -105,7 +145,7 @@ class Measurement:
 
     def _prompts(self) -> dict[str, Any]:
         bench, asked = self.bench, self.bench.asked
-        if asked.kind == GRID:
+        if asked.kind in (GRID, LADDER):
             batch = None if BATCH in asked.varied else asked.batches[0]
             return {"prompts": [{"name": each.name, "tokens": len(each.ids)} for each in bench.prompts], BATCH: batch}
         tokens = len(bench.widest.ids)

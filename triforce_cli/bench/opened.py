@@ -24,9 +24,22 @@ from .axes import AXES, BATCH, CONTEXT, points
 from .benchmark import Benchmark, BenchRequest, note_grouped, plan_bench_tiers
 from .cells import Cell, Weights, digest, weights_of
 from .compared import BASE, TREES, speculations
+from .ladder import in_order
 from .prompts import BenchPrompt, open_prompts
+from .report import LADDER
 
-_FORGOTTEN = ("method", "stop", "profile", "cache", "cache_limit", "join_timeout", "disk", "disk_limit", "model")
+_FORGOTTEN = (
+    "method",
+    "stop",
+    "profile",
+    "cache",
+    "cache_limit",
+    "cache_store",
+    "join_timeout",
+    "disk",
+    "disk_limit",
+    "model",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,26 +96,30 @@ class OpenBench:
         """Return what identifies a run of a cell: see `records.identity`."""
         point = self.cells[cell]
         speculation = point.speculations[cell.method]
-        settings = point.settings.described(point.sampling) | asdict(speculation)
-        unread = [axis.name for axis in AXES.values() if not axis.is_read_by(speculation)]
-        kept = {name: value for name, value in settings.items() if name not in (*_FORGOTTEN, *unread)}
-        device: dict[str, Any] = {
-            "device": self.model.device.type,
-            "kernel": self.model.kernel,
-            "dtype": str(self.model.dtype),
-        }
-        device |= {BATCH: cell.batch} if cell.batch > 1 else {}
-        device |= self.weights.read_by(speculation)
-        device |= {"context": self.model.checkpoint.shape.context, "tiers": _described(self.widest.tiers)}
+        model = replace(self.model, speculation=speculation)
+        described = settings_of_run(model, point.settings, point.sampling, self.weights, self.widest.tiers)
         return {
             "prompt": self.prompts[cell.prompt].name,
             "prompt_sha256": self.digests[cell.prompt, cell.context, cell.batch],
             "prompt_tokens": len(self.ids(cell)),
             "method": cell.method,
             "repeat": repeat,
-            "settings": {"model": point.settings.engine.model} | kept | device,
+            "settings": described | ({BATCH: cell.batch} if cell.batch > 1 else {}),
             "machine": {"name": processor(self.model.device)},
         }
+
+
+def settings_of_run(
+    model: OpenModel, settings: Settings, sampling: Sampling, weights: Weights, tiers: TierSettings | None
+) -> dict[str, Any]:
+    """Return the settings that the result of a run depends on, with what identifies the weights."""
+    speculation = model.speculation
+    described = settings.described(sampling) | asdict(speculation)
+    unread = [axis.name for axis in AXES.values() if not axis.is_read_by(speculation)]
+    kept = {name: value for name, value in described.items() if name not in (*_FORGOTTEN, *unread)}
+    device = {"device": model.device.type, "kernel": model.kernel, "dtype": str(model.dtype)}
+    placed = {"context": model.checkpoint.shape.context, "tiers": _described(tiers)}
+    return {"model": settings.engine.model, **kept, **device, **weights.read_by(speculation), **placed}
 
 
 def _described(tiers: TierSettings | None) -> dict[str, Any] | None:
@@ -195,15 +212,16 @@ def _cells(asked: BenchRequest, prompts: int, opened: Sequence[Point]) -> tuple[
     """Return all cells and their bases. What a method does not read is run once."""
     cells: dict[Cell, Point] = {}
     base: dict[Cell, Cell] = {}
-    for prompt in range(prompts):
-        for context in sorted(asked.contexts or (None,), key=lambda tokens: tokens or 0):
-            for batch, point in product(sorted(asked.batches), opened):
-                if not asked.includes({CONTEXT: context, BATCH: batch, **point.values}):
-                    continue
-                of_point = {name: _cell(prompt, context, batch, name, point) for name in point.speculations}
-                for cell in of_point.values():
-                    cells.setdefault(cell, point)
-                    base.setdefault(cell, of_point[BASE])
+    contexts = sorted(asked.contexts or (None,), key=lambda tokens: tokens or 0)
+    places = list(product(range(prompts), contexts))
+    for prompt, context in in_order(places) if asked.kind == LADDER else places:
+        for batch, point in product(sorted(asked.batches), opened):
+            if not asked.includes({CONTEXT: context, BATCH: batch, **point.values}):
+                continue
+            of_point = {name: _cell(prompt, context, batch, name, point) for name in point.speculations}
+            for cell in of_point.values():
+                cells.setdefault(cell, point)
+                base.setdefault(cell, of_point[BASE])
     return _in_turn(asked, cells) if asked.in_turn else (cells, base)
 
 

@@ -25,8 +25,9 @@ LAST, NEEDLES = 256, 5  # of --quality
 QUALITY, GRID = "Quality", "Lists of settings"
 _QUALITY = ("modes", "last", "needles")
 _GRID = ("excerpts", "each_file", "data", "points", "csv", "cache")
+_NOT_OF_LADDER = ("quality", "batch", "context", "csv", "plot", "excerpts", "data", "cache")
 _SPEED = ("methods", "batch", "repeats", "draft", "tree", "tree_sampling", "rebuild_every", "gamma1", "gamma2", "seed")
-_SPEED += (*(field.name for field in fields(Sampling)), *CHANGED, *_GRID, *options.FORMS)
+_SPEED += (*(field.name for field in fields(Sampling)), *CHANGED, *_GRID, *options.FORMS, "ladder", "page")
 
 
 def _listed(option: Any, parse: Callable[[str], Any], name: str) -> Any:
@@ -60,6 +61,12 @@ EachFile = Annotated[bool, _grid("--each-file", help="Each file is a prompt.")]
 Data = Annotated[
     str | None, _grid("--data", metavar="SOURCE", help="Folder, JSON lines or hub data set: each text a prompt.")
 ]
+Ladder = Annotated[
+    Any, options.option("--ladder", metavar="N,...", parser=parse_context, help="All methods at these lengths.")
+]
+Page = Annotated[
+    Path | None, options.option("--page", metavar="FILE", help="Of --ladder: a page with pictures, ladder.html.")
+]
 Points = Annotated[Path | None, _grid("--points", metavar="FILE", help="Keep finished runs; resume from them.")]
 Csv = Annotated[Path | None, _grid("--csv", metavar="FILE", help="Write a table for other programs.")]
 Cache = Annotated[
@@ -78,8 +85,9 @@ Needles = Annotated[int | None, _quality("--needles", min=0, max=100, metavar="N
 SETTINGS = options.chosen(
     "model max_new_tokens quiet temperature top_p top_k min_p repetition_penalty frequency_penalty presence_penalty "
     "dry_multiplier dry_base dry_allowed_length dry_range no_repeat_ngram coupled seed draft middle sink window budget "
-    "chunk rebuild_every gamma1 gamma2 tree tree_sampling extend_context profile device dtype kernel quantize threads "
-    f"prefill_chunk {options.PLACEMENT} tensor_parallel join_timeout dry_run show_config cache cache_limit encoding"
+    "chunk rebuild_every gamma1 gamma2 tree tree_sampling extend_context profile device dtype kernel quantize kv "
+    f"threads prefill_chunk {options.PLACEMENT} tensor_parallel join_timeout dry_run show_config cache cache_limit "
+    "encoding"
 )
 SETTINGS |= {"max_new_tokens": MaxNewTokens, "cache": Cache}
 SETTINGS |= {name: each for name, each in options.FORMS.items() if name != "quote"}
@@ -92,6 +100,7 @@ SETTINGS |= {
 
 def check_kind(ctx: typer.Context) -> None:
     """Raise SettingsError for options that the kind of benchmark does not read, or of which it takes no list."""
+    _check_ladder(ctx)
     is_quality = ctx.params["quality"]
     unread, other = (_SPEED, "without") if is_quality else (_QUALITY, "with")
     for param in ctx.command.params:
@@ -105,8 +114,23 @@ def check_kind(ctx: typer.Context) -> None:
             raise SettingsError(f"{AXES[name].option} {value} is a list, and --quality takes one", "give one of them")
 
 
+def _check_ladder(ctx: typer.Context) -> None:
+    """Raise SettingsError for options that the ladder decides itself, and for those that are its alone."""
+    is_ladder = ctx.params["ladder"] is not None
+    for param in ctx.command.params:
+        name = str(param.name)
+        if is_ladder and name in _NOT_OF_LADDER and is_given(ctx, name):
+            raise SettingsError(f"{param.opts[0]} does not go with --ladder", "leave one of them out")
+        if is_ladder and name != "temperature" and isinstance(ctx.params.get(name), Values) and name != "ladder":
+            raise SettingsError(f"{param.opts[0]} takes one value with --ladder", "give one of them")
+    if not is_ladder and ctx.params["page"] is not None:
+        raise SettingsError("--page is of --ladder", "give --ladder 4K,8K, or leave it out")
+
+
 def is_grid(ctx: typer.Context) -> bool:
     """Return whether lists, several prompts, or what goes with them is asked for: not by --no-cache or --prompts 1."""
+    if ctx.params["ladder"] is not None:
+        return False
     has_lists = any(isinstance(value, Values) for value in ctx.params.values())
     usual = {"cache": False, "excerpts": 1}
     asked = (name for name in _GRID if is_given(ctx, name) and ctx.params[name] != usual.get(name))

@@ -33,6 +33,7 @@ from ..output.terminal import Terminal
 from ..run.processor import OtherLoad
 from .benchmark import BenchOutput
 from .compared import EXACT
+from .mode_engine import ModeEngines
 from .quality_modes import OpenMode, QualityRequest, QualityRun, open_quality_run
 from .report import QUALITY, Report, mean_of, provenance
 
@@ -138,13 +139,11 @@ class _Measurement:
     def __init__(self, run: QualityRun, display: ProgressDisplay, exact: ModeQuality | None = None) -> None:
         self.done: list[ModeQuality] = [] if exact is None else [exact]
         self._run, self._display = run, display
-        self._engine: Engine | None = None
-        self._loaded: OpenMode | None = None
-        self._described = ""
+        self._engines = ModeEngines(display)
 
     def measure(self, mode: OpenMode) -> None:
         """Measure a mode: scores of the text, greedy decoding after it, then the needles."""
-        run, engine = self._run, self._load(mode)
+        run, engine = self._run, self._engines.load(mode, self._run.length)
         load = OtherLoad() if mode.model.group.size == 1 else None  # other ranks are not other load
         reference = self.done[0].scores if self.done and self.done[0].mode == EXACT else None
         is_exact = mode.name == EXACT
@@ -163,19 +162,6 @@ class _Measurement:
         need = mode.model.estimate(mode.stored(run.length))
         memory, cores = (need.weights, need.kv), None if load is None else load.cores()
         self.done.append(ModeQuality(mode.name, scores, output, needles, *memory, prefill_s, cores))
-
-    def _load(self, mode: OpenMode) -> Engine:
-        """Return the mode's engine: the last one if it serves, with empty caches."""
-        last = self._loaded
-        if last is not None and _loads(last) == _loads(mode):
-            self._engine.release()
-        else:
-            self._engine = self._loaded = None  # free its memory first
-            self._display.loading(f"{mode.name} · loading {mode.settings.engine.model}")
-            self._engine, self._loaded = mode.model.load(tiers=mode.tiers).without_end(), mode
-        self._engine.reserve(mode.longest(self._run.length))
-        self._described = self._described or self._engine.describe()
-        return self._engine
 
     def _evaluate(
         self,
@@ -214,7 +200,7 @@ class _Measurement:
         first = run.modes[0]
         resolved = first.settings.described(Sampling(temperature=0)) | {"device": first.model.device.type}
         del resolved["method"], resolved["stop"]
-        return provenance(first.model.device, self._described) | {
+        return provenance(first.model.device, self._engines.described) | {
             "model": first.settings.engine.model,
             "text_tokens": len(run.ids),
             "scored_tokens": run.last,
@@ -222,11 +208,6 @@ class _Measurement:
             "left_out": dict(run.left_out),
             "settings": resolved,
         }
-
-
-def _loads(mode: OpenMode) -> tuple[Any, ...]:
-    """Return all that the engine of a mode depends on."""
-    return mode.settings.engine, mode.tiers, mode.model.checkpoint.shape.context
 
 
 def show_reading(events: Generator[Prefilled, None, _Result], meter: Meter, display: ProgressDisplay) -> _Result:

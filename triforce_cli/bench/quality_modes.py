@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from offload.api.opened_model import OpenModel
 from offload.errors import PromptError, SettingsError
@@ -97,7 +98,10 @@ class QualityRun:
 
 def open_quality_run(asked: QualityRequest, terminal: Terminal, quiet: bool) -> QualityRun:
     """Open the model of each mode and check it before weights are loaded. Raises TriforceError."""
-    opened, left_out = _open_modes(asked, terminal, quiet)
+    compared = {"modes": asked.modes, "context": asked.context, "last": asked.last, "needles": asked.needles}
+    opened, left_out = open_modes(
+        MODES if asked.modes is None else asked.modes, asked.modes is not None, asked.request, compared, terminal, quiet
+    )
     model = opened[EXACT].model
     ids = first_tokens(model.tokenizer.encode(asked.text, special_tokens=True), asked.context)
     if len(ids) <= asked.last:
@@ -106,12 +110,7 @@ def open_quality_run(asked: QualityRequest, terminal: Terminal, quiet: bool) -> 
             "give a longer text, or use a smaller --last",
         )
     new = asked.request.settings.generation.max_new_tokens
-    if asked.request.extend_context:
-        stretch(model, len(ids) + new, terminal)  # warns
-        opened = {name: replace(mode, model=mode.model.stretched(len(ids) + new)) for name, mode in opened.items()}
-    opened = _fitting(opened, len(ids), new, left_out)
-    if not asked.request.dry_run:
-        opened = {name: _with_tiers(mode, len(ids) + new, terminal) for name, mode in opened.items()}
+    opened = fitted(opened, asked.request, len(ids), new, left_out, terminal)
     run = QualityRun(tuple(opened.values()), ids, _needles(asked, ids, model), asked.last, left_out)
     note_grouped(asked.context, terminal)
     selecting = [mode.speculation for mode in run.modes if mode.speculation.approximate is not None]
@@ -119,22 +118,45 @@ def open_quality_run(asked: QualityRequest, terminal: Terminal, quiet: bool) -> 
     return run
 
 
-def _open_modes(asked: QualityRequest, terminal: Terminal, quiet: bool) -> tuple[dict[str, OpenMode], dict[str, str]]:
-    """Return the modes asked for; without names those that can run, and why the others cannot."""
+def open_modes(
+    modes: Iterable[str],
+    are_named: bool,
+    request: Request,
+    compared: Mapping[str, Any],
+    terminal: Terminal,
+    quiet: bool,
+) -> tuple[dict[str, OpenMode], dict[str, str]]:
+    """Return the modes; if the user has not named them, those that can run, and why the others cannot.
+
+    `compared` has what must be the same on all ranks. Raises TriforceError.
+    """
     opened, left_out = {}, {}
-    compared = {"modes": asked.modes, "context": asked.context, "last": asked.last, "needles": asked.needles}
-    for name in MODES if asked.modes is None else asked.modes:
+    for name in modes:
         try:
-            settings = settings_of(name, asked.request.settings)
-            request = replace(asked.request, settings=settings)
-            model = open_shared_model(request, settings.speculation, compared, terminal, quiet)
+            settings = settings_of(name, request.settings)
+            own = replace(request, settings=settings)
+            model = open_shared_model(own, settings.speculation, compared, terminal, quiet)
         except SettingsError as error:
-            if asked.modes is not None or name == EXACT:
+            if are_named or name == EXACT:
                 raise
             left_out[name] = error.message
         else:
             opened[name] = OpenMode(name, settings, model, None)
     return opened, left_out
+
+
+def fitted(
+    modes: Mapping[str, OpenMode], request: Request, tokens: int, new: int, left_out: dict[str, str], terminal: Terminal
+) -> dict[str, OpenMode]:
+    """Return the modes with a context and a placement for a text and its output, but for those that cannot run it.
+
+    Raises TriforceError.
+    """
+    if request.extend_context:
+        stretch(modes[EXACT].model, tokens + new, terminal)  # warns
+        modes = {name: replace(mode, model=mode.model.stretched(tokens + new)) for name, mode in modes.items()}
+    kept = _fitting(modes, tokens, new, left_out)
+    return kept if request.dry_run else {name: with_tiers(each, tokens + new, terminal) for name, each in kept.items()}
 
 
 def _fitting(modes: Mapping[str, OpenMode], tokens: int, new: int, left_out: dict[str, str]) -> dict[str, OpenMode]:
@@ -158,7 +180,8 @@ def _fitting(modes: Mapping[str, OpenMode], tokens: int, new: int, left_out: dic
     }
 
 
-def _with_tiers(mode: OpenMode, length: int, terminal: Terminal) -> OpenMode:
+def with_tiers(mode: OpenMode, length: int, terminal: Terminal) -> OpenMode:
+    """Return the mode with a placement for sequences of `length`. Raises TriforceError."""
     return replace(mode, tiers=plan_tiers(mode.model, mode.settings, mode.stored(length), terminal))
 
 

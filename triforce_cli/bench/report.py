@@ -19,8 +19,14 @@ from .compared import BASE
 if TYPE_CHECKING:
     import torch
 
-BENCH, BATCHES, GRID, QUALITY = "bench", "bench_batch", "bench_grid", "quality"  # types of reports
-_ROWS = {BENCH: "methods", BATCHES: "batches", GRID: "points", QUALITY: "modes"}  # what JSON calls their rows
+BENCH, BATCHES, GRID, QUALITY, LADDER = "bench", "bench_batch", "bench_grid", "quality", "bench_ladder"  # of reports
+_ROWS = {
+    BENCH: "methods",
+    BATCHES: "batches",
+    GRID: "points",
+    QUALITY: "modes",
+    LADDER: "steps",
+}  # what JSON calls their rows
 ACCEPTANCE, ACCEPTED = "acceptance", "accepted_of_drafted"
 BY_PAIR = {ACCEPTANCE: "acceptance a token", ACCEPTED: "accepted of drafted"}  # measures by "drafter -> verifier"
 
@@ -68,7 +74,7 @@ class Report:
     def as_json(self, interrupted: bool) -> dict[str, Any]:
         """Return everything; settings and axes have all their digits."""
         exact: dict[str, Any] = {"settings": self.facts["settings"]}
-        if self.kind == GRID:
+        if self.kind in (GRID, LADDER):
             exact["axes"] = {name: list(values) for name, values in self.axes.items()}
         found = {**self.facts, "other_load_cores": self.other_load, _ROWS[self.kind]: list(self.rows)}
         return {"type": self.kind, "interrupted": interrupted, **rounded(found), **exact}

@@ -14,12 +14,14 @@ from ..output.format import accepted, duration, milliseconds, percent
 from ..output.tables import SEPARATOR, Column, table, wrapped
 from .axes import BATCH
 from .compared import BASE, EXACT
+from .ladder import DIFFERENT, EQUAL, TIE, same_answers
 from .report import (
     ACCEPTANCE,
     ACCEPTED,
     BATCHES,
     BENCH,
     GRID,
+    LADDER,
     LARGEST_LOAD,
     LARGEST_SPREAD,
     QUALITY,
@@ -27,6 +29,7 @@ from .report import (
     Report,
     Row,
     pivots,
+    value_text,
 )
 
 
@@ -79,6 +82,11 @@ _FIELDS = {
             Column("tokens/\nverification", right=True, dropped=6), _shown("tokens_per_verification", "{:.2f}".format)
         ),
         _Field(Column("tree\nnodes", right=True, dropped=1), _shown("nodes", "{:.0f}".format), "nodes"),
+        _Field(
+            Column("mask us a\ntoken, row", right=True, dropped=9),
+            _shown("mask_s", lambda by: f"{by['token'] * 1e6:,.0f}, {by['row'] * 1e6:,.0f}"),
+            "mask_s",
+        ),
         _Field(Column("memory\nMiB", right=True, dropped=8), _mib("memory_bytes")),
         _Field(
             Column("output", dropped=2, least=8),
@@ -98,6 +106,22 @@ _FIELDS = {
             lambda row: _output(row, row["batch"] == 1, row["equals_alone"], "as alone"),
             "equals_alone",
         ),
+    ),
+    LADDER: (
+        _Field(Column("tokens", right=True), lambda row: f"{row['filled']:,}"),
+        _Field(Column("output", dropped=9), lambda row: row["output"]),
+        _Field(Column("T", right=True), lambda row: f"{row['temperature']:g}"),
+        _METHOD,
+        _Field(Column("drafter", dropped=2), lambda row: row["drafter"]),
+        _RATE,
+        _Field(Column("speedup", right=True, style="bold"), lambda row: f"{row['speedup'] or 1:.2f}x"),
+        _Field(Column("tokens/\npass", right=True, dropped=8), _shown("tokens_per_verification", "{:.2f}".format)),
+        _Field(
+            Column("accepted", dropped=3, style="green"), lambda row: "\n".join(accepted(row[ACCEPTANCE], {})) or "-"
+        ),
+        _Field(Column("TTFT", right=True, dropped=4), _shown("ttft_s", duration)),
+        _Field(Column("MiB", right=True, dropped=5), _mib("memory_bytes")),
+        _Field(Column("as ar", dropped=7), _shown("verdict", str)),
     ),
     QUALITY: (
         _Field(Column("mode", style="cyan"), lambda row: row["mode"]),
@@ -156,8 +180,23 @@ def report_text(report: Report, width: int | None) -> Text:
         ]
         cells = [[each.text(row) for each in kept] for row in report.rows]
         parts.append(table([each.column for each in kept], cells, width))
+    if report.kind == LADDER:
+        parts.append(_lines(["the same answer as plain decoding"], width, "bold").append_text(_same(report, width)))
     found = list(notes(report))
     return Text("\n").join([*parts, *([_lines(found, width, "yellow")] if found else [])])
+
+
+def _same(report: Report, width: int | None) -> Text:
+    """Return the table of what `--verify` would say of each answer."""
+    heads = ("method", "context", EQUAL, TIE, DIFFERENT, "largest margin")
+    columns = [Column(name, right=number > 0, style="" if number else "cyan") for number, name in enumerate(heads)]
+    rows = [[same_text(row[head]) for head in (*heads[:-1], "margin")] for row in same_answers(report.rows)]
+    return table(columns, rows, width)
+
+
+def same_text(value: Any) -> str:
+    """Return a cell of the table of same answers."""
+    return "-" if value is None else f"{value:.3g}" if isinstance(value, float) else value_text(value)
 
 
 def _pivoted(report: Report, pivot: Pivot, width: int | None) -> Text:

@@ -11,12 +11,14 @@ from offload.settings.generation import FASTEST
 
 from .axes import BATCH, CONTEXT
 from .cells import Cell, Record
+from .positions import summed
 from .report import BY_PAIR, spread
 
 _POINT = ("tokens_per_s", "speedup", "tokens_per_verification", "tbt_median_s")
 _METHOD = ("ttft_s", "tbt_median_s", "tbt_p95_s", "tokens_per_s", "tokens_per_verification")
 _BY_KEY = (*BY_PAIR, "time_share")
 _METHOD_RUN = (*_METHOD, "verifications", *_BY_KEY, "total_s", "tbt_s", "tokens")
+_POSITIONS = ("draft_positions", "answer_positions")
 _BATCH_RUN = ("tokens_per_s", "seconds", "total_s")
 
 
@@ -56,14 +58,23 @@ class Finished:
             "repeats": len(runs),
             **{name: _median(runs, name) for name in (*_METHOD, "nodes")},
             **{name: _medians(runs, name) for name in _BY_KEY},
+            "mask_s": _medians(runs, "mask_s") or None,
             "speedup": self._ratio(cell),
             "speedup_range": (min(ratios), max(ratios)) if len(ratios) > 1 else None,
             "spread": spread(rates),
             "differs_at": differs_at,
             "equals_ar": is_equal,
             "lossless": _lossless(runs),
-            "runs": [{name: run[name] for name in _METHOD_RUN} for run in runs],
+            "runs": [{name: run.get(name) for name in _METHOD_RUN} for run in runs],  # some are not in a file
         }
+
+    def step(self, cell: Cell) -> dict[str, Any]:
+        """Return the row of a finished cell of the ladder, without its single runs."""
+        runs = self.records[cell]
+        row = {name: value for name, value in self._method(cell).items() if name != "runs"}
+        row |= {name: summed(run.get(name, ()) for run in runs) for name in _POSITIONS}
+        margins = [margin for run in runs if (margin := run.get("margin")) is not None]
+        return row | {"margin": max(margins, default=None), "prompt_tokens": runs[0]["prompt_tokens"]}
 
     def batches(self) -> list[dict[str, Any]]:
         """Return a row for each method and batch; `ratio` is relative to the same method's batch 1."""

@@ -25,11 +25,13 @@ from ..output.status_line import StatusLine
 from ..output.terminal import Terminal
 from .benchmark import Benchmark
 from .compared import BASE
+from .positions import Positions
 from .report import BY_PAIR, mean_of
 
 _MEANS = ("tbt_median_s", "tbt_p95_s", "tokens_per_verification")
-MEASURED = ("tokens_per_s", *_MEANS, "verifications", *BY_PAIR, "time_share", "total_s")
-UNKEPT = ("ttft_s", "tbt_s", "nodes", "seconds")  # measured for the report of this run alone
+_BY_KEY = (*BY_PAIR, "time_share", "mask_s")
+MEASURED = ("tokens_per_s", *_MEANS, "verifications", *_BY_KEY, "total_s")
+UNKEPT = ("tbt_s", "nodes", "seconds")  # measured for the report of this run alone
 
 
 class Run(NamedTuple):
@@ -90,8 +92,8 @@ def prepare_copies(benchmark: Benchmark, engine: Engine, display: ProgressDispla
             engine.prepare(benchmark.ids, benchmark.config, method)
 
 
-def read_prompt(benchmark: Benchmark, engine: Engine, display: ProgressDisplay) -> float:
-    """Read the prompt into the caches that all runs share; return the seconds."""
+def read_prompt(benchmark: Benchmark, engine: Engine, display: ProgressDisplay) -> Meter:
+    """Read the prompt into the caches that all runs share; return its times."""
     meter = Meter(len(benchmark.ids))
     context = benchmark.model.checkpoint.shape.context
     names, tokens = (benchmark.settings.engine.model, BASE), lambda: engine.model.pass_tokens
@@ -105,20 +107,22 @@ def read_prompt(benchmark: Benchmark, engine: Engine, display: ProgressDisplay) 
             if isinstance(event, Prefilled) and event.done == event.total:
                 break
     display.hide()
-    return meter.prefill_s or 0.0
+    return meter
 
 
 def run_once(benchmark: Benchmark, engine: Engine, method: Speculation, prefill_s: float) -> Run:
     """Generate once. The prompt is in the caches but for its last token, whose time is in `prefill_s` already."""
-    meter = Meter(len(benchmark.ids))
+    meter, positions = Meter(len(benchmark.ids)), Positions()
     with closing(engine.generate(benchmark.ids, benchmark.sampling, benchmark.config, method)) as events:
-        for _ in meter.watch(events):
+        for _ in positions.watch(meter.watch(events)):
             pass
     summary = meter.summary("length", method=method.method)
     more = {
         "ttft_s": prefill_s + (summary.ttft_s or 0) - (summary.prefill_s or 0),
         "tbt_s": meter.gaps,
         "nodes": _nodes(summary),
+        "draft_positions": positions.in_draft,
+        "answer_positions": positions.in_answer,
     }
     return Run({name: getattr(summary, name) for name in MEASURED} | more, [list(meter.ids)])
 
@@ -170,7 +174,7 @@ def _of_all(summaries: Sequence[Summary], tokens: int, seconds: float, total_s: 
         "total_s": total_s,
         "verifications": sum(passes) or None,
         **{name: mean_of(getattr(each, name) for each in summaries) for name in _MEANS},
-        **{name: _by_key([getattr(each, name) for each in summaries]) for name in (*BY_PAIR, "time_share")},
+        **{name: _by_key([getattr(each, name) for each in summaries]) for name in _BY_KEY},
     }
 
 

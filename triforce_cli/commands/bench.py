@@ -19,6 +19,7 @@ from offload.short_repr import short_repr
 from ..bench import options as bench_options
 from ..bench.axes import CONTEXT, Values, points, varied
 from ..bench.compared import IN_BATCHES, name_of, parse_methods, parse_modes
+from ..bench.ladder import TEMPERATURES, with_outputs
 from ..bench.options import LAST, NEEDLES, NEW_TOKENS, STDOUT, check_kind, is_grid
 from ..bench.plot import check_plot
 from ..distributed.rank import broadcast
@@ -58,6 +59,8 @@ def bench(
     modes: bench_options.Modes = None,
     last: bench_options.Last = None,
     needles: bench_options.Needles = None,
+    ladder: bench_options.Ladder = None,
+    page: bench_options.Page = None,
 ) -> int:
     """Compare the methods of decoding on one prompt and this machine.
 
@@ -78,6 +81,9 @@ def bench(
     streaming-llm, h2o, retrieval, kv=q8, kv=q4, kv=fp8, quantize=q4 to quantize=q8, or several joined by +; or
     recompute, which runs the last --budget tokens anew for each token, or dense, which attends to all of a text beyond
     the model's context. Such a text has no exact run: modes that all run there are measured without it.
+
+    With --ladder, all methods run at these lengths of the text, for a summary, a quotation and a question, at
+    temperatures 0 and 0.8, and each answer is compared with plain decoding's; --page FILE.html draws it.
 
     [bold]Examples[/bold]
 
@@ -104,6 +110,8 @@ def bench(
       triforce bench -f book.txt --context 1K,2K --batch 1,4 --methods retrieval --csv - > grid.csv
 
       triforce bench -f book.txt --context 4096 --quality --modes h2o,quantize=q8
+
+      triforce bench -f book.txt --ladder 4K,8K,16K,32K --points ladder.jsonl --page ladder.html
     """
     check_kind(ctx)
     terminal, as_grid, quiet = ctx.obj.terminal, is_grid(ctx), bool(ctx.params["quiet"])
@@ -120,7 +128,10 @@ def bench(
         names = IN_BATCHES
     _check_outputs(plot, csv, None if as_grid else sizes, json)
     inputs = [*(("--prompt-file", each) for each in prompt_file or []), *named_files(ctx)]
-    check_distinct(inputs, [("--points", points), ("--csv", None if csv == STDOUT else csv), ("--plot", plot)])
+    tables = [("--csv", None if csv == STDOUT else csv), ("--plot", plot), ("--page", page)]
+    check_distinct(inputs, [("--points", points), *tables])
+    if page is not None:
+        check_file(page, "--page", "ladder.html")
     settings = resolve(flags, origins, ctx.params["profile"])
     if ctx.params["show_config"]:
         show_config(ctx, settings)
@@ -137,6 +148,8 @@ def bench(
     group = request.group
     texts, endings = broadcast(group, lambda: _texts(ctx, prompt, prompt_file or [], each_file, data))
     texts = [(name, text) for name, text in texts]
+    if ladder is not None:
+        texts, endings = with_outputs(texts)
 
     with closing(ProgressDisplay(terminal, shown=not quiet)) as display:
         display.loading("starting")
@@ -144,15 +157,16 @@ def bench(
         from ..bench.measure import run_bench
         from ..bench.quality import run_quality
         from ..bench.quality_modes import QualityRequest
-        from ..bench.report import BATCHES, BENCH, GRID
+        from ..bench.report import BATCHES, BENCH, GRID, LADDER
 
-        output = BenchOutput(json, quiet, plot, csv)
+        output = BenchOutput(json, quiet, plot, csv, page)
         if quality:
             count = NEEDLES if needles is None else needles
             scored = QualityRequest(request, texts[0][1], compared, context, last or LAST, count)
             return run_quality(scored, terminal, output, display)
-        contexts = None if context is None else tuple(_list(context))
-        kind = GRID if as_grid else BENCH if sizes is None else BATCHES
+        lengths = context if ladder is None else ladder
+        contexts = None if lengths is None else tuple(_list(lengths))
+        kind = LADDER if ladder is not None else GRID if as_grid else BENCH if sizes is None else BATCHES
         batches = tuple(dict.fromkeys(sizes or [1]))
         batches = tuple(sorted({1, *batches})) if kind == BATCHES else batches
         more = {"points": points, "batches": batches, "endings": endings, "kind": kind}
@@ -170,6 +184,8 @@ def _flags(ctx: typer.Context) -> tuple[dict[str, Any], dict[str, str], dict[str
     flags.setdefault("max_new_tokens", NEW_TOKENS)
     # --methods takes its place, also where a profile names one
     flags["method"] = "ar" if ctx.params["quality"] else "auto"
+    if ctx.params["ladder"] is not None:
+        flags = {"temperature": TEMPERATURES, "seed": 0} | flags  # a seed: so that draws can be compared
     axes = varied(flags)
     for point in points({CONTEXT: _list(ctx.params["context"])} | axes):
         check_part({name: value for name, value in (flags | point).items() if name != CONTEXT})

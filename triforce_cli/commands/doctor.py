@@ -17,7 +17,7 @@ from ..options import declarations as options
 from ..options.mode_checks import free_on_disk
 from ..options.settings import given_options, resolve
 from ..output.stdout_formats import json_line
-from ..run.measured_rates import load_or_measure, measure_disk
+from ..run.measured_rates import load_or_measure, measure_disk, measure_packing
 from ..run.prompt_cache import prompt_folder
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 @options.accepts(options.chosen("profile device kernel threads disk"))
 def doctor(
     ctx: typer.Context,
-    no_measure: Annotated[bool, typer.Option("--no-measure", help="Do not measure memory bandwidth.")] = False,
+    no_measure: Annotated[bool, typer.Option("--no-measure", help="Do not measure memory, nor attention.")] = False,
     json: Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")] = False,
 ) -> None:
     """Describe this machine and this installation, and whether the native kernel can be used.
@@ -62,13 +62,18 @@ def doctor(
     size = sum(block.size for block in folder.blocks())
     prompts = {"folder": folder.path, "entries": len(entries(folder)), "size_bytes": size, "limit_bytes": folder.limit}
     disk = _disk(settings.placement.disk, not no_measure, report, terminal)
+    packed = _packed(not no_measure, report, terminal)
     if json:
-        terminal.write(json_line(type="doctor", **asdict(report), disk=disk, prompts=prompts))
+        terminal.write(json_line(type="doctor", **asdict(report), disk=disk, prompts=prompts, packed=packed))
         return
     rows = list(_rows(report, settings.origins))
     if disk is not None:
         rate = "" if disk["read_gb_s"] is None else f", read at {disk['read_gb_s']:.1f} GB/s"
         rows.append(("disk", f"{_gib(disk['free_bytes'])} free{rate}, {disk['folder']}"))
+    if packed is not None:
+        kept = "" if packed["saved"] else "; not saved, as others compute meanwhile"
+        where = f"{counted(packed['threads'], 'thread')} at {packed['level']}"
+        rows.append(("packed", f"a token attends to --kv packed {packed['ratio']:.2f} times as fast, {where}{kept}"))
     used = f"{_gib(size)} of {_gib(folder.limit)}, {folder.path}"
     rows.append(("prompts", f"{counted(prompts['entries'], 'cached prompt')}, {used}"))
     width = max(len(name) for name, _ in rows)
@@ -88,6 +93,14 @@ def _disk(folder: str | None, measure: bool, report: Report, terminal: Terminal)
         measured = measured and measure_disk(folder, measured, terminal)
         rate = measured and measured.host.disk_gb_s
     return {"folder": Path(folder), "free_bytes": free, "read_gb_s": rate}
+
+
+def _packed(measure: bool, report: Report, terminal: Terminal) -> dict[str, Any] | None:
+    """Return what packed keys and values gain in this host's memory, and whether that is saved for --kv auto."""
+    if not measure or report.kernel.level is None:
+        return None
+    gain, saved = measure_packing(report.kernel.level, report.device.used == "cuda", terminal)
+    return None if gain is None else {**asdict(gain), "saved": saved}
 
 
 def _rows(report: Report, origins: Mapping[str, str]) -> Iterator[tuple[str, str]]:

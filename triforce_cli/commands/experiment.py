@@ -36,7 +36,11 @@ _NAMES = "model draft seed profile device dtype kernel quantize threads prefill_
 _SETTINGS = options.chosen(f"{_NAMES} {options.PLACEMENT}") | {
     "cache": bench_options.Cache,
     "model": options.with_default("model", "the experiment's"),
-    "draft": options.with_default("draft", "the experiment's", "Drafter: a model, lookup, none, self."),
+    "draft": options.with_default(
+        "draft",
+        "the experiment's",
+        "Drafter: a model or head, lookup, none, self; for compare-drafters several, with commas.",
+    ),
     "seed": options.with_default("seed", "0"),
 }
 

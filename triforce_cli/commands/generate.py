@@ -37,6 +37,9 @@ def generate(
         str | None, typer.Argument(help="Text, placed after files and stdin; - is stdin.", show_default=False)
     ] = None,
     prompt_file: options.PromptFiles = None,
+    probabilities: Annotated[
+        bool, options.option("--probabilities", rich_help_panel=options.FORM, help="Tell that of each of --choices.")
+    ] = False,
     batch: Annotated[
         str | None, _of_batch("--batch", metavar="FILE", help="Answer all prompts of a file of JSON lines.")
     ] = None,
@@ -47,12 +50,7 @@ def generate(
     shard: Annotated[
         Any, _of_batch("--shard", metavar="I/N", help="Answer part I of N, from 0, of the file.", parser=parse_shard)
     ] = None,
-    ray: Annotated[
-        str | None,
-        _of_batch(
-            "--ray", metavar="ADDRESS", help="Run on a Ray cluster: local, auto, or host:port.", among=("local", AUTO)
-        ),
-    ] = None,
+    ray: Annotated[str | None, _of_batch("--ray", **options.CLUSTER)] = None,
 ) -> int:
     """Generate text from a prompt of any length, printed as it comes.
 
@@ -112,11 +110,7 @@ def _generate_batch(ctx: typer.Context, path: str, output: str | None) -> int:
     check_files([path])
     check_distinct([("--batch", path), *named_files(ctx)], [("--output", output)])
     terminal, form, params = ctx.obj.terminal, parse_output_options(ctx), ctx.params
-    request, code = parse_request(ctx), None
-    if params["ray"] is None:
-        request, code = start_or_join_ranks(request, terminal)
-    elif request.settings.parallel.tensor_parallel not in (None, 1):
-        raise SettingsError("--ray gives each worker one GPU, and --tensor-parallel asks for several", "leave one out")
+    request, code = start_or_join_ranks(parse_request(ctx), terminal, params["ray"])
     if code is not None:
         return code
     with ExitStack() as opened:
@@ -153,6 +147,8 @@ def check_batch_flags(params: Mapping[str, Any]) -> None:
         raise SettingsError("--encoding is that of text files, and the lines of --batch are UTF-8", "leave it out")
     if params["quote"]:
         raise SettingsError("--quote is about one document, and --batch has many prompts", "leave one of the two out")
+    if params["probabilities"]:
+        raise SettingsError("--probabilities are told of a single answer, and --batch has many", "leave it out")
     if params["verify"]:
         raise SettingsError(
             "--verify compares a single text with plain decoding, and --batch has many",

@@ -11,10 +11,10 @@ import typer
 from offload.errors import SettingsError
 from offload.units import parse_size, parse_tokens, size_text
 
-from ..distributed.launch import ranks_to_start
+from ..distributed.launch import GRACE
 from ..distributed.rank import world_position
 from ..options import declarations as options
-from ..options.command_request import check_flags, parse_output_options, parse_request
+from ..options.command_request import check_flags, parse_output_options, parse_request, start_or_join_ranks
 from ..options.declarations import AUTO, parse_parallel
 from ..output.progress import ProgressDisplay
 from ..serve import serve_options as defaults
@@ -76,6 +76,9 @@ def serve(
     if cache_scope not in defaults.CACHE_SCOPES:
         hint = f"use one of: {', '.join(defaults.CACHE_SCOPES)}"
         raise SettingsError(f"--cache-scope is {cache_scope!r}", hint)
+    position = world_position(os.environ)
+    if position is not None and position.rank > 0:  # rank 0 alone listens, and has the keys
+        host, api_key_file = defaults.HOST, None
     listening = defaults.ServeOptions(
         *(host, port, read_keys(api_key_file, os.environ), tuple(cors or ())),
         *(cache_scope == "key", parallel, queue, context, max_body or defaults.BODY, drain, ignore_unknown),
@@ -84,9 +87,9 @@ def serve(
     terminal, output = ctx.obj.terminal, parse_output_options(ctx)
     if api_key_file is not None and (warning := exposure(api_key_file)):
         terminal.warn(warning)
-    request = parse_request(ctx)
-    if ranks_to_start(request.settings) or world_position(os.environ) is not None:
-        raise SettingsError("triforce serve runs in one process, and ranks are several", "use --tensor-parallel 1")
+    request, code = start_or_join_ranks(parse_request(ctx), terminal, grace=drain + GRACE)
+    if code is not None:
+        return code
     display = ProgressDisplay(terminal, shown=not output.quiet)
     try:
         display.loading("starting")

@@ -66,6 +66,7 @@ def summarize(
             metavar="N", help=options.described("Texts to generate at a time; auto: by memory.", "1"), among=(AUTO,)
         ),
     ] = "1",
+    ray: Annotated[str | None, options.option("--ray", **options.CLUSTER)] = None,
 ) -> int:
     """Summarize documents, or answer questions about them.
 
@@ -86,6 +87,8 @@ def summarize(
       triforce summarize chapter-*.txt --together --language German
 
       triforce summarize long.txt --map-reduce --length "300 words" --parallel 4
+
+      triforce summarize reports/*.pdf --bullets --ray auto
     """
     check_flags(ctx)
     terminal = ctx.obj.terminal
@@ -104,7 +107,7 @@ def summarize(
     style = AnswerStyle(length, bullets, focus, language, schema, ctx.params["quote"])
     templates = load_templates(prompt)
     _check_template(templates, prompt, ctx)
-    request, code = start_or_join_ranks(_with_length(parse_request(ctx), style), terminal)
+    request, code = start_or_join_ranks(_with_length(parse_request(ctx), style), terminal, ray)
     if code is not None:
         return code
     settings = astuple(style), astuple(templates), astuple(Range(start, end)), together, map_reduce, at_once
@@ -112,7 +115,7 @@ def summarize(
 
     def read() -> tuple[Any, ...]:
         documents = read_documents(sources, terminal.stdin, terminal.warn, ctx.params["encoding"])
-        return [astuple(each) for each in documents], asked, *settings, len(paths) > 1
+        return [astuple(each) for each in documents], asked, *settings, len(paths) > 1, ray
 
     parts = broadcast(request.group, read)
 

@@ -22,6 +22,7 @@ from .rank import FOLDER, LAUNCHER, world_position
 if TYPE_CHECKING:
     from ..options.settings import Settings
 
+GRACE = 30.0  # seconds for ranks to end after a signal
 _SHOW_CURSOR = "\r\x1b[K\x1b[?25h"
 
 
@@ -53,18 +54,22 @@ def ranks_to_start(settings: Settings) -> int:
     )
 
 
-def launch(count: int, settings: Settings, home: Path | None, terminal: Terminal) -> int:
-    """Run this same command line in `count` processes; return the exit code."""
+def launch(count: int, settings: Settings, home: Path | None, terminal: Terminal, grace: float = GRACE) -> int:
+    """Run this same command line in `count` processes; return the exit code.
+
+    After a signal they have `grace` seconds to end.
+    """
     _fetch(settings, home, terminal)
     _check_heads(settings, home, count)
     with TemporaryDirectory(prefix="triforce-ranks-") as name:  # only its owner can read and write it
         folder = Path(name)
         command = [sys.executable, "-m", "triforce_cli", *sys.argv[1:]]
         try:
-            failed = run_processes(count, command, _environment(folder, count), folder)
+            failed = run_processes(count, command, _environment(folder, count), folder, grace)
         except (KeyboardInterrupt, SystemExit) as ended:
             code = INTERRUPTED if isinstance(ended, KeyboardInterrupt) else int(ended.code or 0)
-            return _exit_code_of_rank_0(folder) or code
+            own = _exit_code_of_rank_0(folder)
+            return code if own is None else own
         if failed:
             return _report_failure(folder, failed, terminal)
         return _exit_code_of_rank_0(folder) or 0
@@ -143,7 +148,6 @@ def _last_stderr_line(folder: Path, rank: int) -> str:
 
 
 _POLL = 0.05  # seconds
-_GRACE = 30.0  # seconds for ranks to end after a signal
 
 
 def stderr_file(folder: Path, rank: int) -> Path:
@@ -151,7 +155,9 @@ def stderr_file(folder: Path, rank: int) -> Path:
     return folder / f"rank-{rank}.stderr"
 
 
-def run_processes(count: int, command: Sequence[str], environment: Mapping[str, str], folder: Path) -> dict[int, int]:
+def run_processes(
+    count: int, command: Sequence[str], environment: Mapping[str, str], folder: Path, grace: float = GRACE
+) -> dict[int, int]:
     """Run a command in `count` processes until all have succeeded or one has failed; then end the others.
 
     Only rank 0 has this process' streams. Returns the exit codes of the ranks that failed first, by rank; negative ones
@@ -172,7 +178,7 @@ def run_processes(count: int, command: Sequence[str], environment: Mapping[str, 
         number = int(error.code or 0) - SIGNALLED
         raise
     finally:
-        _end(processes, number)
+        _end(processes, number, grace)
 
 
 def _start(rank: int, command: Sequence[str], environment: Mapping[str, str], folder: Path) -> subprocess.Popen[bytes]:
@@ -194,9 +200,9 @@ def _wait(processes: list[subprocess.Popen[bytes]]) -> dict[int, int]:
         time.sleep(_POLL)
 
 
-def _end(processes: list[subprocess.Popen[bytes]], number: int) -> None:
+def _end(processes: list[subprocess.Popen[bytes]], number: int, grace: float) -> None:
     """Send a signal to what still runs; kill what ignores it for long, or at once when a second signal arrives."""
-    end = time.monotonic() + _GRACE
+    end = time.monotonic() + grace
     answered()  # a second one is this function's too
     try:
         for process in processes:

@@ -17,7 +17,7 @@ from ..bench.report import BY_PAIR
 from ..options.settings import option_names
 from .reading import build, require
 
-SPEED, QUALITY, ATTENTION, HITTERS = "speed", "quality", "attention", "heavy-hitters"
+SPEED, QUALITY, ATTENTION, HITTERS, DRAFTERS = "speed", "quality", "attention", "heavy-hitters", "drafters"
 IDEAL = "ideal"  # of attention: the tokens with the most weight, for each token anew
 IDEAL_ONCE = "ideal-once"  # those with the most weight of the prompt's last token
 # Of heavy hitters, which tokens are masked: none, those with the most attention, these but the sink, others at random.
@@ -53,13 +53,18 @@ def _masked(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys((EXACT, *names)))
 
 
+def _drafters(names: Sequence[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys((BASE, *filter(None, names))))
+
+
 KINDS = {
     SPEED: Kind(_methods, ("speedup", "tbt_ms", *BY_PAIR, "tokens_per_s", "tokens_per_verification")),
     QUALITY: Kind(_modes, ("perplexity", "kl", "top1_agreement", "needles_found", "needle_log_prob")),
     ATTENTION: Kind(_selections, ("recovered",)),
     HITTERS: Kind(_masked, ("masked_perplexity",)),
+    DRAFTERS: Kind(_drafters, ("speedup", "tbt_ms", "tokens_per_verification")),
 }
-MEASURES = tuple(name for kind in KINDS.values() for name in kind.measures)
+MEASURES = tuple(dict.fromkeys(name for kind in KINDS.values() for name in kind.measures))
 _OF_PROMPTS = (CONTEXT, BATCH)  # settings of a grid that are no options of a run
 
 

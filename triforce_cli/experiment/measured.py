@@ -19,7 +19,8 @@ from ..input.dataset import asked as ask
 from ..input.documents import read_documents
 from ..output.progress import ProgressDisplay
 from ..output.terminal import Terminal
-from .grid import ATTENTION, HITTERS, QUALITY, SPEED
+from .drafters import measure_drafters
+from .grid import ATTENTION, DRAFTERS, HITTERS, QUALITY, SPEED
 from .hitters import measure_hitters
 from .overrides import ExperimentRequest
 from .quality_grid import measure_quality
@@ -108,4 +109,5 @@ _MEASUREMENTS = {
     QUALITY: measure_quality,
     ATTENTION: measure_attention,
     HITTERS: measure_hitters,
+    DRAFTERS: measure_drafters,
 }

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from types import UnionType
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, get_args, get_origin
 
 from offload.errors import SettingsError
-from offload.hardware.schema import InvalidValue, Key, dotted, refuse_unknown
+from offload.hardware.schema import InvalidValue, Key, dotted, refuse_unknown, type_hints
 from offload.short_repr import short_repr
 
 _EXAMPLES = "see the experiments that come with the program"
 _WORDS = {str: "text", int: "a whole number", float: "a number", bool: "true or false", dict: "keys and values"}
-T = TypeVar("T")
 
 
 def build(kind: Any, value: Any, key: Key = ()) -> Any:
@@ -37,10 +36,10 @@ def build(kind: Any, value: Any, key: Key = ()) -> Any:
     return value
 
 
-def _built(kind: type[T], value: Any, key: Key) -> T:
+def _built(kind: Any, value: Any, key: Key) -> Any:
     if not isinstance(value, Mapping):
         raise _wrong(key, value, "keys and values")
-    hints = get_type_hints(kind)
+    hints = type_hints(kind)
     refuse_unknown(value, list(hints), key)
     required = [each.name for each in fields(kind) if each.default is MISSING and each.default_factory is MISSING]
     if missing := [dotted((*key, name)) for name in required if name not in value]:

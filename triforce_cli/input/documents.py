@@ -10,7 +10,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from offload.api.ask_options import join_texts
+from offload.api.ask_options import join_texts, places_in_joined
 from offload.errors import PromptError
 from offload.system.files import Unbounded, read_bounded
 from offload.units import GIB
@@ -143,12 +143,14 @@ def _did_you_mean(path: Path) -> str:
 class PromptText:
     """The text of a prompt: a document with its name, and what the argument asks about it ("" for nothing).
 
-    An argument without files and standard input is the document.
+    An argument without files and standard input is the document. `parts` are the names of what was joined to it, each
+    with the place in the document, in characters, of its own beginning.
     """
 
     name: str
     document: str
     question: str = ""
+    parts: Sequence[tuple[str, int]] = ()
 
     @property
     def text(self) -> str:
@@ -192,7 +194,9 @@ def read_prompt(
         if not (implicit and name == name_of(STDIN)):
             warn(f"{name} is empty")
     question = found.pop()[1] if len(found) > 1 and argument is not None and argument.strip() else ""
-    return PromptText(", ".join(name for name, _ in found), join_texts([text for _, text in found]), question)
+    texts = [text for _, text in found]
+    places = zip((name for name, _ in found), places_in_joined(texts), strict=True)
+    return PromptText(", ".join(name for name, _ in found), join_texts(texts), question, list(places))
 
 
 def _from_argument(argument: str, warn: Warn) -> str:

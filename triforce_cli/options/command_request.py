@@ -19,7 +19,7 @@ from offload.settings.method_sizes import has_draft_model
 from offload.settings.methods import CHOSEN, LOOKUP, METHODS, MODEL
 from offload.short_repr import short_repr
 
-from ..distributed.launch import launch, ranks_to_start
+from ..distributed.launch import GRACE, launch, ranks_to_start
 from ..distributed.rank import join_group
 from ..input.excerpts import END, MIDDLE, PARTS, START
 from ..output.plan_fields import Argument
@@ -46,9 +46,11 @@ class Request:
         verify: compare the output with plain decoding.
         dry_run: print the plan and load nothing.
         quote: whether the answer's quotations must be literal parts of the document.
+        probabilities: tell the probability of each of --choices.
         extend_context: extend the model's context where it is too short.
         truncate: the part of a document that is left out where the context is too short; None for none.
         group: the ranks that share the model; None where this process runs all of it.
+        parts: the names of what a document was joined of, with where each begins in it.
         arguments: what was given on the command line, to repeat it beside a plan's flags.
     """
 
@@ -61,12 +63,14 @@ class Request:
     verify: bool = False
     dry_run: bool = False
     quote: bool = False
+    probabilities: bool = False
     extend_context: bool = False
     truncate: str | None = None
     group: Group | None = None
     arguments: tuple[Argument, ...] = ()
+    parts: Sequence[tuple[str, int]] = ()
 
-    def about(self, documents: Sequence[str]) -> Request:
+    def about(self, documents: Sequence[str], parts: Sequence[tuple[str, int]] = ()) -> Request:
         """Return the request with what answers must match, if that depends on documents. Raises SettingsError."""
         if not self.quote:
             return self
@@ -74,7 +78,7 @@ class Request:
             message = f"--quote says where the document has a quotation, and there are {len(documents)} documents"
             raise SettingsError(message, "give one of them at a time")
         values = dict(self.settings.values) | {"constraint": Constraint(QUOTE, documents[0])}
-        return replace(self, settings=replace(self.settings, values=values))
+        return replace(self, settings=replace(self.settings, values=values), parts=parts)
 
     @property
     def is_first(self) -> bool:
@@ -129,8 +133,10 @@ def warn_unused(settings: Settings, methods: Iterable[str], terminal: Terminal) 
         middle = settings.speculation.middle
         terminal.warn(f"--middle {middle} is not used: --method {', '.join(methods)} has no middle level")
     tree = settings.speculation.tree
-    if settings.origins.get("tree") == "flag" and tree.startswith("grown") and not has_middle:
-        terminal.warn(f"--tree {tree} is not used: --method {', '.join(methods)} has no retrieval level to draft it")
+    grows = has_middle or (drafters & {CHOSEN, MODEL} and settings.speculation.draft_model is not None)
+    if settings.origins.get("tree") == "flag" and tree.startswith("grown") and not grows:
+        drafter = "retrieval level or draft model"
+        terminal.warn(f"--tree {tree} is not used: --method {', '.join(methods)} has no {drafter} to draft it")
 
 
 def check_flags(ctx: typer.Context) -> None:
@@ -182,15 +188,17 @@ def parse_request(ctx: typer.Context) -> Request:
             settings, settings.sampling(Sampling(temperature=0))
         )  # the model's own sampling is not known yet
     refuse_inexact(settings, params)
-    flags = {name: bool(params.get(name)) for name in ("raw", "verify", "dry_run", "quote", "extend_context")}
+    if params.get("probabilities") and params.get("choices") is None:
+        raise SettingsError("--probabilities are those of --choices", "add --choices, such as yes,no")
+    named = ("raw", "verify", "dry_run", "quote", "probabilities", "extend_context")
     warn_unused(settings, [settings.speculation.method], ctx.obj.terminal)
     arguments = given_arguments(ctx)
-    more: dict[str, Any] = {
+    more: dict[str, Any] = {name: bool(params.get(name)) for name in named} | {
         "think": params.get("think") or AUTO,
         "truncate": params.get("truncate"),
         "arguments": arguments,
     }
-    return Request(settings, ctx.obj.home, ctx.info_name, params.get("system"), **flags, **more)
+    return Request(settings, ctx.obj.home, ctx.info_name, params.get("system"), **more)
 
 
 def _check_models(settings: Settings) -> None:
@@ -211,13 +219,21 @@ def parse_output_options(ctx: typer.Context) -> OutputOptions:
     return OutputOptions(json, quiet, params.get("verbose") or 0, show_thinking)
 
 
-def start_or_join_ranks(request: Request, terminal: Terminal) -> tuple[Request, int | None]:
-    """Start the ranks that the request needs, or join them.
+def start_or_join_ranks(
+    request: Request, terminal: Terminal, cluster: str | None = None, grace: float = GRACE
+) -> tuple[Request, int | None]:
+    """Start the ranks that the request needs, or join them; none for a Ray `cluster`, whose workers are not ranks.
 
+    After a signal, ranks that are started here have `grace` seconds to end.
     Returns the request of this process, alone or as one of several ranks, and None; where this process has started
     the ranks, their exit code. Raises SettingsError, RankMissing.
     """
+    if cluster is not None:
+        if request.settings.parallel.tensor_parallel not in (None, 1):
+            message = "--ray gives each worker one GPU, and --tensor-parallel asks for several"
+            raise SettingsError(message, "leave one out")
+        return request, None
     if not request.dry_run and (count := ranks_to_start(request.settings)):
-        return request, launch(count, request.settings, request.home, terminal)
+        return request, launch(count, request.settings, request.home, terminal, grace)
     group, settings = join_group(request.settings)
     return replace(request, settings=settings, group=group), None

@@ -19,7 +19,7 @@ from offload.hardware.profile_file import Document, is_path, plain_option, read
 from offload.hardware.schema import OPTION_NAMES, InvalidValue, check_options, refuse_unknown
 from offload.settings.config import Sampling
 from offload.settings.generation import COUPLED, FASTEST, parse_sampling
-from offload.short_repr import short_repr
+from offload.short_repr import short_repr, short_text
 from offload.units import GIB
 
 from ..output.tables import Column, table
@@ -27,7 +27,7 @@ from .declarations import AUTO, THINK
 from .settings import Settings, config_home, origin_of
 
 FILE = "config.yaml"
-COMMANDS = ("generate", "summarize", "chat", "serve", "bench", "profile", "doctor")  # those that read it
+COMMANDS = ("generate", "summarize", "chat", "serve", "bench", "evaluate", "profile", "doctor")  # those that read it
 OTHER_NAMES = {"coupled": "sampling"}  # settings that are written as their option is called
 _SETTINGS = [name for name in OPTION_NAMES if name not in ("stop", *OTHER_NAMES)]
 NAMES = ["profile", *_SETTINGS, *OTHER_NAMES.values(), "think"]
@@ -184,6 +184,8 @@ def value_text(name: str, value: Any) -> str:
         return COUPLED if value else FASTEST
     if isinstance(value, bool):
         return "yes" if value else "no"
+    if name == "constraint":
+        return " ".join([value["kind"], *([] if value["text"] is None else [short_text(value["text"])])])
     if name == "threads" and value == 0:
         return "all cores"
     if name in SIZES:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from offload.settings.config import EXACT, Speculation
+from offload.settings.placement_settings import PLANES
 from offload.units import GIB, counted
 
 if TYPE_CHECKING:  # every command imports this module, and few of them plan
@@ -102,6 +103,8 @@ def flags_of(plan: Plan) -> list[str]:
         flags += ["--kv", request.kv]
     elif request.packs and plan.offload != "none":  # where the default would pack
         flags += ["--kv", "bf16"]
+    if plan.offload == PLANES:  # which decides it
+        settings = replace(settings, middle=None)
     for name in _SPECULATION:
         if (value := getattr(settings, name)) != Speculation.__dataclass_fields__[name].default:
             flags += [f"--{name.replace('_', '-')}", str(value)]

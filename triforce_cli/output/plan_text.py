@@ -12,15 +12,18 @@ from offload.hardware.calibration import Measured
 from offload.hardware.profiles import Profile
 from offload.planning.batch import Batches
 from offload.planning.latency import Decoding
+from offload.planning.nodes import NodePlan
 from offload.planning.placement import Tier, resident_tokens
 from offload.planning.plan import Plan
 from offload.planning.request import PlanRequest
 from offload.planning.suggestions import Suggestion
 from offload.settings.method_sizes import whole_format
+from offload.settings.placement_settings import PLANES
 from offload.units import GIB, counted
 
 from .cursor import visible
 from .format import duration, milliseconds
+from .node_plans import node_lines
 from .plan_fields import Argument, batch_lines
 from .tables import Column, table, wrapped
 
@@ -47,6 +50,7 @@ class PlanReport:
         source: where a well-known model's weights come from, with its licence.
         arguments: what the command line has beside the plan's own flags.
         batches: plans for several sequences together, if they were asked for.
+        nodes: plans for several machines, if they were asked for.
         sibling: a well-known model that could draft for the plan's, which has no draft model.
     """
 
@@ -57,6 +61,7 @@ class PlanReport:
     source: str = ""
     arguments: Sequence[Argument] = ()
     batches: Batches | None = None
+    nodes: Sequence[NodePlan] = ()
     sibling: str | None = None
 
 
@@ -87,6 +92,7 @@ def plan_text(report: PlanReport, drawn: bool, width: int = WIDTH) -> str:
     lines += _predictions(plan)
     if report.batches is not None:
         lines += batch_lines(report.batches)
+    lines += node_lines(report.nodes)
     return "".join(f"{line}\n" for line in lines)
 
 
@@ -234,6 +240,8 @@ def _placement(plan: Plan) -> str:
         text = f"{plan.offload}: KV of {where.resident_layers} of {grown} resident"
         if plan.offload == "hybrid":
             text += f", the host attends to {100 * plan.host_share:.0f} % of the rest"
+        elif plan.offload == PLANES:
+            text += ", 8 of 12 bits of the others', from which is drafted; the rest of the bits is streamed"
     if where.weight_layers < layers:
         text += f"; weights of {where.weight_layers} of {layers} layers on the device"
     return text

@@ -79,9 +79,10 @@ class Renderer:
 
     def taken_over(self, part: Part, text: str) -> None:
         """Render a part that an earlier run has finished."""
-        self._perform(partial(self._write, PartOutput(part, isinstance(self._output, JsonOutput)).line(text, True)))
+        self._perform(partial(self.write, PartOutput(part, isinstance(self._output, JsonOutput)).line(text, True)))
 
-    def _write(self, text: str) -> None:
+    def write(self, text: str) -> None:
+        """Write to stdout as it is."""
         self._display.hide()
         self._terminal.write(text)
 
@@ -121,13 +122,17 @@ class Renderer:
         self._perform(partial(self._finish, self._output.end(summary, self._meter), summary))
 
     def _finish(self, text: str, summary: Summary) -> None:
-        self._write(text)
+        self.write(text)
         if summary.finish_reason == "interrupted":
             self._terminal.end_line()
         else:
             self._terminal.end_text()
         for each in () if self._quiet else summary.quotes or ():
-            self._terminal.note(f'characters {each["start"]:,} to {each["end"]:,}: "{short_text(each["text"])}"')
+            where = f"{each['document']}, " if "document" in each else ""
+            where += f"characters {each['start']:,} to {each['end']:,}"
+            self._terminal.note(f'{where}: "{short_text(each["text"])}"')
+        if summary.choices is not None and not self._quiet:
+            self._terminal.note(", ".join(f"{name} {100 * each:.1f} %" for name, each in summary.choices.items()))
         if not self._quiet and self._reports(summary):
             label = "" if self._part is None else f"{self._part.label}: "
             self._terminal.note(label + statistics_line(summary))

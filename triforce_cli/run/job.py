@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from offload.api.opened_model import OpenModel
 from offload.errors import OutOfMemory, SettingsError
+from offload.prompt_cache.store import BlockStore
 from offload.settings.config import Placement
 from offload.settings.method_sizes import stored_tokens
 from offload.units import counted, size_text
@@ -24,6 +25,7 @@ from ..output.terminal import Terminal
 from ..signals import DONE
 from .long_prompts import Notices, fit_prompt
 from .model_request import ModelRequest, open_request
+from .packed_memory import packed_where_faster
 from .plan import plan_run, plan_tiers
 from .prompt_cache import LABEL, memory_limit, open_prompt_cache
 from .text_generator import TextGenerator
@@ -108,6 +110,7 @@ class Job:
         """Plan for sequences of up to `longest` tokens, unless only the plan is wanted. Raises TriforceError."""
         self._opened, self._longest = opened, longest
         self._terminal, self._output, self._display = terminal, output, display
+        self._store: BlockStore | None = None
         stored = stored_tokens(opened.settings.speculation, longest)
         is_dry = opened.request.dry_run
         self._tiers = None if is_dry else plan_tiers(opened.model, opened.settings, stored, terminal)
@@ -128,7 +131,11 @@ class Job:
         A dry run prints the plan instead. Raises TriforceError, BrokenPipeError, KeyboardInterrupt.
         """
         if not self._opened.request.dry_run:
-            return work(self._load) or DONE
+            code = work(self._load) or DONE
+            if self._store is not None:
+                self._display.close()
+                self._store.drain()
+            return code
         report = plan_run(self._opened.model, self._opened.settings, self._longest, self._terminal)
         report = replace(report, arguments=self._opened.request.arguments)
         self._display.close()  # the plan is the output
@@ -142,6 +149,7 @@ class Job:
         self._display.loading(f"loading {settings.engine.model}")
         stored = stored_tokens(settings.speculation, longest)
         prompt_cache = open_prompt_cache(model, settings, opened.request.home, stored)
+        self._store = None if prompt_cache is None else prompt_cache.store
         started = time.perf_counter()
         room = model.kv_room(stored, memory_limit(model, settings, stored), int(opened.request.verify))
         engine = model.load(tiers=self._tiers, prompts=prompt_cache, capacity=longest if is_exact else 0)
@@ -154,7 +162,8 @@ def run_generation(
     text: PromptText, request: Request, terminal: Terminal, output: OutputOptions, renderer: Renderer
 ) -> int:
     """Generate from one prompt, writing as it comes; return the exit code. Raises as `Job.run`."""
-    opened = open_request(request.about([text.document]), terminal, output.quiet)
+    request = request.about([text.document], text.parts)
+    opened = packed_where_faster(open_request(request, terminal, output.quiet))
     ids = opened.encode(text.text, tokenizing(renderer))
     if request.extend_context:
         opened = opened.stretched([ids], terminal)

@@ -99,7 +99,9 @@ class Commands:
     question: str = ""
 
     def in_parts(self) -> str:
-        """Return the command that reads all in parts."""
+        """Return the command that reads all in parts; "" for --quote of several files, of which each is read alone."""
+        if self.request.quote and len(self.sources.split(", ")) > 1:
+            return ""
         if self.request.command == "summarize":
             return self._line("--map-reduce")
         question = [Argument("--question", (self.question.strip(),))] if self.question else []
@@ -123,7 +125,8 @@ class Commands:
         """
         others = others or ("--extend-context" if "--extend-context" in error.hint else "")
         reads_all = self.longer(tokens)
-        hints = [f"in parts: `{self.in_parts()}`", f"without the start: `{self._line('--truncate', START)}`"]
+        hints = [f"in parts: `{in_parts}`"] if (in_parts := self.in_parts()) else []
+        hints += [f"without the start: `{self._line('--truncate', START)}`"]
         hints += [f"in one with another model: {reads_all}"] if reads_all else []
         hints += [f"or add {others}"] if others else []
         return PromptError(error.message, "\n".join(hints))
@@ -132,7 +135,9 @@ class Commands:
         """Return why a text is truncated that nobody asked to truncate, and the commands that read all of it."""
         model, reads_all = opened.settings.engine.model, self.longer(tokens)
         why = f"no --model was chosen, and {model} has a context of {opened.context:,}; to read all: "
-        return why + (f"{reads_all}, or in parts: " if reads_all else "") + f"`{self.in_parts()}`"
+        in_parts = self.in_parts()
+        ways = [reads_all, in_parts and (f"in parts: `{in_parts}`" if reads_all else f"`{in_parts}`")]
+        return why + (", or ".join(filter(None, ways)) or "give one file at a time")
 
     def _line(self, option: str, *values: str) -> str:
         """Return the command with another option."""

@@ -16,7 +16,7 @@ import psutil
 
 from offload.errors import SettingsError, TriforceError, UnusableMeasurement
 from offload.hardware import calibration
-from offload.hardware.calibration import Measured
+from offload.hardware.calibration import Measured, PackedGain
 from offload.hardware.profiles import Profile, same_gpu
 from offload.hardware.rates import Hardware
 
@@ -72,6 +72,24 @@ def measure_disk(folder: str, measured: Measured, terminal: Terminal) -> Measure
         with contextlib.suppress(TriforceError):  # a read-only folder
             calibration.save(measured, config_home(os.environ))
     return measured
+
+
+def measure_packing(level: str, on_gpu: bool, terminal: Terminal) -> tuple[PackedGain | None, bool]:
+    """Return what packed keys and values gain in this host's memory at a kernel level, and whether that is saved.
+
+    It is not if others compute meanwhile, which decide then. None if it cannot be measured.
+    """
+    from offload.hardware.packed_gain import packed_gain
+    from offload.system.machine import free_host_memory
+
+    load = OtherLoad()
+    gain = packed_gain(free_host_memory(), level)
+    if gain is None or not is_quiet(load) or (measured := load_or_measure(on_gpu, terminal)) is None:
+        return gain, False
+    with contextlib.suppress(TriforceError):  # a read-only folder
+        calibration.save(replace(measured, packed=gain), config_home(os.environ))
+        return gain, True
+    return gain, False
 
 
 def _with_disk(measured: Measured, folder: str, terminal: Terminal) -> Measured:
@@ -131,7 +149,7 @@ def _best(found: Measured, earlier: Measured) -> Measured:
     rates = ("bandwidth_gb_s", "bf16_gflops", "disk_gb_s")
     pairs = {rate: [getattr(each.host, rate) for each in (found, earlier)] for rate in rates}
     best = {rate: max((each for each in pair if each is not None), default=None) for rate, pair in pairs.items()}
-    return replace(found, host=replace(found.host, **best))
+    return replace(found, host=replace(found.host, **best), packed=found.packed or earlier.packed)
 
 
 def is_quiet(load: OtherLoad | None = None) -> bool:
@@ -147,6 +165,9 @@ def is_quiet(load: OtherLoad | None = None) -> bool:
 
 def save_measured(measured: Measured, terminal: Terminal) -> None:
     """Save the rates for later plans, and print where. Raises TriforceError."""
+    earlier = load_measured(terminal)
+    if earlier is not None and earlier.machine == measured.machine:
+        measured = replace(measured, packed=measured.packed or earlier.packed)
     terminal.note(f"saved to {calibration.save(measured, config_home(os.environ))}")
 
 

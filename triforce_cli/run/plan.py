@@ -23,9 +23,9 @@ from offload.hardware.rates import Hardware, describe, placed
 from offload.planning.plan import Plan, make_plan
 from offload.planning.request import PlanRequest
 from offload.planning.suggestions import Suggestion, suggestions
-from offload.settings.kv_formats import KV_FORMATS, PACKED_DIMS
+from offload.settings.kv_formats import KV_FORMATS, PACKED_DIMS, check_planes, tiered_format
 from offload.settings.method_sizes import check_middle
-from offload.settings.placement_settings import HYBRID_ROWS
+from offload.settings.placement_settings import HYBRID_ROWS, PLANES
 from offload.system.machine import cores, free_host_memory, free_memory
 
 from ..distributed.launch import ranks_to_start
@@ -69,6 +69,9 @@ def plan_request(
             raise SettingsError(
                 f"{option} {value} needs bfloat16, and {hardware.name} computes in {dtype}", f"leave {option} out"
             )
+    packs = in_bf16 and shape.growing.head_dim % PACKED_DIMS == 0
+    if settings.placement.offload == PLANES:
+        check_planes(tiered_format(kv, packs))
     return PlanRequest(
         model=settings.engine.model,
         shape=shape,
@@ -82,7 +85,7 @@ def plan_request(
         weight_bits=stored if level is None else rounded_bits(shape, level),
         quantize=level,
         kv=kv,
-        packs=in_bf16 and shape.growing.head_dim % PACKED_DIMS == 0,
+        packs=packs,
     )
 
 

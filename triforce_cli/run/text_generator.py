@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Callable, Generator, Hashable
+from collections.abc import Callable, Generator, Hashable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from offload.batching.request import BatchRequest
-from offload.constraints.quotes import quotations
+from offload.constraints.quotes import Quotation, quotations
 from offload.engine import Engine
 from offload.events import Event
 from offload.loading.tokenizers.text_stream import TextLayer, TextPieces, stream_text
@@ -52,6 +53,13 @@ class TextRun:
         """Return what a batch is to do."""
         opened = self.opened
         return BatchRequest(key, self.prompt.ids, opened.sampling, self.config, opened.settings.speculation, self.text)
+
+    @property
+    def thought(self) -> list[int]:
+        """The tokens before the first one of the answer."""
+        layer = self._layer()
+        feeds = (layer.feed([token])[1].text for token in self.meter.ids)
+        return self.meter.ids[: next((number for number, text in enumerate(feeds) if text), None)]
 
     def observe(self, event: Event) -> None:
         """Measure and render an event."""
@@ -127,7 +135,7 @@ class TextGenerator:
         except Exception:
             events.close()  # at once: the next request is to have the engine's caches
             raise
-        if self._opened.request.verify:
+        if self._opened.request.verify or self._opened.request.probabilities:
             events.close()  # returns the session to the engine: a second one would double the KV memory
         try:
             keep()
@@ -175,6 +183,8 @@ class TextGenerator:
         """
         assert run.has_ended, "a generation ends with Finished"
         summary = self.summary(run, batch_size)
+        if self._opened.request.probabilities:
+            summary = replace(summary, choices=self._choices(run))
         if self._opened.request.verify:
             self._verify(run, summary)
         else:
@@ -188,9 +198,19 @@ class TextGenerator:
             facts |= {"self_draft": self._copy.level, "self_agreement": self._copy.agreement}
         constraint = run.opened.sampling.constraint
         if constraint is not None and constraint.kind == QUOTE:
-            facts["quotes"] = [each._asdict() for each in quotations(run.meter.text, constraint.text)]
+            parts = run.opened.request.parts
+            facts["quotes"] = [_placed(each, parts) for each in quotations(run.meter.text, constraint.text)]
         facts = run.opened.summary_facts(run.prompt.new_tokens) | facts
         return run.meter.summary(run.meter.finish_reason or "interrupted", **facts)
+
+    def _choices(self, run: TextRun) -> dict[str, float]:
+        """Return the probability of each choice, after what the model has thought."""
+        constraint, prompt = run.opened.sampling.constraint, run.prompt
+        assert constraint is not None, "--probabilities are those of --choices"
+        found: dict[str, float] = dict.fromkeys(json.loads(constraint.text), 0.0)
+        for ids, chance in self.engine.answers(prompt.ids, constraint, prompt.length, run.thought).items():
+            found[self._opened.model.tokenizer.decode(ids).strip()] += chance
+        return found
 
     def _verify(self, run: TextRun, summary: Summary) -> None:
         """Finish with the comparison. Raises TriforceError after that if the output is not lossless."""
@@ -207,3 +227,12 @@ class TextGenerator:
             raise
         renderer.finish(replace(summary, verify=verify))
         refuse_loss(verify)
+
+
+def _placed(quotation: Quotation, parts: Sequence[tuple[str, int]]) -> dict[str, Any]:
+    """Return a quotation's fields; of several files, the name of the one that has it, and the place in that."""
+    found = quotation._asdict()
+    if len(parts) < 2 or quotation.start < 0:
+        return found
+    name, begin = [part for part in parts if part[1] <= quotation.start][-1]
+    return found | {"start": quotation.start - begin, "end": quotation.end - begin, "document": name}

@@ -16,6 +16,7 @@ from offload.errors import InternalError, typed_error
 from offload.events import Finished
 
 from .api_errors import ApiError, unavailable
+from .ranks import IDLE_S, Leader
 from .sequences import ServedSequence
 
 _SLOWEST, _FIRST_GUESS = 60, 2.0  # seconds: the longest Retry-After, and a sequence before any has ended
@@ -27,7 +28,8 @@ class EngineThread:
 
     The batch stays open meanwhile: the next question about a document finds the pages of the last one.
     `ended` is called with each sequence that has ended and its last event, `failed` with an error that clients
-    are not told.
+    are not told. Other ranks follow the `leader`: an error of a batch as a whole, which would leave them behind, ends
+    the thread, and is its `error`; then `gave_up` is called.
     """
 
     def __init__(
@@ -37,9 +39,12 @@ class EngineThread:
         most_waiting: int,
         ended: Callable[[ServedSequence, BatchEvent], None] = lambda sequence, event: None,
         failed: Callable[[Exception], None] = lambda error: None,
+        leader: Leader | None = None,
     ) -> None:
         self._engine, self._parallel, self._most_waiting = engine, parallel, most_waiting
-        self._ended, self._failed = ended, failed
+        self._ended, self._failed, self._leader = ended, failed, leader
+        self.error: Exception | None = None
+        self.gave_up: Callable[[], None] = lambda: None
         self._changed = threading.Condition()  # its lock may be taken again by the thread that has it
         self._waiting: deque[ServedSequence] = deque()
         self._running: dict[int, ServedSequence] = {}
@@ -144,17 +149,29 @@ class EngineThread:
     def _run(self) -> None:
         try:
             self._generate()
+            if self._leader is not None:
+                self._leader.stop()
+        except Exception as error:
+            if self._leader is None:
+                raise
+            self.error = error
+            self.gave_up()
         finally:  # nobody may wait for a thread that has ended, however it did
             self.fail("the server generates no more")
 
     def _generate(self) -> None:
         while self._wait_for_work():
+            if self._leader is not None:
+                self._leader.begin()
             try:
                 events = self._engine.generate_batch(self._requests(), self._parallel)
                 with closing(events):
                     for key, event in events:
                         self._observe(key, event)
             except Exception as error:  # of the batch as a whole: memory, or a defect; the next one has a new batch
+                if self._leader is not None:
+                    self._fail_all(error)
+                    raise
                 try:
                     self._failed(error)
                 finally:
@@ -163,24 +180,32 @@ class EngineThread:
     def _wait_for_work(self) -> bool:
         """Wait for a sequence; return False if there is none and it is time to stop."""
         with self._changed:
-            self._changed.wait_for(lambda: self._waiting or self._stopping)
+            self._wait_for(lambda: self._waiting or self._stopping)
             return bool(self._waiting)
+
+    def _wait_for(self, condition: Callable[[], object]) -> None:
+        while not self._changed.wait_for(condition, None if self._leader is None else IDLE_S):
+            if self._leader is not None:
+                self._leader.idle()
 
     def _requests(self) -> Iterator[BatchRequest | None]:
         """Yield what is to join the batch, None while there is nothing; wait where nothing runs either."""
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._waiting or self._running or self._stopping)
+                self._wait_for(lambda: self._waiting or self._running or self._stopping)
                 if not self._waiting and not self._running:
-                    return
+                    break
                 request = self._next() if self._waiting else None
             yield request
+        if self._leader is not None:
+            self._leader.end()
 
     def _next(self) -> BatchRequest:
         sequence, key = self._waiting.popleft(), next(self._keys)
         self._running[key] = sequence
         sequence.begun = time.monotonic()
-        return sequence.request(key)
+        request = sequence.request(key)
+        return request if self._leader is None else self._leader.add(sequence, request)
 
     def _observe(self, key: int, event: BatchEvent) -> None:
         sequence = self._running[key]
@@ -203,7 +228,7 @@ class EngineThread:
         """End what runs; if nothing does, the batch could not even begin: what waits, or the next would fail alike."""
         with self._changed:
             for _ in range(0 if self._running else len(self._waiting)):
-                self._next()
+                self._running[next(self._keys)] = self._waiting.popleft()
         for key, sequence in list(self._running.items()):
             sequence.fail(error)
             self._end(key, Failed(typed_error(error)))

@@ -193,12 +193,9 @@ class ServedSequence:
         self._post(self.index, api_error(error))
 
     def _text(self, events: Events) -> Events:
-        wanted, calls = self.settings, self.settings.calls
-        spelling = "" if calls is None else calls.begin + calls.middle + calls.end
-        marks = [name for name in self._tokenizer.special_ids if name in spelling]
-        return stream_text(
-            events, TextLayer.after(self._tokenizer, wanted.ids, wanted.config.stop, wanted.is_chat, marks)
-        )
+        wanted = self.settings
+        layer = TextLayer.after(self._tokenizer, wanted.ids, wanted.config.stop, wanted.is_chat, wanted.calls)
+        return stream_text(events, layer)
 
 
 class Answer:

@@ -24,6 +24,7 @@ from offload.errors import InternalError, SettingsError, TriforceError, typed_er
 from offload.settings.method_sizes import forgets
 from offload.units import counted
 
+from ..distributed.rank import finish, when_lost
 from ..options.command_request import OutputOptions, Request
 from ..options.mode_checks import approximation_warnings
 from ..output.terminal import Terminal
@@ -34,6 +35,7 @@ from .connections import HEAD_BYTES, Connection, Places, reserve_descriptors
 from .endpoint import ServedModel, create_app
 from .engine_thread import EngineThread
 from .guard import address_text
+from .ranks import Leader, follow
 from .sequences import PromptEncoder
 from .serve_options import ServeOptions
 from .server_metrics import ServerMetrics
@@ -56,6 +58,10 @@ def run_server(
     parallel = job.parallel(options.parallel)
 
     def work(load: Load) -> None:
+        group = request.group
+        if group is not None and group.rank > 0:
+            follow(load().engine, group, opened.model.checkpoint.load_tokenizer())
+            return
         with contextlib.closing(_bound(options.host, options.port)) as listener:
             generator = load()
             if generator.prompt_cache is not None:
@@ -65,7 +71,9 @@ def run_server(
                 terminal.warn(warning)
             metrics = ServerMetrics()
             report = partial(_report, terminal)
-            engine = EngineThread(generator.engine, parallel, options.queue, metrics.ended, report)
+            leader = None if group is None else Leader(group)
+            engine = EngineThread(generator.engine, parallel, options.queue, metrics.ended, report, leader)
+            when_lost(lambda rank: engine.fail(f"rank {rank} has ended"))
             metrics.watch(engine)
             model = served_model(opened, context)
             address = address_text(options.host, listener.getsockname()[1])
@@ -79,6 +87,8 @@ def run_server(
             limits = reserve_descriptors(parallel + options.queue)
             app = create_app(model, engine, metrics, options, report, limits)
             have_ended = serve_until_signalled(app, engine, listener, options.drain, announce)
+        if engine.error is not None:
+            raise engine.error
         if not have_ended:
             _exit_now()
 
@@ -101,6 +111,7 @@ def _warnings(opened: ModelRequest) -> Iterator[str]:
 
 def _exit_now() -> None:
     """End the process while threads run: a tokenizer's would crash if the interpreter went away under it."""
+    finish(DONE)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(DONE)
@@ -240,8 +251,9 @@ def serve_until_signalled(
     Returns whether all threads that encode and generate have ended. Called by the main thread, which alone receives
     signals.
     """
-    engine.start()
     server = HttpServer(app, drain, announce)
+    engine.gave_up = server.end
+    engine.start()
     asyncio.run(server.serve([listener]))
     left = _GRACE if server.has_expired else drain
     return engine.stop(timeout=0 if server.force_exit else left) and not app.state.encoding.is_busy

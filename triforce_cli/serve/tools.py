@@ -11,7 +11,7 @@ from typing import Any
 
 from offload.errors import SettingsError
 from offload.loading.tokenizers.tokenizer import Tokenizer
-from offload.loading.tokenizers.tool_calls import CallPiece, CallReader, Tool, ToolFormat, calls_grammar
+from offload.loading.tokenizers.tool_calls import HARMONY, CallPiece, CallReader, Tool, ToolFormat, calls_grammar
 from offload.settings.constraint import GRAMMAR, JSON_SCHEMA, Constraint
 from offload.short_repr import short_repr
 
@@ -24,11 +24,15 @@ _CHOICES = ("none", "auto", "required")
 
 @dataclass(frozen=True, slots=True)
 class ToolRequest:
-    """The tools that an answer may call, as the request has them; with `is_required` it is a call of one of `tools`."""
+    """The tools that an answer may call, as the request has them; with `is_required` it is a call of one of `tools`.
+
+    It has one call at most, unless it `has_several`.
+    """
 
     given: Sequence[Mapping[str, Any]]
     tools: Sequence[Tool]
     is_required: bool
+    has_several: bool = True
 
     def schemas(self) -> list[Constraint]:
         """Return the schema of each tool's arguments."""
@@ -36,8 +40,9 @@ class ToolRequest:
 
     def constraint(self, tokenizer: Tokenizer) -> Constraint:
         """Return what the answer must match. Raises ApiError for a model whose template has no tools."""
-        special = tokenizer.special_ids
-        return Constraint(GRAMMAR, calls_grammar(self.form(tokenizer), self.tools, self.is_required, special))
+        form = self.form(tokenizer)
+        text = calls_grammar(form, self.tools, self.is_required, tokenizer.special_ids, self.has_several)
+        return Constraint(GRAMMAR, text, after_thinking=False if form is HARMONY else None)
 
     def form(self, tokenizer: Tokenizer) -> ToolFormat:
         """Return how the model writes calls. Raises ApiError."""
@@ -70,7 +75,10 @@ def tools_of(values: Mapping[str, Any]) -> ToolRequest | None:
             raise ApiError(
                 400, f"tool_choice names {short_repr(named)}, which is none of the tools", param="tool_choice"
             )
-    return ToolRequest(given, tools, named is not None or choice == "required")
+    several = values.get("parallel_tool_calls", True)
+    if not isinstance(several, bool):
+        raise ApiError(400, "parallel_tool_calls is neither true nor false", param="parallel_tool_calls")
+    return ToolRequest(given, tools, named is not None or choice == "required", several and named is None)
 
 
 def _named(choice: Any) -> str | None:
@@ -132,6 +140,7 @@ class CallDeltas:
 
     def __init__(self, form: ToolFormat) -> None:
         self._reader, self.calls = CallReader(form), list[dict[str, Any]]()
+        self._id_length = form.id_length
 
     def feed(self, text: str) -> tuple[str, list[dict[str, Any]]]:
         """Return the answer's text and the `tool_calls` of a delta that have become final."""
@@ -143,7 +152,7 @@ class CallDeltas:
         if piece.name is None:
             self.calls[piece.call]["function"]["arguments"] += piece.arguments
             return {"index": piece.call, "function": function}
-        head = {"id": f"call_{secrets.token_hex(12)}", "type": "function"}
+        head = {"id": f"call_{secrets.token_hex(12)}"[-(self._id_length or 0) :], "type": "function"}
         self.calls.append(head | {"function": {"name": piece.name, "arguments": ""}})
         return {"index": piece.call} | head | {"function": {"name": piece.name} | function}
 

@@ -16,13 +16,15 @@ from ..input.excerpts import Position, Range
 from ..options.command_request import OutputOptions, Request
 from ..output.renderers import Renderer, tokenizing
 from ..output.terminal import Terminal
-from ..output.turns import Section, sections
+from ..output.turns import sections
 from ..run.job import Job, Load, check_parallel
 from ..run.long_prompts import Commands, Notices, is_model_chosen, short, truncated
 from ..run.model_request import ModelRequest, Prompt, open_request
+from ..signals import DONE
 from .instructions import AnswerStyle, Template, Templates
 from .map_reduce import MapReduce, part_facts
-from .passages import Answer, FinishedParts, PartsLeft, Passage, Steps, generate_in_order
+from .passages import Answer, FinishedParts, PartsLeft, generate_in_order
+from .summary_task import Task, steps, texts
 from .together import AnswersTogether
 
 
@@ -39,6 +41,7 @@ class SummaryRequest:
     map_reduce: bool = False
     parallel: int | str = 1  # texts to generate at a time, or "auto"
     apart: bool = False  # each document has an output file of its own
+    cluster: str | None = None  # the address of the Ray cluster that answers, if one does
 
     @classmethod
     def unpacked(
@@ -55,16 +58,6 @@ class SummaryRequest:
         parts = Templates(*(Template(*each) for each in templates))
         found = [Document(*each) for each in documents]
         return cls(found, questions, AnswerStyle(*style), parts, Range(*positions), *rest)
-
-
-@dataclass(frozen=True, slots=True)
-class _Task:
-    """One answer to generate. `prompt` is None where the document is longer than the context."""
-
-    section: Section
-    document: Document
-    ids: list[int]
-    prompt: Prompt | None = None
 
 
 def run_summaries(
@@ -86,7 +79,7 @@ def run_summaries(
     finished = FinishedParts(request.home or default_home(), part_facts(opened), terminal.warn, request.group)
     reading = MapReduce(opened, summary.templates, finished, terminal, output.quiet)
     long = [task for task in tasks if task.prompt is None]
-    counts = [reading.check(*_texts(task, summary.style), tokenizing(renderer)) for task in long]
+    counts = [reading.check(*texts(task, summary.style), tokenizing(renderer)) for task in long]
     parts, unfinished = (sum(each) for each in zip(*counts, strict=True)) if counts else (0, 0)
     if long and not output.quiet:
         time = reading.predicted_time(unfinished, terminal)
@@ -94,9 +87,14 @@ def run_summaries(
         asked = summary.map_reduce
         notices.note(f"{_names(long, opened)}: {count}" if asked else _parts_note(long, count, opened, terminal))
     longest = max(opened.context if task.prompt is None else task.prompt.length for task in tasks)
+    if summary.cluster is not None and not request.dry_run:
+        from .ray_summaries import SummaryOptions, run_on_cluster
 
+        options = SummaryOptions(summary.style, summary.templates, summary.parallel)
+        run_on_cluster(summary.cluster, tasks, options, opened, longest, terminal, output, renderer)
+        return DONE
     parallel = check_parallel(summary.parallel, opened, longest, None if long else len(tasks))
-    answers = [Answer(task.section, _steps(task, reading, summary.style)) for task in tasks]
+    answers = [Answer(task.section, steps(task, reading, summary.style)) for task in tasks]
 
     def work(load: Load) -> None:
         generator = load()
@@ -131,7 +129,7 @@ def _documents(summary: SummaryRequest, opened: ModelRequest, notices: Notices) 
     return [Document(", ".join(document.name for document in found), whole)]
 
 
-def _tasks(summary: SummaryRequest, opened: ModelRequest, notices: Notices) -> list[_Task]:
+def _tasks(summary: SummaryRequest, opened: ModelRequest, notices: Notices) -> list[Task]:
     """Return a task for each question about each document."""
     documents = _documents(summary, opened, notices)
     questions = list(summary.questions) or [None]
@@ -142,16 +140,16 @@ def _tasks(summary: SummaryRequest, opened: ModelRequest, notices: Notices) -> l
         for section in row:
             text = summary.templates.document.filled(document.text, summary.style.instruction(section.question))
             ids = opened.encode(text, tokenizing(notices.renderer))
-            found.append(_Task(section, document, ids))
+            found.append(Task(section, document, ids))
     return found
 
 
-def _fits(task: _Task, opened: ModelRequest) -> bool:
+def _fits(task: Task, opened: ModelRequest) -> bool:
     new = opened.settings.generation.max_new_tokens
     return forgets(opened.settings.speculation) or len(task.ids) + new <= opened.context
 
 
-def _with_prompt(task: _Task, opened: ModelRequest, summary: SummaryRequest, notices: Notices) -> _Task:
+def _with_prompt(task: Task, opened: ModelRequest, summary: SummaryRequest, notices: Notices) -> Task:
     """Return the task with its prompt, cut if that was asked for; without one where the document is read in parts.
 
     Raises PromptError for a document that is too long for a model that was chosen, without --map-reduce.
@@ -182,13 +180,13 @@ def _with_prompt(task: _Task, opened: ModelRequest, summary: SummaryRequest, not
     raise Commands(request, notices.terminal, sources).refusal(error, len(task.ids) + new, others)
 
 
-def _names(tasks: Sequence[_Task], opened: ModelRequest) -> str:
+def _names(tasks: Sequence[Task], opened: ModelRequest) -> str:
     """Return the documents that exceed the context, with their tokens, for people."""
     long = {task.document.name: len(task.ids) for task in tasks if not _fits(task, opened)}
     return ", ".join(f"{short(name)} ({count:,} tokens)" for name, count in long.items())
 
 
-def _parts_note(long: Sequence[_Task], count: str, opened: ModelRequest, terminal: Terminal) -> str:
+def _parts_note(long: Sequence[Task], count: str, opened: ModelRequest, terminal: Terminal) -> str:
     """Return why documents are read in parts, the `count` of these and their time, and the command that does not."""
     model = opened.settings.engine.model
     sources = ", ".join(dict.fromkeys(task.document.name for task in long))
@@ -198,14 +196,3 @@ def _parts_note(long: Sequence[_Task], count: str, opened: ModelRequest, termina
         f"{_names(long, opened)}: no --model was chosen, and {model} has a context of {opened.context:,}; "
         f"{count}" + (f"; to read it in one: {in_one}" if in_one else "")
     )
-
-
-def _steps(task: _Task, reading: MapReduce, style: AnswerStyle) -> Steps:
-    prompt = task.prompt or (yield from reading.reduce(*_texts(task, style), len(task.ids)))
-    yield [Passage(prompt)]
-
-
-def _texts(task: _Task, style: AnswerStyle) -> tuple[Document, str, str]:
-    """Return the document, the instruction for notes on its parts, and the instruction for the answer."""
-    question = task.section.question
-    return task.document, style.note_taking(question), style.instruction(question)

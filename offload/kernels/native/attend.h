@@ -18,8 +18,8 @@ struct NAME(work) { /* scratch memory of one thread */
 #if HAS_TILES
     struct tile_work tiles;
 #endif
-    float scores[ROW_GROUP * SPAN];
-    uint16_t weights[ROW_GROUP * SPAN]; /* softmax numerators in bf16, for bf16 dot products */
+    float scores[ROW_GROUP * LONG_SPAN];
+    uint16_t weights[ROW_GROUP * LONG_SPAN]; /* softmax numerators in bf16, for bf16 dot products */
     float queries[ROW_GROUP * MAX_HEAD_DIM];
     char last[4 * BLOCK * MAX_HEAD_DIM]; /* the values of a block that is not full, padded */
     vec lanes[ROW_GROUP]; /* of the partial result */
@@ -124,9 +124,9 @@ INLINE vec NAME(seen)(vec row, struct view view, int64_t at, int i, float x) {
     return (vec)(((ints)row & sees) | ((ints)NAME(splat)(x) & ~sees));
 }
 
-/* Replace the scores of a row with numerators of its softmax; see `normalise`. */
-INLINE void NAME(normalise_row)(const int columns, float *scores, uint16_t *narrow, int64_t at, float factor,
-                                float slack, int dim, struct NAME(partial) p) {
+/* Replace the scores of a row with numerators of its softmax; see `normalise`. Returns 0 if it must not be rescaled. */
+INLINE int NAME(normalise_row)(const int columns, float *scores, uint16_t *narrow, int64_t at, float factor,
+                               float slack, int dim, int may_raise, struct NAME(partial) p) {
     const struct view view = *p.views;
     const int partly = view.start > at || view.end < at + columns;
     vec most = NAME(splat)(-INFINITY), total = NAME(splat)(0);
@@ -134,8 +134,11 @@ INLINE void NAME(normalise_row)(const int columns, float *scores, uint16_t *narr
         vec score = *(vec_at *)(scores + i);
         most = NAME(max)(partly ? NAME(seen)(score, view, at, i, -INFINITY) : score, most);
     }
-    if (NAME(any_above)(most * factor, *p.maximum + slack))
+    if (NAME(any_above)(most * factor, *p.maximum + slack)) {
+        if (!may_raise)
+            return 0;
         NAME(raise)(NAME(largest_lane)(most) * factor, p.maximum, p.lanes, p.out, dim);
+    }
     const float maximum = *p.maximum;
     UNROLL for (int i = 0; i < columns; i += LANES) {
         vec weight = NAME(exp2)(*(vec_at *)(scores + i) * factor - maximum);
@@ -148,35 +151,48 @@ INLINE void NAME(normalise_row)(const int columns, float *scores, uint16_t *narr
             *(vec_at *)(scores + i) = weight;
     }
     *p.lanes += total;
+    return 1;
 }
 
 /*
- * Replace the scores of `rows` rows for a span of `length` keys from position `at` on with numerators of their softmax,
+ * Replace the scores of rows `first` to `rows - 1` for a span of `length` keys from position `at` on with numerators of their softmax,
  * in powers of two: `factor` is the scale times log2(e), and maxima are in the same units. Sums and outputs are rescaled
  * if a score exceeds its row's maximum by more than `slack`. If `narrow` is not NULL, numerators are stored there, in
- * bf16, and not in `scores`.
+ * bf16, and not in `scores`; rows of both are `stride` elements apart. Returns `rows`, or the first row that would have
+ * to be rescaled, which is not done unless `may_raise` is set.
  */
-NOINLINE static void NAME(normalise)(float *scores, uint16_t *narrow, int rows, int64_t at, int length, float factor,
-                                     float slack, int dim, struct NAME(partial) p) {
-    for (int r = 0; r < rows; r++, scores += SPAN, narrow += narrow ? SPAN : 0) {
+NOINLINE static int NAME(normalise)(float *scores, uint16_t *narrow, int stride, int first, int rows, int64_t at,
+                                    int length, float factor, float slack, int dim, int may_raise,
+                                    struct NAME(partial) p) {
+    for (int r = first; r < rows; r++) {
         struct NAME(partial) row = NAME(rows_from)(p, r, dim);
-        if (length > BLOCK)
-            NAME(normalise_row)(SPAN, scores, narrow, at, factor, slack, dim, row);
-        else
-            NAME(normalise_row)(BLOCK, scores, narrow, at, factor, slack, dim, row);
+        float *own = scores + r * stride;
+        uint16_t *to = narrow ? narrow + r * stride : NULL;
+        if (length <= BLOCK)
+            NAME(normalise_row)(BLOCK, own, to, at, factor, slack, dim, 1, row);
+        else if (!NAME(normalise_row)(SPAN, own, to, at, factor, slack, dim, may_raise, row))
+            return r;
     }
+    return rows;
+}
+
+/* Add the values of blocks, weighted by the numerators from column `at` on, `stride` a row, to the output of each row. */
+INLINE void NAME(gather_from)(const struct attention *a, struct NAME(work) *w, int at, int stride,
+                              const char *const *values, const char *const *next, int blocks, int rows, int wide,
+                              float *out) {
+    int dim = a->head_dim;
+    struct NAME(tile) t = {.segments = blocks, .pairs = BLOCK / 2, .c_stride = dim};
+    t.b = values, t.next = next, t.column_bytes = 4 * BLOCK;
+    t.b_step = wide ? 8 * dim : 4 * dim;
+    t.a_stride = DOTS && !wide ? 2 * stride : 4 * stride;
+    const char *weights = DOTS && !wide ? (const char *)(w->weights + at) : (const char *)(w->scores + at);
+    NAME(run_tiles)(rows, dim / BLOCK, wide, t, weights, out);
 }
 
 /* Add the values of a span, weighted by the numerators, to the output of each row. */
 INLINE void NAME(gather)(const struct attention *a, struct NAME(work) *w, const char *const *values,
                          const char *const *next, int blocks, int rows, int wide, float *out) {
-    int dim = a->head_dim;
-    struct NAME(tile) t = {.segments = blocks, .pairs = BLOCK / 2, .c_stride = dim};
-    t.b = values, t.next = next, t.column_bytes = 4 * BLOCK;
-    t.b_step = wide ? 8 * dim : 4 * dim;
-    t.a_stride = DOTS && !wide ? 2 * SPAN : 4 * SPAN;
-    const char *weights = DOTS && !wide ? (const char *)w->weights : (const char *)w->scores;
-    NAME(run_tiles)(rows, dim / BLOCK, wide, t, weights, out);
+    NAME(gather_from)(a, w, 0, SPAN, values, next, blocks, rows, wide, out);
 }
 
 /* Return a copy of a block's values with zeros after the first `tokens`; uninitialised memory there may be NaN. */
@@ -198,8 +214,8 @@ TARGET static const char *NAME(pad_tail)(const struct attention *a, struct NAME(
  */
 INLINE void NAME(add_span)(const struct attention *a, struct NAME(work) *w, int rows, int64_t at, int length,
                            const char *const *values, const char *const *next, struct NAME(partial) p) {
-    NAME(normalise)(w->scores, DOTS && !a->wide ? w->weights : NULL, rows, at, length, a->scale * 1.44269504f, SLACK,
-                    a->head_dim, p);
+    NAME(normalise)(w->scores, DOTS && !a->wide ? w->weights : NULL, SPAN, 0, rows, at, length,
+                    a->scale * 1.44269504f, SLACK, a->head_dim, 1, p);
     const int blocks = (length + BLOCK - 1) / BLOCK;
     NAME(gather)(a, w, values, next, blocks, rows, a->wide, p.out);
 }
@@ -230,7 +246,7 @@ INLINE void NAME(add_to_row)(float *out, float x, int dim) {
 /* Replace the scores of a quantised span with numerators; see `normalise`. They are at most 1: digits have one unit. */
 INLINE void NAME(normalise_group)(const struct attention *a, struct NAME(work) *w, int rows, int64_t at,
                                   struct NAME(partial) p) {
-    NAME(normalise)(w->scores, NULL, rows, at, SPAN, a->scale * 1.44269504f, 0, a->head_dim, p);
+    NAME(normalise)(w->scores, NULL, SPAN, 0, rows, at, SPAN, a->scale * 1.44269504f, 0, a->head_dim, 1, p);
 }
 
 /* Return whether a quantised span is multiplied as bytes. */
@@ -281,6 +297,10 @@ NOINLINE static void NAME(quantized_span)(const struct attention *a, struct NAME
 
 #include "tree.h"
 
+#if DOTS
+#include "long_span.h"
+#endif
+
 /*
  * Compute the partial result of `rows` rows over the keys `start` to `end - 1`, within one piece.
  */
@@ -295,7 +315,11 @@ TARGET static void NAME(piece)(const struct attention *a, struct NAME(work) *w, 
     }
     memset(p.out, 0, sizeof(float) * rows * dim);
     int64_t shared = NAME(shared_end)(a, start, end);
-    for (int64_t at = start; at < shared; at += SPAN) {
+    int64_t at = start;
+#if DOTS
+    at = NAME(add_long_spans)(a, w, head, rows, at, shared, p);
+#endif
+    for (; at < shared; at += SPAN) {
         int length = shared - at < SPAN ? (int)(shared - at) : SPAN, blocks = (length + BLOCK - 1) / BLOCK;
         const char *keys[SPAN / BLOCK], *values[SPAN / BLOCK], *next_keys[SPAN / BLOCK], *next_values[SPAN / BLOCK];
         const char *group = NAME(group_of)(a, head, at / BLOCK);

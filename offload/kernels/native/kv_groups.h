@@ -9,7 +9,9 @@ static inline int64_t group_header(int dim) { return 4 * dim + 4 * SPAN; }
 static inline int64_t line_bytes(const struct format *f, int64_t lines) { return f->bits == 4 ? 32 * lines : 64 * lines; }
 
 static inline int64_t kv_group_bytes(const struct format *f, int dim) {
-    return is_packed(f) ? run_bytes(dim) : group_header(dim) + line_bytes(f, dim);
+    if (is_packed(f))
+        return run_bytes(dim) - (f->bits == PLANE_ALONE ? RUN * dim : 0);
+    return group_header(dim) + line_bytes(f, dim);
 }
 
 /* Blocks of a group, or of a packed run. */

@@ -12,18 +12,20 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from ...settings.kv_formats import KV_FORMATS, PACKED_KV
+from ...settings.kv_formats import KV_FORMATS, PACKED_KV, PLANE_KV
 from .checks import FLOATS, check, check_head_dim, require
-from .library import BLOCK, FLOAT8, LEVEL_COUNT, PACKED, PLANE, SPAN, Format, Quantize
+from .library import BLOCK, FLOAT8, LEVEL_COUNT, PACKED, PLANE, PLANE_ALONE, SPAN, Format, Quantize
 
-_PACKED = {"packed": PACKED, "plane": PLANE}
+ALONE = "plane alone"
+_PACKED = {"packed": PACKED, "plane": PLANE, ALONE: PLANE_ALONE}
 
 
 @cache
 def kv_format(name: str) -> Format:
     """Return a format of keys and values as the kernel takes it, by its name in the table of formats.
 
-    "packed" is that of keys and values in 12 bits without loss, "plane" that of their plane of 8 bits alone.
+    "packed" is that of keys and values in 12 bits without loss, "plane" that of their plane of 8 bits alone;
+    with ALONE, the other one lies elsewhere.
     """
     if name in _PACKED:
         return Format(_PACKED[name])
@@ -44,7 +46,7 @@ class Groups:
     @property
     def is_packed(self) -> bool:
         """Whether these are runs of bf16 keys and values, packed without loss."""
-        return self.format.bits in (PACKED, PLANE)
+        return self.format.bits in _PACKED.values()
 
 
 def check_packed_dim(head_dim: int) -> None:
@@ -57,7 +59,7 @@ def check_groups(groups: Groups, kv_heads: int, head_dim: int) -> None:
     check_head_dim(head_dim)
     if groups.is_packed:
         check_packed_dim(head_dim)
-        size = PACKED_KV.run_bytes(head_dim)
+        size = (PLANE_KV if groups.format.bits == PLANE_ALONE else PACKED_KV).run_bytes(head_dim)
     else:
         size = 4 * (head_dim + SPAN) + head_dim * SPAN * 2 * min(groups.format.bits, 8) // 8
     memory = groups.memory

@@ -2,7 +2,7 @@
  * Packing keys and values without loss, and back; the layout is in types.h. One version for all levels: a run is packed
  * once, when all of its tokens are there.
  */
-static inline int is_packed(const struct format *f) { return f->bits == PACKED || f->bits == PLANE; }
+static inline int is_packed(const struct format *f) { return f->bits >= PACKED && f->bits <= PLANE_ALONE; }
 
 static inline int64_t packed_header(int64_t dim) { return (3 * dim + 2 * RUN_SPANS + 4 * PATCHES + 63) / 64 * 64; }
 
@@ -28,7 +28,7 @@ static inline struct strip strip_at(const char *run, int64_t dim, int span, int6
                                     const struct format *f) {
     const char *planes = run + packed_header(dim);
     int64_t at = 2 * SPAN * dim * span + offset;
-    if (f->bits == PLANE)
+    if (f->bits != PACKED)
         return (struct strip){planes + at, half_steps, bases, 0};
     return (struct strip){planes + at, planes + 2 * RUN * dim + at / 2, bases, 64};
 }
@@ -82,7 +82,7 @@ struct run {
     const struct packing *call;
     uint16_t *words[2][RUN / BLOCK];
     char *to;
-    int counts[2 * RUN_SPANS];
+    int counts[2 * RUN_SPANS], lost; /* of patches; for those that are lost there is no room */
     struct patch patches[2 * RUN_SPANS][PATCHES];
     uint16_t bases[2][8 * MAX_HEAD_DIM]; /* exponents: 8 for each line of the keys, one for each word of the values */
 };
@@ -162,24 +162,25 @@ static int choose_base(const struct run *r, int which, int d) {
     return best;
 }
 
-/* Keep the values of one channel that are not coded as patches; return 0 if they are too many. */
-static int patch_channel(struct run *r, int which, int d) {
+/* Keep the values of one channel that are not coded as patches. */
+static void patch_channel(struct run *r, int which, int d) {
     const int64_t dim = r->call->head_dim;
     for (int t = 0; t < RUN; t++) {
         uint16_t x = r->words[which][t / BLOCK][word_index(dim, which, t, d)];
         int code = exponent(x) - *base_of(r, which, d), list = t / SPAN * 2 + which;
         if (code >= 0 && code <= 15 && exponent(x) < 255)
             continue;
-        if (r->counts[list] == PATCHES)
-            return 0;
+        if (r->counts[list] == PATCHES) {
+            r->lost = 1;
+            continue;
+        }
         int64_t at = t / BLOCK % 2 * BLOCK * dim + word_index(dim, which, t, d);
         r->patches[list][r->counts[list]++] = (struct patch){(uint16_t)at, x};
     }
-    return 1;
 }
 
-/* Choose the bases of the keys or values, and store them; return 0 if there are too many patches. */
-static int choose_bases(struct run *r, int which) {
+/* Choose the bases of the keys or values, and store them. */
+static void choose_bases(struct run *r, int which) {
     const int64_t dim = r->call->head_dim;
     uint16_t least[8 * MAX_HEAD_DIM], most[8 * MAX_HEAD_DIM];
     find_range(r, which, least, most);
@@ -194,13 +195,12 @@ static int choose_bases(struct run *r, int which) {
         low &= 254;
         int fits = high < 255 && high < low + 16, base = fits ? (low < 240 ? low : 240) : choose_base(r, which, d);
         set_base(r, which, d, base);
-        if (!fits && !patch_channel(r, which, d))
-            return 0;
+        if (!fits)
+            patch_channel(r, which, d);
         char *bases = which ? r->to + dim + d / 32 * 64 : r->to + d;
         for (int odd = 0; odd <= which; odd++) /* of values as the bytes of a line lie, for both tokens of a pair */
             bases[which ? place_in_line(0, d / BLOCK % 2, d % BLOCK * 2 + odd).high : 0] = (char)(base / 2);
     }
-    return 1;
 }
 
 /* Write the codes of the keys or values; those of patches are 0. */
@@ -217,29 +217,31 @@ static void write_codes(struct run *r, int which) {
     }
 }
 
-/* Store the patches, one list after the other; return 0 if they are too many. */
-static int store_patches(struct run *r) {
+/* Store the patches, one list after the other, as long as there is room. */
+static void store_patches(struct run *r) {
     uint8_t *ends = (uint8_t *)r->to + 3 * r->call->head_dim;
     struct patch *to = (struct patch *)(ends + 2 * RUN_SPANS);
     int total = 0;
     for (int list = 0; list < 2 * RUN_SPANS; list++) {
-        if (total + r->counts[list] > PATCHES)
-            return 0;
-        memcpy(to + total, r->patches[list], r->counts[list] * sizeof *to);
-        total += r->counts[list];
+        int count = r->counts[list] < PATCHES - total ? r->counts[list] : PATCHES - total;
+        memcpy(to + total, r->patches[list], count * sizeof *to);
+        r->lost |= count < r->counts[list];
+        total += count;
         ends[list] = (uint8_t)total;
     }
-    return 1;
 }
 
+/* Pack a run; return 0 if it has too many patches: the others' values are lost, so plane A is a draft and no more. */
 static int pack_run(struct run *r) {
     memset(r->counts, 0, sizeof r->counts);
     memset(r->to, 0, run_bytes(r->call->head_dim));
-    if (!choose_bases(r, 0) || !choose_bases(r, 1) || !store_patches(r))
-        return 0;
-    for (int which = 0; which < 2; which++)
+    r->lost = 0;
+    for (int which = 0; which < 2; which++) {
+        choose_bases(r, which);
         write_codes(r, which);
-    return 1;
+    }
+    store_patches(r);
+    return !r->lost;
 }
 
 /* Write the words of a column but for patches; with `is_plane`, plane B is not read. */

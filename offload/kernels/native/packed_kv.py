@@ -16,7 +16,7 @@ RUN_BLOCKS = PACKED_KV.run // BLOCK
 def pack_call(blocks: Tensor, runs: Tensor, items: Tensor, fits: Tensor) -> Packing:
     """Return a call that packs runs of 8 blocks, and sets `fits` `[count]`, uint8, to whether each one could be.
 
-    A run that has too many values to be stored apart cannot: its memory has no meaning then, and its blocks stay.
+    A run that has too many values to be stored apart cannot: some are lost in its memory then, and its blocks stay.
 
     Args:
         blocks: `[kv_heads, blocks, 2 * 16 * head_dim]`, bf16, contiguous.

@@ -140,7 +140,8 @@ NOINLINE static void NAME(add_packed_span)(const struct attention *a, struct NAM
         NAME(unpack_span)(a, s, next, KEYS, scratch, scratch + half);
         NAME(score)(a, w->queries, blocks, blocks, SPAN / BLOCK, rows, 0, w->scores, SPAN);
     }
-    NAME(normalise)(w->scores, DOTS ? w->weights : NULL, rows, at, SPAN, a->scale * 1.44269504f, SLACK, a->head_dim, p);
+    NAME(normalise)(w->scores, DOTS ? w->weights : NULL, SPAN, 0, rows, at, SPAN, a->scale * 1.44269504f, SLACK,
+                    a->head_dim, 1, p);
     if (few && !patches_of(s.run, a->head_dim, s.number, 1).count && a->head_dim / BLOCK % NAME(PACKED_COLUMNS) == 0) {
         NAME(gather_strips)(a, w, s, next, rows, p.out);
     } else {

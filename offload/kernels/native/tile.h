@@ -387,14 +387,21 @@ INLINE void NAME(run_tiles)(int rows, int blocks, int wide, struct NAME(tile) t,
  * second operand then, and a product preserves NaN, which adding exponent bits would not.
  */
 INLINE vec NAME(exp2)(vec x) {
-    const float magic = 12582912.0f; /* 1.5 * 2^23: adding it rounds to an integer */
     x = NAME(max)(NAME(splat)(-126.0f), x);
+#if HAS_MAX && LANES == 16
+    vec shifted = (vec)_mm512_roundscale_ps((__m512)x, 0), f = x - shifted; /* the same bits in fewer instructions */
+#else
+    const float magic = 12582912.0f; /* 1.5 * 2^23: adding it rounds to an integer */
     vec shifted = x + magic, f = x - (shifted - magic);
+#endif
     vec p = f * 1.535336188e-4f + 1.339887440e-3f;
     p = p * f + 9.618437357e-3f;
     p = p * f + 5.550332471e-2f;
     p = p * f + 2.402264791e-1f;
     p = p * f + 6.931472028e-1f;
     p = p * f + 1.0f;
+#if HAS_MAX && LANES == 16
+    return (vec)_mm512_scalef_ps((__m512)p, (__m512)shifted);
+#endif
     return p * (vec)(((uints)shifted << 23) + 0x3f800000); /* exact: the factor is a power of two */
 }

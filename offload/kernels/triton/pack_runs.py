@@ -76,7 +76,7 @@ def _pack_span(
     patch = (token // 16 * 16 * HEAD_DIM + word) | bits << 16
     tl.store((patches + 8).to(tl.pointer_type(tl.int32)) + rank, patch, mask=(is_apart != 0) & (rank < 30))
     end = before + tl.sum(of_dim, 0)
-    tl.store(patches + 2 * span + IS_VALUE, tl.minimum(end, 255).to(tl.uint8))
+    tl.store(patches + 2 * span + IS_VALUE, tl.minimum(end, 30).to(tl.uint8))
     return end
 
 

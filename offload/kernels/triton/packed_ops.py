@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ...settings.kv_formats import PLANE_KV
 from .ops import _library, blocks_of_rows, tile
 
 _MEMORY = "Tensor runs, Tensor places, Tensor keys, Tensor values"
@@ -35,7 +36,7 @@ def attend_runs(
         state: as of `attend_pages`.
         seen: keys that the first query sees; a tensor of one integer in device memory for a recorded step.
         causal: each further query sees one more.
-        plane: read plane A alone, of packed runs.
+        plane: read plane A alone, of packed runs; so are runs that end with it.
         fresh: the states are those of no keys yet.
     """
     length, seen = (seen, 0) if isinstance(seen, Tensor) else (None, seen)
@@ -58,7 +59,7 @@ def unpack_runs(
 def pack_runs(keys: Tensor, values: Tensor, runs: Tensor, first: int, count: int, ring: int) -> Tensor:
     """Pack `count` runs of all rows to `runs` `[rows, runs, bytes]`, from `first` on; return what fits `[rows, count]`.
 
-    A run that does not fit has too many numbers that are stored apart, and its bytes mean nothing. keys and values:
+    A run that does not fit has too many numbers that are stored apart, and loses some. keys and values:
     `[rows, tokens, head_dim]`, contiguous but for the rows; run r is at r modulo `ring`.
     """
     fits = torch.empty((len(runs), count), dtype=torch.uint8, device=runs.device)
@@ -86,13 +87,14 @@ def _attend_runs(
     from . import packed_kv
 
     (tokens, heads, head_dim), kv_heads = q.shape, len(runs)
+    which = 2 if runs.shape[2] == PLANE_KV.run_bytes(head_dim) else int(plane)
     rows, block, width = blocks_of_rows(q, kv_heads)
     packed_kv.attend_runs_kernel[(kv_heads, -(-rows // block), len(state))](
         q, runs, places, keys, values, state, q if length is None else length,
         rows, seen + (tokens - 1) * causal, seen, head_dim**-0.5,
         q.stride(0), q.stride(1), runs.stride(0), places.stride(0), keys.stride(0), keys.stride(1),
         state.stride(0), state.stride(1),
-        GROUP=heads // kv_heads, HEAD_DIM=head_dim, CAUSAL=causal, HAS_SEEN=length is not None, PLANE=plane,
+        GROUP=heads // kv_heads, HEAD_DIM=head_dim, CAUSAL=causal, HAS_SEEN=length is not None, PLANE=which,
         FRESH=fresh, WIDEN=q.device.type == "cpu", BLOCK_M=block, BLOCK_N=tile(width * q.element_size()), BLOCK_D=width,
         num_stages=2,
     )  # fmt: skip

@@ -159,21 +159,21 @@ def product_kernel(
 
 @triton.jit
 def add_splits_kernel(
-    sums_ptr, bias_ptr, y_ptr, splits, outputs, stride_split, stride_y,
+    sums_ptr, bias_ptr, y_ptr, splits, outputs, stride_split, stride_row, stride_y,
     HAS_BIAS: tl.constexpr, ADD: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Add the sums `[splits, rows, outputs]`, one after the other, and store them. Grid: (blocks of outputs, rows)."""
+    """Add the sums `[splits, rows, outputs]`, which may be longer, in their order. Grid: (blocks of outputs, rows)."""
     output = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     row = tl.program_id(1) + tl.arange(0, 1)
     is_output = output < outputs
     sums = tl.zeros([BLOCK_N, 1], tl.float32)
     for split in range(0, splits):
-        places = sums_ptr + split * stride_split + row.to(tl.int64)[None, :] * outputs + output[:, None]
+        places = sums_ptr + split * stride_split + row.to(tl.int64)[None, :] * stride_row + output[:, None]
         sums += tl.load(places, mask=is_output[:, None], other=0.0)
     _store(sums, bias_ptr, y_ptr, output, row, stride_y, is_output, is_output[:, None], HAS_BIAS, ADD)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["start", "count"])
 def dequantize_kernel(
     codes_ptr, high_ptr, scales_ptr, minima_ptr, factors_ptr, minimum_factors_ptr, levels_ptr, ids_ptr, y_ptr,
     start, count, outputs, stride_y,

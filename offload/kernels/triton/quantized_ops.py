@@ -35,7 +35,8 @@ def product(x: Tensor, weight: DeviceWeight, bias: Tensor | None, y: Tensor, add
     if splits == 1:
         torch.ops.triforce.quantized_product(x, *_operands(weight), bias, y, add, 1)
         return
-    sums = torch.empty((splits, len(x), outputs), dtype=torch.float32, device=x.device)
+    apart = -(-outputs // 16) * 16  # whose multiples the compiler takes for aligned, however many rows there are
+    sums = torch.empty((splits, len(x), apart), dtype=torch.float32, device=x.device)
     torch.ops.triforce.quantized_product(x, *_operands(weight), None, sums, False, splits)
     torch.ops.triforce.add_splits(sums, bias, y, add)
 
@@ -109,9 +110,9 @@ def _quantized_product(x: Tensor, *call: Any) -> None:
 def _add_splits(sums: Tensor, bias: Tensor | None, y: Tensor, add: bool) -> None:
     from . import quantized
 
-    splits, rows, outputs = sums.shape
+    splits, (rows, outputs) = len(sums), y.shape
     quantized.add_splits_kernel[(-(-outputs // _OUTPUTS_TO_ADD), rows)](
-        sums, y if bias is None else bias, y, splits, outputs, sums.stride(0), y.stride(0),
+        sums, y if bias is None else bias, y, splits, outputs, sums.stride(0), sums.stride(1), y.stride(0),
         HAS_BIAS=bias is not None, ADD=add, BLOCK_N=_OUTPUTS_TO_ADD,
     )  # fmt: skip
 

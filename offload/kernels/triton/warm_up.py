@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ...architecture.config import ModelShape
 from ...errors import Degraded
-from ...settings.kv_formats import EXACT, KV_FORMATS
+from ...settings.kv_formats import EXACT, KV_FORMATS, PLANE_KV
 from .. import triton
 from . import BLOCKS, ROWS
 from .accumulate import (
@@ -38,13 +38,14 @@ class Needs:
 
     `kv` is the format of the full cache's keys and values, and `copied` that of a retrieval cache's; `chunk`: tokens of
     a chunk that is attended to by a table, or 0; `streams`: whether pages of the native kernel's blocks arrive;
-    `records`: whether steps are recorded.
+    `planes`: whether plane A of packed pages is attended to alone; `records`: whether steps are recorded.
     """
 
     kv: str = EXACT
     copied: str = EXACT
     chunk: int = 0
     streams: bool = False
+    planes: bool = False
     records: bool = True
 
 
@@ -116,6 +117,9 @@ def _attend(q: Tensor, keys: Tensor, values: Tensor, needs: Needs) -> None:
 
                 state = new_state(q, useful_splits(q.device, len(keys)))
                 attend_runs(q, memory, state, 1, causal=False, fresh=False)
+                if needs.planes:
+                    plane = memory[0][..., : PLANE_KV.run_bytes(q.shape[2])]
+                    attend_runs(q, (plane, *memory[1:]), state, 1, causal=False)
         elif not KV_FORMATS[kind].is_plain:
             _attend_groups(q, keys, values, kind)
 

@@ -179,13 +179,13 @@ class QuantizedCheckpoint:
     @contextmanager
     def tensors(self) -> Iterator[TensorReader]:
         with self.original.tensors() as read:
-            yield _QuantizingReader(read, self.formats())
+            yield QuantizingReader(read, self.formats())
 
     def load_tokenizer(self) -> Tokenizer:
         return self.original.load_tokenizer()
 
 
-class _QuantizingReader:
+class QuantizingReader:
     """A `TensorReader` that quantises what another one reads."""
 
     def __init__(self, read: TensorReader, formats: Mapping[str, QuantizedFormat]) -> None:

@@ -116,6 +116,7 @@ def _check_none_dropped(contents: Mapping[str, ChatMessage], patterns: Sequence[
 
 Message = Mapping[str, Any]
 _SWITCH = "enable_thinking"  # the variable of a template
+_DEFAULT, _TOOL_USE = "default", "tool_use"  # transformers' names of templates
 _MEMORY, _SECONDS = 160 * 2**20, 2.0  # of a template with short messages; with its program it stays below 256 MiB
 _BYTES_EACH = 64  # more memory for each character of the messages: copies of up to 4 bytes
 _CHARACTERS_PER_S = 4_000_000
@@ -134,7 +135,7 @@ class ChatTemplate:
     """A model's chat template.
 
     Args:
-        source: a Jinja template, or several by name, of which "default" is used.
+        source: a Jinja template, or several by name, of which "tool_use" is used with tools, and "default" else.
         special_tokens: variables of the template, such as `bos_token`.
     """
 
@@ -145,8 +146,14 @@ class ChatTemplate:
 
     @property
     def text(self) -> str:
-        """The template itself; empty if there are several and none is the default."""
-        return self._source if isinstance(self._source, str) else self._source.get("default", "")
+        """The template itself, without tools; empty if there are several and none is the default."""
+        return self.text_of(with_tools=False)
+
+    def text_of(self, with_tools: bool) -> str:
+        """Return the template for prompts with tools, or without; empty if there is none."""
+        if isinstance(self._source, str):
+            return self._source
+        return (with_tools and self._source.get(_TOOL_USE)) or self._source.get(_DEFAULT, "")
 
     @property
     def has_switch(self) -> bool:
@@ -174,7 +181,7 @@ class ChatTemplate:
         )
         values = [value for message in messages for value in message.values()]
         size = sum(len(each if isinstance(each, str) else json.dumps(each)) for each in (*values, tools or ""))
-        request = {"source": self._default, "variables": variables, "most": _MOST_TEXT + 4 * size}
+        request = {"source": self._chosen(bool(tools)), "variables": variables, "most": _MOST_TEXT + 4 * size}
         data = json.dumps(request, ensure_ascii=False).encode("utf-8", "surrogatepass")
         limits = Limits(_MEMORY + _BYTES_EACH * size, _SECONDS + size / _CHARACTERS_PER_S)
         try:
@@ -184,11 +191,7 @@ class ChatTemplate:
         except Refused as error:
             raise TemplateFailed(*json.loads(str(error))) from None
 
-    @property
-    def _default(self) -> str:
-        source = self._source
-        if not isinstance(source, str):
-            if "default" not in source:
-                raise ValueError(f"there are several chat templates and no default: {', '.join(sorted(source))}")
-            source = source["default"]
-        return source
+    def _chosen(self, with_tools: bool) -> str:
+        if not (text := self.text_of(with_tools)):
+            raise ValueError(f"there are several chat templates and no default: {', '.join(sorted(self._source))}")
+        return text

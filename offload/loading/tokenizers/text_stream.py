@@ -12,6 +12,7 @@ from .thinking import Harmony, Thinking
 
 if TYPE_CHECKING:
     from .tokenizer import Tokenizer
+    from .tool_calls import ToolFormat
 
 _INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
 _LONGEST_WINDOW = 64  # tokens
@@ -131,13 +132,20 @@ class TextLayer:
 
     @classmethod
     def after(
-        cls, tokenizer: Tokenizer, ids: Sequence[int], stops: Sequence[str], is_chat: bool, marks: Sequence[str] = ()
+        cls,
+        tokenizer: Tokenizer,
+        ids: Sequence[int],
+        stops: Sequence[str],
+        is_chat: bool,
+        calls: ToolFormat | None = None,
     ) -> TextLayer:
         """Return the layer for what follows a prompt; one in the chat template may be followed by thinking.
 
-        Special tokens among `marks` are in the text.
+        The special tokens of `calls` of tools are in the text.
         """
-        thinking = tokenizer.thinking(ids) if is_chat else None
+        spelling = "" if calls is None else calls.begin + calls.middle + calls.end
+        marks = [name for name in tokenizer.special_ids if name in spelling] if spelling else []
+        thinking = tokenizer.thinking(ids, calls is not None) if is_chat else None
         return cls(tokenizer.decoder((*marks, *(() if thinking is None else thinking.marks))), stops, thinking)
 
     def feed(self, ids: Sequence[int], logprobs: Sequence[Logprobs] = ()) -> tuple[int, TextPieces]:

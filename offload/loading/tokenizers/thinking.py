@@ -2,11 +2,12 @@
 
 In the harmony format, which gpt-oss writes, a message is `<|channel|>NAME<|message|>TEXT<|end|>`, and the next one
 begins with `<|start|>assistant` (cookbook.openai.com, "OpenAI harmony response format"). Channel `final` has the
-answer; the others are thinking.
+answer; the others are thinking, but for calls of functions: `to=functions.NAME` before or after the channel.
 """
 
 from __future__ import annotations
 
+import re
 from enum import Enum, auto
 
 OPENING, CLOSING = "<think>", "</think>"
@@ -84,7 +85,16 @@ class Thinking:
         return thought
 
 
-START, CHANNEL, MESSAGE, END = MARKS = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>")
+START, CHANNEL, MESSAGE, END, CONSTRAIN = MARKS = (
+    "<|start|>",
+    "<|channel|>",
+    "<|message|>",
+    "<|end|>",
+    "<|constrain|>",
+)
+_TO = "to=functions."
+CALL = f"{CHANNEL}commentary {_TO}"
+_RECEIVER = re.compile(re.escape(_TO) + r"([A-Za-z0-9_.-]+)")
 _FINAL = "final"
 _BETWEEN = "\n\n"  # two messages of thinking
 
@@ -102,7 +112,9 @@ class Harmony:
 
     marks = MARKS
 
-    def __init__(self) -> None:
+    def __init__(self, has_calls: bool = False) -> None:
+        """With `has_calls`, calls of functions are parts of the answer: CALL, the name, MESSAGE and the arguments."""
+        self._has_calls = has_calls
         self._at = _In.BEGINNING
         self._pending = ""
         self._between = ""  # goes before the next thinking
@@ -122,7 +134,7 @@ class Harmony:
         while True:
             at = self._at
             if at is _In.HEADER:
-                self._read_header()
+                answer += self._read_header()
             elif at is _In.THINKING:
                 thought += self._think()
             elif at is _In.ANSWER:
@@ -142,17 +154,22 @@ class Harmony:
     def _begin(self) -> None:
         """Find out whether the text begins with a header, as soon as it has enough characters to tell."""
         text = self._pending.lstrip()
-        if text.startswith((CHANNEL, START)):
+        headers = (CHANNEL, START, _TO) if self._has_calls else (CHANNEL, START)
+        if text.startswith(headers):
             self._at = _In.HEADER
-        elif not any(mark.startswith(text) for mark in (CHANNEL, START)):
+        elif not any(mark.startswith(text) for mark in headers):
             self._at = _In.PLAIN
 
-    def _read_header(self) -> None:
+    def _read_header(self) -> str:
+        """Return what the header is for the answer: the beginning of a call, else nothing."""
         header, mark, rest = self._pending.partition(MESSAGE)
-        if mark:
-            channel = header.partition(CHANNEL)[2]
-            self._at = _In.ANSWER if channel.startswith(_FINAL) else _In.THINKING
-            self._pending, self._is_blank = rest, True
+        if not mark:
+            return ""
+        receiver = _RECEIVER.search(header) if self._has_calls else None
+        is_answer = receiver is not None or header.partition(CHANNEL)[2].startswith(_FINAL)
+        self._at = _In.ANSWER if is_answer else _In.THINKING
+        self._pending, self._is_blank = rest, True
+        return "" if receiver is None else CALL + receiver[1] + MESSAGE
 
     def _think(self) -> str:
         """Return the pending thinking up to END, without blanks at its ends."""

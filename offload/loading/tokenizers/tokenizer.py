@@ -208,7 +208,7 @@ class Tokenizer:
     @property
     def tool_format(self) -> ToolFormat | None:
         """How the model writes calls of tools; None if its chat template has none that is known."""
-        return None if self._template is None else tool_format(self._template.text)
+        return None if self._template is None else tool_format(self._template.text_of(with_tools=True))
 
     def _check_switch(self, think: bool | None) -> None:
         """Raise PromptError if thinking is to be switched on or off, and the template has no switch for it."""
@@ -228,10 +228,13 @@ class Tokenizer:
         added = self._backend.get_added_tokens_decoder().items()
         return {each.content: token for token, each in added if each.special}
 
-    def thinking(self, ids: Sequence[int]) -> Thinking | Harmony | None:
-        """Return what separates thinking from the answer after a prompt of the chat template; None: it never thinks."""
+    def thinking(self, ids: Sequence[int], has_calls: bool = False) -> Thinking | Harmony | None:
+        """Return what separates thinking from the answer after a prompt of the chat template; None: it never thinks.
+
+        With `has_calls`, the answer may call tools.
+        """
         if self._template is not None and CHANNEL in self._template.text:
-            return Harmony()
+            return Harmony(has_calls)
         if self._template is None or not any(mark in self._template.text for mark in (OPENING, CLOSING)):
             return None
         end = self._decode(ids[-_LONGEST_OPENING:], skip_special_tokens=False)

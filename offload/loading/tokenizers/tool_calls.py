@@ -1,17 +1,19 @@
 """How chat templates write calls of tools: the grammar of an answer that may or must call one, and the calls in a text.
 
 Hermes and Qwen: `<tool_call>` around a JSON object; Mistral: a list, or name and arguments, after [TOOL_CALLS]; Llama
-3: a JSON object alone. A format is a row here.
+3: a JSON object alone; gpt-oss: a message to the function (harmony, see thinking.py). A format is a row here.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from .thinking import overlap
+from .thinking import CALL, CHANNEL, END, MESSAGE, START, overlap
+
+Parts = Callable[[str], str]
 
 
 class Tool(NamedTuple):
@@ -23,22 +25,34 @@ class Tool(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
-    """A call is `begin` NAME `middle` ARGUMENTS `end`; templates that write it contain all of `marks`."""
+    """Calls are `begin` NAME `middle` ARGUMENTS `end`; templates that write them contain all of `marks`.
+
+    With `between`, several calls stand between `begin` and `end`: `between` NAME `middle` ARGUMENTS each.
+    """
 
     marks: tuple[str, ...]
     begin: str
     middle: str
     end: str
     trigger: str  # what `begin` begins with: from there on, a text is a call
+    between: str = ""
+    id_length: int | None = None  # of a call's id, where the template wants just so many letters and digits
 
 
+HARMONY = ToolFormat((CHANNEL, "functions"), CALL, MESSAGE, "", CHANNEL)  # as `Harmony` makes it of several spellings
+_NAMED, _NEXT = '{"name": "', '}, {"name": "'
 FORMATS = (
-    ToolFormat(("[TOOL_CALLS]", "[ARGS]"), "[TOOL_CALLS]", "[ARGS]", "", "[TOOL_CALLS]"),
-    ToolFormat(("[TOOL_CALLS]",), '[TOOL_CALLS][{"name": "', '", "arguments": ', "}]", "[TOOL_CALLS]"),
+    HARMONY,
+    ToolFormat(("[TOOL_CALLS]", "[ARGS]"), "[TOOL_CALLS]", "[ARGS]", "", "[TOOL_CALLS]", id_length=9),
+    *(
+        ToolFormat((mark,), f"{mark}{_NAMED}", '", "arguments": ', "}]", "[TOOL_CALLS]", _NEXT, 9)
+        for mark in ("[TOOL_CALLS] [", "[TOOL_CALLS][")
+    ),
+    ToolFormat(("[TOOL_CALLS]",), f"[TOOL_CALLS][{_NAMED}", '", "arguments": ', "}]", "[TOOL_CALLS]", _NEXT, 9),
     ToolFormat(("<tool_call>",), '<tool_call>\n{"name": "', '", "arguments": ', "}\n</tool_call>", "<tool_call>"),
-    ToolFormat(('"parameters": ', "tools"), '{"name": "', '", "parameters": ', "}", '{"name": "'),
+    ToolFormat(('"parameters": ', "ipython"), '{"name": "', '", "parameters": ', "}", '{"name": "'),
 )
-_OTHERS = ("<function=", "<|channel|>")  # of templates whose calls are written in another way
+_OTHERS = ("<function=", "<arg_key>")  # of templates whose calls are written in another way
 
 
 def tool_format(template: str) -> ToolFormat | None:
@@ -51,8 +65,10 @@ def tool_format(template: str) -> ToolFormat | None:
 _FORM = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
-def calls_grammar(form: ToolFormat, tools: Sequence[Tool], is_required: bool, special: Mapping[str, int]) -> str:
-    """Return the grammar, in Lark's notation, of a text that is one call, or that may have calls in it.
+def calls_grammar(
+    form: ToolFormat, tools: Sequence[Tool], is_required: bool, special: Mapping[str, int], has_several: bool = True
+) -> str:
+    """Return the grammar, in Lark's notation, of a text that calls, or that may have calls in it: several, or one.
 
     `special` are the ids of special tokens by their names, which stand for themselves in it.
     """
@@ -65,13 +81,40 @@ def calls_grammar(form: ToolFormat, tools: Sequence[Tool], is_required: bool, sp
         return json.dumps(text) if text else ""
 
     schemas = [json.dumps(dict(tool.parameters) | {"x-guidance": _FORM}) for tool in tools]
+    if form is HARMONY:
+        return _harmony_grammar([tool.name for tool in tools], schemas, is_required, parts)
     named = [f"{parts(tool.name + form.middle)} %json {schema}" for tool, schema in zip(tools, schemas, strict=True)]
-    rest = f"{parts(form.begin.removeprefix(form.trigger))} ({' | '.join(named)}) {parts(form.end)}"
+    one = f"({' | '.join(named)})"
+    more = f"({parts(form.between)} {one})*" if form.between and has_several else ""
+    rest = f"{parts(form.begin.removeprefix(form.trigger))} {one} {more} {parts(form.end)}"
     if is_required:
         return f"start: {parts(form.trigger)} {rest}\n"
+    start = "call* TEXT" if has_several else "call | TEXT"  # nothing follows a call that is alone
     if form.trigger in special:
-        return f"start: call* TEXT\ncall: TEXT {parts(form.trigger)} {rest}\nTEXT: /(.|\\n)*/\n"
-    return f"start: call* TEXT\ncall: opening {rest}\nopening[lazy]: TEXT {parts(form.trigger)}\nTEXT: /(.|\\n)*/\n"
+        return f"start: {start}\ncall: TEXT {parts(form.trigger)} {rest}\nTEXT: /(.|\\n)*/\n"
+    return f"start: {start}\ncall: opening {rest}\nopening[lazy]: TEXT {parts(form.trigger)}\nTEXT: /(.|\\n)*/\n"
+
+
+def _harmony_grammar(names: Sequence[str], schemas: Sequence[str], is_required: bool, parts: Parts) -> str:
+    """Return the grammar of a whole answer: thinking, then the text of channel `final`, or a call.
+
+    The receiver stands behind the channel, as in OpenAI's description of the format, or before it, as in gpt-oss' chat
+    template.
+    """
+    header = f'" "? ({parts("<|constrain|>")})? "json" {parts(MESSAGE)}'
+    after = [f"{json.dumps(name)} header %json {schema}" for name, schema in zip(names, schemas, strict=True)]
+    before = [
+        f"{json.dumps(name)} {parts(CHANNEL)} commentary header %json {schema}"
+        for name, schema in zip(names, schemas, strict=True)
+    ]
+    final = "" if is_required else f"| {parts(CHANNEL + 'final' + MESSAGE)} TEXT"
+    return f"""start: (thought {parts(START + "assistant")})* (call {final})
+thought: {parts(CHANNEL)} ("analysis" | "commentary") {parts(MESSAGE)} TEXT {parts(END)}
+call: {parts(CALL)} ({" | ".join(after)}) | " to=functions." ({" | ".join(before)})
+header: {header}
+commentary: "commentary"
+TEXT: /(.|\\n)*/
+"""
 
 
 class CallPiece(NamedTuple):
@@ -103,6 +146,11 @@ class CallReader:
                     return content, pieces
                 self._waits = self._form.end or self._form.begin
                 continue
+            if self._waits == self._form.end and self._form.between:
+                if self._pending.startswith(self._form.between):
+                    self._pending, self._waits = self._pending[len(self._form.between) :], self._form.middle
+                elif self._form.between.startswith(self._pending):
+                    return content, pieces  # too short to tell
             before, found, after = self._pending.partition(self._waits)
             if not found:
                 return content + self._let_through(), pieces

@@ -95,7 +95,9 @@ class AdaptiveScheduler:
         if self._may_pause:
             self._guess(candidates, sequence)
         self._chosen = self._best(candidates)
-        return (None, 0) if self._chosen is None else (self._chosen.arm.drafter, self._chosen.chosen.gamma)
+        if self._chosen is None:
+            return None, 0
+        return self._chosen.arm.drafter, self._chosen.arm.depth(self._chosen.chosen, limit)
 
     @property
     def tree(self) -> DraftedTree | None:

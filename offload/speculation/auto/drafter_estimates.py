@@ -11,6 +11,7 @@ from ..trees.tree import DraftedTree, Visit, tree_of, visits
 if TYPE_CHECKING:
     from ...sequence import TokenSequence
     from ..drafters.drafter import Drafter
+    from ..drafters.grown_tree import Growth
     from ..passes.estimators import StepTimes
     from ..trees.drafted_trees import DraftTrees
 
@@ -93,7 +94,16 @@ class Arm:
         self._gammas = tuple(longest) if gamma is None else (gamma,)
         self._width = 1.0  # nodes of a draft by its depth
         self._deepest = gamma
+        self._widest = 4  # nodes of a draft so far: trees double until the time of their rows is known
         self._drafts = 0
+        growth = getattr(drafter, "growth", None)
+        self._growth: Growth | None = growth if growth is not None and growth.is_weighed else None
+
+    def depth(self, chosen: DraftOption, limit: int) -> int:
+        """Return how deep a chosen draft may be: a tree that weighs its passes ends by itself."""
+        if self._growth is None or self._deepest is not None:
+            return chosen.gamma
+        return min(limit, self.drafter.longest)
 
     @property
     def token_s(self) -> float:
@@ -113,7 +123,12 @@ class Arm:
     ) -> Candidate:
         """Return what drafts of at most `limit` tokens promise in a cycle; `shift` is added to the acceptance prior."""
         acceptance = self.acceptance.setdefault(kind, Acceptance(self.drafter.prior(kind)))
-        guess = self.drafter.setup_cost(sequence) * self.steps.of(1)
+        plain = self.steps.of(1)
+        guess = self.drafter.setup_cost(sequence) * plain
+        if self._growth is not None:
+            rows = self._widest + 1
+            row_s = (self.steps.of(rows) - plain) / (rows - 1)
+            self._growth.weigh(row_s / plain, self.token_s / plain, 2 * self._widest)
         fade = self._fade(kind, cycle) if getattr(self.drafter, "fades", False) else None
         options = [*self._chains(limit, fade), *self._trees(kind, limit, cycle)]
         believed = acceptance.rate(cycle, shift), acceptance.spread(cycle, shift)
@@ -122,6 +137,7 @@ class Arm:
     def draft_time(self, cycle: Cycle) -> float:
         """Return the seconds of a cycle's draft, which includes no one-off cost, and count them."""
         self._drafts += 1
+        self._widest = max(self._widest, cycle.rows - 1)
         if self.trees is None:
             self._width += _WIDTH * ((cycle.rows - 1) / cycle.drafted - self._width)
         if self.trees is None and not self.drafter.in_one_pass:

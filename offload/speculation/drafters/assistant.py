@@ -10,8 +10,8 @@ from torch import Tensor
 
 from ...errors import SettingsError
 from ...events import DraftPrefilled
+from ...memory.host_memory import upload
 from ..passes.steps import AT_ONCE
-from ..sampling.transfers import upload
 from .heads import HeadRunner
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ...caches.draft_block import DraftBlockCache
-from ..sampling.transfers import upload
+from ...memory.host_memory import upload
 from .draft_passes import ParallelPasses
 from .heads import HeadDrafter, HeadRunner
 

@@ -3,33 +3,51 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
+    from ...model.heads import Head
     from ...sequence import TokenSequence
     from ..passes.runner import Runner
+    from ..sampling.warp import Sampler
 
 
 class DraftPasses:
-    """A pass for each token of a chain, or for each depth of a tree."""
+    """A pass for each token of a chain, or for each depth of a tree.
 
-    def __init__(self, runner: Runner, vocab: int) -> None:
-        """Logits get `vocab` columns, the target's: some checkpoints pad the vocabulary, others do not."""
-        self._runner, self._vocab = runner, vocab
+    Logits have a column for each of the target's tokens: some checkpoints pad the vocabulary, others do not. A head
+    that knows few of them has columns for these alone, where nothing else is asked of them: what is drawn is then
+    mapped by `ids`, and what it was drawn from by `spread`.
+    """
+
+    def __init__(self, runner: Runner, sampler: Sampler) -> None:
+        self._runner, self._vocab = runner, sampler.vocab
+        is_free = sampler.noise is None and not sampler.reads_history
+        self.targets: Tensor | None = getattr(runner.model, "targets", None) if is_free else None
+
+    def ids(self, columns: Tensor) -> Tensor:
+        """Return the target's ids of columns of the logits."""
+        return columns if self.targets is None else self.targets[columns]
+
+    def spread(self, rows: Tensor) -> Tensor:
+        """Return distributions `[rows, vocab]` of those over the columns of the logits."""
+        if self.targets is None:
+            return rows
+        return rows.new_zeros((len(rows), self._vocab)).index_copy_(1, self.targets, rows)
 
     def first(self, sequence: TokenSequence, depth: int) -> Tensor:
-        """Begin a draft of up to `depth` tokens; return the logits `[1, vocab]` behind the sequence."""
+        """Begin a draft of up to `depth` tokens; return the logits `[1, columns]` behind the sequence."""
         return self._logits(self._runner.rows(sequence))
 
     def following(self, ids: Tensor) -> Tensor:
-        """Return the logits `[1, vocab]` behind the next token of a chain, `[1]` on the device."""
+        """Return the logits `[1, columns]` behind the next token of a chain, `[1]` on the device."""
         return self._logits(self._runner.step(self._known(ids)))
 
     def following_nodes(self, ids: Tensor, parents: Sequence[int]) -> Tensor:
-        """Return the logits `[nodes, vocab]` behind the nodes at the next depth that have children.
+        """Return the logits `[nodes, columns]` behind the nodes at the next depth that have children.
 
         `ids` `[nodes]` are on the device, `parents` as of `Runner.step_tree`.
         """
@@ -48,6 +66,8 @@ class DraftPasses:
         return ids.clamp(max=self._runner.model.shape.vocab - 1)
 
     def _logits(self, hidden: Tensor) -> Tensor:
+        if self.targets is not None:
+            return cast("Head", self._runner.model).own_logits(hidden)
         logits = self._runner.logits(hidden)
         missing = self._vocab - logits.shape[1]
         return torch.nn.functional.pad(logits, (0, missing), value=float("-inf")) if missing else logits
@@ -59,7 +79,7 @@ class ParallelPasses(DraftPasses):
     Its runner has `slots`. What they leave in its cache is dropped by the next call with a sequence.
     """
 
-    _left: Iterator[Tensor] = iter(())  # logits `[1, vocab]` of the depths to come
+    _left: Iterator[Tensor] = iter(())  # logits `[1, columns]` of the depths to come
 
     def first(self, sequence: TokenSequence, depth: int) -> Tensor:
         self._left = iter(self._logits(self._runner.slots(sequence, depth)).split(1))

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from ...events import DraftPrefilled
+from ...memory.host_memory import download
 from ...parallel import ALONE
 from ...settings.methods import MIDDLES, RETRIEVAL
 from ..passes.runner import Runner
-from ..sampling.transfers import download
 from ..sampling.warp import read_tokens
 from ..trees.tree import NOTHING, Draft, DraftedTree
 from .draft_passes import DraftPasses, ParallelPasses
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ...model.decoder import Model
     from ...parallel import Group
     from ...sequence import TokenSequence
-    from ..passes.runner import SelectedRunner
+    from ..passes.selected_runner import SelectedRunner
     from ..sampling.warp import Sampler
 
 __all__ = ["NOTHING", "Draft", "DraftedTree", "Drafter", "ModelDrafter", "SelectedDrafter"]
@@ -86,17 +86,22 @@ class ModelDrafter:
     passes: type[DraftPasses] = DraftPasses
     fades = False  # whether a draft's later tokens are accepted at another rate than its first
 
-    def __init__(self, runner: Runner, sampler: Sampler, group: Group = ALONE) -> None:
+    def __init__(self, runner: Runner, sampler: Sampler, group: Group = ALONE, growth: Growth | None = None) -> None:
         """Every rank of a `group` runs the whole draft model; the tokens that rank 0 draws are used by all.
 
+        With `growth`, drafts are trees that grow by it. Their later tokens are not told apart from the first ones.
         The tokens of a draft stay on the device until its end, and come to the host by one copy. Penalties need them
         on the host at once, with a copy for each.
         """
         self._runner = runner
         self._sampler = sampler
         self._group = group
-        self._passes = self.passes(runner, sampler.vocab)
+        self._passes = self.passes(runner, sampler)
         self._trees = GrowingDrafting(runner.model, self._passes, sampler, group)
+        self.growth = growth
+        if growth is not None:
+            self.branches = self.fades = False
+            self.longest = growth.most
 
     def draft_kind(self, sequence: TokenSequence) -> Hashable:
         return True
@@ -109,25 +114,28 @@ class ModelDrafter:
 
     @torch.inference_mode()
     def propose(self, sequence: TokenSequence, limit: int, tree: DraftedTree | None = None) -> Draft:
+        if self.growth is not None:
+            return self._trees.grow(sequence, limit, self.growth)
         if tree is not None:
             return self._trees.propose(sequence, tree.within(limit))
-        sampler, before = self._sampler, sequence.tentative
+        sampler, passes, before = self._sampler, self._passes, sequence.tentative
         drawn: list[Tensor] = []
         rows: list[Tensor] = []
-        logits = self._passes.first(sequence, limit)
+        logits = passes.first(sequence, limit)
         while True:
             rows.append(sampler.distribution(logits, before))
-            drawn.append(sampler.draw(rows[-1][0], len(sequence) + len(drawn)))
+            drawn.append(passes.ids(sampler.draw(rows[-1][0], len(sequence) + len(drawn))))
             if len(drawn) == limit:
                 break
             if sampler.reads_history:
                 before += download(drawn[-1])
-            logits = self._passes.following(drawn[-1])
-        distributions = torch.cat(rows if sampler.noise is None else [row[:, :1] for row in rows])
+            logits = passes.following(drawn[-1])
+        is_needed = sampler.noise is None and not sampler.sampling.greedy  # one-hot rows need not be told
+        distributions = torch.cat(rows if is_needed else [row[:, :1] for row in rows])
         tokens = read_tokens(torch.cat(drawn), distributions)
-        self._passes.resolve(tokens[:-1])  # this rank's tokens: they are in its cache
+        passes.resolve(tokens[:-1])  # this rank's tokens: they are in its cache
         agreed = [int(token) for token in self._group.agree(tokens)]
-        return Draft(agreed, distributions if sampler.noise is None else None)
+        return Draft(agreed, passes.spread(distributions) if is_needed else None)
 
     def observe(self, drafted: int, accepted: int) -> None:
         self._runner.observe(drafted, accepted)
@@ -155,17 +163,9 @@ class SelectedDrafter(ModelDrafter):
 
         With `nodes`, trees of up to so many are grown.
         """
-        super().__init__(runner, sampler)
+        super().__init__(runner, sampler, growth=Growth(nodes) if nodes else None)
         self.name, self._prior = name, acceptance
         self._selected = runner
-        self._growth = Growth(nodes) if nodes else None
-        self.branches, self.longest = not nodes, nodes or LONGEST_DRAFT
-
-    @torch.inference_mode()
-    def propose(self, sequence: TokenSequence, limit: int, tree: DraftedTree | None = None) -> Draft:
-        if self._growth is None:
-            return super().propose(sequence, limit, tree)
-        return self._trees.grow(sequence, limit, self._growth)
 
     def prior(self, kind: Hashable) -> float:
         return self._prior

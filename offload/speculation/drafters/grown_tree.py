@@ -12,13 +12,14 @@ import math
 from bisect import bisect
 from collections import Counter
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from ...memory.host_memory import upload
 from ...sequence import TokenSequence
 from ...settings.tree_settings import GROWN_CHILDREN, TreeSampling
-from ..sampling.transfers import upload
 from ..sampling.warp import read_tokens
 from ..trees.tree import ROOT, Draft, DraftedTree, tree_of, visits
 from .tree_drafter import TreeDrafting
@@ -28,20 +29,33 @@ _LEAST_GAIN = 0.05  # expected tokens, for which another pass is worth its time
 # A node is drafted if it is reached with this probability, divided by the nodes that there may be: .03 to .08 yield
 # as many tokens with 63 of them.
 _REACHED = 3.2
+_WORTH = 1.5  # tokens that come in the time of a plain step
 _SURENESS = (0.3, 0.5, 0.7, 0.9, 0.97)  # bounds of the classes of nodes, by the probability of the likeliest child
-# The acceptance of a first child in each class, and of later ones where those before them are wrong: SmolLM2-135M on a
-# retrieval cache of 1,024 of 6,000 tokens of two books.
-_PRIORS = (0.6, 0.85, 0.93, 0.98, 0.99, 0.995)
-_LATER = (0.75, 0.5)
 _WEIGHT = 4.0  # of a prior, in verified children
 _SHAPE = DraftedTree((), TreeSampling.WITHOUT_REPLACEMENT)
+
+
+class Priors(NamedTuple):
+    """The acceptance of a first child in each class of nodes, and of later ones where those before them are wrong.
+
+    `usual` is that of any next token: what running a node is expected to bring.
+    """
+
+    first: tuple[float, ...]
+    later: tuple[float, float]
+    usual: float
+
+
+# SmolLM2-135M on a retrieval cache of 1,024 of 6,000 tokens of two books, and a head of it on text that it has written.
+SELECTED = Priors((0.6, 0.85, 0.93, 0.98, 0.99, 0.995), (0.75, 0.5), 1.0)
+TRAINED = Priors((0.27, 0.47, 0.55, 0.65, 0.82, 0.9), (0.25, 0.17), 0.45)
 
 
 class Beliefs:
     """How likely a child of a class of nodes is accepted, where those before it were not: priors, and what was seen."""
 
-    def __init__(self, prior: float) -> None:
-        self._priors = (prior, *_LATER)
+    def __init__(self, prior: float, later: tuple[float, float]) -> None:
+        self._priors = (prior, *later)
         self._tried, self._accepted = [0] * GROWN_CHILDREN, [0] * GROWN_CHILDREN
 
     def observe(self, children: int, accepted: int | None) -> None:
@@ -63,11 +77,25 @@ class Beliefs:
 class Growth:
     """Which nodes a tree of up to `nodes` nodes gets: what is believed of children, by how sure the drafter is."""
 
-    def __init__(self, nodes: int) -> None:
-        self.nodes = nodes
-        self._beliefs = [Beliefs(prior) for prior in _PRIORS]
-        self._least = min(_REACHED / nodes, 0.25)
+    def __init__(self, nodes: int, priors: Priors = SELECTED, row_cost: float = 0.0, pass_cost: float = 0.0) -> None:
+        """`row_cost` is that of a further row of the verification, `pass_cost` of drafting a depth, in plain steps.
+
+        A node has to bring more tokens than its row takes the time of, and a depth more than its pass.
+        """
+        self.most, self.is_weighed = nodes, row_cost > 0
+        self._beliefs = [Beliefs(prior, priors.later) for prior in priors.first]
+        self._usual, self._row_cost = priors.usual, row_cost
+        self.weigh(row_cost, pass_cost, nodes)
         self._last: tuple[int, list[int], tuple[int, ...], dict[int, int]] | None = None
+
+    def weigh(self, row_cost: float, pass_cost: float, nodes: int) -> None:
+        """Grow by these costs from now on, up to `nodes` nodes. A row does not cost less than half of what it should.
+
+        Measured over few rows, it may seem to cost nothing.
+        """
+        self.nodes, row_cost = min(nodes, self.most), max(row_cost, self._row_cost / 2)
+        self._least = max(min(_REACHED / self.most, 0.25), _WORTH * row_cost)
+        self._least_run = max(_LEAST_GAIN, _WORTH * (row_cost + pass_cost)) / self._usual
 
     def children(self, sure: float, reached: float) -> list[float]:
         """Return the probability of each child that a node shall have: one at least.
@@ -82,7 +110,7 @@ class Growth:
         """Return which of the nodes of a depth are run, so that they get children: none if that is not worth it."""
         likely = sorted((node for node in nodes if reached[node] >= self._least), key=lambda node: -reached[node])
         chosen = sorted(likely[: min(_ROWS, room)])
-        return chosen if sum(reached[node] for node in chosen) >= _LEAST_GAIN else []
+        return chosen if sum(reached[node] for node in chosen) >= self._least_run else []
 
     def note(self, start: int, tokens: list[int], parents: tuple[int, ...], sure: dict[int, float]) -> None:
         """Note the draft behind `start` tokens, with the sureness of its nodes."""
@@ -164,7 +192,7 @@ class GrowingDrafting(TreeDrafting):
         parents = tuple(nodes.parents)
         growth.note(len(sequence), nodes.ids, parents, nodes.sure)
         is_one_hot = self._ranks(_SHAPE) or self._sampler.noise is not None
-        return Draft(nodes.ids, None if is_one_hot else nodes.distributions(), parents)
+        return Draft(nodes.ids, None if is_one_hot else self._passes.spread(nodes.distributions()), parents)
 
     def _drawn(self, rows: Tensor, position: int) -> tuple[list[list[int]], list[float]]:
         """Return children of each row and the probability of its likeliest child, by one copy from the device.
@@ -183,7 +211,7 @@ class GrowingDrafting(TreeDrafting):
                 torch.full_like(drawn, position).flatten(), drawn.flatten()
             ).view(drawn.shape)
             sure = scores[:, 0] / scores.sum(1)
-        values = torch.cat((drawn.flatten().double(), sure.double())).tolist()
+        values = torch.cat((self._passes.ids(drawn.flatten()).double(), sure.double())).tolist()
         if any(map(math.isnan, values)):
             read_tokens(drawn.flatten(), rows)  # raises
         for group in (self._model.group, self._group):

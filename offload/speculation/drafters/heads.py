@@ -11,11 +11,11 @@ from torch import Tensor
 from ...architecture.head_shape import published_acceptance
 from ...caches.streaming_llm import StreamingCache
 from ...events import DraftPrefilled
+from ...memory.host_memory import upload
 from ...memory.tree_attention import Tree, tree_of
 from ...model.assistant import Assistant
 from ...settings.method_sizes import draft_chunk
 from ..passes.steps import AT_ONCE, Executor
-from ..sampling.transfers import upload
 from .draft_passes import ParallelPasses
 from .drafter import ModelDrafter
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ..passes.hidden_rows import HiddenRows
     from ..passes.runner import Runner
     from ..sampling.warp import Sampler
+    from .grown_tree import Growth
 
 
 _SPARE = 16  # slots
@@ -166,8 +167,8 @@ class HeadDrafter(ModelDrafter):
 
     fades = True
 
-    def __init__(self, runner: HeadRunner, sampler: Sampler, group: Group) -> None:
-        super().__init__(cast("Runner", runner), sampler, group)
+    def __init__(self, runner: HeadRunner, sampler: Sampler, group: Group, growth: Growth | None = None) -> None:
+        super().__init__(cast("Runner", runner), sampler, group, growth)
         self.name = runner.model.own.kind
         self._head = runner
         self.relative_cost = min(runner.model.read_cost / runner.model.target.read_cost, 1.0)

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
+from ...memory.host_memory import download, upload
 from ...parallel import Group
 from ...sequence import TokenSequence
 from ...settings.tree_settings import TreeSampling
-from ..sampling.transfers import download, upload
 from ..sampling.warp import Sampler, read_tokens
 from ..trees.tree import ROOT, Draft, DraftedTree, tree_of
 from ..trees.tree_verification import draw_children
@@ -80,7 +80,8 @@ class TreeDrafting:
         for position, depth in enumerate(plan, len(sequence)):
             rows.append(self._rows(logits, shape, paths))
             drawn = self._draw(rows[-1], depth.most, shape, position)
-            tokens.append(self._agreed(drawn.flatten().index_select(0, depth.drawn)))
+            ids = self._passes.ids(drawn.flatten().index_select(0, depth.drawn))
+            tokens.append(self._agreed(ids))
             if depth.parents:
                 ids = tokens[-1].index_select(0, depth.run)
                 logits = self._passes.following_nodes(ids, depth.parents)
@@ -141,7 +142,7 @@ class TreeDrafting:
         if self._ranks(shape) or self._sampler.noise is not None:
             return Draft(in_order, None, shape.parents)
         heads = [head + 1 for depth in plan for head in depth.heads]
-        every = torch.cat(list(rows))
+        every = self._passes.spread(torch.cat(list(rows)))
         if heads != list(range(len(heads))):
             index = upload(torch.tensor(heads), every.device)
             every = every.new_zeros((max(heads) + 1, every.shape[1])).index_copy_(0, index, every)

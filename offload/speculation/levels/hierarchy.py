@@ -48,6 +48,7 @@ from ..drafters.drafter import (
     ParallelDrafter,
     SelectedDrafter,
 )
+from ..drafters.grown_tree import TRAINED, Growth
 from ..drafters.heads import HeadDrafter, HeadRunner, ParallelHeadDrafter
 from ..passes.estimators import ROW_COST
 from ..trees.drafted_trees import DraftTrees, draft_trees
@@ -59,7 +60,8 @@ if TYPE_CHECKING:
     from ...memory.store import Store
     from ...model.decoder import Model
     from ..drafters.ngram import LookupDrafter
-    from ..passes.runner import Runner, SelectedRunner
+    from ..passes.runner import Runner
+    from ..passes.selected_runner import SelectedRunner
     from ..passes.steps import Executor
     from ..sampling.logprobs import LogprobsRecorder
     from ..sampling.warp import Sampler
@@ -98,7 +100,9 @@ def selected_cache(full: FullCache, settings: Speculation, middle: str | None = 
     store = full.store
     # On a GPU also pages that are not the kernel's blocks are selected in their size, which the plan counts on.
     is_paged = store.span and store.device.type != "cpu"
-    chosen = MIDDLES[middle or middle_kind(settings)]
+    name = middle or middle_kind(settings)
+    assert name is not None, "there is a middle level"
+    chosen = MIDDLES[name]
     kind = format_of(chosen.name, settings)
     kind = kind if not KV_FORMATS[kind].is_copied or _may_quantize(store) else EXACT
     grain = max(store.grain, PAGE_GRAIN if is_paged else 1, KV_FORMATS[kind].grain)
@@ -194,9 +198,9 @@ def build(
 ) -> Hierarchy:
     """Return the hierarchy of a method for an answer of `horizon` tokens. The ranks of `group` share the target.
 
-    With trees, the lowest drafter drafts them; without a drafter, the target on selected chunks, which alone grows
-    them. An adaptive method drafts trees for the full cache, where they are faster than chains. `logprobs` records the
-    log-probabilities of the tokens that are emitted.
+    With trees, the lowest drafter drafts them; without a drafter, the target on selected chunks. A draft model grows
+    them for the full cache alone. An adaptive method drafts trees for the full cache, where they are faster than
+    chains. `logprobs` records the log-probabilities of the tokens that are emitted.
     """
     method = METHODS[settings.method]
     drafters = _drafters(runners, settings, sampler, group)
@@ -204,6 +208,10 @@ def build(
     shape = settings.tree_shape
     grows = shape.kind == "grown"
     trees = draft_trees(shape, TreeSampling(settings.tree_sampling), may_be_chain=method.adaptive)
+    growing: list[Drafter] = []
+    if grows and drafter_kind(settings) == MODEL:
+        growth = Growth(shape.nodes or 0, TRAINED, full_row, drafters[0].relative_cost)
+        growing = _drafters(runners, settings, sampler, group, growth)
 
     def level(
         verifier: Verifier,
@@ -219,13 +227,16 @@ def build(
 
     full = Verifier("full", runners.full, sampler, logprobs)
     if runners.middle is None:
-        top = level(full, drafters, settings.gamma2)
+        over = [*drafters, *growing] if method.adaptive else growing or drafters
+        top = level(full, over, settings.gamma2)
         return Hierarchy(settings.method, top, (top,))
     kind = middle_kind(settings)
     assert kind is not None, "there is a middle level"
     name = _middle_name(kind, runners.middle)
     prior = MIDDLES[kind].acceptance
-    branching = [SelectedDrafter(name, runners.middle, sampler, prior, shape.nodes or 0)] if grows else []
+    branching: list[Drafter] = (
+        [SelectedDrafter(name, runners.middle, sampler, prior, shape.nodes or 0)] if grows else []
+    )
     if (trees is not None or grows) and not drafters:
         top = level(full, branching or [SelectedDrafter(name, runners.middle, sampler, prior)], settings.gamma2)
         return Hierarchy(settings.method, top, (top,))
@@ -236,9 +247,9 @@ def build(
         return level(verifier, drafters, settings.gamma1, prior, None if method.adaptive else trees)
 
     middles = [lower(kind, runners.middle)]
-    if runners.alternative is not None:
+    if runners.alternative is not None and method.alternative is not None:
         middles.append(lower(method.alternative, runners.alternative))
-    over = [*drafters, *middles, *branching] if method.adaptive else [*middles, *branching]
+    over = [*drafters, *growing, *middles, *branching] if method.adaptive else [*middles, *branching]
     top = level(full, over, settings.gamma2, trees=trees if method.adaptive else None)
     return Hierarchy(settings.method, top, (top, *middles))
 
@@ -247,15 +258,17 @@ def _middle_name(kind: str, runner: SelectedRunner) -> str:
     return kind if runner.copy is None else f"{kind}-{runner.copy.level}"
 
 
-def _drafters(runners: Runners, settings: Speculation, sampler: Sampler, group: Group) -> list[Drafter]:
-    """Return the method's drafter, if it has one."""
+def _drafters(
+    runners: Runners, settings: Speculation, sampler: Sampler, group: Group, growth: Growth | None = None
+) -> list[Drafter]:
+    """Return the method's drafter, if it has one; of trees that grow, if it is a model and there is `growth`."""
     kind = drafter_kind(settings)
     if kind == MODEL:
         assert runners.draft is not None
         if isinstance(runners.draft, HeadRunner):
             cls = HeadDrafter if runners.draft.model.own.mask_token is None else ParallelHeadDrafter
             cls = DFlashDrafter if isinstance(runners.draft, DFlashRunner) else cls
-            return [cls(runners.draft, sampler, group)]
+            return [cls(runners.draft, sampler, group, growth)]
         is_parallel = runners.draft.model.shape.mask_token is not None
-        return [(ParallelDrafter if is_parallel else ModelDrafter)(runners.draft, sampler, group)]
+        return [(ParallelDrafter if is_parallel else ModelDrafter)(runners.draft, sampler, group, growth)]
     return [runners.lookup] if kind == LOOKUP else []

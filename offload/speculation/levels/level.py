@@ -21,7 +21,7 @@ from ..passes.runner import Runner
 from ..sampling.logprobs import LogprobsRecorder
 from ..sampling.noise import Noise
 from ..sampling.warp import Sampler, read_tokens
-from ..trees.tree import NOTHING, Draft, DraftedTree, Verdict, paths
+from ..trees.tree import NOTHING, Draft, DraftedTree, Verdict, chain, paths
 from ..trees.verification import verify_coupled, verify_draft
 
 
@@ -49,6 +49,17 @@ class Verifier:
             return sampler.distribution(logits, [*sequence.tentative, *draft])
         needed = paths(sequence.tentative, draft, parents) if sampler.reads_history else None
         return sampler.distribution(logits, paths=needed)
+
+    def possible(self, sequence: TokenSequence, draft: Draft) -> Draft:
+        """Return a draft without what a constraint rules out.
+
+        One with distributions is unchanged: its tokens were drawn, and to drop some by their value would change what is
+        emitted.
+        """
+        if draft.rows is not None or not draft.tokens:
+            return draft
+        kept = self._sampler.possible(sequence.tentative, draft.tokens, draft.parents or chain(len(draft.tokens)))
+        return draft if len(kept) == len(draft.tokens) else draft.only(kept)
 
     def emit(self, rows: Sequence[int], tokens: Sequence[int]) -> None:
         """Note which tokens the level emits after the last score, and from which of its rows each was chosen."""
@@ -122,6 +133,7 @@ class Level:
         setups = 0 if drafter is None else drafter.setups, self._runner.setups
         shape = self._scheduler.tree
         draft = drafter.propose(sequence, gamma, shape) if drafter is not None and gamma > 0 else NOTHING
+        draft = self._verifier.possible(sequence, draft)
         drafted = self._clock()
         target = self._verifier.score(sequence, draft.tokens, draft.parents)
         path, token = self._verify(draft, target, len(sequence), shape)

@@ -13,21 +13,20 @@ import torch
 from torch import Tensor
 
 from ...events import Prefilled
+from ...memory.host_memory import upload
 from ...memory.tree_attention import tree_of
 from ...sequence import common_prefix
-from ..sampling.transfers import upload
 from .cuda_graphs import graphs_for
 from .estimators import ATTENTION_COST, ROW_COST
 from .hidden_rows import HiddenRows
-from .recorded_passes import recorded_passes
+from .recorded_passes import RecordedPasses, recorded_passes
 from .steps import AT_ONCE, Step
 
 if TYPE_CHECKING:
     from ...caches.full import FullCache
     from ...caches.protocol import KVCache
-    from ...caches.selected import SelectedCache
     from ...memory.tree_attention import Tree
-    from ...model.decoder import Model, QuantizedCopy
+    from ...model.decoder import Model
     from ...sequence import TokenSequence, Watermarks
     from .steps import Executor, PassRecordings
 
@@ -250,8 +249,8 @@ class Runner:
 
     @property
     def setups(self) -> int:
-        """How many times this runner has prepared its cache at a one-off cost."""
-        return 0
+        """How many times a pass of this runner had a one-off cost; here, that of recording it."""
+        return self.graphs.recordings if isinstance(self.graphs, RecordedPasses) else 0
 
     def setup_cost(self, sequence: TokenSequence) -> float:
         """Estimate the one-off cost of the next pass, in plain steps of the full cache; 0 if there is none."""
@@ -319,67 +318,3 @@ class Runner:
     def _id_tensor(self, ids: Sequence[int]) -> Tensor:
         """Return ids clamped to the model's vocabulary: a target with a padded one may emit ids that a draft lacks."""
         return upload(torch.tensor(ids).clamp_(max=self.model.shape.vocab - 1), self.model.device)
-
-
-class SelectedRunner(Runner):
-    """A runner on a selection of the full cache of another runner with the same model, or a quantised copy of it.
-
-    It does not run tokens that are in the full cache, which must match the sequence's committed tokens.
-    """
-
-    cache: SelectedCache
-
-    def __init__(self, full: Runner, cache: SelectedCache, copy: QuantizedCopy | None = None) -> None:
-        super().__init__(full.model if copy is None else copy.model, cache)
-        self._full, self.copy = full, copy
-        shape, itemsize = full.model.shape, full.model.dtype.itemsize
-        costs = full.model.read_cost, self.model.read_cost, ATTENTION_COST * shape.growing.kv_bytes(1, itemsize)
-        # Shares of ranks may be uneven, but all ranks have to choose alike: they use rank 0's.
-        self._full_weights, self._weights, self._kv_of_token = full.model.group.agree(costs)
-
-    def observe(self, drafted: int, accepted: int) -> None:
-        self.cache.refresh.observe(drafted, accepted)
-
-    @property
-    def relative_cost(self) -> float:
-        """The bytes that a step reads, relative to a plain step of the full cache; those over a link count more."""
-        kv = self._kv_of_token * self._full.num_cached
-        kept = min(self.cache.budget / max(self._full.num_cached, 1), 1.0)
-        cost = (self._weights + kept * self.cache.read_share * kv) / sum(self._read())
-        return min(cost, 0.95)
-
-    @property
-    def attended(self) -> int:
-        return min(self.cache.budget, self.cache.length)
-
-    def _read(self) -> tuple[float, float]:
-        """Return the costs of the weights and the KV that a plain step of the full cache reads."""
-        kv = self._kv_of_token * self._full.num_cached
-        return self._full_weights, self._full.cache.store.read_cost * kv
-
-    @property
-    def setups(self) -> int:
-        return 0 if self.cache.selects_for_free else self.cache.selections
-
-    def setup_cost(self, sequence: TokenSequence) -> float:
-        if not (cost := self.cache.selection_cost(len(sequence))):
-            return 0.0
-        weights, kv = self._read()
-        return cost * kv / (weights + kv)
-
-    def renew(self) -> None:
-        """Select again before the next pass, because the prompt has changed."""
-        self.cache.renew()
-
-    def _matching_prefix(self, sequence: TokenSequence) -> int:
-        agreed = super()._matching_prefix(sequence)
-        self.cache.adopt()
-        if agreed > self.cache.length:
-            agreed = self.cache.length
-            del self._cached[agreed:]
-            self._last = None
-        if agreed < self._full.num_cached:
-            agreed = min(self._full.num_cached, len(sequence))
-            self._cached += sequence.tokens[self.num_cached : agreed]
-            self._last = None
-        return agreed

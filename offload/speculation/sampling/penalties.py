@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ...memory.host_memory import upload
 from ...settings.config import Sampling
-from .transfers import upload
 
 LARGEST_DRY = 1e4  # no logits of a model differ by as much
 

@@ -93,6 +93,12 @@ class Draft(NamedTuple):
         """Return how many tokens may be accepted."""
         return len(self.tokens) if self.parents is None else tree_of(self.parents).depth
 
+    def only(self, nodes: Sequence[int]) -> Draft:
+        """Return the draft of some nodes, whose parents are among them, without distributions."""
+        number = {ROOT: ROOT, **{node: index for index, node in enumerate(nodes)}}
+        parents = self.parents and tuple(number[self.parents[node]] for node in nodes)
+        return Draft([self.tokens[node] for node in nodes], None, parents or None)
+
     def path(self, node: int) -> Sequence[int]:
         """Return the tokens, by index, from the first one down to a node; none for -1."""
         return range(node + 1) if self.parents is None else tree_of(self.parents).path_to(node)

@@ -9,8 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Generator, Tensor
 
+from ...memory.host_memory import upload
 from ...settings.tree_settings import TreeSampling
-from ..sampling.transfers import upload
 from ..sampling.warp import draw, read_tokens, sample, uniform
 from .tree import ROOT, Tree, Verdict, tree_of
 

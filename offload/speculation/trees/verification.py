@@ -16,10 +16,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Generator, Tensor
 
+from ...memory.host_memory import upload
 from ...settings.config import Sampling
 from ...settings.tree_settings import TreeSampling
 from ..sampling.noise import Noise
-from ..sampling.transfers import upload
 from ..sampling.warp import draw, read_tokens, sample, uniform, warp
 from .tree import Draft, Verdict
 from .tree_verification import verify_tree

@@ -13,9 +13,10 @@ from tests.support.command import COMMAND, assert_error, environment
 from tests.support.paths import ROOT
 from triforce_cli.batch.batch_files import Shard, open_batch, parse_shard
 from triforce_cli.batch.ray_batch import pieces
-from triforce_cli.batch.ray_worker import LINES, RESULTS, Reader, Worker, WorkerJob
-from triforce_cli.options.command_request import Request
+from triforce_cli.batch.ray_worker import Reader, Worker
+from triforce_cli.options.command_request import OutputOptions, Request
 from triforce_cli.options.settings import resolve
+from triforce_cli.run.ray_worker import RESULT, ROW, WorkerJob
 
 GREEDY = {"max_new_tokens": 12, "temperature": 0.0}
 
@@ -87,18 +88,18 @@ def worker(tiny_model_dir, batch):
 
     def make(**changes):
         settings = resolve({"model": str(tiny_model_dir), **GREEDY}, {}, "cpu")
-        job = {"longest": 100, "parallel": 2, "show_thinking": False, "version": version("triforce")}
-        request = Request(settings, None, "generate")
-        return Worker(WorkerJob(request=request, **job | changes), Reader(os.getpid(), file.fileno()).read)
+        job = {"request": Request(settings, None, "generate"), "longest": 100, "version": version("triforce")}
+        read = Reader(os.getpid(), file.fileno()).read
+        return Worker(WorkerJob(**job | changes), OutputOptions(json=False, quiet=False, verbose=0), 2, read)
 
     yield make
     file.close()
 
 
 def answered(worker, *places):
-    found = worker({LINES: np.array([json.dumps(places)])})
-    assert list(found) == [RESULTS] and len(found[RESULTS]) == 1
-    return [json.loads(each) for each in json.loads(found[RESULTS][0])]
+    found = worker({ROW: np.array([json.dumps(places)])})
+    assert list(found) == [RESULT] and len(found[RESULT]) == 1
+    return [json.loads(each) for each in json.loads(found[RESULT][0])]
 
 
 def test_a_worker_answers_as_a_single_process(triforce, batch, worker):
@@ -117,6 +118,7 @@ def test_a_worker_of_another_version_fails_its_lines_alone(worker):
     assert "the command is of 0.0" in event["message"] and "same version" in event["hint"]
 
 
+@pytest.mark.long
 def test_the_recipe_for_slurm_answers_each_line_once(batch, tiny_model_dir, tmp_path):
     """The recipe of examples/, with an `srun` that runs its tasks one after the other."""
     srun = 'for SLURM_PROCID in 0 1; do export SLURM_PROCID SLURM_NTASKS=2; "$@" || code=$?; done; exit ${code:-0}'

@@ -62,6 +62,13 @@ def refused(result, *words):
         assert word in err
 
 
+def test_keys_and_values_are_of_the_format_that_is_asked_for(bench):
+    refused(bench(TEXT, *SMALL, "--kv", "packed"), "--kv packed packs keys and values in bfloat16")
+    code, out, err = bench(TEXT, *SMALL, "--methods", "lookup", "--kv", "q8", "--json")
+    assert code == 0 and json.loads(out)["settings"]["kv"] == "q8"
+    assert "--kv q8 changes the answer" in err
+
+
 def names_of(out):
     """Return the first column of the table, which stands between blank lines."""
     return [line.split()[0] for line in out.split("\n\n")[1].splitlines() if not line.startswith(" ")]
@@ -128,8 +135,8 @@ def record(rate, ids=(1, 2, 3), **more):
     """Return a run of a method, as it is kept."""
     times = {"ttft_s": 1.5, "tbt_median_s": 1 / rate, "tbt_p95_s": 2 / rate, "total_s": 9.0, "tbt_s": ()}
     counts = {"tokens_per_s": rate, "tokens_per_verification": 1.0, "verifications": len(ids), "nodes": None}
-    empty = {"acceptance": {}, "accepted_of_drafted": {}, "time_share": {}, "lossless": None, "sampling": "greedy"}
-    return times | counts | empty | {"tokens": list(ids)} | more
+    empty = {"acceptance": {}, "accepted_of_drafted": {}, "time_share": {}, "mask_s": {}, "lossless": None}
+    return times | counts | empty | {"sampling": "greedy", "tokens": list(ids)} | more
 
 
 def rows_of(**runs):
@@ -169,6 +176,12 @@ def test_one_repeat_shows_no_speedup():
     text = text_of(ar=[record(20)], lookup=[record(60)])
     assert "x (" not in text and "3.00" not in text
     assert "use --repeats 3" in text
+
+
+def test_masks_have_a_column_with_their_time():
+    text = text_of(ar=[record(20, mask_s={"token": 31e-6 * n, "row": 4e-5}) for n in (1, 2, 3)], lookup=[record(60)])
+    assert "mask us a" in text and "62, 40" in text
+    assert "mask" not in text_of(ar=[record(20)])
 
 
 def test_a_noisy_run_is_flagged():

@@ -118,7 +118,7 @@ def test_one_json_object(doctor, tmp_path):
     (line,) = doctor("--json", "--device", "cpu").splitlines()
     found = json.loads(line)
     names = ["type", "device", "processor", "memory", "kernel", "cache", "families", "draft_models", "versions"]
-    assert list(found) == [*names, "disk", "prompts"]
+    assert list(found) == [*names, "disk", "prompts", "packed"] and found["packed"] is None
     assert "qwen3" in found["families"]["native"] and "cohere" in found["families"]["mixed"]
     assert "mistral3" in found["families"]["native"] and "gemma3" in found["families"]["mixed"]
     assert found["draft_models"]["Llama 3"] == "Llama-3.2-1B"

@@ -188,3 +188,27 @@ def test_profiles_have_charts_of_their_own(tmp_path):
     shown, by_layer = Measure("recovered", "recovered", str), Measure("by", "recovered by layer", str)
     plot(tmp_path / "a.png", Report(GRID, facts, rows, {"budget": (8, 16)}, [shown], [by_layer]))
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+
+
+DRAFTERS = (
+    HEAD.replace("KIND", "drafters").replace("METHODS", "[lookup]")
+    + """  settings: {context: [40, 80], max_new_tokens: 8, temperature: 0}
+judge:
+  - {what: lookup emits tokens, measure: tokens_per_verification, method: lookup, at_least: 1}
+"""
+)
+
+
+def test_drafters_side_by_side(run, tiny_model_dir):
+    code, out, err = run(DRAFTERS, "--draft", f"lookup,{tiny_model_dir}", "--json")
+    assert code == 0, err
+    found = json.loads(out)["measured"]
+    rows = {(row["method"], row["context"]): row for row in found["points"]}
+    assert list(rows) == [(name, context) for name in ("ar", "lookup", str(tiny_model_dir)) for context in (40, 80)]
+    for (name, _), row in rows.items():
+        assert row["tbt_ms"] > 0 and row["memory_mib"] > 0
+        assert (row["speedup"] == 1) == (name == "ar")
+    own = rows[str(tiny_model_dir), 80]  # the model itself: greedy, all that it drafts is accepted
+    assert own["acceptance_by_depth"] == {str(depth): 1 for depth in range(1, 5)}
+    assert own["tokens_per_verification"] > 1 and own["draft_ms"] > 0
+    assert own["memory_mib"] > rows["ar", 80]["memory_mib"]

@@ -138,6 +138,7 @@ def test_the_text_comes_in_the_order_of_its_pages(markitdown, tmp_path, kind):
     assert not {"<p>", "var no", "\f", "PK"} & {word for word in ("<p>", "var no", "\f", "PK") if word in text}
 
 
+@pytest.mark.daily("pdf", "docx")
 @pytest.mark.parametrize("kind", ["pdf", "epub", "docx"])
 def test_a_format_is_seen_from_the_bytes(markitdown, tmp_path, kind):
     assert PAGES[1] in one(MAKERS[kind](tmp_path / "book.txt")).text
@@ -145,6 +146,7 @@ def test_a_format_is_seen_from_the_bytes(markitdown, tmp_path, kind):
     assert PAGES[1] in read_prompt("What is it about?", [path], None, pytest.fail).text
 
 
+@pytest.mark.daily("pdf", "html")
 @pytest.mark.parametrize("kind", MAKERS)
 def test_a_document_without_text_is_an_error(markitdown, tmp_path, kind):
     nothing = (None, None) if kind == "pdf" else ()
@@ -153,6 +155,7 @@ def test_a_document_without_text_is_an_error(markitdown, tmp_path, kind):
         assert "without any text" in refused(made).message
 
 
+@pytest.mark.daily("pdf", "epub")
 @pytest.mark.parametrize("kind", ["pdf", "epub", "docx"])
 def test_a_corrupt_document_is_an_error(markitdown, tmp_path, kind):
     made = MAKERS[kind](tmp_path / f"book.{kind}")

@@ -1,12 +1,17 @@
 """Options, lines and requests that give an answer a form -> constraints."""
 
 import json
+from pathlib import Path
 
 import pytest
 
+from offload.constraints.quotes import quotations
 from offload.errors import SettingsError
 from offload.settings.constraint import Constraint
+from triforce_cli.input.documents import read_prompt
+from triforce_cli.options.config_file import value_text
 from triforce_cli.options.constraint_options import constraint_of, constraint_of_flags
+from triforce_cli.run.text_generator import _placed
 
 
 def test_a_schema_is_a_file_or_its_text(tmp_path):
@@ -48,3 +53,45 @@ def test_quotations_are_of_one_document(triforce, tmp_path):
     done = json.loads(found.stdout.splitlines()[-1])
     assert done["settings"]["constraint"] == {"kind": "quote", "text": None, "after_thinking": True}
     assert all(each["start"] >= 0 for each in done["quotes"])
+
+
+def test_a_quotation_of_several_files_is_placed_in_its_own(tmp_path):
+    texts = {"a.txt": "The whale was white.\n\n", "b.txt": "\n\n\nThe sea\nwas not.\n", "c.txt": "Nor the sky."}
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
+    read = read_prompt("Why?", [tmp_path / name for name in texts], None, print)
+    for found in quotations('"whale", "sea was", "sky", "Why" and "whale."', read.document):
+        placed = _placed(found, read.parts)
+        if found.start < 0:
+            assert placed == found._asdict() and found.text in ("Why", "whale.")
+            continue
+        name = Path(placed["document"]).name
+        assert texts[name][placed["start"] : placed["end"]].replace("\n", " ") == found.text
+    alone = read_prompt("Why?", [tmp_path / "b.txt"], None, print)
+    assert "document" not in _placed(next(quotations('"sea"', alone.document)), alone.parts)
+
+
+def test_a_constraint_is_shown_in_words():
+    assert value_text("constraint", {"kind": "choices", "text": '["yes", "no"]'}) == 'choices ["yes", "no"]'
+    assert value_text("constraint", {"kind": "quote", "text": None}) == "quote"
+    assert value_text("constraint", None) == "none"
+
+
+def test_the_probabilities_of_choices_are_told_after_the_answer(triforce):
+    asked = ("generate", "Is the sea wet?", "--choices", "yes, no", "--probabilities", "-n", "5", "--temperature", "0")
+    found = triforce(*asked, "--json")
+    choices = json.loads(found.stdout.splitlines()[-1])["choices"]
+    assert list(choices) == ["yes", "no"] and sum(choices.values()) == pytest.approx(1, abs=1e-3)
+    text = triforce(*asked)
+    assert f"yes {100 * choices['yes']:.0f}"[:6] in text.stderr
+    assert text.stdout.strip() == max(choices, key=choices.get)
+    assert "add --choices" in triforce("generate", "a", "--probabilities").stderr
+
+
+def test_quotations_of_several_files_that_are_too_long_have_no_hint_that_is_refused(triforce, tmp_path):
+    (tmp_path / "a.txt").write_text("The whale was white. " * 400)
+    (tmp_path / "b.txt").write_text("The sea was not. ")
+    asked = ("generate", "-f", tmp_path / "a.txt", "-n", "30")
+    assert "summarize" in triforce(*asked, "--quote").stderr
+    found = triforce(*asked, "-f", tmp_path / "b.txt", "--quote")
+    assert found.returncode == 2 and "--truncate" in found.stderr and "summarize" not in found.stderr

@@ -388,8 +388,8 @@ def test_tokenizing_a_long_prompt_shows_how_far_it_is_on_a_terminal_alone():
 
 
 def test_the_time_of_a_mask_is_in_microseconds():
-    found = summary(masks={"masks": 45, "seconds": 45 * 58e-6, "forced": 8})
-    assert "masks     45 computed in 58 us each · 8 tokens dictated" in detail_lines(found)
+    found = summary(masks={"masks": 45, "seconds": 50 * 58e-6, "forced": 8, "rows": 50})
+    assert "masks     45 computed, 50 rows masked in 58 us each · 8 tokens dictated" in detail_lines(found)
 
 
 def test_statistics_leave_out_missing_values():

@@ -69,3 +69,12 @@ def test_a_plan_has_three_quarters_of_the_bytes_and_says_that_nothing_is_lost(tr
     assert packed == exact
     said = triforce(*in_bf16, "--kv", "packed").stdout
     assert "KV cache   packed (--kv): 12.1 bits each, without loss\n" in said and "changes the answer" not in said
+
+
+def test_planes_are_of_packed_keys_and_values(triforce):
+    planes = (*PROFILE, "--gpu", "4080", "--offload", "planes")
+    said = triforce(*planes, "--dtype", "bfloat16", "--quantize", "q4").stdout
+    assert "placement  planes: KV of 2 of 32 layers resident, 8 of 12 bits of the others'" in said
+    assert " --offload planes " in said.splitlines()[-1] and "--middle" not in said
+    for more in (("--kv", "bf16", "--dtype", "bfloat16"), ("--dtype", "float32")):
+        assert_error(triforce(*planes, *more), 2, "divides packed keys and values")

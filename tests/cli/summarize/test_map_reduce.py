@@ -55,6 +55,23 @@ def test_parts_then_their_notes(triforce_here, book, tmp_path):
     assert [part["taken_over"] for part in parts_of(found)] == [False] * count
 
 
+PERSON = {"name": {"type": "string", "maxLength": 4}, "role": {"enum": ["hero", "other"]}}
+PEOPLE = {"type": "array", "minItems": 1, "maxItems": 2}
+PEOPLE |= {"items": {"type": "object", "properties": PERSON, "required": list(PERSON)}}
+
+
+def test_a_table_of_who_is_in_a_long_book(triforce_here, book):
+    asked = ("--question", "Who is in it?", "--json-schema", json.dumps(PEOPLE), "-n", "150", "--json")
+    code, out, err = triforce_here("summarize", book, "--map-reduce", "--temperature", "0", *asked)
+    assert code == 0, err
+    answer = "".join(event["text"] for event in map(json.loads, out.splitlines()) if event["type"] == "text")
+    texts = [part["text"] for part in parts_of(out)]
+    assert len(texts) >= 3
+    for text in (*texts, answer):
+        table = [(row["name"], row["role"]) for row in json.loads(text)]
+        assert 1 <= len(table) <= 2 and all(len(name) <= 4 and role in ("hero", "other") for name, role in table)
+
+
 def test_a_part_begins_with_the_end_of_the_one_before(triforce_here, book, monkeypatch):
     class Enough(Exception):
         pass

@@ -66,6 +66,7 @@ def test_logits_are_torch_s_for_other_shapes(changes, load, native):
     assert (found - expected).abs().max() < 2e-4 * max(1, expected.abs().max())
 
 
+@pytest.mark.daily("torch.float32-llama", "torch.bfloat16-qwen3")
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_the_same_bits_in_whatever_chunks(family, dtype, load, native):
@@ -118,6 +119,7 @@ def test_a_library_of_other_sources_is_not_called(tmp_path):
             open_library(library)
 
 
+@pytest.mark.daily("*-torch.bfloat16", "*-q_proj-*")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("weight", ["q_proj", "k_proj", "v_proj", "o_proj", "up_proj"])
 def test_weights_that_are_no_numbers_are_an_error(weight, dtype, kernel, tmp_path):

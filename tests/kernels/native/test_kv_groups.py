@@ -154,6 +154,7 @@ def unusual(dtype, dim):
     yield torch.full_like(usual, 1.7).to(dtype)
 
 
+@pytest.mark.daily("*-16-*", "*-80-*", "*-512-torch.bfloat16-*")
 @pytest.mark.parametrize("kind", FORMATS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("dim", [16, 80, 512])

@@ -10,14 +10,19 @@ from offload.architecture.rope import Rope
 from offload.caches.full import FullCache
 from offload.errors import Degraded
 from offload.kernels import triton
-from offload.kernels.triton import attend, pack_runs, packed_kv, quantized_kv, row_ops, rows
+from offload.kernels.ops import CudaOperations
+from offload.kernels.triton import attend, pack_runs, packed_kv, quantized, quantized_kv, row_ops, rows
 from offload.kernels.triton.accumulate import attend_table, attend_table_before
 from offload.kernels.triton.warm_up import Needs, warm_up
+from offload.loading.formats.quantization import QuantizedCheckpoint
+from offload.loading.formats.safetensors import FolderCheckpoint
+from offload.loading.weights import load_model
 from offload.memory import device_packed_store
 from offload.memory.device_packed_store import DevicePackedStore
 from offload.memory.device_quantized_store import DeviceQuantizedStore
 from offload.memory.plain_store import PlainStore
 from offload.memory.tree_attention import tree_of
+from offload.model.first_passes import run_first_passes
 from tests.support.offloading import CPU
 from tests.support.stores import tiny_shape
 from tests.support.triton_compiler import Launches, variants
@@ -58,6 +63,13 @@ def drawn(tokens):
     shape = tiny_shape()
     x = torch.zeros(tokens, shape.heads + 2 * shape.kv_heads, shape.head_dim, dtype=torch.bfloat16)
     return x.split((shape.heads, shape.kv_heads, shape.kv_heads), dim=1)
+
+
+def assert_compiled(module, name, first, own):
+    """Fail if one of a kernel's `own` launches looks up a variant that none of the `first` ones does."""
+    first, own = (list({repr(call): call for call in calls}.values()) for calls in (first, own))
+    looked_up = variants(module.__name__.rpartition(".")[2], name, [*first, *own])
+    assert set(looked_up[len(first) :]) <= set(looked_up[: len(first)]), name
 
 
 def decode(kv, monkeypatch):
@@ -102,10 +114,32 @@ def test_nothing_compiles_in_mid_run(kv, launches, monkeypatch):
     decode(kv, monkeypatch)
     for (module, name), each in launches.items():
         if calls := each.calls[len(before[module, name]) :]:
-            first, own = (list({repr(call): call for call in some}.values()) for some in (before[module, name], calls))
-            looked_up = variants(module.__name__.rpartition(".")[2], name, [*first, *own])
-            assert set(looked_up[len(first) :]) <= set(looked_up[: len(first)]), name
+            assert_compiled(module, name, before[module, name], calls)
     assert len(launches[attend, "finish_kernel"].calls) > CYCLES
+
+
+def test_products_with_quantised_weights_compile_before_the_first_prompt(tiny_model_dir, monkeypatch):
+    names = "product_kernel", "add_splits_kernel", "dequantize_kernel"
+    found = {name: Launches() for name in names}
+    for name, each in found.items():
+        monkeypatch.setattr(quantized, name, each)
+    monkeypatch.setattr(triton, "serves_quantized", lambda device: True)
+    model = load_model(
+        QuantizedCheckpoint(FolderCheckpoint(tiny_model_dir), "q4"),
+        torch.bfloat16,
+        CPU,
+        lambda done, total: None,
+        CudaOperations(),
+    )
+    run_first_passes(model)
+    before = {name: len(each.calls) for name, each in found.items()}
+    with torch.inference_mode():
+        for tokens in range(1, 81):
+            model.logits(model.forward(torch.zeros(tokens, dtype=torch.long), model.new_cache(tokens + 7)))
+    for name, each in found.items():
+        first, own = each.calls[: before[name]], each.calls[before[name] :]
+        assert own, name
+        assert_compiled(quantized, name, first, own)
 
 
 def test_a_model_s_kernels_are_compiled_when_it_is_loaded(launches, tiny_model_dir):

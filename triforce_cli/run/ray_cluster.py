@@ -1,17 +1,25 @@
-"""A Ray cluster: joined for the time of a batch, and how many workers it has room for."""
+"""A Ray cluster: joined for the time of a command, how many workers it has room for, and work that these do.
+
+Ray restarts a worker that was killed and gives its row to another one.
+"""
 
 from __future__ import annotations
 
 import logging
 import os
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
 
-from offload.errors import SettingsError
+from offload.errors import SettingsError, TriforceError
+from offload.units import counted
 
-from ..run.model_request import ModelRequest
+from .model_request import ModelRequest
+from .ray_worker import RESULT, ROW, LoadedWorker, WorkerJob
 
 LOCAL = "local"  # the address of a cluster of this machine alone, which the command starts and ends
 _CONNECT = 5.0  # seconds
@@ -24,6 +32,10 @@ class Workers:
     count: int
     cpus: int
     gpus: int
+
+    def __str__(self) -> str:
+        each = counted(self.gpus, "GPU") if self.gpus else counted(self.cpus, "CPU core")
+        return f"{counted(self.count, 'worker')} with {each} each"
 
 
 @contextmanager
@@ -49,10 +61,12 @@ def joined(address: str) -> Iterator[None]:
         logging.getLogger(name).setLevel(logging.CRITICAL)
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = context.print_on_execution_start = False
-    try:
-        yield
-    finally:
-        ray.shutdown()
+    # Ray prints there that a worker has died: at once, or when it ends.
+    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
+        try:
+            yield
+        finally:
+            ray.shutdown()
 
 
 def _check_reachable(address: str) -> None:
@@ -93,3 +107,40 @@ def workers_of(opened: ModelRequest) -> Workers:
         raise SettingsError("the cluster has neither GPUs nor CPU cores", "start a node with `ray start`")
     each = min(engine.threads or min(cores), max(cores))
     return Workers(sum(count // each for count in cores), each, 0)
+
+
+def worker_job(opened: ModelRequest, longest: int, workers: Workers) -> WorkerJob:
+    """Return what every worker is told, to answer prompts of up to `longest` tokens with their texts."""
+    settings, model = opened.settings, Path(opened.settings.engine.model)
+    if model.exists():  # workers have another working folder
+        settings = replace(settings, engine=replace(settings.engine, model=str(model.absolute())))
+    if workers.cpus:  # several workers share a machine's cores
+        settings = replace(settings, engine=replace(settings.engine, threads=workers.cpus))
+    return WorkerJob(replace(opened.request, settings=settings), longest, version("triforce"))
+
+
+def mapped(
+    rows: Sequence[str], worker: type[LoadedWorker], arguments: tuple[Any, ...], workers: Workers
+) -> Iterator[str]:
+    """Yield what workers, each made with the `arguments`, return for rows, as they come. Raises TriforceError."""
+    if not rows:
+        return
+    import ray.data
+
+    answered = ray.data.from_items([{ROW: row} for row in rows], override_num_blocks=len(rows)).map_batches(
+        worker,
+        fn_constructor_args=arguments,
+        batch_size=1,
+        compute=ray.data.ActorPoolStrategy(size=min(workers.count, len(rows))),
+        num_cpus=workers.cpus,
+        num_gpus=workers.gpus,
+    )
+    try:
+        for row in answered.iter_rows():
+            yield row[RESULT]
+    except (TriforceError, OSError):
+        raise
+    except Exception as error:  # what Ray raises of its own, such as for a machine without this package
+        reason = str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__
+        hint = "the results so far are saved; `ray status` and the files in /tmp/ray/session_latest/logs say more"
+        raise TriforceError(f"the Ray cluster failed: {reason}", hint) from error

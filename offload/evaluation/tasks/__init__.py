@@ -1,0 +1,31 @@
+"""Tasks on long texts that are made here, each a file and a row of TASKS, and scored without another model.
+
+Most are after RULER (arXiv 2404.06654). Imports no torch.
+"""
+
+from .common_words import COMMON_WORDS
+from .frequent_words import FREQUENT_WORDS
+from .multikey import MULTIKEY
+from .multiquery import MULTIQUERY
+from .multivalue import MULTIVALUE
+from .questions import QUESTIONS
+from .quotation import QUOTATION
+from .single import SINGLE
+from .tracking import TRACKING
+from .turns import TURNS
+
+TASKS = {
+    task.name: task
+    for task in (
+        SINGLE,
+        MULTIKEY,
+        MULTIVALUE,
+        MULTIQUERY,
+        TRACKING,
+        COMMON_WORDS,
+        FREQUENT_WORDS,
+        QUESTIONS,
+        TURNS,
+        QUOTATION,
+    )
+}

@@ -1,0 +1,32 @@
+"""Runs passes of a model before its first prompt, so that no product compiles, and no library starts, in mid-run."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING
+
+import torch
+
+from ..errors import Degraded
+from ..kernels.triton import ROWS
+
+if TYPE_CHECKING:
+    from .decoder import Model
+
+_TOKENS = (1, 17, 33, ROWS + 1)  # one pass for each block of rows that a product has, and one that dequantises
+
+
+def run_first_passes(model: Model) -> None:
+    """Run a pass of each kind over throwaway caches: what products with quantised weights launch is compiled then.
+
+    Without effect where weights arrive over a link with every pass. Warns if a pass fails.
+    """
+    if not model.keeps_weights:
+        return
+    try:
+        with torch.inference_mode():
+            for tokens in _TOKENS:
+                ids = torch.zeros(tokens, dtype=torch.long, device=model.device)
+                model.logits(model.forward(ids, model.new_cache(tokens)))
+    except Exception as error:  # of the compiler or the driver
+        warnings.warn(f"a pass fails before the first prompt: {error}", Degraded, stacklevel=2)

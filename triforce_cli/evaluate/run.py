@@ -1,0 +1,118 @@
+"""Runs what is not finished of an evaluation; every answer goes to the points file at once, with its score."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from offload.evaluation.tasks.task import Item
+from offload.units import counted
+
+from ..bench.cells import PointsFile, Record, digest, identity
+from ..bench.report import provenance, versioned
+from ..bench.runs import run_status
+from ..output.format import duration, rounded
+from ..output.progress import ProgressDisplay
+from ..output.terminal import Terminal
+from .opened import OpenEvaluation, open_evaluation
+from .report import Evaluation
+from .request import EvaluateRequest
+from .targets import Target
+
+TYPE = "evaluation_run"
+_IDENTIFYING = ("mode", "task", "length", "depth", "seed", "prompt_sha256", "settings")
+_KINDS = {
+    **dict.fromkeys(("mode", "task", "output", "prompt_sha256"), str),
+    **dict.fromkeys(("length", "seed", "prompt_tokens"), int),
+    **{"score": float | int, "depth": float | int | None, "settings": dict, "machine": dict},
+}
+Emit = Callable[[Record], None]
+
+
+def run_evaluation(
+    asked: EvaluateRequest, terminal: Terminal, quiet: bool, display: ProgressDisplay, emit: Emit
+) -> Evaluation:
+    """Have every item answered by every mode; return all scores, also where Ctrl-C ended it. Closes the display.
+
+    `emit` is given each record, as soon as there is one. Raises TriforceError, OSError.
+    """
+    path = asked.points
+    file = None if path is None else PointsFile(path, terminal.warn, TYPE, "answer of an evaluation", _KINDS)
+    try:
+        opened = open_evaluation(asked, terminal, quiet, display)
+        kept = {} if file is None else {identity(record, _IDENTIFYING): record for record in file.kept}
+        found, interrupted = [], False
+        try:
+            with run_status(terminal, quiet) as show:
+                for record in _records(opened, kept, file, show):
+                    found.append(record)
+                    emit(record)
+        except KeyboardInterrupt:
+            interrupted = True
+        display.close()
+        if interrupted:
+            terminal.after_ctrl_c()
+            saved = f"{counted(len(found), 'answer')} saved: run the same command again to go on"
+            terminal.note(f"interrupted; {saved}" if path else "interrupted; with --points FILE, it could go on")
+        here = provenance(opened.model.device, opened.engines.described)
+        return Evaluation(asked, here | {"model": asked.request.settings.engine.model}, found, interrupted)
+    finally:
+        if file is not None:
+            file.close()
+
+
+def _records(
+    opened: OpenEvaluation, kept: dict[str, Record], file: PointsFile | None, show: Callable[[str], None]
+) -> Iterable[Record]:
+    """Yield the record of each target and item: one that was kept, or a new one, which is then in the file."""
+    pending = {
+        target.name: [facts for facts in _facts(opened, target) if identity(facts, _IDENTIFYING) not in kept]
+        for target in opened.targets
+    }
+    left, done, started = sum(map(len, pending.values())), 0, time.monotonic()
+    for target in opened.targets:
+        every = _facts(opened, target)
+        if not pending[target.name]:
+            yield from (kept[identity(facts, _IDENTIFYING)] for facts in every)
+            continue
+        with target.answering() as answer:
+            for facts, item in zip(every, opened.items, strict=True):
+                if (known := kept.get(identity(facts, _IDENTIFYING))) is not None:
+                    yield known
+                    continue
+                time_left = f" · {duration((time.monotonic() - started) / done * (left - done))} left" if done else ""
+                show(f"evaluate · {target.name} · {_label(item)} · {done + 1} of {left}{time_left}")
+                record = _answered(facts, item, answer)
+                if file is not None:
+                    file.append(record)
+                done += 1
+                yield record
+
+
+def _facts(opened: OpenEvaluation, target: Target) -> list[dict[str, Any]]:
+    """Return for each item what identifies its answer."""
+    settings, machine = target.facts, {"name": opened.machine}
+    return [_identifying(target.name, settings, machine, *each) for each in zip(opened.items, opened.ids, strict=True)]
+
+
+def _identifying(
+    mode: str, settings: dict[str, Any], machine: dict[str, Any], item: Item, ids: Sequence[int]
+) -> dict[str, Any]:
+    place = {"length": item.length, "depth": item.depth, "seed": item.seed}
+    prompt = {"prompt_sha256": digest(ids), "prompt_tokens": len(ids)}
+    return {"mode": mode, "task": item.task.name, **place, **prompt, "settings": settings, "machine": machine}
+
+
+def _answered(facts: dict[str, Any], item: Item, answer: Callable[[Item], str]) -> Record:
+    started = time.perf_counter()
+    output = answer(item)
+    seconds = time.perf_counter() - started
+    measured = {"score": item.score(output), "seconds": seconds}
+    texts = {"question": item.question, "output": output, "answers": list(item.answers)}
+    return {"type": TYPE, **facts, **versioned(), **rounded(measured), **texts}
+
+
+def _label(item: Item) -> str:
+    depth = "" if item.depth is None else f" at {item.depth:.0%}"
+    return f"{item.task.name}, {item.length:,} tokens{depth}"

@@ -1,0 +1,96 @@
+"""Ranks beside the one that serves: they generate what it generates, in step with it, and speak to nobody else."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any
+
+from offload.batching.request import BatchRequest
+from offload.engine import Engine
+from offload.loading.tokenizers.tokenizer import Tokenizer
+from offload.loading.tokenizers.tool_calls import ToolFormat
+from offload.settings.config import GenerationConfig, Sampling, Speculation
+from offload.settings.constraint import Constraint
+
+from .sequences import SequenceSettings, ServedSequence
+
+if TYPE_CHECKING:
+    from offload.parallel import Group
+
+IDLE_S = 3600.0  # between two messages at most: the other ranks do not wait for ever
+_IDLE, _BATCH, _SEQUENCE, _END, _STOP = "idle", "batch", "sequence", "end", "stop"
+
+
+class Leader:
+    """Broadcasts from rank 0 what it is about to generate. All raise RankLost."""
+
+    def __init__(self, group: Group) -> None:
+        self._group = group
+
+    def idle(self) -> None:
+        """Say that there is nothing to do."""
+        self._group.broadcast([_IDLE, None])
+
+    def begin(self) -> None:
+        """Begin a batch on all ranks."""
+        self._group.broadcast([_BATCH, None])
+
+    def add(self, sequence: ServedSequence, request: BatchRequest) -> BatchRequest:
+        """Add a sequence to the batch; return its request, whose cancellation all ranks notice before one pass."""
+        self._group.broadcast([_SEQUENCE, _packed(sequence.settings)])
+        return replace(request, is_cancelled=lambda: self._group.agree([float(sequence.is_cancelled)])[0] > 0)
+
+    def end(self) -> None:
+        """End a batch."""
+        self._group.broadcast([_END, None])
+
+    def stop(self) -> None:
+        """End the other ranks, and wait until all have understood."""
+        self._group.broadcast([_STOP, None])
+        self._group.collect(None)
+
+
+def follow(engine: Engine, group: Group, tokenizer: Tokenizer) -> None:
+    """Generate what rank 0 does until it stops. Raises RankLost.
+
+    SIGTERM is left to rank 0, which ends its requests first.
+    """
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    while (kind := group.broadcast(None)[0]) != _STOP:
+        if kind == _BATCH:
+            with closing(engine.generate_batch(_sequences(group, tokenizer), 1)) as events:
+                for _ in events:
+                    pass
+    group.collect(None)
+
+
+def _sequences(group: Group, tokenizer: Tokenizer) -> Iterator[BatchRequest]:
+    while True:
+        kind, settings = group.broadcast(None)
+        if kind == _END:
+            return
+        if kind == _SEQUENCE:
+            sequence = ServedSequence(_unpacked(settings), tokenizer, lambda index, event: None)
+            yield replace(sequence.request(0), is_cancelled=lambda: group.agree([0.0])[0] > 0)
+
+
+def _packed(settings: SequenceSettings) -> dict[str, Any]:
+    return asdict(settings)
+
+
+def _unpacked(fields: dict[str, Any]) -> SequenceSettings:
+    """Return the settings of `_packed`, which have been JSON."""
+    sampling, config, calls = fields["sampling"], fields["config"], fields["calls"]
+    constraint = sampling["constraint"] and Constraint(**sampling["constraint"])
+    return SequenceSettings(
+        **fields
+        | {
+            "sampling": Sampling(**sampling | {"constraint": constraint}),
+            "config": GenerationConfig(**config | {"stop": tuple(config["stop"])}),
+            "speculation": Speculation(**fields["speculation"]),
+            "calls": calls and ToolFormat(**calls | {"marks": tuple(calls["marks"])}),
+        }
+    )
