@@ -63,4 +63,7 @@ def test_a_text_without_calls_is_whole():
 def test_templates_tell_their_format():
     assert tool_format("{{ tools }} <tool_call>") is SPELT[4]
     assert tool_format("{{ tools }} [TOOL_CALLS] [ARGS]") is SPELT[0]
+    assert tool_format("{{ tools }} ipython {'\"parameters\": '}") is SPELT[5]
+    assert tool_format("{{ tools }} <tool_call>{{ name }}<arg_key>") is None  # GLM 4.5
+    assert tool_format("{{ tools }} {'\"parameters\": '}") is None
     assert tool_format("<tool_call>") is None and tool_format("{{ tools }} <tool_call><function=x>") is None

@@ -64,8 +64,10 @@ def read(form, text, step=1):
     return content + reader.flush(), names, [json.loads(each) for each in arguments.values()]
 
 
-def matcher(form, is_required=True):
-    grammar = calls_grammar(form, [Tool(each["function"]["name"], SCHEMA) for each in TOOLS], is_required, SPECIAL)
+def matcher(form, is_required=True, has_several=True):
+    grammar = calls_grammar(
+        form, [Tool(each["function"]["name"], SCHEMA) for each in TOOLS], is_required, SPECIAL, has_several
+    )
     vocabulary = lltokenizer([*BYTES, b"<end>", *map(str.encode, SPECIAL)], eos=256, special=SPECIAL.values())
     return GrammarMatcher(compile_grammar("grammar", grammar, vocabulary))
 
@@ -99,9 +101,18 @@ def test_ids_are_of_the_length_that_a_template_wants(name):
 def test_several_calls_are_one_list(name):
     one, form = written(name).replace(f', "id": "{CALL["id"]}"', ""), form_of(name)
     text = one[:-1] + ", " + one[one.index("{") :].replace("weather", "time")
-    assert accepts(matcher(form), ids(text))
+    assert accepts(matcher(form), ids(text)) and not accepts(matcher(form, has_several=False), ids(text))
     for step in (1, 2, 7, 1000):
         assert read(form, text, step) == ("", ["weather", "time"], [{"place": "Oslo"}] * 2)
+
+
+@pytest.mark.parametrize("name", ["hermes", "qwen", "llama", "magistral"])
+def test_several_calls_or_one(name):
+    one, form = written(name), form_of(name)
+    assert accepts(matcher(form, False), ids(one + one.replace("weather", "time")))
+    for text in (one, "Well. " + one, "None."):
+        assert accepts(matcher(form, False, False), ids(text))
+    assert not accepts(matcher(form, False, False), ids(one + one.replace("weather", "time")))
 
 
 HEADERS = ["<|channel|>commentary to=functions.time <|constrain|>json<|message|>"]

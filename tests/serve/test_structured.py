@@ -143,6 +143,7 @@ def test_a_call_and_its_result_are_in_the_next_prompt(caller):
         ({"tool_choice": "required"}, "there are no tools"),
         ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "x"}}}, "none of the tools"),
         ({"tools": [TOOL], "tool_choice": "maybe"}, "tool_choice is 'maybe'"),
+        ({"tools": [TOOL], "parallel_tool_calls": "no"}, "parallel_tool_calls is neither true nor false"),
         ({"tools": [TOOL], "response_format": {"type": "json_object"}}, "cannot be used with tools"),
         ({"messages": [{"role": "tool", "content": "a"}]}, "no tool_call_id"),
     ],

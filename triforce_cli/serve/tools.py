@@ -24,11 +24,15 @@ _CHOICES = ("none", "auto", "required")
 
 @dataclass(frozen=True, slots=True)
 class ToolRequest:
-    """The tools that an answer may call, as the request has them; with `is_required` it is a call of one of `tools`."""
+    """The tools that an answer may call, as the request has them; with `is_required` it is a call of one of `tools`.
+
+    It has one call at most, unless it `has_several`.
+    """
 
     given: Sequence[Mapping[str, Any]]
     tools: Sequence[Tool]
     is_required: bool
+    has_several: bool = True
 
     def schemas(self) -> list[Constraint]:
         """Return the schema of each tool's arguments."""
@@ -37,7 +41,7 @@ class ToolRequest:
     def constraint(self, tokenizer: Tokenizer) -> Constraint:
         """Return what the answer must match. Raises ApiError for a model whose template has no tools."""
         form = self.form(tokenizer)
-        text = calls_grammar(form, self.tools, self.is_required, tokenizer.special_ids)
+        text = calls_grammar(form, self.tools, self.is_required, tokenizer.special_ids, self.has_several)
         return Constraint(GRAMMAR, text, after_thinking=False if form is HARMONY else None)
 
     def form(self, tokenizer: Tokenizer) -> ToolFormat:
@@ -71,7 +75,10 @@ def tools_of(values: Mapping[str, Any]) -> ToolRequest | None:
             raise ApiError(
                 400, f"tool_choice names {short_repr(named)}, which is none of the tools", param="tool_choice"
             )
-    return ToolRequest(given, tools, named is not None or choice == "required")
+    several = values.get("parallel_tool_calls", True)
+    if not isinstance(several, bool):
+        raise ApiError(400, "parallel_tool_calls is neither true nor false", param="parallel_tool_calls")
+    return ToolRequest(given, tools, named is not None or choice == "required", several and named is None)
 
 
 def _named(choice: Any) -> str | None:

@@ -50,9 +50,9 @@ FORMATS = (
     ),
     ToolFormat(("[TOOL_CALLS]",), f"[TOOL_CALLS][{_NAMED}", '", "arguments": ', "}]", "[TOOL_CALLS]", _NEXT, 9),
     ToolFormat(("<tool_call>",), '<tool_call>\n{"name": "', '", "arguments": ', "}\n</tool_call>", "<tool_call>"),
-    ToolFormat(('"parameters": ', "tools"), '{"name": "', '", "parameters": ', "}", '{"name": "'),
+    ToolFormat(('"parameters": ', "ipython"), '{"name": "', '", "parameters": ', "}", '{"name": "'),
 )
-_OTHERS = ("<function=",)  # of templates whose calls are written in another way
+_OTHERS = ("<function=", "<arg_key>")  # of templates whose calls are written in another way
 
 
 def tool_format(template: str) -> ToolFormat | None:
@@ -65,8 +65,10 @@ def tool_format(template: str) -> ToolFormat | None:
 _FORM = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
-def calls_grammar(form: ToolFormat, tools: Sequence[Tool], is_required: bool, special: Mapping[str, int]) -> str:
-    """Return the grammar, in Lark's notation, of a text that is one call, or that may have calls in it.
+def calls_grammar(
+    form: ToolFormat, tools: Sequence[Tool], is_required: bool, special: Mapping[str, int], has_several: bool = True
+) -> str:
+    """Return the grammar, in Lark's notation, of a text that calls, or that may have calls in it: several, or one.
 
     `special` are the ids of special tokens by their names, which stand for themselves in it.
     """
@@ -83,13 +85,14 @@ def calls_grammar(form: ToolFormat, tools: Sequence[Tool], is_required: bool, sp
         return _harmony_grammar([tool.name for tool in tools], schemas, is_required, parts)
     named = [f"{parts(tool.name + form.middle)} %json {schema}" for tool, schema in zip(tools, schemas, strict=True)]
     one = f"({' | '.join(named)})"
-    more = f"({parts(form.between)} {one})*" if form.between else ""
+    more = f"({parts(form.between)} {one})*" if form.between and has_several else ""
     rest = f"{parts(form.begin.removeprefix(form.trigger))} {one} {more} {parts(form.end)}"
     if is_required:
         return f"start: {parts(form.trigger)} {rest}\n"
+    start = "call* TEXT" if has_several else "call | TEXT"  # nothing follows a call that is alone
     if form.trigger in special:
-        return f"start: call* TEXT\ncall: TEXT {parts(form.trigger)} {rest}\nTEXT: /(.|\\n)*/\n"
-    return f"start: call* TEXT\ncall: opening {rest}\nopening[lazy]: TEXT {parts(form.trigger)}\nTEXT: /(.|\\n)*/\n"
+        return f"start: {start}\ncall: TEXT {parts(form.trigger)} {rest}\nTEXT: /(.|\\n)*/\n"
+    return f"start: {start}\ncall: opening {rest}\nopening[lazy]: TEXT {parts(form.trigger)}\nTEXT: /(.|\\n)*/\n"
 
 
 def _harmony_grammar(names: Sequence[str], schemas: Sequence[str], is_required: bool, parts: Parts) -> str:
