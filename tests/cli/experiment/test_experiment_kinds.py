@@ -216,6 +216,12 @@ def test_drafters_side_by_side(run, tiny_model_dir):
     assert own["memory_mib"] > rows["ar", 80]["memory_mib"]
 
 
+def test_drafters_without_a_name(run):
+    for names in (",", "lookup,,self"):
+        code, _, err = run(DRAFTERS, "--draft", names)
+        assert code == 2 and "one of the drafters has no name" in err
+
+
 def test_acceptance_by_depth_is_of_tokens_behind_accepted_ones():
     rows = [LevelStatistics("head", "full")]
     for drafted, accepted in ((3, 3), (3, 1), (2, 0)):
