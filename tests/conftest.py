@@ -89,6 +89,7 @@ def pytest_collection():
     gc.disable()
     result = yield
     gc.enable()
+    gc.set_threshold(20_000, 20, 20)  # of tests, too, it finds little
     gc.freeze()
     atexit.register(gc.unfreeze)  # libraries find at the end what they would otherwise report as leaked
     return result

@@ -19,7 +19,7 @@ from ..kernels.native.threads import torch_on_one_thread
 from ..settings.kv_formats import PACKED_KV
 from .calibration import PackedGain
 
-_TOKENS = 2**15  # 128 MiB of plain keys and values: more than caches hold
+_TOKENS = 2**16  # 128 MiB of plain keys and values: more than caches hold
 _SHAPE = Dimensions(1, 2048, 16, 4, 128, 2048, 256, True)  # grouped queries, as most models have them
 _PAIRS = 11
 
@@ -66,9 +66,8 @@ def _calls(kernel: Any) -> list[tuple[Any, ...]]:
     blocks, runs = run.repeat(1, count, 1), packed.repeat(1, count, 1)
     table = (~torch.arange(count * RUN_BLOCKS, dtype=torch.int32)).repeat(heads, 1)
     found = []
-    arguments: tuple[dict[str, Any], ...] = ({}, {"table": table, "groups": Groups(runs, kv_format(PACKED_KV.name))})
-    for more in arguments:
+    for own, groups in ((None, None), (table, Groups(runs, kv_format(PACKED_KV.name)))):
         out = torch.zeros_like(query)
-        call = BlockCalls(_SHAPE, blocks.shape[1]).attention(blocks, query, _TOKENS, out=out, **more)
-        found.append((call, blocks, query, out, more))
+        call = BlockCalls(_SHAPE, blocks.shape[1]).attention(blocks, query, _TOKENS, table=own, out=out, groups=groups)
+        found.append((call, blocks, query, out, own, groups))
     return found

@@ -20,7 +20,7 @@ from ..kernels.native.packed_kv import RUN_BLOCKS, pack_call, unpack_call
 from ..settings.kv_formats import PACKED_KV, PLANE_KV
 from .block_store import BlockStore, PlacedTables
 from .host_memory import host_memory
-from .store import Store
+from .store import ALL, Store
 from .tree_attention import Tree
 
 RUN = PACKED_KV.run
@@ -45,6 +45,10 @@ class _PlainBlocks(BlockStore):
 
     def _places_of(self, positions: Tensor) -> Tensor:
         return positions % (self.ring * BLOCK)
+
+    def rows_of(self, layers: slice) -> Tensor:
+        """Return the blocks of some layers `[rows, ring + room, 2 * 16 * head_dim]`; rows as in `at`."""
+        return self._blocks[layers].flatten(0, 1)
 
     def at(self, rows: Tensor, places: Tensor) -> Tensor:
         """Return copies of blocks; a row is layer * kv_heads + KV head."""
@@ -146,14 +150,15 @@ class PackedStore(Store):
     def read(self, start: int, end: int) -> tuple[Tensor, Tensor]:
         first = start // BLOCK
         some = slice(start - first * BLOCK, end - first * BLOCK)
-        blocks = self._blocks_at(torch.arange(first, -(-end // BLOCK))).unflatten(0, self._places.shape[:2])
+        blocks = self._blocks_between(first, -(-end // BLOCK)).unflatten(0, self._places.shape[:2])
         keys, values = (of(blocks, self.shape.head_dim).flatten(2, 3)[:, :, some] for of in (keys_of, values_of))
         return keys, values
 
     def dump(self, start: int, end: int) -> Tensor:
         """Return a copy of whole blocks as `BlockStore.dump`, unpacked: files do not depend on the format."""
         assert start % BLOCK == end % BLOCK == 0, "tokens are copied in whole blocks"
-        return self._blocks_at(torch.arange(start // BLOCK, end // BLOCK)).unflatten(0, self._places.shape[:2])
+        found = self._blocks_between(start // BLOCK, end // BLOCK).unflatten(0, self._places.shape[:2])
+        return found.contiguous()
 
     def load(self, start: int, kv: Tensor) -> None:
         """Store what `dump`, here or of a BlockStore, returned, from position `start` on."""
@@ -177,40 +182,53 @@ class PackedStore(Store):
     def mean_keys(self, layer: int, start: int, end: int, chunk: int) -> Tensor:
         assert start % BLOCK == end % BLOCK == chunk % BLOCK == 0, "chunks are whole blocks"
         heads, each = self.shape.kv_heads, chunk // BLOCK
-        rows = torch.arange(layer * heads, (layer + 1) * heads)
         step = max(_UNPACKED_AT_ONCE // (chunk * heads * self.shape.head_dim * 4), 1) * chunk
         parts = [torch.empty(heads, 0, self.shape.head_dim)]
         for at in range(start, end, step):
-            blocks = torch.arange(at // BLOCK, min(at + step, end) // BLOCK)
-            means = mean_keys(self._blocks_at(blocks, rows), self.shape.head_dim)
+            blocks = self._blocks_between(at // BLOCK, min(at + step, end) // BLOCK, slice(layer, layer + 1))
+            means = mean_keys(blocks, self.shape.head_dim)
             parts.append(means.unflatten(1, (-1, each)).mean(2))
         return torch.cat(parts, dim=1)
 
-    def _blocks_at(self, blocks: Tensor, rows: Tensor | None = None) -> Tensor:
+    def _blocks_between(self, first: int, last: int, layers: slice = ALL) -> Tensor:
+        """Return copies of blocks `first` to `last` - 1 of some layers as they were, `[rows, n, 2 * 16 * head_dim]`."""
+        begin, end = first // RUN_BLOCKS, -(-last // RUN_BLOCKS)
+        rows = torch.arange(self.shape.layers * self.shape.kv_heads).view(self.shape.layers, -1)[layers].flatten()
+        places = self._places[layers].flatten(0, 1).unflatten(1, (-1, RUN_BLOCKS))[:, begin:end]
+        found = torch.empty((*places.shape, 2 * BLOCK * self.shape.head_dim), dtype=self.dtype)
+        row, run = (places[..., 0] < 0).nonzero(as_tuple=True)
+        targets = (row * (end - begin) + run).unsqueeze(1) * RUN_BLOCKS + torch.arange(RUN_BLOCKS)
+        self._unpack_runs(rows[row] * self._runs.shape[2] + begin + run, targets, found.flatten(0, 2))
+        row, run = (places[..., 0] >= 0).nonzero(as_tuple=True)
+        found[row, run] = self._plain.at(rows[row].unsqueeze(1), places[row, run])
+        return found.flatten(1, 2)[:, first - begin * RUN_BLOCKS : last - begin * RUN_BLOCKS]
+
+    def _blocks_at(self, blocks: Tensor, rows: Tensor) -> Tensor:
         """Return copies of blocks of the sequence `[n, m]`, or `[m]`, as they were: `[n, m, 2 * 16 * head_dim]`.
 
-        Each of the n `rows` is layer * kv_heads + KV head; without them, all rows are meant.
+        Each of the n `rows` is layer * kv_heads + KV head.
         """
-        if rows is None:
-            rows = torch.arange(self.shape.layers * self.shape.kv_heads)
         rows = rows.unsqueeze(1)
         places = self._places.flatten(0, 1)[rows, blocks]
         found, is_packed = self._plain.at(rows, places.clamp(min=0)), places < 0
         if is_packed.any():
             numbers = (rows * (self._runs.shape[2] * RUN_BLOCKS) + ~places)[is_packed]
             runs, order = (numbers // RUN_BLOCKS).unique(return_inverse=True)
-            found[is_packed] = self._unpacked(runs)[order * RUN_BLOCKS + numbers % RUN_BLOCKS]
+            unpacked = torch.empty((len(runs) * RUN_BLOCKS, found.shape[2]), dtype=self.dtype)
+            self._unpack_runs(runs, torch.arange(len(unpacked)).view(-1, RUN_BLOCKS), unpacked)
+            found[is_packed] = unpacked[order * RUN_BLOCKS + numbers % RUN_BLOCKS]
         return found
 
-    def _unpacked(self, runs: Tensor) -> Tensor:
-        """Return the blocks `[n * 8, 2 * 16 * head_dim]` of runs, which are numbered through all layers and heads."""
-        own = torch.arange(len(runs) * RUN_BLOCKS).view(-1, RUN_BLOCKS)
-        items = torch.cat((torch.stack((torch.zeros_like(runs), runs), 1), own), 1).to(torch.int32)
-        blocks = torch.empty((1, own.numel(), 2 * BLOCK * self.shape.head_dim), dtype=self.dtype)
-        self._kernel.pack_runs(unpack_call(self._runs.view(1, -1, self._runs.shape[3]), items, blocks))
-        return blocks[0]
+    def _unpack_runs(self, runs: Tensor, targets: Tensor, blocks: Tensor) -> None:
+        """Unpack runs `[n]`, numbered through all layers and heads, to `targets` `[n, 8]` of `blocks` `[m, ...]`."""
+        items = torch.cat((torch.stack((torch.zeros_like(runs), runs), 1), targets), 1).to(torch.int32)
+        packed = self._runs.view(1, -1, self._runs.shape[3])
+        self._kernel.pack_runs(unpack_call(packed, items, blocks.unsqueeze(0)))
 
     def _make_room_in_all(self, start: int, tokens: int, committed: int) -> None:
+        counts, last = set(self._counts), committed // RUN
+        if len(counts) == 1 and 0 <= (first := counts.pop()) < last and first * RUN <= start:
+            self._pack(range(self.shape.layers), first, last)  # one call for all layers
         for layer in range(self.shape.layers):
             self._make_room(layer, start, tokens, committed)
 
@@ -222,7 +240,7 @@ class PackedStore(Store):
         if start < count * RUN:
             self._unpack(layer, start, count)
         elif count < committed // RUN:
-            self._pack(layer, count, committed // RUN)
+            self._pack(range(layer, layer + 1), count, committed // RUN)
         needed = -(-(start + tokens) // RUN) - self._counts[layer]
         if needed * RUN_BLOCKS > self._plain.ring:
             self._resize(needed * RUN_BLOCKS, self._plain.room)
@@ -245,29 +263,33 @@ class PackedStore(Store):
         self._places[layer][:, numbers] = places
         self._counts[layer] = run
 
-    def _pack(self, layer: int, first: int, last: int) -> None:
-        """Pack runs `first` to `last` - 1, which lie in the ring."""
-        heads, count = self.shape.kv_heads, last - first
-        numbers = torch.arange(first * RUN_BLOCKS, last * RUN_BLOCKS, dtype=torch.int32).view(count, RUN_BLOCKS)
-        items = torch.empty((heads, count, 2 + RUN_BLOCKS), dtype=torch.int32)
-        items[..., 0] = torch.arange(heads).unsqueeze(1)
+    def _pack(self, layers: range, first: int, last: int) -> None:
+        """Pack runs `first` to `last` - 1 of some layers, which lie in the ring."""
+        some, size = slice(layers.start, layers.stop), (len(layers), self.shape.kv_heads, last - first)
+        numbers = torch.arange(first * RUN_BLOCKS, last * RUN_BLOCKS, dtype=torch.int32).view(size[2], RUN_BLOCKS)
+        items = torch.empty((size[0] * size[1], size[2], 2 + RUN_BLOCKS), dtype=torch.int32)
+        items[..., 0] = torch.arange(len(items)).unsqueeze(1)
         items[..., 1] = torch.arange(first, last)
         items[..., 2:] = numbers % self._plain.ring
-        fits = torch.empty((heads, count), dtype=torch.uint8)
-        calls = self._plain.layer(layer), self._runs[layer], items.flatten(0, 1), fits.view(-1)
+        fits = torch.empty(size, dtype=torch.uint8)
+        calls = self._plain.rows_of(some), self._runs[some].flatten(0, 1), items.flatten(0, 1), fits.view(-1)
         self._kernel.pack_runs(pack_call(*calls))
-        places = (~numbers).repeat(heads, 1, 1)
+        places = (~numbers).repeat(*size[:2], 1, 1)
         if not fits.all():
-            self._keep(layer, first, items[..., 2:].long(), fits == 0, places)
-        self._counts[layer] = -1
-        self._places[layer][:, first * RUN_BLOCKS : last * RUN_BLOCKS] = places.flatten(1)
-        self._counts[layer] = last
+            sources = items[: size[1], :, 2:].long()
+            for layer, own, kept in zip(layers, fits, places, strict=True):
+                self._keep(layer, first, sources, own == 0, kept)
+        self._counts[some] = [-1] * len(layers)
+        self._places[some, :, first * RUN_BLOCKS : last * RUN_BLOCKS] = places.flatten(2)
+        self._counts[some] = [last] * len(layers)
 
     def _keep(self, layer: int, first: int, sources: Tensor, wanted: Tensor, places: Tensor) -> None:
         """Copy the wanted runs `[kv_heads, n]` from `sources` in the ring behind it, and set their places.
 
         Runs leave in order, and come back from the last one on: a head's lie one behind the other.
         """
+        if not wanted.any():
+            return
         ring = self._plain.ring
         kept = (self._places[layer, :, : first * RUN_BLOCKS : RUN_BLOCKS] >= ring).sum(1, keepdim=True)
         slots = kept + wanted.cumsum(1) - 1

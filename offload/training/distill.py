@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -62,6 +62,13 @@ class Evaluated:
 Events = Generator[Progressed | Evaluated, None, None]
 
 
+def _shards(kind: str, blocks: int) -> dict[str, int]:
+    """Return the names of shards of so many blocks in all, with the blocks of each: the last one may have fewer."""
+    whole, rest = divmod(blocks, _SHARD)
+    found = {f"{kind}-{number:04d}": _SHARD for number in range(whole)}
+    return found | ({f"{kind}-{whole:04d}-{rest}": rest} if rest else {})
+
+
 class Distiller:
     """Trains a head for an opened model into a folder."""
 
@@ -103,10 +110,10 @@ class Distiller:
         """Load the model, and do what is left; times in seconds. Raises OutOfMemory, SettingsError, OSError."""
         engine = self._opened.load()
         engine.model.tap(self.shape.taps)
-        shards = -(-self.settings.tokens // (_SHARD * self.settings.length))
-        names = [f"train-{number:04d}" for number in range(shards)]
-        held = [f"held-out-{number:04d}" for number in range(-(-shards // _HELD_OUT))]
-        self._check_disk(engine, len(names) + len(held))
+        blocks = -(-self.settings.tokens // self.settings.length)
+        names = _shards("train", blocks)
+        held = _shards("held-out", min(_SHARD * -(-len(names) // _HELD_OUT), blocks))
+        self._check_disk(engine, held | names)
         yield from self._prepare(engine, held, names)
         train, test = (Shards([self._shard(name) for name in each], self.shape.hidden) for each in (names, held))
         draft_ids = self._draft_ids(train)
@@ -122,9 +129,9 @@ class Distiller:
     def _shard(self, name: str) -> Path:
         return self._work / f"{name}.safetensors"
 
-    def _check_disk(self, engine: Engine, shards: int) -> None:
-        missing = shards - len(list(self._work.glob("*-*.safetensors")))
-        needed = missing * shard_bytes(engine.model, len(self.shape.taps), _SHARD * self.settings.length)
+    def _check_disk(self, engine: Engine, shards: Mapping[str, int]) -> None:
+        missing = sum(blocks for name, blocks in shards.items() if not self._shard(name).exists())
+        needed = shard_bytes(engine.model, len(self.shape.taps), missing * self.settings.length)
         free = shutil.disk_usage(self._work).free
         if needed > free:
             raise SettingsError(
@@ -132,15 +139,15 @@ class Distiller:
                 "use fewer --tokens, or another --output",
             )
 
-    def _prepare(self, engine: Engine, held: list[str], names: list[str]) -> Iterator[Progressed]:
-        """Make the shards that are not there yet."""
+    def _prepare(self, engine: Engine, held: Mapping[str, int], names: Mapping[str, int]) -> Iterator[Progressed]:
+        """Make the shards that are not there yet, of so many blocks each."""
         total, length = len(held) + len(names), self.settings.length
-        for done, name in enumerate([*held, *names]):
+        for done, (name, blocks) in enumerate([*held.items(), *names.items()]):
             yield Progressed("texts and what the target makes of them", done, total)
             if self._shard(name).exists():
                 continue
             texts = self._held_out if name in held else self._texts
-            made = texts.make(engine, _SHARD, f"{self.settings.seed} {name}")
+            made = texts.make(engine, blocks, f"{self.settings.seed} {name}")
             save_rows(engine.model, self.shape.taps, made, length, self._shard(name))
         yield Progressed("texts and what the target makes of them", total, total)
 

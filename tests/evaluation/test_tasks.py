@@ -7,7 +7,7 @@ import pytest
 
 from offload.evaluation.intervals import bootstrap, wilson
 from offload.evaluation.tasks import TASKS
-from offload.evaluation.tasks.task import TextTooShort, enough, hide, make_item
+from offload.evaluation.tasks.task import TextTooShort, _most_units, enough, hide, make_item
 from offload.evaluation.tasks.words import prose
 
 LENGTH = 700
@@ -110,6 +110,20 @@ def test_a_quotation_is_scored_up_to_the_first_other_word():
 def test_a_text_of_the_user_that_is_too_short_is_refused():
     with pytest.raises(TextTooShort, match="too short for 700"):
         make_item(TASKS["single"], LENGTH, 0.5, 0, SENTENCES[:20], count)
+
+
+def test_the_most_units_that_fit_are_found_with_few_counts():
+    sizes = list(map(len, SENTENCES))  # some sentences are half as long again as others
+    for length, most in ((30, 600), (700, 600), (20_000, 600), (5000, 3), (99_999, 600), (6000, 64)):
+        counted = []
+
+        def tokens(units, counted=counted):
+            counted.append(units)
+            return 40 + sum(sizes[:units])
+
+        found = _most_units(tokens, length, most)
+        assert found == max([units for units in range(1, most + 1) if 40 + sum(sizes[:units]) <= length], default=0)
+        assert len(counted) <= 12
 
 
 def test_pieces_are_hidden_at_their_depths_in_order():

@@ -7,6 +7,8 @@ from offload.architecture.footprint import activation_bytes
 from offload.architecture.kv_formats import format_bytes
 from offload.architecture.tier_footprint import mean_key_bytes, paged_prefill_bytes, plain_prefill_bytes
 from offload.batching.passes import JointCache
+from offload.caches.plane import PlaneCache
+from offload.caches.selection import RecencySelector, Refresh
 from offload.kernels import triton
 from offload.memory import factory, page_prefill
 from offload.memory.factory import TieredStoreFactory
@@ -61,8 +63,9 @@ def with_triton(request, monkeypatch):
 def tiered(monkeypatch):
     """A function that returns a full cache of some tokens, of which all but RESIDENT layers are offloaded."""
 
-    def new(model, tokens=CONTEXT, room=4096, kv=EXACT, resident=RESIDENT):
-        stores = TieredStoreFactory(model.operations, GPU, TierSettings(resident_layers=resident), FakeLink(), kv=kv)
+    def new(model, tokens=CONTEXT, room=4096, kv=EXACT, resident=RESIDENT, mode="stream"):
+        settings = TierSettings(mode, resident_layers=resident)
+        stores = TieredStoreFactory(model.operations, GPU, settings, FakeLink(), kv=kv)
         capacity = tokens + room
         cache = model.new_cache(capacity, store=stores.new_store(model.shape, capacity, torch.bfloat16))
         cache._length = tokens
@@ -227,6 +230,28 @@ def test_a_streamed_packed_page_is_one_launch_and_three_quarters_of_the_bytes(ti
     others = sum(count for name, count in launches.items() if name not in {*ATTENTION, "attend_runs"})
     assert others <= 2 * BY_TORCH * LAYERS
     assert found["packed"] / found[EXACT] == pytest.approx(0.7578, abs=0.02)
+
+
+@pytest.mark.parametrize("tokens", [1, 33])
+def test_in_planes_a_pass_copies_a_quarter_and_a_draft_nothing_in_one_launch_a_layer(tiered, monkeypatch, tokens):
+    monkeypatch.setattr(triton, "serves", lambda q: q.device == GPU and len(q) <= triton.ROWS)
+    with fake_cuda() as usage:
+        model = load_fake(fake_shape("8B", LAYERS))
+        full = tiered(model, kv="packed", mode="planes")
+        verified = run(usage, model, full, tokens)
+        tiers, away = full.store.tiers, LAYERS - RESIDENT
+        copied = tiers.link.statistics.bytes
+        cache = PlaneCache(full, RecencySelector(16, 128), Refresh(None), full.capacity, 128, 128)
+        cache.adopt()
+        drafted = run(usage, model, cache, tokens)
+    assert usage.to_host == 0 and tiers.link.statistics.bytes == copied
+    pages = CONTEXT // tiers.format.tokens
+    assert verified["attend_runs"] == away * pages and drafted["attend_runs"] == away
+    assert drafted["attend"] <= 2 * LAYERS and drafted["finish"] == LAYERS
+    others = sum(count for name, count in drafted.items() if name not in {*ATTENTION, "attend_runs"})
+    assert others <= 2 * BY_TORCH * LAYERS
+    ahead = sum(buffer.nbytes for buffer in tiers.ring.buffers)  # of the next pass
+    assert copied - ahead < 1.05 * away * pages * tiers.format.numbers // 2 <= 1.05 * copied
 
 
 @pytest.mark.daily("8B")

@@ -15,6 +15,7 @@ from tests.batching.test_batch import collect
 from tests.batching.test_batch import request as batch_request
 from tests.support.engine import GREEDY, SMALL
 from tests.support.engine import tokens as tokens_of
+from tests.support.heads import save_eagle3
 from tests.support.models import ids
 from tests.support.offloading import SmallPages, native_kernel
 from tests.support.paths import DATA
@@ -52,6 +53,23 @@ def test_every_method_gives_the_single_process_greedy_output(rank_pool, folders,
     for found in rank_pool.run(decode, folders[name], folders["draft"], METHODS_AND_DRAFTS):
         for case, tokens in zip(METHODS_AND_DRAFTS, found, strict=True):
             assert tokens == plain, case
+
+
+def decode_with_head(group, folder, head, sampling, tree):
+    cases = [("naive", "model"), ("triforce", "model")]
+    return decode(group, folder, head, cases, sampling, gamma1=2, gamma2=3, tree=tree)
+
+
+def test_a_head_gives_the_single_process_s_tokens(rank_pool, folders, tmp_path):
+    """Each rank has all of it, and reads the rows of all heads of the target."""
+    head = str(save_eagle3(tmp_path / "head", taps=(0, 1)))
+    sampled = Sampling(temperature=0.8, top_p=0.95)
+    for sampling, tree in ((GREEDY, "chain"), (GREEDY, "grown:7"), (sampled, "chain")):
+        expected = decode_with_head(ALONE, folders["llama"], head, sampling, tree)
+        for found in rank_pool.run(decode_with_head, folders["llama"], head, sampling, tree):
+            assert found == expected
+    (plain,) = decode(ALONE, folders["llama"], head, [("ar", "lookup")])
+    assert decode_with_head(ALONE, folders["llama"], head, GREEDY, "chain") == [plain] * 2
 
 
 def decode_together(group, folder, draft):

@@ -6,11 +6,13 @@ import pytest
 import torch
 
 from offload import GenerationConfig, Sampling, Speculation, Tokens
+from offload.architecture.known_models import KNOWN
 from offload.batching.request import BatchRequest
 from offload.engine import Engine
 from offload.errors import CheckpointError, SettingsError
 from offload.loading.drafters import checked_drafter, is_drafter_folder, load_drafter
 from offload.loading.formats.safetensors import FolderCheckpoint
+from offload.loading.hub.download import draft_dimensions
 from offload.sequence import TokenSequence
 from offload.speculation.drafters.assistant import AssistantRunner
 from offload.speculation.drafters.heads import HeadDrafter
@@ -183,6 +185,9 @@ def test_folders_are_recognised_and_wrong_ones_refused(reference, targets, folde
     llama = make_hf_model("llama")
     llama.save_pretrained(tmp_path / "llama")
     assert not is_drafter_folder(tmp_path / "llama")
+    assert draft_dimensions(str(folders["dense"]), target.shape).row == target.shape.hidden  # for plans
+    with pytest.raises(SettingsError, match="drafts for a Gemma 4, and this target is none"):
+        draft_dimensions(str(folders["dense"]), KNOWN["Llama-3.1-8B"])
     with pytest.raises(SettingsError, match="assistant of Gemma 4, and the target is a llama"):
         checked_drafter(folders["dense"], FolderCheckpoint(tmp_path / "llama").shape)
     for changes, message in (

@@ -75,6 +75,18 @@ def answers(model, *middle):
     yield full.cache.query()
 
 
+def test_a_pass_that_is_recorded_has_a_setup(model):
+    """Its time is not that of a step, so `auto` must not compare drafts with it."""
+    full, _, sequence = runners(model)
+    found = [full.setups]
+    for drafted in ([], [], [1, 2]):  # recorded once, whatever the number of tokens
+        sequence.extend([7])
+        full.rows(sequence, drafted)
+        found.append(full.setups)
+    full.tree_rows(sequence, list(range(6)), PARENTS)
+    assert [*found, full.setups] == [0, 1, 1, 1, 2]
+
+
 def test_recorded_passes_have_the_bits_of_others(model, monkeypatch):
     assert Runner(model, model.new_cache(1)).graphs is not None
     assert_same_bits_recorded(model, monkeypatch)

@@ -285,7 +285,7 @@ def test_no_token_of_probability_0_is_drawn():
     generator = torch.Generator().manual_seed(0)
     for number, token in ((0.0, 2), (1 - 2**-53, 5)):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(torch, "rand", lambda *_, number=number, **__: torch.tensor(number, dtype=torch.float64))
+            patch.setattr(torch, "rand", lambda *_, number=number, **__: torch.tensor([number], dtype=torch.float64))
             assert draw(probs, generator).tolist() == [token]
 
 

@@ -126,7 +126,7 @@ def test_a_rejection_at_rounding_distance_does_not_end_in_an_impossible_token(mo
     """Both tokens that p allows are children, and rounding rejects both: the token still follows p."""
     rand = torch.rand  # also draws the token that follows, by a number alone
     monkeypatch.setattr(
-        torch, "rand", lambda size, **more: rand((), **more) if size == () else torch.full((size,), 1 - 2**-24)
+        torch, "rand", lambda size, **more: rand(1, **more) if size == 1 else torch.full((size,), 1 - 2**-24)
     )
     p = torch.tensor([[0.0, 0.7, 0.3], [1, 0, 0], [1, 0, 0]]) * (1 - 1e-6)
     verdicts = [verify_tree([1, 2], (ROOT, ROOT), None, p, torch.Generator().manual_seed(s)) for s in range(20)]

@@ -1,13 +1,9 @@
 """Tiny engines with a prompt cache, in this process or in others that may be killed."""
 
-import multiprocessing
-import os
 import resource
 import signal
-import sys
 import warnings
 from contextlib import suppress
-from multiprocessing import forkserver
 from pathlib import Path
 
 import torch
@@ -30,6 +26,7 @@ from offload.prompt_cache.folder import PromptFolder
 from offload.prompt_cache.prefill import PromptCache
 from offload.prompt_cache.store import BlockStore
 from offload.settings.config import EXACT
+from tests.support.forked import CONTEXT, start_server
 
 CPU = torch.device("cpu")
 CHUNK, NEW = 64, 24
@@ -99,22 +96,6 @@ def said(engine, prompt, method="ar", on_event=lambda event: None, **changes):
     return out, restored
 
 
-# Other processes, forked from a server that has imported everything and run nothing.
-
-_CONTEXT = multiprocessing.get_context("forkserver")
-
-
-def _start_server():
-    """Start the fork server, whose imports are done once, with this process's import path."""
-    _CONTEXT.set_forkserver_preload(["tests.support.prompt_cache"])
-    before = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)
-    try:
-        forkserver.ensure_running()
-    finally:
-        os.environ.pop("PYTHONPATH") if before is None else os.environ.update(PYTHONPATH=before)
-
-
 def _answer(pipe, folder, home, prompt, largest_file, limit):
     torch.set_num_threads(1)
     if largest_file is not None:  # to a write call this looks like a full disk
@@ -133,10 +114,10 @@ class Process:
     """Another process that loads the tiny model, reports that it is ready, and then generates."""
 
     def __init__(self, folder: Path, home: Path, prompt, largest_file=None, limit=1 << 30):
-        _start_server()
-        self._pipe, theirs = _CONTEXT.Pipe()
+        start_server()
+        self._pipe, theirs = CONTEXT.Pipe()
         args = (theirs, folder, home, prompt, largest_file, limit)
-        self._process = _CONTEXT.Process(target=_answer, args=args, daemon=True)
+        self._process = CONTEXT.Process(target=_answer, args=args, daemon=True)
         self._process.start()
         theirs.close()
         assert self._pipe.recv() == "ready"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import socket
 import traceback
@@ -18,6 +17,7 @@ from offload import EngineConfig, Speculation, open_model
 from offload.engine import Engine
 from offload.parallel.process_group import Ranks
 from tests.support.engine import SMALL
+from tests.support.forked import CONTEXT, start_server
 
 CPU = torch.device("cpu")
 _PATIENCE = 300.0  # seconds until ranks that do not answer are taken to wait for each other
@@ -34,11 +34,11 @@ class RankPool:
     """Processes that run functions as the ranks of a group."""
 
     def __init__(self, size: int) -> None:
-        context = multiprocessing.get_context("spawn")
+        start_server()
         self._folder, self._pipes, self.processes = TemporaryDirectory(), [], []
         for rank in range(size):
-            ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(theirs, rank, size, self._folder.name), daemon=True)
+            ours, theirs = CONTEXT.Pipe()
+            process = CONTEXT.Process(target=_serve, args=(theirs, rank, size, self._folder.name), daemon=True)
             process.start()
             theirs.close()
             self._pipes.append(ours)

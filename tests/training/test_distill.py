@@ -219,6 +219,22 @@ def test_too_little_disk_is_said_before_anything_is_computed(opened, tmp_path, m
         next(distiller(opened, tmp_path).run(inf, inf))
 
 
+def test_few_tokens_make_small_shards(opened, tmp_path):
+    """Not whole ones, which take minutes on a CPU; with more tokens the run goes on with whole ones."""
+    list(distiller(opened, tmp_path, tokens=33 * 32, steps=1).run(inf, inf))
+    assert set(sizes_of(tmp_path)) == {"held-out-0000", "train-0000", "train-0001-1"}
+    few = tmp_path / "few"
+    *_, last = distiller(opened, few, tokens=3 * 32, steps=1).run(inf, inf)
+    assert sizes_of(few) == {"held-out-0000-3": 96, "train-0000-3": 96}
+    assert last.acceptance.sampled[0] > 0
+
+
+def sizes_of(folder):
+    """Return the tokens of each shard."""
+    files = (folder / "training").glob("*-*.safetensors")
+    return {file.stem: load_file(file)["ids"].numel() for file in files}
+
+
 def test_settings_are_checked():
     for name, value in {"length": 8, "written": 1.5, "rate": 0.0, "depth": 0, "steps": 0, "seed": -1}.items():
         with pytest.raises(SettingsError, match=name):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -99,7 +99,9 @@ class QualityRun:
 def open_quality_run(asked: QualityRequest, terminal: Terminal, quiet: bool) -> QualityRun:
     """Open the model of each mode and check it before weights are loaded. Raises TriforceError."""
     compared = {"modes": asked.modes, "context": asked.context, "last": asked.last, "needles": asked.needles}
-    opened, left_out = open_modes(asked.modes, asked.request, compared, terminal, quiet)
+    opened, left_out = open_modes(
+        MODES if asked.modes is None else asked.modes, asked.modes is not None, asked.request, compared, terminal, quiet
+    )
     model = opened[EXACT].model
     ids = first_tokens(model.tokenizer.encode(asked.text, special_tokens=True), asked.context)
     if len(ids) <= asked.last:
@@ -117,20 +119,25 @@ def open_quality_run(asked: QualityRequest, terminal: Terminal, quiet: bool) -> 
 
 
 def open_modes(
-    modes: Sequence[str] | None, request: Request, compared: Mapping[str, Any], terminal: Terminal, quiet: bool
+    modes: Iterable[str],
+    are_named: bool,
+    request: Request,
+    compared: Mapping[str, Any],
+    terminal: Terminal,
+    quiet: bool,
 ) -> tuple[dict[str, OpenMode], dict[str, str]]:
-    """Return the modes asked for; without names those that can run, and why the others cannot.
+    """Return the modes; if the user has not named them, those that can run, and why the others cannot.
 
     `compared` has what must be the same on all ranks. Raises TriforceError.
     """
     opened, left_out = {}, {}
-    for name in MODES if modes is None else modes:
+    for name in modes:
         try:
             settings = settings_of(name, request.settings)
             own = replace(request, settings=settings)
             model = open_shared_model(own, settings.speculation, compared, terminal, quiet)
         except SettingsError as error:
-            if modes is not None or name == EXACT:
+            if are_named or name == EXACT:
                 raise
             left_out[name] = error.message
         else:

@@ -92,7 +92,7 @@ def evaluate(
     found = read_documents(prompt_file, terminal.stdin, terminal.warn, ctx.params["encoding"]) if prompt_file else []
     text = "\n\n".join(each.text for each in found) if found else None
     lengths = tuple(context) if isinstance(context, Values) else (context or _LENGTH,)
-    asked = EvaluateRequest(request, *chosen, lengths, depths, seeds, text, chat, points)
+    asked = EvaluateRequest(request, *chosen, lengths, depths, seeds, text, modes is not None, chat, points)
     with closing(ProgressDisplay(terminal, shown=not quiet)) as display:
         display.loading("starting")
         from ..evaluate.report import csv_text, evaluation_text

@@ -43,13 +43,13 @@ def open_evaluation(
 ) -> OpenEvaluation:
     """Open the model in each mode, and make the items. Raises TriforceError."""
     compared = {"tasks": asked.tasks, "modes": asked.modes, "lengths": asked.lengths, "depths": asked.depths}
-    modes, left_out = open_modes(asked.local or (EXACT,), asked.request, compared, terminal, quiet)
+    names = asked.local or (EXACT,)
+    modes, left_out = open_modes(names, asked.are_named, asked.request, compared, terminal, quiet)
     exact = modes[EXACT]
+    longest = max(asked.lengths) + (CHATTY if asked.is_chat else 0)
+    modes = _fitted(asked, modes, longest, left_out, terminal)  # before long items are made in vain
     items = make_items(asked, exact.model.tokenizer)
     ids = [ids_of(exact.model.tokenizer, item, asked.is_chat) for item in items]
-    longest = max(len(each) + item.new_tokens for each, item in zip(ids, items, strict=True))
-    longest += CHATTY if asked.is_chat else 0
-    modes = _fitted(asked, modes, longest, left_out, terminal)
     for mode, reason in left_out.items():
         terminal.warn(f"{mode} is left out: {reason}")
     has_file = asked.points is not None and bool(asked.local)

@@ -30,6 +30,7 @@ class EvaluateRequest:
 
     Args:
         text: in which things are hidden; None for sentences that are made here.
+        are_named: whether the user has named the modes; of others, those that cannot run are left out.
         is_chat: ask in the model's chat template, and not by what the text continues with.
         points: the file of finished runs.
     """
@@ -41,6 +42,7 @@ class EvaluateRequest:
     depths: int
     seeds: int
     text: str | None = None
+    are_named: bool = True
     is_chat: bool = False
     points: Path | None = None
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -10,13 +9,15 @@ from typing import Any
 
 from offload.api.opened_model import OpenModel
 from offload.engine import Engine
-from offload.events import LevelStatistics, Prefilled, Speculated
+from offload.events import LevelStatistics, Prefilled
+from offload.level_metrics import FULL
 from offload.metrics import Meter, Summary
 from offload.settings.config import SELF_DRAFTS, GenerationConfig, Sampling, Speculation
 from offload.settings.methods import LOOKUP
 
 from ..bench.axes import CONTEXT
 from ..bench.compared import BASE
+from ..bench.positions import Positions
 from ..bench.prompts import first_tokens
 from ..bench.report import Measure, Report, provenance
 from ..input.dataset import DataText
@@ -63,9 +64,8 @@ def measure_drafters(
         try:
             for name in names:
                 drafting = {"method": _method_of(name)} | ({} if name == BASE else {"draft": name})
-                settings = asked.request({**own, **drafting}).settings
-                request = replace(asked.request({**own, **drafting}), settings=settings)
-                compared = {"experiment": asked.experiment.name}
+                request = asked.request({**own, **drafting})
+                settings, compared = request.settings, {"experiment": asked.experiment.name}
                 model = open_shared_model(request, settings.speculation, compared, terminal, True)
                 display.loading(f"loading {name}")
                 engine = model.load().without_end()
@@ -116,7 +116,7 @@ def _measured(
     """Return the measures of a drafter on one text: of drafts of the best length, and by depth of long ones."""
     sampling, method = settings.sampling(model.sampling), settings.speculation
     run = engine, ids, sampling, settings.generation, display
-    _, summary, levels = _run(*run, method, 1)  # reads the prompt
+    _run(*run, method, 1)  # reads the prompt
     _, summary, levels = _run(*run, method)
     accepted = _run(*run, replace(method, gamma2=DEPTH))[0] if name != BASE else {}
     need = replace(model, speculation=method).estimate(len(ids) + settings.generation.max_new_tokens)
@@ -145,32 +145,16 @@ def _run(
     config = config if tokens is None else replace(config, max_new_tokens=tokens)
     meter = Meter(len(ids))
     display.start(RunFacts(method.draft, method.method, engine.model.shape.context, meter))
-    seen: list[Speculated] = []
+    positions = Positions()
     with closing(engine.generate(ids, sampling, config, method)) as events:
-        for event in meter.watch(events):
+        for event in positions.watch(meter.watch(events)):
             if isinstance(event, Prefilled):
                 display.event(event)
                 if event.done == event.total:
                     display.hide()  # a bar would take time from what is measured
-            elif isinstance(event, Speculated):
-                seen.append(event)
-    levels = [row for row in seen[-1].levels if row.verifier == "full"] if seen else []
-    return acceptance_by_depth(seen), meter.summary("length", method=method.method), levels
-
-
-def acceptance_by_depth(events: Sequence[Speculated]) -> dict[str, float]:
-    """Return how often the token at each depth of a draft was accepted by the target, where those before it were."""
-    tried, accepted = Counter[int](), Counter[int]()
-    before: dict[str, LevelStatistics] = {}
-    for event in events:
-        for row in event.levels:
-            if row.verifier == "full":
-                last = before.get(row.drafter, LevelStatistics(row.drafter, row.verifier))
-                drafted, taken = row.drafted - last.drafted, row.accepted - last.accepted
-                tried.update(range(1, min(taken + 1, drafted) + 1))
-                accepted.update(range(1, taken + 1))
-                before[row.drafter] = row
-    return {str(depth): accepted[depth] / count for depth, count in sorted(tried.items())}
+    levels = [row for row in meter.levels if row.verifier == FULL]
+    rates = {str(depth): accepted / verified for depth, (verified, accepted) in enumerate(positions.in_draft, 1)}
+    return rates, meter.summary("length", method=method.method), levels
 
 
 def _facts(settings: Settings, engine: Engine) -> dict[str, Any]:

@@ -94,18 +94,35 @@ def make_item(
         asked = planted.question, planted.start, planted.answers
         return Item(task, length, at, seed, text, *asked, new_tokens)
 
-    def fits(units: int) -> bool:
-        return count(item(units).prompt) + new_tokens <= length
-
-    if not fits(1):
+    units = _most_units(lambda units: count(item(units).prompt) + new_tokens, length, most)
+    if units == 0:
         raise TextTooShort(f"{length:,} tokens are too few for {task.name}")
-    low, high = 1, most + 1  # the first fits, the second does not or is too much
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    if low == most and planted.units is None:
+    if units == most and planted.units is None:
         raise TextTooShort(f"the text is too short for {length:,} tokens")
-    return item(low)
+    return item(units)
+
+
+def _most_units(tokens: Callable[[int], int], length: int, most: int) -> int:
+    """Return how many units, up to `most`, have `length` tokens at most; 0 if not one has.
+
+    Units have about equally many, so the first guesses come near: a long text takes a while to count.
+    """
+    least = tokens(1)
+    if least > length:
+        return 0
+    low, used, each = 1, least, 1.0  # `low` units fit and use so many tokens; `high` do not fit, or are too many
+    high, guess, guesses = most + 1, min(64, most), 0
+    while high - low > 1:
+        found = tokens(guess)
+        each = max((found - least) / (guess - 1), 1e-3)
+        if found <= length:
+            low, used = guess, found
+        else:
+            high = guess
+        guesses += 1
+        near = low + int((length - used) / each) if guesses < 6 else (low + high) // 2
+        guess = min(max(near, low + 1), high - 1)
+    return low
 
 
 def hide(units: Sequence[str], pieces: Iterable[tuple[float, str]]) -> list[str]:

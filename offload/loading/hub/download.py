@@ -15,7 +15,7 @@ from ...architecture.head_shape import MTP, eagle3_shape, is_head, mtp_dimension
 from ...architecture.hf_config import read_shape
 from ...architecture.known_models import KNOWN, known_name, published_bits
 from ...architecture.parameters import WeightBits
-from ...errors import CheckpointError, FetchError, ModelNotFound, TriforceError, UnsupportedModel
+from ...errors import CheckpointError, FetchError, ModelNotFound, SettingsError, TriforceError, UnsupportedModel
 from ...system.machine import default_home
 from ..checkpoint_json import read_json
 from ..formats.safetensors import QUANTIZED_FILE, Checkpoint, FolderCheckpoint, weight_files
@@ -112,7 +112,10 @@ def draft_dimensions(name: str, target: Dimensions) -> Dimensions:
     is_path = source.kind == "path"
     file = Path(source.target) / "config.json" if is_path else _cached_config(name) or _fetched_config(name)
     config = read_json(file) if file.is_file() else {}
-    if is_assistant(config) and isinstance(target, ModelShape):
+    if is_assistant(config):
+        if not isinstance(target, ModelShape):  # a well-known model
+            hint = "use a drafter of this target, or --draft lookup"
+            raise SettingsError(f"{name} drafts for a Gemma 4, and this target is none", hint)
         return assistant_shape(config, target, check_of_config(file)).dimensions
     if is_dflash(config):
         return dflash_shape(config, target, check_of_config(file)).dimensions

@@ -124,7 +124,7 @@ class ModelDrafter:
         logits = passes.first(sequence, limit)
         while True:
             rows.append(sampler.distribution(logits, before))
-            drawn.append(passes.ids(self._draw(rows[-1][0], len(sequence) + len(drawn))))
+            drawn.append(passes.ids(sampler.draw(rows[-1][0], len(sequence) + len(drawn))))
             if len(drawn) == limit:
                 break
             if sampler.reads_history:
@@ -136,10 +136,6 @@ class ModelDrafter:
         passes.resolve(tokens[:-1])  # this rank's tokens: they are in its cache
         agreed = [int(token) for token in self._group.agree(tokens)]
         return Draft(agreed, passes.spread(distributions) if is_needed else None)
-
-    def _draw(self, row: Tensor, position: int) -> Tensor:
-        """Draw the token `[1]` at a position of the sequence from a distribution `[columns]`."""
-        return self._sampler.draw(row, position)
 
     def observe(self, drafted: int, accepted: int) -> None:
         self._runner.observe(drafted, accepted)

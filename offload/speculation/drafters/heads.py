@@ -16,7 +16,6 @@ from ...memory.tree_attention import Tree, tree_of
 from ...model.assistant import Assistant
 from ...settings.method_sizes import draft_chunk
 from ..passes.steps import AT_ONCE, Executor
-from ..sampling.warp import draw
 from .draft_passes import ParallelPasses
 from .drafter import ModelDrafter
 
@@ -172,12 +171,9 @@ class HeadDrafter(ModelDrafter):
         super().__init__(cast("Runner", runner), sampler, group, growth)
         self.name = runner.model.own.kind
         self._head = runner
-        self.relative_cost = min(runner.model.read_cost / runner.model.target.read_cost, 1.0)
-
-    def _draw(self, row: Tensor, position: int) -> Tensor:
-        if self._passes.targets is None:
-            return super()._draw(row, position)
-        return draw(row, self._sampler.generator)
+        # Shares of ranks may be uneven, but all ranks have to choose alike, and to grow the same trees.
+        own, plain = group.agree((runner.model.read_cost, runner.model.target.read_cost))
+        self.relative_cost = min(own / plain, 1.0)
 
     def prior(self, kind: Hashable) -> float:
         return published_acceptance(self.name, 1 << (int(str(kind)) - 1))

@@ -39,6 +39,7 @@ class PassRecorder:
     def __init__(self, model: Model, rows: int) -> None:
         self.rows = rows
         self._model = model
+        self.recordings = 0  # of caches so far
         with torch.inference_mode(False):  # an inference tensor could not be written to outside that mode
             self._rows = torch.empty((rows, model.shape.hidden), dtype=model.dtype)
         self._attended: list[tuple[Tensor, ...]] = []  # for each layer q, k, v and the result, of all rows
@@ -71,6 +72,7 @@ class PassRecorder:
             self._recorded[cache] = cache.moves, (recorded := OrderedDict())  # the others refer to memory that is gone
         if key not in recorded:
             recorded[key] = self._record(cache, tokens)
+            self.recordings += 1
             if len(recorded) > _MOST_KEYS:
                 recorded.popitem(last=False)
         recorded.move_to_end(key)
@@ -97,6 +99,11 @@ class RecordedPasses:
     def serves(self, tokens: int, tree: Tree | None = None) -> bool:
         """Return whether a pass of so many tokens is recorded; longer ones gain little."""
         return tokens <= KEPT_QUERIES
+
+    @property
+    def recordings(self) -> int:
+        """How many passes have been recorded before they ran: those took longer than others."""
+        return 0 if self._recorder is None else self._recorder.recordings
 
     def prepare(self, tokens: int) -> None:
         """Do nothing: to record a pass takes no longer than to run it call by call."""

@@ -19,7 +19,7 @@ from ...sequence import common_prefix
 from .cuda_graphs import graphs_for
 from .estimators import ATTENTION_COST, ROW_COST
 from .hidden_rows import HiddenRows
-from .recorded_passes import recorded_passes
+from .recorded_passes import RecordedPasses, recorded_passes
 from .steps import AT_ONCE, Step
 
 if TYPE_CHECKING:
@@ -249,8 +249,8 @@ class Runner:
 
     @property
     def setups(self) -> int:
-        """How many times this runner has prepared its cache at a one-off cost."""
-        return 0
+        """How many times a pass of this runner had a one-off cost; here, that of recording it."""
+        return self.graphs.recordings if isinstance(self.graphs, RecordedPasses) else 0
 
     def setup_cost(self, sequence: TokenSequence) -> float:
         """Estimate the one-off cost of the next pass, in plain steps of the full cache; 0 if there is none."""

@@ -5,7 +5,6 @@ Everything is computed on the device of the logits. The host waits for it in `sa
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
@@ -109,21 +108,21 @@ def draw(probs: Tensor, generator: torch.Generator | None) -> Tensor:
     """
     if generator is None:
         return largest(probs)
-    if probs.device.type == "cpu":
-        return torch.tensor([_draw_by_sums(probs, generator)])
+    if probs.device.type == "cpu":  # the noise of a whole vocabulary takes as long as a layer
+        return _draw_by_sum(probs, generator)
     noise = torch.empty_like(probs).exponential_(generator=generator)  # an exponential race: argmax(p / e) ~ p
     return torch.div(probs, noise, out=noise).argmax(dim=-1, keepdim=True)
 
 
-def _draw_by_sums(probs: Tensor, generator: torch.Generator) -> int:
-    """Draw by one random number, which is compared with the sums of probabilities: few numbers cost least on a CPU.
+def _draw_by_sum(probs: Tensor, generator: torch.Generator) -> Tensor:
+    """Draw one token as `draw` does, by a single random number.
 
-    Sums are in fp64. The first one above a number below the total is of a token with a probability above 0.
+    Sums are in fp64. A number below 1 times the total is below the total, also rounded: there is a first sum above it,
+    and its token has a probability above 0.
     """
-    sums = probs.cumsum(dim=-1, dtype=torch.float64).numpy()
-    total = float(sums[-1])
-    chance = torch.rand((), generator=generator, dtype=torch.float64).item() * total
-    return min(int(sums.searchsorted(min(chance, math.nextafter(total, 0.0)), side="right")), len(sums) - 1)
+    sums = probs.cumsum(dim=-1, dtype=torch.float64)
+    chance = torch.rand(1, generator=generator, dtype=torch.float64, device=probs.device)
+    return torch.searchsorted(sums, chance * sums[-1:], right=True).clamp_(max=len(probs) - 1)  # of NaN none is above
 
 
 def uniform(count: int, generator: torch.Generator | None, device: torch.device) -> Tensor:

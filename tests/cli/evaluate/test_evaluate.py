@@ -138,11 +138,26 @@ def test_ctrl_c_writes_what_is_done(triforce_here, tmp_path, monkeypatch):
     assert len((tmp_path / "points.jsonl").read_text().splitlines()) == 1
 
 
+def test_modes_that_cannot_run_are_left_out_unless_they_are_named(triforce_here):
+    command = ("evaluate", "--tasks", "single", "--depths", "1", "--context", "200", "--json")
+    narrow = ("--budget", "48", "--sink", "4", "--window", "44")  # which leaves h2o no token to rank
+    answer = triforce_here(*command, *narrow)
+    _, rows, _ = scores_of(answer)
+    assert "exact" in rows and "h2o" not in rows and "warning: h2o is left out: the budget of 48" in answer.stderr
+    assert_error(triforce_here(*command, *narrow, "--modes", "h2o"), 2, "the budget of 48 tokens leaves none")
+
+
 def test_wrong_names(triforce_here):
     assert_error(triforce_here("evaluate", "--tasks", "singel"), 2, "no task 'singel'", "did you mean single?")
     assert_error(triforce_here("evaluate", "--modes", "exact,h20"), 2, "no mode 'h20'", "map-reduce, or the URL")
     assert_error(triforce_here("evaluate", "--modes", "recompute"), 2, "bench --quality")
     assert_error(triforce_here("evaluate", "--context", "20", "--modes", "exact"), 2, "too few for")
+
+
+def test_a_length_beyond_the_context_is_refused_before_items_are_made(triforce_here, monkeypatch):
+    monkeypatch.setattr("triforce_cli.evaluate.opened.make_items", None)
+    answer = triforce_here("evaluate", "--context", "1M", "--modes", "exact")
+    assert_error(answer, 2, "1,048,576 tokens", "context of 2,048")
 
 
 class _Server(BaseHTTPRequestHandler):

@@ -6,12 +6,10 @@ import re
 import pytest
 
 from offload.errors import SettingsError
-from offload.events import LevelStatistics, Speculated
 from triforce_cli.bench.plot import plot
 from triforce_cli.bench.quality import _Measurement
 from triforce_cli.bench.report import GRID, Measure, Report
 from triforce_cli.experiment.definition import Check
-from triforce_cli.experiment.drafters import acceptance_by_depth
 from triforce_cli.experiment.judge import judge_check
 from triforce_cli.experiment.shipped import load
 
@@ -220,12 +218,3 @@ def test_drafters_without_a_name(run):
     for names in (",", "lookup,,self"):
         code, _, err = run(DRAFTERS, "--draft", names)
         assert code == 2 and "one of the drafters has no name" in err
-
-
-def test_acceptance_by_depth_is_of_tokens_behind_accepted_ones():
-    rows = [LevelStatistics("head", "full")]
-    for drafted, accepted in ((3, 3), (3, 1), (2, 0)):
-        rows.append(rows[-1].plus(drafted, accepted, 0.0, 0.0))
-    other = LevelStatistics("head", "retrieval", 1, 4, 4, 4)
-    events = [Speculated("naive", "head", (row, other)) for row in rows[1:]]
-    assert acceptance_by_depth(events) == {"1": 2 / 3, "2": 0.5, "3": 1.0}
