@@ -61,8 +61,14 @@ EachFile = Annotated[bool, _grid("--each-file", help="Each file is a prompt.")]
 Data = Annotated[
     str | None, _grid("--data", metavar="SOURCE", help="Folder, JSON lines or hub data set: each text a prompt.")
 ]
+
+
+def _lengths(text: str) -> Any:
+    return parse_context(text, "ladder")
+
+
 Ladder = Annotated[
-    Any, options.option("--ladder", metavar="N,...", parser=parse_context, help="All methods at these lengths.")
+    Any, options.option("--ladder", metavar="N,...", parser=_lengths, help="All methods at these lengths.")
 ]
 Page = Annotated[
     Path | None, options.option("--page", metavar="FILE", help="Of --ladder: a page with pictures, ladder.html.")

@@ -74,6 +74,7 @@ def test_what_does_not_go_with_the_ladder(triforce_here, tmp_path):
     assert refused(triforce_here("bench", TEXT, *LADDER, "--context", "100"), "--context does not go with --ladder")
     assert refused(triforce_here("bench", TEXT, *LADDER, "--quality"), "--quality does not go with --ladder")
     assert refused(triforce_here("bench", TEXT, *LADDER, "--budget", "64,128"), "--budget takes one value")
+    assert refused(triforce_here("bench", TEXT, "--ladder", "4K,9x"), "--ladder is '4K,9x': '9x' is not a number")
     assert refused(triforce_here("bench", TEXT, "--page", tmp_path / "a.html"), "--page is of --ladder")
     missing = tmp_path / "missing" / "a.html"
     assert refused(triforce_here("bench", TEXT, *LADDER, "--page", missing), "there is no folder")
