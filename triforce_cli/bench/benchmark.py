@@ -23,7 +23,7 @@ from ..signals import DONE, INTERRUPTED
 from .axes import BATCH, CONTEXT, Grouped, Values
 from .options import STDOUT
 from .page import page_text
-from .peers import Peer
+from .peer import Peer
 from .plot import plot
 from .report import BATCHES, GRID, Report, csv_text
 from .report_text import report_text

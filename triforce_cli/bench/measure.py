@@ -29,7 +29,7 @@ from .benchmark import Benchmark, BenchOutput, BenchRequest
 from .cells import TYPE, Cell, PointsFile, Record, by_identity, identity
 from .measurement import Measurement
 from .opened import OpenBench, open_bench
-from .peers import Peer
+from .peer import Peer
 from .report import GRID, LADDER, versioned
 from .rows import outputs_of
 from .runs import (

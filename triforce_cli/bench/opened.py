@@ -25,7 +25,7 @@ from .benchmark import Benchmark, BenchRequest, note_grouped, plan_bench_tiers
 from .cells import Cell, Weights, digest, weights_of
 from .compared import BASE, TREES, speculations
 from .ladder import in_order
-from .peers import Peer
+from .peer import Peer
 from .prompts import BenchPrompt, open_prompts
 from .report import LADDER
 

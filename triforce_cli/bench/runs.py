@@ -27,7 +27,7 @@ from ..output.status_line import StatusLine
 from ..output.terminal import Terminal
 from .benchmark import Benchmark
 from .compared import BASE
-from .peers import Peer, Task
+from .peer import Peer, Task
 from .positions import Positions
 from .report import BY_PAIR, mean_of
 

@@ -14,7 +14,9 @@ from offload.settings.config import Sampling
 from tests.support.command import refused
 from tests.support.models import make_tokenizer
 from triforce_cli.bench import peer_process
-from triforce_cli.bench.peers import Endpoint, Task, parse_peers
+from triforce_cli.bench.peer import Task
+from triforce_cli.bench.peer_endpoint import EndpointPeer
+from triforce_cli.bench.peers import parse_peers
 from triforce_cli.bench.read_times import ReadTimes
 
 TEXT = "the cat and the dog and the cat and the dog and " * 40
@@ -58,6 +60,7 @@ class Server(BaseHTTPRequestHandler):
     """Answers " nothing", in three pieces, with what it has cached; refuses fields that it does not know."""
 
     asked: ClassVar = []
+    counted: ClassVar = {}
 
     def log_message(self, *args):
         pass
@@ -71,7 +74,7 @@ class Server(BaseHTTPRequestHandler):
         if "ignore_eos" in body:
             self._send(b"unknown field", 400)
             return
-        usage = {"prompt_tokens": 100, "completion_tokens": 11, "prompt_tokens_details": {"cached_tokens": 0}}
+        usage = {"completion_tokens": 11, "prompt_tokens_details": {"cached_tokens": 0}, **self.counted}
         chunks = [{"choices": [{"text": piece}]} for piece in (" no", "", "th", "ing")] + [{"usage": usage}]
         self._send(b"".join(b"data: %s\n\n" % json.dumps(each).encode() for each in chunks) + b"data: [DONE]\n\n")
 
@@ -128,20 +131,26 @@ def test_an_endpoint_is_asked_for_the_text_without_fields_that_it_refuses(url, m
     class Model:
         tokenizer = Tokenizer.from_transformers(make_tokenizer())
 
-    peer = Endpoint(f"{url}#mine")
+    peer = EndpointPeer(f"{url}#mine")
     peer.open(Model, 100)
     ids = Model.tokenizer.encode(" nothing", special_tokens=False)
     found = peer.run(Task(ids, 9, Sampling(temperature=0.5, top_p=0.9), 3, [*ids[:4], ids[0]]))
-    assert found.tokens == ids and found.measured["ttft_s"] > 0
+    assert found.tokens == ids and found.measured["ttft_s"] > 0 and found.is_comparable
     assert len(Server.asked) == 2 and Server.asked[0]["ignore_eos"] is True
     expected = {"model": "mine", "prompt": " nothing", "max_tokens": 9, "temperature": 0.5, "top_p": 0.9, "seed": 3}
     assert Server.asked[1] == expected | {"stream": True, "stream_options": {"include_usage": True}}
+    others = Model.tokenizer.encode(" not", special_tokens=False) + Model.tokenizer.encode("hing", special_tokens=False)
+    monkeypatch.setattr(Server, "counted", {"prompt_tokens": len(ids)})
+    assert peer.run(Task(ids, 9, Sampling(), 3)).is_comparable
+    assert others != ids and not peer.run(Task(others, 9, Sampling(), 3)).is_comparable  # the same text
+    monkeypatch.setattr(Server, "counted", {"prompt_tokens": len(ids) + 1})
+    assert not peer.run(Task(ids, 9, Sampling(), 3)).is_comparable
     with pytest.raises(TriforceError, match="refused"):
-        Endpoint("http://127.0.0.1:1/v1").open(Model, 100)
+        EndpointPeer("http://127.0.0.1:1/v1").open(Model, 100)
 
 
 def test_the_first_token_of_a_prompt_that_an_endpoint_had_read_in_part():
-    peer = Endpoint("http://127.0.0.1:1/v1")
+    peer = EndpointPeer("http://127.0.0.1:1/v1")
 
     def usage(cached, tokens):
         return {"prompt_tokens": tokens, "prompt_tokens_details": {"cached_tokens": cached}}
