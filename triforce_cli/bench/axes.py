@@ -77,14 +77,19 @@ class Axis:
         }[self.level]
 
 
-def parse_context(text: str) -> int | Values:
+def parse_ladder(text: str) -> int | Values:
+    """Return the lengths of --ladder, as `parse_context` does."""
+    return parse_context(text, "ladder")
+
+
+def parse_context(text: str, name: str = CONTEXT) -> int | Values:
     """Return tokens, or several with commas. `8,192` is one number, as it was before there were lists.
 
     Raises SettingsError.
     """
     if _IN_GROUPS_OF_3.fullmatch(text.strip()):
         return Grouped(parse_tokens(text))
-    found = parse_list(text, parse_tokens, CONTEXT)
+    found = parse_list(text, parse_tokens, name)
     is_one_number = isinstance(found, Values) and _IN_GROUPS_OF_3.fullmatch(str(found))
     return replace(found, separator=", ") if is_one_number else found
 

@@ -113,15 +113,16 @@ MODE_NAMES = (*MODES, DENSE, RECOMPUTE)
 CHANGED = frozenset(name for values in MODES.values() for name in values)  # settings that the modes decide
 
 
-def parse_modes(names: str) -> tuple[str, ...]:
+def parse_modes(names: str, hinted: Sequence[str] = MODE_NAMES) -> tuple[str, ...]:
     """Return the modes in a list with commas, each once, the exact one first. Raises SettingsError for unknown ones.
 
-    A mode is one of MODE_NAMES, or several of them joined by +, which change different things.
+    A mode is one of MODE_NAMES, or several of them joined by +, which change different things. An error names those in
+    `hinted`.
     """
     parsed = [name.strip() for name in names.split(",")]
     for name in (part for each in parsed for part in each.split("+")):
         if name not in MODE_NAMES:
-            hint = f"{did_you_mean(name, MODE_NAMES)}modes: {', '.join(MODE_NAMES)}"
+            hint = f"{did_you_mean(name, hinted)}modes: {', '.join(hinted)}"
             raise SettingsError(f"there is no mode {name!r}", hint)
     for name in parsed:
         _check_parts(name)

@@ -15,7 +15,7 @@ from offload.loading.tokenizers.tokenizer import Tokenizer
 from offload.settings.methods import APPROXIMATIONS
 from offload.units import parse_tokens
 
-from ..bench.compared import EXACT, is_dense, parse_modes, recomputes
+from ..bench.compared import EXACT, MODES, is_dense, parse_modes, recomputes
 from ..options.command_request import Request
 
 DEFAULT_MODES = (EXACT, *APPROXIMATIONS)
@@ -88,7 +88,9 @@ def parse_evaluated(names: str) -> tuple[str, ...]:
             raise SettingsError(f"{mode} is a mode of bench --quality alone", "leave it out")
     for mode in filter(is_map_reduce, parts):
         part_of(mode)
-    local = parse_modes(",".join(own or [EXACT])) if not all(map(is_endpoint, parts)) else ()
+    local = (
+        parse_modes(",".join(own or [EXACT]), (*MODES, MAP_REDUCE, "a URL")) if not all(map(is_endpoint, parts)) else ()
+    )
     return (*local, *(part for part in parts if part not in own))
 
 

@@ -43,6 +43,7 @@ from triforce_cli.options.other_names import FIELDS, OPTIONS, names_of
         (("generate", "hi", "-n", "x"), ("--max-new-tokens takes a whole number", "--max-new-tokens 8")),
         (("generate", "hi", "--temperature", "hot"), ("--temperature takes a number", "--temperature 0.5")),
         (("experiment", "link", "levels"), ("extra argument(s) (levels)", "see `triforce experiment --help`")),
+        (("summarize", "README.md", "Who tells it?"), ("no file Who tells it?", '--question "Who tells it?"')),
         (("cache", "remove"), ("no command 'remove'", "triforce cache --help")),
     ],
 )
