@@ -6,6 +6,7 @@ cuda_link.py. The link here is simulated by a thread, so that order, overlap and
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import queue
 import threading
@@ -13,6 +14,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -24,6 +26,8 @@ from ..events import Transferred
 LINK_COST = 8.0  # estimated time to copy a byte over a link, relative to reading it from the device's memory
 DISK_COST = 12.0  # the same of a read from disk: 1.5 to 3 GB/s where memory gives 20 to 40
 Pair = tuple[Tensor, Tensor]  # target, source: contiguous, of one size and dtype
+_PATIENCE = 5.0  # seconds for a copy that is under way when the interpreter exits
+_threads: weakref.WeakKeyDictionary[threading.Thread, queue.SimpleQueue[Ticket | None]] = weakref.WeakKeyDictionary()
 
 
 class TransferFailed(TriforceError):
@@ -89,6 +93,20 @@ class Ticket:
         self.done.set()
 
 
+@atexit.register
+def _end_threads() -> None:
+    """End all links' threads, after the copies under way: one that frees tensors beside the interpreter's end aborts.
+
+    The newest first, which may wait for an older link.
+    """
+    for thread, submitted in reversed(list(_threads.items())):
+        with suppress(queue.Empty):
+            while True:
+                submitted.get_nowait()
+        submitted.put(None)
+        thread.join(_PATIENCE)
+
+
 class BackgroundLink:
     """The base of links whose copies are run by a thread, on a device that computes at once: a CPU.
 
@@ -101,7 +119,9 @@ class BackgroundLink:
         self._pending: deque[Ticket] = deque()  # for `poison`: submitted copies that may not have ended
         self._queue: queue.SimpleQueue[Ticket | None] = queue.SimpleQueue()
         work = (weakref.proxy(self), self._queue)
-        threading.Thread(target=type(self)._work, args=work, daemon=True, name="link").start()
+        thread = threading.Thread(target=type(self)._work, args=work, daemon=True, name="link")
+        _threads[thread] = self._queue
+        thread.start()
         weakref.finalize(self, self._queue.put, None)
 
     @staticmethod

@@ -168,6 +168,7 @@ class Eagle3(Head):
     def own_logits(self, rows: Tensor) -> Tensor:
         return self._head.wide(self._norm(rows, self._output_norm))
 
+    @torch.inference_mode()
     def logits(self, rows: Tensor) -> Tensor:
         logits = self.own_logits(rows)
         if self.targets is None:

@@ -129,8 +129,13 @@ def make_plan(request: PlanRequest) -> Plan:
 
     Where experts may run in several ways, it is the one with which the prompt and an answer take least time.
     """
+    alone = _packed_alone(request)
     request = _with_format(request)
     best = _best_plan(request)
+    if alone is not None and not (best.offload == "none" and best.fits):
+        packed = _best_plan(alone)
+        if packed.offload == "none" and packed.fits and not (best.fits and _seconds(best) <= _seconds(packed)):
+            return packed
     if best.offload == "none" or best.placed.uses_disk:
         return best
     if request.has_planes:
@@ -144,7 +149,20 @@ def make_plan(request: PlanRequest) -> Plan:
 
 def _best_plan(request: PlanRequest) -> Plan:
     plans = (_plan_of(request, placed) for placed in placements(request))
-    return min(plans, key=lambda plan: plan.ttft.seconds + ANSWER_TOKENS * plan.chosen.tbt.seconds)
+    return min(plans, key=_seconds)
+
+
+def _seconds(plan: Plan) -> float:
+    """Return the seconds of the prompt and an answer."""
+    return plan.ttft.seconds + ANSWER_TOKENS * plan.chosen.tbt.seconds
+
+
+def _packed_alone(request: PlanRequest) -> PlanRequest | None:
+    """Return the request with packed keys and values that all stay on one GPU, if AUTO may pack them there."""
+    packed = replace(request, kv=tiered_format(request.kv, request.packs))
+    is_one = request.hardware.gpus == 1 and not request.hardware.shared and request.sequences == 1
+    may_pack = request.packs_alone and request.kv_format.is_plain and packed.kv != EXACT
+    return packed if may_pack and is_one and request.placement.offload in ("auto", "none") else None
 
 
 def _may_have_planes(request: PlanRequest) -> bool:

@@ -188,15 +188,21 @@ def _warn(errors: Sequence[Sequence[str]]) -> None:
 
 
 class Race:
-    """Compares the seconds of reading blocks with the seconds that computing the same blocks took."""
+    """Compares the seconds of reading blocks with the seconds that computing the same blocks took.
+
+    The first block is not counted: its time is that of starting threads and taking memory, too.
+    """
 
     def __init__(self) -> None:
         self._reading = self._computing = 0.0
+        self._has_begun = False
 
     def observe(self, reading: float, computing: float) -> None:
         """Add the seconds of one block."""
-        self._reading += reading
-        self._computing += computing
+        if self._has_begun:
+            self._reading += reading
+            self._computing += computing
+        self._has_begun = True
 
     @property
     def lost(self) -> bool:

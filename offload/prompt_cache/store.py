@@ -239,7 +239,7 @@ class _Room:
                 raise _Stop("the limit of the folder is reached")
             try:
                 folder.make(self._fingerprint)
-                replace_file(path, data)
+                replace_file(path, data, sync=False)  # a disk that is busy would hold up the prompt
             except OSError as error:
                 raise _Stop(f"{error.strerror or error} ({folder.path})") from None
             self._size += len(data)

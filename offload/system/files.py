@@ -30,14 +30,18 @@ _EXPIRY = 3600  # seconds after which such a file of the user's folders is remov
 _written: set[str] = set()  # the temporary files of this process; of those that are finished, names of nothing
 
 
-def replace_file(path: Path, *data: bytes | memoryview) -> None:
-    """Write `data` to a temporary file readable by its owner only, sync it, and rename it to `path`. Raises OSError."""
+def replace_file(path: Path, *data: bytes | memoryview, sync: bool = True) -> None:
+    """Write `data` to a temporary file readable by its owner only, and rename it to `path`. Raises OSError.
+
+    Without `sync` a power cut may leave part of it there: for what is verified when it is read.
+    """
     handle, temporary = temporary_for(path)
     try:
         with open(handle, "wb") as file:
             file.writelines(data)
             file.flush()
-            os.fsync(file.fileno())
+            if sync:
+                os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)

@@ -1,10 +1,12 @@
 """The contract of `Link` (offload/memory/link.py), for the simulated link and a GPU's."""
 
 import threading
+from weakref import WeakKeyDictionary
 
 import pytest
 import torch
 
+from offload.memory import link as links
 from offload.memory.cuda_link import CudaLink
 from offload.memory.host_memory import allocator
 from offload.memory.link import SimulatedLink, TransferFailed
@@ -222,3 +224,19 @@ def test_poison_spares_memory_that_an_earlier_copy_has_yet_to_read():
     ends.link.wait(first)
     ends.link.wait(second)
     assert ends.holds(target, 7) and ends.holds(host, 9)
+
+
+def test_no_thread_outlives_the_interpreter(monkeypatch):
+    """What is under way ends, and what waits behind it is dropped: a thread that ran on would abort the process."""
+    monkeypatch.setattr(links, "_threads", WeakKeyDictionary())
+    begun, may_end, source = threading.Event(), threading.Event(), torch.ones(4)
+    link = SimulatedLink(1e12, before=lambda pairs: (begun.set(), may_end.wait(10)))
+    targets = torch.zeros(3, 4).unbind()
+    for target in targets:
+        link.copy([(target, source)])
+    begun.wait(10)
+    (thread,) = links._threads
+    threading.Timer(0.01, may_end.set).start()
+    links._end_threads()
+    assert not thread.is_alive()
+    assert [target[0].item() for target in targets] == [1, 0, 0]

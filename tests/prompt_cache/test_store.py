@@ -248,7 +248,7 @@ def test_fetched_blocks_stay_within_the_limit(machine, plain, tmp_path, faults):
 def test_a_full_disk_is_a_warning(machine, plain, faults, monkeypatch):
     machine("a")
 
-    def full(path, *data):
+    def full(path, *data, sync):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(stores, "replace_file", full)

@@ -13,6 +13,7 @@ from offload.loading.formats.safetensors import FolderCheckpoint
 from offload.loading.heads import checked_head, load_head
 from offload.loading.weights import load_model
 from offload.parallel import ALONE
+from offload.parallel.shard import Alone
 from offload.sequence import TokenSequence
 from offload.settings.config import Sampling, Speculation
 from offload.speculation.drafters.heads import HeadDrafter, HeadRunner
@@ -334,6 +335,24 @@ def test_a_head_is_rounded_as_its_target_is(reference, tmp_path, level, bits):
     assert dims.layers * dims.layer_bytes(found) + dims.outer_bytes(found) == pytest.approx(expected, rel=0.01)
     prompt = ids(40)
     assert tokens(run(engine, prompt, 12, "naive", "model")) == tokens(run(engine, prompt, 12))
+
+
+def test_ranks_with_uneven_shares_expect_the_same_costs_of_a_head(target, tmp_path, monkeypatch):
+    """Otherwise one would draft while another one does not, or grow another tree, and both would wait for ever."""
+
+    class RankZeroDecides(Alone):
+        numbers = None
+
+        def agree(self, numbers):
+            self.numbers = self.numbers or list(numbers)
+            return self.numbers
+
+    runner, _ = new_runner(target, head_of(target, save_eagle3(tmp_path / "head")), sequence=TokenSequence(ids(30)))
+    group, found, whole = RankZeroDecides(), [], target.read_cost
+    for share in (0.75, 0.25):
+        monkeypatch.setitem(target.__dict__, "read_cost", share * whole)
+        found.append(HeadDrafter(runner, Sampler(GREEDY, 0, VOCAB, CPU), group).relative_cost)
+    assert found[0] == found[1] == pytest.approx(min(runner.model.read_cost / (0.75 * whole), 1))
 
 
 def test_drafts_over_the_head_s_own_tokens_have_their_distributions(target, tmp_path):

@@ -77,13 +77,8 @@ class Axis:
         }[self.level]
 
 
-def parse_ladder(text: str) -> int | Values:
-    """Return the lengths of --ladder, as `parse_context` does."""
-    return parse_context(text, "ladder")
-
-
 def parse_context(text: str, name: str = CONTEXT) -> int | Values:
-    """Return tokens, or several with commas. `8,192` is one number, as it was before there were lists.
+    """Return tokens, or several with commas, of an option. `8,192` is one number, as before there were lists.
 
     Raises SettingsError.
     """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -113,16 +113,16 @@ MODE_NAMES = (*MODES, DENSE, RECOMPUTE)
 CHANGED = frozenset(name for values in MODES.values() for name in values)  # settings that the modes decide
 
 
-def parse_modes(names: str, hinted: Sequence[str] = MODE_NAMES) -> tuple[str, ...]:
+def parse_modes(names: str, known: Collection[str] = MODE_NAMES, others: str = "") -> tuple[str, ...]:
     """Return the modes in a list with commas, each once, the exact one first. Raises SettingsError for unknown ones.
 
-    A mode is one of MODE_NAMES, or several of them joined by +, which change different things. An error names those in
-    `hinted`.
+    A mode is one that is `known`, or several of them joined by +, which change different things. `others` are named
+    behind them in the hint.
     """
     parsed = [name.strip() for name in names.split(",")]
     for name in (part for each in parsed for part in each.split("+")):
-        if name not in MODE_NAMES:
-            hint = f"{did_you_mean(name, hinted)}modes: {', '.join(hinted)}"
+        if name not in known:
+            hint = f"{did_you_mean(name, known)}modes: {', '.join(known)}{others}"
             raise SettingsError(f"there is no mode {name!r}", hint)
     for name in parsed:
         _check_parts(name)

@@ -16,7 +16,7 @@ from offload.settings.config import Sampling
 from offload.units import parse_tokens
 
 from ..options import declarations as options
-from .axes import AXES, Values, parse_context, parse_ladder, parse_list
+from .axes import AXES, Values, parse_context, parse_list
 from .compared import CHANGED, DEFAULT
 
 NEW_TOKENS = 128
@@ -61,8 +61,14 @@ EachFile = Annotated[bool, _grid("--each-file", help="Each file is a prompt.")]
 Data = Annotated[
     str | None, _grid("--data", metavar="SOURCE", help="Folder, JSON lines or hub data set: each text a prompt.")
 ]
+
+
+def _lengths(text: str) -> Any:
+    return parse_context(text, "ladder")
+
+
 Ladder = Annotated[
-    Any, options.option("--ladder", metavar="N,...", parser=parse_ladder, help="All methods at these lengths.")
+    Any, options.option("--ladder", metavar="N,...", parser=_lengths, help="All methods at these lengths.")
 ]
 Page = Annotated[
     Path | None, options.option("--page", metavar="FILE", help="Of --ladder: a page with pictures, ladder.html.")

@@ -103,6 +103,10 @@ def evaluate(
                 terminal.write(json_line(**record))
 
         evaluation = run_evaluation(asked, terminal, quiet, display, emit)
+    for error in evaluation.errors[1:]:
+        terminal.warn(str(error))
+    if evaluation.errors and not evaluation.records:
+        raise evaluation.errors[0]
     if csv not in (None, STDOUT):
         write_file(csv, csv_text(evaluation))
     if json:
@@ -111,4 +115,6 @@ def evaluate(
         terminal.write(csv_text(evaluation))
     else:
         terminal.print(evaluation_text(evaluation, terminal.table_width))
+    if evaluation.errors:
+        raise evaluation.errors[0]
     return INTERRUPTED if evaluation.interrupted else DONE

@@ -7,12 +7,15 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from http.client import HTTPException
 from typing import Any
 from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
 
 from offload.errors import TriforceError
 from offload.evaluation.tasks.task import Item
+
+from .request import CHATTY
 
 _PATIENCE = 3600.0  # seconds until an answer is complete
 _KEY = "OPENAI_API_KEY"
@@ -41,34 +44,40 @@ class Endpoint:
 
     def _find_model(self) -> str:
         if not self._model:
-            self._model = self.name.partition("#")[2] or str(self._call("models")["data"][0]["id"])
+            self._model = self.name.partition("#")[2] or self._ask("models", "data", 0, "id")
         return self._model
 
     def _answer(self, item: Item) -> str:
         body = {"model": self._find_model(), "max_tokens": item.new_tokens, "temperature": 0, "seed": 0}
         if not self.is_chat:
             try:
-                return str(self._call("completions", body | {"prompt": item.prompt})["choices"][0]["text"])
+                return self._ask("completions", "choices", 0, "text", body=body | {"prompt": item.prompt})
             except _NotThere:
                 self.is_chat = True
         message = {"role": "user", "content": f"{item.text}\n\n{item.question}"}
-        return str(self._call("chat/completions", body | {"messages": [message]})["choices"][0]["message"]["content"])
+        body |= {"messages": [message], "max_tokens": item.new_tokens + CHATTY}
+        return self._ask("chat/completions", "choices", 0, "message", "content", body=body)
 
-    def _call(self, path: str, body: dict[str, Any] | None = None) -> Any:
-        """Return the JSON of an answer. Raises TriforceError."""
+    def _ask(self, path: str, *keys: str | int, body: dict[str, Any] | None = None) -> str:
+        """Return the text at `keys` of the JSON that a path answers; "" for null. Raises TriforceError."""
         url = f"{self.name.partition('#')[0].rstrip('/')}/{path}"
         headers = {"Content-Type": "application/json"}
         headers |= {"Authorization": f"Bearer {os.environ[_KEY]}"} if os.environ.get(_KEY) else {}
         data = None if body is None else json.dumps(body).encode()
         try:
             with urlopen(Request(url, data, headers), timeout=_PATIENCE) as answer:
-                return json.load(answer)
+                found = json.load(answer)
+            for key in keys:
+                found = found[key]
         except HTTPError as error:
             reason = f"{url}: {error.code} {error.read(500).decode(errors='replace')}"
             kind = _NotThere if error.code in (404, 405) else TriforceError
             raise kind(reason, "give the URL up to /v1, and --context that the server can take") from error
-        except (URLError, OSError, ValueError, KeyError, IndexError) as error:
+        except (URLError, HTTPException, OSError, ValueError) as error:
             raise TriforceError(f"{url}: {error}", "is it an OpenAI endpoint, and does it run?") from error
+        except (LookupError, TypeError) as error:
+            raise TriforceError(f"{url}: its JSON has no {keys[-1]}", "is it an OpenAI endpoint?") from error
+        return "" if found is None else str(found)  # a chat that ended while it thought has no content
 
 
 class _NotThere(TriforceError):

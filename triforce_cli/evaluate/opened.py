@@ -18,8 +18,8 @@ from ..output.terminal import Terminal
 from ..run.model_request import open_request
 from ..run.processor import processor
 from .endpoint import Endpoint
-from .request import EvaluateRequest, ids_of, is_endpoint, is_map_reduce, make_items, part_of
-from .targets import CHATTY, MapReduceTarget, ModeTarget, Target
+from .request import CHATTY, EvaluateRequest, ids_of, is_endpoint, is_map_reduce, make_items, part_of
+from .targets import MapReduceTarget, ModeTarget, Target
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from typing import Any
 
 from rich.text import Text
 
+from offload.errors import TriforceError
 from offload.evaluation.intervals import bootstrap, wilson
 from offload.settings.config import LEAST_BUDGET
 from offload.units import counted
@@ -28,12 +29,16 @@ _COLUMNS = ("mode", "task", "length", "depth", "seed", "prompt_tokens", "score",
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """What was answered: the records of all items that are done. `facts` describe the machine and the model."""
+    """What was answered: the records of all items that are done. `facts` describe the machine and the model.
+
+    `errors` have ended modes before their last items.
+    """
 
     asked: EvaluateRequest
     facts: Mapping[str, Any]
     records: Sequence[Record]
     interrupted: bool = False
+    errors: Sequence[TriforceError] = ()
 
     @property
     def modes(self) -> list[str]:

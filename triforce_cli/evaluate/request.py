@@ -19,6 +19,7 @@ from ..bench.compared import EXACT, MODES, is_dense, parse_modes, recomputes
 from ..options.command_request import Request
 
 DEFAULT_MODES = (EXACT, *APPROXIMATIONS)
+CHATTY = 32  # further tokens for the words that an answer in a chat has around it
 MAP_REDUCE = "map-reduce"  # in parts that fill the context, or with =N in smaller ones
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+")
 
@@ -88,9 +89,8 @@ def parse_evaluated(names: str) -> tuple[str, ...]:
             raise SettingsError(f"{mode} is a mode of bench --quality alone", "leave it out")
     for mode in filter(is_map_reduce, parts):
         part_of(mode)
-    local = (
-        parse_modes(",".join(own or [EXACT]), (*MODES, MAP_REDUCE, "a URL")) if not all(map(is_endpoint, parts)) else ()
-    )
+    others = f", {MAP_REDUCE}, or the URL of an endpoint"
+    local = parse_modes(",".join(own or [EXACT]), MODES, others) if not all(map(is_endpoint, parts)) else ()
     return (*local, *(part for part in parts if part not in own))
 
 

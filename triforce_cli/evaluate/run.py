@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from offload.errors import TriforceError
 from offload.evaluation.tasks.task import Item
 from offload.units import counted
 
@@ -35,17 +36,18 @@ def run_evaluation(
 ) -> Evaluation:
     """Have every item answered by every mode; return all scores, also where Ctrl-C ended it. Closes the display.
 
-    `emit` is given each record, as soon as there is one. Raises TriforceError, OSError.
+    `emit` is given each record, as soon as there is one. A mode ends with its first error, which is among the report's
+    `errors`. Raises TriforceError, OSError.
     """
     path = asked.points
     file = None if path is None else PointsFile(path, terminal.warn, TYPE, "answer of an evaluation", _KINDS)
     try:
         opened = open_evaluation(asked, terminal, quiet, display)
         kept = {} if file is None else {identity(record, _IDENTIFYING): record for record in file.kept}
-        found, interrupted = [], False
+        found, errors, interrupted = list[Record](), list[TriforceError](), False
         try:
             with run_status(terminal, quiet) as show:
-                for record in _records(opened, kept, file, show):
+                for record in _records(opened, kept, file, show, errors):
                     found.append(record)
                     emit(record)
         except KeyboardInterrupt:
@@ -56,16 +58,23 @@ def run_evaluation(
             saved = f"{counted(len(found), 'answer')} saved: run the same command again to go on"
             terminal.note(f"interrupted; {saved}" if path else "interrupted; with --points FILE, it could go on")
         here = provenance(opened.model.device, opened.engines.described)
-        return Evaluation(asked, here | {"model": asked.request.settings.engine.model}, found, interrupted)
+        return Evaluation(asked, here | {"model": asked.request.settings.engine.model}, found, interrupted, errors)
     finally:
         if file is not None:
             file.close()
 
 
 def _records(
-    opened: OpenEvaluation, kept: dict[str, Record], file: PointsFile | None, show: Callable[[str], None]
+    opened: OpenEvaluation,
+    kept: dict[str, Record],
+    file: PointsFile | None,
+    show: Callable[[str], None],
+    errors: list[TriforceError],
 ) -> Iterable[Record]:
-    """Yield the record of each target and item: one that was kept, or a new one, which is then in the file."""
+    """Yield the record of each target and item: one that was kept, or a new one, which is then in the file.
+
+    The error that ended a target is added to `errors`.
+    """
     pending = {
         target.name: [facts for facts in _facts(opened, target) if identity(facts, _IDENTIFYING) not in kept]
         for target in opened.targets
@@ -76,18 +85,24 @@ def _records(
         if not pending[target.name]:
             yield from (kept[identity(facts, _IDENTIFYING)] for facts in every)
             continue
-        with target.answering() as answer:
-            for facts, item in zip(every, opened.items, strict=True):
-                if (known := kept.get(identity(facts, _IDENTIFYING))) is not None:
-                    yield known
-                    continue
-                time_left = f" · {duration((time.monotonic() - started) / done * (left - done))} left" if done else ""
-                show(f"evaluate · {target.name} · {_label(item)} · {done + 1} of {left}{time_left}")
-                record = _answered(facts, item, answer)
-                if file is not None:
-                    file.append(record)
-                done += 1
-                yield record
+        before = done
+        try:
+            with target.answering() as answer:
+                for facts, item in zip(every, opened.items, strict=True):
+                    if (known := kept.get(identity(facts, _IDENTIFYING))) is not None:
+                        yield known
+                        continue
+                    rest = duration((time.monotonic() - started) / done * (left - done)) if done else ""
+                    time_left = f" · {rest} left" if rest else ""
+                    show(f"evaluate · {target.name} · {_label(item)} · {done + 1} of {left}{time_left}")
+                    record = _answered(facts, item, answer)
+                    if file is not None:
+                        file.append(record)
+                    done += 1
+                    yield record
+        except TriforceError as error:  # the other targets may have none
+            errors.append(error)
+            left -= len(pending[target.name]) - (done - before)
 
 
 def _facts(opened: OpenEvaluation, target: Target) -> list[dict[str, Any]]:

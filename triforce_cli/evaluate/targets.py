@@ -26,10 +26,9 @@ from ..run.model_request import ModelRequest, Prompt
 from ..summarize.instructions import AnswerStyle, load_templates
 from ..summarize.map_reduce import MapReduce, part_facts
 from ..summarize.passages import FinishedParts
-from .request import ids_of
+from .request import CHATTY, ids_of
 
 GREEDY = Sampling(temperature=0)
-CHATTY = 32  # further tokens for the words that an answer in a chat has around it
 
 
 class Target(Protocol):

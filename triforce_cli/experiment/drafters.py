@@ -53,7 +53,8 @@ def measure_drafters(
     Returns the rows, and whether Ctrl-C ended it. Raises TriforceError.
     """
     named = asked.given.get("draft")
-    names = KINDS[DRAFTERS].parse(asked.grid.methods if named is None else named.split(","))
+    listed = asked.grid.methods if named is None else [each.strip() for each in named.split(",")]
+    names = KINDS[DRAFTERS].parse(listed)
     asked = replace(asked, flags={name: each for name, each in asked.flags.items() if name != "draft"})
     found: dict[Key, list[dict[str, Any]]] = {}
     prompts: dict[str, int] = {}

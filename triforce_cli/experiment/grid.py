@@ -54,7 +54,9 @@ def _masked(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def _drafters(names: Sequence[str]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys((BASE, *filter(None, names))))
+    if not all(names):
+        raise SettingsError("one of the drafters has no name", "write them like lookup,self or lookup,Qwen/Qwen3-0.6B")
+    return tuple(dict.fromkeys((BASE, *names)))
 
 
 KINDS = {

@@ -174,7 +174,7 @@ _PANELS: dict[str | None, dict[str, _Make]] = {
         "extend_context": _switch("--extend-context", help="Extend the context (YaRN)."),
         "cache": _setting(bool, "Keep prompts on disk.", "long ones", "--cache/--no-cache", metavar=None),
         "cache_limit": _size("Disk space for it.", "20GiB"),
-        "cache_store": _setting(str, "Share it: s3://bucket/prefix.", "none", metavar="URL"),
+        "cache_store": _setting(str, "Share it: s3://bucket.", "none", metavar="URL"),
     },
     MEMORY: {
         "offload": _name("none, stream, host, hybrid or planes.", among=OFFLOADS),
@@ -183,7 +183,7 @@ _PANELS: dict[str | None, dict[str, _Make]] = {
         "resident_layers": _count("Layers with KV on the device.", "most"),
         "host_share": _number("The host's part of the KV.", "balanced"),
         "link_gb_s": _number("Simulated link, on a CPU.", "none", "--link", metavar="GB/S"),
-        "experts": _name("Experts: device, host, stream or hybrid.", among=EXPERTS),
+        "experts": _name("device, host, stream or hybrid.", among=EXPERTS),
         "expert_layers": _count("Layers with experts on the device.", "most"),
         "disk": _setting(str, "Folder for KV beyond host memory.", "none", metavar="PATH"),
         "disk_limit": _size("Disk space for it.", "free"),
@@ -204,7 +204,7 @@ _PANELS: dict[str | None, dict[str, _Make]] = {
         "show_config": _switch("--show-config", help="Print settings; run nothing."),
     },
 }
-PANELS = [BATCH, *filter(None, _PANELS), FORM]
+PANELS = [FORM, BATCH, *filter(None, _PANELS)]
 GENERATION = {name: make(name, panel) for panel, rows in _PANELS.items() for name, make in rows.items()}
 
 PromptFiles = Annotated[
@@ -213,7 +213,7 @@ PromptFiles = Annotated[
 _ENCODING = _other(
     *(str | None, "--encoding"),
     metavar="NAME",
-    help=described("Of text files, such as cp1252.", "guessed"),
+    help=described("Of files, as cp1252.", "guessed"),
     parser=encoding_named,
 )
 _TRUNCATE = _other(

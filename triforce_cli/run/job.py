@@ -25,7 +25,7 @@ from ..output.terminal import Terminal
 from ..signals import DONE
 from .long_prompts import Notices, fit_prompt
 from .model_request import ModelRequest, open_request
-from .packed_memory import packed_where_faster
+from .packed_memory import packed_where_faster, packed_where_it_fits
 from .plan import plan_run, plan_tiers
 from .prompt_cache import LABEL, memory_limit, open_prompt_cache
 from .text_generator import TextGenerator
@@ -108,11 +108,12 @@ class Job:
         self, opened: ModelRequest, longest: int, terminal: Terminal, output: OutputOptions, display: Display
     ) -> None:
         """Plan for sequences of up to `longest` tokens, unless only the plan is wanted. Raises TriforceError."""
+        stored = stored_tokens(opened.settings.speculation, longest)
+        is_dry = opened.request.dry_run
+        opened = opened if is_dry else packed_where_it_fits(opened, stored, terminal)
         self._opened, self._longest = opened, longest
         self._terminal, self._output, self._display = terminal, output, display
         self._store: BlockStore | None = None
-        stored = stored_tokens(opened.settings.speculation, longest)
-        is_dry = opened.request.dry_run
         self._tiers = None if is_dry else plan_tiers(opened.model, opened.settings, stored, terminal)
         self.is_offloaded = self._tiers is not None
         settings = opened.settings

@@ -172,8 +172,9 @@ class Arm:
             gammas = [gamma for gamma in self._gammas if gamma < limit]
             if len(gammas) < len(self._gammas):  # near the end: the last draft can be as long as the rest of the answer
                 gammas.append(limit)
+            token_s = self.token_s
             for gamma in gammas:
-                draft_s = self._step_s(gamma) if self.drafter.in_one_pass else gamma * self.token_s
+                draft_s = self._step_s(gamma) if self.drafter.in_one_pass else gamma * token_s
                 yield DraftOption(gamma, draft_s + self.steps.of(round(gamma * self._width) + 1), fade=fade)
 
     def _trees(self, kind: Hashable, limit: int, cycle: int) -> Iterator[DraftOption]:

@@ -171,7 +171,9 @@ class HeadDrafter(ModelDrafter):
         super().__init__(cast("Runner", runner), sampler, group, growth)
         self.name = runner.model.own.kind
         self._head = runner
-        self.relative_cost = min(runner.model.read_cost / runner.model.target.read_cost, 1.0)
+        # Shares of ranks may be uneven, but all ranks have to choose alike, and to grow the same trees.
+        own, plain = group.agree((runner.model.read_cost, runner.model.target.read_cost))
+        self.relative_cost = min(own / plain, 1.0)
 
     def prior(self, kind: Hashable) -> float:
         return published_acceptance(self.name, 1 << (int(str(kind)) - 1))

@@ -91,6 +91,7 @@ class StepTimes:
         self._known: dict[int, float] = {}
         self._count: dict[int, int] = {}
         self._sizes: list[int] = []  # of the measured steps, in rows, sorted
+        self._slope_s: float | None = None  # between two observations: every choice asks for many sizes
 
     @property
     def known(self) -> bool:
@@ -111,13 +112,16 @@ class StepTimes:
             share = (rows - below) / (above - below)
             return self._known[below] * (1 - share) + self._known[above] * share
         nearest = self._sizes[0 if index == 0 else -1]
-        line = self._known[nearest] + self._slope() * (rows - nearest)
+        if self._slope_s is None:
+            self._slope_s = self._slope()
+        line = self._known[nearest] + self._slope_s * (rows - nearest)
         return max(line, self._known[nearest] * min(rows / nearest, 1.0))
 
     def observe(self, rows: int, seconds: float) -> None:
         """Count a step of `rows` that took `seconds`."""
         count = self._count[rows] = self._count.get(rows, 0) + 1
         guess = self.of(rows) if self._known else None
+        self._slope_s = None
         if count == 1:
             insort(self._sizes, rows)
         if guess is None:
@@ -211,6 +215,6 @@ class RowTimes(StepTimes):
         """Count a pass of `rows` that took `seconds`; the first of a size, if it was faster than expected, at once."""
         if self._known and rows not in self._known and seconds < self.of(rows):
             insort(self._sizes, rows)
-            self._known[rows], self._count[rows] = max(seconds, 1e-9), 1
+            self._known[rows], self._count[rows], self._slope_s = max(seconds, 1e-9), 1, None
         else:
             super().observe(rows, seconds)

@@ -76,6 +76,7 @@ def test_what_does_not_go_with_the_ladder(triforce_here, tmp_path):
     assert refused(triforce_here("bench", TEXT, "--ladder", "90K"), "fewer than --ladder 92,160", "use --ladder ")
     assert refused(triforce_here("bench", TEXT, *LADDER, "--quality"), "--quality does not go with --ladder")
     assert refused(triforce_here("bench", TEXT, *LADDER, "--budget", "64,128"), "--budget takes one value")
+    assert refused(triforce_here("bench", TEXT, "--ladder", "4K,9x"), "--ladder is '4K,9x': '9x' is not a number")
     assert refused(triforce_here("bench", TEXT, "--page", tmp_path / "a.html"), "--page is of --ladder")
     missing = tmp_path / "missing" / "a.html"
     assert refused(triforce_here("bench", TEXT, *LADDER, "--page", missing), "there is no folder")

@@ -3,19 +3,24 @@
 import csv
 import io
 import json
+import socket
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
 from offload.engine import Engine
+from offload.errors import TriforceError
+from offload.evaluation.tasks.task import Item
 from scripts.planted_model import write
 from tests.support.command import assert_error
 from tests.support.models import make_tokenizer
 from tests.support.offloading import native_kernel
 from triforce_cli.evaluate import run
+from triforce_cli.evaluate.endpoint import Endpoint
 from triforce_cli.evaluate.heat_map import heat_map
 from triforce_cli.evaluate.report import Evaluation, evaluation_text
+from triforce_cli.evaluate.request import CHATTY
 
 TASKS = ("--tasks", "single,quotation", "--context", "256", "--depths", "2")
 SMALL = ("--budget", "100", "--sink", "4", "--window", "24")
@@ -159,9 +164,7 @@ def test_modes_that_cannot_run_are_left_out_unless_they_are_named(triforce_here)
 
 def test_wrong_names(triforce_here):
     assert_error(triforce_here("evaluate", "--tasks", "singel"), 2, "no task 'singel'", "did you mean single?")
-    assert_error(
-        triforce_here("evaluate", "--modes", "exact,h20"), 2, "no mode 'h20'", "did you mean h2o?", "map-reduce, a URL"
-    )
+    assert_error(triforce_here("evaluate", "--modes", "exact,h20"), 2, "no mode 'h20'", "map-reduce, or the URL")
     assert_error(triforce_here("evaluate", "--modes", "recompute"), 2, "bench --quality")
     assert_error(triforce_here("evaluate", "--context", "20", "--modes", "exact"), 2, "too few for")
 
@@ -220,6 +223,74 @@ def test_an_endpoint(triforce_here, server, path):
     assert rows[url]["difference"] is None
 
 
+def test_an_error_of_a_mode_ends_that_mode_alone(triforce_here, server, tmp_path, monkeypatch):
+    posts, post = [], _Server.do_POST
+
+    def posted(self):
+        posts.append(self.path)
+        if posts.count("/v1/completions") > 1 and posts[-1] == "/v1/completions":
+            self.rfile.read(int(self.headers["Content-Length"]))
+            return self._send({"error": "out of memory"}, 500)
+        return post(self)
+
+    monkeypatch.setattr(_Server, "do_POST", posted)
+    table = tmp_path / "scores.csv"
+    command = ("evaluate", "--tasks", "single", "--depths", "3", "--context", "200", "--csv", table)
+    answer = triforce_here(*command, "--modes", f"{server}/v1,{server}/chat/v1")
+    assert answer.returncode == 1 and "out of memory" in answer.stderr
+    modes = [line["mode"] for line in csv.DictReader(io.StringIO(table.read_text()))]
+    assert modes == [f"{server}/v1"] + [f"{server}/chat/v1"] * 3
+    assert "score of 100" in answer.stdout
+
+
 def test_an_endpoint_that_is_not_there(triforce_here):
     answer = triforce_here("evaluate", "--tasks", "single", "--modes", "http://127.0.0.1:1/v1", "--context", "200")
     assert_error(answer, 1, "http://127.0.0.1:1/v1/models", "does it run?")
+
+
+def test_an_endpoint_whose_answers_are_none(server, monkeypatch):
+    item = Item(None, 200, 0.5, 0, "The pass key is 1234567.", "What is it?", "It is", ("1234567",), 10)
+    sent = []
+
+    def send(answers):
+        def sending(self, value, code=200):
+            plain(self, answers if "choices" in value or "data" in value else value, code)
+
+        monkeypatch.setattr(_Server, "_send", sending)
+
+    def posted(self):
+        length = int(self.headers["Content-Length"])
+        sent.append(json.loads(self.rfile.read(length)))
+        self._send({"choices": []})
+
+    plain = _Server._send
+    monkeypatch.setattr(_Server, "do_POST", posted)
+    chat = Endpoint(f"{server}/v1#test", is_chat=True)
+    with chat.answering() as answer:
+        send({"choices": [{"message": {"content": None}}]})
+        assert answer(item) == "" and sent[-1]["max_tokens"] == 10 + CHATTY  # as the model's own chats
+        for other in ({"choices": []}, {"error": "busy"}, [], 7):
+            send(other)
+            with pytest.raises(TriforceError, match="chat/completions: its JSON has no content"):
+                answer(item)
+    with pytest.raises(TriforceError, match="models: its JSON has no id"):
+        _ = Endpoint(f"{server}/v1").facts
+
+
+def test_an_endpoint_that_speaks_no_http():
+    with pytest.raises(TriforceError, match="nonnumeric port"):
+        _ = Endpoint("http://127.0.0.1:8000x/v1").facts
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+
+        def hello():
+            connection = listener.accept()[0]
+            with connection:
+                connection.recv(4096)
+                connection.sendall(b"SSH-2.0-test\r\n")
+
+        thread = threading.Thread(target=hello)
+        thread.start()
+        with pytest.raises(TriforceError, match="SSH-2"):
+            _ = Endpoint(f"http://127.0.0.1:{port}/v1").facts
+        thread.join()

@@ -212,3 +212,9 @@ def test_drafters_side_by_side(run, tiny_model_dir):
     assert own["acceptance_by_depth"] == {str(depth): 1 for depth in range(1, 5)}
     assert own["tokens_per_verification"] > 1 and own["draft_ms"] > 0
     assert own["memory_mib"] > rows["ar", 80]["memory_mib"]
+
+
+def test_drafters_without_a_name(run):
+    for names in (",", "lookup,,self"):
+        code, _, err = run(DRAFTERS, "--draft", names)
+        assert code == 2 and "one of the drafters has no name" in err

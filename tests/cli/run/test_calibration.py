@@ -13,6 +13,7 @@ import torch
 
 from offload.hardware import driver as gpus
 from offload.hardware import microbenchmarks as measure
+from offload.hardware import profiles
 from offload.hardware.calibration import Measured, load, save
 from offload.hardware.microbenchmarks import BenchmarkSizes
 from offload.hardware.profiles import load as load_profile
@@ -201,6 +202,7 @@ def test_a_measurement_does_not_set_free_memory(triforce, config, monkeypatch):
 
 
 def test_a_plan_for_one_profile_reads_no_other(triforce, monkeypatch):
+    profiles._shipped.cache_clear()  # of other tests
     opened, really_open = [], Path.open
     monkeypatch.setattr(Path, "open", lambda path, *args, **more: opened.append(path.name) or really_open(path, *args))
     assert triforce("profile", "--gpu", "4090", *SMALL_MODEL)[0] == 0
