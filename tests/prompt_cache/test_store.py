@@ -265,7 +265,7 @@ def test_what_is_no_store_is_an_error_before_the_model_is_loaded(triforce_here, 
 def test_a_url_with_a_password_is_refused_and_not_shown(triforce_here):
     result = triforce_here("generate", "Hello", "--cache", "--cache-store", "sftp://me:secret@host/prompts")
     assert_error(result, 2, "a password in it", "in the environment")
-    assert "secret" not in result.output
+    assert "secret" not in result.stdout + result.stderr
 
 
 def test_a_protocol_without_its_package(triforce_here, monkeypatch):
