@@ -23,6 +23,7 @@ from ..signals import DONE, INTERRUPTED
 from .axes import BATCH, CONTEXT, Grouped, Values
 from .options import STDOUT
 from .page import page_text
+from .peers import Peer
 from .plot import plot
 from .report import BATCHES, GRID, Report, csv_text
 from .report_text import report_text
@@ -45,6 +46,7 @@ class BenchRequest:
         only: combinations of values that run, of all that the lists have; empty for all.
         kind: the type of the report. Of BATCHES, a batch of 1 is all sequences of the largest batch, one after the
             other.
+        peers: other programs, which run each point of plain decoding.
     """
 
     request: Request
@@ -60,6 +62,7 @@ class BenchRequest:
     endings: Mapping[str, str] = field(default_factory=dict)
     is_dataset: bool = False
     kind: str = GRID
+    peers: Sequence[Peer] = ()
 
     @property
     def in_turn(self) -> bool:

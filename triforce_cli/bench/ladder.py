@@ -19,7 +19,7 @@ OUTPUTS = {
 }
 TEMPERATURES = Values((0.0, 0.8))
 LEAST = 10  # verified tokens for a rate
-EQUAL, TIE, DIFFERENT = "equal", "tie", "different"
+EQUAL, TIE, DIFFERENT, FAILED = "equal", "tie", "different", "failed"
 
 
 def with_outputs(texts: Iterable[tuple[str, str]]) -> tuple[list[tuple[str, str]], dict[str, str]]:
@@ -42,7 +42,12 @@ def in_order(places: Sequence[tuple[int, int | None]]) -> list[tuple[int, int | 
 
 
 def verdict(row: Row) -> str | None:
-    """Return whether a row's outputs are those of plain decoding: EQUAL, TIE or DIFFERENT; None if not compared."""
+    """Return whether a row's outputs are those of plain decoding: EQUAL, TIE or DIFFERENT; None if not compared.
+
+    FAILED for a peer that did not run.
+    """
+    if row.get("error") is not None:
+        return FAILED
     if row["method"] == BASE or row["equals_ar"] is None:
         return None
     return EQUAL if row["equals_ar"] else TIE if row["lossless"] else DIFFERENT
@@ -55,7 +60,7 @@ def same_answers(rows: Sequence[Row]) -> list[dict[str, Any]]:
     """
     groups: dict[tuple[str, int], list[Row]] = {}
     for row in rows:
-        if row["verdict"] is not None:
+        if row["verdict"] not in (None, FAILED):
             groups.setdefault((row["method"], row["context"]), []).append(row)
     return [
         {"method": method, "context": context, **_counts(each), "margin": _largest(row["margin"] for row in each)}
@@ -96,6 +101,12 @@ def mean_by(rows: Iterable[Row], measure: str, **where: Any) -> dict[str, list[t
         method: [(context, sum(each) / len(each)) for context, each in sorted(points.items())]
         for method, points in found.items()
     }
+
+
+def verdict_text(row: Row) -> str:
+    """Return a row's verdict, with the token at which another program's answer becomes a different one."""
+    at = f" at {row['differs_at']}" if row["is_peer"] and row["differs_at"] is not None else ""
+    return "-" if row["verdict"] is None else f"{row['verdict']}{at}"
 
 
 def drafter_of(acceptance: Mapping[str, float]) -> str:

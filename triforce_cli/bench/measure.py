@@ -29,6 +29,7 @@ from .benchmark import Benchmark, BenchOutput, BenchRequest
 from .cells import TYPE, Cell, PointsFile, Record, by_identity, identity
 from .measurement import Measurement
 from .opened import OpenBench, open_bench
+from .peers import Peer
 from .report import GRID, LADDER, versioned
 from .rows import outputs_of
 from .runs import (
@@ -37,6 +38,7 @@ from .runs import (
     read_prompt,
     run_in_turn,
     run_once,
+    run_peer,
     run_status,
     run_together,
     warn_of_quantized_weights,
@@ -106,6 +108,9 @@ def _load_and_measure(run: Measurement, terminal: Terminal, quiet: bool, display
         except KeyboardInterrupt:
             run.interrupted = True
             display.hide()
+        finally:
+            for peer in bench.asked.peers:
+                peer.close()
     if run.interrupted:
         terminal.after_ctrl_c()
         terminal.note(run.interruption())
@@ -142,7 +147,9 @@ def _record(run: Measurement, engine: Engine, cell: Cell, repeat: int) -> Record
     """Run a cell once; return it as a line of the points file."""
     bench = run.bench
     load = OtherLoad() if bench.model.group.size == 1 else None  # other ranks are not other load
-    measured, outputs = _run(run, engine, cell)
+    peer = bench.peer(cell)
+    measured, outputs = _run(run, engine, cell) if peer is None else _run_peer(run, peer, cell)
+    sampling = measured.pop("sampling", bench.cells[cell].sampling.kind)
     facts = bench.facts(cell, repeat)
     machine = {"threads": torch.get_num_threads(), "engine": run.engine, "torch": torch.__version__}
     return {
@@ -150,9 +157,9 @@ def _record(run: Measurement, engine: Engine, cell: Cell, repeat: int) -> Record
         **facts,
         "machine": facts["machine"] | machine,
         **versioned(),
-        "sampling": bench.cells[cell].sampling.kind,
-        **rounded(measured | {"other_load_cores": None if load is None else load.cores()}),
-        **_comparison(run, engine, cell, outputs),
+        "sampling": sampling,
+        **rounded({"other_load_cores": None if load is None else load.cores()} | measured),
+        **({} if sampling == FASTEST else _comparison(run, engine, cell, outputs)),
         "tokens": outputs[0] if len(outputs) == 1 else outputs,
     }
 
@@ -166,6 +173,11 @@ def _run(run: Measurement, engine: Engine, cell: Cell) -> Run:
     return run_once(benchmark, engine, method, run.prefill_s or 0.0)
 
 
+def _run_peer(run: Measurement, peer: Peer, cell: Cell) -> Run:
+    benchmark, plain = run.bench.benchmark(cell), run.finished.get(run.bench.base[cell], {})
+    return run_peer(benchmark, peer, next((outputs_of(each)[0] for each in plain.values()), None))
+
+
 def _comparison(run: Measurement, engine: Engine, cell: Cell, outputs: list[list[int]]) -> dict[str, Any]:
     """Return whether rounding alone explains that a run differs from its base, and the largest difference of logits.
 
@@ -174,7 +186,7 @@ def _comparison(run: Measurement, engine: Engine, cell: Cell, outputs: list[list
     bench, base = run.bench, run.bench.base[cell]
     benchmark, plain = bench.benchmark(cell), run.finished.get(base, {})
     same = {"lossless": None, "margin": None}
-    if benchmark.sampling.kind == FASTEST or not plain or cell == base:
+    if not plain or cell == base:
         return same
     expected = outputs_of(next(iter(plain.values())))
     rows = zip(bench.sequences(cell), outputs, expected, strict=False)

@@ -5,10 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
-from itertools import groupby, pairwise
+from itertools import groupby
 from typing import Any
 
-from offload.metrics import Meter
 from offload.speculation.levels.lossless import Replay
 from offload.units import counted
 
@@ -17,31 +16,10 @@ from .axes import BATCH
 from .cells import Cell, PointsFile, Record
 from .ladder import drafter_of, output_of, verdict
 from .opened import OpenBench
+from .read_times import ReadTimes
 from .report import BATCHES, BENCH, GRID, LADDER, Report, mean_of, provenance
 from .rows import Finished
 from .runs import UNKEPT, memory_of
-
-
-class ReadTimes:
-    """In how many seconds the beginnings of a prompt were read, of reads that each go on from a shorter prompt."""
-
-    def __init__(self) -> None:
-        self._points = [(0, 0.0)]  # tokens, and the seconds in which all of them were read
-
-    def add(self, meter: Meter) -> float:
-        """Note a read that has ended; return the seconds of all of its tokens, also of those that were there before."""
-        cached, tokens = meter.cached_tokens, meter.prefilled_tokens
-        before = self._at(cached)
-        self._points = [point for point in self._points if point[0] < cached]
-        self._points += [(cached, before), (tokens, before + (meter.prefill_s or 0.0))]
-        return self._points[-1][1]
-
-    def _at(self, tokens: int) -> float:
-        """Return the seconds of so many tokens: between two reads in proportion."""
-        for (low, start), (high, end) in pairwise(self._points):
-            if low <= tokens <= high:
-                return start + (end - start) * (tokens - low) / max(high - low, 1)
-        return self._points[-1][1]
 
 
 @dataclass(slots=True)
@@ -77,7 +55,7 @@ class Measurement:
 
     def finish(self, cell: Cell, record: Record) -> None:
         """Keep a finished run, also on disk. Raises OSError."""
-        if self.file is not None:
+        if self.file is not None and "error" not in record:  # what failed is tried again
             self.file.append({name: each for name, each in record.items() if name not in UNKEPT})
         self.finished.setdefault(cell, {})[record["repeat"]] = record
         self._done += 1
@@ -121,7 +99,12 @@ class Measurement:
         place |= {"filled": row.pop("prompt_tokens") + benchmark.config.max_new_tokens}
         place |= {"temperature": benchmark.sampling.temperature, "drafter": drafter_of(row["acceptance"])}
         kv = f"{benchmark.settings.engine.kv} ({str(benchmark.model.dtype).removeprefix('torch.')})"
-        row |= {"kv": kv, "memory_bytes": memory_of(alone)[cell.method]}
+        row |= {"kv": kv, "memory_bytes": memory_of(alone)[cell.method], "is_peer": False, "error": None}
+        if self.bench.peer(cell) is not None:
+            runs = self.finished[cell].values()
+            memory = max((run["memory_bytes"] for run in runs if run.get("memory_bytes")), default=None)
+            error = next((run["error"] for run in runs if "error" in run), None)
+            row |= {"kv": "-", "memory_bytes": memory, "is_peer": True, "error": error}
         return place | row | {"verdict": verdict(row)}
 
     def _facts(self, records: list[Record]) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from .benchmark import Benchmark, BenchRequest, note_grouped, plan_bench_tiers
 from .cells import Cell, Weights, digest, weights_of
 from .compared import BASE, TREES, speculations
 from .ladder import in_order
+from .peers import Peer
 from .prompts import BenchPrompt, open_prompts
 from .report import LADDER
 
@@ -81,6 +82,10 @@ class OpenBench:
         """Return the prompts that a cell decodes together."""
         return self.prompts[cell.prompt].sequences(cell.batch, cell.context)
 
+    def peer(self, cell: Cell) -> Peer | None:
+        """Return the program that a cell measures, if it is not this one."""
+        return next((peer for peer in self.asked.peers if peer.name == cell.method), None)
+
     def benchmark(self, cell: Cell) -> Benchmark:
         """Return the benchmark of a cell alone."""
         point = self.cells[cell]
@@ -98,6 +103,8 @@ class OpenBench:
         speculation = point.speculations[cell.method]
         model = replace(self.model, speculation=speculation)
         described = settings_of_run(model, point.settings, point.sampling, self.weights, self.widest.tiers)
+        peer = self.peer(cell)
+        described |= {"peer": peer.facts} if peer is not None else {}
         return {
             "prompt": self.prompts[cell.prompt].name,
             "prompt_sha256": self.digests[cell.prompt, cell.context, cell.batch],
@@ -132,6 +139,7 @@ def open_bench(asked: BenchRequest, terminal: Terminal, quiet: bool) -> OpenBenc
     request, settings = asked.request, asked.request.settings
     by_point = [(values, _with(settings, values)) for values in points(asked.axes)]
     methods = [(values, each, speculations(asked.methods, each.speculation)) for values, each in by_point]
+    _check_peers(asked)
     distinct = dict.fromkeys(one for _, _, row in methods for one in row.values())
     every = {BASE: methods[0][2][BASE]} | {str(number): one for number, one in enumerate(distinct)}
     widest = next((method for method in every.values() if has_draft_model(method)), every[BASE])
@@ -153,7 +161,10 @@ def open_bench(asked: BenchRequest, terminal: Terminal, quiet: bool) -> OpenBenc
     if not request.dry_run:
         benchmark = replace(benchmark, tiers=plan_bench_tiers(benchmark, terminal))
     warn_of_chunks(model, settings, distinct, len(longest) + new_tokens, benchmark.tiers is not None, terminal)
-    opened = [Point(values, each, each.sampling(own), row) for values, each, row in methods]
+    alike = {peer.name: every[BASE] for peer in asked.peers}  # they decode as ar does
+    opened = [Point(values, each, each.sampling(own), row | alike) for values, each, row in methods]
+    for peer in () if request.dry_run else asked.peers:
+        peer.open(model, len(longest) + new_tokens)
     cells, base = _cells(asked, len(prompts), opened)
     places = dict.fromkeys((cell.prompt, cell.context, cell.batch) for cell in cells)
     digests = {place: _digest(prompts[place[0]], *place[1:]) for place in places}
@@ -165,6 +176,15 @@ def open_bench(asked: BenchRequest, terminal: Terminal, quiet: bool) -> OpenBenc
     for context in asked.contexts or ():
         note_grouped(context, terminal)
     return opened_bench
+
+
+def _check_peers(asked: BenchRequest) -> None:
+    """Raise SettingsError for what other programs do not run as this one does."""
+    group = asked.request.group
+    if asked.peers and group is not None and group.size > 1:
+        raise SettingsError("--peers runs beside one process", "leave --tensor-parallel out")
+    if asked.peers and asked.request.extend_context:
+        raise SettingsError("--peers run the model's own context", "leave --extend-context out")
 
 
 def _digest(prompt: BenchPrompt, context: int | None, batch: int) -> str:

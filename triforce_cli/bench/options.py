@@ -25,9 +25,9 @@ LAST, NEEDLES = 256, 5  # of --quality
 QUALITY, GRID = "Quality", "Lists of settings"
 _QUALITY = ("modes", "last", "needles")
 _GRID = ("excerpts", "each_file", "data", "points", "csv", "cache")
-_NOT_OF_LADDER = ("quality", "batch", "context", "csv", "plot", "excerpts", "data", "cache")
+_NOT_OF_LADDER = ("quality", "batch", "context", "plot", "excerpts", "data", "cache")
 _SPEED = ("methods", "batch", "repeats", "draft", "tree", "tree_sampling", "rebuild_every", "gamma1", "gamma2", "seed")
-_SPEED += (*(field.name for field in fields(Sampling)), *CHANGED, *_GRID, *options.FORMS, "ladder", "page")
+_SPEED += (*(field.name for field in fields(Sampling)), *CHANGED, *_GRID, *options.FORMS, "ladder", "page", "peers")
 
 
 def _listed(option: Any, parse: Callable[[str], Any], name: str) -> Any:
@@ -72,6 +72,10 @@ Ladder = Annotated[
 ]
 Page = Annotated[
     Path | None, options.option("--page", metavar="FILE", help="Of --ladder: a page with pictures, ladder.html.")
+]
+Peers = Annotated[
+    str | None,
+    options.option(metavar="LIST", help="Of --ladder: other programs beside it: transformers, llama.cpp, URLs."),
 ]
 Points = Annotated[Path | None, _grid("--points", metavar="FILE", help="Keep finished runs; resume from them.")]
 Csv = Annotated[Path | None, _grid("--csv", metavar="FILE", help="Write a table for other programs.")]
@@ -129,8 +133,9 @@ def _check_ladder(ctx: typer.Context) -> None:
             raise SettingsError(f"{param.opts[0]} does not go with --ladder", "leave one of them out")
         if is_ladder and name != "temperature" and isinstance(ctx.params.get(name), Values) and name != "ladder":
             raise SettingsError(f"{param.opts[0]} takes one value with --ladder", "give one of them")
-    if not is_ladder and ctx.params["page"] is not None:
-        raise SettingsError("--page is of --ladder", "give --ladder 4K,8K, or leave it out")
+    for name in ("page", "peers"):
+        if not is_ladder and ctx.params[name] is not None:
+            raise SettingsError(f"--{name} is of --ladder", "give --ladder 4K,8K, or leave it out")
 
 
 def is_grid(ctx: typer.Context) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 from ..output.format import accepted, duration
 from ..output.svg import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, Picture, Plot, Scale, spread
 from .compared import BASE
-from .ladder import DIFFERENT, EQUAL, TIE, mean_by, positions, same_answers
+from .ladder import DIFFERENT, EQUAL, TIE, mean_by, positions, same_answers, verdict_text
 from .positions import PART
 from .report import ACCEPTANCE, Report, Row
 from .report_text import notes, same_text, title
@@ -32,9 +32,9 @@ def page_text(report: Report) -> str:
     name = escape(report.facts["model"])
     parts = [f"<h1>{name}: decoding methods by length</h1>"]
     parts += [f"<p>{escape(each)}</p>" for each in (title(report.facts), *_conditions(report))]
-    first = mean_by(rows, "ttft_s").get(BASE, [])
-    if len(first) > 1:
-        parts.append(f"<div>{_chart('seconds to the first token', _TOKENS, {'all methods': first})}</div>")
+    first = {"all methods": mean_by(rows, "ttft_s").get(BASE, [])} | mean_by(rows, "ttft_s", is_peer=True)
+    if len(first["all methods"]) > 1:
+        parts.append(f"<div>{_chart('seconds to the first token', _TOKENS, first)}</div>")
     for temperature in temperatures:
         own = [row for row in rows if row["temperature"] == temperature]
         parts += [f"<h2>Temperature {temperature:g}</h2>", "<div>", *_pictures(own), "</div>"]
@@ -48,7 +48,10 @@ def page_text(report: Report) -> str:
 def _conditions(report: Report) -> Iterator[str]:
     """Yield how it was measured, so that others can compare."""
     facts, rows = report.facts, report.rows
-    longest, kinds = max(row["filled"] for row in rows), dict.fromkeys(str(row["kv"]) for row in rows)
+    longest, kinds = (
+        max(row["filled"] for row in rows),
+        dict.fromkeys(str(row["kv"]) for row in rows if not row["is_peer"]),
+    )
     yield f"triforce {facts['triforce']}, {facts['date']}, torch {facts['machine']['torch']}. KV: {', '.join(kinds)}."
     yield (
         f"Every position that was allocated was filled: the texts are real, and the longest run ends at {longest:,} "
@@ -58,6 +61,11 @@ def _conditions(report: Report) -> Iterator[str]:
         "Three kinds of output of each text: a summary, a quotation and the answer to a question. Speed-ups are over "
         "plain decoding (ar) of the same prompt. The time to the first token is that of reading the whole prompt."
     )
+    if any(row["is_peer"] for row in rows):
+        yield (
+            "Other programs ran beside these in the same rounds. Their memory is the rise of their process, not an "
+            "estimate; their draws at temperatures above 0 are of other random numbers, and are not compared."
+        )
 
 
 def _pictures(rows: Sequence[Row]) -> Iterator[str]:
@@ -122,9 +130,9 @@ def _cells(row: Row) -> Iterator[str]:
         yield "-" if row[name] is None else f"{row[name]:.2f}"
     yield "; ".join(accepted(row[ACCEPTANCE], {})) or "-"
     yield "-" if row["ttft_s"] is None else duration(row["ttft_s"])
-    yield f"{row['memory_bytes'] / 2**20:,.1f}"
+    yield "-" if row["memory_bytes"] is None else f"{row['memory_bytes'] / 2**20:,.1f}"
     margin = "" if row["margin"] is None else f" (margin {row['margin']:.3g})"
-    yield "-" if row["verdict"] is None else f"{row['verdict']}{margin}"
+    yield f"{verdict_text(row)}{margin}"
 
 
 def _html(heads: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:

@@ -86,11 +86,12 @@ def csv_text(report: Report) -> str:
     pairs = list(dict.fromkeys(pair for row in report.rows for name in BY_PAIR for pair in row[name]))
     flat = []
     for row in report.rows:
-        parts = {name: value for name, value in rounded(row).items() if name not in columns}
-        parts |= {f"{name} {pair}": rounded(row[name].get(pair)) for pair in pairs for name in columns}
+        parts = {name: value for name, value in rounded(row).items() if not isinstance(value, dict | list)}
+        parts |= {f"{name} {pair}": rounded(row[name].get(pair)) for pair in pairs for name in columns if name in row}
         flat.append({"model": report.facts["model"]} | parts)
     text = StringIO()
-    writer = csv.DictWriter(text, list(flat[0]) if flat else ["model"], lineterminator="\n")
+    heads = dict.fromkeys(name for row in flat for name in row)
+    writer = csv.DictWriter(text, list(heads) or ["model"], lineterminator="\n")
     writer.writeheader()
     writer.writerows(flat)
     return text.getvalue()

@@ -14,7 +14,7 @@ from ..output.format import accepted, duration, milliseconds, percent
 from ..output.tables import SEPARATOR, Column, table, wrapped
 from .axes import BATCH
 from .compared import BASE, EXACT
-from .ladder import DIFFERENT, EQUAL, TIE, same_answers
+from .ladder import DIFFERENT, EQUAL, TIE, same_answers, verdict_text
 from .report import (
     ACCEPTANCE,
     ACCEPTED,
@@ -61,7 +61,7 @@ def _output(row: Row, is_base: bool, is_equal: bool, equal: str) -> str:
 
 
 def _mib(name: str) -> Callable[[Row], str]:
-    return lambda row: f"{row[name] / 2**20:,.1f}"
+    return _shown(name, lambda size: f"{size / 2**20:,.1f}")
 
 
 _METHOD = _Field(Column("method", style="cyan"), lambda row: row["method"])
@@ -114,14 +114,14 @@ _FIELDS = {
         _METHOD,
         _Field(Column("drafter", dropped=2), lambda row: row["drafter"]),
         _RATE,
-        _Field(Column("speedup", right=True, style="bold"), lambda row: f"{row['speedup'] or 1:.2f}x"),
+        _Field(Column("speedup", right=True, style="bold"), _shown("speedup", "{:.2f}x".format)),
         _Field(Column("tokens/\npass", right=True, dropped=8), _shown("tokens_per_verification", "{:.2f}".format)),
         _Field(
             Column("accepted", dropped=3, style="green"), lambda row: "\n".join(accepted(row[ACCEPTANCE], {})) or "-"
         ),
         _Field(Column("TTFT", right=True, dropped=4), _shown("ttft_s", duration)),
         _Field(Column("MiB", right=True, dropped=5), _mib("memory_bytes")),
-        _Field(Column("as ar", dropped=7), _shown("verdict", str)),
+        _Field(Column("as ar", dropped=7), verdict_text),
     ),
     QUALITY: (
         _Field(Column("mode", style="cyan"), lambda row: row["mode"]),
@@ -220,7 +220,14 @@ def notes(report: Report) -> Iterator[str]:
         yield from _quality_notes(report)
     else:
         yield from _speed_notes(report)
-    wrong = [row["method"] for row in rows if row.get("equals_ar") is False and row["lossless"] is False]
+    yield from dict.fromkeys(
+        f"{row['method']} failed at {row['context']:,} tokens: {row['error']}" for row in rows if row.get("error")
+    )
+    wrong = [
+        row["method"]
+        for row in rows
+        if not row.get("is_peer") and row.get("equals_ar") is False and row["lossless"] is False
+    ]
     if wrong:
         yield f"other output than ar's, not by rounding: {', '.join(dict.fromkeys(wrong))}"
     if report.other_load is not None and report.other_load > LARGEST_LOAD:

@@ -14,9 +14,11 @@ from rich.text import Text
 from offload.batching.batch import Failed
 from offload.batching.request import BatchRequest
 from offload.engine import Engine
+from offload.errors import TriforceError
 from offload.events import Prefilled, Tokens
 from offload.metrics import Meter, Summary
 from offload.settings.config import Speculation
+from offload.settings.generation import FASTEST
 from offload.settings.method_sizes import has_draft_model, tree_nodes, uses_copy
 
 from ..output.progress import ProgressDisplay, RunFacts
@@ -25,6 +27,7 @@ from ..output.status_line import StatusLine
 from ..output.terminal import Terminal
 from .benchmark import Benchmark
 from .compared import BASE
+from .peers import Peer, Task
 from .positions import Positions
 from .report import BY_PAIR, mean_of
 
@@ -125,6 +128,22 @@ def run_once(benchmark: Benchmark, engine: Engine, method: Speculation, prefill_
         "answer_positions": positions.in_answer,
     }
     return Run({name: getattr(summary, name) for name in MEASURED} | more, [list(meter.ids)])
+
+
+def run_peer(benchmark: Benchmark, peer: Peer, expected: Sequence[int] | None) -> Run:
+    """Let another program generate once. What it fails with is the measure `error`."""
+    config = benchmark.config
+    nothing: dict[str, Any] = {name: {} for name in _BY_KEY}
+    task = Task(benchmark.ids, config.max_new_tokens, benchmark.sampling, config.seed or 0, expected)
+    measured: dict[str, Any] = dict.fromkeys((*MEASURED, "ttft_s", "memory_bytes", "other_load_cores")) | nothing
+    try:
+        answer = peer.run(task)
+    except TriforceError as error:
+        return Run(measured | {"error": error.message, "sampling": FASTEST}, [[]])
+    # Its draws are of other random numbers.
+    is_compared = answer.is_comparable and benchmark.sampling.greedy
+    more = answer.measured | ({} if is_compared else {"sampling": FASTEST})
+    return Run(measured | more, [answer.tokens])
 
 
 def run_in_turn(benchmark: Benchmark, engine: Engine, prompts: Sequence[list[int]], method: Speculation) -> Run:

@@ -21,6 +21,7 @@ from ..bench.axes import CONTEXT, Values, points, varied
 from ..bench.compared import IN_BATCHES, name_of, parse_methods, parse_modes
 from ..bench.ladder import TEMPERATURES, with_outputs
 from ..bench.options import LAST, NEEDLES, NEW_TOKENS, STDOUT, check_kind, is_grid
+from ..bench.peers import parse_peers
 from ..bench.plot import check_plot
 from ..distributed.rank import broadcast
 from ..input.dataset import asked as ask
@@ -61,6 +62,7 @@ def bench(
     needles: bench_options.Needles = None,
     ladder: bench_options.Ladder = None,
     page: bench_options.Page = None,
+    peers: bench_options.Peers = None,
 ) -> int:
     """Compare the methods of decoding on one prompt and this machine.
 
@@ -82,7 +84,8 @@ def bench(
     the model's context. Such a text has no exact run: modes that all run there are measured without it.
 
     With --ladder, all methods run at these lengths of the text, for a summary, a quotation and a question, at
-    temperatures 0 and 0.8, and each answer is compared with plain decoding's; --page FILE.html draws it.
+    temperatures 0 and 0.8, and each answer is compared with plain decoding's; --page FILE.html draws it. --peers runs
+    other programs beside: transformers, llama.cpp (llama.cpp=FILE.gguf), or URLs of OpenAI endpoints up to /v1.
 
     [bold]Examples[/bold]
 
@@ -111,6 +114,8 @@ def bench(
       triforce bench -f book.txt --context 4096 --quality --modes h2o,quantize=q8
 
       triforce bench -f book.txt --ladder 4K,8K,16K,32K --points ladder.jsonl --page ladder.html
+
+      triforce bench -f book.txt --ladder 4K,8K --peers transformers,http://127.0.0.1:8080/v1
     """
     check_kind(ctx)
     terminal, as_grid, quiet = ctx.obj.terminal, is_grid(ctx), bool(ctx.params["quiet"])
@@ -121,6 +126,7 @@ def bench(
     if data is not None:
         check_dataset(data)
     names = parse_methods(methods) if methods is not None else None
+    others = parse_peers(peers) if peers is not None else ()
     compared = parse_modes(modes) if modes is not None else None
     sizes = _sizes(batch) if batch is not None else None
     if sizes is not None and names is None:
@@ -168,7 +174,7 @@ def bench(
         kind = LADDER if ladder is not None else GRID if as_grid else BENCH if sizes is None else BATCHES
         batches = tuple(dict.fromkeys(sizes or [1]))
         batches = tuple(sorted({1, *batches})) if kind == BATCHES else batches
-        more = {"points": points, "batches": batches, "endings": endings, "kind": kind}
+        more = {"points": points, "batches": batches, "endings": endings, "kind": kind, "peers": others}
         counts = excerpts or (1 if data is None else len(texts)), repeats
         asked = BenchRequest(request, texts, names, axes, contexts, *counts, is_dataset=data is not None, **more)
         return run_bench(asked, terminal, output, display)

@@ -16,9 +16,10 @@ from ..bench.quality_modes import OpenMode, fitted, open_modes, with_tiers
 from ..output.progress import ProgressDisplay
 from ..output.terminal import Terminal
 from ..run.model_request import open_request
+from ..run.openai_client import is_endpoint
 from ..run.processor import processor
 from .endpoint import Endpoint
-from .request import CHATTY, EvaluateRequest, ids_of, is_endpoint, is_map_reduce, make_items, part_of
+from .request import CHATTY, EvaluateRequest, ids_of, is_map_reduce, make_items, part_of
 from .targets import MapReduceTarget, ModeTarget, Target
 
 

@@ -17,6 +17,7 @@ from offload.units import parse_tokens
 
 from ..bench.compared import EXACT, MODES, is_dense, parse_modes, recomputes
 from ..options.command_request import Request
+from ..run.openai_client import is_endpoint
 
 DEFAULT_MODES = (EXACT, *APPROXIMATIONS)
 CHATTY = 32  # further tokens for the words that an answer in a chat has around it
@@ -50,11 +51,6 @@ class EvaluateRequest:
     def local(self) -> tuple[str, ...]:
         """Return the modes that the model of the request runs itself, the exact one first."""
         return tuple(mode for mode in self.modes if not is_endpoint(mode) and not is_map_reduce(mode))
-
-
-def is_endpoint(mode: str) -> bool:
-    """Return whether a mode is the URL of an endpoint."""
-    return mode.startswith(("http://", "https://"))
 
 
 def is_map_reduce(mode: str) -> bool:
