@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from .batching.batch import Batch, BatchEvent
 from .batching.memory import BatchMemory
-from .evaluation.answers import answer_chances
+from .evaluation.answers import answer_chances, most_tokens
 from .events import Event, Prefilled
 from .kernels.linear import multiplies_natively
 from .kernels.native import Kernel, generate_on_one_thread, torch_on_one_thread
@@ -282,7 +282,7 @@ class Engine(SessionKeeper):
         what a model thought. For few answers, such as several choices: see `answer_chances`. Raises SettingsError and
         PromptError as `generate` does.
         """
-        ids, length = token_ids(ids), max(length, len(ids) + len(written) + len(constraint.text))
+        ids, length = token_ids(ids), max(length, len(ids) + len(written) + most_tokens(constraint))
         check_prompt(self.model.shape, ids, length)
         masks = self._masks(Sampling(constraint=constraint), ids)
         assert masks is not None, "there is a constraint"

@@ -5,9 +5,9 @@ scripts/compile_kernels.py                     # every variant for every archite
 scripts/compile_kernels.py --archs 89 attend   # those of one kernel for one architecture
 
 Needs Triton, and no GPU: its compiler and NVIDIA's assembler come with its wheel. A line names the variant, its
-registers, what it spills (bytes of stack), its shared memory, and of its longest loop the instructions and the bytes
-that an iteration reads from memory. Exits with 1 if a variant does not compile, takes more shared memory than a block
-may have, or spills with heads of up to 128 numbers.
+registers, its shared memory, and of its longest loop the instructions and the bytes that an iteration reads from
+memory. Exits with 1 if a variant does not compile, takes more shared memory than a block may have, or spills registers
+in that loop with heads of up to 128 numbers.
 """
 
 from __future__ import annotations
@@ -72,12 +72,16 @@ class Variant:
 
 @dataclass(frozen=True)
 class Compiled:
-    """What a variant takes: registers a thread, bytes of stack and shared memory, its longest loop's instructions."""
+    """What a variant takes: registers a thread, bytes of stack and shared memory, its longest loop's instructions.
+
+    `spills` are those of the loop: once before and once after thousands of keys, a register may well be put aside.
+    """
 
     registers: int
     stack: int
     shared: int
     loop: int
+    spills: int
     layouts: list[str]  # of its matrix products: how rows and columns are divided among warps
 
     def faults(self, variant: Variant, arch: int) -> list[str]:
@@ -85,8 +89,8 @@ class Compiled:
         found = []
         if self.shared > SHARED_KIB[arch] * 1024:
             found.append(f"{self.shared} bytes of shared memory of {SHARED_KIB[arch]} KiB")
-        if self.stack and variant.head_dim <= LARGEST_WITHOUT_SPILLS:
-            found.append(f"{self.stack} bytes spilled")
+        if self.spills and variant.head_dim <= LARGEST_WITHOUT_SPILLS:
+            found.append(f"{self.spills} spills a loop, {self.stack} bytes")
         return found
 
 
@@ -151,7 +155,9 @@ def _packing() -> Iterator[Variant]:
     for head_dim in (64, 96, 128, 256):
         sizes = {"HEAD_DIM": head_dim, "BLOCK_D": 1 << (head_dim - 1).bit_length()}
         name, read = f"heads of {head_dim}", 4 * 128 * head_dim
-        yield Variant("pack_runs", "pack_kernel", name, types, sizes, read, {"num_warps": 8 if head_dim > 128 else 4})
+        yield Variant(
+            "pack_runs", "pack_kernel", name, types, sizes, read, {"num_warps": 4 if head_dim <= 64 else 8}, head_dim
+        )
         unpacked = sizes | {"HAS_VALUES": True}
         yield Variant("packed_kv", "unpack_kernel", name, types, unpacked, read * 3 / 16, {}, head_dim)
 
@@ -199,9 +205,9 @@ def compile_variant(variant: Variant, arch: int) -> Compiled:
         file.write(found.asm["cubin"])
         file.flush()
         usage = _tool("cuobjdump", "-res-usage", file.name)
-        loop = _longest_loop(_tool("nvdisasm", "-c", file.name))
+        loop, spills = _longest_loop(_tool("nvdisasm", "-c", file.name))
     registers, stack = (int(re.search(rf"{name}:(\d+)", usage)[1]) for name in ("REG", "STACK"))
-    return Compiled(registers, stack, found.metadata.shared, loop, layouts)
+    return Compiled(registers, stack, found.metadata.shared, loop, spills, layouts)
 
 
 def _module(name: str) -> types.ModuleType:
@@ -219,19 +225,22 @@ def _tool(name: str, *arguments: str) -> str:
     return subprocess.run([path, *arguments], capture_output=True, text=True, check=True).stdout
 
 
-def _longest_loop(assembly: str) -> int:
-    """Return the instructions from a label to the last branch back to it, at most."""
+def _longest_loop(assembly: str) -> tuple[int, int]:
+    """Return the instructions from a label to the last branch back to it, at most, and how many of them spill."""
     labels: dict[str, int] = {}
-    count = longest = 0
+    spilling: list[int] = []
+    count, longest = 0, range(0)
     for line in assembly.splitlines():
         if label := re.match(r"\s*(\.L_x_\d+):", line):
             labels[label[1]] = count
         elif re.match(r"\s*/\*[0-9a-f]+\*/\s+.*;", line):
             count += 1
+            if re.search(r"\b(STL|LDL)\b", line):
+                spilling.append(count)
             target = re.search(r"BRA.*`\((\.L_x_\d+)\)", line)
             if target and target[1] in labels:
-                longest = max(longest, count - labels[target[1]])
-    return longest
+                longest = max(longest, range(labels[target[1]] + 1, count + 1), key=len)
+    return len(longest), sum(each in longest for each in spilling)
 
 
 def main() -> int:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 # As Python's json.dumps writes it: what lies between keys and values is dictated, and costs the model no pass.
 _FORM = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _GRAMMAR_PLACE = re.compile(r"^at \d+\(\d+\): | \(in regex\)")  # in the grammar around an expression, not in the user's
+_SYNTAX = "docs/structured.md says what is accepted"
 _OPEN = ("additionalProperties", "patternProperties", "unevaluatedProperties")
 _MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")  # of names to schemas
 _LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
@@ -43,10 +44,10 @@ def compile_grammar(kind: str, text: str, tokenizer: LLTokenizer) -> LLMatcher:
             reason = _first_line(matcher.get_error())
             if kind == REGEX:
                 reason = _GRAMMAR_PLACE.sub("", reason)
-            raise SettingsError(f"--{kind}: {reason}", "correct it")
+            raise SettingsError(f"--{kind}: {reason}", _SYNTAX)
     probe = matcher.deep_copy()
     if not any(probe.compute_bitmask()) or probe.is_error():
-        raise SettingsError(f"--{kind} allows no answer that ends", "correct it")
+        raise SettingsError(f"--{kind} allows no answer that ends", "give one that a finite text matches")
     return matcher
 
 
@@ -143,7 +144,7 @@ def _schema_error(schema: dict[str, Any], tokenizer: LLTokenizer, reason: str) -
             if reason.startswith("oneOf constraints"):
                 reason = "alternatives of oneOf that an answer could both match are not supported"
                 return SettingsError(f"the JSON schema is wrong {at}: {reason}", "use anyOf")
-            return SettingsError(f"the JSON schema is wrong {at}: {reason}", "correct it")
+            return SettingsError(f"the JSON schema is wrong {at}: {reason}", _SYNTAX)
 
 
 def _grammar(kind: str, text: str) -> str:
@@ -155,7 +156,9 @@ def _grammar(kind: str, text: str) -> str:
     if kind == CHOICES:
         choices = json.loads(text)
         if not (isinstance(choices, list) and choices and all(each and isinstance(each, str) for each in choices)):
-            raise SettingsError(f"--choices is {short_repr(text)}", "give texts that are not empty, such as yes,no")
+            raise SettingsError(
+                "--choices has an empty text, or none", "give texts with commas between, such as yes,no"
+            )
         return LLMatcher.grammar_from_lark("start: " + " | ".join(map(_literal, choices)))
     assert kind == GRAMMAR, kind
     if "::=" not in text and not re.search(r"^\s*start\b[^:]*:", text, re.MULTILINE):

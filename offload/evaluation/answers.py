@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Sequence
 
 from torch import float64
 
 from ..constraints.masks import TokenMasks
 from ..sequence import TokenSequence
+from ..settings.constraint import CHOICES, Constraint
 from ..speculation.passes.runner import Runner
 
 _LEAST = 1e-9  # rarer beginnings of answers are left out: most are odd spellings in single letters
+
+
+def most_tokens(constraint: Constraint) -> int:
+    """Return how many tokens an answer has at most, as a token has a byte at least: those of the longest choice."""
+    texts = json.loads(constraint.text) if constraint.kind == CHOICES else [constraint.text]
+    return max(len(text.encode("utf-8", "surrogatepass")) for text in texts)
 
 
 def answer_chances(

@@ -47,6 +47,11 @@ class BlockStore:
         hint = "use a URL such as s3://bucket/prefix, or file:///shared/prompts"
         if not protocol or not path:
             raise SettingsError(f"--cache-store {url} is no URL", hint)
+        if "@" in path.partition("/")[0]:
+            raise SettingsError(
+                f"--cache-store {protocol}://… has a name or a password in it, and messages show the URL",
+                "give them in the environment (AWS_ACCESS_KEY_ID), or in the files of your provider's tools",
+            )
         try:
             fsspec.get_filesystem_class(protocol)
         except ValueError as error:

@@ -136,7 +136,7 @@ def subclasses(kind):
 def test_every_store_is_here():
     """But rings, which have the newest tokens alone: tests/caches/test_windows.py, and as part of the packed store."""
     stores = [new_store(name) for name in (*SOME_STORES, "paged", *QUANTIZED, *ON_GPU)]
-    stores += [new_store(name, torch.bfloat16) for name in (PACKED, PACKED_ON_GPU)]
+    stores += [new_store(name, torch.bfloat16) for name in (PACKED, PACKED_ON_GPU, *PACKED_TIERS)]
     stores += [each.far for each in stores if isinstance(each, LayeredStore)]
     kinds = {each for each in subclasses(Store) if not isabstract(each) and "evaluation" not in each.__module__}
     assert {type(each) for each in stores} == kinds - {BlockRing, _PlainBlocks}

@@ -36,3 +36,10 @@ def test_pictures_are_small_and_self_contained(image):
 @pytest.mark.parametrize("page", ["README.md", "docs/planning.md"])
 def test_the_platforms_of_the_error_are_those_of_the_pages(page):
     assert "\n".join(f"- {line}" for line in RUNS_ON) in (ROOT / page).read_text("utf-8")
+
+
+def test_plans_for_a_book_are_those_of_the_page_on_models():
+    page = [row.split(" | ") for row in (ROOT / "docs" / "models.md").read_text("utf-8").splitlines() if "GB | " in row]
+    known = {(row[2].strip(), row[7], f"{row[8]} → {row[9].rstrip(' |')} ms") for row in page if len(row) == 10}
+    rows = re.findall(r"^\| [^|]*GB[^|]* \| (\S+)[^|]* \| [^|]* \| (\d+ s) \| (\d+ → \d+ ms) \|$", README, re.MULTILINE)
+    assert len(rows) >= 7 and set(rows) <= known

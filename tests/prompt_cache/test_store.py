@@ -262,6 +262,12 @@ def test_what_is_no_store_is_an_error_before_the_model_is_loaded(triforce_here, 
     assert_error(result, 2, f"--cache-store {url}", "s3://bucket/prefix")
 
 
+def test_a_url_with_a_password_is_refused_and_not_shown(triforce_here):
+    result = triforce_here("generate", "Hello", "--cache", "--cache-store", "sftp://me:secret@host/prompts")
+    assert_error(result, 2, "a password in it", "in the environment")
+    assert "secret" not in result.stdout + result.stderr
+
+
 def test_a_protocol_without_its_package(triforce_here, monkeypatch):
     def missing(protocol):
         raise ImportError("Install s3fs to access S3")

@@ -11,6 +11,7 @@ from offload.units import counted
 
 from .axes import Grouped
 from .benchmark import BenchRequest
+from .report import LADDER
 
 
 class TextTooShort(PromptError):
@@ -109,7 +110,7 @@ def _of_text(asked: BenchRequest, tokenizer: Tokenizer, name: str, text: str, ex
     _check_ending(asked, name, len(end))
     whole = tokenizer.encode(text, special_tokens=True)
     room = longest - len(end) if longest is not None and end else longest  # as it was written, where nothing follows
-    first = first_tokens(whole, room)  # raises if the text is shorter
+    first = first_tokens(whole, room, _option(asked), len(end))  # raises if the text is shorter
     plain = tokenizer.encode(text, special_tokens=False)
     beginning = whole[: len(whole) - len(plain)]
     # Every excerpt, also one alone, has its share of the text for the further sequences of a batch.
@@ -129,18 +130,26 @@ def _check_ending(asked: BenchRequest, name: str, tokens: int) -> None:
     least = min(asked.contexts or (tokens + 2,))
     if tokens and least < tokens + 2:
         raise SettingsError(
-            f"--context {least:,} has no room for the question of {name}", f"use {tokens + 2:,} or more"
+            f"{_option(asked)} {least:,} has no room for the question of {name}", f"use {tokens + 2:,} or more"
         )
 
 
-def first_tokens(ids: list[int], count: int | None) -> list[int]:
-    """Return the first `count` tokens, or all. Raises TextTooShort if there are fewer."""
+def _option(asked: BenchRequest) -> str:
+    """Return the option that the contexts are from."""
+    return "--ladder" if asked.kind == LADDER else "--context"
+
+
+def first_tokens(ids: list[int], count: int | None, option: str = "--context", more: int = 0) -> list[int]:
+    """Return the first `count` tokens, or all. Raises TextTooShort if there are fewer.
+
+    `option` asked for them, and for `more` tokens behind them.
+    """
     if count is not None and count > len(ids):
         meant = f"; {count.hint}" if isinstance(count, Grouped) else ""
         raise TextTooShort(
             len(ids),
-            f"the prompt has {counted(len(ids), 'token')}, fewer than --context {count:,}",
-            f"give a longer text, or use --context {len(ids)}{meant}",
+            f"the prompt has {counted(len(ids) + more, 'token')}, fewer than {option} {count + more:,}",
+            f"give a longer text, or use {option} {len(ids) + more}{meant}",
         )
     return ids[:count]
 

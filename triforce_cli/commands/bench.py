@@ -70,9 +70,8 @@ def bench(
     number of tokens. The prompt is read once, and that time is part of every TTFT. Speedup is relative to ar. Memory is
     an estimate of the KV caches and the draft model, without the model itself.
 
-    Options with a metavar such as N,... take lists: all combinations run, on each prompt, and a table for each measure
-    has a column for each value of what varies. With --points FILE, finished runs are kept: the same command goes on
-    after them.
+    Options that show N,... take lists: all combinations run, on each prompt, and a table for each measure has a column
+    for each value of what varies. With --points FILE, finished runs are kept: the same command goes on after them.
 
     With --batch, so many sequences from different places of the text are decoded together: ar and auto, or the
     --methods. Their rate is that of all, while all of them decode. Alone it compares them with one after the other;

@@ -129,7 +129,7 @@ def _rows(report: Report, origins: Mapping[str, str]) -> Iterator[tuple[str, str
     yield "levels", ", ".join(kernel.levels) or "none"
     yield "OpenMP", "yes" if versions.openmp else "no: torch was built without it"
     yield "families", ", ".join(report.families.native)
-    yield "", f"{', '.join(report.families.mixed)} (torch runs some operations of their layers)"
+    yield "", f"and, with torch for some operations of their layers: {', '.join(report.families.mixed)}"
     yield "drafts", "; ".join(f"{draft} for {vocabulary}" for vocabulary, draft in report.draft_models.items())
     models = report.cache.models
     size = _gib(sum(model.size_bytes for model in models))

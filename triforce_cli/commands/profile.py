@@ -39,10 +39,10 @@ from ..run.profile_plans import (
 _DECODING = (
     "method draft middle budget chunk gamma1 gamma2 tree tree_sampling dtype quantize kv prefill_chunk extend_context"
 )
-_GPU = typer.Option(
+_GPU = options.option(
     "--gpu",
-    help="A profile's name, a part of one such as 4090, or a YAML file; auto is this machine.",
-    show_default="auto",
+    help=options.described("A profile, a part of its name such as 4090, or a YAML file.", "auto: this machine"),
+    metavar="NAME",
     autocompletion=options.complete_profile,
 )
 _BATCH = typer.Option(
@@ -50,10 +50,9 @@ _BATCH = typer.Option(
     help="Also plan so many sequences together, such as 8 or 1,4,16: what they bring, and how many fit.",
     metavar="N,...",
 )
-_SHARED = typer.Option(
+_SHARED = options.option(
     "--shared-prefix",
-    help="With --batch: tokens of a common beginning, such as a document.",
-    show_default="none",
+    help=options.described("With --batch: tokens of a common beginning, such as a document.", "none"),
     parser=parse_tokens,
     metavar="TOKENS",
 )
@@ -62,18 +61,16 @@ _NODES = typer.Option(
     help="Also plan the prompt for so many such machines, such as 4 or 2,4,8. Planned only.",
     metavar="N,...",
 )
-_NODE_LINK = typer.Option(
+_NODE_LINK = options.option(
     "--node-link",
-    help="With --nodes: GB/s between machines.",
-    show_default=f"{NODE_LINK_GB_S:g}, InfiniBand NDR",
+    help=options.described("With --nodes: GB/s between machines.", f"{NODE_LINK_GB_S:g}, InfiniBand NDR"),
     min=0.001,
     max=1e6,
     metavar="X",
 )
-_CONTEXT = typer.Option(
+_CONTEXT = options.option(
     "--context",
-    help="Prompt and answer in tokens, such as 128K.",
-    show_default="the model's, 128K at most",
+    help=options.described("Prompt and answer in tokens, such as 128K.", "the model's, 128K at most"),
     parser=parse_tokens,
     metavar="TOKENS",
 )

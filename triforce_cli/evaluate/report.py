@@ -13,6 +13,7 @@ from rich.text import Text
 
 from offload.errors import TriforceError
 from offload.evaluation.intervals import bootstrap, wilson
+from offload.settings.config import LEAST_BUDGET
 from offload.units import counted
 
 from ..bench.cells import Record
@@ -112,7 +113,7 @@ def evaluation_text(evaluation: Evaluation, width: int | None) -> Text:
         by_task.setdefault(row["task"], []).append(_score(row))
     parts.append(table(columns, [[task, *texts] for task, texts in by_task.items()], width))
     parts += heat_map(evaluation.cells(), modes)
-    notes = "".join(f"{line}\n" for line in _notes(rows))
+    notes = "".join(f"{line}\n" for line in _notes(rows, evaluation.records))
     return Text("\n").join([*parts, *([Text(notes, style="yellow")] if notes else [])])
 
 
@@ -123,7 +124,7 @@ def _score(row: Mapping[str, Any]) -> str:
     return f"{100 * row['score']:.0f} ({100 * low:.0f}-{100 * high:.0f})"
 
 
-def _notes(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+def _notes(rows: Sequence[Mapping[str, Any]], records: Sequence[Record]) -> Iterator[str]:
     """Yield what a reader should know: differences from the exact mode, and tasks that tell nothing."""
     for row in rows:
         if row["task"] == ALL and row["difference"] is not None:
@@ -131,8 +132,21 @@ def _notes(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
             sure = "" if low <= 0 <= high else ", more than chance"
             points = f"{100 * row['difference']:+.1f} points ({low:+.1f} to {high:+.1f})"
             yield f"{row['mode']} against exact: {points}{sure}"
+    if whole := _whole(records):
+        yield f"no prompt is longer than what {', '.join(whole)} keep: take a longer --context, or a smaller --budget"
     failed = [row["task"] for row in rows if row["mode"] == EXACT and row["score"] is not None and row["score"] < 0.5]
     failed = [task for task in failed if task != ALL]
     if failed:
         yield f"the exact model itself fails at {', '.join(failed)}: these compare no modes"
     yield "in brackets: 95 % intervals (Wilson's; of differences on the same items, bootstrap)"
+
+
+def _whole(records: Sequence[Record]) -> list[str]:
+    """Return the approximate modes whose cache has room for all tokens of every prompt."""
+    fit: dict[str, bool] = {}
+    for record in records:
+        mode, settings = record["mode"], record["settings"]
+        if settings.get("approximate"):
+            fits = record["prompt_tokens"] <= (settings.get("budget") or LEAST_BUDGET)
+            fit[mode] = fit.get(mode, True) and fits
+    return [mode for mode, fits in fit.items() if fits]

@@ -131,6 +131,8 @@ def unreadable(path: Path, error: OSError | ValueError) -> PromptError:
 
 def _did_you_mean(path: Path) -> str:
     folder = path.parent
+    if path.name.endswith("?"):
+        return f'a question about a file is asked so: triforce summarize FILE --question "{path}"'
     try:
         names = os.listdir(folder)
     except OSError:

@@ -6,6 +6,7 @@ import re
 import shlex
 from collections.abc import Sequence
 from difflib import get_close_matches
+from inspect import cleandoc
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from typer.exceptions import TyperException
 
 from offload.errors import SettingsError
 
-from .other_names import OPTIONS, accepted, names_of, other_name
+from .other_names import OPTIONS, accepted, names_of, option_elsewhere, other_name
 
 _INSTEAD = {  # what other programs call it
     "run": 'triforce generate "a prompt"',
@@ -33,6 +34,7 @@ _INSTEAD = {  # what other programs call it
 _COMMAND, _OPTION = re.compile(r"No such command '(.*?)'"), re.compile(r"No such option: (--?[\w-]+)")
 _NUMBER = re.compile(r"Invalid value for '(--?[\w-]+).*': Input should be a valid (integer|number)")
 _EXTRA = re.compile(r"Got unexpected extra argument\(s\) \((.*)\)", re.DOTALL)
+_LINE_BREAK = re.compile(r"(?<!\n)\n(?![\n ])")  # within a paragraph; examples are indented
 _CLOSE = 0.7  # --ctx-size is not --quantize
 
 
@@ -50,7 +52,7 @@ def explained(message: str, ctx: Any, param: Any = None) -> tuple[str, str]:
     if match := _OPTION.search(message):
         known = [name for param in ctx.command.params for name in param.opts]
         return f"there is no option {match[1]}", f"{_meant_option(match[1], known, ctx)}{see}"
-    if (match := _EXTRA.search(message)) and "prompt_file" in ctx.params:
+    if (match := _EXTRA.search(message)) and "prompt_file" in ctx.params and "name" not in ctx.params:
         return _extra_argument(match[1], ctx)
     if match := _NUMBER.search(message):  # the library's own words name its types
         kind, example = ("a whole number", "8") if match[2] == "integer" else ("a number", "0.5")
@@ -74,7 +76,7 @@ def _meant_command(name: str, known: list[str], where: str) -> str:
 
 def _meant_option(name: str, known: list[str], ctx: Any) -> str:
     """Return the beginning of a hint: what another program's option is here, else one that is spelled nearly so."""
-    if (row := other_name(name)) is not None:
+    if (row := other_name(name) or option_elsewhere(name)) is not None:
         return f"{_instead(row.hint, row.ours, known, ctx)}; "
     beginning = [each for each in known if each.startswith(name) and name.strip("-")]
     meant = min(beginning, key=len, default="") or next(iter(get_close_matches(name, known, 1, _CLOSE)), "")
@@ -145,6 +147,10 @@ class Group(_Plain, TyperGroup):
 
 class Command(_Plain, TyperCommand):
     """A command that accepts an option by another program's name, where that has an equal meaning."""
+
+    def __init__(self, *args: Any, help: str | None = None, **more: Any) -> None:
+        # A terminal breaks the lines of a paragraph, not the source.
+        super().__init__(*args, help=help and _LINE_BREAK.sub(" ", cleandoc(help)), **more)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         names = (name for param in self.params for name in (*param.opts, *param.secondary_opts))

@@ -59,6 +59,12 @@ def other_name(typed: str) -> OtherName | None:
     return names_of(OPTIONS).get(name)
 
 
+def option_elsewhere(typed: str) -> OtherName | None:
+    """Return the row whose hint tells what to type instead of an option that only other commands have."""
+    ours = typed.lstrip("-")
+    return next((row for row in names_of(OPTIONS).values() if ours and row.ours == ours and row.hint), None)
+
+
 def accepted(typed: str, own: set[str] | frozenset[str], command: str) -> str:
     """Return the long option that a command has for a long one as typed, without dashes; as typed if it has none.
 

@@ -35,10 +35,10 @@ class TextRun:
         self.opened, self.prompt, self.renderer = opened, prompt, renderer
         self.meter = Meter(len(prompt.ids))
 
-    def _layer(self) -> TextLayer:
+    def _layer(self, stops: Sequence[str] | None = None) -> TextLayer:
         # With --raw, nothing is thought: all text is the answer.
-        stops, is_chat = self.opened.settings.generation.stop, not self.opened.request.raw
-        return TextLayer.after(self.opened.model.tokenizer, self.prompt.ids, stops, is_chat)
+        stops = self.opened.settings.generation.stop if stops is None else stops
+        return TextLayer.after(self.opened.model.tokenizer, self.prompt.ids, stops, not self.opened.request.raw)
 
     @property
     def config(self) -> GenerationConfig:
@@ -56,10 +56,20 @@ class TextRun:
 
     @property
     def thought(self) -> list[int]:
-        """The tokens before the first one of the answer."""
-        layer = self._layer()
-        feeds = (layer.feed([token])[1].text for token in self.meter.ids)
-        return self.meter.ids[: next((number for number, text in enumerate(feeds) if text), None)]
+        """The tokens before the first one of the answer, whose text may have been held back: it is no whole character.
+
+        Stop strings, which hold text back too, are no part of what separates thinking from the answer.
+        """
+        ids, layer = self.meter.ids, self._layer(stops=())
+        end = next((number for number, token in enumerate(ids) if layer.feed([token])[1].text), len(ids))
+        while end and self._answered(ids[:end]):
+            end -= 1
+        return ids[:end]
+
+    def _answered(self, ids: list[int]) -> str:
+        """Return all text of the answer in some tokens."""
+        layer = self._layer(stops=())
+        return layer.feed(ids)[1].text + layer.flush().text
 
     def observe(self, event: Event) -> None:
         """Measure and render an event."""

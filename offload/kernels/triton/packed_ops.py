@@ -128,7 +128,7 @@ def _pack_runs(keys: Tensor, values: Tensor, runs: Tensor, fits: Tensor, first: 
     head_dim = keys.shape[2]
     pack_runs.pack_kernel[tuple(fits.shape)](
         keys, values, runs, fits, first, fits.shape[1], ring, runs.shape[1], keys.stride(0),
-        HEAD_DIM=head_dim, BLOCK_D=_width(head_dim), num_warps=8 if head_dim > 128 else 4,
+        HEAD_DIM=head_dim, BLOCK_D=_width(head_dim), num_warps=4 if head_dim <= 64 else 8,
     )  # fmt: skip
 
 

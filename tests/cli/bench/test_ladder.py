@@ -72,6 +72,8 @@ def test_the_ladder_and_its_page(triforce_here, tmp_path, outputs, monkeypatch):
 
 def test_what_does_not_go_with_the_ladder(triforce_here, tmp_path):
     assert refused(triforce_here("bench", TEXT, *LADDER, "--context", "100"), "--context does not go with --ladder")
+    assert refused(triforce_here("bench", TEXT, "--ladder", "1K,x"), "--ladder is '1K,x'")
+    assert refused(triforce_here("bench", TEXT, "--ladder", "90K"), "fewer than --ladder 92,160", "use --ladder ")
     assert refused(triforce_here("bench", TEXT, *LADDER, "--quality"), "--quality does not go with --ladder")
     assert refused(triforce_here("bench", TEXT, *LADDER, "--budget", "64,128"), "--budget takes one value")
     assert refused(triforce_here("bench", TEXT, "--ladder", "4K,9x"), "--ladder is '4K,9x': '9x' is not a number")

@@ -19,6 +19,7 @@ from tests.support.offloading import native_kernel
 from triforce_cli.evaluate import run
 from triforce_cli.evaluate.endpoint import Endpoint
 from triforce_cli.evaluate.heat_map import heat_map
+from triforce_cli.evaluate.report import Evaluation, evaluation_text
 from triforce_cli.evaluate.request import CHATTY
 
 TASKS = ("--tasks", "single,quotation", "--context", "256", "--depths", "2")
@@ -60,6 +61,7 @@ def test_modes_that_drop_tokens_lose_what_was_there(triforce_here, planted, tmp_
     assert any(line.split()[:5] == ["quotation", "100", "(34-100)", "50", "(9-91)"] for line in lines)
     assert lines[lines.index("streaming-llm, by length and depth") + 2].split() == ["256", "0", "100"]
     assert any(line.startswith("streaming-llm against exact: -50.0 points") for line in lines)
+    assert not any("no prompt is longer" in line for line in lines)
 
 
 def test_finished_answers_are_kept_and_the_same_command_goes_on(triforce_here, planted, tmp_path):
@@ -78,6 +80,19 @@ def test_finished_answers_are_kept_and_the_same_command_goes_on(triforce_here, p
     scores_of(triforce_here(*command, *other, "--json"))
     scores_of(triforce_here(*command, *other, "--budget", "70", "--json"))  # which the mode reads
     assert len(points.read_text().splitlines()) == 4
+
+
+def test_a_report_says_which_caches_dropped_nothing():
+    place = {"task": "single", "length": 99, "depth": 0.5, "seed": 0, "score": 1.0}
+    settings = {"h2o": (1000, 1000), "retrieval": (1025, None), "streaming-llm": (1024, None), "exact": (9, None)}
+    records = [
+        {**place, "mode": mode, "prompt_tokens": tokens, "settings": {"approximate": approximate, "budget": budget}}
+        for mode, (tokens, budget) in settings.items()
+        for approximate in [None if mode == "exact" else mode]
+    ]
+    facts = {"machine": {"name": "a", "engine": "b"}, "model": "c"}
+    text = str(evaluation_text(Evaluation(None, facts, records), 100))
+    assert "no prompt is longer than what h2o, streaming-llm keep: take a longer --context" in text
 
 
 def test_the_colours_of_a_heat_map():

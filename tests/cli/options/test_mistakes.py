@@ -22,6 +22,7 @@ from triforce_cli.options.other_names import FIELDS, OPTIONS, names_of
         (("generate", "hi", "--temprature", "0"), ("no option --temprature", "did you mean --temperature?")),
         (("generate", "hi", "--no-stream"), ("no option --no-stream", "text is written as it comes")),
         (("generate", "hi", "--ctx-size", "9"), ("no option --ctx-size", "--extend-context")),
+        (("summarize", "a", "--context", "9"), ("no option --context", "--truncate leaves out what does not fit")),
         (("generate", "-ngl", "9", "hi"), ("no option -ngl", "--memory 22GiB")),
         (("summarize", "a", "--repeat-penalty", "1.1"), ("use --repetition-penalty",)),
         (("generate", "-fa", "on", "hi"), ("no option -fa", "leave it out")),
@@ -41,11 +42,20 @@ from triforce_cli.options.other_names import FIELDS, OPTIONS, names_of
         (("list",), ("triforce cache list", "triforce doctor")),
         (("generate", "hi", "-n", "x"), ("--max-new-tokens takes a whole number", "--max-new-tokens 8")),
         (("generate", "hi", "--temperature", "hot"), ("--temperature takes a number", "--temperature 0.5")),
+        (("experiment", "link", "levels"), ("extra argument(s) (levels)", "see `triforce experiment --help`")),
+        (("summarize", "README.md", "Who tells it?"), ("no file Who tells it?", '--question "Who tells it?"')),
         (("cache", "remove"), ("no command 'remove'", "triforce cache --help")),
     ],
 )
 def test_the_hint_names_what_was_meant(triforce_here, args, words):
     refused(triforce_here(*args), *words)
+
+
+def test_paragraphs_of_help_are_broken_by_the_terminal(triforce_here):
+    code, out, _ = triforce_here("distill", "--help")
+    assert code == 0 and "A run that was stopped goes on where it was, if" in " ".join(out.split())
+    widths = [len(line.rstrip()) for line in out.partition("`--draft DIR`")[2].partition("Examples")[0].splitlines()]
+    assert min(widths[1:-3]) > 60  # none ends where the source ends
 
 
 def test_a_file_that_is_given_as_the_prompt(triforce_here, tmp_path, monkeypatch):
