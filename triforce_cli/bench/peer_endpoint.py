@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from offload.errors import TriforceError
@@ -35,36 +36,46 @@ class EndpointPeer:
         _ = self._client.model  # asks for it
 
     def run(self, task: Task) -> Answer:
-        text = self._tokenizer.decode(task.ids)
         body = {"model": self._client.model, "max_tokens": task.new_tokens, "seed": task.seed}
         optional = {name: task.chosen[name] for name in ("top_k", "min_p") if task.chosen[name]}  # not all know these
         body |= {"temperature": task.sampling.temperature, "top_p": task.sampling.top_p} | optional
         body |= {"stream_options": {"include_usage": True}}
-        began = time.perf_counter()
-        try:
-            pieces, usage = self._read(text, body)
-        except Refused:
-            if not self._extras:
-                raise
-            self._extras = {}
-            return self.run(task)
-        except NotThere:
-            if self._is_chat:
-                raise
-            self._is_chat = True
-            return self.run(task)
-        return self._answer(task, [(at - began, piece) for at, piece in pieces], usage, time.perf_counter() - began)
+        text = self._tokenizer.decode(task.ids)
+        if not self._is_chat:
+            # Cut and joined, a text may be encoded as other tokens.
+            is_same = self._tokenizer.encode(text, special_tokens=True) == list(task.ids)
+            try:
+                return self._first(task, [text] if is_same else [list(task.ids), text], body, is_same)
+            except NotThere:
+                self._is_chat = True
+        return self._first(task, [text], body, False)
+
+    def _first(self, task: Task, prompts: Sequence[str | list[int]], body: dict[str, Any], is_same: bool) -> Answer:
+        """Return the answer to the first form of a request that the endpoint takes."""
+        refused = None
+        for prompt, extras in product(prompts, (self._extras, {}) if self._extras else ({},)):
+            began = time.perf_counter()
+            try:
+                pieces, usage = self._read(prompt, body | extras)
+            except Refused as error:
+                refused = refused or error
+                continue
+            total_s, self._extras = time.perf_counter() - began, extras
+            is_same = is_same or isinstance(prompt, list)
+            is_same = is_same and usage.get("prompt_tokens", len(task.ids)) == len(task.ids)
+            return self._answer(task, [(at - began, piece) for at, piece in pieces], usage, total_s, is_same)
+        raise refused or TriforceError("it takes no request")
 
     def close(self) -> None:
         """Do nothing: every request has its own connection."""
 
-    def _read(self, text: str, body: dict[str, Any]) -> tuple[list[tuple[float, str]], Mapping[str, Any]]:
+    def _read(self, prompt: str | list[int], body: dict[str, Any]) -> tuple[list[tuple[float, str]], Mapping[str, Any]]:
         """Return the pieces of an answer and when they arrived, and what the endpoint says of its tokens."""
         pieces: list[tuple[float, str]] = []
         usage: Mapping[str, Any] = {}
         path = "chat/completions" if self._is_chat else "completions"
-        asked = {"messages": [{"role": "user", "content": text}]} if self._is_chat else {"prompt": text}
-        for found in self._client.stream(path, body | self._extras | asked):
+        asked = {"messages": [{"role": "user", "content": prompt}]} if self._is_chat else {"prompt": prompt}
+        for found in self._client.stream(path, body | asked):
             usage = found.get("usage") or usage
             for choice in (found.get("choices") or [])[:1]:
                 piece = (choice.get("delta") or {}).get("content") if self._is_chat else choice.get("text")
@@ -74,7 +85,9 @@ class EndpointPeer:
             raise TriforceError("its answer has no text")
         return pieces, usage
 
-    def _answer(self, task: Task, pieces: list[tuple[float, str]], usage: Mapping[str, Any], total_s: float) -> Answer:
+    def _answer(
+        self, task: Task, pieces: list[tuple[float, str]], usage: Mapping[str, Any], total_s: float, is_same: bool
+    ) -> Answer:
         first, last = pieces[0], pieces[-1]
         tokens = self._tokens("".join(piece for _, piece in pieces), task.expected or [])
         later = (usage.get("completion_tokens") or len(tokens)) - len(self._encode(first[1]))
@@ -84,7 +97,7 @@ class EndpointPeer:
             "tokens_per_s": later / seconds if later > 0 and seconds > 0 else None,
             "total_s": total_s,
         }
-        return Answer(measured, tokens, not self._is_chat and self._reads_the_same(task.ids, usage))
+        return Answer(measured, tokens, is_same)
 
     def _whole_read(self, usage: Mapping[str, Any], tokens: int, seconds: float) -> float | None:
         """Return the seconds to the first token, with those of what was read before; None where these are unknown."""
@@ -92,11 +105,6 @@ class EndpointPeer:
         if not self._reads.knows(cached):
             return None
         return self._reads.add(Read(cached, max(usage.get("prompt_tokens") or tokens, cached), seconds))
-
-    def _reads_the_same(self, ids: Sequence[int], usage: Mapping[str, Any]) -> bool:
-        """Return whether the text of a prompt is these tokens again: cut and joined, it may be others."""
-        again = self._tokenizer.encode(self._tokenizer.decode(ids), special_tokens=True)
-        return again == list(ids) and usage.get("prompt_tokens", len(ids)) == len(ids)
 
     def _tokens(self, text: str, expected: Sequence[int]) -> list[int]:
         """Return a text as tokens: as those expected as far as it is their text, then as it is encoded."""

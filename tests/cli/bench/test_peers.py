@@ -61,6 +61,7 @@ class Server(BaseHTTPRequestHandler):
 
     asked: ClassVar = []
     counted: ClassVar = {}
+    takes_ids = True
 
     def log_message(self, *args):
         pass
@@ -71,7 +72,7 @@ class Server(BaseHTTPRequestHandler):
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.asked.append(body)
-        if "ignore_eos" in body:
+        if "ignore_eos" in body or (isinstance(body["prompt"], list) and not self.takes_ids):
             self._send(b"unknown field", 400)
             return
         usage = {"completion_tokens": 11, "prompt_tokens_details": {"cached_tokens": 0}, **self.counted}
@@ -142,7 +143,12 @@ def test_an_endpoint_is_asked_for_the_text_without_fields_that_it_refuses(url, m
     others = Model.tokenizer.encode(" not", special_tokens=False) + Model.tokenizer.encode("hing", special_tokens=False)
     monkeypatch.setattr(Server, "counted", {"prompt_tokens": len(ids)})
     assert peer.run(Task(ids, 9, Sampling(), 3)).is_comparable
-    assert others != ids and not peer.run(Task(others, 9, Sampling(), 3)).is_comparable  # the same text
+    monkeypatch.setattr(Server, "counted", {})
+    assert others != ids and peer.run(Task(others, 9, Sampling(), 3)).is_comparable  # the same text
+    assert Server.asked[-1]["prompt"] == others
+    monkeypatch.setattr(Server, "takes_ids", False)
+    assert not peer.run(Task(others, 9, Sampling(), 3)).is_comparable
+    assert Server.asked[-1]["prompt"] == " nothing"
     monkeypatch.setattr(Server, "counted", {"prompt_tokens": len(ids) + 1})
     assert not peer.run(Task(ids, 9, Sampling(), 3)).is_comparable
     with pytest.raises(TriforceError, match="refused"):
