@@ -136,6 +136,8 @@ def bench(
     tables = [("--csv", None if csv == STDOUT else csv), ("--plot", plot), ("--page", page)]
     check_distinct(inputs, [("--points", points), *tables])
     if page is not None:
+        if page.suffix.lower() not in (".html", ".htm"):
+            raise SettingsError(f"--page writes HTML, and {page} has another suffix", "name it ladder.html")
         check_file(page, "--page", "ladder.html")
     settings = resolve(flags, origins, ctx.params["profile"])
     if ctx.params["show_config"]:

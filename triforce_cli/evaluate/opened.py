@@ -19,7 +19,7 @@ from ..run.model_request import open_request
 from ..run.openai_client import is_endpoint
 from ..run.processor import processor
 from .endpoint import Endpoint
-from .request import CHATTY, EvaluateRequest, ids_of, is_map_reduce, make_items, part_of
+from .request import CHATTY, MAP_REDUCE, EvaluateRequest, ids_of, is_map_reduce, make_items, part_of
 from .targets import MapReduceTarget, ModeTarget, Target
 
 
@@ -80,6 +80,6 @@ def _fitted(
         return fitted(modes, replace(asked.request, dry_run=False), longest, 0, left_out, terminal)
     except PromptError as error:
         if asked.local != (EXACT,) or not any(map(is_map_reduce, asked.modes)):
-            raise
+            raise PromptError(error.message, f"shorter ones by --context, or --modes {MAP_REDUCE}") from None
         left_out[EXACT] = error.message
         return {}

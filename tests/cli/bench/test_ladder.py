@@ -80,6 +80,7 @@ def test_what_does_not_go_with_the_ladder(triforce_here, tmp_path):
     assert refused(triforce_here("bench", TEXT, "--page", tmp_path / "a.html"), "--page is of --ladder")
     missing = tmp_path / "missing" / "a.html"
     assert refused(triforce_here("bench", TEXT, *LADDER, "--page", missing), "there is no folder")
+    assert refused(triforce_here("bench", TEXT, *LADDER, "--page", tmp_path / "a.png"), "--page writes HTML")
 
 
 def test_each_text_has_three_kinds_of_output_next_to_each_other(outputs):

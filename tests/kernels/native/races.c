@@ -24,7 +24,7 @@
 #undef __x86_64__ /* the portable level alone: threads are the same at all, and this compiles in seconds */
 #include "../../../offload/kernels/native/kernel.c"
 
-enum { CALLERS = MAX_JOBS + 2, THREADS = 4, ROUNDS = 10, DIM = 16, HEADS = 6, KV_HEADS = 2, KEYS = 620, FEW = 1, MANY = 70,
+enum { CALLERS = MAX_JOBS + 2, THREADS = 4, ROUNDS = 10, DIM = 16, HEADS = 6, KV_HEADS = 2, PLAIN_KEYS = 620, FEW = 1, MANY = 70,
        INPUTS = 96, OUTPUTS = 80 };
 
 static _Thread_local int threads = 1;
@@ -33,7 +33,7 @@ int omp_get_max_threads(void) { return threads; }
 void omp_set_num_threads(int count) { threads = count; }
 
 static const struct level *level;
-static float kv[KV_HEADS * (KEYS + BLOCK) * 2 * DIM], queries[MANY * HEADS * DIM];
+static float kv[KV_HEADS * (PLAIN_KEYS + BLOCK) * 2 * DIM], queries[MANY * HEADS * DIM];
 static float weight[(OUTPUTS + BLOCK) * INPUTS], rows[MANY * INPUTS], scale[INPUTS];
 
 struct results {
@@ -56,7 +56,7 @@ static int run(struct results *r) {
         struct attention a = {.q = queries, .kv = (const char *)kv, .out = r->attention[i], .seen = 540, .causal = 1,
                               .tokens = counts[i], .kv_heads = KV_HEADS, .group = HEADS / KV_HEADS, .head_dim = DIM,
                               .wide = 1, .scale = 0.125f};
-        a.head_stride = (int64_t)((KEYS + BLOCK - 1) / BLOCK) * BLOCK * 2 * DIM * 4;
+        a.head_stride = (int64_t)((PLAIN_KEYS + BLOCK - 1) / BLOCK) * BLOCK * 2 * DIM * 4;
         failed |= triforce_attend(level, &a);
         struct linear l = {.x = rows, .weight = (const char *)weight, .y = r->product[i], .rows = counts[i],
                            .inputs = INPUTS, .outputs = OUTPUTS, .stride = OUTPUTS, .wide = 1};
