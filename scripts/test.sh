@@ -23,4 +23,4 @@ export PYTHONDONTWRITEBYTECODE=
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
 # A test that hangs fails after ten times what the slowest takes; should it hang outside Python, its stack is printed.
 ending=(--timeout 600 -o faulthandler_timeout=660)
-exec "$venv/bin/python" -m pytest -n auto --maxprocesses 4 --dist loadfile "${ending[@]}" "$@"
+exec "$venv/bin/python" -m pytest -n auto --maxprocesses 4 --dist worksteal "${ending[@]}" "$@"

@@ -92,7 +92,7 @@ def test_a_tree_attends_as_the_chains_that_its_paths_are(model):
         torch.testing.assert_close(found[token], expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.daily("own size")
+@pytest.mark.long
 @pytest.mark.parametrize("static", [False, True], ids=["own size", "fixed shapes"])
 def test_it_follows_the_full_cache_through_a_history(model, static):
     """With a budget for everything its rows are nearly a full cache's, whose keys and values it leaves alone."""

@@ -87,6 +87,7 @@ def test_passes_have_the_bits_of_plain_pages(place):
     assert_same(caches)
 
 
+@pytest.mark.long
 def test_layer_by_layer_a_prompt_has_the_bits_of_plain_pages():
     caches, _ = new_caches()
     run(caches, 0, 300)
@@ -103,7 +104,7 @@ def test_layer_by_layer_a_prompt_has_the_bits_of_plain_pages():
     assert_same(caches)
 
 
-@pytest.mark.daily("0")
+@pytest.mark.long
 @pytest.mark.parametrize("host_layers", [0, 1])
 def test_pages_on_disk_have_the_bits_of_plain_ones(tmp_path, host_layers):
     caches, _ = new_caches(1 + host_layers, staged_link, disk=tmp_path, host_layers=host_layers)

@@ -232,6 +232,7 @@ def test_a_streamed_packed_page_is_one_launch_and_three_quarters_of_the_bytes(ti
     assert found["packed"] / found[EXACT] == pytest.approx(0.7578, abs=0.02)
 
 
+@pytest.mark.daily("33")
 @pytest.mark.parametrize("tokens", [1, 33])
 def test_in_planes_a_pass_copies_a_quarter_and_a_draft_nothing_in_one_launch_a_layer(tiered, monkeypatch, tokens):
     monkeypatch.setattr(triton, "serves", lambda q: q.device == GPU and len(q) <= triton.ROWS)
@@ -254,7 +255,7 @@ def test_in_planes_a_pass_copies_a_quarter_and_a_draft_nothing_in_one_launch_a_l
     assert copied - ahead < 1.05 * away * pages * tiers.format.numbers // 2 <= 1.05 * copied
 
 
-@pytest.mark.daily("8B")
+@pytest.mark.long
 def test_without_triton_the_same_pass_runs_on_torchs_kernels(shape, tiered, monkeypatch):
     monkeypatch.setattr(triton, "serves", lambda q: False)
     with fake_cuda() as usage:

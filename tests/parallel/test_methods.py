@@ -87,6 +87,7 @@ def test_ranks_run_a_batch_in_step(rank_pool, folders):
         assert found == expected
 
 
+@pytest.mark.long  # coupled draws run daily, by all methods
 def test_the_same_seed_gives_the_single_process_sample(rank_pool, folders):
     sampling, fixed = Sampling(temperature=0.8, top_p=0.95), {"gamma1": 2, "gamma2": 5}
     cases = [case for case in METHODS_AND_DRAFTS if case[0] != "auto"]  # its choices depend on the clock

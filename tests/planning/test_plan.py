@@ -114,7 +114,7 @@ def test_a_faster_link_is_never_slower(asked):
         assert fast <= slow * 1.0101  # draft lengths are chosen to one percent
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(REQUESTS)
 def test_every_suggestion_fits(asked):
     if make_plan(asked).fits:
