@@ -154,19 +154,6 @@ def measure_once():
     return cache(microbenchmarks.measure)
 
 
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config, log):
-    """Keep all tests of ranks in one process: starting a pool of ranks costs seconds."""
-    from xdist.scheduler import LoadFileScheduling
-
-    class OnePoolOfRanks(LoadFileScheduling):
-        def _split_scope(self, nodeid: str) -> str:
-            ranks = "tests/parallel/"
-            return ranks if nodeid.startswith(ranks) else super()._split_scope(nodeid)
-
-    return OnePoolOfRanks(config, log) if config.option.dist == "loadfile" else None
-
-
 @pytest.fixture(scope="session")
 def tiny_model_dir(tmp_path_factory) -> Path:
     """A seeded tiny Llama with a byte-level tokenizer, as transformers saves them."""
