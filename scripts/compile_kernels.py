@@ -89,7 +89,7 @@ class Compiled:
         found = []
         if self.shared > SHARED_KIB[arch] * 1024:
             found.append(f"{self.shared} bytes of shared memory of {SHARED_KIB[arch]} KiB")
-        if self.spills and variant.head_dim <= LARGEST_WITHOUT_SPILLS:
+        if self.spills and 0 < variant.head_dim <= LARGEST_WITHOUT_SPILLS:  # attention, and what packs for it
             found.append(f"{self.spills} spills a loop, {self.stack} bytes")
         return found
 
