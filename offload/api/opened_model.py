@@ -40,8 +40,8 @@ from ..memory.link import Link
 from ..memory.staged_link import make_link
 from ..memory.tier_settings import TierSettings
 from ..model.decoder import Model
-from ..model.first_passes import run_first_passes
 from ..model.heads import Head
+from ..model.warm_up import warm_up_model
 from ..prompt_cache.fingerprint import LEAST
 from ..prompt_cache.folder import PromptFolder
 from ..prompt_cache.prefill import PromptCache
@@ -176,7 +176,7 @@ class OpenModel(FoundModel):
         for each, needs in ((model, own), (draft, Needs())):
             if isinstance(each, Model):  # a head has what the model has
                 warm_up(each.shape.full_attention, self.dtype, self.device, needs)
-                run_first_passes(each)
+                warm_up_model(each)
 
     def _weight_tier(self, tiers: TierSettings, link: Link) -> WeightTier | None:
         """Return where weights are that do not all stay on the device; None if they do."""

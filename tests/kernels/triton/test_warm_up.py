@@ -22,7 +22,8 @@ from offload.memory.device_packed_store import DevicePackedStore
 from offload.memory.device_quantized_store import DeviceQuantizedStore
 from offload.memory.plain_store import PlainStore
 from offload.memory.tree_attention import tree_of
-from offload.model.first_passes import run_first_passes
+from offload.model.decoder import Model
+from offload.model.warm_up import warm_up_model
 from tests.support.offloading import CPU
 from tests.support.stores import tiny_shape
 from tests.support.triton_compiler import Launches, variants
@@ -131,7 +132,7 @@ def test_products_with_quantised_weights_compile_before_the_first_prompt(tiny_mo
         lambda done, total: None,
         CudaOperations(),
     )
-    run_first_passes(model)
+    warm_up_model(model)
     before = {name: len(each.calls) for name, each in found.items()}
     with torch.inference_mode():
         for tokens in range(1, 81):
@@ -142,10 +143,13 @@ def test_products_with_quantised_weights_compile_before_the_first_prompt(tiny_mo
         assert_compiled(quantized, name, first, own)
 
 
-def test_a_model_s_kernels_are_compiled_when_it_is_loaded(launches, tiny_model_dir):
+def test_a_model_s_kernels_are_compiled_when_it_is_loaded(launches, tiny_model_dir, monkeypatch):
     opened = open_model(EngineConfig(model=str(tiny_model_dir), device="cpu", dtype="float32"))
     engine = opened.load()
+    passes = []
+    monkeypatch.setattr(Model, "forward", lambda model, ids, cache: passes.append(len(ids)) or torch.zeros(1, 64))
     opened._compile(engine.model, engine.model, None, 100)
+    assert passes == 2 * [1, 17, 33, 65]
     assert len(launches[attend, "attend_kernel"].calls) >= 8 and launches[rows, "append_kernel"].calls
 
 

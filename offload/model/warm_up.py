@@ -1,4 +1,4 @@
-"""Runs passes of a model before its first prompt, so that no product compiles, and no library starts, in mid-run."""
+"""Warms a model up by dummy passes, so that no product compiles, and no library starts, in mid-run."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 _TOKENS = (1, 17, 33, ROWS + 1)  # one pass for each block of rows that a product has, and one that dequantises
 
 
-def run_first_passes(model: Model) -> None:
-    """Run a pass of each kind over throwaway caches: what products with quantised weights launch is compiled then.
+def warm_up_model(model: Model) -> None:
+    """Run a dummy pass of each kind over throwaway caches, which compiles all products with quantised weights.
 
     Without effect where weights arrive over a link with every pass. Warns if a pass fails.
     """
