@@ -129,7 +129,7 @@ def make_plan(request: PlanRequest) -> Plan:
 
     Where experts may run in several ways, it is the one with which the prompt and an answer take least time.
     """
-    alone = _packed_alone(request)
+    alone = _packed_on_device(request)
     request = _with_format(request)
     best = _best_plan(request)
     if alone is not None and not (best.offload == "none" and best.fits):
@@ -157,11 +157,11 @@ def _seconds(plan: Plan) -> float:
     return plan.ttft.seconds + ANSWER_TOKENS * plan.chosen.tbt.seconds
 
 
-def _packed_alone(request: PlanRequest) -> PlanRequest | None:
+def _packed_on_device(request: PlanRequest) -> PlanRequest | None:
     """Return the request with packed keys and values that all stay on one GPU, if AUTO may pack them there."""
     packed = replace(request, kv=tiered_format(request.kv, request.packs))
     is_one = request.hardware.gpus == 1 and not request.hardware.shared and request.sequences == 1
-    may_pack = request.packs_alone and request.kv_format.is_plain and packed.kv != EXACT
+    may_pack = request.packs_on_device and request.kv_format.is_plain and packed.kv != EXACT
     return packed if may_pack and is_one and request.placement.offload in ("auto", "none") else None
 
 

@@ -35,7 +35,7 @@ class PlanRequest:
         kv: the format of the full cache's keys and values.
         packs: whether they can be packed over tiers: a kernel there reads them, and the model computes in bf16.
         packs_tiers_alone: whether AUTO has packed them: in the device's memory alone they would not be.
-        packs_alone: whether AUTO may pack all of them in the memory of one GPU, where they would not fit otherwise.
+        packs_on_device: whether AUTO may pack all of them in the memory of one GPU, where they would not fit otherwise.
         sequences: that run together, each of `tokens`.
         shared: tokens of their common beginning, which is in the KV cache once where all of it is on the device.
         host_computes: whether the native kernel runs on the host: without it, experts run there only if asked for.
@@ -62,7 +62,7 @@ class PlanRequest:
     kv: str = EXACT
     packs: bool = False
     packs_tiers_alone: bool = False
-    packs_alone: bool = False
+    packs_on_device: bool = False
     sequences: int = 1
     shared: int = 0
     host_computes: bool = True

@@ -86,7 +86,7 @@ def plan_request(
         quantize=level,
         kv=kv,
         packs=packs,
-        packs_alone=True,
+        packs_on_device=True,
     )
 
 
@@ -176,7 +176,7 @@ def _plan_own_tiers(model: OpenModel, settings: Settings, tokens: int, terminal:
             raise
         model.check_fit(tokens, settings.memory_limit(model.device.type))
         return None
-    plan, suggestions = plan_with_suggestions(replace(request, packs_alone=False))  # see packed_memory.py
+    plan, suggestions = plan_with_suggestions(replace(request, packs_on_device=False))  # see packed_memory.py
     plan.require_fit(suggestions_text(suggestions))
     is_whole = plan.placed.weight_layers == plan.request.shape.layers and not plan.placed.away_layers
     return None if plan.offload == "none" and is_whole else _tier_settings(plan)

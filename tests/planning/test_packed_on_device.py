@@ -21,23 +21,24 @@ def asked_for(**changes):
     """Return 128K tokens of 8 bits a weight on 24 GB, whose keys and values in bf16 are too many."""
     bits = rounded_bits(SHAPE, "q8")
     asked = request("Llama-3.1-8B", "rtx-4090", 131072)
-    return replace(asked, **{"kv": "auto", "packs": True, "packs_alone": True, "weight_bits": bits, **changes})
+    return replace(asked, **{"kv": "auto", "packs": True, "packs_on_device": True, "weight_bits": bits, **changes})
 
 
 def test_they_are_packed_where_that_is_faster_than_tiers():
-    plan, tiers = make_plan(asked_for()), make_plan(asked_for(packs_alone=False))
+    plan, tiers = make_plan(asked_for()), make_plan(asked_for(packs_on_device=False))
     assert (plan.offload, plan.placed.resident_layers, plan.request.kv) == ("none", SHAPE.kv_layers, "packed")
     assert tiers.offload == "hybrid" and tiers.chosen.tbt.seconds > 1.5 * plan.chosen.tbt.seconds
     alone = replace(asked_for().placement, offload="none")
     assert (
-        make_plan(asked_for(placement=alone)).fits and not make_plan(asked_for(placement=alone, packs_alone=False)).fits
+        make_plan(asked_for(placement=alone)).fits
+        and not make_plan(asked_for(placement=alone, packs_on_device=False)).fits
     )
 
 
 @pytest.mark.parametrize("changes", [{"tokens": 65536}, {"sequences": 2}, {"kv": "bf16"}, {"packs": False}])
 def test_else_they_stay_as_they_are(changes):
     asked = replace(asked_for(), **changes)
-    plan, without = make_plan(asked), make_plan(replace(asked, packs_alone=False))
+    plan, without = make_plan(asked), make_plan(replace(asked, packs_on_device=False))
     assert (plan.request.kv, plan.placed) == (without.request.kv, without.placed)
 
 
