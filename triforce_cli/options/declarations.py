@@ -204,7 +204,6 @@ _PANELS: dict[str | None, dict[str, _Make]] = {
         "show_config": _switch("--show-config", help="Print settings; run nothing."),
     },
 }
-PANELS = [FORM, BATCH, *filter(None, _PANELS)]
 GENERATION = {name: make(name, panel) for panel, rows in _PANELS.items() for name, make in rows.items()}
 
 PromptFiles = Annotated[
