@@ -8,6 +8,7 @@ import atexit
 import gc
 import io
 import os
+import random
 import re
 import signal
 import sys
@@ -319,6 +320,7 @@ def triforce_here(tiny_model_dir, measure_once, tmp_path, monkeypatch, capsys):
 
     Seconds faster than a process of its own, and alone in the same way: a call gets its own standard input (None:
     /dev/null) and the environment that is set here, and takes back what it changes in it and in the warnings' filters.
+    Seeds that nobody gave come from a generator with a fixed seed.
     """
     from triforce_cli.app import run, settle_libraries
 
@@ -330,6 +332,7 @@ def triforce_here(tiny_model_dir, measure_once, tmp_path, monkeypatch, capsys):
     for name, value in chosen.items():
         monkeypatch.setenv(f"TRIFORCE_{name}", str(value))
     monkeypatch.setattr("offload.hardware.microbenchmarks.measure", measure_once)
+    monkeypatch.setattr("triforce_cli.options.settings.secrets.randbits", random.Random(0).getrandbits)
 
     def call(*args, stdin: bytes | None = b"", env=()):
         source = io.BufferedReader(io.FileIO(os.devnull)) if stdin is None else io.BytesIO(stdin)
