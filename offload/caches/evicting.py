@@ -4,8 +4,6 @@ The tokens that are kept are numbered from 0, as in StreamingLLM (arXiv 2309.174
 exceeds the cache and a sequence may go on for ever.
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 
 import torch

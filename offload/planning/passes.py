@@ -1,7 +1,5 @@
 """The times of a placed request's passes, by roofline.py: of the target, of the retrieval cache, of a draft model."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from ..architecture.footprint import page_tokens

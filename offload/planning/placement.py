@@ -3,8 +3,6 @@
 A placement never exceeds a cap silently; what does not fit is reported with the numbers.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from dataclasses import dataclass, replace
 

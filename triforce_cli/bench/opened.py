@@ -1,7 +1,5 @@
 """A benchmark with its model opened: all checks that need no weights, and the cells in the order in which they run."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import product

@@ -1,7 +1,5 @@
 """The runs of `bench --quality`: the exact model first, then each mode against it."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing

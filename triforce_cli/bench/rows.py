@@ -1,7 +1,5 @@
 """Rows of numbers from the finished runs of cells: medians over repeats, mean and spread over prompts."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean, median, stdev

@@ -1,7 +1,5 @@
 """Measures drafters of one target on the same texts: acceptance by depth, tokens a verification, time and memory."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Measures on how few tokens attention falls, by layer and by rank, and what masking those tokens does."""
 
-from __future__ import annotations
-
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any

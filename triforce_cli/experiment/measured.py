@@ -1,7 +1,5 @@
 """Measures what an experiment asks for: speed and acceptance are grids of `bench`, one for each engine."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What `triforce experiment` is asked to run."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The texts and the points of a measurement that is no grid of `bench`, and the rows of its report."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import mean
 from typing import Any

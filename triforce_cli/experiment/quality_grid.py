@@ -1,7 +1,5 @@
 """Measures how much lossy modes change the answer: `bench --quality` over lists of settings and several texts."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any

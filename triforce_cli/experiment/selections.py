@@ -1,7 +1,5 @@
 """Measures how much of the attention the selections of the middle level recover, by layer and by their age."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace

@@ -2,8 +2,6 @@
 
 The resolved settings as text, each with its origin: YAML for `--show-config`, as users write them for `-v`."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields

@@ -3,8 +3,6 @@
 It loses information, so it runs only with --map-reduce, or where the user left the model to the program.
 """
 
-from __future__ import annotations
-
 from collections.abc import Generator, Sequence
 from typing import Any
 

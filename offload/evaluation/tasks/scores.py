@@ -1,7 +1,5 @@
 """Scores of an output, from 0 to 1, by its text alone: no other model judges."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from difflib import SequenceMatcher

@@ -4,8 +4,6 @@ Nothing is unpickled and no code from a checkpoint is run. A damaged file is fou
 read.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable, Iterator

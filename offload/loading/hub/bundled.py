@@ -4,8 +4,6 @@ A fetch writes to a temporary folder beside the final one and renames it when co
 leaves no partial model, and two concurrent fetches do not disturb each other.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Finds and fetches a model's files: a folder, a .gguf file, the embedded model or a hub id becomes a local path."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -4,8 +4,6 @@ HUB_MODELS says where well-known models are published, and under which licences.
 Resolving a name reads no file of the model and asks no server. Imports no torch.
 """
 
-from __future__ import annotations
-
 import difflib
 import os
 import re

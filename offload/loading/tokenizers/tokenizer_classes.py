@@ -4,8 +4,6 @@ transformers' generic class uses tokenizer.json as it is. Others take vocabulary
 rest themselves, whatever the file says; that is reproduced here for the common ones.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path

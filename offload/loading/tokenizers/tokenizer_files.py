@@ -4,8 +4,6 @@ Importing transformers takes seconds, so it is imported only for tokenizers that
 a class that is not reproduced here, or with options that are rare.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
