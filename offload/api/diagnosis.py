@@ -1,7 +1,5 @@
 """Collects facts about this machine and this installation for `triforce doctor`, and measures two rates."""
 
-from __future__ import annotations
-
 import platform
 from dataclasses import dataclass
 from importlib.metadata import version

@@ -1,7 +1,5 @@
 """Plans by names of profiles and models, with neither the GPU nor the weights: also which model has room for a text."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
