@@ -52,7 +52,7 @@ class EngineConfig:
     model: str = DEFAULT_MODEL
     device: str = "auto"
     dtype: str = "auto"
-    threads: int = 0  # 0: as many as the machine has cores
+    threads: int = 0  # 0: as many as this process has cores
     prefill_chunk: int = 512
     kernel: str = "auto"
     quantize: str | None = None

@@ -1,7 +1,5 @@
 """The options that commands share, a row each, and a decorator that adds them; the dataclasses have the defaults."""
 
-from __future__ import annotations
-
 import inspect
 import re
 from collections.abc import Callable, Sequence

@@ -9,8 +9,10 @@ import sys
 import pytest
 import torch
 
+from offload.api import diagnosis
 from offload.api.diagnosis import kernel_state, model_cache, read_rate
 from offload.kernels.native import LEVELS
+from offload.system.numa import Nodes
 from tests.support.paths import ROOT
 from triforce_cli.app import run
 
@@ -112,6 +114,15 @@ def test_the_disk_is_described(doctor, tmp_path):
     found = json.loads(doctor("--json", "--disk", tmp_path))["disk"]
     assert found["folder"] == str(tmp_path) and found["free_bytes"] > 0 and found["read_gb_s"] is None
     assert f"GiB free, {tmp_path}\n" in doctor("--disk", tmp_path)
+
+
+def test_several_memory_nodes_are_described(doctor, monkeypatch):
+    for state, how in (
+        (Nodes((0, 1), True), "interleaved"),
+        (Nodes((0, 1), reason="of X"), "not interleaved, as of X"),
+    ):
+        monkeypatch.setattr(diagnosis, "nodes", lambda state=state: state)
+        assert rows(doctor())["nodes"] == f"2 with memory; weights and KV cache are {how}"
 
 
 def test_one_json_object(doctor, tmp_path):
