@@ -108,8 +108,8 @@ def on_threads(hardware: Hardware, threads: int) -> Hardware:
     share = threads / hardware.host_cores
     bandwidth = min(hardware.bandwidth, max(share * hardware.bandwidth, threads * CORE_READ_GB_S * 1e9))
     flops, link = share * hardware.flops, min(hardware.link, bandwidth / 2)
-    rates = {"bandwidth": bandwidth, "host_bandwidth": bandwidth, "flops": flops, "host_flops": flops, "link": link}
-    return replace(hardware, **rates, host_cores=threads, threads=threads)
+    found = replace(hardware, bandwidth=bandwidth, host_bandwidth=bandwidth, flops=flops, host_flops=flops, link=link)
+    return replace(found, host_cores=threads, threads=threads)
 
 
 def placed(hardware: Hardware, placement: Placement) -> Hardware:
