@@ -26,7 +26,6 @@ enum {
     MAX_WORKERS = 255,
     TEAM = 8,              /* threads */
     MAX_TEAMS = (MAX_WORKERS + 1) / TEAM,
-    LINE = 128,            /* bytes that move between cores together: two lines on x86, one on Apple's */
     MAX_JOBS = 4,          /* of concurrent callers; further callers run their loops alone */
     PARTS = 4,             /* a thread takes its team's remaining range / (PARTS * threads) at once */
     IDLE_SPIN_NS = 300000, /* above the time between two kernel calls of a token */
