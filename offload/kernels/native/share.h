@@ -96,14 +96,15 @@ INLINE void NAME(load_group)(const struct NAME(split) *s, struct NAME(work) *w, 
 INLINE void NAME(run_piece)(const struct NAME(split) *s, struct NAME(work) *w, struct NAME(group) g, int64_t piece,
                             int64_t more, struct NAME(partial) p) {
     int64_t start = piece * PIECE, end = g.end < start + PIECE ? g.end : start + PIECE;
+    int64_t ahead = start + (1 + more) * PIECE;
+    ahead = ahead < g.end ? ahead : g.end;
 #if HAS_TILES
     if (s->tiles) {
-        int64_t ahead = start + (1 + more) * PIECE;
-        attend_piece_amx(s->a, w, g.head, g.first, g.rows, start, end, ahead < g.end ? ahead : g.end, p);
+        attend_piece_amx(s->a, w, g.head, g.first, g.rows, start, end, ahead, p);
         return;
     }
 #endif
-    NAME(piece)(s->a, w, g.head, g.first, g.rows, start, end, p);
+    NAME(piece)(s->a, w, g.head, g.first, g.rows, start, end, ahead, p);
 }
 
 /* Compute a group of rows over all pieces. */
