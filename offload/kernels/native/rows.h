@@ -38,7 +38,11 @@ INLINE void NAME(quantized_product)(const struct linear *l, struct NAME(linear_w
             int64_t depth = l->inputs - k < NAME(DEPTH) ? l->inputs - k : NAME(DEPTH);
             t.panel = l->weight + ((panel + p) * (l->inputs / inputs) + k / inputs) * bytes;
             t.blocks = depth / inputs, t.fresh = k == 0, t.sums = sums + k / GROUP_INPUTS;
+#if LANES == 4
+            NAME(run_quantized_vectors)(rows, t, x + k * x_item, w->c + p * BLOCK);
+#else
             NAME(run_quantized)(rows, t, x + k * x_item, w->c + p * BLOCK);
+#endif
         }
 }
 
