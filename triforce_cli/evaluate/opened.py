@@ -49,8 +49,10 @@ def open_evaluation(
     exact = modes[EXACT]
     longest = max(asked.lengths) + (CHATTY if asked.is_chat else 0)
     modes = _fitted(asked, modes, longest, left_out, terminal)  # before long items are made in vain
-    items = make_items(asked, exact.model.tokenizer)
-    ids = [ids_of(exact.model.tokenizer, item, asked.is_chat) for item in items]
+    items, ids = [], []
+    for item in make_items(asked, tokenizer := exact.model.tokenizer, display.loading):
+        items.append(item)
+        ids.append(ids_of(tokenizer, item, asked.is_chat))
     for mode, reason in left_out.items():
         terminal.warn(f"{mode} is left out: {reason}")
     has_file = asked.points is not None and bool(asked.local)

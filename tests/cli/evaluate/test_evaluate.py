@@ -21,6 +21,7 @@ from triforce_cli.evaluate.endpoint import Endpoint
 from triforce_cli.evaluate.heat_map import heat_map
 from triforce_cli.evaluate.report import Evaluation, evaluation_text
 from triforce_cli.evaluate.request import CHATTY
+from triforce_cli.output.progress import ProgressDisplay
 
 TASKS = ("--tasks", "single,quotation", "--context", "256", "--depths", "2")
 SMALL = ("--budget", "100", "--sink", "4", "--window", "24")
@@ -167,6 +168,15 @@ def test_wrong_names(triforce_here):
     assert_error(triforce_here("evaluate", "--modes", "exact,h20"), 2, "no mode 'h20'", "map-reduce, or the URL")
     assert_error(triforce_here("evaluate", "--modes", "recompute"), 2, "bench --quality")
     assert_error(triforce_here("evaluate", "--context", "20", "--modes", "exact"), 2, "too few for")
+
+
+def test_what_is_made_is_shown(triforce_here, monkeypatch):
+    """Items of 64K tokens take seconds each to make, before a model is loaded."""
+    shown = []
+    monkeypatch.setattr(ProgressDisplay, "loading", lambda display, text: shown.append(text))
+    command = ("evaluate", "--tasks", "single", "--context", "200", "--depths", "4")
+    scores_of(triforce_here(*command, "--modes", "exact", "--json"))
+    assert shown[:5] == ["starting", *(f"making item {number} of 4" for number in range(1, 5))] != shown
 
 
 def test_a_length_beyond_the_context_is_refused_before_items_are_made(triforce_here, monkeypatch):
