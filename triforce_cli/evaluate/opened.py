@@ -7,6 +7,7 @@ from offload.api.opened_model import OpenModel
 from offload.errors import PromptError
 from offload.evaluation.tasks.task import Item
 
+from ..bench.axes import Grouped
 from ..bench.cells import Weights, weights_of
 from ..bench.compared import EXACT
 from ..bench.mode_engine import ModeEngines
@@ -80,6 +81,7 @@ def _fitted(
         return fitted(modes, replace(asked.request, dry_run=False), longest, 0, left_out, terminal)
     except PromptError as error:
         if asked.local != (EXACT,) or not any(map(is_map_reduce, asked.modes)):
-            raise PromptError(error.message, f"shorter ones by --context, or --modes {MAP_REDUCE}") from None
+            meant = f"; {length.hint}" if isinstance(length := max(asked.lengths), Grouped) else ""
+            raise PromptError(error.message, f"shorter ones by --context, or --modes {MAP_REDUCE}{meant}") from None
         left_out[EXACT] = error.message
         return {}

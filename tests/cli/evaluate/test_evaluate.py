@@ -119,6 +119,8 @@ def test_map_reduce_reads_in_parts(triforce_here):
     command = ("evaluate", "--tasks", "single", "--depths", "1", "--context", "700", "--json")
     records, rows, _ = scores_of(triforce_here(*command, "--modes", "map-reduce=1100"))
     assert list(rows) == ["exact", "map-reduce=1100"] and records[1]["settings"]["part"] == 1100
+    answer = triforce_here(*command, "--modes", "map-reduce=50")
+    assert answer.returncode == 2 and "try larger parts, such as map-reduce=2K" in answer.stderr
 
 
 def test_a_chat_asks_in_the_template(triforce_here, monkeypatch):
@@ -165,6 +167,8 @@ def test_modes_that_cannot_run_are_left_out_unless_they_are_named(triforce_here)
 
 def test_wrong_names(triforce_here):
     assert_error(triforce_here("evaluate", "--tasks", "singel"), 2, "no task 'singel'", "did you mean single?")
+    assert_error(triforce_here("evaluate", "--tasks", ""), 2, "no task ''")
+    assert_error(triforce_here("evaluate", "--modes", ""), 2, "no mode ''")
     assert_error(triforce_here("evaluate", "--modes", "exact,h20"), 2, "no mode 'h20'", "map-reduce, or the URL")
     assert_error(triforce_here("evaluate", "--modes", "recompute"), 2, "bench --quality")
     assert_error(triforce_here("evaluate", "--context", "20", "--modes", "exact"), 2, "too few for")
@@ -183,6 +187,8 @@ def test_a_length_beyond_the_context_is_refused_before_items_are_made(triforce_h
     monkeypatch.setattr("triforce_cli.evaluate.opened.make_items", None)
     answer = triforce_here("evaluate", "--context", "1M", "--modes", "exact")
     assert_error(answer, 2, "1,048,576 tokens", "context of 2,048")
+    answer = triforce_here("evaluate", "--context", "200,300", "--modes", "exact")
+    assert_error(answer, 2, "200,300 tokens", 'for two contexts: --context "200, 300"')
 
 
 class _Server(BaseHTTPRequestHandler):
