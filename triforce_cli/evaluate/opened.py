@@ -7,6 +7,7 @@ from offload.api.opened_model import OpenModel
 from offload.errors import PromptError
 from offload.evaluation.tasks.task import Item
 
+from ..bench.axes import Grouped
 from ..bench.cells import Weights, weights_of
 from ..bench.compared import EXACT
 from ..bench.mode_engine import ModeEngines
@@ -47,8 +48,10 @@ def open_evaluation(
     exact = modes[EXACT]
     longest = max(asked.lengths) + (CHATTY if asked.is_chat else 0)
     modes = _fitted(asked, modes, longest, left_out, terminal)  # before long items are made in vain
-    items = make_items(asked, exact.model.tokenizer)
-    ids = [ids_of(exact.model.tokenizer, item, asked.is_chat) for item in items]
+    items, ids = [], []
+    for item in make_items(asked, tokenizer := exact.model.tokenizer, display.loading):
+        items.append(item)
+        ids.append(ids_of(tokenizer, item, asked.is_chat))
     for mode, reason in left_out.items():
         terminal.warn(f"{mode} is left out: {reason}")
     has_file = asked.points is not None and bool(asked.local)
@@ -78,6 +81,7 @@ def _fitted(
         return fitted(modes, replace(asked.request, dry_run=False), longest, 0, left_out, terminal)
     except PromptError as error:
         if asked.local != (EXACT,) or not any(map(is_map_reduce, asked.modes)):
-            raise PromptError(error.message, f"shorter ones by --context, or --modes {MAP_REDUCE}") from None
+            meant = f"; {length.hint}" if isinstance(length := max(asked.lengths), Grouped) else ""
+            raise PromptError(error.message, f"shorter ones by --context, or --modes {MAP_REDUCE}{meant}") from None
         left_out[EXACT] = error.message
         return {}
