@@ -47,7 +47,8 @@ def run_batch(
         generator = load()
         display.hide()
         display.expect(found.requests)
-        run = BatchRun(batch.file, batch.results, opened, generator, finished, terminal, output, display)
+        results = batch.writer(display), batch.results is not None
+        run = BatchRun(batch.lines(), *results, opened, generator, finished, terminal, output, display)
         return run.run(parallel)
 
     return job.run(work)
