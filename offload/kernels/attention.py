@@ -19,6 +19,12 @@ class Partial(NamedTuple):
     out: Tensor
     lse: Tensor
 
+    def output(self, lse: Tensor | None, dtype: torch.dtype) -> Tensor:
+        """Return the output; `lse`, if given, is filled."""
+        if lse is not None:
+            lse.copy_(self.lse)
+        return self.out.to(dtype)
+
 
 def attend(q: Tensor, k: Tensor, v: Tensor) -> Partial:
     """Attend with every query to every key: to keys and values that all precede the queries.
