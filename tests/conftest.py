@@ -289,6 +289,7 @@ def patience_with_disks(monkeypatch):
     """A tiny model computes faster than a busy machine reads and writes; prompts go to and from disk all the same."""
     monkeypatch.setattr("offload.prompt_cache.restore.TRIAL", 1000.0)
     monkeypatch.setattr("offload.prompt_cache.writer.PATIENCE", 1000.0)
+    monkeypatch.setattr("offload.prompt_cache.store.PATIENCE", 1000.0)
 
 
 @pytest.fixture
