@@ -4,8 +4,6 @@ Softmax attention over any split of the keys is exact if every part returns its 
 `o = sum_i softmax_i(lse_i) * o_i` (the online softmax of FlashAttention, arXiv 2205.14135, section 3.1).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

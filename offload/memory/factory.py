@@ -158,14 +158,13 @@ class TieredStoreFactory:
             pages = PlanePages(format, pages, device) if self._has_planes else PackedPages(format, pages)
         slots = new_pages((size[0], SLOTS, format.numbers), numbers, device)
         share = HOST_SHARES[settings.mode] if settings.share is None else settings.share
-        sums = not KV_FORMATS[self._kv].is_plain and self._operations.kernel is None
         return Tiers(
             format=format,
             link=self.link,
             ring=PrefetchRing(self.link, buffers, settings.overlap),
             run=run,
             balance=Balance(share, HOST_ROWS if device.type == "cuda" else float("inf")),
-            host=None if settings.mode in STREAMED else HostAttention(format, device, settings.host_bandwidth, sums),
+            host=None if settings.mode in STREAMED else self._host(format),
             pages=pages,
             open_pages=OpenPages(slots, pages, self.link, format.tokens),
             pinning=pinning,
@@ -176,6 +175,10 @@ class TieredStoreFactory:
     @property
     def _has_planes(self) -> bool:
         return self.settings.mode == PLANES
+
+    def _host(self, format: PageLayout) -> HostAttention:
+        sums = not KV_FORMATS[self._kv].is_plain and self._operations.kernel is None
+        return HostAttention(format, self._device, self.settings.host_bandwidth, sums)
 
     def _stored_format(self, shape: ModelShape, dtype: torch.dtype) -> tuple[Any, torch.dtype]:
         """Return the format of pages and the type of their numbers: the kernel's blocks where it attends to them."""
