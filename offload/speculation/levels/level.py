@@ -31,10 +31,14 @@ class Verifier:
         """With `logprobs`, the log-probabilities of what its level emits are recorded there."""
         self.name = name
         self.runner = runner
-        self.is_fixed = sampler.is_fixed
         self._sampler = sampler
         self._logprobs = logprobs
         self._logits: Tensor | None = None  # of the last score, if log-probabilities are recorded
+
+    @property
+    def is_fixed(self) -> bool:
+        """Return whether what is drafted has no influence on the tokens: none is drawn."""
+        return self._sampler.is_fixed
 
     def score(self, sequence: TokenSequence, draft: list[int], parents: Sequence[int] | None = None) -> Tensor:
         """Return the distributions after the sequence and after each token of the draft: `[len(draft) + 1, vocab]`.

@@ -66,6 +66,7 @@ class NativeChoice:
 
     def distribution(self, logits: Tensor, before: Sequence[Sequence[int]]) -> Tensor:
         """Return the distributions `[rows, vocab]`, as `warp` does."""
+        logits = logits.contiguous()  # rows may be the same memory
         probs = torch.empty_like(logits)
         self._call.kind = GREEDY if self._kind == GREEDY else DISTRIBUTION
         for row in range(len(logits)):

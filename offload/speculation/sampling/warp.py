@@ -260,6 +260,8 @@ class Sampler:
         rows = self.distribution(logits, tentative, paths)
         if self.noise is not None:
             return read_tokens(self.noise.pick(rows, positions), rows)
+        if self.sampling.greedy:
+            return read_tokens(largest(rows).flatten(), rows)
         return read_tokens(torch.cat([draw(row, self.generator) for row in rows]), rows)
 
     def draw(self, probs: Tensor, position: int) -> Tensor:
