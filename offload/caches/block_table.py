@@ -1,7 +1,5 @@
 """The retrieval cache on a CPU: a block table over the full cache's blocks, attended to in place, without a copy."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable
 from typing import Any
 

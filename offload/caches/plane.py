@@ -1,7 +1,5 @@
 """A middle level over packed keys and values: all tokens, by two thirds of the bits, in place."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable
 
 from torch import Tensor

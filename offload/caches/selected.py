@@ -1,7 +1,5 @@
 """The bases of the retrieval caches: a few percent of the full cache's KV. Subclasses copy it or refer to it."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Sequence
 
