@@ -173,13 +173,11 @@ def llama_dir(tmp_path) -> Path:
 
 @pytest.fixture(scope="session")
 def embedded_model_dir() -> Path:
-    """The embedded model, fetched into the user's cache if it is not there yet, or as earlier versions had it."""
-    from offload.loading.hub.bundled import fetch_embedded, is_outdated
+    """The embedded model, fetched into the user's cache if it is not there yet."""
     from offload.loading.hub.download import locate
 
     home = os.environ.get("TRIFORCE_HOME")
-    path = locate("smollm2-135m", Path(home) if home else None)
-    return fetch_embedded(path.name, path.parents[1], lambda *_: None) if is_outdated(path) else path
+    return locate("smollm2-135m", Path(home) if home else None)
 
 
 def named_build(variable: str) -> Path | None:
@@ -291,6 +289,7 @@ def patience_with_disks(monkeypatch):
     """A tiny model computes faster than a busy machine reads and writes; prompts go to and from disk all the same."""
     monkeypatch.setattr("offload.prompt_cache.restore.TRIAL", 1000.0)
     monkeypatch.setattr("offload.prompt_cache.writer.PATIENCE", 1000.0)
+    monkeypatch.setattr("offload.prompt_cache.store.PATIENCE", 1000.0)
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ import psutil
 import pytest
 
 from offload.system.limited_process import LimitedProcesses, LimitExceeded, Limits
+from tests.support.waiting import until
 
 FEW = Limits(memory=64 * 2**20, seconds=0.1)
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="other systems limit less")
@@ -58,7 +59,13 @@ def test_what_exceeds_its_limits_ends(processes, work, reason):
 
 def test_ctrl_c_ends_the_process(processes, interruptible):
     before, started = children(), time.perf_counter()
-    threading.Timer(0.3, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT)).start()
+
+    def interrupt():
+        until(lambda: children() != before)
+        time.sleep(0.02)  # the call waits
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+    threading.Thread(target=interrupt).start()
     with pytest.raises(KeyboardInterrupt):
         processes.call(b"__import__('time').sleep(100)", Limits(FEW.memory, 10))
     assert children() == before
@@ -76,8 +83,7 @@ def test_ending_all_ends_a_call_under_way_and_refuses_later_ones():
 
     thread = threading.Thread(target=call)
     thread.start()
-    while children() == before and thread.is_alive():
-        time.sleep(0.005)
+    until(lambda: children() != before or not thread.is_alive())
     processes.end()
     thread.join(30)
     assert len(failures) == 1 and children() == before

@@ -3,8 +3,6 @@
 Importing this imports no torch: `triforce --help` and shell completion must answer at once.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import warnings

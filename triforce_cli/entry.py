@@ -1,7 +1,5 @@
 """The entry point of the `triforce` command. Imports nothing heavy: Ctrl-C must work from the start."""
 
-from __future__ import annotations
-
 import atexit
 import os
 import sys

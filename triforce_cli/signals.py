@@ -4,8 +4,6 @@ The first Ctrl-C raises KeyboardInterrupt, which ends what is under way and keep
 process at once, also within a native call that holds the interpreter's lock: interrupt.c counts them in the signal
 itself. Where that library is not built, a second one ends the process as soon as Python answers signals."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import signal

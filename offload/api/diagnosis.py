@@ -1,7 +1,5 @@
 """Collects facts about this machine and this installation for `triforce doctor`, and measures two rates."""
 
-from __future__ import annotations
-
 import platform
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -16,10 +14,11 @@ from ..architecture.hf_config import shape_from_config
 from ..architecture.known_models import draft_models
 from ..errors import SettingsError
 from ..hardware.microbenchmarks import link_rate, read_rate
-from ..kernels.native import LEVELS, KernelUnavailable, find_kernel
+from ..kernels.native import LEVELS, KernelUnavailable, find_kernel, use_threads
 from ..loading.hub.bundled import bytes_below
 from ..settings.config import EngineConfig
 from ..system.machine import default_home, free_memory
+from ..system.numa import Nodes, nodes
 from .loader import resolve_device
 
 
@@ -60,6 +59,7 @@ class Memory:
     total_bytes: int
     free_bytes: int
     read_gb_s: float | None
+    nodes: Nodes
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,14 +131,13 @@ def examine(config: EngineConfig, processor: str, home: Path | None = None, meas
         home: triforce's cache folder; None for the platform's.
         measure: whether to measure the rates, which takes a second and up to a quarter of the free memory.
     """
-    if config.threads:
-        torch.set_num_threads(config.threads)
+    use_threads(config.threads)
     free = free_memory(torch.device("cpu"))
     cores = psutil.cpu_count(logical=False), psutil.cpu_count()
     return Report(
         device=_device(config.device, measure),
         processor=Processor(processor, *cores, torch.get_num_threads()),
-        memory=Memory(psutil.virtual_memory().total, free, read_rate(free) if measure else None),
+        memory=Memory(psutil.virtual_memory().total, free, read_rate(free) if measure else None, nodes()),
         kernel=kernel_state(config.kernel),
         cache=model_cache(home or default_home()),
         families=families(),

@@ -1,7 +1,5 @@
 """A model whose files have been found: its shapes, what computes it, and the memory that it takes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial

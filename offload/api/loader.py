@@ -78,7 +78,7 @@ def open_model(
     dtype = resolve_dtype(config.dtype, device)
     check_kernel(config.kernel)  # before a model is fetched in vain
     check_quantize(config, device, dtype)
-    checkpoint = quantized(_open_checked(config.model, home, progress), config, device, dtype)
+    checkpoint = quantized(_checked(locate(config.model, home, progress)), config, device, dtype)
     settings = speculation or Speculation()
     draft = None
     if has_draft_model(settings) and settings.draft_model is not None:
@@ -103,10 +103,6 @@ def _open_draft(name: str, target: Checkpoint, home: Path | None, progress: Fetc
         return _checked(path)
     except TriforceError as error:
         raise draft_error(error) from error
-
-
-def _open_checked(name: str, home: Path | None, progress: FetchProgress) -> Checkpoint:
-    return _checked(locate(name, home, progress))
 
 
 def _checked(path: Path) -> Checkpoint:

@@ -16,6 +16,7 @@ from ..architecture.yarn import factor_for, stretched
 from ..constraints.vocabulary import ConstraintVocabulary
 from ..engine import Engine
 from ..errors import SettingsError
+from ..kernels.native import use_threads
 from ..kernels.ops import Operations, choose_operations
 from ..kernels.triton.warm_up import Needs, warm_up
 from ..loading.drafters import load_drafter
@@ -142,8 +143,7 @@ class OpenModel(FoundModel):
         Raises SettingsError for quantised keys and values that tiers do not have.
         """
         self._check_tiers(tiers)
-        if self.config.threads:
-            torch.set_num_threads(self.config.threads)
+        use_threads(self.config.threads)
         link = weights = None
         if tiers is not None:
             link = make_link(self.device, tiers.link_gb_s, tiers.disk is not None)

@@ -1,7 +1,5 @@
 """The assistants of Gemma 4, whose layers have queries alone. Reads what their configs say. Imports no torch."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any

@@ -32,11 +32,6 @@ class Limits:
             return self.null
         return type(value) in (int, self.kind) and self.least <= value <= self.most
 
-    @property
-    def example_text(self) -> str:
-        """Return the example, formatted."""
-        return _text(self.example)
-
     def __str__(self) -> str:
         kind = "a whole number" if self.kind is int else "a number"
         return f"{kind} from {_text(self.least)} to {_text(self.most)}"
@@ -144,7 +139,7 @@ class ConfigCheck:
     def number(self, name: str, value: Any, limits: Limits) -> None:
         """Raise CheckpointError if a value is not within the limits."""
         if not limits.allow(value):
-            raise self.error(name, value, str(limits), f", such as {limits.example_text}")
+            raise self.error(name, value, str(limits), f", such as {_text(limits.example)}")
 
     def error(self, name: str, value: Any, wanted: str, example: str = "") -> CheckpointError:
         """Return the error for one value; `wanted` completes "not ..."."""

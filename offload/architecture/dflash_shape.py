@@ -3,8 +3,6 @@
 DSpark's logits have a bias by the token before, of low rank, and its block predicts one place further.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Estimates the memory of a run in bytes, apart from weights and the full KV cache. Imports nothing heavy."""
 
-from __future__ import annotations
-
 from ..settings.config import Speculation
 from ..settings.kv_formats import EXACT, KV_FORMATS
 from ..settings.method_sizes import (

@@ -3,8 +3,6 @@
 Reads what their configs say, in the plain format and in that of `speculators`. Imports no torch.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace

@@ -4,8 +4,6 @@ The config is that of transformers (config.json). It is read here, with the same
 transformers takes seconds. Imports nothing heavy.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

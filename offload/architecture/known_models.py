@@ -4,8 +4,6 @@ Dimensions are those of each model's published config.json, and `context` is its
 model, add its line here and its source to loading/hub/registry.py.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from typing import Any

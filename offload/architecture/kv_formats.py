@@ -1,7 +1,5 @@
 """Bytes of quantised keys and values: groups of 32 tokens, and a ring of blocks as they are. Imports nothing heavy."""
 
-from __future__ import annotations
-
 from ..settings.kv_formats import KV_FORMATS, PACKED_KV
 from .dims import Dimensions
 

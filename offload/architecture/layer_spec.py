@@ -1,7 +1,5 @@
 """What one decoder layer computes, and the sizes of its parts. The defaults are Llama's. Imports nothing heavy."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

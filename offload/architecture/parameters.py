@@ -131,12 +131,8 @@ class Parameters:
     @property
     def outer_parameters(self) -> int:
         """Return the number of parameters of the embeddings and the output head; tied ones count once."""
-        return self.vocab * self.hidden * (1 if self.tied_embeddings else 2) + self._layer_inputs
-
-    @property
-    def _layer_inputs(self) -> int:
-        """Return the number of parameters from which the layers' own embeddings follow."""
-        return (self.vocab + self.hidden) * self.layers * self.layer_input
+        of_layers = (self.vocab + self.hidden) * self.layers * self.layer_input  # the layers' own embeddings
+        return self.vocab * self.hidden * (1 if self.tied_embeddings else 2) + of_layers
 
     @property
     def parameters(self) -> int:

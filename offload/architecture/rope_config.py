@@ -1,7 +1,5 @@
 """Reads and checks RoPE, and the context that it supports, from a model's config. Imports nothing heavy."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -3,8 +3,6 @@
 Tests hold them against what offload/memory allocates.
 """
 
-from __future__ import annotations
-
 from ..settings.kv_formats import EXACT, KV_FORMATS, PACKED_KV, PLANE_KV
 from .dims import Dimensions
 from .kv_formats import format_bytes, packed_page_bytes

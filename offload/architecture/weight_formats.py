@@ -1,7 +1,5 @@
 """The formats of quantised weights, and which one a tensor gets when a model is rounded. Imports no torch."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 

@@ -3,8 +3,6 @@
 The quality of answers decreases. Speculative decoding of the extended model is as lossless as of any other.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from ..errors import UnsupportedModel

@@ -1,7 +1,5 @@
 """What one sequence of a batch is to do."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Generator, Hashable, Sequence
 from dataclasses import dataclass, field
 

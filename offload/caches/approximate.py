@@ -1,7 +1,5 @@
 """The base of caches that a target runs on instead of its full cache: a cache is a file, and a row in `methods`."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Sequence
 

@@ -1,7 +1,5 @@
 """The retrieval cache on a CPU: a block table over the full cache's blocks, attended to in place, without a copy."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable
 from typing import Any
 
@@ -84,9 +82,8 @@ class TableCache(InPlaceCache):
     def begin_recorded(self, tokens: int, tree: Tree | None = None) -> tuple[Hashable, PassInputs]:
         """Begin a pass as in `RecordableCache`."""
         self.begin(tokens, tree)
-        parents = None if tree is None else tree.on(self._store.device).parents
         key = self._table.data_ptr(), self._table.shape, tree is None
-        return key, PassInputs(self.start, self.seen, self.rows, self.stored, parents)
+        return key, self._inputs(self.seen, self.stored)
 
     def attend(self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None, lse: Tensor | None = None) -> Tensor:
         q = append(self._store, layer, self.start, q, k, v, self.rows_of(layer), self.stored)

@@ -5,8 +5,6 @@ the memory for their mean keys, so those are computed anew for every selection; 
 slow to read, mean keys are kept in 8 bits.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Protocol
 

@@ -1,7 +1,5 @@
 """The cache of a drafter whose tokens of a block see each other: a StreamingLLM cache of what the target computed."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from torch import Tensor

@@ -4,8 +4,6 @@ The tokens that are kept are numbered from 0, as in StreamingLLM (arXiv 2309.174
 exceeds the cache and a sequence may go on for ever.
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 
 import torch
@@ -106,7 +104,8 @@ class EvictingCache(ApproximateCache):
         return free or self.every
 
     def begin(self, tokens: int, tree: Tree | None = None) -> None:
-        self._recover()
+        if self._is_settling:  # an eviction was interrupted: what is stored are tokens of two positions
+            self._start_over()
         super().begin(tokens, tree)
         if not self.length:
             self.forget()
@@ -171,11 +170,6 @@ class EvictingCache(ApproximateCache):
             self._start_over()
             return 0
         return self._evicted + self._full.truncate(length - self._evicted)
-
-    def _recover(self) -> None:
-        """Begin anew after an eviction that was interrupted: what is stored are tokens of two positions."""
-        if self._is_settling:
-            self._start_over()
 
     def _start_over(self) -> None:
         self._full.truncate(0)

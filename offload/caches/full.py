@@ -61,7 +61,6 @@ class FullCache(InFlightTokens):
         self.marks = Watermarks()
         self.writes = 0
         self._held_at = 0  # `writes` at the last pass over a tree
-        self.rows: tuple[Tensor, Tensor] | None = None  # the rotations of the in-flight tokens
         self._next: tuple[int, int] | None = None  # the current layer, and its next token's position
         self._queries: KeptQueries | None = None
         self.followers: WeakSet[Follower] = WeakSet()
@@ -88,7 +87,6 @@ class FullCache(InFlightTokens):
         self._next = None
         if tree is None:
             self._forget_queries()  # until `commit`: those of an interrupted pass are of some layers
-            self.rows = self.rope.rows(self._length, end)
         else:
             self._begin_tree(tree)
         self.store.begin(self._length, end - self._length, chunk, self._held)
@@ -100,7 +98,6 @@ class FullCache(InFlightTokens):
 
     def _begin_tree(self, tree: Tree) -> None:
         self._held_at = self.writes
-        self.rows = self._rotations(self.rope.rows(self._length, self._length + tree.depth))
         if self._queries is not None:
             self._queries.begin_tree(len(tree), self._held)
 
@@ -164,10 +161,9 @@ class FullCache(InFlightTokens):
         self.begin(tokens, tree)
         if tree is None:
             self._set_num_queries(tokens)
-            return self._queries is not None, PassInputs(self._length, self._length + 1, self.rows)
+            return self._queries is not None, self._inputs(self._length + 1)
         queries = None if self._queries is None else (self._held, self._queries.of_tree.data_ptr())
-        parents = tree.on(self.store.device).parents
-        return ("tree", queries), PassInputs(self.start, self._length + 1, self.rows, parents=parents)
+        return ("tree", queries), self._inputs(self._length + 1)
 
     @property
     def is_recordable(self) -> bool:

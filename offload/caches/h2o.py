@@ -1,7 +1,5 @@
 """The heavy-hitter cache, H2O (arXiv 2306.14048), in its streaming form: positions are inside the cache."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

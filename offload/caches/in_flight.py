@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from ..kernels.native.recording import PassInputs, rotations_of
 from ..memory.store import Store
 from ..memory.tree_attention import Tree
 from ..settings.method_sizes import KEPT_QUERIES
 
 if TYPE_CHECKING:
+    from ..architecture.rope import Rope
     from ..kernels.delta_rule import DeltaRule
     from ..memory.window_rings import Windows
     from .recurrent_states import States
@@ -31,6 +33,25 @@ class InFlightTokens(ABC):
     tree: Tree | None = None
     windows: Windows | None = None  # of the layers that attend to a window, if there are any
     states: States | None = None  # of the layers with linear attention, if there are any
+    rope: Rope
+    _rows: tuple[Tensor, Tensor] | None = None
+
+    @property
+    def rows(self) -> tuple[Tensor, Tensor]:
+        """The rotations of the tokens in flight, made when they are first asked for: recorded passes need none."""
+        if self._rows is None:
+            tree = self.tree
+            rows = self.rope.rows(self._length, self._length + (self._inflight if tree is None else tree.depth))
+            self._rows = rows if tree is None else self._rotations(rows)
+        return self._rows
+
+    def _inputs(self, seen: int, stored: int = 0) -> PassInputs:
+        """Return what a recorded pass needs, which has begun; its first token sees `seen` keys."""
+        if self.tree is None:
+            rotations = self.rope.addresses(self._length, self._length + self._inflight)
+            return PassInputs(self._length, seen, self._inflight, rotations, stored)
+        parents = self.tree.on(self.device).parents
+        return PassInputs(self.start, seen, self._inflight, rotations_of(self.rows), stored, parents)
 
     @property
     def is_intact(self) -> bool:
@@ -116,7 +137,7 @@ class InFlightTokens(ABC):
         else:
             known = self.tree.parents[: self.held] if self.held else ()
             assert tree.parents[:-tokens] == known, "the tokens of a tree before those of the pass are in flight"
-        self.tree, self._inflight = tree, tokens
+        self.tree, self._inflight, self._rows = tree, tokens, None
 
     def _leave(self) -> None:
         """Forget the tokens in flight."""

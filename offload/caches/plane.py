@@ -1,7 +1,5 @@
 """A middle level over packed keys and values: all tokens, by two thirds of the bits, in place."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable
 
 from torch import Tensor
@@ -43,8 +41,7 @@ class PlaneCache(InPlaceCache):
     def begin_recorded(self, tokens: int, tree: Tree | None = None) -> tuple[Hashable, PassInputs]:
         """Begin a pass as in `RecordableCache`."""
         self.begin(tokens, tree)
-        parents = None if tree is None else tree.on(self.device).parents
-        return tree is None, PassInputs(self.start, self._length + 1, self.rows, self.stored, parents)
+        return tree is None, self._inputs(self._length + 1, self.stored)
 
     def attend(self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None, lse: Tensor | None = None) -> Tensor:
         q = append(self._store, layer, self.start, q, k, v, self.rows_of(layer), self.stored)

@@ -4,8 +4,6 @@ The decoder calls the cache for attention. The cache also rotates keys and queri
 (StreamingLLM, H2O) renumbers the positions of the others.
 """
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Sequence
 from typing import Protocol
 

@@ -1,7 +1,5 @@
 """The retrieval cache for a target that runs on nothing else: few keys are read, and all are kept for selections."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """The bases of the retrieval caches: a few percent of the full cache's KV. Subclasses copy it or refer to it."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Sequence
 
@@ -41,7 +39,7 @@ class SelectedCache(InFlightTokens):
 
         `kind` is the format in which selected chunks are attended to. Those of another one than EXACT are copies.
         """
-        self._full, self._selector, self.refresh = full, selector, refresh
+        self._full, self._selector, self.refresh, self.rope = full, selector, refresh, full.rope
         self._chunk, self._slots = chunk, min(budget, full.capacity) // chunk
         self._tail, self._room = tail, tail + chunk
         self.tail_start = 0
@@ -132,11 +130,6 @@ class SelectedCache(InFlightTokens):
             self._begin_windows(tokens, tree)
         if self.states is not None:
             self._begin_states(tokens)
-        rope = self._full.rope
-        if tree is None:
-            self.rows = rope.rows(self._length, end)
-        else:
-            self.rows = self._rotations(rope.rows(self._length, self._length + tree.depth))
 
     def _begin_windows(self, tokens: int, tree: Tree | None) -> None:
         """Copy what the full cache has run since the last pass, and begin a pass."""

@@ -6,8 +6,6 @@ attention that it has received so far, as H2O keeps tokens (arXiv 2306.14048). T
 always selected.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Protocol
 

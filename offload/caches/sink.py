@@ -3,8 +3,6 @@
 A draft model's is streaming_llm.py: its window ends with each pass, and small rollbacks are always possible.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

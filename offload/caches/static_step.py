@@ -1,7 +1,5 @@
 """Attention with fixed shapes and addresses over stored keys and values; see static.py."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Refuse schemas and grammars that contain themselves without an end: an answer would run to its limit."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -159,7 +159,8 @@ def _grammar(kind: str, text: str) -> str:
             raise SettingsError(
                 "--choices has an empty text, or none", "give texts with commas between, such as yes,no"
             )
-        return LLMatcher.grammar_from_lark("start: " + " | ".join(map(_literal, choices)))
+        literals = (json.dumps(each, ensure_ascii=False) for each in choices)
+        return LLMatcher.grammar_from_lark("start: " + " | ".join(literals))
     assert kind == GRAMMAR, kind
     if "::=" not in text and not re.search(r"^\s*start\b[^:]*:", text, re.MULTILINE):
         raise SettingsError("--grammar has no rule that is called start", "in GBNF, which has ::=, it is root")
@@ -169,10 +170,6 @@ def _grammar(kind: str, text: str) -> str:
         raise SettingsError(f"--grammar: {error}", "write it in Lark's or GBNF's notation") from None
     check_grammar_ends(lark)
     return LLMatcher.grammar_from_lark(lark)
-
-
-def _literal(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
 
 
 def _first_line(text: str) -> str:

@@ -1,7 +1,5 @@
 """The masks of one sequence: of every row of a draft, by the row's own history."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Collection, Sequence
 

@@ -1,7 +1,5 @@
 """The probability of each answer that a constraint allows, such as of each of several choices."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Collection, Sequence
 

@@ -5,8 +5,6 @@ by a selection receive, made at the end of the prompt or some tokens ago: among 
 the paper. What is newer is in every cache, and would make an old selection look better than a new one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Generator, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar

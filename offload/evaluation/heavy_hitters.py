@@ -2,8 +2,6 @@
 StreamingLLM (arXiv 2309.17453, section 3.1), on the exact model.
 """
 
-from __future__ import annotations
-
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Intervals in which a mean score lies, from few items; scores are from 0 to 1."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from random import Random
 from statistics import mean

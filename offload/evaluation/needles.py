@@ -5,8 +5,6 @@ tokens, and instructions less often. The log-probability tells more than whether
 nearly.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass

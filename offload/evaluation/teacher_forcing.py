@@ -114,12 +114,6 @@ def mean_divergence(other: TextScores) -> float | None:
     return None if other.divergences is None else max(float(other.divergences.double().mean()), 0.0)
 
 
-def equal_tokens(reference: Sequence[int], other: Sequence[int]) -> int:
-    """Return how many tokens two outputs share until the first difference."""
-    pairs = enumerate(zip(reference, other, strict=False))
-    return next((index for index, (one, two) in pairs if one != two), min(len(reference), len(other)))
-
-
 class Recomputed:
     """Predicts each token from the `window` tokens before it, which a runner runs anew.
 

@@ -14,7 +14,9 @@ import psutil
 import torch
 
 from ..kernels.linear import TorchLinear
+from ..kernels.native import use_threads
 from ..system.machine import free_memory
+from ..system.processors import usable_cores
 from ..system.scratch_file import ScratchFile
 from ..units import GIB, counted
 from .calibration import Measured
@@ -54,6 +56,7 @@ def measure(device: torch.device | str, processor: str = "", sizes: BenchmarkSiz
         processor: the CPU's name, for the description.
     """
     device = torch.device(device)
+    use_threads(0)
     host, busy = _host(sizes)
     date, version = datetime.now(timezone.utc).date().isoformat(), str(torch.__version__)
     cores = f"{processor or 'CPU'}, {counted(host.cores, 'core') if host.cores else '? cores'}"
@@ -115,7 +118,7 @@ def _host(sizes: BenchmarkSizes) -> tuple[Host, bool]:
         memory_gib=psutil.virtual_memory().total / GIB,
         bandwidth_gb_s=bandwidth,
         bf16_gflops=_matmul_rate(torch.device("cpu"), sizes.host_rows, sizes.seconds),  # 10^9 a second
-        cores=psutil.cpu_count(logical=False),
+        cores=usable_cores(),
     )
     return host, bandwidth is not None and share < _LEAST_SHARE
 

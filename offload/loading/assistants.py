@@ -1,7 +1,5 @@
 """Opens, checks and loads the assistants of Gemma 4."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

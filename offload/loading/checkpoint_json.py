@@ -1,7 +1,5 @@
 """Reads the JSON files of a checkpoint."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

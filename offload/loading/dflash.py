@@ -1,7 +1,5 @@
 """Opens, checks and loads DFlash and DSpark drafters."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

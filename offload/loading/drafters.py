@@ -1,7 +1,5 @@
 """Opens and loads trained drafters of a target, of whichever kind."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from ..architecture.assistant_shape import is_assistant

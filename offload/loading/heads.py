@@ -1,7 +1,5 @@
 """Opens, checks and loads trained heads: their own folders, and the MTP head in a target's checkpoint."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Reads weights from a checkpoint: a rank's part of them, in the decoder's order, for a device and its kernels."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cache
 

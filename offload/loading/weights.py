@@ -1,7 +1,5 @@
 """Loads a checkpoint's tensors into the decoder's fused weights, on one device in one dtype."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from ..errors import Degraded
+from ..system.numa import new_memory
 
 Allocate = Callable[[tuple[int, ...], torch.dtype], Tensor]
 PIECE = 2**30  # bytes that are pinned at once, a fraction of a second
@@ -25,7 +26,7 @@ _POLL = 0.1  # seconds between two reports
 
 
 def host_memory(size: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Return uninitialised memory that is committed on first write, in huge pages where the system has them.
+    """Return uninitialised memory that is committed on first write, on all nodes, in huge pages if there are any.
 
     Attention to a long context touches every memory page at every token: with pages of 4 KB, TLB misses cost a tenth of
     the bandwidth.
@@ -33,8 +34,7 @@ def host_memory(size: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     count = torch.Size(size).numel()
     if not count or not hasattr(mmap, "MADV_HUGEPAGE"):
         return torch.empty(size, dtype=dtype)
-    # Private, because shared memory does not get huge pages.
-    memory = mmap.mmap(-1, count * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory = new_memory(count * dtype.itemsize)
     with contextlib.suppress(OSError):  # a Linux kernel built without huge pages
         memory.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(memory, dtype=dtype, count=count).view(size)

@@ -235,6 +235,11 @@ class Model:
         return model
 
     @property
+    def scales_nothing(self) -> bool:
+        """Return whether embedded rows and logits are what the embedding and the output head return."""
+        return self._embedding_scale == self.shape.logit_scale == 1.0 and not self.shape.logit_cap
+
+    @property
     def keeps_weights(self) -> bool:
         """Return whether the weights of all layers stay at fixed addresses, as CUDA graphs require."""
         return isinstance(self._layers, list)

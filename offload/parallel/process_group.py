@@ -4,8 +4,6 @@ Values travel as JSON in tensors of bytes. torch's own collectives of objects un
 write to a connection between ranks could run code on them. JSON can only be wrong.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import threading

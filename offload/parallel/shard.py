@@ -103,11 +103,6 @@ class Share:
         return replace(self.shape, vocab=len(self.vocab[self.rank]))
 
     @property
-    def joins_heads(self) -> bool:
-        """Return whether norms of q and k are over all ranks' heads together."""
-        return any(spec.qk_norm == "projection" for spec in self.whole.specs)
-
-    @property
     def counts_keys(self) -> bool:
         """Return whether this rank is the first one that has its KV heads."""
         return self.heads.start == self.kv_heads.start * self.whole.group
@@ -130,7 +125,7 @@ class Share:
             "embed_tokens": _scaled(self.vocab[self.rank]),
             "lm_head": _scaled(self.vocab[self.rank]),
         }
-        if self.joins_heads:
+        if any(spec.qk_norm == "projection" for spec in self.whole.specs):  # norms over all ranks' heads together
             rows |= {"q_norm": rows["q_proj"], "k_norm": rows["k_proj"]}
         columns = {"o_proj": rows["q_proj"], "down_proj": rows["up_proj"]}
         if module in columns and kind == "weight":

@@ -4,8 +4,6 @@ A pass over a batch reads the weights once, and the keys and values of every seq
 are most of what a pass reads; a long context, or the rows of many verifications, leave less to gain.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass, replace

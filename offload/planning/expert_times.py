@@ -1,7 +1,5 @@
 """From how many rows on a pass copies experts in host memory to the device sooner than the host computes them."""
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Time to first token: the prompt is read, the retrieval cache selects, and one step is run."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from ..architecture.footprint import PAGE_GRAIN

@@ -4,8 +4,6 @@ Tokens per verification follow from the acceptance rate (Leviathan et al.,
 arXiv 2211.17192), applied to each level in turn (TriForce, arXiv 2404.11912).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 

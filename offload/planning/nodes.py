@@ -7,8 +7,6 @@ computed on all of them; each attends to its share, and the partial sums of each
 (arXiv 2408.04093). Nothing here runs that way: what runs over machines shares heads, which is the plan `by_heads`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace

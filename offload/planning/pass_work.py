@@ -1,7 +1,5 @@
 """The work of one pass: the bytes that its linears read, the operations of linears and attention, and experts away."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 from ..architecture.dims import Dimensions

@@ -1,7 +1,5 @@
 """The times of a placed request's passes, by roofline.py: of the target, of the retrieval cache, of a draft model."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from ..architecture.footprint import page_tokens
@@ -54,14 +52,10 @@ class Passes:
         agreements, budget = typical_agreements(shape), request.budget
         hardware = request.hardware
         source = hardware.disk_rate if self.placed.uses_disk else hardware.link
-        kv_cost = hardware.bandwidth / source if self._streams_kv else 1.0
+        kv_cost = hardware.bandwidth / source if self.placed.resident_layers < shape.kv_layers else 1.0
         costs = relative_costs(shape, shape.read_bytes(request.bits), request.itemsize, request.tokens, budget, kv_cost)
         level = request.speculation.self_level or best_level(agreements, costs)
         return bits_at(shape, level), agreements[level]
-
-    @property
-    def _streams_kv(self) -> bool:
-        return self.placed.resident_layers < self.request.shape.kv_layers
 
     def full(self, rows: int) -> tuple[Time, float]:
         """Return the time of a target pass over the full cache, and the host's share with which it is fastest."""

@@ -3,8 +3,6 @@
 A placement never exceeds a cap silently; what does not fit is reported with the numbers.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from dataclasses import dataclass, replace
 
@@ -125,15 +123,11 @@ def _place(request: PlanRequest, order: str, way: str = "device") -> Placed:
     device = Tier("device", _sorted(sizes.on_device(*counts)), limit)
     room = _host_limit(request, device)
     least = range(request.shape.kv_layers - kv + 1 if request.may_use_disk else 1)
-    on_disk = next((n for n in least if _is_room(sizes.on_host(*counts, n), room)), least[-1])
+    on_disk = next((n for n in least if room is None or sum(sizes.on_host(*counts, n).values()) <= room), least[-1])
     host = Tier("host", _sorted(sizes.on_host(*counts, on_disk)), room)
     disk = Tier("disk", _sorted(sizes.on_disk(on_disk)), _disk_limit(request)) if on_disk else Tier("disk", {}, None)
     rows = streamed_rows(request) if away and way == "hybrid" else 0
     return Placed(device, host, disk, kv, weights, on_disk, order, way if away else "device", away, rows)
-
-
-def _is_room(parts: dict[str, int], limit: int | None) -> bool:
-    return limit is None or sum(parts.values()) <= limit
 
 
 def _disk_limit(request: PlanRequest) -> int | None:

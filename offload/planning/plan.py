@@ -3,8 +3,6 @@
 Nothing is loaded or measured here; the same request always gives the same plan. Imports no torch.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 from ..errors import OutOfMemory

@@ -7,8 +7,6 @@ the parts are the authors' own, most of them in the public repository ranonrkm/T
 published speed-up.
 """
 
-from __future__ import annotations
-
 from ..hardware.rates import READ
 from ..settings.methods import METHODS
 from .latency import Decoding, draft_acceptance, draft_rounds

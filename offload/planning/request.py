@@ -1,7 +1,5 @@
 """What a plan is made for."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 from ..architecture.dims import Dimensions

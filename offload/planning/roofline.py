@@ -4,8 +4,6 @@ Work that overlaps takes as long as its slowest part; dependent work adds up. Ke
 sheet's rates: the fractions below are the same for every machine, model and method.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from ..hardware.rates import READ, Hardware, read_share

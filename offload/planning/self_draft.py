@@ -1,7 +1,5 @@
 """The quantised copy of a model that drafts for it: its bits, and the level that promises most. Imports no torch."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from ..architecture.dims import Dimensions

@@ -1,7 +1,5 @@
 """Suggestions for a request that does not fit: the cheapest changes, each planned again and checked to fit."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any

@@ -1,7 +1,5 @@
 """The bytes of a plan's parts on each device and on the host."""
 
-from __future__ import annotations
-
 from ..architecture.footprint import PAGE_GRAIN, expert_row_bytes, page_tokens
 from ..architecture.kv_formats import bf16_layer_bytes, format_bytes
 from ..architecture.tier_footprint import (

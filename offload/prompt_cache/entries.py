@@ -1,7 +1,5 @@
 """Entries of the prompt cache, as `cache list` shows them: a document and the questions about it are one entry."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """A block's keys and values in 12 bits each without loss, as files have them where the native kernel packs them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 

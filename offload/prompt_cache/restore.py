@@ -1,7 +1,5 @@
 """Restore the stored blocks of one prompt; compute damaged and missing ones."""
 
-from __future__ import annotations
-
 import time
 import warnings
 from collections.abc import Callable, Generator, Sequence

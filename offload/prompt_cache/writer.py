@@ -1,7 +1,5 @@
 """Background writer: saves a prompt's blocks in a thread while the next chunk is computed."""
 
-from __future__ import annotations
-
 import errno
 import time
 import warnings

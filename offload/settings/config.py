@@ -25,7 +25,7 @@ from .validation import (
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda")
-KERNELS = ("auto", "amx", "avx512", "avx2", "portable", "off")
+KERNELS = ("auto", "amx", "avx512", "avx2", "neon", "portable", "off")
 QUANTIZE = ("q4", "q5", "q6", "q8")
 METHODS = tuple(methods.METHODS)
 SELF = "self"
@@ -52,7 +52,7 @@ class EngineConfig:
     model: str = DEFAULT_MODEL
     device: str = "auto"
     dtype: str = "auto"
-    threads: int = 0  # 0: as many as the machine has cores
+    threads: int = 0  # 0: as many as this process has cores
     prefill_chunk: int = 512
     kernel: str = "auto"
     quantize: str | None = None

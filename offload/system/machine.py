@@ -1,4 +1,4 @@
-"""Facts about this machine from the operating system: free memory, cores, folders. Imports nothing heavy."""
+"""Facts about this machine from the operating system: free memory, folders. Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -30,17 +30,6 @@ def free_memory(device: torch.device) -> int:
 
         return cuda.mem_get_info(device)[0]
     return free_host_memory()
-
-
-def cores() -> int:
-    """Return the number of physical cores; of logical ones where the system does not distinguish them."""
-    return psutil.cpu_count(logical=False) or psutil.cpu_count() or 1
-
-
-def usable_cores() -> int:
-    """Return the number of cores that this process may run on; its processors may be limited to some (taskset)."""
-    process = psutil.Process()
-    return min(cores(), len(process.cpu_affinity())) if hasattr(process, "cpu_affinity") else cores()
 
 
 def default_home() -> Path:

@@ -3,8 +3,6 @@
 A file exists as a whole or not at all.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

@@ -4,8 +4,6 @@ What is there already is not done again: a run that was stopped, however that ha
 or checkpoint, and ends with the same head.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import time

@@ -5,8 +5,6 @@ the rows that enter the tapped layers, the row before the final norm, the log-su
 token behind it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path

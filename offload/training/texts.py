@@ -3,8 +3,6 @@
 A head is judged on text that its target writes, so most of it should be of that kind.
 """
 
-from __future__ import annotations
-
 import hashlib
 import random
 from collections.abc import Sequence

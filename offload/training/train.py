@@ -5,8 +5,6 @@ rows fed back (training-time test, arXiv 2503.01840). The loss goes over from cr
 total variation distance, which is the rate of rejection (arXiv 2310.08461).
 """
 
-from __future__ import annotations
-
 import math
 import random
 import time

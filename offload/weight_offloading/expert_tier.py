@@ -4,8 +4,6 @@ Run by the host (`HostExperts`), they stay in its memory, and only rows of token
 few tokens reads as many experts, and host memory gives their bytes faster than the link.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace

@@ -3,8 +3,6 @@
 They use the same ring as keys and values. A layer is one contiguous run of bytes, so it is one copy.
 """
 
-from __future__ import annotations
-
 import mmap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace

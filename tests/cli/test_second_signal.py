@@ -6,10 +6,12 @@ import sys
 import termios
 import time
 
+import psutil
 import pytest
 
 from tests.support.command import COMMAND, environment
 from tests.support.terminal import Pty
+from tests.support.waiting import until
 from triforce_cli import signals
 
 needs_library = pytest.mark.skipif(signals._library() is None, reason="interrupt.c was not built")
@@ -25,18 +27,25 @@ while True:
         print("answered", flush=True)
 """
 PROGRAM = """
-import time
+import signal, sys, time
+from triforce_cli import signals
 from triforce_cli.signals import answered, listen
 IS_ANSWERED = False
+signals._MERGED = float(sys.argv[1])
+signal.signal(signal.SIGUSR1, lambda *_: print("alive", flush=True))
 listen()
 print("ready", flush=True)
 """
 
 
-def run_until_ready(program, **streams):
-    process = subprocess.Popen([sys.executable, "-c", PROGRAM + program], stdout=subprocess.PIPE, **streams)
+def run_until_ready(program, merged=signals._MERGED, **streams):
+    """Return a process that sleeps or computes; within `merged` seconds two signals are one."""
+    command = [sys.executable, "-c", PROGRAM + program, str(merged)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, **streams)
     assert process.stdout.readline() == b"ready\n"
-    time.sleep(0.1)  # the call has begun
+    seen = psutil.Process(process.pid)
+    before = seen.cpu_times().user
+    until(lambda: seen.status() == psutil.STATUS_SLEEPING or seen.cpu_times().user > before + 0.02)
     return process
 
 
@@ -46,7 +55,7 @@ def test_a_second_ctrl_c_ends_a_native_call_that_keeps_the_lock(program):
     with run_until_ready(program, stderr=subprocess.PIPE) as process:
         process.send_signal(signal.SIGINT)
         with pytest.raises(subprocess.TimeoutExpired):
-            process.wait(0.3)
+            process.wait(0.15)
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 130
         assert process.stderr.read() == b""
@@ -54,14 +63,13 @@ def test_a_second_ctrl_c_ends_a_native_call_that_keeps_the_lock(program):
 
 def test_one_ctrl_c_that_is_sent_twice_is_one():
     """`timeout` signals the process, and then its group."""
-    with run_until_ready(LOOP) as process:
+    with run_until_ready(LOOP, merged=600) as process:
         process.send_signal(signal.SIGINT)
         assert process.stdout.readline() == b"answered\n"
-        process.send_signal(signal.SIGINT)  # within a tenth of a second
-        with pytest.raises(subprocess.TimeoutExpired):
-            process.wait(0.3)
         process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 130
+        process.send_signal(signal.SIGUSR1)
+        assert process.stdout.readline() == b"alive\n"
+        process.kill()
 
 
 def test_a_ctrl_c_after_one_that_was_answered_is_a_first_one():
@@ -81,13 +89,11 @@ def test_the_terminal_is_as_it_was_after_a_second_ctrl_c():
     program = "import sys, termios\nm = termios.tcgetattr(2); m[3] &= ~termios.ECHO; termios.tcsetattr(2, 0, m)\n"
     program += "sys.stderr.write('\\x1b[?25l'); sys.stderr.flush()\n" + NATIVE
     with run_until_ready(program, stderr=stream) as process:
-        until = time.monotonic() + 60
-        while b"\x1b[?25l" not in pty.written() and time.monotonic() < until:
-            time.sleep(0.005)
+        until(lambda: b"\x1b[?25l" in pty.written())
         assert termios.tcgetattr(stream) != before
         for _ in range(2):
             process.send_signal(signal.SIGINT)
-            time.sleep(0.2)
+            time.sleep(0.15)
         assert process.wait(60) == 130
     assert termios.tcgetattr(stream) == before
     written = pty.output()

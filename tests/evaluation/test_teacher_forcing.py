@@ -10,7 +10,6 @@ from offload import EngineConfig, open_model
 from offload.caches.streaming_llm import StreamingCache
 from offload.errors import PromptError
 from offload.evaluation.teacher_forcing import (
-    equal_tokens,
     mean_divergence,
     perplexities,
     perplexity,
@@ -107,9 +106,3 @@ def test_perplexity_whole_and_by_position():
     assert perplexities(log_probs, 2) == [(0, 3, pytest.approx(2 ** (4 / 3))), (3, 5, pytest.approx(2**2.5))]
     assert [(first, end) for first, end, _ in perplexities(log_probs, 9)] == [(i, i + 1) for i in range(5)]
     assert math.isinf(perplexity(torch.tensor([0.0, float("-inf")])))
-
-
-def test_equal_tokens_until_the_first_difference():
-    assert equal_tokens([1, 2, 3, 4], [1, 2, 9, 4]) == 2
-    assert equal_tokens([1, 2], [1, 2, 3]) == equal_tokens([1, 2, 3], [1, 2]) == 2
-    assert equal_tokens([], [1]) == 0

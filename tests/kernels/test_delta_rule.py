@@ -4,13 +4,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from offload.api.diagnosis import kernel_state
 from offload.architecture.dims import LinearAttention
 from offload.kernels.delta_rule import DeltaRule, run_delta_rule
-from offload.kernels.native import LEVELS, find_kernel
-from tests.support.offloading import native_kernel
+from offload.kernels.native import find_kernel
 
 SIZES = LinearAttention(key_heads=2, value_heads=4, key_dim=16, value_dim=48, kernel=4, layers=1)
-NATIVE = [] if native_kernel() is None else LEVELS[LEVELS.index(native_kernel().level) :]
+NATIVE = kernel_state("auto").levels
 
 
 @pytest.fixture(params=[None, *NATIVE])

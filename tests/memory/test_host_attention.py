@@ -1,13 +1,11 @@
 """The threads of host attention."""
 
-import psutil
 import pytest
 import torch
 
 from offload.memory import host_attention
 from offload.memory.host_attention import HostAttention, thread_count
 from offload.memory.page import PlainPageFormat
-from offload.system.machine import cores, usable_cores
 from tests.support.fake_cuda import GPU
 from tests.support.offloading import CPU
 from tests.support.stores import tiny_shape
@@ -29,10 +27,3 @@ def test_its_own_thread_takes_that_number(set_threads, monkeypatch):
         attention = HostAttention(PlainPageFormat(tiny_shape(), 16), device)
         assert attention._pool.submit(torch.get_num_threads).result() == expected
     assert torch.get_num_threads() == 3
-
-
-def test_usable_cores_are_those_that_the_process_may_run_on(monkeypatch):
-    assert 1 <= usable_cores() <= cores()
-    monkeypatch.setattr(psutil, "cpu_count", lambda logical=True: 8)
-    monkeypatch.setattr(psutil.Process, "cpu_affinity", lambda self: [0, 3], raising=False)
-    assert usable_cores() == 2

@@ -68,7 +68,7 @@ def test_memory_is_pinned_in_whole_rows_until_it_is_freed(cudart, recwarn):
     memory = memory_of(5)
     Pinning(memory).wait()
     assert cudart.registered == {memory.data_ptr() + 2 * ROW * i: min(2, 5 - 2 * i) * ROW for i in range(3)}
-    assert not recwarn
+    assert not [each for each in recwarn if each.category is Degraded]
     del memory
     gc.collect()
     assert cudart.registered == {}

@@ -9,14 +9,13 @@ import pytest
 
 from offload.errors import Degraded
 from offload.prompt_cache import store as stores
-from tests.support.models import ids
-from tests.support.prompt_cache import LENGTH, engine_on, files, said
+from tests.support.prompt_cache import LENGTH, complaints, files
 
 pytest.importorskip("s3fs")
 moto_server = pytest.importorskip("moto.server")
 pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 
-URL, BLOCKS = "s3://bucket/prompts", LENGTH // 128
+BLOCKS = LENGTH // 128
 
 
 class Proxy(BaseHTTPRequestHandler):
@@ -59,6 +58,11 @@ def server():
 
 
 @pytest.fixture
+def url():
+    return "s3://bucket/prompts"
+
+
+@pytest.fixture(autouse=True)
 def proxy(server, monkeypatch):
     import fsspec
 
@@ -85,30 +89,13 @@ def sound(command, is_block, status, data):
     return status, data, len(data)
 
 
-@pytest.fixture
-def machine(model_dir, tmp_path, proxy):
-    def run(name, url=URL):
-        prompt = ids(LENGTH)
-        engine = engine_on(model_dir, tmp_path / name, store=url)
-        result = said(engine, prompt)
-        engine.prompts.store.drain()
-        return result
-
-    return run
-
-
-@pytest.fixture
-def plain(model_dir):
-    return said(engine_on(model_dir, None), ids(LENGTH))[0]
-
-
 def test_another_machine_restores_what_one_has_saved(machine, plain, tmp_path, recwarn):
     assert machine("a") == (plain, 0)
     assert machine("b") == (plain, 128 * BLOCKS)
     assert [path.read_bytes() for path in files(tmp_path / "a")] == [
         path.read_bytes() for path in files(tmp_path / "b")
     ]
-    assert not [str(each.message) for each in recwarn.list if each.category is Degraded]
+    assert not complaints(recwarn)
 
 
 @pytest.mark.parametrize(
@@ -152,6 +139,7 @@ def test_a_slow_server_delays_a_prompt_by_a_bounded_time(machine, plain, proxy, 
         time.sleep(8 * is_block)
         return status, data, len(data)
 
+    monkeypatch.setattr(stores, "PATIENCE", 2.0)
     monkeypatch.setattr(stores.BlockStore, "fetch", timed)
     proxy.fault = slow
     with pytest.warns(Degraded, match="took more than 2 s"):
@@ -162,7 +150,7 @@ def test_a_slow_server_delays_a_prompt_by_a_bounded_time(machine, plain, proxy, 
 
 def test_no_such_bucket(machine, plain):
     with pytest.warns(Degraded, match="bucket does not exist"):
-        assert machine("a", "s3://missing/prompts") == (plain, 0)
+        assert machine("a", url="s3://missing/prompts") == (plain, 0)
 
 
 def test_no_server_at_all(machine, plain, monkeypatch):
@@ -175,13 +163,6 @@ def test_no_server_at_all(machine, plain, monkeypatch):
     print(f"all took {time.monotonic() - start:.1f} s")
 
 
-def test_two_writers_at_once_leave_sound_blocks(model_dir, tmp_path, machine, plain):
-    engines = [engine_on(model_dir, tmp_path / name, store=URL) for name in "ab"]
-    threads = [threading.Thread(target=said, args=(engine, ids(LENGTH))) for engine in engines]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for engine in engines:
-        engine.prompts.store.drain()
+def test_two_writers_at_once_leave_sound_blocks(run_both, machine, plain):
+    assert run_both() == [plain, plain]
     assert machine("c") == (plain, 128 * BLOCKS)

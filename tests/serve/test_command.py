@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import threading
 import time
 
@@ -10,6 +9,7 @@ import httpx
 import pytest
 
 from tests.support.command import refused
+from tests.support.rank_pool import free_port
 from tests.support.serving import listener
 
 
@@ -48,10 +48,7 @@ def test_a_dry_run_prints_the_plan(triforce_here):
 
 
 def test_a_server_from_its_start_to_sigterm(triforce_here, handlers):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    key, found = "a-key-of-this-test-0123", []
+    port, key, found = free_port(), "a-key-of-this-test-0123", []
 
     def use():
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", verify=False, timeout=60) as client:

@@ -1,13 +1,13 @@
 """POST /documents: files that the page sends, read as the command line reads them."""
 
 import threading
-import time
 
 import psutil
 import pytest
 
 from offload.system.limited_process import LimitedProcesses, Limits
 from tests.support.serving import raw_connection
+from tests.support.waiting import until
 from triforce_cli.input import converters
 from triforce_cli.serve import encoding_threads
 
@@ -105,11 +105,7 @@ def test_who_leaves_ends_the_conversion(served, client, monkeypatch):
     monkeypatch.setattr(encoding_threads, "text_of", endless)
     head = f"POST /documents HTTP/1.1\r\nhost: {served.url.removeprefix('http://')}\r\ncontent-length: 4\r\n"
     connection = raw_connection(served, f"{head}content-type: application/octet-stream\r\n\r\nking".encode())
-    end = time.monotonic() + 30
-    while psutil.Process().children() == before and time.monotonic() < end:
-        time.sleep(0.005)
+    until(lambda: psutil.Process().children() != before)
     connection.close()
-    assert ended.wait(30)
-    while psutil.Process().children() != before and time.monotonic() < end:
-        time.sleep(0.005)
-    assert psutil.Process().children() == before
+    assert ended.wait(60)
+    until(lambda: psutil.Process().children() == before)

@@ -13,6 +13,7 @@ from offload.speculation.sampling.warp import Sampler
 from tests.support.engine import tokens
 from tests.support.models import TEMPLATE
 from tests.support.serving import connected, opened_model, raw_connection, serve_options, serving, until_closed
+from tests.support.waiting import until
 from triforce_cli.serve import api_request, bodies, responses
 from triforce_cli.serve.server_metrics import ServerMetrics
 
@@ -33,14 +34,6 @@ def cancelled(client):
     return sum(
         float(line.split()[-1]) for line in lines if line.startswith('triforce_sequences_total{reason="cancelled"')
     )
-
-
-def until(condition):
-    for _ in range(3000):
-        if condition():
-            return True
-        time.sleep(0.01)
-    return False
 
 
 def test_a_chat_is_that_of_the_command_line(api, endless, triforce_here):
@@ -297,7 +290,7 @@ def test_an_idle_engine_sleeps(served):
     assert until(lambda: served.engine.num_running == served.engine.num_waiting == 0)
     clock = time.pthread_getcpuclockid(served.engine._thread.ident)
     before = time.clock_gettime(clock)
-    time.sleep(0.2)
+    time.sleep(0.1)
     assert time.clock_gettime(clock) - before < 0.02
 
 

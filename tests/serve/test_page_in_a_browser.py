@@ -11,6 +11,7 @@ import pytest
 
 from tests.support.models import make_hf_model, make_tokenizer
 from tests.support.serving import connected, opened_model, serve_options, serving
+from tests.support.waiting import until
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install playwright")
 
@@ -181,10 +182,7 @@ def test_stop_ends_the_answer_and_an_error_is_cleared_by_the_next_question(page,
     page.click("#stop")
     playwright.expect(status).to_have_text("stopped")
     assert answered(page, 0).endswith("stopped")
-    end = time.monotonic() + 30
-    while drafting.engine.num_running and time.monotonic() < end:
-        time.sleep(0.01)
-    assert drafting.engine.num_running == 0
+    until(lambda: drafting.engine.num_running == 0)
     monkeypatch.setitem(pause, "seconds", 0.01)
     page.click("#new")
     ask(page, "Once more", 600)

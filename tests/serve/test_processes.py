@@ -18,6 +18,7 @@ from tests.support.engine import tokens
 from tests.support.models import make_hf_model, make_tokenizer
 from tests.support.server_process import server_process
 from tests.support.serving import opened_model
+from tests.support.waiting import until
 
 BOOK, OTHER = ("".join(f"{word} number {n}, " for n in range(200)) for word in ("page", "leaf"))
 LONG = 1200  # tokens
@@ -43,13 +44,6 @@ def temporary_files(home):
 
 def blocks(home):
     return len(list(home.rglob("*.safetensors")))
-
-
-def until(condition):
-    end = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.001)
 
 
 @pytest.fixture(scope="module")

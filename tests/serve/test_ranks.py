@@ -3,7 +3,6 @@
 import queue
 import signal
 import threading
-import time
 from contextlib import suppress
 from dataclasses import replace
 from types import SimpleNamespace
@@ -19,6 +18,7 @@ from offload.loading.tokenizers.tool_calls import FORMATS
 from offload.settings.config import Speculation
 from offload.settings.constraint import Constraint
 from tests.support.server_process import server_process
+from tests.support.waiting import until
 from triforce_cli.commands import serve as serve_command
 from triforce_cli.serve import engine_thread, ranks
 from triforce_cli.serve.engine_thread import EngineThread
@@ -131,14 +131,11 @@ def test_all_ranks_generate_what_rank_0_is_asked_for_and_end_with_it(started, lo
 def test_a_cancelled_sequence_ends_on_all_ranks(started):
     engine = started.engine
     sequence, _, done = asked(started, settings(new=1900))
-    while sequence.meter.new_tokens < 3:
-        time.sleep(0.001)
+    until(lambda: sequence.meter.new_tokens >= 3)
     engine.cancel([sequence])
     _, _, next_done = asked(started, settings(new=2))
     assert next_done.wait(60) and not done.is_set()
-    deadline = time.monotonic() + 60
-    while len(started.followed) < 2 and time.monotonic() < deadline:  # the follower may still be behind
-        time.sleep(0.001)
+    until(lambda: len(started.followed) >= 2)  # the follower may still be behind
     assert sequence.meter.new_tokens < 1900 and len(started.followed) == 2
 
 
@@ -147,8 +144,7 @@ def test_a_lost_rank_ends_requests_and_the_thread_with_its_error(started):
     gave_up = threading.Event()
     engine.gave_up = gave_up.set
     _, events, done = asked(started, settings(new=1900))
-    while not events:
-        time.sleep(0.001)
+    until(lambda: events)
     started.pair.lost = True
     assert done.wait(60) and events[-1].status in (500, 503)
     assert gave_up.wait(60) and isinstance(engine.error, RankLost) and not engine.is_ready()
@@ -159,8 +155,7 @@ def test_the_other_ranks_hear_something_while_nothing_is_asked(started, monkeypa
     for _ in range(2):
         assert asked(started, settings())[2].wait(60)
         before = len(started.pair.sent)
-        while len(started.pair.sent) < before + 3:
-            time.sleep(0.001)
+        until(lambda: len(started.pair.sent) >= before + 3)  # noqa: B023
         assert [ranks._IDLE, None] in started.pair.sent[before:]
     assert len(started.followed) == 2
 

@@ -54,6 +54,7 @@ def environment(home, model):
         "TRIFORCE_CONFIG": str(home / "config"),
         "TRIFORCE_MODEL": str(model),
         "TRIFORCE_DEVICE": "cpu",
+        "TRIFORCE_SEED": "1",  # with others a sampled text may be empty
         "HF_HUB_OFFLINE": "1",
         "HF_HOME": str(home / "hub"),
     }

@@ -50,6 +50,11 @@ def tensors(home):
     return [{name: tensor.tolist() for name, tensor in load_file(path).items()} for path in files(home)]
 
 
+def complaints(records):
+    """Return the texts of our own warnings: of files that another test left open, the collector warns at any time."""
+    return [str(each.message) for each in records if issubclass(each.category, Degraded)]
+
+
 def engine_on(
     folder: Path,
     home: Path | None,

@@ -20,14 +20,16 @@ from tests.support.engine import SMALL
 from tests.support.forked import CONTEXT, start_server
 
 CPU = torch.device("cpu")
+_HELD: list[socket.socket] = []
 _PATIENCE = 300.0  # seconds until ranks that do not answer are taken to wait for each other
 
 
 def free_port() -> int:
-    """Return a port that no process listens on."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
+    """Return a port that no other process gets: a socket here keeps it, beside which others with SO_REUSEADDR bind."""
+    _HELD.append(holder := socket.socket())
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    holder.bind(("127.0.0.1", 0))
+    return holder.getsockname()[1]
 
 
 class RankPool:

@@ -1,7 +1,5 @@
 """Runs a batch: surveys its lines, plans for the longest, and answers them here or on a Ray cluster."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, replace
 
 from offload.units import counted

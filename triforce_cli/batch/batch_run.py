@@ -1,7 +1,5 @@
 """The requests of a batch over one loaded model: taken as others end, each result written as it comes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import partial

@@ -3,8 +3,6 @@
 Each result is written here, once; a piece whose results did not arrive is answered by the same command again.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

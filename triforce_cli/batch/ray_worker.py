@@ -1,7 +1,5 @@
 """A worker of a batch on a Ray cluster: it answers the lines that it is given."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """The settings of which `bench` takes lists, and how lists are written. Imports nothing heavy."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """What `bench` is asked to run and to write, and a benchmark whose model is opened."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path

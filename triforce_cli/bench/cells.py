@@ -1,7 +1,5 @@
 """The runs of a benchmark, as lines of the file that --points names, and what identifies each and its weights."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence

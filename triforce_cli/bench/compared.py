@@ -1,7 +1,5 @@
 """The methods that a benchmark compares, and the lossy modes that it compares with exact decoding. Imports no torch."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple

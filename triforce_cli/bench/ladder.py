@@ -1,7 +1,5 @@
 """The ladder: all methods at several lengths of a text, for three kinds of output. Imports no torch."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any

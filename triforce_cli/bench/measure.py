@@ -3,8 +3,6 @@
 What is finished goes to the points file at once; a run that is found there is not run again.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace

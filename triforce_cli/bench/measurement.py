@@ -1,7 +1,5 @@
 """A benchmark under way: what is finished, what is left, and the report of it."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Hashable
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """The engines of modes: one after the other, for the weights of one may not fit beside those of another."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from offload.engine import Engine

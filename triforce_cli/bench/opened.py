@@ -1,7 +1,5 @@
 """A benchmark with its model opened: all checks that need no weights, and the cells in the order in which they run."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import product
@@ -125,13 +123,10 @@ def settings_of_run(
     unread = [axis.name for axis in AXES.values() if not axis.is_read_by(speculation)]
     kept = {name: value for name, value in described.items() if name not in (*_FORGOTTEN, *unread)}
     device = {"device": model.device.type, "kernel": model.kernel, "dtype": str(model.dtype)}
-    placed = {"context": model.checkpoint.shape.context, "tiers": _described(tiers)}
+    # The placement that was planned: the free memory decides it where it is not given.
+    placement = None if tiers is None else asdict(tiers) | {"disk": tiers.disk is not None}
+    placed = {"context": model.checkpoint.shape.context, "tiers": placement}
     return {"model": settings.engine.model, **kept, **device, **weights.read_by(speculation), **placed}
-
-
-def _described(tiers: TierSettings | None) -> dict[str, Any] | None:
-    """Return the placement that was planned, which the free memory decides where it is not given."""
-    return None if tiers is None else asdict(tiers) | {"disk": tiers.disk is not None}
 
 
 def open_bench(asked: BenchRequest, terminal: Terminal, quiet: bool) -> OpenBench:

@@ -1,7 +1,5 @@
 """The options of `bench`: those of its own, and lists in place of single settings. Imports nothing heavy."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from copy import copy
 from dataclasses import fields

@@ -1,7 +1,5 @@
 """The ladder as a page of HTML that stands alone: its pictures are inside, and it loads nothing."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from typing import Any

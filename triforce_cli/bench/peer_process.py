@@ -3,8 +3,6 @@
 It computes as the ladder does: a prompt, then token by token, past the end of sequence. Imports what it runs alone.
 """
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import json

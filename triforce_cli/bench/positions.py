@@ -1,7 +1,5 @@
 """Where drafts are accepted: by position in the draft, and by position in the answer. Imports no torch."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 
 from offload.events import Event, Speculated, Tokens

@@ -1,7 +1,5 @@
 """The runs of `bench --quality`: the exact model first, then each mode against it."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
@@ -16,7 +14,6 @@ from offload.evaluation.teacher_forcing import (
     Recomputed,
     TextScores,
     continue_greedily,
-    equal_tokens,
     mean_divergence,
     perplexities,
     perplexity,
@@ -25,6 +22,7 @@ from offload.evaluation.teacher_forcing import (
 )
 from offload.events import Prefilled, Tokens
 from offload.metrics import Meter
+from offload.sequence import common_prefix
 from offload.settings.config import GenerationConfig, Sampling
 from offload.speculation.passes.runner import Runner
 
@@ -86,7 +84,7 @@ def _row(one: ModeQuality, exact: ModeQuality | None) -> dict[str, Any]:
         "perplexity_by_position": [{"from": first, "to": end, "perplexity": each} for first, end, each in by_position],
         "kl": 0.0 if one is exact else mean_divergence(one.scores),
         "top1_agreement": None if exact is None else top1_agreement(exact.scores, one.scores),
-        "equal_tokens": None if exact is None else equal_tokens(exact.output, one.output),
+        "equal_tokens": None if exact is None else common_prefix(exact.output, one.output),
         "needles_found": sum(needle.found for needle in placed) if placed else None,
         "needle_log_prob": mean(needle.log_prob for needle in placed) if placed else None,
         "needle_log_prob_absent": absent[0] if absent else None,

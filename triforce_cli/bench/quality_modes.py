@@ -1,7 +1,5 @@
 """`bench --quality` with its models opened: all checks that need no weights."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any

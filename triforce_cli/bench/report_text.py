@@ -1,7 +1,5 @@
 """A report as text: what ran, its tables, and what makes its numbers doubtful."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 

@@ -1,12 +1,11 @@
 """Rows of numbers from the finished runs of cells: medians over repeats, mean and spread over prompts."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean, median, stdev
 from typing import Any
 
+from offload.sequence import common_prefix
 from offload.settings.generation import FASTEST
 
 from .axes import BATCH, CONTEXT
@@ -172,10 +171,8 @@ def outputs_of(record: Record) -> list[list[int]]:
 
 def first_difference(ids: Sequence[int], others: Sequence[int]) -> int | None:
     """Return the first position at which token ids differ, or one of the two ends; None for equal ones."""
-    for position, (one, other) in enumerate(zip(ids, others, strict=False)):
-        if one != other:
-            return position
-    return None if len(ids) == len(others) else min(len(ids), len(others))
+    shared = common_prefix(ids, others)
+    return None if shared == len(ids) == len(others) else shared
 
 
 def _lossless(runs: Sequence[Record]) -> bool | None:

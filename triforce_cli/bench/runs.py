@@ -1,7 +1,5 @@
 """Runs what a cell measures once: a method on one prompt, several sequences together, or one after the other."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager

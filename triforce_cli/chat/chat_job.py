@@ -2,8 +2,6 @@
 
 As for `generate` and `summarize`, nothing is left out where a model was chosen, unless --truncate asks for it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial

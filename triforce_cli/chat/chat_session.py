@@ -1,7 +1,5 @@
 """A conversation with a loaded model: asks, keeps what was said, and reads ahead."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace

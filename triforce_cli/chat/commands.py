@@ -1,7 +1,5 @@
 """The commands of a conversation, such as `/undo`, in a table. Everything else that is typed is a question."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches

@@ -1,7 +1,5 @@
 """A prompt with history, editing and completion, by prompt_toolkit. Imported only for a conversation at a terminal."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext

@@ -1,7 +1,5 @@
 """The loop of a conversation: a line in, an answer or a reply out, until the lines end; `editor.py` edits lines."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any

@@ -1,7 +1,5 @@
 """What the program itself says in a conversation: notes and errors on stderr, or as JSON lines on stdout."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`triforce bench`: compares the methods of decoding on one prompt, or over lists of settings and prompts."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from contextlib import closing

@@ -1,7 +1,5 @@
 """`triforce cache`: lists, shows and removes cached prompts."""
 
-from __future__ import annotations
-
 import os
 import re
 import time

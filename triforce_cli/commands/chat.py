@@ -1,7 +1,5 @@
 """`triforce chat`: a conversation about documents."""
 
-from __future__ import annotations
-
 import os
 from contextlib import closing
 from dataclasses import astuple, replace

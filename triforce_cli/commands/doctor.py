@@ -123,6 +123,9 @@ def _rows(report: Report, origins: Mapping[str, str]) -> Iterator[tuple[str, str
     yield "cores", f"{physical}{processor.logical_cores or '?'} logical, {threads} for torch"
     rate = "" if memory.read_gb_s is None else f", read at {memory.read_gb_s:.1f} GB/s"
     yield "memory", f"{_gib(memory.total_bytes)}, {_gib(memory.free_bytes)} free{rate}"
+    if len(memory.nodes.numbers) > 1:
+        how = "interleaved" if memory.nodes.is_interleaved else f"not interleaved, as {memory.nodes.reason}"
+        yield "nodes", f"{len(memory.nodes.numbers)} with memory; weights and KV cache are {how}"
     yield "kernel", f"{kernel.level or f'none: {kernel.reason}'} {asked('kernel', kernel.asked)}"
     if kernel.hint:
         yield "", f"hint: {kernel.hint}"

@@ -1,7 +1,5 @@
 """`triforce evaluate`: tasks on long texts, by modes that change the answer, by endpoints and by exact decoding."""
 
-from __future__ import annotations
-
 from contextlib import closing
 from pathlib import Path
 from typing import Annotated, Any

@@ -1,7 +1,5 @@
 """`triforce experiment`: published tables and figures, planned or measured here, by one command each."""
 
-from __future__ import annotations
-
 import shlex
 import sys
 from contextlib import closing

@@ -1,7 +1,5 @@
 """`triforce generate`: generates text from a prompt, printed as it comes."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from contextlib import ExitStack, closing
 from dataclasses import asdict, astuple

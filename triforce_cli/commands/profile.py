@@ -1,7 +1,5 @@
 """`triforce profile`: lists the hardware profiles, and plans a model on one: memory, speed, and a command."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Annotated
 

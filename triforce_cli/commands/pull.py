@@ -1,7 +1,5 @@
 """`triforce pull`: fetch a model ahead of time."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer

@@ -1,7 +1,5 @@
 """`triforce serve`: an OpenAI-compatible endpoint on this machine."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Annotated, Any

@@ -1,7 +1,5 @@
 """`triforce summarize`: summarizes documents or answers questions about them, live."""
 
-from __future__ import annotations
-
 from contextlib import closing
 from dataclasses import astuple, replace
 from pathlib import Path

@@ -14,6 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from offload.errors import SettingsError
+from offload.system.processors import usable_cores
 
 from ..output.terminal import Terminal
 from ..signals import FAILED, INTERRUPTED, SIGNALLED, WRONG_USE, answered
@@ -102,7 +103,7 @@ def _check_heads(settings: Settings, home: Path | None, count: int) -> None:
 
 def _environment(folder: Path, count: int) -> dict[str, str]:
     """Return the environment of the ranks, as far as they share it."""
-    threads = max(1, (os.cpu_count() or 1) // count)
+    threads = max(1, usable_cores() // count)
     usual = {"OMP_NUM_THREADS": str(threads), "TORCH_CPP_LOG_LEVEL": "ERROR"}
     return usual | dict(os.environ) | {FOLDER: str(folder), LAUNCHER: str(os.getpid())}
 

@@ -1,7 +1,5 @@
 """An OpenAI endpoint that answers, such as `triforce serve`, llama.cpp's server or vLLM's."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Scores by length and depth as a heat map of coloured cells, which have the numbers too."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """An evaluation whose models are opened: all checks that need no weights."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 

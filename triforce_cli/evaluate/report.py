@@ -1,7 +1,5 @@
 """The scores of an evaluation: by task and mode with intervals, and by length and depth; as text, JSON and CSV."""
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

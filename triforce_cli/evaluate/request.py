@@ -1,7 +1,5 @@
 """What `evaluate` is asked to run, and the items of it. Imports no torch."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Runs what is not finished of an evaluation; every answer goes to the points file at once, with its score."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """What answers items: the request's model in a mode, or in parts by map-reduce; `endpoint.py` has another server."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Measures drafters of one target on the same texts: acceptance by depth, tokens a verification, time and memory."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -19,16 +17,14 @@ from ..bench.axes import CONTEXT
 from ..bench.compared import BASE
 from ..bench.positions import Positions
 from ..bench.prompts import first_tokens
-from ..bench.report import Measure, Report, provenance
-from ..input.dataset import DataText
+from ..bench.report import Measure, Report
 from ..options.settings import Settings
 from ..output.format import percent
 from ..output.progress import ProgressDisplay, RunFacts
-from ..output.terminal import Terminal
 from ..run.model_request import open_shared_model
 from .grid import DRAFTERS, KINDS
 from .overrides import ExperimentRequest
-from .points import Key, excerpts, points_of, report_of
+from .points import Inputs, Key, excerpts, facts_of, points_of, report_of
 
 DEPTH = 4  # tokens of the drafts whose acceptance is measured by depth
 SHOWN = (
@@ -41,17 +37,12 @@ SHOWN = (
 PROFILES = (Measure("acceptance_by_depth", "acceptance by depth, those before being accepted", percent),)
 
 
-def measure_drafters(
-    asked: ExperimentRequest,
-    own: Mapping[str, Any],
-    texts: Sequence[DataText],
-    terminal: Terminal,
-    display: ProgressDisplay,
-) -> tuple[Report, bool]:
+def measure_drafters(inputs: Inputs) -> tuple[Report, bool]:
     """Run the drafters that the command line or the experiment names, one after the other, each with its own engine.
 
     Returns the rows, and whether Ctrl-C ended it. Raises TriforceError.
     """
+    asked, own, _, terminal, display = inputs
     named = asked.given.get("draft")
     listed = asked.grid.methods if named is None else [each.strip() for each in named.split(",")]
     names = KINDS[DRAFTERS].parse(listed)
@@ -69,8 +60,8 @@ def measure_drafters(
                 model = open_shared_model(request, settings.speculation, compared, terminal, True)
                 display.loading(f"loading {name}")
                 engine = model.load().without_end()
-                facts = facts or _facts(settings, engine)
-                for text, ids in _texts(asked, model, texts):
+                facts = facts or facts_of(settings, engine, settings.generation.max_new_tokens)
+                for text, ids in _texts(inputs, model):
                     prompts[text] = max(prompts.get(text, 0), len(ids))
                     for point, each in _points(asked, own, drafting, ids):
                         row = _measured(name, model, engine, ids, each, display)
@@ -91,11 +82,11 @@ def _method_of(drafter: str) -> str:
     return {BASE: "ar", LOOKUP: "lookup", **dict.fromkeys(SELF_DRAFTS, "retrieval")}.get(drafter, "naive")
 
 
-def _texts(asked: ExperimentRequest, model: OpenModel, texts: Sequence[DataText]) -> Iterator[tuple[str, list[int]]]:
+def _texts(inputs: Inputs, model: OpenModel) -> Iterator[tuple[str, list[int]]]:
     """Yield the tokens of each text in each context, the longest last: it goes on behind the shorter one."""
-    for name, text in excerpts(texts, asked.grid.prompts, asked.data is not None):
+    for name, text in excerpts(inputs):
         ids = model.tokenizer.encode(text, special_tokens=True)
-        for context in sorted(asked.grid.contexts or ()):
+        for context in sorted(inputs.asked.grid.contexts or ()):
             yield name, first_tokens(ids, context)
 
 
@@ -155,12 +146,3 @@ def _run(
     levels = [row for row in meter.levels if row.verifier == FULL]
     rates = {str(depth): accepted / verified for depth, (verified, accepted) in enumerate(positions.in_draft, 1)}
     return rates, meter.summary("length", method=method.method), levels
-
-
-def _facts(settings: Settings, engine: Engine) -> dict[str, Any]:
-    device = engine.model.device
-    return provenance(device, engine.describe()) | {
-        "model": settings.engine.model,
-        "new_tokens": settings.generation.max_new_tokens,
-        "settings": settings.described(Sampling(temperature=0)) | {"device": device.type},
-    }

@@ -1,10 +1,7 @@
 """Measures on how few tokens attention falls, by layer and by rank, and what masking those tokens does."""
 
-from __future__ import annotations
-
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,12 +14,10 @@ from offload.speculation.passes.runner import Runner
 
 from ..bench.compared import EXACT
 from ..bench.report import Measure, Report
-from ..input.dataset import DataText
 from ..output.format import percent
-from ..output.progress import ProgressDisplay
-from ..output.terminal import Terminal
 from .grid import HITTERS, KINDS, MASKED
 from .overrides import ExperimentRequest
+from .points import Inputs
 from .selections import Rows, Run, measure_texts
 
 SHARE = 0.05  # of the tokens
@@ -37,15 +32,9 @@ MAP = Measure("map", "mean attention by layer, query and key", "{:.2f}".format) 
 _LAYERS = (0, 1, 2, 9, 16, 23, 31)  # of the map, as in that figure
 
 
-def measure_hitters(
-    asked: ExperimentRequest,
-    own: Mapping[str, Any],
-    texts: Sequence[DataText],
-    terminal: Terminal,
-    display: ProgressDisplay,
-) -> tuple[Report, bool]:
+def measure_hitters(inputs: Inputs) -> tuple[Report, bool]:
     """Measure attention and mask tokens on each text; return and raise as `measure_texts`."""
-    found, ended = measure_texts(asked, own, texts, terminal, display, _run_of, SHOWN, (*PROFILES, MAP))
+    found, ended = measure_texts(inputs, _run_of, SHOWN, (*PROFILES, MAP))
     return replace(found, profiles=PROFILES), ended
 
 

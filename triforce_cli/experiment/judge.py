@@ -1,7 +1,5 @@
 """Judges what was planned and measured by the rules of an experiment. Imports no torch."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise

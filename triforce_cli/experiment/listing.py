@@ -1,7 +1,5 @@
 """The list of experiments: how many values each has, and how far plans are from the published ones."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from ..output.tables import Column, table

@@ -1,7 +1,5 @@
 """An experiment's report in Markdown: published, planned and measured values, how they are judged, and conditions."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Measures what an experiment asks for: speed and acceptance are grids of `bench`, one for each engine."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +21,7 @@ from .drafters import measure_drafters
 from .grid import ATTENTION, DRAFTERS, HITTERS, QUALITY, SPEED
 from .hitters import measure_hitters
 from .overrides import ExperimentRequest
+from .points import Inputs
 from .quality_grid import measure_quality
 from .selections import measure_attention
 from .shipped import BOOK
@@ -38,7 +37,7 @@ def measure(
     kind = asked.grid.kind
     if asked.points is not None and kind != SPEED:
         raise SettingsError(f"--points keeps runs, and {asked.experiment.name} measures {kind}", "leave --points out")
-    report, interrupted = _MEASUREMENTS[kind](asked, own, _texts(asked, terminal), terminal, display)
+    report, interrupted = _MEASUREMENTS[kind](Inputs(asked, own, _texts(asked, terminal), terminal, display))
     if asked.plot is not None and report.rows:
         plot(asked.plot, report)
     return report, interrupted
@@ -54,14 +53,9 @@ def _texts(asked: ExperimentRequest, terminal: Terminal) -> list[DataText]:
     return [DataText(Path(document.name).name, document.text) for document in found]
 
 
-def _measure_speed(
-    asked: ExperimentRequest,
-    own: Mapping[str, Any],
-    texts: Sequence[DataText],
-    terminal: Terminal,
-    display: ProgressDisplay,
-) -> tuple[Report, bool]:
+def _measure_speed(inputs: Inputs) -> tuple[Report, bool]:
     """Run the grid with each engine; return its report, and whether it was interrupted. Raises TriforceError."""
+    asked, own, texts, terminal, display = inputs
     grid = asked.grid
     requests = [_request(asked, own, more, texts) for more in grid.each or ({},)]  # all checked before the first run
     runs: list[Measurement] = []

@@ -1,7 +1,5 @@
 """What an experiment has found, how it is judged, and both as one JSON object."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from collections.abc import Sequence

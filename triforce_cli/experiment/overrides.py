@@ -1,7 +1,5 @@
 """What `triforce experiment` is asked to run."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,7 +8,7 @@ from typing import Any
 from offload.errors import SettingsError
 
 from ..options.command_request import Request
-from ..options.settings import Settings, resolve
+from ..options.settings import resolve
 from .definition import Experiment
 from .grid import Grid
 
@@ -82,11 +80,6 @@ class ExperimentRequest:
         named = dict.fromkeys((*own, *more), f"experiment {self.experiment.name}")
         origins = dict(self.origins) | named | dict.fromkeys(self.given, "flag")
         settings = resolve(flags, origins, self.profile)
-        if "seed" not in settings.values:
-            settings = _seeded(settings)
+        if "seed" not in settings.values:  # with one drawn at random, no run could be found again
+            settings = replace(settings, generation=replace(settings.generation, seed=0))
         return Request(settings, self.home, "experiment", extend_context=self.extend_context)
-
-
-def _seeded(settings: Settings) -> Settings:
-    """Return the settings with seed 0: with one drawn at random, no run could be found again."""
-    return replace(settings, generation=replace(settings.generation, seed=0))

@@ -1,7 +1,5 @@
 """Plans the values of an experiment: predicted, with nothing loaded. Imports torch only for trees."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache

@@ -1,16 +1,21 @@
-"""The texts and the points of a measurement that is no grid of `bench`, and the rows of its report."""
-
-from __future__ import annotations
+"""What an experiment measures from, the points of what is no grid of `bench`, and the rows of its report."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import mean
-from typing import Any
+from typing import Any, NamedTuple
+
+from offload.engine import Engine
+from offload.settings.config import Sampling
 
 from ..bench.axes import CONTEXT, points
-from ..bench.report import BY_PAIR, GRID, Measure, Report, Row
+from ..bench.report import BY_PAIR, GRID, Measure, Report, Row, provenance
 from ..bench.rows import mean_and_deviation
 from ..input.dataset import DataText
+from ..options.settings import Settings
+from ..output.progress import ProgressDisplay
+from ..output.terminal import Terminal
 from .grid import Grid
+from .overrides import ExperimentRequest
 
 Key = tuple[str, tuple[tuple[str, Any], ...]]  # the method, and the values of the axes
 _UNMEASURED: dict[str, Any] = {
@@ -22,12 +27,23 @@ _UNMEASURED: dict[str, Any] = {
 }
 
 
-def excerpts(texts: Sequence[DataText], count: int, is_dataset: bool = False) -> Iterator[tuple[str, str]]:
-    """Yield the name and the text of `count` excerpts of each text, which begin at words far from each other.
+class Inputs(NamedTuple):
+    """What a measurement is made from: the request, the experiment's `own` settings, its texts, and the displays."""
 
-    Of a data set they are its first `count` texts, as they are.
+    asked: ExperimentRequest
+    own: Mapping[str, Any]
+    texts: Sequence[DataText]
+    terminal: Terminal
+    display: ProgressDisplay
+
+
+def excerpts(inputs: Inputs) -> Iterator[tuple[str, str]]:
+    """Yield the name and the text of the grid's excerpts of each text, which begin at words far from each other.
+
+    Of a data set they are its first texts, as they are.
     """
-    for each in texts[:count] if is_dataset else texts:
+    count, is_dataset = inputs.asked.grid.prompts, inputs.asked.data is not None
+    for each in inputs.texts[:count] if is_dataset else inputs.texts:
         number_of = 1 if is_dataset else count
         for number in range(number_of):
             start = len(each.text) * number // number_of
@@ -41,6 +57,16 @@ def points_of(grid: Grid) -> Iterator[dict[str, Any]]:
     for values in points(dict(sorted(lists.items(), key=lambda each: each[0] != CONTEXT))):
         if not grid.only or any(each.items() <= values.items() for each in grid.only):
             yield values
+
+
+def facts_of(settings: Settings, engine: Engine, new_tokens: int | None = None) -> dict[str, Any]:
+    """Return the machine and the settings, for a report."""
+    device = engine.model.device
+    return provenance(device, engine.describe()) | {
+        "model": settings.engine.model,
+        "new_tokens": new_tokens,
+        "settings": settings.described(Sampling(temperature=0)) | {"device": device.type},
+    }
 
 
 def report_of(

@@ -1,7 +1,5 @@
 """Measures how much lossy modes change the answer: `bench --quality` over lists of settings and several texts."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,13 +11,11 @@ from ..bench.compared import EXACT, RECOMPUTE
 from ..bench.quality import ModeQuality, QualityFound, measure_modes
 from ..bench.quality_modes import QualityRequest, open_quality_run
 from ..bench.report import Measure, Report
-from ..input.dataset import DataText
 from ..output.format import percent
 from ..output.progress import ProgressDisplay
-from ..output.terminal import Terminal
 from .grid import KINDS, QUALITY
 from .overrides import ExperimentRequest
-from .points import Key, excerpts, points_of, report_of
+from .points import Inputs, Key, excerpts, points_of, report_of
 
 SHOWN = (
     Measure("perplexity", "perplexity", "{:.3f}".format),
@@ -47,20 +43,15 @@ class _Found:
     prompts: dict[str, int] = field(default_factory=dict)
 
 
-def measure_quality(
-    asked: ExperimentRequest,
-    own: Mapping[str, Any],
-    texts: Sequence[DataText],
-    terminal: Terminal,
-    display: ProgressDisplay,
-) -> tuple[Report, bool]:
+def measure_quality(inputs: Inputs) -> tuple[Report, bool]:
     """Measure each mode at each point, on each text; return the rows, and whether Ctrl-C ended it.
 
     Raises TriforceError.
     """
+    asked, own, _, terminal, display = inputs
     grid, found, interrupted = asked.grid, _Found(), False
     display.close()
-    for name, text in excerpts(texts, grid.prompts, asked.data is not None):
+    for name, text in excerpts(inputs):
         exact: dict[Any, ModeQuality] = {}  # by the context and what else every mode reads
         done: set[Key] = set()
         for values in points_of(grid):

@@ -1,7 +1,5 @@
 """Builds the values of an experiment's file, with strict types: dataclasses from mappings. Imports no torch."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from types import UnionType

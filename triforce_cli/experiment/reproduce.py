@@ -1,7 +1,5 @@
 """Runs an experiment: its plans, then its grid, then the report."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

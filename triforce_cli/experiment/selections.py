@@ -1,8 +1,6 @@
 """Measures how much of the attention the selections of the middle level recover, by layer and by their age."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from typing import Any
@@ -16,7 +14,7 @@ from offload.errors import PromptError
 from offload.evaluation.attention import Policy, recovered_attention
 from offload.events import Prefilled
 from offload.metrics import Meter
-from offload.settings.config import Sampling, Speculation
+from offload.settings.config import Speculation
 from offload.settings.method_sizes import sized
 from offload.settings.methods import MIDDLES
 from offload.speculation.passes.runner import Runner
@@ -24,16 +22,13 @@ from offload.speculation.passes.runner import Runner
 from ..bench.axes import CONTEXT
 from ..bench.prompts import first_tokens
 from ..bench.quality import show_reading
-from ..bench.report import Measure, Report, provenance
-from ..input.dataset import DataText
-from ..options.command_request import Request
+from ..bench.report import Measure, Report
 from ..output.format import percent
 from ..output.progress import ProgressDisplay, RunFacts
-from ..output.terminal import Terminal
 from ..run.model_request import open_shared_model
 from .grid import ATTENTION, IDEAL, IDEAL_ONCE, KINDS
 from .overrides import ExperimentRequest
-from .points import Key, excerpts, points_of, report_of
+from .points import Inputs, Key, excerpts, facts_of, points_of, report_of
 
 Rows = dict[Key, dict[str, Any]]  # measures
 Run = Callable[[Runner], Generator[Prefilled, None, Rows]]
@@ -46,23 +41,13 @@ PROFILES = (
 _AGES = 8  # parts of the scored tokens, of which the means are given
 
 
-def measure_attention(
-    asked: ExperimentRequest,
-    own: Mapping[str, Any],
-    texts: Sequence[DataText],
-    terminal: Terminal,
-    display: ProgressDisplay,
-) -> tuple[Report, bool]:
+def measure_attention(inputs: Inputs) -> tuple[Report, bool]:
     """Measure every selection at each point, on each text; return and raise as `measure_texts`."""
-    return measure_texts(asked, own, texts, terminal, display, _recovering, SHOWN, PROFILES)
+    return measure_texts(inputs, _recovering, SHOWN, PROFILES)
 
 
 def measure_texts(
-    asked: ExperimentRequest,
-    own: Mapping[str, Any],
-    texts: Sequence[DataText],
-    terminal: Terminal,
-    display: ProgressDisplay,
+    inputs: Inputs,
     run_of: Callable[[ExperimentRequest, int, Speculation, list[int]], Run],
     shown: Sequence[Measure],
     profiles: Sequence[Measure],
@@ -71,6 +56,7 @@ def measure_texts(
 
     With torch's attention: the native kernel's blocks of 16 tokens are no chunks of 8. Raises TriforceError.
     """
+    asked, own, _, terminal, display = inputs
     request = asked.request({**own, "method": "ar", "kernel": "off"})
     model = open_shared_model(request, Speculation(method="ar"), {"experiment": asked.experiment.name}, terminal, True)
     found: dict[Key, list[dict[str, Any]]] = {}
@@ -80,7 +66,7 @@ def measure_texts(
         display.loading(f"loading {request.settings.engine.model}")
         engine = model.load()
         try:
-            for name, text in excerpts(texts, asked.grid.prompts, asked.data is not None):
+            for name, text in excerpts(inputs):
                 ids = model.tokenizer.encode(text, special_tokens=True)
                 for context in asked.grid.contexts or ():
                     used = first_tokens(ids, context)
@@ -93,7 +79,7 @@ def measure_texts(
             display.hide()
     if interrupted:
         terminal.after_ctrl_c()
-    return report_of(asked.grid, _facts(request, engine), prompts, found, shown, profiles), interrupted
+    return report_of(asked.grid, facts_of(request.settings, engine), prompts, found, shown, profiles), interrupted
 
 
 def _policies(asked: ExperimentRequest, context: int, given: Speculation, tokens: int) -> dict[Key, Policy]:
@@ -145,13 +131,4 @@ def measures_of(shares: Tensor) -> dict[str, Any]:
         "recovered": float(shares.mean()),
         "recovered_by_layer": {str(layer): float(each) for layer, each in enumerate(shares.mean(0))},
         "recovered_by_age": {f"{int(part[0]) + 1}-{int(part[-1]) + 1}": float(shares[part].mean()) for part in parts},
-    }
-
-
-def _facts(request: Request, engine: Engine) -> dict[str, Any]:
-    settings, device = request.settings, engine.model.device
-    return provenance(device, engine.describe()) | {
-        "model": settings.engine.model,
-        "new_tokens": None,
-        "settings": settings.described(Sampling(temperature=0)) | {"device": device.type},
     }

@@ -3,8 +3,6 @@
 The converter is called directly: markitdown's dispatcher would pass a corrupt file on to the next that accepts it.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import logging

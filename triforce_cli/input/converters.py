@@ -4,8 +4,6 @@ Documents are not trusted: a few kilobytes can be made to unpack to gigabytes. T
 process with limits of memory and time, by conversion.py.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

@@ -4,8 +4,6 @@ A `.txt` file is one text. A line of a `.jsonl` file is an object with a `text` 
 rows of a `.parquet` file have the same columns. NarrativeQA's `document` with a `text` counts as the text.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass

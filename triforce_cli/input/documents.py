@@ -1,7 +1,5 @@
 """Reads documents and prompts from files, stdin and the argument: the bytes here, their text in converters.py."""
 
-from __future__ import annotations
-
 import os
 import stat
 from collections.abc import Callable, Sequence

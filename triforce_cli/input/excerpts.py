@@ -3,8 +3,6 @@
 Both are cut at the ends of tokens, in the text itself: nothing is encoded and decoded again.
 """
 
-from __future__ import annotations
-
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Guesses the encoding of a text that is not UTF-8 and has no byte order mark."""
 
-from __future__ import annotations
-
 import re
 
 # Never right for a document whose bytes are not UTF-8 and hold no NUL, or so rare that they are wrong when guessed.

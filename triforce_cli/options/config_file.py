@@ -2,8 +2,6 @@
 
 The resolved settings as text, each with its origin: YAML for `--show-config`, as users write them for `-v`."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields
@@ -15,7 +13,7 @@ import typer
 import yaml
 
 from offload.errors import SettingsError
-from offload.hardware.profile_file import Document, is_path, plain_option, read
+from offload.hardware.profile_file import is_path, plain_option, read
 from offload.hardware.schema import OPTION_NAMES, InvalidValue, check_options, refuse_unknown
 from offload.settings.config import Sampling
 from offload.settings.generation import COUPLED, FASTEST, parse_sampling
@@ -65,7 +63,7 @@ def _parameters(path: Path) -> dict[str, Any]:
     except InvalidValue as error:
         raise document.error(error.key, error.message, error.hint) from error
     except SettingsError as error:
-        raise _with_place(error, document, "sampling") from error
+        raise document.error(("sampling",), error.message, error.hint) from error
     return found
 
 
@@ -82,10 +80,6 @@ def _profile(value: Any, path: Path) -> str:
         raise InvalidValue(("profile",), f"profile is {short_repr(value)}, not text", "name a profile, or a YAML file")
     name = str(value)
     return str(path.parent / Path(name).expanduser()) if is_path(name) else name
-
-
-def _with_place(error: SettingsError, document: Document, key: str) -> SettingsError:
-    return document.error((key,), error.message, error.hint)
 
 
 def names_of(parameters: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,7 +1,5 @@
 """What options, lines of a batch and requests want an answer to match -> a constraint. Imports nothing heavy."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The options that commands share, a row each, and a decorator that adds them; the dataclasses have the defaults."""
 
-from __future__ import annotations
-
 import inspect
 import re
 from collections.abc import Callable, Sequence
@@ -195,7 +193,7 @@ _PANELS: dict[str | None, dict[str, _Make]] = {
         "profile": _name("Hardware profile, or a YAML file.", "found", autocompletion=complete_profile),
         "device": _name("cpu or cuda.", among=DEVICES),
         "dtype": _name("bfloat16, float16, float32.", among=DTYPES),
-        "kernel": _name("amx, avx512, avx2, portable or off.", among=KERNELS),
+        "kernel": _name("amx, avx512, avx2, neon, portable or off.", among=KERNELS),
         "quantize": _name("Round the weights: q4, q5, q6, q8.", "no", among=QUANTIZE),
         "threads": _count("CPU threads.", "all cores"),
         "prefill_chunk": _count("Prompt tokens per forward pass."),

@@ -1,7 +1,5 @@
 """Checks that a command's files are different ones: what it writes is none of what it reads. Imports nothing heavy."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from itertools import combinations
 from pathlib import Path

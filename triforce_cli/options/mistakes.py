@@ -1,7 +1,5 @@
 """Commands that accept other programs' names of options, and hints for mistyped commands and options."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Sequence

@@ -3,8 +3,6 @@
 A name of equal meaning is accepted; for any other there is a hint that says what to type instead.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Texts for several prompts together, over one loaded model, and how many of them ran at a time."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import closing

@@ -1,7 +1,5 @@
 """Jobs over one model: planned and loaded for the longest sequence, and worked with; and how many run together."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from dataclasses import replace

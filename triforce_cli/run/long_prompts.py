@@ -3,8 +3,6 @@
 Where a model was chosen, by a flag, the environment or a profile, nothing is left out unless --truncate asks for it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path

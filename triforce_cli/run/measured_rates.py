@@ -3,8 +3,6 @@
 Imports torch only when it measures.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import time

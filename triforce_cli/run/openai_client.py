@@ -1,7 +1,5 @@
 """A client of an OpenAI endpoint, such as `triforce serve`, llama.cpp's server or vLLM's."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterator

@@ -3,8 +3,6 @@
 In a CPU's memory, where `triforce doctor` has measured that; in a GPU's, where they only fit so, by the plan.
 """
 
-from __future__ import annotations
-
 import os
 from dataclasses import replace
 

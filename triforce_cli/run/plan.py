@@ -26,7 +26,8 @@ from offload.planning.suggestions import Suggestion, suggestions
 from offload.settings.kv_formats import KV_FORMATS, PACKED_DIMS, check_planes, tiered_format
 from offload.settings.method_sizes import check_middle
 from offload.settings.placement_settings import HYBRID_ROWS, PLANES
-from offload.system.machine import cores, free_host_memory, free_memory
+from offload.system.machine import free_host_memory, free_memory
+from offload.system.processors import usable_cores
 
 from ..distributed.launch import ranks_to_start
 from ..options.mode_checks import check_experts, check_tiers, expert_flags, free_on_disk, refuse_unread_format
@@ -260,7 +261,7 @@ def this_machine(device: torch.device, profile: Profile, local_ranks: int = 1, d
 
     `disk`: a folder whose disk's free space is divided likewise.
     """
-    hardware = replace(describe(profile, free_host_memory() // local_ranks, cores()), gpus=1)
+    hardware = replace(describe(profile, free_host_memory() // local_ranks, usable_cores()), gpus=1)
     free = free_memory(device) // (local_ranks if hardware.shared else 1)
     memory = free if hardware.memory is None else min(free, hardware.memory)
     if disk is not None:

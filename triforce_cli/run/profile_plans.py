@@ -1,7 +1,5 @@
 """Plans by names of profiles and models, with neither the GPU nor the weights: also which model has room for a text."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -30,7 +28,8 @@ from offload.planning.plan import Plan, make_plan
 from offload.planning.suggestions import Suggestion
 from offload.settings.config import DEFAULT_MODEL, EXACT
 from offload.settings.kv_formats import KV_FORMATS
-from offload.system.machine import cores, free_host_memory
+from offload.system.machine import free_host_memory
+from offload.system.processors import usable_cores
 from offload.units import counted
 
 from ..options.mode_checks import free_on_disk
@@ -127,7 +126,7 @@ def hardware_of(profile: Profile, found: Sequence[str]) -> Hardware:
     model = None if profile.gpu is None else profile.gpu.model
     count = sum(model is not None and same_gpu(name, model) for name in found)
     is_here = profile.device == "cpu" or 0 < profile.gpus <= count
-    return describe(profile, free_host_memory(), cores()) if is_here else describe(profile)
+    return describe(profile, free_host_memory(), usable_cores()) if is_here else describe(profile)
 
 
 def _plan(

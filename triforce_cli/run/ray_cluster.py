@@ -3,8 +3,6 @@
 Ray restarts a worker that was killed and gives its row to another one.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import socket

@@ -1,7 +1,5 @@
 """A process of a Ray cluster, which loads the model once and works on what it is given."""
 
-from __future__ import annotations
-
 import json
 import socket
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Errors of the endpoint, as OpenAI's error object. Imports nothing heavy."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from typing import Any

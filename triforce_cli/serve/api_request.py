@@ -4,8 +4,6 @@ Knows nothing of a model. Fields that change the answer and that no code reads a
 `user`, are ignored.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass

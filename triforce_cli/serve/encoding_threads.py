@@ -1,7 +1,5 @@
 """Threads that encode prompts and read documents, apart from the event loop; a server that ends may abandon them."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import Callable

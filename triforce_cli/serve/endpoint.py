@@ -1,7 +1,5 @@
 """The HTTP application: routes, and what each does."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable

@@ -1,7 +1,5 @@
 """The thread that generates: a bounded queue of sequences in, their events out, to the event loop that asked."""
 
-from __future__ import annotations
-
 import itertools
 import threading
 import time

@@ -2,8 +2,6 @@
 
 The page at / needs nothing: it is files of this package, which load nothing from elsewhere."""
 
-from __future__ import annotations
-
 import asyncio
 import ipaddress
 import re

@@ -1,7 +1,5 @@
 """Where the endpoint listens, whose keys and what it accepts: checked before anything is loaded. Imports no torch."""
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import ipaddress

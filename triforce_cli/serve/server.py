@@ -1,7 +1,5 @@
 """Loads the model, serves it until SIGTERM or Ctrl-C, and ends what runs."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import errno

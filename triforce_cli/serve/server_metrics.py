@@ -1,7 +1,5 @@
 """What the endpoint reports at /metrics: tokens, acceptance, queue, memory, cache hits, times."""
 
-from __future__ import annotations
-
 import psutil
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 

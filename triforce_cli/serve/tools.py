@@ -1,7 +1,5 @@
 """Tools of a chat's request, the messages with their calls, and the calls of an answer in the form of OpenAI's API."""
 
-from __future__ import annotations
-
 import json
 import re
 import secrets

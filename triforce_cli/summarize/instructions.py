@@ -1,7 +1,5 @@
 """The instructions of `summarize`, the templates they stand in, and how many tokens an answer may take."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from importlib.resources import files

@@ -3,8 +3,6 @@
 It loses information, so it runs only with --map-reduce, or where the user left the model to the program.
 """
 
-from __future__ import annotations
-
 from collections.abc import Generator, Sequence
 from typing import Any
 
@@ -87,7 +85,7 @@ class MapReduce:
             text = "\n\n".join(note.strip() for note in notes if note.strip())
             if not text:
                 raise TriforceError("the model wrote no notes on any part", "use another --model, or other sampling")
-            ids = self._encode_notes(text, instruction)
+            ids = self._request.encode(self._templates.notes.filled(text, instruction))
             if len(ids) >= tokens:
                 raise PromptError(
                     f"the notes on {counted(len(notes), 'part')} are not shorter than the text itself",
@@ -97,9 +95,6 @@ class MapReduce:
                 return Prompt(ids, self._new_tokens)
             round, tokens = round + 1, len(ids)
             parts = self._parts(text, note_taking, round, document.name)
-
-    def _encode_notes(self, text: str, instruction: str) -> list[int]:
-        return self._request.encode(self._templates.notes.filled(text, instruction))
 
     def _announce_finished(self, parts: Sequence[tuple[Part, Prompt]]) -> None:
         """Print how many parts an earlier run has finished."""

@@ -1,7 +1,5 @@
 """Answers whose texts are generated together, and written in order."""
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """The families of models that run, close relatives in one file. docs/architecture.md says how to add one."""
 
-from __future__ import annotations
-
 from .cohere import COHERE, COHERE2
 from .family import Family, GGUFNames
 from .gemma import GEMMA2, GEMMA3

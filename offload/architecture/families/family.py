@@ -1,7 +1,5 @@
 """What a family of models is: how its config, its layers and its tensors are read, and its part in models of images."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -72,10 +72,6 @@ def _features(values: Values) -> dict[str, Any]:
     return outer_features(values) | {"norm_offset": 1.0}
 
 
-def _local_rope(values: Values) -> dict[str, Any]:
-    return {"rope_type": "default", "rope_theta": values.get("rope_local_base_freq", 10000.0)}
-
-
 GEMMA2 = Family(
     "gemma2",
     lambda values: _layers(values, 2, ""),
@@ -117,7 +113,7 @@ GEMMA3 = Family(
     not_null=("head_dim",),
     aliases={"hidden_act": "hidden_activation"},
     has_layer_windows=True,
-    sliding_rope=_local_rope,
+    sliding_rope=lambda values: {"rope_type": "default", "rope_theta": values.get("rope_local_base_freq", 10000.0)},
     counts_scaled_positions=True,
     features=_features,
     tensors=GEMMA_TENSORS,

@@ -4,8 +4,6 @@ The small ones (E2B, E4B) have embeddings of each layer's own, and later layers 
 earlier one. In the large ones the layers without a window have no linear for v, which is k before its norm.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from ...errors import UnsupportedModel

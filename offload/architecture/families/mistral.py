@@ -1,7 +1,5 @@
 """Mistral, Mistral-Nemo and Ministral, whose layers may have windows, or scale queries by position; and Mixtral."""
 
-from __future__ import annotations
-
 from ..layer_spec import LayerSpec
 from .family import GENERIC_TOKENIZER, GGUF_EXPERTS, Family, GGUFNames, Values, layer_windows
 

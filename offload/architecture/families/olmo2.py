@@ -3,8 +3,6 @@
 OLMoE is a mixture of experts with norms of q and k over all heads.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from ...errors import UnsupportedModel

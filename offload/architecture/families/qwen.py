@@ -1,7 +1,5 @@
 """Qwen2, Qwen2.5 and Qwen3, dense and with a mixture of experts (Qwen3-30B-A3B, Qwen3-Coder)."""
 
-from __future__ import annotations
-
 from ..layer_spec import LayerSpec
 from .family import GGUF_EXPERT_TENSORS, GGUF_EXPERTS, Family, GGUFNames, Values
 

@@ -1,7 +1,5 @@
 """Common words of a long list, where others are rarer (RULER's CWE, arXiv 2404.06654)."""
 
-from __future__ import annotations
-
 from random import Random
 
 from .task import Planted, Task

@@ -1,7 +1,5 @@
 """The most frequent words of a text of invented ones, whose frequencies fall as in language (RULER's FWE)."""
 
-from __future__ import annotations
-
 from random import Random
 from string import ascii_lowercase
 

@@ -1,7 +1,5 @@
 """A needle among others like it: numbers of several keys, one of which is asked for (RULER, arXiv 2404.06654)."""
 
-from __future__ import annotations
-
 from random import Random
 
 from .task import Planted, Task

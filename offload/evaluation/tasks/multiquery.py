@@ -1,7 +1,5 @@
 """Several needles of several keys, all of which are asked for (RULER, arXiv 2404.06654)."""
 
-from __future__ import annotations
-
 from random import Random
 
 from .task import Planted, Task

@@ -1,7 +1,5 @@
 """A question about a person, beside facts about others that share a name with him."""
 
-from __future__ import annotations
-
 from random import Random
 
 from .task import Planted, Task

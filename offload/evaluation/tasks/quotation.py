@@ -3,8 +3,6 @@
 The passage is invented: a model may know those of a book by heart.
 """
 
-from __future__ import annotations
-
 from random import Random
 
 from .scores import share_continued

@@ -1,10 +1,10 @@
 """Scores of an output, from 0 to 1, by its text alone: no other model judges."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from difflib import SequenceMatcher
+
+from ...sequence import common_prefix
 
 _WORDS = re.compile(r"\w+")
 
@@ -27,6 +27,4 @@ def likeness(output: str, answers: Sequence[str]) -> float:
 def share_continued(output: str, answers: Sequence[str]) -> float:
     """Return the share of the one answer's words that an output begins with, up to the first other word."""
     (answer,), found = map(_WORDS.findall, answers), _WORDS.findall(output)
-    pairs = enumerate(zip(answer, found, strict=False))
-    most = min(len(answer), len(found))
-    return next((index for index, (one, other) in pairs if one != other), most) / len(answer)
+    return common_prefix(answer, found) / len(answer)

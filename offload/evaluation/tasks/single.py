@@ -3,8 +3,6 @@
 In words that the text itself continues: models of 135M parameters find that at 8K tokens.
 """
 
-from __future__ import annotations
-
 from random import Random
 
 from .task import Planted, Task

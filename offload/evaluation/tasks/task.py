@@ -1,7 +1,5 @@
 """What a task is, and an item of it: a text of some length with something hidden at a depth, and a question."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice

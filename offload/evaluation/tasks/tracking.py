@@ -1,7 +1,5 @@
 """Variable tracking: a chain of assignments, and which variables have its value (RULER, arXiv 2404.06654)."""
 
-from __future__ import annotations
-
 from random import Random
 from string import ascii_uppercase
 

@@ -1,7 +1,5 @@
 """The n-th of several similar requests in a long chat, whose answer is to be repeated (MRCR, arXiv 2409.12640)."""
 
-from __future__ import annotations
-
 from random import Random
 
 from .scores import likeness

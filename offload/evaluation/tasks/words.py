@@ -1,7 +1,5 @@
 """Words that the tasks draw from, and a text without meaning to hide things in where the user gives no book."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from random import Random
 

@@ -2,7 +2,7 @@
 
 from .kernel import Kernel, find_kernel
 from .library import LEVELS, KernelUnavailable
-from .threads import generate_on_one_thread, torch_on_one_thread
+from .threads import generate_on_one_thread, torch_on_one_thread, use_threads
 
 __all__ = [
     "LEVELS",
@@ -11,4 +11,5 @@ __all__ = [
     "find_kernel",
     "generate_on_one_thread",
     "torch_on_one_thread",
+    "use_threads",
 ]

@@ -2,7 +2,7 @@
  * Attention, linears and norms for a host CPU, near its memory bandwidth.
  *
  * Plain C with GCC's vector extensions and a thread pool of its own (pool.h). The same source is compiled once a level
- * (portable, AVX2 with FMA, AVX-512 with bf16 dot products); a fourth level, AMX, shares most code of the third. The
+ * (portable, NEON, AVX2 with FMA, AVX-512 with bf16 dot products); another, AMX, shares most code of the last one. The
  * caller takes a level for which `triforce_level` is not NULL. Functions return 0, 1 if an allocation failed, or 2 if an argument is invalid.
  */
 #include <math.h>
@@ -17,6 +17,14 @@
 #define JOIN(a, b) a##_##b
 #define EXPAND(a, b) JOIN(a, b)
 #define NAME(name) EXPAND(name, LEVEL)
+/* Between these, no product is fused with a sum: the bits are the same at all levels, and on all processors. */
+#ifdef __clang__
+#define UNFUSED _Pragma("clang fp contract(off)")
+#define END_UNFUSED _Pragma("clang fp contract(on)")
+#else
+#define UNFUSED _Pragma("GCC push_options") _Pragma("GCC optimize(\"fp-contract=off\")")
+#define END_UNFUSED _Pragma("GCC pop_options")
+#endif
 #define STRING(text) #text
 #define EXPAND_STRING(text) STRING(text)
 
@@ -94,6 +102,20 @@ static inline uint16_t narrow(float x) { /* to nearest, ties to even */
 #define TARGET
 #include "level.h"
 
+#ifdef __aarch64__
+#include <arm_neon.h>
+#ifndef __clang__ /* GCC would move loads up until the sums of a tile leave their registers */
+#pragma GCC optimize("no-schedule-insns")
+#endif
+#define LEVEL neon
+#define LANES 4
+#define DOTS 0
+#define HAS_MAX 1
+#define HAS_TILES 0
+#define TARGET
+#include "level.h"
+#endif
+
 #ifdef __x86_64__
 #include <cpuid.h>
 #include <immintrin.h>
@@ -169,6 +191,10 @@ const struct level *triforce_level(const char *name) {
     if (avx2 && !strcmp(name, level_avx2.name))
         return &level_avx2;
 #endif
+#endif
+#ifdef __aarch64__
+    if (!strcmp(name, level_neon.name))
+        return &level_neon;
 #endif
     return strcmp(name, level_portable.name) ? NULL : &level_portable;
 }

@@ -27,7 +27,7 @@ from .library import (
     Rounding,
     open_library,
 )
-from .recording import APPEND, ATTEND, COPY, GATE, LINEAR, NORM, recorder
+from .recording import APPEND, ATTEND, COPY, GATE, LINEAR, NORM, UNPACK, recorder
 from .row_calls import pack_call, product_call, rows_call, unpack_call
 
 DTYPES = (torch.bfloat16, torch.float32)
@@ -172,7 +172,11 @@ class Kernel:
 
     def unpack(self, weight: Tensor, format: Format, ids: Tensor, y: Tensor) -> Tensor:
         """Write rows `ids` `[rows]` of a packed quantised weight to `y` `[rows, in]`, bf16 or fp32, and return it."""
-        self._unpack(ctypes.byref(unpack_call(weight, format, ids, y)))
+        call = unpack_call(weight, format, ids, y)
+        if recorder.recording is not None:
+            recorder.recording.add(UNPACK, call, weight, format, ids, y)
+        else:
+            self._unpack(ctypes.byref(call))
         return y
 
     def norm(self, x: Tensor, weight: Tensor, epsilon: float, y: Tensor) -> Tensor:

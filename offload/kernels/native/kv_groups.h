@@ -48,6 +48,7 @@ static inline float from_float8(uint8_t code) {
     return code & 0x80 ? -size : size;
 }
 
+UNFUSED
 struct grid { /* of numbers that share a scale */
     float scale, middle, inverse;
 };
@@ -218,3 +219,4 @@ static __attribute__((noinline)) void fit_grids(int bits, struct grids *g, int c
         g->inverse[i] = grid.inverse, g->middle[i] = grid.inverse > 0 ? grid.middle : 0;
     }
 }
+END_UNFUSED

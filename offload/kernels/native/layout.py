@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ...system.numa import new_memory, nodes
 from .library import BLOCK
+
+_SMALL = 2**20  # bytes: caches hold such a weight, or it is read in no time
 
 
 def pack_weight(weight: Tensor) -> Tensor:
@@ -17,11 +23,18 @@ def pack_weight(weight: Tensor) -> Tensor:
     outputs, inputs = weight.shape
     whole = F.pad(weight, (0, 0, 0, -outputs % BLOCK)) if outputs % BLOCK else weight
     panels = whole.view(-1, BLOCK, inputs)
-    if weight.dtype == torch.float32:
-        return panels.transpose(1, 2).contiguous()
     # A pair of bf16 moves as one number of 4 bytes: torch copies runs of two elements several times as slowly.
-    pairs = panels.view(torch.int32).transpose(1, 2).contiguous()
-    return pairs.view(weight.dtype).unflatten(-1, (BLOCK, 2))
+    numbers = (panels if weight.dtype == torch.float32 else panels.view(torch.int32)).transpose(1, 2)
+    packed = panel_memory(numbers.shape, numbers.dtype).copy_(numbers)
+    return packed if weight.dtype == torch.float32 else packed.view(weight.dtype).unflatten(-1, (BLOCK, 2))
+
+
+def panel_memory(size: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Return uninitialised memory for the panels of a weight; a large one lies on all memory nodes."""
+    count = math.prod(size)
+    if count * dtype.itemsize < _SMALL or not nodes().is_interleaved:
+        return torch.empty(size, dtype=dtype)
+    return torch.frombuffer(new_memory(count * dtype.itemsize), dtype=dtype, count=count).view(size)
 
 
 def unpack_weight(packed: Tensor, outputs: int) -> Tensor:

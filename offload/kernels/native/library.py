@@ -8,8 +8,8 @@ from functools import cache
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
-LEVELS = ("amx", "avx512", "avx2", "portable")  # the best first
-LAYOUT = 21  # as in types.h
+LEVELS = ("amx", "avx512", "avx2", "neon", "portable")  # the best first
+LAYOUT = 22  # as in types.h
 BLOCK = 16  # tokens of a block, outputs of a panel
 SPAN = 32  # tokens of a group of quantised keys and values
 PIECE = 512  # tokens of a partial result

@@ -114,6 +114,7 @@ static float level_at(const struct format *f, const char *codes, int i, int lane
     return widen(f->levels[code]);
 }
 
+UNFUSED
 /* Dequantise one block for a panel's lane. */
 static void unpack_block(const struct format *f, const char *b, int lane, float *to) {
     const char *outer = b;
@@ -147,3 +148,4 @@ static int unpack_rows(const void *call, int64_t first, int64_t last) {
         }
     return 0;
 }
+END_UNFUSED

@@ -12,6 +12,7 @@ from torch import Tensor
 from ..quantized import QuantizedFormat, QuantizedTensor
 from .checks import require
 from .kernel import Kernel
+from .layout import panel_memory
 from .library import BLOCK, FLOAT8, LEVEL_COUNT, Format, Rounding
 
 CODE_BYTES = {4: 256, 5: 320, 6: 384, 8: 512}  # of a group of 32 inputs and 16 outputs
@@ -40,7 +41,9 @@ def pack_quantized(kernel: Kernel, weights: Sequence[QuantizedTensor]) -> Tensor
     """
     kind, outputs = weights[0].format, sum(weight.shape[0] for weight in weights)
     size = (-(-outputs // BLOCK), weights[0].shape[1] // kind.block, _block_bytes(kind))
-    packed = (torch.zeros if outputs % BLOCK else torch.empty)(size, dtype=torch.uint8)
+    packed = panel_memory(size, torch.uint8)
+    if outputs % BLOCK:
+        packed[-1].zero_()
     panels = [-(-weight.shape[0] // BLOCK) for weight in weights]
     for weight, part in zip(weights, packed.split(panels), strict=True):
         kernel.pack(weight.codes, format_struct(kind), part)

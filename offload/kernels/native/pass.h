@@ -79,6 +79,12 @@ static int run_norm(int (*run)(const struct norm *), const struct norm *recorded
 
 static void copy_rows(const struct copy *c, int64_t rows) { memcpy(c->to, c->from, rows * c->row_bytes); }
 
+static int run_unpack(const struct unpack *recorded, int64_t rows) {
+    struct unpack u = *recorded;
+    u.rows = rows;
+    return run_rows(unpack_rows, &u, rows);
+}
+
 /* Run calls in order until one fails. */
 int triforce_run(const struct level *level, const struct pass *p) {
     int failed = 0;
@@ -87,6 +93,7 @@ int triforce_run(const struct level *level, const struct pass *p) {
             case LINEAR: failed = run_linear(level, c->arguments, p->rows); break;
             case NORM: failed = run_norm(level->norm, c->arguments, p->rows); break;
             case GATE: failed = run_norm(level->gate, c->arguments, p->rows); break;
+            case UNPACK: failed = run_unpack(c->arguments, p->rows); break;
             case COPY: copy_rows(c->arguments, p->rows); break;
             case LAYER: failed = run_layer(level, p, c->layer); break;
             default: failed = 2;

@@ -23,20 +23,22 @@ from .library import Call, LayerCalls, Pass
 if TYPE_CHECKING:
     from .kernel import Kernel
 
-APPEND, ATTEND, LINEAR, NORM, GATE, COPY, LAYER = range(7)  # as in types.h
+APPEND, ATTEND, LINEAR, NORM, GATE, COPY, LAYER, UNPACK = range(8)  # as in types.h
 _PARTS = 8  # calls into the library for a pass: Python answers signals between two of them
 
 
 class PassInputs(NamedTuple):
     """What differs between two passes over the cache of a sequence: where their tokens are, and which keys they see.
 
-    `start` is the position of the first token, of which `stored` have been stored already; it sees `seen` keys. `rows`
-    are the rotations of the tokens. `parents` is a tree's, in int32, as `BlockCalls.attention` takes it.
+    `start` is the position of the first of the `tokens`, of which `stored` have been stored already; it sees `seen`
+    keys. `rotations` are the addresses of their rows of cos and sin, which the cache keeps alive. `parents` is a
+    tree's, in int32, as `BlockCalls.attention` takes it.
     """
 
     start: int
     seen: int
-    rows: tuple[Tensor, Tensor]
+    tokens: int
+    rotations: tuple[int, int]
     stored: int = 0
     parents: Tensor | None = None
 
@@ -57,6 +59,11 @@ class Recording:
         """Say that each sequence's calls of a layer are to be run here."""
         self._calls.append(Call(LAYER, layer, None))
 
+    @property
+    def kinds(self) -> list[int]:
+        """The kinds of the calls."""
+        return [call.kind for call in self._calls]
+
     def parts(self, most: int) -> list[ctypes.Array[Call]]:
         """Return the calls in up to `most` parts."""
         size = max(-(-len(self._calls) // most), 1)
@@ -69,28 +76,43 @@ class SequenceCalls:
     def __init__(self, recordings: Sequence[Recording]) -> None:
         self._recordings = recordings  # the calls refer to them
         self._calls = [recording.parts(1)[0] for recording in recordings]
-        for calls in self._calls:
-            require([call.kind for call in calls].count(ATTEND) == 1, "a layer of a recorded pass has one attention")
+        for recording in recordings:
+            require(recording.kinds.count(ATTEND) == 1, "a layer of a recorded pass has one attention")
         self.layers = (LayerCalls * len(recordings))(*(LayerCalls(calls, len(calls)) for calls in self._calls))
 
 
 class RecordedLayers:
     """The calls of all layers for the rows of a pass; those of its sequences are given when it is run."""
 
-    def __init__(self, recording: Recording) -> None:
-        self._recording = recording  # the calls refer to it
+    def __init__(self, recording: Recording, head: Recording | None = None) -> None:
+        """`head`: what is computed of all rows behind the layers, where `run` is asked for it."""
+        self._recordings = recording, head  # the calls refer to them
         self._parts = recording.parts(_PARTS)
+        self._passes = [Pass(calls, None, len(calls)) for calls in self._parts]
+        self._head = [] if head is None else [Pass(calls, None, len(calls)) for calls in head.parts(1)]
+        self._sequences = (library.Sequence * 0)()
 
-    def run(self, kernel: Kernel, sequences: Sequence[tuple[SequenceCalls, PassInputs]]) -> None:
+    def run(
+        self, kernel: Kernel, sequences: Sequence[tuple[SequenceCalls, PassInputs]], with_head: bool = False
+    ) -> None:
         """Run a pass of sequences, whose rows follow each other. Raises what the kernel raises."""
-        structs = (library.Sequence * len(sequences))()
-        rows = 0
-        for fields, (calls, inputs) in zip(structs, sequences, strict=True):
+        if len(self._sequences) < len(sequences):
+            self._sequences = (library.Sequence * len(sequences))()
+        structs, rows = self._sequences, 0
+        for fields, (calls, inputs) in zip(structs, sequences, strict=False):
             fields.first, fields.layers = rows, calls.layers
             _fill(fields, inputs)
-            rows += fields.tokens
-        for calls in self._parts:
-            kernel.run(Pass(calls, structs, len(calls), rows, len(structs)))
+            rows += inputs.tokens
+        for part in (*self._passes, *self._head) if with_head else self._passes:
+            part.sequences, part.sequence_count, part.rows = structs, len(sequences), rows
+            kernel.run(part)
+
+
+def rotations_of(rows: tuple[Tensor, Tensor]) -> tuple[int, int]:
+    """Return the addresses of rows of cos and sin, each `[tokens, 1, head_dim]`."""
+    for x in rows:
+        check("cos and sin", x, (len(x), 1, x.shape[2]), x.dtype)
+    return rows[0].data_ptr(), rows[1].data_ptr()
 
 
 def _array(calls: Sequence[Call]) -> ctypes.Array[Call]:
@@ -98,14 +120,11 @@ def _array(calls: Sequence[Call]) -> ctypes.Array[Call]:
 
 
 def _fill(fields: library.Sequence, given: PassInputs) -> None:
-    cos, sin = given.rows
     parents = given.parents
-    for x in (cos, sin):
-        check("cos and sin", x, (len(cos), 1, cos.shape[2]), cos.dtype)
     if parents is not None:
         check("parents", parents, (len(parents),), torch.int32)
-    fields.start, fields.seen, fields.stored = given.start, given.seen, given.stored
-    fields.tokens, fields.cos, fields.sin = len(cos), cos.data_ptr(), sin.data_ptr()
+    fields.start, fields.seen, fields.stored, fields.tokens = given.start, given.seen, given.stored, given.tokens
+    fields.cos, fields.sin = given.rotations
     fields.parents = None if parents is None else parents.data_ptr()
     fields.nodes = 0 if parents is None else len(parents)
 

@@ -4,12 +4,7 @@
  *
  * LANES groups are rounded at a time, one in each lane.
  */
-#ifdef __clang__
-#pragma clang fp contract(off)
-#else
-#pragma GCC push_options
-#pragma GCC optimize("fp-contract=off")
-#endif
+UNFUSED
 
 #undef HALF
 #define HALF 16 /* of the weights of a group of 32, or all of a group of 16 */
@@ -19,7 +14,7 @@ INLINE vec NAME(where)(ints mask, vec x, vec y) { return (vec)(((ints)x & mask) 
 INLINE vec NAME(min)(vec x, vec y) {
 #if HAS_MAX && LANES == 16
     return (vec)_mm512_min_ps((__m512)x, (__m512)y);
-#elif HAS_MAX
+#elif HAS_MAX && LANES == 8
     return (vec)_mm256_min_ps((__m256)x, (__m256)y);
 #else
     return NAME(where)(x < y, x, y);
@@ -258,8 +253,4 @@ TARGET static int NAME(round)(const struct rounding *r) {
     return pool_run(NAME(round_some), r, parts, 1);
 }
 
-#ifdef __clang__
-#pragma clang fp contract(on)
-#else
-#pragma GCC pop_options
-#endif
+END_UNFUSED

@@ -11,6 +11,7 @@ static inline void write_element(void *row, int64_t i, float x, int wide) {
         ((uint16_t *)row)[i] = narrow(x);
 }
 
+UNFUSED
 /* Apply RoPE to one head; dimension d is paired with d + dim / 2, as in Llama's checkpoints. */
 static void rotate(const void *x, const void *cos, const void *sin, int dim, int wide, float *to) {
     for (int d = 0; d < dim / 2; d++) {
@@ -19,6 +20,8 @@ static void rotate(const void *x, const void *cos, const void *sin, int dim, int
         to[d + dim / 2] = high * read_element(cos, d + dim / 2, wide) + low * read_element(sin, d + dim / 2, wide);
     }
 }
+
+END_UNFUSED
 
 /* Index of dimension `d` of token `t`, in elements from the start of the block's keys, or of its values. */
 static inline int64_t key_index(int t, int d, int wide) {

@@ -4,17 +4,20 @@ typedef uint16_t NAME(words) __attribute__((vector_size(4 * LANES)));
 typedef NAME(bytes) NAME(bytes_at) __attribute__((aligned(1), may_alias));
 typedef uint16_t NAME(word_at) __attribute__((aligned(1), may_alias));
 
-/* Columns of a line that are decoded at once. */
-enum { NAME(LINE_COLUMNS) = LANES / 8 };
+/* Columns of a line that are decoded at once, and vectors that half of a column takes. */
+enum { NAME(LINE_COLUMNS) = LANES == 16 ? 2 : 1, NAME(HALF_VECTORS) = LANES == 4 ? 2 : 1 };
 
 /* Write words of low and high bytes in order: those of the first 8 bytes of each 16, and those of the others. */
 INLINE void NAME(interleave)(NAME(bytes) low, NAME(bytes) high, ints *first, ints *second) {
 #if HAS_MAX && LANES == 16
     *first = (ints)_mm512_unpacklo_epi8((__m512i)low, (__m512i)high);
     *second = (ints)_mm512_unpackhi_epi8((__m512i)low, (__m512i)high);
-#elif HAS_MAX
+#elif HAS_MAX && LANES == 8
     *first = (ints)_mm256_unpacklo_epi8((__m256i)low, (__m256i)high);
     *second = (ints)_mm256_unpackhi_epi8((__m256i)low, (__m256i)high);
+#elif HAS_MAX
+    *first = (ints)vzip1q_u8((uint8x16_t)low, (uint8x16_t)high);
+    *second = (ints)vzip2q_u8((uint8x16_t)low, (uint8x16_t)high);
 #else
     uint8_t bytes[2][4 * LANES];
     for (int i = 0; i < 4 * LANES; i++) {
@@ -65,26 +68,30 @@ INLINE void NAME(prefetch_lines)(const struct NAME(walk) *w) {
  * are both with LANES of 16, else one.
  */
 INLINE void NAME(decode)(const int which, const int odd, const struct NAME(walk) *w, ints *first, ints *second) {
-    NAME(bytes) high = *(const NAME(bytes_at) *)(w->high + 64 * odd), low = *(const NAME(bytes_at) *)w->low, bases;
-    if (which == KEYS)
-        bases = (NAME(bytes))(((const NAME(word_at) *)w->bases)[odd] - (NAME(words)){0});
-    else
-        bases = *(const NAME(bytes_at) *)w->bases;
-    if (odd)
-        low = (NAME(bytes))((NAME(words))low >> 4);
-    NAME(interleave)(NAME(join_nibbles)(low, high + high), (high & 0x87) + bases, first, second);
+    UNROLL for (int i = 0; i < NAME(HALF_VECTORS); i++) {
+        NAME(bytes) high = ((const NAME(bytes_at) *)(w->high + 64 * odd))[i], low = ((const NAME(bytes_at) *)w->low)[i];
+        NAME(bytes) bases;
+        if (which == KEYS)
+            bases = (NAME(bytes))(((const NAME(word_at) *)w->bases)[odd] - (NAME(words)){0});
+        else
+            bases = ((const NAME(bytes_at) *)w->bases)[i];
+        if (odd)
+            low = (NAME(bytes))((NAME(words))low >> 4);
+        NAME(interleave)(NAME(join_nibbles)(low, high + high), (high & 0x87) + bases, first + i, second + i);
+    }
 }
 
-/* Store 8 lanes, those of a column of what `decode` has written. */
+/* Store those 8 lanes of a vector that are of a column, of what `decode` has written; or all lanes if they are fewer. */
 INLINE void NAME(store_column)(ints x, const int column, char *to) {
 #if HAS_MAX && LANES == 16
     __m512i both = (__m512i)x;
     _mm256_storeu_si256((__m256i *)to, column ? _mm512_extracti64x4_epi64(both, 1) : _mm512_castsi512_si256(both));
 #else
-    memcpy(to, (const char *)&x + 32 * column, 32);
+    memcpy(to, (const char *)&x + 32 * column, 32 / NAME(HALF_VECTORS));
 #endif
 }
 
+#if DOTS
 /* Load 8 lanes of each column of what `decode` has written. */
 INLINE vec NAME(load_columns)(const float *first, const float *second) {
 #if HAS_MAX && LANES == 16
@@ -98,6 +105,7 @@ INLINE vec NAME(load_columns)(const float *first, const float *second) {
     return x;
 #endif
 }
+#endif
 
 /* Decode one column of the first line, or of the other, to 64 bytes; the walk is from that column on. */
 INLINE void NAME(decode_column)(const int which, const int odd, const struct NAME(walk) *w, char *to) {
@@ -113,10 +121,11 @@ INLINE void NAME(decode_column)(const int which, const int odd, const struct NAM
     _mm256_storeu_si256((__m256i *)to, _mm256_unpacklo_epi8(low, high));
     _mm256_storeu_si256((__m256i *)(to + 32), _mm256_unpackhi_epi8(low, high));
 #else
-    ints pairs[2];
-    NAME(decode)(which, odd, w, pairs, pairs + 1);
+    ints pairs[2][NAME(HALF_VECTORS)];
+    NAME(decode)(which, odd, w, pairs[0], pairs[1]);
     UNROLL for (int h = 0; h < 2; h++)
-        NAME(store_column)(pairs[h], 0, to + 32 * h);
+        UNROLL for (int i = 0; i < NAME(HALF_VECTORS); i++)
+            NAME(store_column)(pairs[h][i], 0, to + 32 * h + 16 * i);
 #endif
 }
 
@@ -145,11 +154,12 @@ INLINE void NAME(unpack_strip)(const int which, const struct strip *s, const str
                 at += second - to - BLOCK / 2 * row;
             NAME(prefetch_lines)(&w);
             UNROLL for (int odd = 0; odd < 2; odd++) {
-                ints pairs[2];
-                NAME(decode)(which, odd, &w, pairs, pairs + 1);
+                ints pairs[2][NAME(HALF_VECTORS)];
+                NAME(decode)(which, odd, &w, pairs[0], pairs[1]);
                 UNROLL for (int h = 0; h < 2; h++)
-                    UNROLL for (int c = 0; c < NAME(LINE_COLUMNS); c++)
-                        NAME(store_column)(pairs[h], c, at + c * other + 32 * h);
+                    UNROLL for (int i = 0; i < NAME(HALF_VECTORS); i++)
+                        UNROLL for (int c = 0; c < NAME(LINE_COLUMNS); c++)
+                            NAME(store_column)(pairs[h][i], c, at + c * other + 32 * h + 16 * i);
                 at += row;
             }
         }

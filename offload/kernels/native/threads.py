@@ -6,17 +6,31 @@ processors that the kernel's own pool needs (see pool.h), and beside another bus
 
 from __future__ import annotations
 
+import os
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
 import torch
 
+from ...system.processors import usable_cores
 from .kernel import Kernel
 
 _Event = TypeVar("_Event")
 _Answer = TypeVar("_Answer")
 _Result = TypeVar("_Result")
+
+
+def use_threads(count: int) -> None:
+    """Let torch and the kernel run on `count` threads; for 0 on no more than this process has cores.
+
+    Torch counts the cores of the machine: in a container with a quota many more, which wait for each other. Less is
+    left as it is, as is what OMP_NUM_THREADS says.
+    """
+    if not count and not os.environ.get("OMP_NUM_THREADS") and usable_cores() < torch.get_num_threads():
+        count = usable_cores()
+    if count:
+        torch.set_num_threads(count)
 
 
 @contextmanager

@@ -31,7 +31,7 @@ INLINE vec NAME(at)(const void *memory, int vector) { return ((const vec_at *)me
 INLINE vec NAME(max)(vec x, vec y) {
 #if HAS_MAX && LANES == 16
     return (vec)_mm512_max_ps((__m512)x, (__m512)y);
-#elif HAS_MAX
+#elif HAS_MAX && LANES == 8
     return (vec)_mm256_max_ps((__m256)x, (__m256)y);
 #else
     ints more = x > y;
@@ -71,8 +71,10 @@ INLINE float NAME(largest_lane)(vec x) {
 INLINE int NAME(any_above)(vec x, float y) {
 #if HAS_MAX && LANES == 16
     return _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(y), _CMP_GT_OQ) != 0;
-#elif HAS_MAX
+#elif HAS_MAX && LANES == 8
     return _mm256_movemask_ps(_mm256_cmp_ps((__m256)x, _mm256_set1_ps(y), _CMP_GT_OQ)) != 0;
+#elif HAS_MAX
+    return vmaxvq_u32((uint32x4_t)(x > y)) != 0;
 #else
     return NAME(largest_lane)(x) > y;
 #endif
@@ -204,7 +206,7 @@ INLINE void NAME(run_packed_chains)(const int rows, const int which, const struc
         NAME(prefetch_lines)(&w);
         UNROLL for (int odd = 0; odd < 2; odd++) {
             ints pairs[VECTORS];
-            NAME(decode)(which, odd, &w, pairs, pairs + 1);
+            NAME(decode)(which, odd, &w, pairs, pairs + VECTORS / 2);
             UNROLL for (int chain = 0; chain < 2; chain++)
                 UNROLL for (int v = 0; v < VECTORS; v++) {
                     vec column = chain ? NAME(high_half)(pairs[v]) : NAME(low_half)(pairs[v]);

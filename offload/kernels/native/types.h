@@ -14,7 +14,7 @@
  * shift and a mask. Weights are stored in panels of 16 outputs, in the layout of the keys.
  */
 enum {
-    LAYOUT = 21,     /* raise it with any change that Python sees */
+    LAYOUT = 22,     /* raise it with any change that Python sees */
     BLOCK = 16,      /* tokens of a block, outputs of a panel */
     SPAN = 32,       /* tokens whose scores are weighed together, and of a group of quantised ones */
     LONG_SPAN = 64,      /* tokens of plain ones that are read together: several spans, a divisor of PIECE */
@@ -286,7 +286,7 @@ struct copy {
  * A call of one of the functions above, with its struct; or, in a recorded pass, the calls of a layer that are by
  * sequence.
  */
-enum { APPEND, ATTEND, LINEAR, NORM, GATE, COPY, LAYER };
+enum { APPEND, ATTEND, LINEAR, NORM, GATE, COPY, LAYER, UNPACK };
 struct call {
     int32_t kind;
     int32_t layer;   /* of LAYER */

@@ -1,7 +1,5 @@
 """Reads GGUF files: shape, tokenizer and tensors."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace

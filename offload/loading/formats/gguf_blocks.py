@@ -3,8 +3,6 @@
 Layouts: ggml's block structs (ggml-common.h), as the gguf package dequantises them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 

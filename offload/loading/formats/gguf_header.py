@@ -5,8 +5,6 @@ loop without end, and a damaged string raises wherever it happens to be read, in
 that the decoder would compute as the plain model, and wrongly.
 """
 
-from __future__ import annotations
-
 import mmap
 from collections.abc import Callable, Container, Iterable, Mapping
 from pathlib import Path

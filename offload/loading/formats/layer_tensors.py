@@ -3,8 +3,6 @@
 The decoder's names are those of transformers' Llama. Imports no torch.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from functools import cached_property

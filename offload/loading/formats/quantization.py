@@ -3,8 +3,6 @@
 The result depends on the weights alone: sums are added in a fixed order, so that every machine makes the same model.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path

@@ -4,8 +4,6 @@ Nothing is unpickled and no code from a checkpoint is run. A damaged file is fou
 read.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable, Iterator
@@ -116,7 +114,8 @@ class FolderCheckpoint:
         self._reads: Callable[[str], bool] = is_decoder
         if is_wrapper(config):
             self._name, self._reads = text_name, is_text
-        self._quantized = path / QUANTIZED_FILE if _has_quantized(path) else None
+        has_quantized = (path / QUANTIZED_FILE).is_file() and not any(path.glob("*.safetensors"))
+        self._quantized = path / QUANTIZED_FILE if has_quantized else None
         self._layout = None if self._quantized else layout_of(config)
         self.quantization = quantization_text(config) if self._layout else ""
         self._files = [QUANTIZED_FILE] if self._quantized else weight_files(path)
@@ -211,10 +210,6 @@ class _FileReader:
 
     def quantized(self, name: str) -> None:
         return None
-
-
-def _has_quantized(path: Path) -> bool:
-    return (path / QUANTIZED_FILE).is_file() and not any(path.glob("*.safetensors"))
 
 
 def weight_files(path: Path) -> list[str]:

@@ -1,7 +1,5 @@
 """Lists the tensors that a checkpoint must contain, checks its headers, and averages their bits. Imports no torch."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import prod

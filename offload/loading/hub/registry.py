@@ -4,8 +4,6 @@ HUB_MODELS says where well-known models are published, and under which licences.
 Resolving a name reads no file of the model and asks no server. Imports no torch.
 """
 
-from __future__ import annotations
-
 import difflib
 import os
 import re
@@ -120,7 +118,8 @@ def resolve(name: str) -> ModelSource:
         if (source := _well_known(name)) is not None:
             return source
         if is_hub_id(name):
-            return ModelSource("hub", name, known_name(name), _note_of(name))
+            notes = (model.note for model in HUB_MODELS.values() if model.id.lower() == name.lower())
+            return ModelSource("hub", name, known_name(name), next(notes, ""))
     raise ModelNotFound(f"no model at {name[:80]}", did_you_mean(name) + EVERY_FORM)
 
 
@@ -172,7 +171,3 @@ def _well_known(name: str) -> ModelSource | None:
                 return ModelSource("embedded", EMBEDDED_KNOWN[known], known)
             return ModelSource("hub", HUB_MODELS[known].id, known, HUB_MODELS[known].note)
     return None
-
-
-def _note_of(hub_id: str) -> str:
-    return next((model.note for model in HUB_MODELS.values() if model.id.lower() == hub_id.lower()), "")

@@ -1,7 +1,5 @@
 """Checks that a model's files are regular ones, and installs a folder in one step: written beside it, then renamed."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import stat

@@ -7,8 +7,6 @@ A chat template is untrusted code from a checkpoint. It is rendered in a process
 time: Jinja's sandbox keeps it from the rest of the program, but neither from endless loops nor from memory.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import re

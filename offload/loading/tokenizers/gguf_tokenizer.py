@@ -1,7 +1,5 @@
 """Builds a byte-level BPE tokenizer from a GGUF file's metadata, where transformers does not read the file."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

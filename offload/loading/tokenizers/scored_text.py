@@ -1,7 +1,5 @@
 """Which tokens with log-probabilities belong to the text that is emitted, and where in it each begins."""
 
-from __future__ import annotations
-
 from collections import deque
 from itertools import takewhile
 

@@ -4,8 +4,6 @@ This is what runs in a process of its own (conversation.py), in Jinja's sandbox:
 checkpoint, and the sandbox limits neither its memory nor its time.
 """
 
-from __future__ import annotations
-
 import json
 from datetime import datetime
 from functools import lru_cache

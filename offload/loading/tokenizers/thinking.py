@@ -5,8 +5,6 @@ begins with `<|start|>assistant` (cookbook.openai.com, "OpenAI harmony response 
 answer; the others are thinking, but for calls of functions: `to=functions.NAME` before or after the channel.
 """
 
-from __future__ import annotations
-
 import re
 from enum import Enum, auto
 

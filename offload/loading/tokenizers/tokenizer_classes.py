@@ -4,8 +4,6 @@ transformers' generic class uses tokenizer.json as it is. Others take vocabulary
 rest themselves, whatever the file says; that is reproduced here for the common ones.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +25,8 @@ class TokenizerClass:
     """How a class configures a tokenizer.
 
     Attributes:
-        pipeline: returns the normalizer, pre-tokenizer and decoder for tokenizer_config.json; None for the file's own.
+        pipeline: returns the normalizer, pre-tokenizer and decoder for tokenizer_config.json, and only vocabulary and
+            merges are the file's; None for all of its own.
         model: settings of the BPE model.
         special_tokens: those that tokenizer_config.json may leave out.
     """
@@ -35,11 +34,6 @@ class TokenizerClass:
     pipeline: Callable[[Mapping[str, Any]], tuple[Any, Any, Any]] | None
     model: Mapping[str, Any]
     special_tokens: dict[str, str]
-
-    @property
-    def rebuilds(self) -> bool:
-        """Return whether the class takes only vocabulary and merges from tokenizer.json."""
-        return self.pipeline is not None
 
 
 def _llama(config: Mapping[str, Any]) -> tuple[Any, Any, Any]:

@@ -1,7 +1,5 @@
 """Errors of the tokenizers library as ours."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

@@ -4,8 +4,6 @@ Importing transformers takes seconds, so it is imported only for tokenizers that
 a class that is not reproduced here, or with options that are rare.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -69,7 +67,7 @@ def _load(folder: Path, family: str) -> Tokenizer:
     if kind not in CLASSES or type(config.get("split_special_tokens", False)) is not bool:
         raise _Unusual
     added = _added_tokens(folder, config, backend)
-    if CLASSES[kind].rebuilds:  # transformers then builds a new backend, with the added tokens of both files
+    if CLASSES[kind].pipeline:  # transformers then builds a new backend, with the added tokens of both files
         found = {token: repr(value) for token, value in backend.get_added_tokens_decoder().items()}
         if {token: repr(value) for token, value in added.items()} != found or not _appended(backend, added):
             raise _Unusual

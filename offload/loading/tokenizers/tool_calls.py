@@ -4,8 +4,6 @@ Hermes and Qwen: `<tool_call>` around a JSON object; Mistral: a list, or name an
 3: a JSON object alone; gpt-oss: a message to the function (harmony, see thinking.py). A format is a row here.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Checks whether one model can draft for another, before either is loaded."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Mapping, Sequence
 

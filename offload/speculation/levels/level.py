@@ -42,8 +42,10 @@ class Verifier:
         With the `parents` of a tree, those after a token follow the tokens on its path.
         """
         runner, sampler = self.runner, self._sampler
-        hidden = runner.rows(sequence, draft) if parents is None else runner.tree_rows(sequence, draft, parents)
-        logits = runner.logits(hidden)
+        if parents is None:
+            logits = runner.scores(sequence, draft)
+        else:
+            logits = runner.logits(runner.tree_rows(sequence, draft, parents))
         self._logits = logits if self._logprobs is not None else None  # until tokens are emitted
         if parents is None:
             return sampler.distribution(logits, [*sequence.tentative, *draft])

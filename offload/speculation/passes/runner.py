@@ -260,6 +260,19 @@ class Runner:
         """Drop from the cache the tokens that are not in the sequence, such as a rejected draft."""
         self._truncate(self._matching_prefix(sequence))
 
+    def scores(self, sequence: TokenSequence, draft: Sequence[int] = ()) -> Tensor:
+        """Return the logits `[len(draft) + 1, vocab]` in fp32 of what `rows` returns, valid until the next pass."""
+        if isinstance(self.graphs, RecordedPasses) and self.executor is AT_ONCE and self.kept is None:
+            last, before = self._row_of_last(sequence), self.num_cached
+            ids = [*sequence.tokens[before:], *draft]
+            if last is None and len(ids) == len(draft) + 1:
+                self._last, most = None, self.model.shape.vocab - 1
+                logits = self.graphs.scores([min(token, most) for token in ids])
+                if logits is not None:
+                    self._cached += ids
+                    return logits
+        return self.logits(self.rows(sequence, draft))
+
     def _row_of_last(self, sequence: TokenSequence) -> Tensor | None:
         """Truncate the cache to its common prefix with the sequence; return the last token's row if it is kept."""
         agreed = self._matching_prefix(sequence)

@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from importlib.util import find_spec
 
 import pytest
@@ -16,6 +15,7 @@ import torch
 from offload.errors import SettingsError
 from offload.settings.config import Speculation
 from tests.support.terminal import Pty, Screen
+from tests.support.waiting import until
 from triforce_cli.app import run
 from triforce_cli.bench.cells import Cell
 from triforce_cli.bench.compared import parse_methods, speculations
@@ -246,9 +246,7 @@ def test_ctrl_c_leaves_the_table_of_what_is_done(settings):
     with subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=tty.stream(), env=environment, text=True
     ) as process:
-        end = time.monotonic() + 100
-        while b"run 4 of 2000" not in tty.written() and time.monotonic() < end:
-            time.sleep(0.05)
+        until(lambda: b"run 4 of 2000" in tty.written())
         process.send_signal(signal.SIGINT)
         out, _ = process.communicate(timeout=60)
     assert process.returncode == 130

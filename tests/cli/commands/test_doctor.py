@@ -9,8 +9,10 @@ import sys
 import pytest
 import torch
 
+from offload.api import diagnosis
 from offload.api.diagnosis import kernel_state, model_cache, read_rate
 from offload.kernels.native import LEVELS
+from offload.system.numa import Nodes
 from tests.support.paths import ROOT
 from triforce_cli.app import run
 
@@ -114,6 +116,15 @@ def test_the_disk_is_described(doctor, tmp_path):
     assert f"GiB free, {tmp_path}\n" in doctor("--disk", tmp_path)
 
 
+def test_several_memory_nodes_are_described(doctor, monkeypatch):
+    for state, how in (
+        (Nodes((0, 1), True), "interleaved"),
+        (Nodes((0, 1), reason="of X"), "not interleaved, as of X"),
+    ):
+        monkeypatch.setattr(diagnosis, "nodes", lambda state=state: state)
+        assert rows(doctor())["nodes"] == f"2 with memory; weights and KV cache are {how}"
+
+
 def test_one_json_object(doctor, tmp_path):
     (line,) = doctor("--json", "--device", "cpu").splitlines()
     found = json.loads(line)
@@ -134,7 +145,8 @@ def test_the_kernel_in_use_and_all_levels(doctor):
     found = json.loads(doctor("--json"))["kernel"]
     assert found["asked"] == "auto"
     assert found["level"] == (found["levels"][0] if found["levels"] else None)
-    assert found["levels"] in ([], ["portable"], ["avx2", "portable"], list(LEVELS[1:]), list(LEVELS))
+    x86 = [level for level in LEVELS if level != "neon"]
+    assert found["levels"] in ([], ["portable"], ["neon", "portable"], ["avx2", "portable"], x86[1:], x86)
     assert bool(found["reason"]) == bool(found["hint"]) == (found["level"] is None)
     for level in LEVELS:
         state = kernel_state(level)

@@ -201,7 +201,7 @@ def test_two_agents_of_torchrun_are_one_group_and_only_the_first_needs_the_promp
     command = [*GENERATE, "-n", "6"]
     with_book = [*command, "-f", str(tmp_path / "book.txt")]
     alone, _ = start(with_book).communicate()
-    port = free_port()  # only now: while the command ran, another process might have taken it
+    port = free_port()
     nodes = [start(agent(node, port, each)) for node, each in enumerate((with_book, command))]
     said = [node.communicate() for node in nodes]
     assert [node.returncode for node in nodes] == [0, 0], said

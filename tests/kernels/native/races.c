@@ -24,7 +24,7 @@
 #undef __x86_64__ /* the portable level alone: threads are the same at all, and this compiles in seconds */
 #include "../../../offload/kernels/native/kernel.c"
 
-enum { CALLERS = MAX_JOBS + 2, THREADS = 4, ROUNDS = 10, DIM = 16, HEADS = 6, KV_HEADS = 2, PLAIN_KEYS = 620, FEW = 1, MANY = 70,
+enum { CALLERS = MAX_JOBS + 2, THREADS = 11, ROUNDS = 10, DIM = 16, HEADS = 6, KV_HEADS = 2, PLAIN_KEYS = 620, FEW = 1, MANY = 70,
        INPUTS = 96, OUTPUTS = 80 };
 
 static _Thread_local int threads = 1;

@@ -10,7 +10,14 @@ from offload.architecture.dims import Dimensions
 from offload.kernels.native import find_kernel
 from offload.kernels.native.calls import BlockCalls
 from offload.kernels.native.checks import InvalidCall, check
-from offload.kernels.native.recording import PassInputs, RecordedLayers, Recording, SequenceCalls, recorder
+from offload.kernels.native.recording import (
+    PassInputs,
+    RecordedLayers,
+    Recording,
+    SequenceCalls,
+    recorder,
+    rotations_of,
+)
 from tests.support.paths import ROOT
 
 WITHOUT_ASSERTIONS = """
@@ -74,7 +81,7 @@ def test_a_wrong_tree_among_several_sequences_is_told_from_a_lack_of_memory():
     layers.add_layer(0)
     with recorder.record() as recording:
         kernel.attend(calls.attention(kv, q, 1, out=out), kv, q, out)
-    sequence, rows = SequenceCalls([recording]), (torch.zeros(1, 1, 16),) * 2
-    right, wrong = (PassInputs(0, 1, rows, parents=torch.tensor([x], dtype=torch.int32)) for x in (-1, 0))
+    sequence, rows = SequenceCalls([recording]), rotations_of((torch.zeros(1, 1, 16),) * 2)
+    right, wrong = (PassInputs(0, 1, 1, rows, parents=torch.tensor([x], dtype=torch.int32)) for x in (-1, 0))
     with pytest.raises(ValueError, match="parent must come before"):
         RecordedLayers(layers).run(kernel, [(sequence, right), (sequence, wrong)])

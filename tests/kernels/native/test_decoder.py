@@ -52,6 +52,17 @@ def logits(model, chunk):
     return torch.cat([model.logits(model.forward(part, cache)) for part in ids(LENGTH).split(chunk)])
 
 
+def test_any_number_of_threads_gives_the_same_bits(load, native, set_threads):
+    """Also many more than there are processors, and more than one team of the pool has."""
+    model, found = load("llama", torch.bfloat16, native), []
+    for threads in (1, 2, 3, 7, 16, 64):
+        set_threads(threads)
+        cache = model.new_cache(LENGTH)
+        passes = [model.forward(part, cache).clone() for part in ids(LENGTH).split([512, 160, 16, 4, *[1] * 8])]
+        found.append(model.logits(torch.cat(passes)))
+    assert all(torch.equal(each, found[0]) for each in found)
+
+
 @pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_logits_are_torch_s(family, dtype, load, native):

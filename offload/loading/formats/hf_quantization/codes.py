@@ -1,7 +1,5 @@
 """From the integers of a layout to quantised or dequantised matrices."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
