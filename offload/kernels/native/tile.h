@@ -300,6 +300,10 @@ INLINE void NAME(run_dots)(const int rows, const int blocks, const int packed, c
 }
 #endif
 
+#if LANES == 8 && HAS_MAX
+#include "columns.h"
+#endif
+
 INLINE void NAME(multiply)(const int rows, const int wide, const struct NAME(tile) *t, const char *a, float *c) {
 #if DOTS
     if (!wide) {
@@ -427,8 +431,13 @@ INLINE void NAME(run_tiles)(int rows, int blocks, int wide, struct NAME(tile) t,
     const int most = DOTS && !wide && blocks > 1 ? FEW_ROWS : MAX_TILE;
     for (int r = 0; r < rows; r += most, a += most * t.a_stride, c += most * t.c_stride) {
         const int some = rows - r < most ? rows - r : most;
-        for (t.column = 0; t.column < blocks;)
-            t.column += NAME(run_blocks)(some, blocks - t.column, wide, &t, a, c + t.column * BLOCK);
+#if LANES == 8 && HAS_MAX
+        if (!wide)
+            (t.a_stride == 4 * SPAN ? NAME(span_columns) : NAME(columns))(some, blocks, &t, a, c);
+        else
+#endif
+            for (t.column = 0; t.column < blocks;)
+                t.column += NAME(run_blocks)(some, blocks - t.column, wide, &t, a, c + t.column * BLOCK);
         t.next = t.b; /* in the L1 cache: nothing to do */
     }
 }
