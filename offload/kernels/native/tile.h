@@ -85,12 +85,33 @@ INLINE vec NAME(high_half)(ints pair) { return (vec)(pair & (int32_t)0xffff0000)
 
 typedef uint16_t NAME(halves_at) __attribute__((vector_size(2 * LANES), aligned(2), may_alias));
 
+/* Load LANES integers of 16 bits, with their signs. */
+INLINE ints NAME(shorts)(const void *memory) {
+#if HAS_MAX && LANES == 4 /* GCC converts short vectors number by number */
+    int16x4_t shorts;
+    memcpy(&shorts, memory, sizeof shorts);
+    return (ints)vmovl_s16(shorts);
+#else
+    typedef int16_t shorts __attribute__((vector_size(2 * LANES), aligned(2), may_alias));
+    return __builtin_convertvector(*(const shorts *)memory, ints);
+#endif
+}
+
+/* Store the low 16 bits of each lane. */
+INLINE void NAME(put_shorts)(void *memory, uints x) {
+#if HAS_MAX && LANES == 4
+    uint16x4_t shorts = vmovn_u32((uint32x4_t)x);
+    memcpy(memory, &shorts, sizeof shorts);
+#else
+    *(NAME(halves_at) *)memory = __builtin_convertvector(x, __typeof__(NAME(halves_at)));
+#endif
+}
+
 /* Load LANES elements from index `i` of a row of bf16 or fp32. */
 INLINE vec NAME(load)(const void *row, int64_t i, int wide) {
     if (wide)
         return *(const vec_at *)((const float *)row + i);
-    NAME(halves_at) halves = *(const NAME(halves_at) *)((const uint16_t *)row + i);
-    return (vec)(__builtin_convertvector(halves, ints) << 16);
+    return (vec)(NAME(shorts)((const uint16_t *)row + i) << 16);
 }
 
 INLINE void NAME(store)(void *row, int64_t i, vec x, int wide) {
@@ -99,15 +120,13 @@ INLINE void NAME(store)(void *row, int64_t i, vec x, int wide) {
         return;
     }
     uints bits = (uints)x; /* to nearest, ties to even; infinities survive */
-    bits = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-    *(NAME(halves_at) *)((uint16_t *)row + i) = __builtin_convertvector(bits, __typeof__(NAME(halves_at)));
+    NAME(put_shorts)((uint16_t *)row + i, (bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
 }
 
 /* Store as bf16 as `narrow` does, NaN included. */
 INLINE void NAME(store_rounded)(uint16_t *to, vec x) {
     uints bits = (uints)x, number = (uints)(x == x);
-    bits = (((bits + 0x7fff + ((bits >> 16) & 1)) & number) | ((bits | 0x400000) & ~number)) >> 16;
-    *(NAME(halves_at) *)to = __builtin_convertvector(bits, __typeof__(NAME(halves_at)));
+    NAME(put_shorts)(to, (((bits + 0x7fff + ((bits >> 16) & 1)) & number) | ((bits | 0x400000) & ~number)) >> 16);
 }
 
 #if DOTS && defined(TRIFORCE_EMULATE)
@@ -281,6 +300,10 @@ INLINE void NAME(run_dots)(const int rows, const int blocks, const int packed, c
 }
 #endif
 
+#if LANES == 8 && HAS_MAX
+#include "columns.h"
+#endif
+
 INLINE void NAME(multiply)(const int rows, const int wide, const struct NAME(tile) *t, const char *a, float *c) {
 #if DOTS
     if (!wide) {
@@ -408,8 +431,13 @@ INLINE void NAME(run_tiles)(int rows, int blocks, int wide, struct NAME(tile) t,
     const int most = DOTS && !wide && blocks > 1 ? FEW_ROWS : MAX_TILE;
     for (int r = 0; r < rows; r += most, a += most * t.a_stride, c += most * t.c_stride) {
         const int some = rows - r < most ? rows - r : most;
-        for (t.column = 0; t.column < blocks;)
-            t.column += NAME(run_blocks)(some, blocks - t.column, wide, &t, a, c + t.column * BLOCK);
+#if LANES == 8 && HAS_MAX
+        if (!wide)
+            (t.a_stride == 4 * SPAN ? NAME(span_columns) : NAME(columns))(some, blocks, &t, a, c);
+        else
+#endif
+            for (t.column = 0; t.column < blocks;)
+                t.column += NAME(run_blocks)(some, blocks - t.column, wide, &t, a, c + t.column * BLOCK);
         t.next = t.b; /* in the L1 cache: nothing to do */
     }
 }
