@@ -274,6 +274,12 @@ INLINE void NAME(run_codes)(const int rows, const int bits, const struct NAME(qu
 
 #undef GROUP_DOTS
 
+#if DOTS && HAS_MAX
+#include "quantized_plain.h"
+#else
+INLINE int NAME(run_if_plain)(int rows, int bits, const struct NAME(quantized_tile) *t, const char *a, float *c) { return 0; }
+#endif
+
 /*
  * Run a tile of up to MAX_TILE rows. Not every number of rows has code of its own, and only the common widths, or one
  * row: more would take long to compile. The others run in two or three parts, with the same result.
@@ -281,8 +287,9 @@ INLINE void NAME(run_codes)(const int rows, const int bits, const struct NAME(qu
 #define PARTS(count, bits)                                                                                         \
     for (; rows >= count; rows -= count, a += count * t->a_stride, c += count * t->c_stride,                       \
                           t->sums += count * t->sums_stride)                                                       \
-        NAME(run_codes)(count, bits, t, a, c);
-#define CASE(width) case width: NAME(run_codes)(1, width, t, a, c); break;
+        if (!NAME(run_if_plain)(count, bits, t, a, c))                                                             \
+            NAME(run_codes)(count, bits, t, a, c);
+#define CASE(width) case width: if (!NAME(run_if_plain)(1, width, t, a, c)) NAME(run_codes)(1, width, t, a, c); break;
 /* The same for one width, if `bits` is a constant. */
 INLINE void NAME(rows_of_width)(const int bits, int rows, struct NAME(quantized_tile) *t, const char *a, float *c) {
 #if LANES == 16
