@@ -52,7 +52,7 @@ INLINE vec NAME(float8)(ints code) {
 #define HIGH_SHIFT(bits, quad) ((bits) == 6 ? 8 * ((quad) % 2) : 4 * (quad))
 #define HIGH_EACH(bits) ((bits) == 6 ? 2 : 1)
 
-#if DOTS && !defined(TRIFORCE_EMULATE)
+#if BYTES && !defined(TRIFORCE_EMULATE)
 struct NAME(tables) { /* a format's levels, in registers */
     __m512i levels[2];
 };
