@@ -52,6 +52,8 @@ struct level {
     int64_t (*collect)(const float *y, int64_t count, float least, int32_t *ids);
 };
 
+enum { LINE = 128 }; /* bytes that move between cores together: two lines on x86, one on Apple's */
+
 /* Scratch memory that a thread reuses from call to call. It only grows. */
 struct memory {
     void *start;
@@ -63,8 +65,8 @@ static _Thread_local struct memory shared_memory, tree_memory; /* of all threads
 static void *scratch(struct memory *m, size_t size) {
     if (size > m->size) {
         free(m->start);
-        size_t rounded = (size + 63) / 64 * 64;
-        m->start = aligned_alloc(64, rounded);
+        size_t rounded = (size + LINE - 1) / LINE * LINE;
+        m->start = aligned_alloc(LINE, rounded);
         m->size = m->start ? rounded : 0;
     }
     return m->start;

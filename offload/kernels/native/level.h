@@ -7,6 +7,10 @@
 
 #include "quantized.h"
 
+#if LANES == 4
+#include "quantized_neon.h"
+#endif
+
 #include "quantized_kv.h"
 
 #if HAS_MAX /* not emulated: that would only take longer to compile */
