@@ -161,7 +161,7 @@ def _grammar(kind: str, text: str) -> str:
                 "--choices has an empty text, or none", "give texts with commas between, such as yes,no"
             )
         literals = (json.dumps(each, ensure_ascii=False) for each in choices)
-        return LLMatcher.grammar_from_lark("start: " + " | ".join(literals))
+        return LLMatcher.grammar_from_lark("start: CHOICE\nCHOICE: " + " | ".join(literals))
     assert kind == GRAMMAR, kind
     if "::=" not in text:
         text = _TREES.sub("", text)
