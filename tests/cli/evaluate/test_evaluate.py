@@ -17,10 +17,9 @@ from tests.support.command import assert_error
 from tests.support.models import make_tokenizer
 from tests.support.offloading import native_kernel
 from triforce_cli.evaluate import run
-from triforce_cli.evaluate.endpoint import Endpoint
-from triforce_cli.evaluate.heat_map import heat_map
-from triforce_cli.evaluate.report import Evaluation, evaluation_text
+from triforce_cli.evaluate.report import Evaluation, evaluation_text, heat_map
 from triforce_cli.evaluate.request import CHATTY
+from triforce_cli.evaluate.targets import Endpoint
 from triforce_cli.output.progress import ProgressDisplay
 
 TASKS = ("--tasks", "single,quotation", "--context", "256", "--depths", "2")
@@ -184,7 +183,7 @@ def test_what_is_made_is_shown(triforce_here, monkeypatch):
 
 
 def test_a_length_beyond_the_context_is_refused_before_items_are_made(triforce_here, monkeypatch):
-    monkeypatch.setattr("triforce_cli.evaluate.opened.make_items", None)
+    monkeypatch.setattr("triforce_cli.evaluate.run.make_items", None)
     answer = triforce_here("evaluate", "--context", "1M", "--modes", "exact")
     assert_error(answer, 2, "1,048,576 tokens", "context of 2,048")
     answer = triforce_here("evaluate", "--context", "200,300", "--modes", "exact")
