@@ -182,10 +182,9 @@ class BlockStore:
 
     def _remove(self, name: str) -> None:
         """Remove what a put has left in a local store, such as on a full disk."""
-        fs, root = self._opened or (None, "")
-        if getattr(fs, "auto_mkdir", True) is False:
+        if self._opened is not None and getattr(self._opened[0], "auto_mkdir", True) is False:
             with suppress(OSError):
-                fs.rm_file(f"{root}/{name}")
+                self._opened[0].rm_file(f"{self._opened[1]}/{name}")
 
     def drain(self) -> None:
         """Wait for puts, for DRAIN seconds at most, and warn of those that are left."""
