@@ -15,6 +15,7 @@ from . import triton
 from .linear import TorchLinear
 from .quantized import QuantizedTensor
 from .quantized_linear import QuantizedLinear
+from .triton import row_ops
 
 if TYPE_CHECKING:
     from .native import Kernel
@@ -128,21 +129,13 @@ class CudaOperations(TorchOperations):
     """Operations by Triton on a GPU, without it by torch; bf16 models' quantised weights stay quantised."""
 
     def norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-        if not triton.serves_rows(x):
-            return super().norm(x, weight, epsilon)
-        from .triton.row_ops import rms_norm
-
-        return rms_norm(x, weight, epsilon)
+        return row_ops.rms_norm(x, weight, epsilon) if triton.serves_rows(x) else super().norm(x, weight, epsilon)
 
     def norm_heads(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
         return self.norm(x, weight, epsilon)
 
     def gated(self, x: Tensor) -> Tensor:
-        if not triton.serves_rows(x):
-            return super().gated(x)
-        from .triton.row_ops import gated
-
-        return gated(x)
+        return row_ops.gated(x) if triton.serves_rows(x) else super().gated(x)
 
     def serves_quantized(self, dtype: torch.dtype) -> bool:
         return dtype == torch.bfloat16

@@ -122,11 +122,8 @@ class TreeDrafting:
         if not self._sampler.reads_history:
             return paths
         above = dict(zip(depth.heads, paths, strict=True))
-        ids, parents = download(tokens), self._parents_of(depth)
+        ids, parents = download(tokens), [depth.heads[index // depth.most] for index in depth.drawn.tolist()]
         return [[*above[parents[index]], ids[index]] for index in depth.run.tolist()]
-
-    def _parents_of(self, depth: Generation) -> list[int]:
-        return [depth.heads[index // depth.most] for index in depth.drawn.tolist()]
 
     def _draft(
         self, shape: DraftedTree, plan: Sequence[Generation], tokens: Sequence[Tensor], rows: Sequence[Tensor]

@@ -169,7 +169,7 @@ def test_wrong_names(triforce_here):
 
 
 def test_a_length_beyond_the_context_is_refused_before_items_are_made(triforce_here, monkeypatch):
-    monkeypatch.setattr("triforce_cli.evaluate.run.make_items", None)
+    monkeypatch.setattr("triforce_cli.evaluate.opened.make_items", None)
     answer = triforce_here("evaluate", "--context", "1M", "--modes", "exact")
     assert_error(answer, 2, "1,048,576 tokens", "context of 2,048")
 
