@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from offload.engine import Engine
+from offload.errors import PromptError
 from offload.evaluation.tasks.task import Item
 from offload.events import Text
 from offload.loading.tokenizers.text_stream import TextLayer, stream_text
@@ -25,7 +26,7 @@ from ..run.openai_client import NotThere, OpenAIClient
 from ..summarize.instructions import AnswerStyle, load_templates
 from ..summarize.map_reduce import MapReduce, part_facts
 from ..summarize.passages import FinishedParts
-from .request import CHATTY, ids_of
+from .request import CHATTY, MAP_REDUCE, ids_of
 
 GREEDY = Sampling(temperature=0)
 
@@ -109,6 +110,13 @@ class MapReduceTarget:
             return text
 
         def answer(item: Item) -> str:
+            try:
+                return reduced(item)
+            except PromptError as error:  # its hint is for `summarize`
+                hint = f"try larger parts, such as {MAP_REDUCE}=2K, or longer texts by --context"
+                raise PromptError(error.message, hint) from None
+
+        def reduced(item: Item) -> str:
             document = Document(f"{item.task.name} {item.length}", item.text)
             note_taking, instruction = style.note_taking(item.question), style.instruction(item.question)
             steps = reading.reduce(document, note_taking, instruction, len(opened.encode(item.text)))

@@ -21,8 +21,7 @@ INLINE vec NAME(halves)(const char *memory, int vector) {
 #if HAS_MAX && LANES == 16
     return (vec)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)memory + vector));
 #else
-    typedef uint16_t shorts __attribute__((vector_size(2 * LANES), aligned(2), may_alias));
-    ints bits = __builtin_convertvector(((const shorts *)memory)[vector], ints);
+    ints bits = NAME(shorts)(memory + 2 * LANES * vector);
     vec size = (vec)((bits & 0x7fff) << 13) * 0x1p112f; /* the exponent's bias: 127 - 15; exact */
     return (vec)((ints)size | (bits & 0x8000) << 16);
 #endif
@@ -30,8 +29,14 @@ INLINE vec NAME(halves)(const char *memory, int vector) {
 
 /* Convert LANES small integers of 8 bits. */
 INLINE vec NAME(small)(const char *memory, int vector) {
+#if HAS_MAX && LANES == 4
+    int32_t word;
+    memcpy(&word, memory + 4 * vector, 4);
+    return (vec)vcvtq_f32_s32(vmovl_s16(vget_low_s16(vmovl_s8(vcreate_s8((uint32_t)word)))));
+#else
     typedef int8_t bytes __attribute__((vector_size(LANES), aligned(1), may_alias));
     return __builtin_convertvector(((const bytes *)memory)[vector], vec);
+#endif
 }
 
 /* Widen e4m3 numbers, exactly, without fp32's subnormal numbers, which processors multiply slowly; sign bits extended. */
@@ -104,8 +109,7 @@ INLINE ints NAME(value_pair)(const int bits, const int p, const struct NAME(tabl
 /* Return code `odd` of pair `p` of a quad, for LANES outputs. */
 INLINE ints NAME(code)(const int bits, int p, const int odd, const char *codes, int quad, int vector) {
     if (bits >= 8) {
-        typedef int16_t shorts __attribute__((vector_size(2 * LANES), aligned(2), may_alias));
-        ints both = __builtin_convertvector(((const shorts *)(codes + 128 * quad + 32 * p))[vector], ints);
+        ints both = NAME(shorts)(codes + 128 * quad + 32 * p + 2 * LANES * vector);
         return odd ? both >> 8 : both << 24 >> 24;
     }
     ints code = ((const ints_at *)(codes + 64 * quad))[vector] >> (16 * odd + 4 * p) & 15;
@@ -118,12 +122,20 @@ INLINE ints NAME(code)(const int bits, int p, const int odd, const char *codes, 
 }
 
 /* Return the levels of codes that are not evenly spaced. */
+#if HAS_MAX && LANES == 4
+INLINE vec NAME(uneven)(const struct format *f, ints code) { /* two bytes of the table each; others are 0 */
+    uint8x16x2_t levels;
+    memcpy(&levels, f->levels, sizeof levels);
+    return (vec)vqtbl2q_u8(levels, (uint8x16_t)((code * 0x02020000) | 0x0100ffff));
+}
+#else
 NOINLINE static vec NAME(uneven)(const struct format *f, ints code) {
     vec value;
     for (int i = 0; i < LANES; i++)
         value[i] = widen(f->levels[code[i]]);
     return value;
 }
+#endif
 
 /* Return the levels of codes. */
 INLINE vec NAME(value)(const int bits, const struct format *f, ints code) {
@@ -311,3 +323,7 @@ INLINE void NAME(run_quantized)(int rows, struct NAME(quantized_tile) t, const c
         a += MAX_TILE * t.a_stride, c += MAX_TILE * t.c_stride, t.sums += MAX_TILE * t.sums_stride;
     }
 }
+
+#if HAS_MAX && LANES == 8
+#include "quantized_few.h"
+#endif

@@ -85,12 +85,33 @@ INLINE vec NAME(high_half)(ints pair) { return (vec)(pair & (int32_t)0xffff0000)
 
 typedef uint16_t NAME(halves_at) __attribute__((vector_size(2 * LANES), aligned(2), may_alias));
 
+/* Load LANES integers of 16 bits, with their signs. */
+INLINE ints NAME(shorts)(const void *memory) {
+#if HAS_MAX && LANES == 4 /* GCC converts short vectors number by number */
+    int16x4_t shorts;
+    memcpy(&shorts, memory, sizeof shorts);
+    return (ints)vmovl_s16(shorts);
+#else
+    typedef int16_t shorts __attribute__((vector_size(2 * LANES), aligned(2), may_alias));
+    return __builtin_convertvector(*(const shorts *)memory, ints);
+#endif
+}
+
+/* Store the low 16 bits of each lane. */
+INLINE void NAME(put_shorts)(void *memory, uints x) {
+#if HAS_MAX && LANES == 4
+    uint16x4_t shorts = vmovn_u32((uint32x4_t)x);
+    memcpy(memory, &shorts, sizeof shorts);
+#else
+    *(NAME(halves_at) *)memory = __builtin_convertvector(x, __typeof__(NAME(halves_at)));
+#endif
+}
+
 /* Load LANES elements from index `i` of a row of bf16 or fp32. */
 INLINE vec NAME(load)(const void *row, int64_t i, int wide) {
     if (wide)
         return *(const vec_at *)((const float *)row + i);
-    NAME(halves_at) halves = *(const NAME(halves_at) *)((const uint16_t *)row + i);
-    return (vec)(__builtin_convertvector(halves, ints) << 16);
+    return (vec)(NAME(shorts)((const uint16_t *)row + i) << 16);
 }
 
 INLINE void NAME(store)(void *row, int64_t i, vec x, int wide) {
@@ -99,15 +120,13 @@ INLINE void NAME(store)(void *row, int64_t i, vec x, int wide) {
         return;
     }
     uints bits = (uints)x; /* to nearest, ties to even; infinities survive */
-    bits = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-    *(NAME(halves_at) *)((uint16_t *)row + i) = __builtin_convertvector(bits, __typeof__(NAME(halves_at)));
+    NAME(put_shorts)((uint16_t *)row + i, (bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
 }
 
 /* Store as bf16 as `narrow` does, NaN included. */
 INLINE void NAME(store_rounded)(uint16_t *to, vec x) {
     uints bits = (uints)x, number = (uints)(x == x);
-    bits = (((bits + 0x7fff + ((bits >> 16) & 1)) & number) | ((bits | 0x400000) & ~number)) >> 16;
-    *(NAME(halves_at) *)to = __builtin_convertvector(bits, __typeof__(NAME(halves_at)));
+    NAME(put_shorts)(to, (((bits + 0x7fff + ((bits >> 16) & 1)) & number) | ((bits | 0x400000) & ~number)) >> 16);
 }
 
 #if DOTS && defined(TRIFORCE_EMULATE)
@@ -136,6 +155,7 @@ struct NAME(tile) {
     int segments, pairs;  /* pairs of a segment */
     int column_segments, column_bytes; /* from a block of columns to the next one: in `b`, and in bytes */
     int column; /* the first block, set by run_tiles */
+    int which;  /* 0, or KEYS or VALUES: of a long span in bf16, whose strides are constants for common heads */
     int64_t c_stride;     /* floats */
     int fresh;
     const struct strip *strips, *next_strips; /* in place of `b` and `next`, where they are packed: of two columns each */
@@ -280,6 +300,10 @@ INLINE void NAME(run_dots)(const int rows, const int blocks, const int packed, c
 }
 #endif
 
+#if LANES == 8 && HAS_MAX
+#include "columns.h"
+#endif
+
 INLINE void NAME(multiply)(const int rows, const int wide, const struct NAME(tile) *t, const char *a, float *c) {
 #if DOTS
     if (!wide) {
@@ -323,7 +347,37 @@ TARGET static void NAME(wide_tile)(int rows, const struct NAME(tile) *t, const c
     }
 TARGET static void NAME(two_blocks)(int rows, const struct NAME(tile) *t, const char *a, float *c) { CASES(2, 0) }
 
-TARGET static void NAME(four_blocks)(int rows, const struct NAME(tile) *t, const char *a, float *c) { CASES(4, 0) }
+/*
+ * Multiply FEW_ROWS rows with keys or values of a long span. With constant strides all addresses fit the registers; with
+ * others the compiler moves some of them through vector registers, at a tenth of the time.
+ */
+INLINE void NAME(run_long)(const int which, const int dim, const struct NAME(tile) *t, const char *a, float *c) {
+    struct NAME(tile) known = *t;
+    known.a_stride = 2 * (which == KEYS ? dim : LONG_SPAN);
+    known.b_step = 4 * (which == KEYS ? BLOCK : dim);
+    known.c_stride = which == KEYS ? LONG_SPAN : dim;
+    known.pairs = (which == KEYS ? dim : BLOCK) / 2;
+    known.column_segments = which == KEYS, known.column_bytes = which == KEYS ? 0 : 4 * BLOCK;
+    known.fresh = which == KEYS;
+    if (which == KEYS)
+        known.segments = 1;
+    NAME(run_dots)(FEW_ROWS, 4, 0, &known, a, c);
+}
+
+TARGET static void NAME(four_blocks)(int rows, const struct NAME(tile) *t, const char *a, float *c) {
+    if (rows < FEW_ROWS || !t->which)
+        CASES(4, 0)
+    else if (t->which == KEYS && t->pairs == 32)
+        NAME(run_long)(KEYS, 64, t, a, c);
+    else if (t->which == KEYS && t->pairs == 64)
+        NAME(run_long)(KEYS, 128, t, a, c);
+    else if (t->which == VALUES && t->c_stride == 64)
+        NAME(run_long)(VALUES, 64, t, a, c);
+    else if (t->which == VALUES && t->c_stride == 128)
+        NAME(run_long)(VALUES, 128, t, a, c);
+    else
+        CASES(4, 0)
+}
 
 TARGET static void NAME(packed_keys)(int rows, const struct NAME(tile) *t, const char *a, float *c) { CASES(2, KEYS) }
 
@@ -377,8 +431,13 @@ INLINE void NAME(run_tiles)(int rows, int blocks, int wide, struct NAME(tile) t,
     const int most = DOTS && !wide && blocks > 1 ? FEW_ROWS : MAX_TILE;
     for (int r = 0; r < rows; r += most, a += most * t.a_stride, c += most * t.c_stride) {
         const int some = rows - r < most ? rows - r : most;
-        for (t.column = 0; t.column < blocks;)
-            t.column += NAME(run_blocks)(some, blocks - t.column, wide, &t, a, c + t.column * BLOCK);
+#if LANES == 8 && HAS_MAX
+        if (!wide)
+            (t.a_stride == 4 * SPAN ? NAME(span_columns) : NAME(columns))(some, blocks, &t, a, c);
+        else
+#endif
+            for (t.column = 0; t.column < blocks;)
+                t.column += NAME(run_blocks)(some, blocks - t.column, wide, &t, a, c + t.column * BLOCK);
         t.next = t.b; /* in the L1 cache: nothing to do */
     }
 }
