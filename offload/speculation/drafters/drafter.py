@@ -1,30 +1,24 @@
 """The protocol of drafters, the drafter that runs a draft model, and that model's runner."""
 
-from __future__ import annotations
-
 from collections.abc import Generator, Hashable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from ...caches.streaming_llm import StreamingCache
 from ...events import DraftPrefilled
 from ...memory.host_memory import download
-from ...parallel import ALONE
+from ...model.decoder import Model
+from ...parallel import ALONE, Group
+from ...sequence import TokenSequence
 from ...settings.methods import MIDDLES, RETRIEVAL
 from ..passes.runner import Runner
-from ..sampling.warp import read_tokens
+from ..passes.selected_runner import SelectedRunner
+from ..sampling.warp import Sampler, read_tokens
 from ..trees.tree import NOTHING, Draft, DraftedTree
 from .draft_passes import DraftPasses, ParallelPasses
 from .grown_tree import GrowingDrafting, Growth
-
-if TYPE_CHECKING:
-    from ...caches.streaming_llm import StreamingCache
-    from ...model.decoder import Model
-    from ...parallel import Group
-    from ...sequence import TokenSequence
-    from ..passes.selected_runner import SelectedRunner
-    from ..sampling.warp import Sampler
 
 __all__ = ["NOTHING", "Draft", "DraftedTree", "Drafter", "ModelDrafter", "SelectedDrafter"]
 

@@ -4,31 +4,24 @@ Only a runner truncates a cache: it compares the cached tokens with the sequence
 common prefix, and runs the other tokens.
 """
 
-from __future__ import annotations
-
 from collections.abc import Generator, Sequence
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import torch
 from torch import Tensor
 
+from ...caches.full import FullCache
+from ...caches.protocol import KVCache
 from ...events import Prefilled
 from ...memory.host_memory import upload
-from ...memory.tree_attention import tree_of
-from ...sequence import common_prefix
+from ...memory.tree_attention import Tree, tree_of
+from ...model.decoder import Model
+from ...sequence import TokenSequence, Watermarks, common_prefix
 from .cuda_graphs import graphs_for
 from .estimators import ATTENTION_COST, ROW_COST
 from .hidden_rows import HiddenRows
 from .recorded_passes import RecordedPasses, recorded_passes
-from .steps import AT_ONCE, Step
-
-if TYPE_CHECKING:
-    from ...caches.full import FullCache
-    from ...caches.protocol import KVCache
-    from ...memory.tree_attention import Tree
-    from ...model.decoder import Model
-    from ...sequence import TokenSequence, Watermarks
-    from .steps import Executor, PassRecordings
+from .steps import AT_ONCE, Executor, PassRecordings, Step
 
 
 class Runner:

@@ -1,20 +1,16 @@
 """Steps: the forward passes that runners ask for. An executor may run those of several sequences as one."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from torch import Tensor
 
+from ...caches.protocol import KVCache
+from ...memory.tree_attention import Tree
+from ...model.decoder import Model
 from .cuda_graphs import StepGraphs
 from .recorded_passes import RecordedPasses
-
-if TYPE_CHECKING:
-    from ...caches.protocol import KVCache
-    from ...memory.tree_attention import Tree
-    from ...model.decoder import Model
 
 PassRecordings = StepGraphs | RecordedPasses
 
