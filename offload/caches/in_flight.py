@@ -3,25 +3,21 @@
 And the queries of the newest tokens, by which chunks are selected.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..architecture.rope import Rope
+from ..kernels.delta_rule import DeltaRule
 from ..kernels.native.recording import PassInputs, rotations_of
 from ..memory.store import Store
 from ..memory.tree_attention import Tree
+from ..memory.window_rings import Windows
 from ..settings.method_sizes import KEPT_QUERIES
-
-if TYPE_CHECKING:
-    from ..architecture.rope import Rope
-    from ..kernels.delta_rule import DeltaRule
-    from ..memory.window_rings import Windows
-    from .recurrent_states import States
+from .recurrent_states import States
 
 
 class InFlightTokens(ABC):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -13,12 +13,10 @@ from ..architecture.config import ModelShape
 from ..errors import SettingsError
 from . import triton
 from .linear import TorchLinear
+from .native import Kernel, KernelUnavailable, find_kernel
 from .quantized import QuantizedTensor
 from .quantized_linear import QuantizedLinear
 from .triton import row_ops
-
-if TYPE_CHECKING:
-    from .native import Kernel
 
 
 class Linear(Protocol):
@@ -155,7 +153,6 @@ def choose_operations(kernel: str, shape: ModelShape, dtype: torch.dtype, device
     Raises:
         SettingsError: the required level is not available, or does not support the model; the message says why.
     """
-    from .native import KernelUnavailable, find_kernel
     from .native.ops import NativeOperations, why_not
 
     if kernel == "off":
@@ -175,8 +172,6 @@ def check_kernel(kernel: str) -> None:
     """Raise SettingsError for a level that this machine lacks, whatever the model; "auto" and "off" are not checked."""
     if kernel in ("auto", "off"):
         return
-    from .native import KernelUnavailable, find_kernel
-
     try:
         find_kernel(kernel)
     except KernelUnavailable as error:

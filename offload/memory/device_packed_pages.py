@@ -24,7 +24,7 @@ class DevicePackedPageFormat(BlockPageFormat):
 
     def __init__(self, host: PackedPageFormat, shape: ModelShape, device: torch.device) -> None:
         super().__init__(shape, host.tokens, host.kernel)
-        self.host, self.runs = host, host.runs
+        self._host, self.runs = host, host.runs
         self.page_bytes, self.plain_bytes = host.page_bytes, host.plain_bytes
         heads, count, _ = self.runs
         with torch.inference_mode(False):
@@ -32,6 +32,10 @@ class DevicePackedPageFormat(BlockPageFormat):
             self._places = (~torch.arange(count, dtype=torch.int32)).repeat(heads, 1).to(device)
             self._drafted = self._places[:, :0]
             self._none = torch.empty((heads, 1, shape.head_dim), dtype=torch.bfloat16, device=device)
+
+    @property
+    def host(self) -> PackedPageFormat:
+        return self._host
 
     def accumulator(self, q: Tensor) -> Accumulator:
         if len(q) > triton.ROWS:
@@ -55,7 +59,7 @@ class DevicePackedPageFormat(BlockPageFormat):
             return self._planes(page)
         if page.nbytes == self.plain_bytes:
             return None
-        return self.host.runs_of(page), self._places, self._none, self._none
+        return self._host.runs_of(page), self._places, self._none, self._none
 
     def _planes(self, planes: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return planes A as `attend_runs` takes them: the runs of all heads, for each, and where its own ones lie."""

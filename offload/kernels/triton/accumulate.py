@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..accumulate import Newest
 from ..attention import Partial
 from . import ROWS, ops, packed_ops
-
-if TYPE_CHECKING:
-    from ..accumulate import Newest
 
 Operands = Callable[[Tensor], tuple[Tensor, Tensor, int]]  # page -> keys, values, layout
 

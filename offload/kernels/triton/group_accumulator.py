@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..accumulate import Newest
 from ..attention import Partial
 from . import ROWS, ops
-
-if TYPE_CHECKING:
-    from ..accumulate import Newest
 
 
 class GroupAccumulator:
