@@ -31,7 +31,6 @@ class Follower(Protocol):
 
     def observe(self, full: FullCache) -> None:
         """Observe the newest queries of a pass over a prompt that has just been committed."""
-        ...
 
 
 class FullCache(InFlightTokens):

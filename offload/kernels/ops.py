@@ -24,23 +24,18 @@ class Linear(Protocol):
 
     def __call__(self, x: Tensor, onto: Tensor | None = None) -> Tensor:
         """Return y `[tokens, out]`; `onto`, the residual `[tokens, out]`, is added and may be overwritten with y."""
-        ...
 
     def wide(self, x: Tensor) -> Tensor:
         """Return y `[tokens, out]` in fp32, in a newly allocated tensor."""
-        ...
 
     def rows(self, ids: Tensor) -> Tensor:
         """Return rows of W, `[len(ids), in]`, for an embedding that shares its table with the output head."""
-        ...
 
     def tensors(self) -> list[Tensor]:
         """Return the tensors that hold the weight and the bias."""
-        ...
 
     def over(self, tensors: list[Tensor]) -> Linear:
         """Return this linear over other memory, `tensors` like those of `tensors()`; the caller copies the values."""
-        ...
 
 
 class LocalLinear(Linear, Protocol):
@@ -49,16 +44,13 @@ class LocalLinear(Linear, Protocol):
     @property
     def outputs(self) -> int:
         """Return the number of outputs."""
-        ...
 
     @property
     def formats(self) -> tuple[Hashable, ...]:
         """Return how its parts are quantised; linears of equal formats and sizes of `tensors` can be over the same."""
-        ...
 
     def into(self, x: Tensor, y: Tensor) -> None:
         """Write y `[tokens, out]`, in the dtype of x or in fp32."""
-        ...
 
 
 class Operations(Protocol):
@@ -68,31 +60,24 @@ class Operations(Protocol):
 
     def linear(self, weight: Tensor, bias: Tensor | None = None) -> LocalLinear:
         """Return a linear with a weight `[out, in]` and bias `[out]`; the caller must not use the weight afterwards."""
-        ...
 
     def serves_quantized(self, dtype: torch.dtype) -> bool:
         """Return whether weights of a model that computes in `dtype` stay quantised."""
-        ...
 
     def quantized_linear(self, weights: Sequence[QuantizedTensor | Tensor], bias: Tensor | None = None) -> LocalLinear:
         """Return a linear as `linear`; the outputs of the weights `[out, in]`, quantised or not, are concatenated."""
-        ...
 
     def norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
         """Return the RMSNorm of rows `[tokens, width]`."""
-        ...
 
     def norm_heads(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
         """Return the RMSNorm of each head of `x` `[tokens, heads, head_dim]`; any stride between tokens."""
-        ...
 
     def gated(self, x: Tensor) -> Tensor:
         """Return silu(gate) * up, `[tokens, width]`, of rows `[tokens, gate and up]`."""
-        ...
 
     def copied(self, x: Tensor) -> Tensor:
         """Return a copy of rows `[tokens, width]`, in newly allocated memory."""
-        ...
 
 
 class TorchOperations:

@@ -40,20 +40,16 @@ class Drafter(Protocol):
 
         The scheduler estimates an acceptance rate for each kind.
         """
-        ...
 
     def prior(self, kind: Hashable) -> float:
         """Return the acceptance rate to expect of drafts of a kind, until measurements replace it."""
-        ...
 
     @property
     def setups(self) -> int:
         """How many one-off costs, such as selections of a retrieval cache, its drafts have included so far."""
-        ...
 
     def setup_cost(self, sequence: TokenSequence) -> float:
         """Estimate the one-off cost that the next draft would include, in plain steps of the target; 0 if none."""
-        ...
 
     def propose(self, sequence: TokenSequence, limit: int, tree: DraftedTree | None = None) -> Draft:
         """Return up to `limit` tokens that may follow the sequence, which is unchanged afterwards.
@@ -61,11 +57,9 @@ class Drafter(Protocol):
         With a `tree`, a drafter that can branch returns a tree of that shape or a smaller one, up to the depth `limit`.
         Sampled tokens must not be filtered by their value: the verification would no longer be lossless.
         """
-        ...
 
     def observe(self, drafted: int, accepted: int) -> None:
         """Note how many tokens of the last draft were accepted."""
-        ...
 
 
 class ModelDrafter:

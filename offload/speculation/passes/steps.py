@@ -44,15 +44,12 @@ class Executor(Protocol):
 
     def clock(self) -> float:
         """Return the time in seconds; methods measure differences of it."""
-        ...
 
     def hidden(self, step: Step) -> Tensor:
         """Run a step; return its hidden rows `[tokens, hidden]`."""
-        ...
 
     def logits(self, model: Model, hidden: Tensor) -> Tensor:
         """Return logits `[tokens, vocab]` in fp32 of hidden rows `[tokens, hidden]`."""
-        ...
 
 
 class AtOnce:
