@@ -118,12 +118,21 @@ INLINE ints NAME(code)(const int bits, int p, const int odd, const char *codes, 
 }
 
 /* Return the levels of codes that are not evenly spaced. */
+#if HAS_MAX && LANES == 8
+INLINE vec NAME(uneven)(const struct format *f, ints code) {
+    const __m256i index = (__m256i)code;
+    const __m256 low = _mm256_permutevar8x32_ps((__m256)NAME(load)(f->levels, 0, 0), index);
+    const __m256 high = _mm256_permutevar8x32_ps((__m256)NAME(load)(f->levels, 8, 0), index);
+    return (vec)_mm256_blendv_ps(low, high, (__m256)(code << 28)); /* by the code's highest bit */
+}
+#else
 NOINLINE static vec NAME(uneven)(const struct format *f, ints code) {
     vec value;
     for (int i = 0; i < LANES; i++)
         value[i] = widen(f->levels[code[i]]);
     return value;
 }
+#endif
 
 /* Return the levels of codes. */
 INLINE vec NAME(value)(const int bits, const struct format *f, ints code) {
