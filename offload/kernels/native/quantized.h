@@ -323,4 +323,6 @@ INLINE void NAME(run_quantized)(int rows, struct NAME(quantized_tile) t, const c
 
 #if HAS_MAX && LANES == 8
 #include "quantized_few.h"
+
+#include "quantized_many.h"
 #endif
