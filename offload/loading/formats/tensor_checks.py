@@ -57,7 +57,7 @@ def check_sizes(
             raise CheckpointError(f"{whose} lacks the tensor {name}", "fetch it again")
         if found[name] != size:
             raise CheckpointError(
-                f"{whose} has {name} of {list(found[name])}, its config asks for {list(size)}",
+                f"{whose}'s {name} is {list(found[name])}, its config asks for {list(size)}",
                 "config.json and the weights do not belong together; fetch them again",
             )
 
