@@ -7,6 +7,10 @@
 
 #include "quantized.h"
 
+#if LANES == 4
+#include "quantized_neon.h"
+#endif
+
 #include "quantized_kv.h"
 
 #if HAS_MAX /* not emulated: that would only take longer to compile */
@@ -16,7 +20,7 @@
 #define QUANTIZE_GROUPS quantize_groups
 #endif
 
-#if DOTS
+#if BYTES
 #include "quantized_bytes.h"
 #endif
 
@@ -42,9 +46,12 @@
 
 #include "delta.h"
 
+#include "softmax.h"
+
 static const struct level NAME(level) = {EXPAND_STRING(LEVEL), NAME(attend), NAME(attend_all), NAME(merge),
                                               NAME(linear), NAME(norm), NAME(gate), NAME(round),
-                                              NAME(observe), NAME(score_keys), NAME(delta), QUANTIZE_GROUPS};
+                                              NAME(observe), NAME(score_keys), NAME(delta), QUANTIZE_GROUPS,
+                                              NAME(largest), NAME(exponentials), NAME(collect)};
 
 #if HAS_TILES /* a level more: it differs in attention and linears of bf16 */
 #pragma push_macro("TARGET")
@@ -59,7 +66,8 @@ static const struct level NAME(level) = {EXPAND_STRING(LEVEL), NAME(attend), NAM
 
 static const struct level level_amx = {"amx",      attend_amx, attend_amx_all, NAME(merge), linear_amx,
                                        NAME(norm), NAME(gate), NAME(round),    observe_amx,
-                                       NAME(score_keys), NAME(delta), QUANTIZE_GROUPS};
+                                       NAME(score_keys), NAME(delta), QUANTIZE_GROUPS,
+                                       NAME(largest), NAME(exponentials), NAME(collect)};
 #endif
 
 #undef vec
@@ -68,6 +76,7 @@ static const struct level level_amx = {"amx",      attend_amx, attend_amx_all, N
 #undef vec_at
 #undef ints_at
 #undef VECTORS
+#undef BYTES
 #undef QUANTIZE_GROUPS
 #undef MAX_TILE
 #undef BOTH_CHAINS

@@ -21,8 +21,7 @@ INLINE vec NAME(halves)(const char *memory, int vector) {
 #if HAS_MAX && LANES == 16
     return (vec)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)memory + vector));
 #else
-    typedef uint16_t shorts __attribute__((vector_size(2 * LANES), aligned(2), may_alias));
-    ints bits = __builtin_convertvector(((const shorts *)memory)[vector], ints);
+    ints bits = NAME(shorts)(memory + 2 * LANES * vector);
     vec size = (vec)((bits & 0x7fff) << 13) * 0x1p112f; /* the exponent's bias: 127 - 15; exact */
     return (vec)((ints)size | (bits & 0x8000) << 16);
 #endif
@@ -30,8 +29,14 @@ INLINE vec NAME(halves)(const char *memory, int vector) {
 
 /* Convert LANES small integers of 8 bits. */
 INLINE vec NAME(small)(const char *memory, int vector) {
+#if HAS_MAX && LANES == 4
+    int32_t word;
+    memcpy(&word, memory + 4 * vector, 4);
+    return (vec)vcvtq_f32_s32(vmovl_s16(vget_low_s16(vmovl_s8(vcreate_s8((uint32_t)word)))));
+#else
     typedef int8_t bytes __attribute__((vector_size(LANES), aligned(1), may_alias));
     return __builtin_convertvector(((const bytes *)memory)[vector], vec);
+#endif
 }
 
 /* Widen e4m3 numbers, exactly, without fp32's subnormal numbers, which processors multiply slowly; sign bits extended. */
@@ -47,7 +52,7 @@ INLINE vec NAME(float8)(ints code) {
 #define HIGH_SHIFT(bits, quad) ((bits) == 6 ? 8 * ((quad) % 2) : 4 * (quad))
 #define HIGH_EACH(bits) ((bits) == 6 ? 2 : 1)
 
-#if DOTS && !defined(TRIFORCE_EMULATE)
+#if BYTES && !defined(TRIFORCE_EMULATE)
 struct NAME(tables) { /* a format's levels, in registers */
     __m512i levels[2];
 };
@@ -104,8 +109,7 @@ INLINE ints NAME(value_pair)(const int bits, const int p, const struct NAME(tabl
 /* Return code `odd` of pair `p` of a quad, for LANES outputs. */
 INLINE ints NAME(code)(const int bits, int p, const int odd, const char *codes, int quad, int vector) {
     if (bits >= 8) {
-        typedef int16_t shorts __attribute__((vector_size(2 * LANES), aligned(2), may_alias));
-        ints both = __builtin_convertvector(((const shorts *)(codes + 128 * quad + 32 * p))[vector], ints);
+        ints both = NAME(shorts)(codes + 128 * quad + 32 * p + 2 * LANES * vector);
         return odd ? both >> 8 : both << 24 >> 24;
     }
     ints code = ((const ints_at *)(codes + 64 * quad))[vector] >> (16 * odd + 4 * p) & 15;
@@ -124,6 +128,12 @@ INLINE vec NAME(uneven)(const struct format *f, ints code) {
     const __m256 low = _mm256_permutevar8x32_ps((__m256)NAME(load)(f->levels, 0, 0), index);
     const __m256 high = _mm256_permutevar8x32_ps((__m256)NAME(load)(f->levels, 8, 0), index);
     return (vec)_mm256_blendv_ps(low, high, (__m256)(code << 28)); /* by the code's highest bit */
+}
+#elif HAS_MAX && LANES == 4
+INLINE vec NAME(uneven)(const struct format *f, ints code) { /* two bytes of the table each; others are 0 */
+    uint8x16x2_t levels;
+    memcpy(&levels, f->levels, sizeof levels);
+    return (vec)vqtbl2q_u8(levels, (uint8x16_t)((code * 0x02020000) | 0x0100ffff));
 }
 #else
 NOINLINE static vec NAME(uneven)(const struct format *f, ints code) {
@@ -271,6 +281,12 @@ INLINE void NAME(run_codes)(const int rows, const int bits, const struct NAME(qu
 
 #undef GROUP_DOTS
 
+#if DOTS && HAS_MAX
+#include "quantized_plain.h"
+#else
+INLINE int NAME(run_if_plain)(int rows, int bits, const struct NAME(quantized_tile) *t, const char *a, float *c) { return 0; }
+#endif
+
 /*
  * Run a tile of up to MAX_TILE rows. Not every number of rows has code of its own, and only the common widths, or one
  * row: more would take long to compile. The others run in two or three parts, with the same result.
@@ -278,8 +294,9 @@ INLINE void NAME(run_codes)(const int rows, const int bits, const struct NAME(qu
 #define PARTS(count, bits)                                                                                         \
     for (; rows >= count; rows -= count, a += count * t->a_stride, c += count * t->c_stride,                       \
                           t->sums += count * t->sums_stride)                                                       \
-        NAME(run_codes)(count, bits, t, a, c);
-#define CASE(width) case width: NAME(run_codes)(1, width, t, a, c); break;
+        if (!NAME(run_if_plain)(count, bits, t, a, c))                                                             \
+            NAME(run_codes)(count, bits, t, a, c);
+#define CASE(width) case width: if (!NAME(run_if_plain)(1, width, t, a, c)) NAME(run_codes)(1, width, t, a, c); break;
 /* The same for one width, if `bits` is a constant. */
 INLINE void NAME(rows_of_width)(const int bits, int rows, struct NAME(quantized_tile) *t, const char *a, float *c) {
 #if LANES == 16
@@ -288,11 +305,14 @@ INLINE void NAME(rows_of_width)(const int bits, int rows, struct NAME(quantized_
 #if LANES == 16 && HAS_MAX
     PARTS(8, bits)
 #endif
-#if LANES == 8 || HAS_MAX
+#if LANES == 8 && !HAS_MAX
     PARTS(6, bits)
 #endif
-#if HAS_MAX
-    PARTS(4, bits) PARTS(3, bits) PARTS(2, bits)
+#if LANES == 16 && HAS_MAX
+    PARTS(6, bits) PARTS(4, bits)
+#endif
+#if HAS_MAX /* AVX2 has other code for more rows */
+    PARTS(3, bits) PARTS(2, bits)
     if (rows)
         EACH_WIDTH(bits, CASE)
 #else /* levels for which compiling less matters more than speed */

@@ -17,6 +17,7 @@ typedef int32_t NAME(pair_at) __attribute__((may_alias)); /* two bf16 in 32 bits
 #define vec_at NAME(vec_at)
 #define ints_at NAME(ints_at)
 #define VECTORS (BLOCK / LANES) /* of a block's 16 columns */
+#define BYTES (DOTS && LANES == 16) /* there are products of bytes, and a block is a vector */
 
 #define MAX_TILE (LANES == 16 ? 12 : 6)    /* rows whose sums fit the registers */
 #define BOTH_CHAINS (LANES == 16 ? 12 : 3) /* the same with two sums for each element */
@@ -85,12 +86,33 @@ INLINE vec NAME(high_half)(ints pair) { return (vec)(pair & (int32_t)0xffff0000)
 
 typedef uint16_t NAME(halves_at) __attribute__((vector_size(2 * LANES), aligned(2), may_alias));
 
+/* Load LANES integers of 16 bits, with their signs. */
+INLINE ints NAME(shorts)(const void *memory) {
+#if HAS_MAX && LANES == 4 /* GCC converts short vectors number by number */
+    int16x4_t shorts;
+    memcpy(&shorts, memory, sizeof shorts);
+    return (ints)vmovl_s16(shorts);
+#else
+    typedef int16_t shorts __attribute__((vector_size(2 * LANES), aligned(2), may_alias));
+    return __builtin_convertvector(*(const shorts *)memory, ints);
+#endif
+}
+
+/* Store the low 16 bits of each lane. */
+INLINE void NAME(put_shorts)(void *memory, uints x) {
+#if HAS_MAX && LANES == 4
+    uint16x4_t shorts = vmovn_u32((uint32x4_t)x);
+    memcpy(memory, &shorts, sizeof shorts);
+#else
+    *(NAME(halves_at) *)memory = __builtin_convertvector(x, __typeof__(NAME(halves_at)));
+#endif
+}
+
 /* Load LANES elements from index `i` of a row of bf16 or fp32. */
 INLINE vec NAME(load)(const void *row, int64_t i, int wide) {
     if (wide)
         return *(const vec_at *)((const float *)row + i);
-    NAME(halves_at) halves = *(const NAME(halves_at) *)((const uint16_t *)row + i);
-    return (vec)(__builtin_convertvector(halves, ints) << 16);
+    return (vec)(NAME(shorts)((const uint16_t *)row + i) << 16);
 }
 
 INLINE void NAME(store)(void *row, int64_t i, vec x, int wide) {
@@ -99,15 +121,13 @@ INLINE void NAME(store)(void *row, int64_t i, vec x, int wide) {
         return;
     }
     uints bits = (uints)x; /* to nearest, ties to even; infinities survive */
-    bits = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-    *(NAME(halves_at) *)((uint16_t *)row + i) = __builtin_convertvector(bits, __typeof__(NAME(halves_at)));
+    NAME(put_shorts)((uint16_t *)row + i, (bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
 }
 
 /* Store as bf16 as `narrow` does, NaN included. */
 INLINE void NAME(store_rounded)(uint16_t *to, vec x) {
     uints bits = (uints)x, number = (uints)(x == x);
-    bits = (((bits + 0x7fff + ((bits >> 16) & 1)) & number) | ((bits | 0x400000) & ~number)) >> 16;
-    *(NAME(halves_at) *)to = __builtin_convertvector(bits, __typeof__(NAME(halves_at)));
+    NAME(put_shorts)(to, (((bits + 0x7fff + ((bits >> 16) & 1)) & number) | ((bits | 0x400000) & ~number)) >> 16);
 }
 
 #if DOTS && defined(TRIFORCE_EMULATE)
@@ -115,6 +135,11 @@ INLINE vec NAME(dot)(vec sum, ints pair, int32_t factor) {
     ints factors = factor - (ints){0};
     sum += NAME(high_half)(pair) * NAME(high_half)(factors);
     return sum + NAME(low_half)(pair) * NAME(low_half)(factors);
+}
+#elif DOTS && LANES == 4
+INLINE vec NAME(dot)(vec sum, ints pair, int32_t factor) {
+    const int32x2_t factors = {factor};
+    return (vec)vbfdotq_lane_f32((float32x4_t)sum, (bfloat16x8_t)pair, (bfloat16x4_t)factors, 0);
 }
 #elif DOTS
 INLINE vec NAME(dot)(vec sum, ints pair, int32_t factor) {
@@ -136,6 +161,7 @@ struct NAME(tile) {
     int segments, pairs;  /* pairs of a segment */
     int column_segments, column_bytes; /* from a block of columns to the next one: in `b`, and in bytes */
     int column; /* the first block, set by run_tiles */
+    int which;  /* 0, or KEYS or VALUES: of a long span in bf16, whose strides are constants for common heads */
     int64_t c_stride;     /* floats */
     int fresh;
     const struct strip *strips, *next_strips; /* in place of `b` and `next`, where they are packed: of two columns each */
@@ -225,58 +251,60 @@ INLINE void NAME(run_packed_chains)(const int rows, const int which, const struc
 #if DOTS
 /*
  * Multiply pairs of bf16, each by one dot-product instruction. An instruction takes several cycles, and depends on the
- * one before it: few rows are multiplied with several blocks of columns at once, so as not to wait.
+ * one before it: few rows are multiplied with several blocks of columns at once, so as not to wait. Where a block is
+ * several vectors, these take the place of blocks.
  */
 INLINE void NAME(run_dots)(const int rows, const int blocks, const int packed, const struct NAME(tile) *t,
                            const char *a, float *c) {
     const int64_t a_stride = t->a_stride, step = t->b_step, c_stride = t->c_stride;
     const int each = packed ? 2 : 1; /* lines, of which the second has the high digits of plane B */
+    const int strips = !packed ? 0 : BYTES ? blocks / 2 : 1, both = packed && BYTES; /* columns of a strip */
     struct NAME(walk) walks[MAX_BLOCKS / 2];
-    if (packed)
-        UNROLL for (int k = 0; k < blocks / 2; k++)
-            walks[k] = NAME(walk_from)(packed, t->strips + t->column / 2 + k, t->next_strips + t->column / 2 + k, 0);
+    UNROLL for (int k = 0; k < strips; k++)
+        walks[k] = NAME(walk_from)(packed, t->strips + t->column / 2 + k, t->next_strips + t->column / 2 + k,
+                                   both ? 0 : t->column % 2);
     vec sums[MAX_BLOCKS][MAX_TILE];
     UNROLL for (int k = 0; k < blocks; k++)
         UNROLL for (int r = 0; r < rows; r++)
             sums[k][r] = t->fresh  ? NAME(splat)(0)
-                         : packed ? NAME(load_columns)(c + r * c_stride + k / 2 * 2 * BLOCK + k % 2 * 8,
+                         : both   ? NAME(load_columns)(c + r * c_stride + k / 2 * 2 * BLOCK + k % 2 * 8,
                                                        c + r * c_stride + (k / 2 * 2 + 1) * BLOCK + k % 2 * 8)
-                                  : NAME(at)(c + r * c_stride + k * BLOCK, 0);
+                                  : NAME(at)(c + r * c_stride + k * LANES, 0);
     for (int s = 0; s < t->segments; s++) {
         const char *b[MAX_BLOCKS], *next[MAX_BLOCKS];
         UNROLL for (int k = 0; k < blocks && !packed; k++)
-            b[k] = NAME(segment)(t, t->b, s, k), next[k] = NAME(segment)(t, t->next, s, k);
+            b[k] = NAME(segment)(t, t->b, s, k / VECTORS) + k % VECTORS * 4 * LANES,
+            next[k] = NAME(segment)(t, t->next, s, k / VECTORS);
         int64_t at = 0;
         for (int i = 0; i < t->pairs; i += each) {
-            if (packed)
-                UNROLL for (int k = 0; k < blocks / 2; k++)
-                    NAME(prefetch_lines)(walks + k);
+            UNROLL for (int k = 0; k < strips; k++)
+                NAME(prefetch_lines)(walks + k);
             UNROLL for (int odd = 0; odd < each; odd++) {
                 ints pair[MAX_BLOCKS];
                 UNROLL for (int k = 0; k < blocks && !packed; k++) {
-                    __builtin_prefetch(next[k] + at, 0, 2);
+                    if (k % VECTORS == 0)
+                        __builtin_prefetch(next[k] + at, 0, 2);
                     pair[k] = *(const ints_at *)(b[k] + at);
                 }
-                UNROLL for (int k = 0; k < blocks && packed; k += 2)
-                    NAME(decode)(packed, odd, walks + k / 2, pair + k, pair + k + 1);
+                UNROLL for (int k = 0; k < strips; k++)
+                    NAME(decode)(packed, odd, walks + k, pair + 2 * k, pair + 2 * k + (BYTES ? 1 : VECTORS / 2));
                 UNROLL for (int r = 0; r < rows; r++)
                     UNROLL for (int k = 0; k < blocks; k++)
                         sums[k][r] = NAME(dot)(sums[k][r], pair[k], *(const NAME(pair_at) *)(a + r * a_stride));
                 a += 4, at += step;
             }
-            if (packed)
-                UNROLL for (int k = 0; k < blocks / 2; k++)
-                    NAME(step_on)(packed, walks + k);
+            UNROLL for (int k = 0; k < strips; k++)
+                NAME(step_on)(packed, walks + k);
         }
     }
     UNROLL for (int k = 0; k < blocks; k++)
         UNROLL for (int r = 0; r < rows; r++)
-            if (packed)
+            if (both)
                 UNROLL for (int column = 0; column < 2; column++)
                     NAME(store_column)((ints)sums[k][r], column,
                                        (char *)(c + r * c_stride + (k / 2 * 2 + column) * BLOCK + k % 2 * 8));
             else
-                *(vec_at *)(c + r * c_stride + k * BLOCK) = sums[k][r];
+                *(vec_at *)(c + r * c_stride + k * LANES) = sums[k][r];
 }
 #endif
 
@@ -287,7 +315,7 @@ INLINE void NAME(run_dots)(const int rows, const int blocks, const int packed, c
 INLINE void NAME(multiply)(const int rows, const int wide, const struct NAME(tile) *t, const char *a, float *c) {
 #if DOTS
     if (!wide) {
-        NAME(run_dots)(rows, 1, 0, t, a, c);
+        NAME(run_dots)(rows, VECTORS, 0, t, a, c);
         return;
     }
 #endif
@@ -325,11 +353,45 @@ TARGET static void NAME(wide_tile)(int rows, const struct NAME(tile) *t, const c
         CASE(1, blocks, packed) CASE(2, blocks, packed) CASE(3, blocks, packed)                                    \
         CASE(4, blocks, packed) CASE(5, blocks, packed) CASE(6, blocks, packed)                                    \
     }
+#if BYTES
 TARGET static void NAME(two_blocks)(int rows, const struct NAME(tile) *t, const char *a, float *c) { CASES(2, 0) }
 
-TARGET static void NAME(four_blocks)(int rows, const struct NAME(tile) *t, const char *a, float *c) { CASES(4, 0) }
+/*
+ * Multiply FEW_ROWS rows with keys or values of a long span. With constant strides all addresses fit the registers; with
+ * others the compiler moves some of them through vector registers, at a tenth of the time.
+ */
+INLINE void NAME(run_long)(const int which, const int dim, const struct NAME(tile) *t, const char *a, float *c) {
+    struct NAME(tile) known = *t;
+    known.a_stride = 2 * (which == KEYS ? dim : LONG_SPAN);
+    known.b_step = 4 * (which == KEYS ? BLOCK : dim);
+    known.c_stride = which == KEYS ? LONG_SPAN : dim;
+    known.pairs = (which == KEYS ? dim : BLOCK) / 2;
+    known.column_segments = which == KEYS, known.column_bytes = which == KEYS ? 0 : 4 * BLOCK;
+    known.fresh = which == KEYS;
+    if (which == KEYS)
+        known.segments = 1;
+    NAME(run_dots)(FEW_ROWS, 4, 0, &known, a, c);
+}
 
-TARGET static void NAME(packed_keys)(int rows, const struct NAME(tile) *t, const char *a, float *c) { CASES(2, KEYS) }
+TARGET static void NAME(four_blocks)(int rows, const struct NAME(tile) *t, const char *a, float *c) {
+    if (rows < FEW_ROWS || !t->which)
+        CASES(4, 0)
+    else if (t->which == KEYS && t->pairs == 32)
+        NAME(run_long)(KEYS, 64, t, a, c);
+    else if (t->which == KEYS && t->pairs == 64)
+        NAME(run_long)(KEYS, 128, t, a, c);
+    else if (t->which == VALUES && t->c_stride == 64)
+        NAME(run_long)(VALUES, 64, t, a, c);
+    else if (t->which == VALUES && t->c_stride == 128)
+        NAME(run_long)(VALUES, 128, t, a, c);
+    else
+        CASES(4, 0)
+}
+#endif
+
+TARGET static void NAME(packed_keys)(int rows, const struct NAME(tile) *t, const char *a, float *c) {
+    CASES(BYTES ? 2 : VECTORS, KEYS)
+}
 
 TARGET static void NAME(packed_values)(int rows, const struct NAME(tile) *t, const char *a, float *c) { CASES(4, VALUES) }
 #undef CASES
@@ -347,14 +409,14 @@ TARGET static void NAME(packed_values)(int rows, const struct NAME(tile) *t, con
 
 /* Rows, and columns of values, that are multiplied with packed columns while those are decoded. */
 #if DOTS
-enum { NAME(PACKED_ROWS) = FEW_ROWS, NAME(PACKED_COLUMNS) = 4 };
+enum { NAME(PACKED_ROWS) = BYTES ? FEW_ROWS : 4, NAME(PACKED_COLUMNS) = BYTES ? 4 : 1 };
 #else
 enum { NAME(PACKED_ROWS) = NAME(CHAINED_ROWS), NAME(PACKED_COLUMNS) = 1 };
 #endif
 
 /* Run a tile of at most PACKED_ROWS rows over packed keys (of two blocks), or values (multiples of PACKED_COLUMNS). */
 INLINE void NAME(run_packed)(const int which, int rows, int columns, struct NAME(tile) t, const char *a, float *c) {
-    const int step = !DOTS ? 1 : which == KEYS ? 2 : 4;
+    const int step = !BYTES ? 1 : which == KEYS ? 2 : 4;
     t.segments = 1;
     for (t.column = 0; t.column < columns; t.column += step)
         (which == KEYS ? NAME(packed_keys) : NAME(packed_values))(rows, &t, a, c + t.column * BLOCK);
@@ -362,7 +424,7 @@ INLINE void NAME(run_packed)(const int which, int rows, int columns, struct NAME
 
 /* Run a tile of rows over at most `blocks` blocks of columns, and return over how many. */
 INLINE int NAME(run_blocks)(int rows, int blocks, int wide, const struct NAME(tile) *t, const char *a, float *c) {
-#if DOTS
+#if BYTES
     if (!wide && rows <= FEW_ROWS && blocks >= 4) {
         NAME(four_blocks)(rows, t, a, c);
         return 4;
