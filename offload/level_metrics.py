@@ -1,7 +1,5 @@
 """Metrics of speculation, from the statistics of its levels."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Metrics of a generation: a meter that observes its events, and the summary that it returns."""
 
-from __future__ import annotations
-
 import math
 import statistics
 import time

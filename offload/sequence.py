@@ -1,7 +1,5 @@
 """The token sequence that is being generated, and the watermarks that tell its followers where it has changed."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from weakref import WeakKeyDictionary
 

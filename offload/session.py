@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Generator, Hashable, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from .events import Event, Finished, Pinned, Tokens
@@ -158,15 +157,17 @@ class Session:
         sequence, end = self.sequence, len(self.sequence) + limit
         prompt = len(sequence)
         while (start := len(sequence)) < end:
-            sequence.extend(sampler.forced(end - start) if recorder is None else ())
-            ended = self._keep_until(eos_ids, start, sampler)
+            ended = False
+            if recorder is None and (forced := sampler.forced(end - start)):
+                sequence.extend(forced)
+                ended = self._keep_until(eos_ids, start, sampler)
             if not ended and (decoded := len(sequence)) < end:
                 if decoded - self.full.num_cached > LONGEST_GAMMA:  # more than small caches take beside a draft
                     self.full.rows(sequence)
                 hierarchy.top.advance(sequence, end - decoded)
                 ended = self._keep_until(eos_ids, decoded, sampler)
             run = sequence.tokens[start:]
-            yield replace(hierarchy.statistics(), masks=sampler.mask_statistics)
+            yield hierarchy.statistics(sampler.mask_statistics)
             if self._link is not None:
                 yield self._link.statistics.event()
             if self._model.experts_run is not None:
@@ -184,13 +185,14 @@ class Session:
 
     def _keep_until(self, eos_ids: frozenset[int], start: int, sampler: Sampler) -> bool:
         """Commit the tokens from `start` on, up to an end-of-sequence token; return whether there was one."""
-        ends = (at for at in range(start, len(self.sequence)) if self.sequence.tokens[at] in eos_ids)
-        end = next(ends, None)
-        if end is not None:
-            self._cut(end)
+        new = self.sequence.tokens[start:]
+        ended = not eos_ids.isdisjoint(new)
+        if ended:
+            new = new[: next(at for at, token in enumerate(new) if token in eos_ids)]
+            self._cut(start + len(new))
         self.sequence.commit()
-        sampler.observe(self.sequence.tokens[start:])
-        return end is not None
+        sampler.observe(new)
+        return ended
 
     def _cut(self, length: int) -> None:
         self.sequence.truncate(length)

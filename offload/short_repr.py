@@ -1,7 +1,5 @@
 """Short representations of values for error messages, cut with an ellipsis. Imports nothing heavy."""
 
-from __future__ import annotations
-
 import reprlib
 from typing import Any
 

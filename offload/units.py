@@ -1,7 +1,5 @@
 """Sizes and counts as people write and read them."""
 
-from __future__ import annotations
-
 import re
 
 from .errors import SettingsError

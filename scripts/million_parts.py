@@ -284,7 +284,7 @@ def penalties(subject: Subject) -> Iterator[Cost]:
     penalty = Penalties(sampling, 49152, torch.device("cpu"))
     yield "penalties: the prompt", timed(lambda: penalty.observe(subject.ids, generated=False)), None
     logits = torch.randn(1, 49152)
-    yield "penalties: a row", timed(lambda: penalty.apply(logits), 5), None
+    yield "penalties: a row", timed(lambda: penalty.apply(logits, [()]), 5), None
 
 
 def pages(subject: Subject) -> Iterator[Cost]:

@@ -28,19 +28,17 @@ from .output.terminal import Terminal, stdout_closed
 from .signals import DONE, FAILED, INTERRUPTED, WRONG_USE
 
 _COMMANDS = (
-    *(
-        "generate",
-        "summarize",
-        "chat",
-        "serve",
-        "bench",
-        "experiment",
-        "evaluate",
-        "distill",
-        "pull",
-        "profile",
-        "doctor",
-    ),
+    "generate",
+    "summarize",
+    "chat",
+    "serve",
+    "bench",
+    "experiment",
+    "evaluate",
+    "distill",
+    "pull",
+    "profile",
+    "doctor",
     "cache",
 )
 _PRINTING = (

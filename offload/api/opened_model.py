@@ -19,7 +19,6 @@ from ..errors import SettingsError
 from ..kernels.native import use_threads
 from ..kernels.ops import Operations, choose_operations
 from ..kernels.triton.warm_up import Needs, warm_up
-from ..loading.drafters import load_drafter
 from ..loading.formats.quantization import QuantizedCheckpoint
 from ..loading.heads import HeadCheckpoint
 from ..loading.prompt_checks import new_tokens_in_context
@@ -260,7 +259,7 @@ class OpenModel(FoundModel):
             target.tap(self.draft.head.taps)
             operations = self._operations(self.draft.shape)
             level = level_of(self.weight_bits.layers) if operations.serves_quantized(self.dtype) else None
-            return load_drafter(self.draft, target, operations, level)
+            return self.draft.load(target, operations, level)
         draft = load_model(self.draft, self.dtype, self.device, progress, self._operations(self.draft.shape))
         draft.bar(self.barred)
         return draft

@@ -5,13 +5,11 @@ The frequencies of a sequence are fixed before it begins, from its longest possi
 every cache and however the sequence is chunked, drafted or rolled back.
 """
 
-from __future__ import annotations
-
 import math
 import struct
 from collections.abc import Mapping
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -19,9 +17,7 @@ from torch import Tensor
 
 from ..errors import CheckpointError
 from ..short_repr import short_repr, short_text
-
-if TYPE_CHECKING:
-    from .config import ModelShape
+from .config import ModelShape
 
 Rows = tuple[Tensor, Tensor]  # cos and sin of some positions, as `rotate` takes them
 

@@ -1,26 +1,19 @@
 """A batch: which sequences run, which of their steps make up the next pass, and what each one's part of it costs."""
 
-from __future__ import annotations
-
 import time
 import traceback
 from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from ..errors import TriforceError, typed_error
 from ..events import Event
+from ..model.decoder import Model
 from ..settings.method_sizes import KEPT_QUERIES
 from ..speculation.passes.estimators import ATTENTION_COST, ROW_COST
 from ..speculation.passes.steps import Step
-from .lane import Ended, Lane, LogitsRequest, Pause, Start
-from .passes import JointPasses, logits
-
-if TYPE_CHECKING:
-    from ..model.decoder import Model
-    from .lane import Answer
-    from .passes import Result
+from .lane import Answer, Ended, Lane, LogitsRequest, Pause, Start
+from .passes import JointPasses, Result, logits
 
 _FORGET = 1.01  # a plain pass may take so much longer than the one before: contexts grow
 

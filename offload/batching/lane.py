@@ -5,23 +5,19 @@ inside the call, however deep in levels and drafters that is: without threads, a
 Greenlet is imported where a lane starts: an engine that runs no batch does not need it.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Hashable
 from contextlib import closing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from ..events import Event
+from ..model.decoder import Model
 from ..speculation.passes.steps import Step
 from .request import Events, never
-
-if TYPE_CHECKING:
-    from ..events import Event
-    from ..model.decoder import Model
 
 
 class LogitsRequest(NamedTuple):

@@ -1,21 +1,17 @@
 """The keys and values of a batch's sequences, in pages of one pool: what two prompts begin with is there once."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from ..errors import OutOfMemory
 from ..kernels.native.library import BLOCK
 from ..memory.paged_store import PagedStore, PagePool, pages_for
+from ..model.decoder import Model
 from ..sequence import common_prefix
+from ..speculation.passes.runner import Runner
 from ..system.machine import free_host_memory
 from ..units import size_text
-
-if TYPE_CHECKING:
-    from ..model.decoder import Model
-    from ..speculation.passes.runner import Runner
 
 LEAST_SHARED = 256  # tokens: to wait until another sequence has run fewer is not worth it
 FREE_SHARE = 0.9  # of the free memory that pages may take; passes need some, too

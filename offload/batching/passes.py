@@ -1,22 +1,18 @@
 """One forward pass for the steps of several sequences: linears see all rows at once, attention is by sequence."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
+from ..kernels.delta_rule import DeltaRule
+from ..model.decoder import Model
 from ..settings.method_sizes import KEPT_QUERIES
 from ..speculation.passes.recorded_passes import PassRecorder
 from ..speculation.passes.steps import Step
 from .lane import LogitsRequest
-
-if TYPE_CHECKING:
-    from ..kernels.delta_rule import DeltaRule
-    from ..model.decoder import Model
 
 _Wanted = TypeVar("_Wanted", Step, LogitsRequest)
 Result = Tensor | Exception

@@ -185,9 +185,7 @@ class QuantizedCopiedCache(CopiedCache):
         if self.selection.shape[1]:
             self.attend_selected(layer, rows, result)
             part = merge([result.partial(), part])
-        if lse is not None:
-            lse.copy_(part.lse)
-        return part.out.to(q.dtype)
+        return part.output(lse, q.dtype)
 
     def lend(self, layer: int, q: Tensor) -> Tensor:
         return self._attend_causally(layer, rotate(q, self.rows_of(layer)), self.position - 1)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 # As Python's json.dumps writes it: what lies between keys and values is dictated, and costs the model no pass.
 _FORM = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _GRAMMAR_PLACE = re.compile(r"^at \d+\(\d+\): | \(in regex\)")  # in the grammar around an expression, not in the user's
+_TREES = re.compile(r"^[ \t]*[?!]+(?=[a-z_]\w*[^:\n]*:)", re.MULTILINE)  # of rules in Lark: its trees, not the language
 _SYNTAX = "docs/structured.md says what is accepted"
 _OPEN = ("additionalProperties", "patternProperties", "unevaluatedProperties")
 _MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")  # of names to schemas
@@ -162,6 +163,8 @@ def _grammar(kind: str, text: str) -> str:
         literals = (json.dumps(each, ensure_ascii=False) for each in choices)
         return LLMatcher.grammar_from_lark("start: " + " | ".join(literals))
     assert kind == GRAMMAR, kind
+    if "::=" not in text:
+        text = _TREES.sub("", text)
     if "::=" not in text and not re.search(r"^\s*start\b[^:]*:", text, re.MULTILINE):
         raise SettingsError("--grammar has no rule that is called start", "in GBNF, which has ::=, it is root")
     try:

@@ -9,6 +9,7 @@ from ..constraints.masks import TokenMasks
 from ..sequence import TokenSequence
 from ..settings.constraint import CHOICES, Constraint
 from ..speculation.passes.runner import Runner
+from ..speculation.sampling.warp import read_tokens
 
 _LEAST = 1e-9  # rarer beginnings of answers are left out: most are odd spellings in single letters
 
@@ -25,7 +26,8 @@ def answer_chances(
     """Return the tokens of each answer after a prompt, and the probability with which it is sampled at temperature 1.
 
     It is exact: a pass for each beginning after which answers part. The language must be finite, and small. The same
-    text in other tokens is another answer. The `masks` are those at the beginning of an answer; `ends` end it.
+    text in other tokens is another answer. The `masks` are those at the beginning of an answer; `ends` end it. Raises
+    TriforceError for logits that are no numbers.
     """
     for _ in runner.prefill(TokenSequence(prompt)):
         pass  # what is in the cache is not run again
@@ -38,8 +40,9 @@ def answer_chances(
         shares = dict.fromkeys(allowed, 1.0)
         if len(allowed) > 1 and not all(token in ends for token in allowed):
             logits = runner.model.logits(runner.rows(TokenSequence([*prompt, *path])))
-            probs = masks.apply(logits, [path])[0].to(float64).softmax(-1)
-            shares = dict(zip(allowed, probs[allowed].tolist(), strict=True))
+            probs = masks.apply(logits, [path]).to(float64).softmax(-1)
+            read_tokens(probs.argmax(-1), probs)  # raises for NaN
+            shares = dict(zip(allowed, probs[0, allowed].tolist(), strict=True))
         ended = [share for token, share in shares.items() if token in ends]
         if ended:
             found[path] = chance * min(sum(ended), 1.0)

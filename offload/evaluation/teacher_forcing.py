@@ -7,22 +7,18 @@ token is predicted from the latest tokens alone, which are run anew for it as a 
 each token costs as much as reading the window.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from ..events import Prefilled
+from ..model.decoder import Model
 from ..sequence import TokenSequence
-
-if TYPE_CHECKING:
-    from ..model.decoder import Model
-    from ..speculation.passes.runner import Runner
+from ..speculation.passes.runner import Runner
 
 
 class Predictor(Protocol):

@@ -1,7 +1,5 @@
 """Calibration: rates measured on this machine, saved in the user's folder, used instead of data sheets. No torch."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The GPUs that the driver reports, found without importing torch, so that a plan is printed at once."""
 
-from __future__ import annotations
-
 import subprocess
 from importlib.metadata import version
 from pathlib import Path

@@ -59,7 +59,7 @@ def measure(device: torch.device | str, processor: str = "", sizes: BenchmarkSiz
     use_threads(0)
     host, busy = _host(sizes)
     date, version = datetime.now(timezone.utc).date().isoformat(), str(torch.__version__)
-    cores = f"{processor or 'CPU'}, {counted(host.cores, 'core') if host.cores else '? cores'}"
+    cores = f"{processor or 'CPU'}, {counted(usable_cores(), 'core')}"
     if device.type != "cuda":
         return Measured(date, cores, version, "cpu", host=host, busy=busy)
     gpu = _gpu(device, sizes)
@@ -118,7 +118,7 @@ def _host(sizes: BenchmarkSizes) -> tuple[Host, bool]:
         memory_gib=psutil.virtual_memory().total / GIB,
         bandwidth_gb_s=bandwidth,
         bf16_gflops=_matmul_rate(torch.device("cpu"), sizes.host_rows, sizes.seconds),  # 10^9 a second
-        cores=usable_cores(),
+        cores=min(usable_cores(), torch.get_num_threads()),  # whose rates these are
     )
     return host, bandwidth is not None and share < _LEAST_SHARE
 

@@ -1,7 +1,5 @@
 """Measures what packed keys and values gain in a CPU's own memory: attention to them beside attention to plain ones."""
 
-from __future__ import annotations
-
 from statistics import median
 from time import perf_counter
 from typing import Any

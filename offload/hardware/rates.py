@@ -20,6 +20,8 @@ ASSUMED_CORES = 8
 # Attention on the host of a GPU, by the native kernel, 10^9 operations a second and core beside reading: on a core with
 # AVX-512, 22 rows over 32 KV heads came to 38 with reading; 8, 14 and 22 rows took .55, .77 and 1 of their time.
 CORE_ATTENTION_GFLOPS = 54.0
+# Bytes that one core reads a second, as data sheets count them: 18 GB/s at READ on a Zen 4 core (docs/benchmarks.md).
+CORE_READ_GB_S = 21.0
 ASSUMED_DISK_GB_S = 2.0  # large reads: NVMe drives reach 2 to 7, SATA ones 0.5
 # Bytes of keys and values that a processor of a GPU reads a cycle at most, if each instruction of the compiled kernels
 # takes one: for 9.0, of 32 query rows, by scripts/compile_kernels.py (docs/gpu.md). Others differ by a tenth.
@@ -51,6 +53,7 @@ class Hardware:
     disk: float | None = None  # bytes a second that are read from disk; None: not known
     disk_free: int | None = None  # bytes
     host_cores: int = ASSUMED_CORES
+    threads: int = 0  # of a CPU, if its rates are those of fewer than its cores
 
     @property
     def shared(self) -> bool:
@@ -96,6 +99,17 @@ def describe(profile: Profile, host_memory: int | None = None, cores: int | None
     disk = None if host.disk_gb_s is None else host.disk_gb_s * 1e9
     found = Hardware(profile.name, profile.device, gpus, *sizes, memory, bandwidth, flops, assumed, dtype, disk)
     return replace(found, host_cores=count)
+
+
+def on_threads(hardware: Hardware, threads: int) -> Hardware:
+    """Return a CPU with so many of its cores, 0 for all: few of them read less than the memory's channels give."""
+    if not hardware.shared or not 0 < threads < hardware.host_cores:
+        return hardware
+    share = threads / hardware.host_cores
+    bandwidth = min(hardware.bandwidth, max(share * hardware.bandwidth, threads * CORE_READ_GB_S * 1e9))
+    flops, link = share * hardware.flops, min(hardware.link, bandwidth / 2)
+    found = replace(hardware, bandwidth=bandwidth, host_bandwidth=bandwidth, flops=flops, host_flops=flops, link=link)
+    return replace(found, host_cores=threads, threads=threads)
 
 
 def placed(hardware: Hardware, placement: Placement) -> Hardware:

@@ -4,8 +4,6 @@ Only the running result is stored, whatever the number of partials. Partials are
 of a row do not depend on the keys of other rows.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any, Literal, Protocol

@@ -4,8 +4,6 @@ Softmax attention over any split of the keys is exact if every part returns its 
 `o = sum_i softmax_i(lse_i) * o_i` (the online softmax of FlashAttention, arXiv 2205.14135, section 3.1).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -18,6 +16,12 @@ class Partial(NamedTuple):
 
     out: Tensor
     lse: Tensor
+
+    def output(self, lse: Tensor | None, dtype: torch.dtype) -> Tensor:
+        """Return the output; `lse`, if given, is filled."""
+        if lse is not None:
+            lse.copy_(self.lse)
+        return self.out.to(dtype)
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor) -> Partial:

@@ -5,8 +5,6 @@ S = a S + b k (v - a S^T k)^T, and its output is S^T q. Token by token this is m
 chunks, as products of matrices, up to rounding the same.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

@@ -4,8 +4,6 @@ The numbers and their layout are those of kernels/native/kv_groups.h: scales and
 for each token of values (KIVI, arXiv 2402.02750), in groups of 32 tokens.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -3,8 +3,6 @@
 A run is 128 tokens of one KV head. Its bytes are the native kernel's (packed_kv.h); types.h there describes them.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -4,8 +4,6 @@ Rows either share products with a mask, or each is computed alone over the keys 
 bits in every pass: the native kernel's layers need that.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

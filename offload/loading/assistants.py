@@ -39,28 +39,22 @@ class AssistantCheckpoint(HeadCheckpoint):
         yield "post_projection.weight", (head.target_hidden, hidden)
         yield "model.embed_tokens.weight", (self.shape.vocab, hidden)
         yield "model.norm.weight", (hidden,)
-        for index in range(self.shape.layers):
-            for name, size in self._layer_sizes(index).items():
-                yield f"model.layers.{index}.{name}", size
+        yield from self._of_layers()
         if head.centroids:
             yield f"{_CENTROIDS}.weight", (head.centroids, hidden)
             yield _TOKENS, (self.shape.vocab,)
 
-
-def load_assistant(
-    checkpoint: AssistantCheckpoint, target: Model, operations: Operations, level: str | None = None
-) -> Assistant:
-    """Load an assistant of a loaded target, from a checkpoint that has been checked; see `load_drafter`."""
-    own = checkpoint.head
-    with checkpoint.opened(target, operations, level) as (read, reader):
-        layers = [load_layer(reader, own.layers, index) for index in range(own.layers.layers)]
-        norm, centroids = reader.norm("model.norm.weight"), None
-        if own.centroids:
-            tokens = read(_TOKENS).to(target.device, torch.long).unflatten(0, (own.centroids, -1))
-            centroids = reader.linear(False, _CENTROIDS), tokens
-        return Assistant(
-            *(own, target, operations, reader.linear(False, "pre_projection"), (norm, norm, norm), layers),
-            post=reader.linear(False, "post_projection"),
-            head=reader.linear(False, "model.embed_tokens"),
-            centroids=centroids,
-        )
+    def load(self, target: Model, operations: Operations, level: str | None = None) -> Assistant:
+        own = self.head
+        with self.opened(target, operations, level) as (read, reader):
+            layers = [load_layer(reader, own.layers, index) for index in range(own.layers.layers)]
+            norm, centroids = reader.norm("model.norm.weight"), None
+            if own.centroids:
+                tokens = read(_TOKENS).to(target.device, torch.long).unflatten(0, (own.centroids, -1))
+                centroids = reader.linear(False, _CENTROIDS), tokens
+            return Assistant(
+                *(own, target, operations, reader.linear(False, "pre_projection"), (norm, norm, norm), layers),
+                post=reader.linear(False, "post_projection"),
+                head=reader.linear(False, "model.embed_tokens"),
+                centroids=centroids,
+            )

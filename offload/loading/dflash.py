@@ -44,9 +44,7 @@ class DFlashCheckpoint(HeadCheckpoint):
         yield "fc.weight", (hidden, len(self.head.taps) * self.head.target_hidden)
         for name in ("hidden_norm.weight", "model.norm.weight"):
             yield name, (hidden,)
-        for index in range(self.shape.layers):
-            for name, size in self._layer_sizes(index).items():
-                yield f"model.layers.{index}.{name}", size
+        yield from self._of_layers()
 
         for name in _MARKOV if self.head.markov else ():
             yield f"{name}.weight", (self.shape.vocab, self.head.markov)
@@ -56,17 +54,13 @@ class DFlashCheckpoint(HeadCheckpoint):
             raise UnsupportedModel(f"DFlash2 ({later[0]}) is not supported", "draft with a DFlash or DSpark drafter")
         super().check()
 
-
-def load_dflash(
-    checkpoint: DFlashCheckpoint, target: Model, operations: Operations, level: str | None = None
-) -> DFlash:
-    """Load a DFlash drafter of a loaded target, from a checkpoint that has been checked; see `load_drafter`."""
-    own = checkpoint.head
-    with checkpoint.opened(target, operations, level) as (_, reader):
-        layers = [load_layer(reader, own.layers, index) for index in range(own.layers.layers)]
-        hidden, norm = (reader.norm(name) for name in ("hidden_norm.weight", "model.norm.weight"))
-        weights = own, target, operations, reader.linear(False, "fc"), (hidden, hidden, norm), layers
-        if not own.markov:
-            return DFlash(*weights)
-        before, bias = _MARKOV
-        return DFlash(*weights, markov=(reader.table(before).rows, reader.linear(False, bias)))
+    def load(self, target: Model, operations: Operations, level: str | None = None) -> DFlash:
+        own = self.head
+        with self.opened(target, operations, level) as (_, reader):
+            layers = [load_layer(reader, own.layers, index) for index in range(own.layers.layers)]
+            hidden, norm = (reader.norm(name) for name in ("hidden_norm.weight", "model.norm.weight"))
+            weights = own, target, operations, reader.linear(False, "fc"), (hidden, hidden, norm), layers
+            if not own.markov:
+                return DFlash(*weights)
+            before, bias = _MARKOV
+            return DFlash(*weights, markov=(reader.table(before).rows, reader.linear(False, bias)))

@@ -78,9 +78,7 @@ class HeadCheckpoint(FolderCheckpoint):
         yield "fc.weight", (hidden, inputs)
         for name in _EAGLE_NORMS if head.kind == EAGLE3 else _MTP_NORMS:
             yield name, (hidden,)
-        for index in range(self.shape.layers):
-            for name, size in self._layer_sizes(index).items():
-                yield f"model.layers.{index}.{name}", size
+        yield from self._of_layers()
         for name in self.input_norms:
             yield name, (inputs if head.norm_before_fc else head.target_hidden,)
         if head.mask_token is not None:
@@ -91,6 +89,11 @@ class HeadCheckpoint(FolderCheckpoint):
             yield "lm_head.weight", (head.vocab, hidden)
         if head.kind == EAGLE3 and hidden != head.target_hidden:
             yield "model.embed_tokens.weight", (self.shape.vocab, hidden)
+
+    def _of_layers(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+        for index in range(self.shape.layers):
+            for name, size in self._layer_sizes(index).items():
+                yield f"model.layers.{index}.{name}", size
 
     def _layer_sizes(self, index: int) -> Sizes:
         sizes = checkpoint_sizes(self.shape, layer_sizes(self.shape, self.shape.spec(index)))
@@ -129,33 +132,28 @@ class HeadCheckpoint(FolderCheckpoint):
                     "config.json and the weights do not belong together; fetch the drafter again",
                 )
 
+    def load(self, target: Model, operations: Operations, level: str | None = None) -> Head:
+        """Load the drafter of a loaded target; it has been checked.
 
-def checked_head(path: Path, target: ModelShape, is_mtp: bool = False) -> HeadCheckpoint:
-    """Return a head of a target that has been checked. Raises as HeadCheckpoint."""
-    checkpoint = HeadCheckpoint(path, target, is_mtp)
-    checkpoint.check()
-    return checkpoint
-
-
-def load_head(checkpoint: HeadCheckpoint, target: Model, operations: Operations, level: str | None = None) -> Head:
-    """Load a head of a loaded target, from a checkpoint that has been checked; see `load_drafter`."""
-    own, found = checkpoint.head, checkpoint.sizes()
-    with checkpoint.opened(target, operations, level) as (read, reader):
-        layers = [load_layer(reader, own.layers, index) for index in range(own.layers.layers)]
-        names = _EAGLE_NORMS if own.kind == EAGLE3 else _MTP_NORMS
-        embedding, feature, output = (reader.norm(name) for name in names)
-        weights = own, target, operations, reader.linear(False, "fc"), (embedding, feature, output), layers
-        if own.kind != EAGLE3:
-            return MTP(*weights)
-        has_embedding, has_head = ("model.embed_tokens.weight" in found, "lm_head.weight" in found)
-        return Eagle3(
-            *weights,
-            embedding=reader.table("model.embed_tokens").rows if has_embedding else target.embedding,
-            head=reader.linear(False, "lm_head") if has_head else target.output_head,
-            targets=_targets(read, own, found, checkpoint.path).to(target.device) if "d2t" in found else None,
-            mask=None if own.mask_token is None else reader.stacked("mask_hidden"),
-            input_norms=[reader.norm(name) for name in checkpoint.input_norms],
-        )
+        Its matrices are rounded to a `level` (q4, q5, q6, q8), if one is given: no output depends on it.
+        """
+        own, found = self.head, self.sizes()
+        with self.opened(target, operations, level) as (read, reader):
+            layers = [load_layer(reader, own.layers, index) for index in range(own.layers.layers)]
+            names = _EAGLE_NORMS if own.kind == EAGLE3 else _MTP_NORMS
+            embedding, feature, output = (reader.norm(name) for name in names)
+            weights = own, target, operations, reader.linear(False, "fc"), (embedding, feature, output), layers
+            if own.kind != EAGLE3:
+                return MTP(*weights)
+            has_embedding, has_head = ("model.embed_tokens.weight" in found, "lm_head.weight" in found)
+            return Eagle3(
+                *weights,
+                embedding=reader.table("model.embed_tokens").rows if has_embedding else target.embedding,
+                head=reader.linear(False, "lm_head") if has_head else target.output_head,
+                targets=_targets(read, own, found, self.path).to(target.device) if "d2t" in found else None,
+                mask=None if own.mask_token is None else reader.stacked("mask_hidden"),
+                input_norms=[reader.norm(name) for name in self.input_norms],
+            )
 
 
 def _targets(read: Any, own: HeadShape, found: Sizes, path: Path) -> Tensor:

@@ -1,17 +1,12 @@
 """Checks of a request's text and token ids against the model and its context."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
 
+from ..architecture.config import ModelShape
 from ..architecture.yarn import beyond_dual_chunk, stretch_error
 from ..errors import PromptError
 from ..short_repr import short_repr
 from ..units import counted
-
-if TYPE_CHECKING:
-    from ..architecture.config import ModelShape
 
 _IDS_HINT = "give a list of whole numbers, as the tokenizer's encode returns"
 

@@ -1,22 +1,16 @@
 """Quantised copies of a loaded model, which draft for it: how they are made, and how well they agree with it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from copy import copy
-from typing import TYPE_CHECKING
 
 import torch
 
-from ..model.decoder import QuantizedCopy
+from ..kernels.ops import Operations
+from ..model.decoder import Layer, Model, QuantizedCopy
+from ..parallel import Share
 from .formats.quantization import QuantizedCheckpoint
+from .formats.safetensors import Checkpoint
 from .weights import load_head, load_layers, streamed_model
-
-if TYPE_CHECKING:
-    from ..kernels.ops import Operations
-    from ..model.decoder import Layer, Model
-    from ..parallel import Share
-    from .formats.safetensors import Checkpoint
 
 TOKENS = 256  # at the end of a prompt, that are compared
 _ROWS = 32  # whose logits are in memory at once

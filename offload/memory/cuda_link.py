@@ -1,7 +1,5 @@
 """The link of a CUDA GPU: copies on dedicated streams, ordered by events."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Packed pages over a GPU's tiers: packed as they leave the device, and attended to by Triton as they arrive."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,7 +10,6 @@ from ..architecture.config import ModelShape
 from ..architecture.tier_footprint import PACKED_BYTES
 from ..kernels import triton
 from ..kernels.accumulate import Accumulator, TorchAccumulator
-from ..kernels.attention import Partial
 from ..kernels.triton.accumulate import PackedAccumulator, attend_packed_before
 from ..kernels.triton.packed_ops import pack_runs, unpack_runs
 from .packed_pages import PackedPageFormat
@@ -49,9 +46,7 @@ class DevicePackedPageFormat(BlockPageFormat):
     def attend(self, page: Tensor, q: Tensor, seen: int, causal: bool = False) -> Any:
         if page.dim() == 1:
             return super().attend(self.plain(page), q, seen, causal)
-        memory = self._planes(page)
-        parts = [attend_packed_before(some, memory, seen) for some in q.split(triton.ROWS)]
-        return Partial(*(torch.cat(x) for x in zip(*parts, strict=True)))
+        return attend_packed_before(q, self._planes(page), seen)
 
     def drafted(self, planes: Tensor) -> Iterator[tuple[Tensor, int]]:
         """Yield what `attend` takes for planes A of pages `[n, kv_heads, runs, bytes]`: all of them, in one launch."""

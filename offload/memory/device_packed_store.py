@@ -3,8 +3,6 @@
 Runs of 128 tokens are packed when a pass begins behind them. The newest tokens lie in a ring as they are.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -13,7 +11,7 @@ from torch import Tensor
 
 from ..architecture.config import ModelShape
 from ..architecture.rope import Rows
-from ..kernels.attention import Partial, attend_masked, merge
+from ..kernels.attention import attend_masked, merge
 from ..kernels.triton import ROWS
 from ..kernels.triton.accumulate import attend_packed, attend_packed_before
 from ..kernels.triton.packed_ops import pack_runs, unpack_runs
@@ -111,14 +109,8 @@ class DevicePackedStore(Store):
             self._slots = key, torch.arange(start, start + len(tree), device=self.device) % (self._ring * RUN)
         keys, values = (x[:, self._slots[1]] for x in self._plain.layer(layer))
         part = attend_masked(q, keys, values, tree.on(self.device).sees[-len(q) :])
-        part = merge([self._attend_before(layer, q, start), part]) if start else part
-        if lse is not None:
-            lse.copy_(part.lse)
-        return part.out.to(q.dtype)
-
-    def _attend_before(self, layer: int, q: Tensor, start: int) -> Partial:
-        parts = [attend_packed_before(some, self._memory(layer), start) for some in q.split(ROWS)]
-        return Partial(*(torch.cat(x) for x in zip(*parts, strict=True))) if len(parts) > 1 else parts[0]
+        part = merge([attend_packed_before(q, self._memory(layer), start), part]) if start else part
+        return part.output(lse, q.dtype)
 
     def observe(self, layer: int, q: Tensor, start: int, lse: Tensor, received: Tensor) -> None:
         """Observe as `DeviceStore.observe`."""

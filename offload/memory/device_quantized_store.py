@@ -4,8 +4,6 @@ Which tokens are quantised, and which are attended to as they are, is as on a CP
 numbers and the layout of their groups.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 import torch
@@ -44,17 +42,13 @@ class DeviceQuantizedStore(QuantizedMemory):
     def near(self, capacity: int) -> PlainStore:
         return PlainStore(self.shape, capacity, self.dtype, self.device)
 
-    def _plain(self, layer: int) -> tuple[Tensor, Tensor]:
-        """Return a layer's keys and values in the ring's memory, `[kv_heads, tokens, head_dim]`."""
-        return self.ring.store.layer(layer)
-
     def encode(self, layer: int, groups: range, at: int) -> None:
         for memory, some, part in self.groups.runs(layer, groups):
             for first in range(0, len(some), _QUANTIZED_AT_ONCE):
                 inside = some[first : first + _QUANTIZED_AT_ONCE]
                 begin = at + (part.start + first) * GROUP
                 tokens = slice(begin, begin + len(inside) * GROUP)
-                both = (x[:, tokens].unflatten(1, (-1, GROUP)) for x in self._plain(layer))
+                both = (x[:, tokens].unflatten(1, (-1, GROUP)) for x in self.ring.store.layer(layer))
                 memory[:, inside.start : inside.stop] = quantize_groups(*both, self.kind)
 
     def decode(self, groups: Tensor) -> tuple[Tensor, Tensor]:
@@ -128,7 +122,7 @@ class DeviceQuantizedStore(QuantizedMemory):
         begin = 0 if start < SINK else max(start // WINDOW * WINDOW, SINK)
         sink = (self._sink_table, SINK) if begin else None
         tail = self.ring.place(begin)
-        result.attend_exact(rows, *self._plain(layer), sink, tail, start - begin)
+        result.attend_exact(rows, *self.ring.store.layer(layer), sink, tail, start - begin)
 
     def _attend_rounded(self, layer: int, q: Tensor, stop: int) -> Partial:
         """Attend to quantised groups 1 to `stop` alone, of which every row sees all."""
@@ -151,9 +145,7 @@ class DeviceQuantizedStore(QuantizedMemory):
                 own.out[row], own.lse[row] = part.out[0], part.lse[0]
         if first > SINK:
             own = merge([self._attend_rounded(layer, q, first // GROUP), own])
-        if lse is not None:
-            lse.copy_(own.lse)
-        return own.out.to(q.dtype)
+        return own.output(lse, q.dtype)
 
     def _attend_masked(self, layer: int, q: Tensor, start: int, before: list[int], tree: Tree) -> Partial:
         """Attend to tokens before a tree and to the tree, as they are."""
@@ -162,7 +154,7 @@ class DeviceQuantizedStore(QuantizedMemory):
             self._places = key, self.ring.slots_of([*before, *range(start, start + len(tree))])
         sees = tree.on(self.device).sees[-len(q) :]
         mask = torch.cat((sees.new_ones((len(q), len(before))), sees), dim=1)
-        return attend_masked(q, *(x[:, self._places[1]] for x in self._plain(layer)), mask)
+        return attend_masked(q, *(x[:, self._places[1]] for x in self.ring.store.layer(layer)), mask)
 
     def _attend_path(self, layer: int, q: Tensor, start: int, path: list[int]) -> Partial:
         """Attend with one query to a path from `start` on, across the end of the window, to the window and the sink."""
@@ -170,7 +162,7 @@ class DeviceQuantizedStore(QuantizedMemory):
         border = start // WINDOW * WINDOW + WINDOW
         tokens = [*range(first, start), *(start + token for token in path)]
         slots = self.ring.slots_of([*range(SINK), *tokens])
-        keys, values = (x[:, slots] for x in self._plain(layer))
+        keys, values = (x[:, slots] for x in self.ring.store.layer(layer))
         window = slice(SINK, SINK + border - first)
         both = [x[:, window].unflatten(1, (-1, GROUP)) for x in (keys, values)]
         keys[:, window], values[:, window] = self.decode(quantize_groups(*both, self.kind))

@@ -1,19 +1,15 @@
 """Pages in a scratch file: where keys and values of some layers lie that have no room in memory; and reads of them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..system.scratch_file import ScratchFile
 from .host_memory import host_memory
-
-if TYPE_CHECKING:
-    from .link import Link
-    from .page import PageLayout
+from .link import Link
+from .page import PageLayout
 
 SMALL_READ_BYTES = 64 * 1024  # that a disk reads in sequence in the time of one small read
 _BATCH_BYTES = 16 * 2**20  # of pages in memory at once

@@ -1,7 +1,5 @@
 """Makes the store that fits a backend, and builds tiered ones from settings."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable
 from dataclasses import replace
@@ -159,12 +157,13 @@ class TieredStoreFactory:
         if isinstance(format, _PACKED):
             pages = PlanePages(format, pages, device) if self._has_planes else PackedPages(format, pages)
         slots = new_pages((size[0], SLOTS, format.numbers), numbers, device)
+        share = HOST_SHARES[settings.mode] if settings.share is None else settings.share
         return Tiers(
             format=format,
             link=self.link,
             ring=PrefetchRing(self.link, buffers, settings.overlap),
             run=run,
-            balance=Balance(self._share, HOST_ROWS if device.type == "cuda" else float("inf")),
+            balance=Balance(share, HOST_ROWS if device.type == "cuda" else float("inf")),
             host=None if settings.mode in STREAMED else self._host(format),
             pages=pages,
             open_pages=OpenPages(slots, pages, self.link, format.tokens),
@@ -195,11 +194,6 @@ class TieredStoreFactory:
         if on_host is None:
             return PlainPageFormat(shape, page), dtype
         return (BlockPageFormat if kernel is None else NativePageFormat)(shape, page, on_host), dtype
-
-    @property
-    def _share(self) -> float | None:
-        """Return the host's fraction of the pages; None balances it."""
-        return HOST_SHARES[self.settings.mode] if self.settings.share is None else self.settings.share
 
     def _pages_size(
         self, shape: ModelShape, capacity: int, format: PageLayout, dtype: torch.dtype

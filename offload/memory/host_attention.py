@@ -3,8 +3,6 @@
 The pages are split between the two so that both finish together.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -146,22 +144,6 @@ class Balance:
 
 def _averaged(average: float | None, new: float) -> float:
     return new if average is None else _SMOOTHING * average + (1 - _SMOOTHING) * new
-
-
-class Stopwatch:
-    """Measures the seconds from one layer's attention to the next one's."""
-
-    def __init__(self) -> None:
-        self._since: float | None = None
-
-    def start(self) -> None:
-        self._since = time.perf_counter()
-
-    def stop(self) -> None:
-        self._since = None
-
-    def lap(self) -> float | None:
-        return None if self._since is None else time.perf_counter() - self._since
 
 
 def add_from_host(

@@ -1,7 +1,5 @@
 """A store whose first layers are resident: they lie in a store in the device's memory, the others over tiers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The open pages of tiers: those of the newest tokens, on the device until they are whole."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 import torch

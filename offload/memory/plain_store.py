@@ -109,10 +109,7 @@ def attend_stored(q: Tensor, keys: Tensor, values: Tensor, lse: Tensor | None = 
     """
     if triton.serves(q):
         return attend_stored_by_triton(q, keys, values, lse)
-    part = attend_causal(q, keys, values)
-    if lse is not None:
-        lse.copy_(part.lse)
-    return part.out
+    return attend_causal(q, keys, values).output(lse, q.dtype)
 
 
 def observe_attention(q: Tensor, keys: Tensor, lse: Tensor, received: Tensor) -> None:
@@ -131,9 +128,7 @@ def attend_tree(q: Tensor, keys: Tensor, values: Tensor, tree: Tree, lse: Tensor
     before = keys.shape[1] - len(tree)
     own = attend_masked(q, keys[:, before:], values[:, before:], tree.on(q.device).sees[-len(q) :])
     part = merge([_attend_before(q, keys[:, :before], values[:, :before]), own]) if before else own
-    if lse is not None:
-        lse.copy_(part.lse)
-    return part.out.to(q.dtype)
+    return part.output(lse, q.dtype)
 
 
 def _attend_before(q: Tensor, keys: Tensor, values: Tensor) -> Partial:

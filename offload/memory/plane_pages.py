@@ -3,8 +3,6 @@
 A draft attends to plane A of all whole pages. A verification joins both, page by page as B arrives, to what a page was.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import torch

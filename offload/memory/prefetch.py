@@ -1,7 +1,5 @@
 """Prefetch: a ring of device buffers, filled in a known order while others are in use."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
@@ -66,7 +64,7 @@ class PrefetchRing:
         assert len(buffers) >= 2, "one buffer cannot be filled while it is used"
         self._link = link
         self._overlap = overlap
-        self._buffers = tuple(buffers)
+        self.buffers = tuple(buffers)
         mark = link.mark()  # earlier work may still use the buffers' memory
         self._free: deque[tuple[Tensor, Any]] = deque(
             (buffer, mark) for buffer in buffers
@@ -76,11 +74,6 @@ class PrefetchRing:
         # The tickets and pages of taken items whose time on the link is not known yet.
         self._untimed: deque[tuple[Any, int]] = deque()
         self.seconds: float | None = None  # the newest known time of a page on the link; None if unknown since the last
-
-    @property
-    def buffers(self) -> tuple[Tensor, ...]:
-        """Return all buffers."""
-        return self._buffers
 
     def expect(self, items: Iterable[PrefetchItem]) -> None:
         """Set the items that will be taken, in order. Copies in flight that match the new order are kept.
@@ -151,7 +144,7 @@ class PrefetchRing:
         self._expected = iter(())
         self._in_flight.clear()
         self._untimed.clear()
-        self._free = deque((buffer, mark) for buffer in self._buffers)
+        self._free = deque((buffer, mark) for buffer in self.buffers)
 
     def _fill(self) -> None:
         while self._overlap and self._free and (item := next(self._expected, None)) is not None:

@@ -1,7 +1,5 @@
 """Where quantised groups of keys and values lie: in one memory, or in pages over tiers. Group g has tokens 32 g on."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from typing import Any

@@ -3,8 +3,6 @@
 Subclasses do what depends on a kernel: they attend, quantise, and convert. Groups lie in one memory or over tiers.
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ A token attends to quantised keys and values of all whole windows before its own
 of the sink. That depends on its position alone, so its result has the same bits however it is computed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 

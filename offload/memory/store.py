@@ -7,18 +7,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..architecture.config import ModelShape
 from ..architecture.rope import Rows, rotate
+from ..kernels.native import Kernel
 from .tree_attention import Tree
-
-if TYPE_CHECKING:
-    from ..kernels.native import Kernel
-
 
 ALL = slice(None)
 

@@ -1,7 +1,5 @@
 """A full cache's keys and values over tiers of memory, in pages of any `PageFormat`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from itertools import takewhile
 

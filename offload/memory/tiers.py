@@ -5,11 +5,10 @@ them on the device, as they are streamed over the link, and meanwhile to the oth
 every layer, not yet whole, stays on the device.
 """
 
-from __future__ import annotations
-
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -18,7 +17,7 @@ from torch import Tensor
 from ..architecture.tier_footprint import GATHERED_BYTES
 from ..kernels.accumulate import PassResult
 from .disk_pages import DiskPages
-from .host_attention import Balance, HostAttention, HostResult, Stopwatch, add_from_host
+from .host_attention import Balance, HostAttention, HostResult, add_from_host
 from .host_memory import Pinning, allocator, copy_bytes, new_pages
 from .link import DISK_COST, LINK_COST, Link
 from .open_pages import OpenPages
@@ -49,7 +48,7 @@ class Tiers(Generic[Layout]):
     _running: bool = False
     _hosted: Future[HostResult] | None = None  # the last attention on the host
     _staging: Tensor | None = None  # pinned memory for what is gathered; pinning takes long, so it is kept
-    _clock: Stopwatch = field(default_factory=Stopwatch)
+    _attended: float | None = None  # when the pass's last attention ended, of a layer before this one
 
     @property
     def open(self) -> Tensor:
@@ -97,9 +96,8 @@ class Tiers(Generic[Layout]):
 
     def end(self) -> None:
         """End the pass, and prefetch for the next one, most likely over the same pages."""
-        self._clock.stop()
         self.expect()
-        self._running, self._hosted = False, None
+        self._running, self._hosted, self._attended = False, None, None
 
     def truncate(self, length: int) -> None:
         """Drop prefetched pages that contain tokens from position `length` on."""
@@ -128,7 +126,8 @@ class Tiers(Generic[Layout]):
             newest: adds that to the pages of the pass.
             partial: returns that of queries to a whole page in host memory; without it, the format does.
         """
-        rest, first = self._clock.lap(), self.num_streamed
+        rest = None if self._attended is None else time.perf_counter() - self._attended
+        first = self.num_streamed
         self._hosted = None
         if self.host is not None and first < self.num_whole:
             pages: Any = self.pages[layer, first : self.num_whole]
@@ -143,7 +142,7 @@ class Tiers(Generic[Layout]):
             add_from_host(self._hosted, len(q), rest, self.balance, result)
         if result.newest == "last":
             newest()
-        self._clock.start()
+        self._attended = time.perf_counter()
 
     def streamed(self, layer: int, count: int) -> Iterator[tuple[int, Tensor]]:
         """Yield the first pages of a layer, in the order that is expected: number, and the buffer until the next."""

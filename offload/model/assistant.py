@@ -4,8 +4,6 @@ Those of a layer are the target's of its last layer of that kind that has some. 
 its queries stand at the position behind the tokens that the target has run.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any, Protocol
 

@@ -5,8 +5,6 @@ last token and of mask tokens, attend to these slots and to each other. DSpark (
 logits, by the token before.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

@@ -4,8 +4,6 @@ A slot of a head is a token with a feature: a row made of what the target comput
 the head computes the row of the next token. As long as the target has not run a token, that row is the next feature.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any

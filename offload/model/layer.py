@@ -1,7 +1,5 @@
 """One layer of the decoder: its weights, and what it computes with them, as its `LayerSpec` says."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

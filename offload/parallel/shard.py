@@ -1,19 +1,15 @@
 """The ranks that share a model, their collectives, and each one's share, which may be uneven; none is empty."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from torch import Tensor
 
+from ..architecture.config import ModelShape
 from ..errors import SettingsError
 from ..units import counted
-
-if TYPE_CHECKING:
-    from ..architecture.config import ModelShape
 
 
 class Group(Protocol):

@@ -67,10 +67,10 @@ def _placements(request: PlanRequest) -> Iterator[Suggestion]:
     if request.packs and request.kv_format.is_plain:
         yield Suggestion(f"--kv {PACKED_KV.name}, which loses nothing", replace(request, kv=PACKED_KV.name))
     if placement.offload == PLANES:
-        changed = replace(request, placement=replace(placement, offload="auto"))
+        changed = _placed(request, offload="auto")
         yield Suggestion("--offload auto, which needs no plane A on the device", changed)
     if placement.offload == "none":
-        changed = replace(request, placement=replace(placement, offload="auto"))
+        changed = _placed(request, offload="auto")
         placed = place(changed)
         offloaded = request.shape.layers - placed.weight_layers
         kv = "a part of the KV cache" if placed.resident_layers else "the KV cache"
@@ -80,16 +80,22 @@ def _placements(request: PlanRequest) -> Iterator[Suggestion]:
             what = f"the experts of {counted(placed.away_layers, 'layer')}{also}"
         yield Suggestion(f"--offload auto, which keeps {what} in host memory", changed)
     if request.shape.experts is not None and placement.experts == "device":
-        changed = replace(request, placement=replace(placement, experts="auto"))
-        yield Suggestion("--experts auto, which keeps some experts in host memory", changed)
+        what = "--experts auto, which keeps some experts in host memory"
+        yield Suggestion(what, _placed(request, experts="auto"))
     if placement.expert_layers:
-        changed = replace(request, placement=replace(placement, expert_layers=None))
-        yield Suggestion("leaving --expert-layers out, which keeps as many as fit", changed)
+        what = "leaving --expert-layers out, which keeps as many as fit"
+        yield Suggestion(what, _placed(request, expert_layers=None))
     if placement.resident_layers is not None and placement.offload != "none":
-        auto = replace(request, placement=replace(placement, resident_layers=None))
-        count = place(auto).resident_layers
-        changed = replace(request, placement=replace(placement, resident_layers=count))
-        yield Suggestion(f"--resident-layers {count}", changed)
+        count = place(_placed(request, resident_layers=None)).resident_layers
+        yield Suggestion(f"--resident-layers {count}", _placed(request, resident_layers=count))
+
+
+def _placed(request: PlanRequest, **changes: Any) -> PlanRequest:
+    return replace(request, placement=replace(request.placement, **changes))
+
+
+def _decoded(request: PlanRequest, **changes: Any) -> PlanRequest:
+    return replace(request, speculation=replace(request.speculation, **changes))
 
 
 def _sizes(request: PlanRequest) -> Iterator[Suggestion]:
@@ -98,21 +104,13 @@ def _sizes(request: PlanRequest) -> Iterator[Suggestion]:
         chunks = _halves(request.prefill_chunk, SMALLEST_CHUNK)
         yield from _first_fitting(chunks, lambda n: replace(request, prefill_chunk=n), "--prefill-chunk {}")
     if has_middle(settings, request.tokens):
-
-        def with_budget(budget: int) -> PlanRequest:
-            return replace(request, speculation=replace(settings, budget=budget))
-
-        def with_chunk(chunk: int) -> PlanRequest:
-            return replace(request, speculation=replace(settings, chunk=chunk))
-
-        least = max(SMALLEST_BUDGET, 4 * settings.chunk)
-        yield from _first_fitting(_halves(request.budget, least), with_budget, "--budget {}")
+        smaller = _halves(request.budget, max(SMALLEST_BUDGET, 4 * settings.chunk))
+        yield from _first_fitting(smaller, lambda n: _decoded(request, budget=n), "--budget {}")
         coarser = [n for n in (16, 32, 64) if settings.chunk < n <= request.budget // 4]
-        yield from _first_fitting(coarser, with_chunk, "--chunk {}")
+        yield from _first_fitting(coarser, lambda n: _decoded(request, chunk=n), "--chunk {}")
     yield from _smaller_copies(request)
     if has_middle(settings, request.tokens) or has_draft_model(settings):
-        lighter = replace(settings, method="lookup")
-        yield Suggestion("--method lookup, which needs no memory", replace(request, speculation=lighter))
+        yield Suggestion("--method lookup, which needs no memory", _decoded(request, method="lookup"))
     if request.itemsize == 4:
         yield Suggestion("--dtype bfloat16", replace(request, itemsize=2))
 
@@ -122,24 +120,20 @@ def _smaller_copies(request: PlanRequest) -> Iterator[Suggestion]:
     settings = request.speculation
     if request.copy_bits is None:
         return
-
-    def with_draft(draft: str) -> PlanRequest:
-        return replace(request, speculation=replace(settings, draft=draft))
-
     level = settings.self_level or QUANTIZE[-1]
     coarser = [f"{SELF}:{each}" for each in reversed(QUANTIZE) if each < level]
-    yield from _first_fitting([*coarser, LOOKUP], with_draft, "--draft {}")
+    yield from _first_fitting([*coarser, LOOKUP], lambda name: _decoded(request, draft=name), "--draft {}")
 
 
 def _caps(request: PlanRequest) -> Iterator[Suggestion]:
     """Yield a higher cap, where the memory exists; and the disk."""
     if request.placement.disk is None:
-        changed = replace(request, placement=replace(request.placement, disk="."))
-        yield Suggestion("--disk with a folder on a fast drive, where a part of the KV cache then lies", changed)
+        what = "--disk with a folder on a fast drive, where a part of the KV cache then lies"
+        yield Suggestion(what, _placed(request, disk="."))
     for name in ("memory", "host_memory", "disk_limit"):
         if getattr(request.placement, name) is None:
             continue
-        uncapped = place(replace(request, placement=replace(request.placement, **{name: None})))
+        uncapped = place(_placed(request, **{name: None}))
         placed = place(request)
         tier, need = (getattr(each, _TIERS[name]) for each in (placed, uncapped))
         if not tier.missing:
@@ -147,7 +141,7 @@ def _caps(request: PlanRequest) -> Iterator[Suggestion]:
         sizes = range(-(-tier.total // GIB), -(-max(need.total, tier.total) // GIB) + 1)
 
         def with_cap(size: int, name: str = name) -> PlanRequest:
-            return replace(request, placement=replace(request.placement, **{name: size * GIB}))
+            return _placed(request, **{name: size * GIB})
 
         yield from _first_fitting(sizes, with_cap, f"--{name.replace('_', '-')} {{}}GiB")
 

@@ -1,7 +1,5 @@
 """Threads that a process does not wait for at its end, unlike those of concurrent.futures."""
 
-from __future__ import annotations
-
 import queue
 import threading
 from collections.abc import Callable

@@ -4,8 +4,6 @@ Files, pipes and standard input are read in chunks, because Python handles signa
 refused; a pipe may have no end.
 """
 
-from __future__ import annotations
-
 import hashlib
 import io
 import os

@@ -1,7 +1,5 @@
 """Long calls into libraries that a signal can leave."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from typing import TypeVar

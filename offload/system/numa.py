@@ -4,8 +4,6 @@ Linux puts a page on the node of the thread that first writes to it: for weights
 `new_memory` returns is interleaved. The policy of the process is left alone, and respected where it has one (numactl).
 """
 
-from __future__ import annotations
-
 import ctypes
 import mmap
 import os

@@ -4,8 +4,6 @@ Imports nothing heavy. Each core counts once, however many threads it has: they 
 Efficiency cores count: the kernel hands out work in parts, so that a slow core takes fewer of them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 

@@ -4,8 +4,6 @@ It has no name in its folder, so the system frees it when its process ends, howe
 past the system's page cache, which would hold a second copy of it in the memory that it is meant to save.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import errno

@@ -21,6 +21,7 @@ PERSON = {
         ("regex", "[0-9]{4}-[0-9]{2}", ["1818-01"], ["1818", "1818-011", "x"]),
         ("choices", '["yes", "no, \\"never\\""]', ["yes", 'no, "never"'], ["no", "yesno", ""]),
         ("grammar", 'start: "a" b\nb: "b" b | "c"', ["ac", "abbc"], ["ab", "c"]),
+        ("grammar", '?start: "a" b\n!b: "b" b | "c"', ["ac", "abbc"], ["ab", "c"]),
         ("grammar", 'root ::= "a" ("b" | [0-9]+)', ["ab", "a12"], ["a", "ba"]),
         (
             "json-schema",

@@ -15,7 +15,17 @@ from offload.speculation.levels.level import Verifier
 from offload.speculation.sampling.warp import Sampler
 from offload.speculation.trees.tree import NOTHING, Draft
 from tests.support.constraints import lltokenizer
-from tests.support.table_models import PROMPT, TARGET, TOKENS, VOCAB, chi_square_p, counted, hierarchy, number
+from tests.support.table_models import (
+    PROMPT,
+    TARGET,
+    TOKENS,
+    VOCAB,
+    TableRunner,
+    chi_square_p,
+    counted,
+    hierarchy,
+    number,
+)
 
 SPELLING = [b"a", b"b", b"c", b"d", b"ab", b"cd", b"bc", b"<end>"]
 PARTS = ("abc", "abd", "ac", "ad", "bc", "bd", "c", "d")
@@ -126,8 +136,8 @@ def test_what_the_constraint_rules_out_is_cut_from_drafts_that_nothing_was_drawn
 
 
 def test_lookup_s_drafts_are_cut_before_they_are_verified(monkeypatch):
-    drafts, score = [], Verifier.score
-    monkeypatch.setattr(Verifier, "score", lambda *args: drafts.append(args[2]) or score(*args))
+    drafts, scores = [], TableRunner.scores
+    monkeypatch.setattr(TableRunner, "scores", lambda *args: drafts.append(args[2]) or scores(*args))
     for regex, is_cut in (("a{9}|c{9}", True), (REGEX, False)):  # the prompt goes on with "bc"
         drafts.clear()
         counted(hierarchy("lookup", "lookup", WARM, (2, 3), penalised=True, masks=constrained(regex)).top, 3)

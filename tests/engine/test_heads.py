@@ -11,7 +11,7 @@ from offload.batching.request import BatchRequest
 from offload.engine import Engine
 from offload.events import Restored
 from offload.kernels.ops import TorchOperations
-from offload.loading.heads import checked_head, load_head
+from offload.loading.drafters import checked_drafter
 from offload.settings.constraint import Constraint
 from offload.speculation.drafters.heads import HeadDrafter
 from tests.support.engine import GREEDY, SMALL, run, tokens
@@ -96,7 +96,7 @@ def test_a_restored_prompt_has_the_drafts_of_a_fresh_one(folders, tmp_path, draf
     def answered(home):
         restoring = engine_on(folders[0], home)
         model = restoring.model
-        head = load_head(checked_head(folders[1], model.shape), model, TorchOperations())
+        head = checked_drafter(folders[1], model.shape).load(model, TorchOperations())
         model.tap(head.own.taps)
         events = run(Engine(model, (), 64, head, prompts=restoring.prompts), ids(900), 12, "naive", "model", gamma2=3)
         found = list(drafts), any(isinstance(event, Restored) for event in events)

@@ -7,6 +7,7 @@ import pytest
 from offload.constraints.grammar import compile_grammar
 from offload.constraints.masks import TokenMasks
 from offload.constraints.matcher import GrammarMatcher
+from offload.errors import TriforceError
 from offload.evaluation.answers import answer_chances
 from tests.constraints.test_masked_distribution import SPELLING
 from tests.support.constraints import lltokenizer
@@ -16,8 +17,8 @@ END = VOCAB - 1
 
 
 class Runner(TableRunner):
-    def __init__(self):
-        super().__init__(TARGET)
+    def __init__(self, table=TARGET):
+        super().__init__(table)
         self.passes = 0
 
     def prefill(self, sequence):
@@ -47,3 +48,9 @@ def test_choices_have_the_probability_with_which_they_are_sampled(choices):
     assert found == pytest.approx(dict(enumerated(masks)))
     assert {b"".join(SPELLING[token] for token in ids).decode() for ids in found} == set(choices)
     assert sum(found.values()) == pytest.approx(1) and runner.passes <= 2 * len(choices)
+
+
+def test_logits_that_are_no_numbers_are_an_error():
+    matcher = GrammarMatcher(compile_grammar("choices", '["a", "d"]', lltokenizer(SPELLING)))
+    with pytest.raises(TriforceError, match="no numbers"):
+        answer_chances(Runner(TARGET * float("nan")), PROMPT, TokenMasks(matcher, [END], VOCAB), {END})

@@ -5,10 +5,10 @@ from itertools import islice
 
 import pytest
 
-from offload.evaluation.intervals import bootstrap, wilson
 from offload.evaluation.tasks import TASKS
 from offload.evaluation.tasks.task import TextTooShort, _most_units, enough, hide, make_item
 from offload.evaluation.tasks.words import prose
+from triforce_cli.evaluate.report import bootstrap, wilson
 
 LENGTH = 700
 SENTENCES = enough(prose(), LENGTH)

@@ -5,14 +5,18 @@ import torch
 
 from offload.hardware import microbenchmarks
 from offload.hardware.microbenchmarks import BenchmarkSizes, disk_rate, measure
+from offload.system.processors import usable_cores
+from offload.units import counted
 
 SMALL = BenchmarkSizes(read=2**26, copy=2**22, host_rows=64, device_rows=256, disk=2**23)
 
 
-def test_the_host_is_measured():
+def test_the_host_is_measured(set_threads):
+    set_threads(1)
     found = measure("cpu", "some CPU", SMALL)
     assert (found.device, found.gpus, found.gpu, found.link) == ("cpu", 0, None, None)
-    assert found.machine.startswith("some CPU, ")
+    assert found.machine == f"some CPU, {counted(usable_cores(), 'core')}"
+    assert found.host.cores == 1, "those whose rates were measured"
     assert found.host.memory_gib > 0.1 and found.host.bf16_gflops > 0
     assert found.host.bandwidth_gb_s is None or 0.1 < found.host.bandwidth_gb_s < 10_000
 

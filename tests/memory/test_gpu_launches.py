@@ -206,7 +206,7 @@ def test_a_streamed_page_of_quantised_keys_and_values_is_one_launch(tiered, monk
     assert launches["finish"] == launches["attend"] == LAYERS
     others = sum(count for name, count in launches.items() if name not in {*ATTENTION, "attend_groups"})
     assert others <= BY_TORCH * LAYERS
-    ahead = sum(buffer.nbytes for buffer in tiers.ring._buffers)  # of the next pass
+    ahead = sum(buffer.nbytes for buffer in tiers.ring.buffers)  # of the next pass
     size = format_bytes(cache.store.shape, "q4", tiers.format.tokens, 2)
     assert tiers.link.statistics.bytes - ahead < 1.1 * away * pages * size
 

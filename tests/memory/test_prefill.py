@@ -262,6 +262,6 @@ def test_a_store_allocates_what_is_counted(new_store):
     store.keep_mean_keys(BLOCK)
     tiers, counted = store.tiers, (CAPACITY, PAGE, store.dtype.itemsize)
     assert tiers.pages.nbytes == host_page_bytes(store.shape, 2, *counted)
-    staged = tiers.open.nbytes + sum(buffer.nbytes for buffer in tiers.ring._buffers)
+    staged = tiers.open.nbytes + sum(buffer.nbytes for buffer in tiers.ring.buffers)
     assert staged == staging_bytes(store.shape, 2, 2, *counted[1:])
     assert store.far._mean_keys._means.nbytes == host_mean_key_bytes(store.shape, 2, CAPACITY, BLOCK, *counted[1:])

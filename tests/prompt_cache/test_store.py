@@ -236,6 +236,12 @@ def test_what_is_no_store_is_an_error_before_the_model_is_loaded(triforce_here, 
     assert_error(result, 2, f"--cache-store {url}", "s3://bucket/prefix")
 
 
+@pytest.mark.parametrize("off", [("--no-cache",), ("--cache", "--cache-limit", "0")])
+def test_nothing_to_share_is_an_error(triforce_here, off):
+    result = triforce_here("generate", "Hello", *off, "--cache-store", "s3://bucket/prefix")
+    assert_error(result, 2, "--cache-store shares cached prompts", off[-1])
+
+
 def test_a_url_with_a_password_is_refused_and_not_shown(triforce_here):
     result = triforce_here("generate", "Hello", "--cache", "--cache-store", "sftp://me:secret@host/prompts")
     assert_error(result, 2, "a password in it", "in the environment")

@@ -273,11 +273,8 @@ def test_planted_acceptance_is_that_of_many_drafts(check, rate):
 def test_a_plantedverdict_accepts_the_first_tokens_of_a_draft_and_refuses_the_next(check):
     from gpu_triforce import PlantedVerifier
 
-    runner = SimpleNamespace(
-        rows=lambda sequence, draft: torch.zeros(len(draft) + 1, 7),
-        logits=lambda hidden: hidden,
-    )
-    sampler = SimpleNamespace(distribution=lambda logits, tentative: logits.softmax(-1))
+    runner = SimpleNamespace(scores=lambda sequence, draft: torch.zeros(len(draft) + 1, 7))
+    sampler = SimpleNamespace(distribution=lambda logits, *before: logits.softmax(-1))
     verifier = PlantedVerifier("full", runner, sampler, 0.5)
     verifier.accepted = lambda drafted: 2
     rows = verifier.score(TokenSequence([3]), [4, 5, 6])

@@ -75,6 +75,9 @@ def test_the_official_client_s_parse(served):
         ({"response_format": {"type": "json_schema"}}, "has no schema"),
         ({"response_format": form(SHORT) | {"x": 1}}, "unknown 'x'"),
         ({"response_format": form({"properties": {"a": {"type": "txt"}}})}, "at /properties/a: Invalid type"),
+        ({"response_format": form({"properties": {"a": {"type": "txt"}}})}, "; docs/structured.md says what is"),
+        ({"response_format": form({"items": {"oneOf": [{"type": "string"}, {}]}})}, "at /items: alternatives of oneOf"),
+        ({"response_format": form({"items": {"oneOf": [{"type": "string"}, {}]}})}, "; use anyOf"),
         ({"method": "none"}, "method is 'none'"),
         ({"draft": "self"}, "draft is 'self'"),
         ({"method": "naive"}, "needs a draft model"),
@@ -138,7 +141,7 @@ def test_a_call_and_its_result_are_in_the_next_prompt(caller):
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools[0].function has no parameters"),
         (
             {"tools": [TOOL | {"function": {"name": "f", "parameters": {"not": {}}}}]},
-            "parameters of f: the JSON schema has a keyword that is not supported",
+            "parameters of f: the JSON schema has a keyword that is not supported, at its top: not; remove it",
         ),
         ({"tool_choice": "required"}, "there are no tools"),
         ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "x"}}}, "none of the tools"),

@@ -10,7 +10,7 @@ from offload.architecture.known_models import KNOWN
 from offload.batching.request import BatchRequest
 from offload.engine import Engine
 from offload.errors import CheckpointError, SettingsError
-from offload.loading.drafters import checked_drafter, is_drafter_folder, load_drafter
+from offload.loading.drafters import checked_drafter, is_drafter_folder
 from offload.loading.formats.safetensors import FolderCheckpoint
 from offload.loading.hub.download import draft_dimensions
 from offload.sequence import TokenSequence
@@ -47,7 +47,7 @@ def folders(reference, tmp_path_factory):
 
 
 def load(folder, target):
-    return load_drafter(checked_drafter(folder, target.shape), target, target.operations)
+    return checked_drafter(folder, target.shape).load(target, target.operations)
 
 
 @torch.no_grad()

@@ -127,7 +127,7 @@ def test_noise_by_the_index_in_the_tree_is_detected(plain, monkeypatch):
 def test_a_draft_that_is_accepted_without_the_noise_s_pick_is_detected(plain, monkeypatch):
     sampling, expected = plain
     monkeypatch.setattr(
-        level, "verify_coupled", lambda drafted, picks, parents: (range(len(drafted)), picks[len(drafted)])
+        level, "verify_choices", lambda drafted, picks, parents: (range(len(drafted)), picks[len(drafted)])
     )
     assert texts("naive", "good", sampling, (2, 3)) != expected
 

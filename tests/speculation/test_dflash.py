@@ -9,7 +9,7 @@ from offload import GenerationConfig, Sampling, Speculation, Tokens
 from offload.batching.request import BatchRequest
 from offload.engine import Engine
 from offload.errors import CheckpointError, SettingsError, UnsupportedModel
-from offload.loading.drafters import checked_drafter, is_drafter_folder, load_drafter
+from offload.loading.drafters import checked_drafter, is_drafter_folder
 from offload.model.dflash import DFlash
 from offload.sequence import TokenSequence
 from offload.speculation.auto.adaptive import AdaptiveScheduler
@@ -50,7 +50,7 @@ def folders(tmp_path_factory):
 
 
 def load(folder, target):
-    drafter = load_drafter(checked_drafter(folder, target.shape), target, target.operations)
+    drafter = checked_drafter(folder, target.shape).load(target, target.operations)
     target.tap(drafter.own.taps)
     return drafter
 

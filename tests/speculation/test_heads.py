@@ -9,8 +9,8 @@ from offload.architecture.head_shape import drafter_bits
 from offload.engine import Engine
 from offload.errors import CheckpointError, SettingsError, UnsupportedModel
 from offload.kernels.ops import TorchOperations
+from offload.loading.drafters import checked_drafter
 from offload.loading.formats.safetensors import FolderCheckpoint
-from offload.loading.heads import checked_head, load_head
 from offload.loading.weights import load_model
 from offload.parallel import ALONE
 from offload.parallel.shard import Alone
@@ -53,7 +53,7 @@ def target(reference, tmp_path_factory):
 
 
 def head_of(target, folder, operations=None):
-    head = load_head(checked_head(folder, target.shape), target, operations or TorchOperations())
+    head = checked_drafter(folder, target.shape).load(target, operations or TorchOperations())
     target.tap(head.own.taps)
     return head
 
@@ -216,7 +216,7 @@ def test_wrong_heads_are_refused_before_their_weights_are_read(target, tmp_path,
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | change))
     with pytest.raises(error, match=message):
-        checked_head(folder, target.shape)
+        checked_drafter(folder, target.shape)
 
 
 @pytest.mark.parametrize("case", ["qwen3-next", "qwen3.5"])
@@ -226,7 +226,7 @@ def test_mtp_has_the_logits_of_transformers(tmp_path, case):
     reference.save_pretrained(tmp_path)
     own, more = add_mtp(tmp_path, family, **changes)
     target = load_model(FolderCheckpoint(tmp_path), torch.float32, CPU, lambda done, total: None)
-    head = load_head(checked_head(tmp_path, target.shape, is_mtp=True), target, TorchOperations())
+    head = checked_drafter(tmp_path, target.shape, is_mtp=True).load(target, TorchOperations())
     sequence, drafted = TokenSequence(ids(30)), ids(3, seed=1)
     runner, _ = new_runner(target, head, sequence=sequence)
 
@@ -249,7 +249,7 @@ def test_mtp_has_the_logits_of_transformers(tmp_path, case):
 def test_a_target_without_mtp_is_told(target, tmp_path):
     make_hf_model("llama").save_pretrained(tmp_path)
     with pytest.raises(UnsupportedModel, match="--draft mtp needs a target with an MTP head"):
-        checked_head(tmp_path, FolderCheckpoint(tmp_path).shape, is_mtp=True)
+        checked_drafter(tmp_path, FolderCheckpoint(tmp_path).shape, is_mtp=True)
 
 
 def test_slots_of_one_pass_have_the_rows_of_plain_torch(target, reference, tmp_path):
@@ -296,9 +296,9 @@ def test_sampled_tokens_are_distributed_as_in_plain_decoding(tmp_path, temperatu
 
 
 def test_a_step_reads_layers_fc_and_output_head(target, tmp_path):
-    checkpoint = checked_head(save_eagle3(tmp_path / "head"), target.shape)
+    checkpoint = checked_drafter(save_eagle3(tmp_path / "head"), target.shape)
     matrices = [size for name, size in checkpoint.sizes().items() if len(size) == 2]
-    assert load_head(checkpoint, target, TorchOperations()).read_cost == 4 * sum(a * b for a, b in matrices)
+    assert checkpoint.load(target, TorchOperations()).read_cost == 4 * sum(a * b for a, b in matrices)
     dims = checkpoint.dimensions
     assert dims.parameters == sum(a * b for a, b in matrices)
 
@@ -306,7 +306,7 @@ def test_a_step_reads_layers_fc_and_output_head(target, tmp_path):
 def test_what_is_rounded_of_a_head(target, tmp_path):
     """Matrices of layers and of the inputs to the level, the output head to 8 bits; everything else stays."""
     more = {"is_speculators": True, "speculators_model_type": "peagle", "mask_token_id": 7}
-    checkpoint = checked_head(save_eagle3(tmp_path / "head", **more), target.shape)
+    checkpoint = checked_drafter(save_eagle3(tmp_path / "head", **more), target.shape)
     with checkpoint.opened(target, TorchOperations(), "q4") as (read, reader):
         errors = {}
         for name in checkpoint.sizes():

@@ -8,7 +8,7 @@ import torch
 
 from offload.kernels.native import KernelUnavailable, find_kernel
 from offload.speculation.sampling.noise import Noise, exponential, philox
-from offload.speculation.trees.verification import draw_children_coupled, verify_coupled
+from offload.speculation.trees.verification import draw_children_coupled, verify_choices
 from tests.support.table_models import chi_square_p
 
 CPU = torch.device("cpu")
@@ -150,4 +150,4 @@ def test_children_are_the_best_by_the_noise_and_impossible_tokens_come_last(kern
     ],
 )
 def test_the_path_follows_the_picks(drafted, picks, parents, expected):
-    assert verify_coupled(drafted, picks, parents) == expected
+    assert verify_choices(drafted, picks, parents) == expected

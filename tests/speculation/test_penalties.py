@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from transformers import NoRepeatNGramLogitsProcessor
 
 from offload.errors import SettingsError
+from offload.kernels.native import KernelUnavailable, find_kernel
 from offload.settings.config import Sampling
 from offload.speculation.sampling.penalties import LARGEST_DRY, Penalties, dry_penalties
 from offload.speculation.sampling.warp import Sampler
@@ -27,7 +28,7 @@ def penalised(scores, sampling, prompt=(), generated=(), draft=(), breakers=()):
     penalties = Penalties(sampling, scores.shape[1], CPU, breakers)
     penalties.observe(prompt, generated=False)
     penalties.observe(generated)
-    return penalties.apply(scores, draft)
+    return penalties.apply(scores, [draft[: max(len(draft) - behind, 0)] for behind in reversed(range(len(scores)))])
 
 
 def test_rows_before_the_first_draft_token_follow_the_history_alone():
@@ -164,11 +165,19 @@ METHODS = [
 ]
 
 
-@pytest.mark.daily("auto-good")
+def kernels():
+    try:
+        return {"torch": None, "native": find_kernel()}
+    except KernelUnavailable:
+        return {"torch": None}
+
+
+@pytest.mark.daily(f"{[*kernels()][-1]}-auto-good")
 @pytest.mark.parametrize(("method", "draft"), METHODS)
-def test_the_first_tokens_are_distributed_as_in_plain_decoding(method, draft):
+@pytest.mark.parametrize("kernel", kernels().values(), ids=kernels())
+def test_the_first_tokens_are_distributed_as_in_plain_decoding(kernel, method, draft):
     gammas = (None, None) if method == "auto" else (2, 3)
-    top = hierarchy(method, draft, PENALISED, gammas, penalised=True).top
+    top = hierarchy(method, draft, PENALISED, gammas, penalised=True, kernel=kernel).top
     expected = penalised_joint(PENALISED)
     assert chi_square_p(counted(top, RUNS), expected) > SIGNIFICANCE
 
@@ -176,7 +185,7 @@ def test_the_first_tokens_are_distributed_as_in_plain_decoding(method, draft):
 @pytest.mark.long
 def test_a_sampler_that_forgets_the_draft_is_detected(monkeypatch):
     apply = Penalties.apply
-    monkeypatch.setattr(Penalties, "apply", lambda self, scores, draft=(), drafts=None: apply(self, scores))
+    monkeypatch.setattr(Penalties, "apply", lambda self, scores, drafts: apply(self, scores, [()] * len(scores)))
     top = hierarchy("naive", "good", PENALISED, (2, 3), penalised=True).top
     counts = counted(top, RUNS)
     monkeypatch.undo()

@@ -79,6 +79,9 @@ class TableRunner:
         self._states = torch.tensor([a * VOCAB + b for a, b in itertools.pairwise(text)])
         return self._states
 
+    def scores(self, sequence, draft=()):
+        return self.logits(self.rows(sequence, draft))
+
     def slots(self, sequence, depth):
         return self.rows(sequence, [self.model.shape.mask_token] * (depth - 1))
 
@@ -131,13 +134,14 @@ def hierarchy(
     noise=None,
     mask_token=None,
     masks=None,
+    kernel=None,
     **trees,
 ):
     """Build a method over tables, with a seeded clock that makes every choice the best one sometimes.
 
     Each rank of a group has other random numbers and another clock. With `penalised`, the penalties of `sampling`
-    apply, which the table cannot contain; with `masks`, those of a constraint. With `noise`, sampling is coupled; with
-    a `mask_token`, drafts take one pass.
+    apply, which the table cannot contain, and a `kernel` chooses; with `masks`, those of a constraint. With `noise`,
+    sampling is coupled; with a `mask_token`, drafts take one pass.
     """
     settings = Speculation(method, "a model" if draft in DRAFTS else draft, gamma1=gammas[0], gamma2=gammas[1], **trees)
     copy = QuantizedCopy(None, settings.self_level, 0.6) if settings.drafts_itself else None
@@ -149,7 +153,7 @@ def hierarchy(
     if method == "auto":
         runners.alternative = TableRunner(ALTERNATIVE if penalised else warped(ALTERNATIVE, sampling))
     if penalised:
-        sampler = Sampler(sampling, group.rank, VOCAB, torch.device("cpu"), BREAKERS, masks=masks)
+        sampler = Sampler(sampling, group.rank, VOCAB, torch.device("cpu"), BREAKERS, kernel, masks=masks)
         sampler.observe_prompt(PROMPT)
     else:
         sampler = ReadySampler(Sampling(temperature=1, top_p=1), group.rank, VOCAB, torch.device("cpu"))

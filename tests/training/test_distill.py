@@ -15,7 +15,7 @@ from offload import EngineConfig
 from offload.api.loader import open_model
 from offload.caches.streaming_llm import StreamingCache
 from offload.errors import CheckpointError, SettingsError
-from offload.loading.heads import checked_head, load_head
+from offload.loading.drafters import checked_drafter
 from offload.settings.distillation import Distillation
 from offload.training.distill import Distiller, Evaluated, Progressed
 from offload.training.head import Head, HeadShape, unrolled
@@ -158,8 +158,8 @@ def test_the_files_are_those_of_the_speculators_format(trained):
 def test_what_was_trained_is_what_drafts(opened, trained, parts):
     """The loaded head gives the logits that training gave, in the first step and when its own rows are fed back."""
     model, teacher, shards = parts
-    checkpoint = checked_head(trained[0], opened.checkpoint.shape)
-    loaded = load_head(checkpoint, model, model.operations)
+    checkpoint = checked_drafter(trained[0], opened.checkpoint.shape)
+    loaded = checkpoint.load(model, model.operations)
     head = Head(HeadShape.for_target(opened.checkpoint.shape, 128, 32))
     Trainer(head, teacher, shards, Schedule(60, 4, 2, 5e-3, 0), trained[0] / "training" / "state.safetensors")
     blocks = shards.read([0], torch.device("cpu"))

@@ -3,40 +3,30 @@
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from offload.errors import InternalError, PromptError, TriforceError, typed_error
 from offload.metrics import Meter, Summary
 from offload.units import counted
 
 from ..distributed.rank import broadcast
-from ..options.command_request import OutputOptions
+from ..options.command_request import OutputOptions, Request
 from ..output.batch_display import BatchDisplay
 from ..output.format import rounded
 from ..output.renderers import Renderer
 from ..output.stdout_formats import Output, json_line
 from ..output.terminal import Terminal
 from ..run.batch_generator import BatchGenerator, BatchPrompt
-from ..run.model_request import ModelRequest
+from ..run.job import Job, Load
+from ..run.model_request import ModelRequest, open_request, stretch
 from ..run.prompt_cache import LABEL
 from ..run.text_generator import TextGenerator
 from ..signals import DONE, FAILED
-from .batch_files import RESULT, BatchFile, Line, ResultFile, error_line, opened_for
+from .batch_files import RESULT, BatchFile, Line, ResultFile, Survey, error_line, opened_for, survey
 from .line_request import Id, LineError, LineRequest
 
+Write = Callable[[str], None]
 _LEFT_OUT = ("settings", "verify", "load_s")  # of a summary: the same for all, or never there
-
-
-class Lines(Protocol):
-    """Where the lines of a batch come from."""
-
-    def lines(self) -> Iterator[Line]: ...
-
-
-class Results(Protocol):
-    """Where the results of a batch go, as lines of JSON."""
-
-    def write(self, line: str) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +41,23 @@ class BatchOptions:
     parallel: int | str
     cluster: str | None = None
 
+    def lines(self) -> Iterator[Line]:
+        """Return the lines; none on the other ranks."""
+        return iter(()) if self.file is None else self.file.lines()
+
+    def writer(self, display: BatchDisplay) -> Write:
+        """Return what writes a result."""
+        return display.write if self.results is None else self.results.write
+
 
 class BatchRun:
     """The requests of a batch over one loaded model."""
 
     def __init__(
         self,
-        source: Lines | None,
-        results: Results | None,
+        lines: Iterator[Line],
+        write: Write,
+        has_file: bool,
         opened: ModelRequest,
         generator: TextGenerator,
         finished: set[Id],
@@ -66,10 +65,13 @@ class BatchRun:
         output: OutputOptions,
         display: BatchDisplay,
     ) -> None:
-        """Prepare to answer the lines of `source`, which the first rank has, but for those that are `finished`."""
-        self._source, self._has_file, self._opened, self._generator = source, results is not None, opened, generator
+        """Prepare to answer `lines`, which the first rank has, but for those that are `finished`.
+
+        `write` takes each result, as a line of JSON; `has_file` says whether that goes to a file.
+        """
+        self._source, self._write, self._has_file = lines, write, has_file
+        self._opened, self._generator = opened, generator
         self._terminal, self._output, self._display = terminal, output, display
-        self._write: Callable[[str], None] = display.write if results is None else results.write
         self._lines: dict[Id, int] = {}  # by the ids that they have, of all requests so far
         self._finished = finished
         self._is_prepared = False
@@ -81,10 +83,7 @@ class BatchRun:
         try:
             together.run(self._prompts())
         except KeyboardInterrupt:
-            self._display.hide()
-            self._terminal.after_ctrl_c()
-            if not self._output.quiet:
-                self._terminal.note(interrupted(self._display, self._has_file))
+            end_interrupted(self._display, self._terminal, self._output, self._has_file)
             raise
         self._display.close()
         if not self._output.quiet:
@@ -95,8 +94,7 @@ class BatchRun:
     def _prompts(self) -> Iterator[BatchPrompt]:
         """Yield the prompts of the file that are not answered yet; write the errors of lines that are none."""
         group = self._opened.request.group
-        lines = self._source.lines() if self._source is not None else iter(())
-        while (packed := broadcast(group, lambda: self._next(lines))) is not None:
+        while (packed := broadcast(group, self._next)) is not None:
             line = Line.unpacked(*packed)
             try:
                 request = line.request()
@@ -111,9 +109,9 @@ class BatchRun:
             else:
                 yield prompt
 
-    def _next(self, lines: Iterator[Line]) -> tuple[int, int, str] | None:
+    def _next(self) -> tuple[int, int, str] | None:
         """Return the next line that is not answered yet, packed."""
-        for line in lines:
+        for line in self._source:
             try:
                 if line.request().id not in self._finished:
                     return line.packed()
@@ -149,12 +147,15 @@ class BatchRun:
         self._display.fail(has_run)
 
 
-def interrupted(display: BatchDisplay, has_file: bool) -> str:
-    """Return what is told of the results after Ctrl-C."""
+def end_interrupted(display: BatchDisplay, terminal: Terminal, output: OutputOptions, has_file: bool) -> None:
+    """End the display after Ctrl-C, and tell how the same command goes on."""
+    display.hide()
+    terminal.after_ctrl_c()
     done = counted(display.results, "result")
-    if not has_file:
-        return f"interrupted after {done}; with --output FILE, the same command would go on after them"
-    return f"interrupted; {done} of this run saved: run the same command again to go on"
+    if not output.quiet and has_file:
+        terminal.note(f"interrupted; {done} of this run saved: run the same command again to go on")
+    elif not output.quiet:
+        terminal.note(f"interrupted after {done}; with --output FILE, the same command would go on after them")
 
 
 def exit_code(display: BatchDisplay, first_error: str | None, terminal: Terminal) -> int:
@@ -184,7 +185,7 @@ class _LineOutput(Output):
 class _LineRenderer(Renderer):
     """Writes the result of a line, and shows all that run on one display."""
 
-    def __init__(self, terminal: Terminal, output: Output, display: BatchDisplay, write: Callable[[str], None]) -> None:
+    def __init__(self, terminal: Terminal, output: Output, display: BatchDisplay, write: Write) -> None:
         super().__init__(terminal, output, quiet=True, display=display)
         self._result = write
 
@@ -193,3 +194,42 @@ class _LineRenderer(Renderer):
             self._result(text)
 
     interrupt = finish
+
+
+def run_batch(
+    batch: BatchOptions, request: Request, terminal: Terminal, output: OutputOptions, display: BatchDisplay
+) -> int:
+    """Answer all requests; return the exit code, FAILED if one of them has an error. Raises TriforceError."""
+    opened = open_request(request, terminal, output.quiet)
+    finished = batch.results.finished if batch.results is not None else set()
+    alone = replace(opened, request=replace(request, group=None))  # rank 0 surveys, while the others wait for it
+    found = Survey(**broadcast(request.group, lambda: asdict(survey(batch.file, alone, finished))))
+    if found.answered and not output.quiet:
+        total = counted(found.requests + found.answered, "request")
+        terminal.note(f"{found.answered:,} of {total} have a result already, and are not run again")
+    if not found.requests:
+        return DONE
+    if request.extend_context:
+        opened = replace(opened, model=stretch(opened.model, found.longest, terminal))
+    opened.print_settings(opened.settings.generation.max_new_tokens, terminal, output.verbose)
+    if batch.cluster is not None and not request.dry_run:
+        from .ray_batch import run_on_cluster
+
+        return run_on_cluster(batch, opened, found, terminal, output, display)
+    job = Job(opened, found.longest, terminal, output, display)
+    own = job.parallel(batch.parallel, found.requests)
+    parallel = broadcast(request.group, lambda: own)
+    if job.is_offloaded and batch.parallel != 1 and found.requests > 1 and not output.quiet:
+        terminal.note("keys and values, or experts, are offloaded: one sequence at a time")
+    if request.dry_run and not output.quiet:
+        terminal.note(f"the plan is that of the longest request; {parallel} run together")
+
+    def work(load: Load) -> int:
+        generator = load()
+        display.hide()
+        display.expect(found.requests)
+        results = batch.writer(display), batch.results is not None
+        run = BatchRun(batch.lines(), *results, opened, generator, finished, terminal, output, display)
+        return run.run(parallel)
+
+    return job.run(work)

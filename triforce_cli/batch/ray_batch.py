@@ -6,7 +6,7 @@ Each result is written here, once; a piece whose results did not arrive is answe
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -21,7 +21,7 @@ from ..run.job import MOST
 from ..run.model_request import ModelRequest
 from ..run.ray_cluster import Workers, joined, mapped, worker_job, workers_of
 from .batch_files import ERROR, Survey, error_line
-from .batch_run import BatchOptions, exit_code, interrupted
+from .batch_run import BatchOptions, end_interrupted, exit_code
 from .line_request import Id, LineError, LineRequest
 from .ray_worker import Packed, Places, Reader, Worker
 
@@ -54,10 +54,7 @@ def run_on_cluster(
             for result in _results(batch, opened, found.longest, output, workers, work):
                 run.write(result)
         except KeyboardInterrupt:
-            display.hide()
-            terminal.after_ctrl_c()
-            if not output.quiet:
-                terminal.note(interrupted(display, batch.results is not None))
+            end_interrupted(display, terminal, output, batch.results is not None)
             raise
     display.close()
     if not output.quiet:
@@ -70,7 +67,7 @@ class _Run:
 
     def __init__(self, batch: BatchOptions, display: BatchDisplay) -> None:
         self._batch, self._display = batch, display
-        self._write: Callable[[str], None] = display.write if batch.results is None else batch.results.write
+        self._write = batch.writer(display)
         self.first_error: str | None = None
 
     def places(self) -> list[tuple[bytes, int, int]]:
@@ -81,7 +78,7 @@ class _Run:
         finished = self._batch.results.finished if self._batch.results is not None else set()
         first: dict[Id, int] = {}
         places = []
-        for line in self._batch.file.lines() if self._batch.file is not None else ():
+        for line in self._batch.lines():
             try:
                 request = line.request()
                 if request.id in finished:

@@ -1,7 +1,6 @@
 """A worker of a batch on a Ray cluster: it answers the lines that it is given."""
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 
 from ..options.command_request import OutputOptions
 from ..output.batch_display import BatchDisplay
@@ -32,12 +31,11 @@ class Worker(LoadedWorker):
         if self.failure is not None:
             message, hint = self.failure.message, self.failure.hint
             return [error_line(each.number, each.request().id, message, hint) for each in lines]
-        results = _Collected()
-        display = BatchDisplay(self.terminal, shown=False)
-        source = _Lines(lines)
-        run = BatchRun(source, results, self.opened, self.generator, set(), self.terminal, self.output, display)
+        results: list[str] = []
+        shown = self.terminal, self.output, BatchDisplay(self.terminal, shown=False)
+        run = BatchRun(iter(lines), results.append, True, self.opened, self.generator, set(), *shown)
         run.run(self._parallel)
-        return results.lines
+        return results
 
 
 class Reader:
@@ -50,23 +48,3 @@ class Reader:
     def read(self, places: Places) -> list[Packed]:
         """Return the lines at places."""
         return [self._file.line_at(*place).packed() for place in places]
-
-
-@dataclass(frozen=True, slots=True)
-class _Lines:
-    """A source of lines that are there already."""
-
-    found: list[Line]
-
-    def lines(self) -> Iterator[Line]:
-        return iter(self.found)
-
-
-class _Collected:
-    """Results that are kept until all are there."""
-
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def write(self, line: str) -> None:
-        self.lines.append(line)

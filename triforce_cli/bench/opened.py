@@ -10,6 +10,7 @@ from offload.errors import SettingsError
 from offload.memory.tier_settings import TierSettings
 from offload.settings.config import Sampling, Speculation
 from offload.settings.method_sizes import has_draft_model
+from offload.units import size_text
 
 from ..distributed.rank import broadcast
 from ..options.mode_checks import warn_of_chunks
@@ -24,6 +25,7 @@ from .cells import Cell, Weights, digest, weights_of
 from .compared import BASE, TREES, speculations
 from .ladder import in_order
 from .peer import Peer
+from .peers import Local
 from .prompts import BenchPrompt, open_prompts
 from .report import LADDER
 
@@ -160,6 +162,9 @@ def open_bench(asked: BenchRequest, terminal: Terminal, quiet: bool) -> OpenBenc
     opened = [Point(values, each, each.sampling(own), row | alike) for values, each, row in methods]
     for peer in () if request.dry_run else asked.peers:
         peer.open(model, len(longest) + new_tokens)
+        if isinstance(peer, Local) and not quiet:
+            need = model.estimate(len(longest) + new_tokens)
+            terminal.note(f"{peer.name} loads the model again: {size_text(need.weights + need.kv)} more memory")
     cells, base = _cells(asked, len(prompts), opened)
     places = dict.fromkeys((cell.prompt, cell.context, cell.batch) for cell in cells)
     digests = {place: _digest(prompts[place[0]], *place[1:]) for place in places}

@@ -1,12 +1,9 @@
 """In how many seconds a prompt is read whose beginning was read before. Imports no torch."""
 
-from __future__ import annotations
-
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-if TYPE_CHECKING:
-    from offload.metrics import Meter
+from offload.metrics import Meter
 
 
 class Read(NamedTuple):

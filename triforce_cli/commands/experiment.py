@@ -15,9 +15,8 @@ from offload.settings.config import check_part
 from ..bench import options as bench_options
 from ..bench.options import is_given
 from ..bench.plot import check_plot
-from ..experiment.listing import list_text, listed
 from ..experiment.overrides import ExperimentRequest
-from ..experiment.reproduce import run_experiment
+from ..experiment.reproduce import list_text, listed, run_experiment
 from ..experiment.shipped import available, load
 from ..input.dataset import check_dataset
 from ..input.documents import check_files

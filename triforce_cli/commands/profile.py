@@ -35,7 +35,8 @@ from ..run.profile_plans import (
 )
 
 _DECODING = (
-    "method draft middle budget chunk gamma1 gamma2 tree tree_sampling dtype quantize kv prefill_chunk extend_context"
+    "method draft middle budget chunk gamma1 gamma2 tree tree_sampling dtype quantize kv threads prefill_chunk"
+    " extend_context"
 )
 _GPU = options.option(
     "--gpu",

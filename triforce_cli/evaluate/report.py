@@ -4,13 +4,13 @@ import csv
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from io import StringIO
+from random import Random
 from statistics import mean
 from typing import Any
 
 from rich.text import Text
 
 from offload.errors import TriforceError
-from offload.evaluation.intervals import bootstrap, wilson
 from offload.settings.config import LEAST_BUDGET
 from offload.units import counted
 
@@ -18,11 +18,14 @@ from ..bench.cells import Record
 from ..bench.compared import EXACT
 from ..output.format import rounded
 from ..output.tables import SEPARATOR, Column, table
-from .heat_map import heat_map
 from .request import EvaluateRequest
 
 ALL = "all"  # the row of all tasks
 _COLUMNS = ("mode", "task", "length", "depth", "seed", "prompt_tokens", "score", "seconds", "answers", "output")
+_COLOURS = ("on red3", "on dark_orange3", "on gold3", "on chartreuse3", "on green3")
+_CELL = 6  # of the heat map, in characters
+_Z = 1.959964  # of the standard normal distribution: 95 % lie within
+_RESAMPLES = 2000
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,3 +151,45 @@ def _whole(records: Sequence[Record]) -> list[str]:
             fits = record["prompt_tokens"] <= (settings.get("budget") or LEAST_BUDGET)
             fit[mode] = fit.get(mode, True) and fits
     return [mode for mode, fits in fit.items() if fits]
+
+
+def heat_map(cells: Sequence[Mapping[str, Any]], modes: Sequence[str]) -> list[Text]:
+    """Return a map for each mode: a line for each length, and a column for each depth."""
+    return [_one(mode, [cell for cell in cells if cell["mode"] == mode]) for mode in modes if cells]
+
+
+def _one(mode: str, cells: Sequence[Mapping[str, Any]]) -> Text:
+    depths = sorted({cell["depth"] for cell in cells})
+    scores = {(cell["length"], cell["depth"]): cell["score"] for cell in cells}
+    found = Text(f"{mode}, by length and depth\n", style="bold")
+    found.append(" " * 9 + "".join(f"{f'{100 * depth:.0f} %':>{_CELL}}" for depth in depths) + "\n", style="not bold")
+    for length in sorted({cell["length"] for cell in cells}):
+        found.append(f"{length:>8,} ", style="not bold")
+        for depth in depths:
+            score = scores.get((length, depth))
+            text = "" if score is None else f"{100 * score:.0f} "
+            found.append(f"{text:>{_CELL}}", style="" if score is None else f"not bold black {_colour(score)}")
+        found.append("\n")
+    return found
+
+
+def _colour(score: float) -> str:
+    return _COLOURS[min(int(score * len(_COLOURS)), len(_COLOURS) - 1)]
+
+
+def wilson(scores: Sequence[float]) -> tuple[float, float]:
+    """Return Wilson's 95 % interval of a mean score.
+
+    For scores of 0 or 1 it is the usual one of a share; scores between them vary less, and it is then too wide.
+    """
+    count, share = len(scores), mean(scores)
+    centre = (share + _Z**2 / (2 * count)) / (1 + _Z**2 / count)
+    half = _Z / (1 + _Z**2 / count) * (share * (1 - share) / count + (_Z / (2 * count)) ** 2) ** 0.5
+    return max(centre - half, 0.0), min(centre + half, 1.0)
+
+
+def bootstrap(differences: Sequence[float]) -> tuple[float, float]:
+    """Return the 95 % interval of a mean of paired differences, by drawing the pairs again, with a fixed seed."""
+    draw, count = Random(0), len(differences)
+    means = sorted(sum(draw.choices(differences, k=count)) / count for _ in range(_RESAMPLES))
+    return means[round(0.025 * (_RESAMPLES - 1))], means[round(0.975 * (_RESAMPLES - 1))]

@@ -1,6 +1,7 @@
 """What `evaluate` is asked to run, and the items of it. Imports no torch."""
 
 import re
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -96,8 +97,8 @@ def ids_of(tokenizer: Tokenizer, item: Item, is_chat: bool) -> list[int]:
     return [*asked, *tokenizer.encode(item.start.strip(), special_tokens=False)]
 
 
-def make_items(asked: EvaluateRequest, tokenizer: Tokenizer) -> list[Item]:
-    """Return all items, in an order in which many begin as the last one. Raises PromptError."""
+def make_items(asked: EvaluateRequest, tokenizer: Tokenizer, show: Callable[[str], None]) -> Iterator[Item]:
+    """Yield all items, in an order in which many begin as the last one, and show which is made. Raises PromptError."""
     longest = max(asked.lengths)
     sentences = enough(prose(), longest) if asked.text is None else _SENTENCE_END.split(asked.text.strip())
 
@@ -105,13 +106,16 @@ def make_items(asked: EvaluateRequest, tokenizer: Tokenizer) -> list[Item]:
         return len(tokenizer.chat(text, None) if asked.is_chat else tokenizer.encode(text))
 
     depths = [(index + 0.5) / asked.depths for index in reversed(range(asked.depths))]
+    wanted = [
+        (TASKS[name], length, depth, seed)
+        for length in asked.lengths
+        for name in asked.tasks
+        for seed in range(asked.seeds)
+        for depth in (depths if TASKS[name].has_depth else [0.5])
+    ]
     try:
-        return [
-            make_item(TASKS[name], length, depth, seed, sentences, count)
-            for length in asked.lengths
-            for name in asked.tasks
-            for seed in range(asked.seeds)
-            for depth in (depths if TASKS[name].has_depth else [0.5])
-        ]
+        for index, each in enumerate(wanted):
+            show(f"making item {index + 1:,} of {len(wanted):,}")
+            yield make_item(*each, sentences, count)
     except TextTooShort as error:
         raise PromptError(str(error), "give a longer text, other --tasks, or another --context") from error

@@ -1,23 +1,31 @@
 """Runs what is not finished of an evaluation; every answer goes to the points file at once, with its score."""
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-from offload.errors import TriforceError
+from offload.api.opened_model import OpenModel
+from offload.errors import PromptError, TriforceError
 from offload.evaluation.tasks.task import Item
 from offload.units import counted
 
-from ..bench.cells import PointsFile, Record, digest, identity
+from ..bench.axes import Grouped
+from ..bench.cells import PointsFile, Record, Weights, digest, identity, weights_of
+from ..bench.compared import EXACT
+from ..bench.mode_engine import ModeEngines
+from ..bench.quality_modes import OpenMode, fitted, open_modes, with_tiers
 from ..bench.report import provenance, versioned
 from ..bench.runs import run_status
 from ..output.format import duration, rounded
 from ..output.progress import ProgressDisplay
 from ..output.terminal import Terminal
-from .opened import OpenEvaluation, open_evaluation
+from ..run.model_request import open_request
+from ..run.openai_client import is_endpoint
+from ..run.processor import processor
 from .report import Evaluation
-from .request import EvaluateRequest
-from .targets import Target
+from .request import CHATTY, MAP_REDUCE, EvaluateRequest, ids_of, is_map_reduce, make_items, part_of
+from .targets import Endpoint, MapReduceTarget, ModeTarget, Target
 
 TYPE = "evaluation_run"
 _IDENTIFYING = ("mode", "task", "length", "depth", "seed", "prompt_sha256", "settings")
@@ -27,6 +35,71 @@ _KINDS = {
     **{"score": float | int, "depth": float | int | None, "settings": dict, "machine": dict},
 }
 Emit = Callable[[Record], None]
+
+
+@dataclass(frozen=True, slots=True)
+class OpenEvaluation:
+    """What answers, and what is asked: the items, and the tokens of their prompts."""
+
+    model: OpenModel
+    targets: list[Target]
+    items: list[Item]
+    ids: list[list[int]]
+    engines: ModeEngines
+
+    @property
+    def machine(self) -> str:
+        """Return the processor's name."""
+        return processor(self.model.device)
+
+
+def open_evaluation(
+    asked: EvaluateRequest, terminal: Terminal, quiet: bool, display: ProgressDisplay
+) -> OpenEvaluation:
+    """Open the model in each mode, and make the items. Raises TriforceError."""
+    compared = {"tasks": asked.tasks, "modes": asked.modes, "lengths": asked.lengths, "depths": asked.depths}
+    names = asked.local or (EXACT,)
+    modes, left_out = open_modes(names, asked.are_named, asked.request, compared, terminal, quiet)
+    exact = modes[EXACT]
+    longest = max(asked.lengths) + (CHATTY if asked.is_chat else 0)
+    modes = _fitted(asked, modes, longest, left_out, terminal)  # before long items are made in vain
+    items, ids = [], []
+    for item in make_items(asked, tokenizer := exact.model.tokenizer, display.loading):
+        items.append(item)
+        ids.append(ids_of(tokenizer, item, asked.is_chat))
+    for mode, reason in left_out.items():
+        terminal.warn(f"{mode} is left out: {reason}")
+    has_file = asked.points is not None and bool(asked.local)
+    weights = weights_of(exact.model, asked.request.home) if has_file else Weights()
+    engines = ModeEngines(display)
+    targets: list[Target] = []
+    for name in asked.modes:
+        if is_endpoint(name):
+            targets.append(Endpoint(name, asked.is_chat))
+        elif is_map_reduce(name):
+            whole = min(longest, exact.model.checkpoint.shape.context)
+            base = ModeTarget(with_tiers(exact, whole, terminal), engines, weights, whole, True)
+            opened = open_request(asked.request, terminal, quiet)
+            targets.append(MapReduceTarget(name, base, part_of(name), opened, asked.request.home, terminal))
+        elif name in modes:
+            targets.append(ModeTarget(modes[name], engines, weights, longest, asked.is_chat))
+    return OpenEvaluation(exact.model, targets, items, ids, engines)
+
+
+def _fitted(
+    asked: EvaluateRequest, modes: Mapping[str, OpenMode], longest: int, left_out: dict[str, str], terminal: Terminal
+) -> dict[str, OpenMode]:
+    """Return the modes that run the longest item; where it exceeds the context, map-reduce may run alone."""
+    if not asked.local:
+        return {}
+    try:
+        return fitted(modes, replace(asked.request, dry_run=False), longest, 0, left_out, terminal)
+    except PromptError as error:
+        if asked.local != (EXACT,) or not any(map(is_map_reduce, asked.modes)):
+            meant = f"; {length.hint}" if isinstance(length := max(asked.lengths), Grouped) else ""
+            raise PromptError(error.message, f"shorter ones by --context, or --modes {MAP_REDUCE}{meant}") from None
+        left_out[EXACT] = error.message
+        return {}
 
 
 def run_evaluation(

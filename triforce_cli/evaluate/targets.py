@@ -1,12 +1,13 @@
-"""What answers items: the request's model in a mode, or in parts by map-reduce; `endpoint.py` has another server."""
+"""What answers items: the request's model in a mode, or in parts by map-reduce, or another server."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from offload.engine import Engine
+from offload.errors import PromptError
 from offload.evaluation.tasks.task import Item
 from offload.events import Text
 from offload.loading.tokenizers.text_stream import TextLayer, stream_text
@@ -21,10 +22,11 @@ from ..bench.quality_modes import OpenMode
 from ..input.documents import Document
 from ..output.terminal import Terminal
 from ..run.model_request import ModelRequest, Prompt
+from ..run.openai_client import NotThere, OpenAIClient
 from ..summarize.instructions import AnswerStyle, load_templates
 from ..summarize.map_reduce import MapReduce, part_facts
 from ..summarize.passages import FinishedParts
-from .request import CHATTY, ids_of
+from .request import CHATTY, MAP_REDUCE, ids_of
 
 GREEDY = Sampling(temperature=0)
 
@@ -108,6 +110,13 @@ class MapReduceTarget:
             return text
 
         def answer(item: Item) -> str:
+            try:
+                return reduced(item)
+            except PromptError as error:  # its hint is for `summarize`
+                hint = f"try larger parts, such as {MAP_REDUCE}=2K, or longer texts by --context"
+                raise PromptError(error.message, hint) from None
+
+        def reduced(item: Item) -> str:
             document = Document(f"{item.task.name} {item.length}", item.text)
             note_taking, instruction = style.note_taking(item.question), style.instruction(item.question)
             steps = reading.reduce(document, note_taking, instruction, len(opened.encode(item.text)))
@@ -128,3 +137,36 @@ def continued(engine: Engine, mode: OpenMode, ids: list[int], new_tokens: int, i
     config = GenerationConfig(max_new_tokens=new_tokens, seed=0)
     events = stream_text(engine.generate(ids, GREEDY, config, mode.speculation), layer)
     return "".join(event.text for event in events if isinstance(event, Text))
+
+
+@dataclass(slots=True)
+class Endpoint:
+    """An endpoint by its URL. It continues prompts, and where it only chats it is asked."""
+
+    name: str
+    is_chat: bool = False
+    _client: OpenAIClient = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._client = OpenAIClient(self.name)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Return what its answers depend on, as far as can be told from here."""
+        return {"url": self.name, "model": self._client.model, "is_chat": self.is_chat}
+
+    @contextmanager
+    def answering(self) -> Iterator[Callable[[Item], str]]:
+        """Give what answers an item. That raises TriforceError."""
+        yield self._answer
+
+    def _answer(self, item: Item) -> str:
+        body = {"model": self._client.model, "max_tokens": item.new_tokens, "temperature": 0, "seed": 0}
+        if not self.is_chat:
+            try:
+                return self._client.ask("completions", "choices", 0, "text", body=body | {"prompt": item.prompt})
+            except NotThere:
+                self.is_chat = True
+        message = {"role": "user", "content": f"{item.text}\n\n{item.question}"}
+        body |= {"messages": [message], "max_tokens": item.new_tokens + CHATTY}
+        return self._client.ask("chat/completions", "choices", 0, "message", "content", body=body)

@@ -188,6 +188,10 @@ def parse_request(ctx: typer.Context) -> Request:
             settings, settings.sampling(Sampling(temperature=0))
         )  # the model's own sampling is not known yet
     refuse_inexact(settings, params)
+    cache = settings.caching
+    if settings.origins.get("cache_store") == "flag" and (cache.cache is False or not cache.cache_limit):
+        off = "--no-cache" if cache.cache is False else "--cache-limit 0"
+        raise SettingsError(f"--cache-store shares cached prompts, and {off} caches none", "leave one of the two out")
     if params.get("probabilities") and params.get("choices") is None:
         raise SettingsError("--probabilities are those of --choices", "add --choices, such as yes,no")
     named = ("raw", "verify", "dry_run", "quote", "probabilities", "extend_context")

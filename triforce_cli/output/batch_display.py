@@ -1,7 +1,5 @@
 """Progress of several sequences that run together: one line on stderr for all, and their statistics."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 

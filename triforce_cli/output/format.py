@@ -1,7 +1,5 @@
 """Formats numbers for people and for JSON."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any

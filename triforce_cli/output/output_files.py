@@ -1,7 +1,5 @@
 """The user's files, written whole or not at all, or line by line; permissions stay as they are."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

@@ -95,6 +95,8 @@ def flags_of(plan: Plan) -> list[str]:
             flags += [f"--{name.replace('_', '-')}", f"{size // GIB}GiB" if size % GIB == 0 else str(size)]
     if placement.link_gb_s is not None:
         flags += ["--link", f"{placement.link_gb_s:g}"]
+    if request.hardware.threads:
+        flags += ["--threads", str(request.hardware.threads)]
     if request.itemsize == 4:
         flags += ["--dtype", "float32"]
     if request.quantize is not None:

@@ -1,7 +1,5 @@
 """Prints a plan, laid out for a terminal or as JSON, and what is missing where it does not fit."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from textwrap import fill

@@ -1,7 +1,5 @@
 """A plan as text: hardware, a bar for each memory and predictions; several plans as a table."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 

@@ -103,7 +103,7 @@ class ProgressDisplay:
     def write(self, text: str) -> None:
         """Write text to stdout, around whatever is shown."""
         if text:
-            if self._terminal.text_may_show:
+            if self._bar is not None and self._terminal.text_may_show:
                 self._hide_bar()  # both would use the same line; the next event draws it again
             self._status.write(text)
 

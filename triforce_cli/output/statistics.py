@@ -1,7 +1,5 @@
 """What is said of a generation: its statistics, `--verify`'s result, and how a model with rounded weights agrees."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Lines drawn on stderr: the status under text that is still being written, and the bar of a prefill."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """Formats of stdout: the generated text, or JSON lines."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Write SVG pictures that are readable on light and dark pages: shapes, text, arrows and plots with axes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise

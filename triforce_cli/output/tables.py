@@ -1,7 +1,5 @@
 """Lines and tables that fit a terminal: wrapped, truncated, or without what matters less."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass

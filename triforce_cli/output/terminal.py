@@ -3,8 +3,6 @@
 stdout carries the generated text, unchanged; everything else is a line on stderr.
 """
 
-from __future__ import annotations
-
 import os
 import stat
 import sys

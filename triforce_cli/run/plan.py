@@ -19,7 +19,7 @@ from offload.errors import SettingsError
 from offload.hardware import profiles
 from offload.hardware.calibration import Measured, applied
 from offload.hardware.profiles import AUTO, Profile, undescribed
-from offload.hardware.rates import Hardware, describe, placed
+from offload.hardware.rates import Hardware, describe, on_threads, placed
 from offload.planning.plan import Plan, make_plan
 from offload.planning.request import PlanRequest
 from offload.planning.suggestions import Suggestion, suggestions
@@ -77,7 +77,7 @@ def plan_request(
         model=settings.engine.model,
         shape=shape,
         tokens=tokens,
-        hardware=placed(hardware, settings.placement),
+        hardware=placed(on_threads(hardware, settings.engine.threads), settings.placement),
         placement=settings.placement,
         speculation=settings.speculation,
         prefill_chunk=settings.engine.prefill_chunk,

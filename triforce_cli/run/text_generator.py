@@ -1,7 +1,5 @@
 """Texts from a loaded model, one prompt after the other: what is measured, written, kept and verified of each."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable, Generator, Hashable, Sequence

@@ -1,24 +1,20 @@
 """Ranks beside the one that serves: they generate what it generates, in step with it, and speak to nobody else."""
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from offload.batching.request import BatchRequest
 from offload.engine import Engine
 from offload.loading.tokenizers.tokenizer import Tokenizer
 from offload.loading.tokenizers.tool_calls import ToolFormat
+from offload.parallel import Group
 from offload.settings.config import GenerationConfig, Sampling, Speculation
 from offload.settings.constraint import Constraint
 
 from .sequences import SequenceSettings, ServedSequence
-
-if TYPE_CHECKING:
-    from offload.parallel import Group
 
 IDLE_S = 3600.0  # between two messages at most: the other ranks do not wait for ever
 _IDLE, _BATCH, _SEQUENCE, _END, _STOP = "idle", "batch", "sequence", "end", "stop"

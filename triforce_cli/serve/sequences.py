@@ -23,7 +23,7 @@ from ..options.settings import Settings
 from ..run.model_request import ModelRequest
 from .api_errors import ApiError, api_error
 from .api_request import ApiRequest, Prompt
-from .tools import check_tools
+from .tools import check_schema
 
 _TOO_LONG = "context_length_exceeded"
 
@@ -63,15 +63,16 @@ class PromptEncoder:
 
     def _overridden(self, wanted: ApiRequest) -> ModelRequest:
         """Return the request of one with options of its own. Raises ApiError, before its prompt is encoded."""
-        raw, options = wanted.messages is None, dict(wanted.options)
+        raw, options, check = wanted.messages is None, dict(wanted.options), self._opened.model.constraints.check
+        if "constraint" in options:
+            check_schema(check, options["constraint"], "response_format")
         if wanted.tools is not None:
-            check_tools(wanted.tools, self._opened.model.constraints.check)
+            wanted.tools.check(check)
             options["constraint"] = wanted.tools.constraint(self._opened.model.tokenizer)
         try:
             return self._opened.overridden(options, partial(secrets.randbits, 32), raw=raw)
         except UsageError as error:
-            field = "response_format" if "constraint" in wanted.options else None
-            raise ApiError(400, error.message, param=field) from None
+            raise ApiError(400, error.message) from None
 
     def count_tokens(self, text: str) -> int:
         """Return the tokens of a text, which a prompt and an answer to it can still be around. Raises ApiError."""

@@ -32,9 +32,11 @@ class ToolRequest:
     is_required: bool
     has_several: bool = True
 
-    def schemas(self) -> list[Constraint]:
-        """Return the schema of each tool's arguments."""
-        return [Constraint(JSON_SCHEMA, json.dumps(tool.parameters)) for tool in self.tools]
+    def check(self, check: Any) -> None:
+        """Raise ApiError for a schema of arguments that `check` refuses with a SettingsError."""
+        for tool in self.tools:
+            schema = Constraint(JSON_SCHEMA, json.dumps(tool.parameters))
+            check_schema(check, schema, "tools", f"the parameters of {tool.name}: ")
 
     def constraint(self, tokenizer: Tokenizer) -> Constraint:
         """Return what the answer must match. Raises ApiError for a model whose template has no tools."""
@@ -99,13 +101,12 @@ def _tool(value: Any, where: str) -> Tool:
     return Tool(name, {"type": "object"} | parameters)
 
 
-def check_tools(wanted: ToolRequest, check: Any) -> None:
-    """Raise ApiError, with its place, for a schema of arguments that `check` refuses with a SettingsError."""
-    for tool, schema in zip(wanted.tools, wanted.schemas(), strict=True):
-        try:
-            check(schema)
-        except SettingsError as error:
-            raise ApiError(400, f"the parameters of {tool.name}: {error.message}", param="tools") from None
+def check_schema(check: Any, schema: Constraint, param: str, what: str = "") -> None:
+    """Raise ApiError, with its place, for `what`, the schema in field `param`, if `check` raises SettingsError."""
+    try:
+        check(schema)
+    except SettingsError as error:
+        raise ApiError(400, f"{what}{error.message}; {error.hint}", param=param) from None
 
 
 def message_fields(value: Mapping[str, Any], where: str) -> dict[str, Any]:

@@ -128,7 +128,8 @@ def load_templates(path: Path | None = None) -> Templates:
             "--prompt takes a template file, not standard input", "give the file, or leave it out; a document may be -"
         )
     if path is None:
-        return Templates(*(_packaged(name) for name in ("document", "part", "notes")))
+        own = (files("triforce_cli") / "templates" / f"{name}.txt" for name in ("document", "part", "notes"))
+        return Templates(*(Template(file.read_text("utf-8").rstrip("\n")) for file in own))
     text = read(path, None, lambda warning: None, _LIMIT)
     if "{document}" not in text:
         raise SettingsError(
@@ -138,7 +139,3 @@ def load_templates(path: Path | None = None) -> Templates:
     if text.count("{document}") > 1:
         raise SettingsError(f"the template {path} has {{document}} twice", "write {document} once")
     return Templates(*[Template(text)] * 3)
-
-
-def _packaged(name: str) -> Template:
-    return Template((files("triforce_cli") / "templates" / f"{name}.txt").read_text("utf-8").rstrip("\n"))

@@ -1,7 +1,5 @@
 """The passages of an answer: texts to generate, some from earlier ones, and those on disk that a run has finished."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import time
@@ -9,8 +7,9 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from offload.parallel import Group
 from offload.system.files import TEMPORARY, replace_file
 
 from ..distributed.rank import broadcast
@@ -19,9 +18,6 @@ from ..output.renderers import Renderer
 from ..output.turns import Part, Section
 from ..run.model_request import Prompt
 from ..run.text_generator import TextGenerator
-
-if TYPE_CHECKING:
-    from offload.parallel import Group
 
 _EXPIRY = 30 * 24 * 3600  # seconds after which a part that no run has used again is removed
 

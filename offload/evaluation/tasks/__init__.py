@@ -1,16 +1,13 @@
-"""Tasks on long texts that are made here, each a file and a row of TASKS, and scored without another model.
+"""Tasks on long texts that are made here, each a row of TASKS, and scored without another model.
 
 Most are after RULER (arXiv 2404.06654). Imports no torch.
 """
 
 from .common_words import COMMON_WORDS
 from .frequent_words import FREQUENT_WORDS
-from .multikey import MULTIKEY
-from .multiquery import MULTIQUERY
-from .multivalue import MULTIVALUE
+from .needles import MULTIKEY, MULTIQUERY, MULTIVALUE, SINGLE
 from .questions import QUESTIONS
 from .quotation import QUOTATION
-from .single import SINGLE
 from .tracking import TRACKING
 from .turns import TURNS
 

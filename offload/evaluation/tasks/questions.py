@@ -2,7 +2,7 @@
 
 from random import Random
 
-from .task import Planted, Task
+from .task import Planted, Task, around
 from .words import CITIES, FIRST_NAMES, LAST_NAMES
 
 
@@ -18,8 +18,7 @@ def plant(draw: Random, depth: float) -> Planted:
         f"{name} was born in {born}.",
         f"A friend of {name} has lived in {elsewhere[2]} for many years.",
     ]
-    pieces = [((depth + index / len(said)) % 1, text) for index, text in enumerate(said)]
-    return Planted(pieces, f"In which city does {name} live?", f"{name} lives in", (home,))
+    return Planted(around(depth, said), f"In which city does {name} live?", f"{name} lives in", (home,))
 
 
 QUESTIONS = Task("questions", "a question, with distractors about namesakes", plant)

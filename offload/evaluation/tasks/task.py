@@ -131,6 +131,11 @@ def hide(units: Sequence[str], pieces: Iterable[tuple[float, str]]) -> list[str]
     return found
 
 
+def around(depth: float, texts: Sequence[str]) -> list[tuple[float, str]]:
+    """Return texts with their depths: the first at this one, the others evenly around the text."""
+    return [((depth + index / len(texts)) % 1, text) for index, text in enumerate(texts)]
+
+
 def enough(sentences: Iterable[str], length: int) -> list[str]:
     """Return the first sentences, which are enough for `length` tokens: each has at least one."""
     return list(islice(sentences, length + 1))

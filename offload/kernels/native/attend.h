@@ -102,6 +102,7 @@ INLINE void NAME(score)(const struct attention *a, const float *queries, const c
     t.b_step = wide ? 8 * BLOCK : 4 * BLOCK;
     t.a_stride = DOTS && !wide ? 2 * dim : 4 * dim;
     t.b = keys, t.next = next, t.column_segments = 1;
+    t.which = !wide && stride == LONG_SPAN ? KEYS : 0;
     NAME(run_tiles)(rows, blocks, wide, t, (const char *)queries, scores);
 }
 
@@ -185,6 +186,7 @@ INLINE void NAME(gather_from)(const struct attention *a, struct NAME(work) *w, i
     t.b = values, t.next = next, t.column_bytes = 4 * BLOCK;
     t.b_step = wide ? 8 * dim : 4 * dim;
     t.a_stride = DOTS && !wide ? 2 * stride : 4 * stride;
+    t.which = !wide && stride == LONG_SPAN ? VALUES : 0;
     const char *weights = DOTS && !wide ? (const char *)(w->weights + at) : (const char *)(w->scores + at);
     NAME(run_tiles)(rows, dim / BLOCK, wide, t, weights, out);
 }
@@ -302,10 +304,11 @@ NOINLINE static void NAME(quantized_span)(const struct attention *a, struct NAME
 #endif
 
 /*
- * Compute the partial result of `rows` rows over the keys `start` to `end - 1`, within one piece.
+ * Compute the partial result of `rows` rows over the keys `start` to `end - 1`, within one piece. Those up to `ahead` are
+ * read next.
  */
 TARGET static void NAME(piece)(const struct attention *a, struct NAME(work) *w, int head, int64_t first, int rows,
-                               int64_t start, int64_t end, struct NAME(partial) p) {
+                               int64_t start, int64_t end, int64_t ahead, struct NAME(partial) p) {
     int dim = a->head_dim;
     int64_t half = (int64_t)BLOCK * dim * (a->wide ? 4 : 2);
     p.lanes = (vec_at *)w->lanes, p.views = w->views;
@@ -317,7 +320,7 @@ TARGET static void NAME(piece)(const struct attention *a, struct NAME(work) *w, 
     int64_t shared = NAME(shared_end)(a, start, end);
     int64_t at = start;
 #if BYTES
-    at = NAME(add_long_spans)(a, w, head, rows, at, shared, p);
+    at = NAME(add_long_spans)(a, w, head, rows, at, shared, ahead, p);
 #endif
     for (; at < shared; at += SPAN) {
         int length = shared - at < SPAN ? (int)(shared - at) : SPAN, blocks = (length + BLOCK - 1) / BLOCK;

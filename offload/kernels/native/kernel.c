@@ -47,7 +47,12 @@ struct level {
     int (*score_keys)(const struct key_scores *);
     int (*delta)(const struct delta *);
     int (*quantize)(const void *call, int64_t first, int64_t last); /* a task of the pool */
+    float (*largest)(const float *x, int64_t count);
+    double (*exponentials)(const float *x, float *y, int64_t count, float best, float factor);
+    int64_t (*collect)(const float *y, int64_t count, float least, int32_t *ids);
 };
+
+enum { LINE = 128 }; /* bytes that move between cores together: two lines on x86, one on Apple's */
 
 /* Scratch memory that a thread reuses from call to call. It only grows. */
 struct memory {
@@ -60,8 +65,8 @@ static _Thread_local struct memory shared_memory, tree_memory; /* of all threads
 static void *scratch(struct memory *m, size_t size) {
     if (size > m->size) {
         free(m->start);
-        size_t rounded = (size + 63) / 64 * 64;
-        m->start = aligned_alloc(64, rounded);
+        size_t rounded = (size + LINE - 1) / LINE * LINE;
+        m->start = aligned_alloc(LINE, rounded);
         m->size = m->start ? rounded : 0;
     }
     return m->start;
@@ -93,6 +98,8 @@ static inline uint16_t narrow(float x) { /* to nearest, ties to even */
 #include "pack.h"
 
 #include "noise.h"
+
+#include "penalties.h"
 
 #define LEVEL portable
 #define LANES 8
@@ -191,7 +198,8 @@ int64_t triforce_layout(void) {
                              sizeof(struct pack),      sizeof(struct rounding),  sizeof(struct quantize),
                              sizeof(struct copy),      sizeof(struct call),   sizeof(struct layer_calls),
                              sizeof(struct sequence),  sizeof(struct pass),   sizeof(struct observation),
-                             sizeof(struct key_scores), sizeof(struct delta),  sizeof(struct packing)};
+                             sizeof(struct key_scores), sizeof(struct delta),  sizeof(struct packing),
+                             sizeof(struct penalties), sizeof(struct choice)};
     uint64_t number = LAYOUT; /* it wraps */
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
         number = number * 257 + sizes[i];
@@ -265,6 +273,8 @@ int triforce_pack_runs(const struct packing *p) { return run_rows(pack_runs, p, 
 int triforce_append(const struct append *a) { return run_rows(append_tokens, a, a->tokens); }
 
 #include "pass.h"
+
+#include "choose.h"
 
 /*
  * While `limited`, torch's own operations in this thread run on this thread alone, and only the kernel uses as many as

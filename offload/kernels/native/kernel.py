@@ -14,8 +14,10 @@ from .calls import delta_call, score_call
 from .checks import check, require
 from .library import (
     LEVELS,
+    NO_MEMORY,
     Append,
     Attention,
+    Choice,
     Copy,
     Format,
     KernelUnavailable,
@@ -67,7 +69,7 @@ class Kernel:
         self._round = library.triforce_round
         self._copy, self._run = library.triforce_copy, library.triforce_run
         self._quantize, self._pack_runs = library.triforce_quantize, library.triforce_pack_runs
-        self._pick = library.triforce_pick
+        self._pick, self._choose = library.triforce_pick, library.triforce_choose
         self._limit_torch, self._parked = library.triforce_limit_torch, library.triforce_parked
 
     def append(self, call: Append, *operands: Tensor) -> None:
@@ -211,6 +213,12 @@ class Kernel:
         """
         check("probs", probs, (len(probs),), torch.float32)
         return self._pick(probs.data_ptr(), len(probs), seed, position)
+
+    def choose(self, call: Choice) -> int:
+        """Choose a token of logits; return it, NO_TOKEN or NO_NUMBERS. Raises MemoryError."""
+        token = self._choose(self._handle, ctypes.byref(call))
+        _check(token == NO_MEMORY)
+        return token
 
     def limit_torch(self, limited: bool) -> None:
         """Limit torch's operations in the calling thread to one thread, or undo that. See `torch_on_one_thread`."""

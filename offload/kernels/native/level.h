@@ -46,9 +46,12 @@
 
 #include "delta.h"
 
+#include "softmax.h"
+
 static const struct level NAME(level) = {EXPAND_STRING(LEVEL), NAME(attend), NAME(attend_all), NAME(merge),
                                               NAME(linear), NAME(norm), NAME(gate), NAME(round),
-                                              NAME(observe), NAME(score_keys), NAME(delta), QUANTIZE_GROUPS};
+                                              NAME(observe), NAME(score_keys), NAME(delta), QUANTIZE_GROUPS,
+                                              NAME(largest), NAME(exponentials), NAME(collect)};
 
 #if HAS_TILES /* a level more: it differs in attention and linears of bf16 */
 #pragma push_macro("TARGET")
@@ -63,7 +66,8 @@ static const struct level NAME(level) = {EXPAND_STRING(LEVEL), NAME(attend), NAM
 
 static const struct level level_amx = {"amx",      attend_amx, attend_amx_all, NAME(merge), linear_amx,
                                        NAME(norm), NAME(gate), NAME(round),    observe_amx,
-                                       NAME(score_keys), NAME(delta), QUANTIZE_GROUPS};
+                                       NAME(score_keys), NAME(delta), QUANTIZE_GROUPS,
+                                       NAME(largest), NAME(exponentials), NAME(collect)};
 #endif
 
 #undef vec

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from ctypes import c_float, c_int32, c_int64, c_uint16, c_uint64, c_void_p
+from ctypes import c_double, c_float, c_int32, c_int64, c_uint16, c_uint64, c_void_p
 from functools import cache
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
@@ -225,6 +225,34 @@ class Pass(ctypes.Structure):
     )
 
 
+class PenaltyTerms(ctypes.Structure):
+    """`struct penalties` of types.h."""
+
+    _fields_ = (
+        *((name, c_void_p) for name in ("seen", "counts", "breakers", "tokens")),
+        *((name, c_int64) for name in ("length", "drafted", "dry_allowed", "dry_range", "dry_longest", "ngram")),
+        *((name, c_double) for name in ("dry_multiplier", "dry_base", "dry_most")),
+        *((name, c_float) for name in ("repetition", "frequency", "presence")),
+    )
+
+
+GREEDY, DRAWN, COUPLED, DISTRIBUTION = range(4)  # kinds of choices, as in types.h
+NO_TOKEN, NO_NUMBERS, NO_MEMORY = -1, -2, -3  # in place of a token, as in types.h
+
+
+class Choice(ctypes.Structure):
+    """`struct choice` of types.h."""
+
+    _fields_ = (
+        *((name, c_void_p) for name in ("logits", "probs")),
+        ("penalties", ctypes.POINTER(PenaltyTerms)),
+        *((name, c_int64) for name in ("vocab", "top_k", "position")),
+        ("seed", c_uint64),
+        *((name, c_double) for name in ("temperature", "top_p", "min_p", "chance")),
+        ("kind", c_int32),
+    )
+
+
 def library_path() -> Path:
     """Return the path of the compiled library beside this file. Raises KernelUnavailable if there is none."""
     for suffix in EXTENSION_SUFFIXES:
@@ -267,6 +295,8 @@ def open_library(path: Path | None = None) -> ctypes.CDLL:
     ):
         function = getattr(library, f"triforce_{name}")
         function.argtypes, function.restype = (c_void_p, ctypes.POINTER(structure)), ctypes.c_int
+    library.triforce_choose.argtypes = (c_void_p, ctypes.POINTER(Choice))
+    library.triforce_choose.restype = c_int64
     library.triforce_append.argtypes = (ctypes.POINTER(Append),)
     library.triforce_copy.argtypes = (ctypes.POINTER(Copy),)
     library.triforce_pack.argtypes = (ctypes.POINTER(Pack),)
@@ -282,7 +312,8 @@ def _check_layout(library: ctypes.CDLL) -> None:
     """Raise KernelUnavailable for a library built from other sources, which would read the structs wrongly."""
     expected = LAYOUT
     every = (Attention, Append, Product, Rows, Merge, Format, Unpack, Pack, Rounding, Quantize)
-    for structure in (*every, Copy, Call, LayerCalls, Sequence, Pass, Observation, KeyScores, Delta, Packing):
+    more = (Copy, Call, LayerCalls, Sequence, Pass, Observation, KeyScores, Delta, Packing, PenaltyTerms, Choice)
+    for structure in every + more:
         expected = expected * 257 + ctypes.sizeof(structure)
     function = getattr(library, "triforce_layout", None)
     if function is not None:

@@ -21,9 +21,13 @@ NOINLINE static int NAME(normalise_long)(const float *scores, uint16_t *narrow, 
             x[i] = NAME(at)(scores, i);
             most = NAME(max)(x[i], most);
         }
-        const float maximum = p.maximum[r];
-        if (p.views[r].start > at || p.views[r].end < at + LONG_SPAN || NAME(any_above)(most * factor, maximum + SLACK))
+        float maximum = p.maximum[r];
+        if (maximum == -INFINITY) /* nothing has been added: there is nothing to rescale */
+            maximum = NAME(largest_lane)(NAME(max)(x[1], x[0])) * factor;
+        if (p.views[r].start > at || p.views[r].end < at + LONG_SPAN || !(maximum - maximum == 0) ||
+            NAME(any_above)(most * factor, maximum + SLACK))
             return r;
+        p.maximum[r] = maximum;
         UNROLL for (int i = 0; i < VECTORS_OF_ROW; i++) {
             x[i] = NAME(exp2)(x[i] * factor - maximum);
             NAME(store_narrow)(narrow + i * LANES, x[i]);
@@ -35,15 +39,19 @@ NOINLINE static int NAME(normalise_long)(const float *scores, uint16_t *narrow, 
 }
 #endif
 
-/* Add LONG_SPAN keys from position `at` on, whose blocks are given, to the partial result. */
-INLINE void NAME(add_long_span)(const struct attention *a, struct NAME(work) *w, int rows, int64_t at,
+/*
+ * Add LONG_SPAN keys from position `at` on, whose blocks are given, to the partial result of rows `first` to
+ * `first + rows - 1` of those whose queries are loaded.
+ */
+INLINE void NAME(add_long_span)(const struct attention *a, struct NAME(work) *w, int first, int rows, int64_t at,
                                 const char *const *keys, const char *const *values, const char *const *next_keys,
-                                const char *const *next_values, struct NAME(partial) p) {
+                                const char *const *next_values, struct NAME(partial) all) {
     enum { BLOCKS = SPAN / BLOCK };
     const int dim = a->head_dim;
-    const float factor = a->scale * 1.44269504f;
+    const float factor = a->scale * 1.44269504f, *queries = w->queries + first * dim / 2; /* in bf16 */
+    const struct NAME(partial) p = NAME(rows_from)(all, first, dim);
     int added = 0, done = 0; /* spans; rows */
-    NAME(score)(a, w->queries, keys, next_keys, NAME(LONG_BLOCKS), rows, 0, w->scores, LONG_SPAN);
+    NAME(score)(a, queries, keys, next_keys, NAME(LONG_BLOCKS), rows, 0, w->scores, LONG_SPAN);
 #if HAS_MAX
     done = NAME(normalise_long)(w->scores, w->weights, rows, at, factor, p);
 #endif
@@ -63,10 +71,17 @@ INLINE void NAME(add_long_span)(const struct attention *a, struct NAME(work) *w,
                       (NAME(LONG_SPANS) - added) * BLOCKS, rows, 0, p.out);
 }
 
-/* Add the keys from `start` on, as many as long spans have, of those before `end`; return where they end. */
+/*
+ * Add the keys from `start` on, as many as long spans have, of those before `end`, and prefetch the first ones after them,
+ * of those before `ahead`; return where they end. A tile of rows goes through a span before the next tile does, so that
+ * its scores and numerators stay in the L1 cache. Each of the first tiles prefetches some blocks of the next span: all at
+ * once would be on the way longer than one tile takes.
+ */
 NOINLINE static int64_t NAME(add_long_spans)(const struct attention *a, struct NAME(work) *w, int head, int rows,
-                                             int64_t start, int64_t end, struct NAME(partial) p) {
+                                             int64_t start, int64_t end, int64_t ahead, struct NAME(partial) p) {
     const int64_t half = (int64_t)2 * BLOCK * a->head_dim;
+    const int tiles = rows > (NAME(LONG_BLOCKS) - 1) * FEW_ROWS ? NAME(LONG_BLOCKS) : (rows + FEW_ROWS - 1) / FEW_ROWS;
+    const char *cached = (const char *)w->queries;
     int64_t at = start;
     for (; !a->wide && !a->quantized && at + LONG_SPAN <= end; at += LONG_SPAN) {
         const char *keys[NAME(LONG_BLOCKS)], *values[NAME(LONG_BLOCKS)];
@@ -75,10 +90,18 @@ NOINLINE static int64_t NAME(add_long_spans)(const struct attention *a, struct N
             const int64_t next = at + LONG_SPAN + j * BLOCK;
             keys[j] = NAME(block)(a, head, at / BLOCK + j);
             values[j] = keys[j] + half;
-            next_keys[j] = next < end ? NAME(block)(a, head, next / BLOCK) : keys[j];
+            next_keys[j] = next < ahead ? NAME(block)(a, head, next / BLOCK) : keys[j];
             next_values[j] = next_keys[j] + half;
         }
-        NAME(add_long_span)(a, w, rows, at, keys, values, next_keys, next_values, p);
+        for (int r = 0; r < rows; r += FEW_ROWS) {
+            const int some = rows - r < FEW_ROWS ? rows - r : FEW_ROWS;
+            const char *soon_keys[NAME(LONG_BLOCKS)], *soon_values[NAME(LONG_BLOCKS)];
+            for (int j = 0; j < NAME(LONG_BLOCKS); j++) {
+                const int mine = j % tiles == r / FEW_ROWS;
+                soon_keys[j] = mine ? next_keys[j] : cached, soon_values[j] = mine ? next_values[j] : cached;
+            }
+            NAME(add_long_span)(a, w, r, some, at, keys, values, soon_keys, soon_values, p);
+        }
     }
     return at;
 }

@@ -26,7 +26,6 @@ enum {
     MAX_WORKERS = 255,
     TEAM = 8,              /* threads */
     MAX_TEAMS = (MAX_WORKERS + 1) / TEAM,
-    LINE = 128,            /* bytes that move between cores together: two lines on x86, one on Apple's */
     MAX_JOBS = 4,          /* of concurrent callers; further callers run their loops alone */
     PARTS = 4,             /* a thread takes its team's remaining range / (PARTS * threads) at once */
     IDLE_SPIN_NS = 300000, /* above the time between two kernel calls of a token */
@@ -225,7 +224,6 @@ static void watch_forks(void) { pthread_atfork(NULL, NULL, reset_after_fork); }
 /* Start workers until there are `count`, or as many as the system allows. They leave all signals to other threads. */
 static void start_workers(int count) {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
-    count = count < MAX_WORKERS ? count : MAX_WORKERS;
     if (atomic_load(&pool.started) >= count)
         return;
     pthread_once(&once, watch_forks);
@@ -276,7 +274,8 @@ static void open_job(struct job *j, int64_t count, int threads) {
 /* Wait until no worker is inside, and free the job. Returns whether a task failed. */
 static int close_job(struct job *j) {
     atomic_store(&j->open, 0);
-    for (int team = atomic_load(&pool.started) / TEAM; team >= 0; team--) { /* all: workers may come late, and leave */
+    int workers = atomic_load(&pool.started), asked = atomic_load(&j->threads) - 1;
+    for (int team = (workers > asked ? workers : asked) / TEAM; team >= 0; team--) { /* others come late, and leave */
         atomic_uint *visitors = &j->teams[team].visitors;
         for (unsigned inside; (inside = atomic_load(visitors));) {
             if (spin_while(visitors, inside, JOIN_SPIN_NS))
@@ -311,8 +310,8 @@ static int pool_threads(void) {
  * A job is long if parts of it take longer than the scheduler's time slices, so that even a parked worker is of use.
  */
 static int pool_run(pool_task *task, const void *context, int64_t count, int is_long) {
-    int threads = pool_threads();
-    threads = count < threads ? (int)count : threads;
+    int most = count < MAX_WORKERS + 1 ? (int)count : MAX_WORKERS + 1, threads = pool_threads();
+    threads = threads < most ? threads : most;
     if (threads < 2)
         return threads && task(context, 0, count);
     struct job *j = claim_job();

@@ -323,3 +323,7 @@ INLINE void NAME(run_quantized)(int rows, struct NAME(quantized_tile) t, const c
         a += MAX_TILE * t.a_stride, c += MAX_TILE * t.c_stride, t.sums += MAX_TILE * t.sums_stride;
     }
 }
+
+#if HAS_MAX && LANES == 8
+#include "quantized_few.h"
+#endif

@@ -33,7 +33,12 @@ INLINE void NAME(quantized_product)(const struct linear *l, struct NAME(linear_w
     int64_t bytes = block_bytes(f), groups = l->inputs / GROUP_INPUTS;
     struct NAME(quantized_tile) t = {.format = f, .a_stride = l->inputs * x_item, .c_stride = 2 * BLOCK};
     t.sums_stride = groups;
-    for (int p = 0; p < panels; p++)
+#if HAS_MAX && LANES == 8
+    const int few = NAME(has_few)(f);
+#else
+    const int few = 0;
+#endif
+    for (int p = 0; p < panels; p += few ? panels : 1)
         for (int64_t k = 0; k < l->inputs; k += NAME(DEPTH)) {
             int64_t depth = l->inputs - k < NAME(DEPTH) ? l->inputs - k : NAME(DEPTH);
             t.panel = l->weight + ((panel + p) * (l->inputs / inputs) + k / inputs) * bytes;
@@ -41,6 +46,13 @@ INLINE void NAME(quantized_product)(const struct linear *l, struct NAME(linear_w
 #if LANES == 4
             NAME(run_quantized_vectors)(rows, t, x + k * x_item, w->c + p * BLOCK);
 #else
+#if HAS_MAX && LANES == 8
+            if (few) {
+                const int64_t step = l->inputs / inputs * bytes;
+                NAME(few_rows)(rows, panels, t, step, k + depth == l->inputs ? step : 0, x + k * x_item, w->c);
+                continue;
+            }
+#endif
             NAME(run_quantized)(rows, t, x + k * x_item, w->c + p * BLOCK);
 #endif
         }

@@ -54,8 +54,13 @@ struct NAME(split) {
     int64_t rows, groups, pieces;
     int tiles;       /* 1: by AMX */
     float *partials; /* of attend_split */
-    int64_t size;    /* floats of one partial result there */
+    int64_t size;    /* floats of one partial result there, and those that keep the next one off its cache lines */
 };
+
+INLINE int64_t NAME(partial_size)(const struct attention *a, int64_t rows) {
+    const int64_t line = LINE / sizeof(float);
+    return (rows * (a->head_dim + 2) + line - 1) / line * line;
+}
 
 /* The number of keys that `rows` rows from row `first` on see together. */
 INLINE int64_t NAME(most_visible)(const struct attention *a, int64_t first, int64_t rows) {
@@ -91,14 +96,15 @@ INLINE void NAME(load_group)(const struct NAME(split) *s, struct NAME(work) *w, 
 INLINE void NAME(run_piece)(const struct NAME(split) *s, struct NAME(work) *w, struct NAME(group) g, int64_t piece,
                             int64_t more, struct NAME(partial) p) {
     int64_t start = piece * PIECE, end = g.end < start + PIECE ? g.end : start + PIECE;
+    int64_t ahead = start + (1 + more) * PIECE;
+    ahead = ahead < g.end ? ahead : g.end;
 #if HAS_TILES
     if (s->tiles) {
-        int64_t ahead = start + (1 + more) * PIECE;
-        attend_piece_amx(s->a, w, g.head, g.first, g.rows, start, end, ahead < g.end ? ahead : g.end, p);
+        attend_piece_amx(s->a, w, g.head, g.first, g.rows, start, end, ahead, p);
         return;
     }
 #endif
-    NAME(piece)(s->a, w, g.head, g.first, g.rows, start, end, p);
+    NAME(piece)(s->a, w, g.head, g.first, g.rows, start, end, ahead, p);
 }
 
 /* Compute a group of rows over all pieces. */
@@ -152,7 +158,7 @@ TARGET static int NAME(fold_groups)(const void *context, int64_t first, int64_t 
 /* Compute pieces in parallel, and merge their partial results in order when all are done. */
 TARGET static int NAME(attend_split)(struct NAME(split) *s, int is_long) {
     int64_t groups = s->a->kv_heads * s->groups, parts = groups * s->pieces;
-    s->size = (s->groups == 1 ? s->rows : ROW_GROUP) * (s->a->head_dim + 2);
+    s->size = NAME(partial_size)(s->a, s->groups == 1 ? s->rows : ROW_GROUP);
     s->partials = scratch(&shared_memory, sizeof(float) * s->size * parts);
     return !s->partials || pool_run(NAME(split_pieces), s, parts, is_long) ||
            pool_run(NAME(fold_groups), s, groups, is_long);
@@ -277,7 +283,7 @@ TARGET static int NAME(attend_joint)(const struct attention *const *calls, int c
         struct NAME(split) *s = &j.splits[i];
         *s = (struct NAME(split)){.a = a, .rows = (int64_t)a->tokens * a->group, .tiles = tiles, .groups = 1};
         s->pieces = (NAME(most_visible)(a, 0, s->rows) + PIECE - 1) / PIECE;
-        s->size = s->rows * (a->head_dim + 2);
+        s->size = NAME(partial_size)(a, s->rows);
         j.groups[i + 1] = j.groups[i] + a->kv_heads;
         j.parts[i + 1] = j.parts[i] + a->kv_heads * s->pieces;
         floats += s->size * a->kv_heads * s->pieces;

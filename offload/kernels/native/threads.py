@@ -7,8 +7,7 @@ processors that the kernel's own pool needs (see pool.h), and beside another bus
 from __future__ import annotations
 
 import os
-from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Generator
 from typing import TypeVar
 
 import torch
@@ -33,31 +32,35 @@ def use_threads(count: int) -> None:
         torch.set_num_threads(count)
 
 
-@contextmanager
-def torch_on_one_thread(kernel: Kernel | None) -> Iterator[None]:
+class torch_on_one_thread:
     """Run torch's operations of the calling thread on this thread alone; the kernel still uses all that torch had.
 
-    They run in inference mode, and where `kernel` is None on torch's own threads. May be nested.
+    They run in inference mode, and where `kernel` is None on torch's own threads. Blocks may be nested; one may be
+    entered again after its end.
     """
-    with torch.inference_mode():
-        if kernel is None:
-            yield
-            return
-        kernel.limit_torch(True)
-        try:
-            yield
-        finally:
-            kernel.limit_torch(False)
+
+    def __init__(self, kernel: Kernel | None) -> None:
+        self._kernel, self._mode = kernel, torch.inference_mode()
+
+    def __enter__(self) -> None:
+        self._mode.__enter__()
+        if self._kernel is not None:
+            self._kernel.limit_torch(True)
+
+    def __exit__(self, *error: object) -> None:
+        if self._kernel is not None:
+            self._kernel.limit_torch(False)
+        self._mode.__exit__(*error)
 
 
 def generate_on_one_thread(
     kernel: Kernel | None, events: Generator[_Event, _Answer, _Result]
 ) -> Generator[_Event, _Answer, _Result]:
     """Yield from `events`, which run as under `torch_on_one_thread`; the consumer's code between them does not."""
-    answer = None
+    answer, limited = None, torch_on_one_thread(kernel)
     try:
         while True:
-            with torch_on_one_thread(kernel):
+            with limited:
                 try:
                     event = events.send(answer)
                 except StopIteration as end:

@@ -262,6 +262,33 @@ struct norm {
     int32_t wide;
 };
 
+/* What is penalised in logits: tokens that occur before, of which the last `drafted` ones are a draft. */
+struct penalties {
+    uint8_t *seen;           /* [vocab], 1 for tokens before the draft; written to, but the same afterwards */
+    float *counts;           /* [vocab], how often each was generated before the draft; likewise */
+    const uint8_t *breakers; /* [vocab], 1 for DRY's sequence breakers */
+    const int32_t *tokens;   /* [length] */
+    int64_t length, drafted;
+    int64_t dry_allowed, dry_range, dry_longest; /* dry_longest: matches from which on the penalty is `dry_most` */
+    int64_t ngram;
+    double dry_multiplier, dry_base, dry_most;
+    float repetition, frequency, presence;
+};
+
+/* A choice among logits. */
+enum { GREEDY, DRAWN, COUPLED, DISTRIBUTION };           /* kinds of choices; the last one chooses none */
+enum { NO_TOKEN = -1, NO_NUMBERS = -2, NO_MEMORY = -3 }; /* in place of a token */
+struct choice {
+    const float *logits; /* [vocab] */
+    float *probs;        /* [vocab], which receives the distribution; NULL if it is not wanted, and nothing is COUPLED */
+    const struct penalties *penalties; /* NULL, or of the same vocabulary */
+    int64_t vocab, top_k, position;
+    uint64_t seed;
+    double temperature, top_p, min_p;
+    double chance; /* of DRAWN, from 0 to less than 1 */
+    int32_t kind;
+};
+
 /* Tokens of a layer with linear attention. Heads have multiples of 16 dimensions, at most MAX_HEAD_DIM. */
 struct delta {
     const void *rows;   /* [kernel - 1 + tokens][width]: q, k and v of all heads, those of the tokens before first */

@@ -173,12 +173,15 @@ def attend_packed(
 
 
 def attend_packed_before(q: Tensor, memory: tuple[Tensor, Tensor, Tensor, Tensor], seen: int) -> Partial:
-    """Do what `attend_keys` does over the first `seen` keys of packed runs, in the same bits."""
+    """Do what `attend_keys` does over the first `seen` keys of packed runs, in the same bits, for any rows."""
     from . import ops, packed_ops
 
-    state = ops.new_state(q, ops.useful_splits(q.device, len(memory[0])))
-    packed_ops.attend_runs(q, memory, state, seen, causal=False)
-    return _partial(state, q)
+    parts = []
+    for some in q.split(ROWS):
+        state = ops.new_state(some, ops.useful_splits(q.device, len(memory[0])))
+        packed_ops.attend_runs(some, memory, state, seen, causal=False)
+        parts.append(_partial(state, some))
+    return Partial(*map(torch.cat, zip(*parts, strict=True))) if len(parts) > 1 else parts[0]
 
 
 def append(

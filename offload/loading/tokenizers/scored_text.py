@@ -32,6 +32,8 @@ class ScoredText:
 
     def emitted(self) -> tuple[ScoredToken, ...]:
         """Return, once, the tokens whose text has been emitted."""
+        if not self._waiting:
+            return ()
         done = takewhile(lambda item: item[0].offset < self._emitted and item[1] <= self._emitted, self._waiting)
         return self._take(sum(1 for _ in done))
 

@@ -220,7 +220,7 @@ def stream_text(events: Generator[Event, int | None], layer: TextLayer) -> Gener
                 continue
             used, pieces = layer.feed(event.ids, event.logprobs)
             kept += used
-            yield Tokens(event.ids[:used], event.logprobs[:used])
+            yield event if used == len(event.ids) else Tokens(event.ids[:used], event.logprobs[:used])
             yield from pieces.events()
             if pieces.met:
                 yield events.send(kept)

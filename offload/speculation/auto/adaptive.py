@@ -85,7 +85,7 @@ class AdaptiveScheduler:
         """
         self._cycle += 1
         self._chosen, self._guesses = None, []
-        if limit < 1 or self._cycle == 1:
+        if limit < 1 or self._cycle == 1 or not self._arms:
             return None, 0
         candidates = [
             arm.candidate(kind, sequence, limit, self._cycle, self._shift(arm))
@@ -113,7 +113,7 @@ class AdaptiveScheduler:
         """Update the estimates with the result of the last choice."""
         emitted = cycle.accepted + 1
         self._left = max(self._left - emitted, 1)
-        if self._cycle == 1:
+        if self._cycle == 1 or not self._arms:
             return  # the first step runs no model pass: its time is not representative
         self._observe_acceptance(cycle)
         if cycle.verify_setup:

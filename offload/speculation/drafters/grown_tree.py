@@ -6,8 +6,6 @@ alone (EAGLE-2, arXiv 2406.16858, section 4.1). Unlike there, no token is droppe
 children a node gets follows from its distribution, before they are drawn: so the output keeps its distribution.
 """
 
-from __future__ import annotations
-
 import math
 from bisect import bisect
 from collections import Counter

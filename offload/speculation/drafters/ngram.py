@@ -1,7 +1,5 @@
 """n-gram lookup (prompt lookup decoding): propose the tokens that followed an earlier occurrence of the suffix."""
 
-from __future__ import annotations
-
 import heapq
 import itertools
 from array import array

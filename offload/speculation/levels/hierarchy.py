@@ -18,7 +18,7 @@ from ...caches.plane import PlaneCache
 from ...caches.retrieval import CopiedCache, QuantizedCopiedCache
 from ...caches.selection import Refresh
 from ...caches.streaming_llm import StreamingCache
-from ...events import Speculated
+from ...events import MaskStatistics, Speculated
 from ...kernels import triton
 from ...memory.block_store import BlockStore
 from ...memory.packed_store import PackedStore
@@ -78,10 +78,10 @@ class Hierarchy:
     top: Level
     levels: tuple[Level, ...]
 
-    def statistics(self) -> Speculated:
-        """Return the statistics of all levels so far."""
-        rows = tuple(row for level in self.levels for row in level.statistics.values())
-        return Speculated(self.method, self.top.using, rows, self.top.gain)
+    def statistics(self, masks: MaskStatistics | None = None) -> Speculated:
+        """Return the statistics of all levels so far, with those of a constraint."""
+        rows = tuple([row for level in self.levels for row in level.statistics.values()])
+        return Speculated(self.method, self.top.using, rows, self.top.gain, masks)
 
 
 def draft_cache(model: Model, settings: Speculation) -> StreamingCache:
@@ -223,7 +223,7 @@ def build(
         cost = full_row if verifier is full else ROW_COST
         scheduler = AdaptiveScheduler(over, gamma, method.adaptive, horizon, trees, cost)
         name = "target" if verifier is full else verifier.name
-        return Level(name, verifier, scheduler, sampler.generator, clock, group, prior, sampler.noise)
+        return Level(name, verifier, scheduler, sampler.generator, clock, group, prior)
 
     full = Verifier("full", runners.full, sampler, logprobs)
     if runners.middle is None:

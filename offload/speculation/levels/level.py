@@ -19,10 +19,9 @@ from ..auto.adaptive import AdaptiveScheduler, Cycle
 from ..drafters.drafter import LONGEST_DRAFT, SELECTED_PRIOR
 from ..passes.runner import Runner
 from ..sampling.logprobs import LogprobsRecorder
-from ..sampling.noise import Noise
-from ..sampling.warp import Sampler, read_tokens
-from ..trees.tree import NOTHING, Draft, DraftedTree, Verdict, chain, paths
-from ..trees.verification import verify_coupled, verify_draft
+from ..sampling.warp import Sampler
+from ..trees.tree import NOTHING, Draft, DraftedTree, chain, paths
+from ..trees.verification import verify_choices, verify_draft
 
 
 class Verifier:
@@ -36,21 +35,37 @@ class Verifier:
         self._logprobs = logprobs
         self._logits: Tensor | None = None  # of the last score, if log-probabilities are recorded
 
+    @property
+    def is_fixed(self) -> bool:
+        """Return whether what is drafted has no influence on the tokens: none is drawn."""
+        return self._sampler.is_fixed
+
     def score(self, sequence: TokenSequence, draft: list[int], parents: Sequence[int] | None = None) -> Tensor:
         """Return the distributions after the sequence and after each token of the draft: `[len(draft) + 1, vocab]`.
 
         With the `parents` of a tree, those after a token follow the tokens on its path.
         """
-        runner, sampler = self.runner, self._sampler
+        return self._sampler.distribution(*self._run(sequence, draft, parents))
+
+    def choose(self, sequence: TokenSequence, draft: Draft) -> list[int]:
+        """Return the tokens that the sampler chooses after the sequence and after each token of the draft."""
+        logits, tentative, needed = self._run(sequence, draft.tokens, draft.parents)
+        positions = [len(sequence), *(len(sequence) + 1 + depth for depth in draft.depths)]
+        return self._sampler.choose(logits, positions, tentative, needed)
+
+    def _run(
+        self, sequence: TokenSequence, draft: list[int], parents: Sequence[int] | None
+    ) -> tuple[Tensor, Sequence[int], Sequence[Sequence[int]] | None]:
+        """Return logits after the sequence and after each token of the draft, and which tokens are before each."""
+        tentative, needed = sequence.tentative, None
         if parents is None:
-            logits = runner.scores(sequence, draft)
+            logits = self.runner.scores(sequence, draft)
+            tentative += draft
         else:
-            logits = runner.logits(runner.tree_rows(sequence, draft, parents))
+            logits = self.runner.logits(self.runner.tree_rows(sequence, draft, parents))
+            needed = paths(tentative, draft, parents) if self._sampler.reads_history else None
         self._logits = logits if self._logprobs is not None else None  # until tokens are emitted
-        if parents is None:
-            return sampler.distribution(logits, [*sequence.tentative, *draft])
-        needed = paths(sequence.tentative, draft, parents) if sampler.reads_history else None
-        return sampler.distribution(logits, paths=needed)
+        return logits, tentative, needed
 
     def possible(self, sequence: TokenSequence, draft: Draft) -> Draft:
         """Return a draft without what a constraint rules out.
@@ -85,16 +100,9 @@ class Level:
         clock: Callable[[], float] = time.perf_counter,
         group: Group = ALONE,
         prior: float = SELECTED_PRIOR,
-        noise: Noise | None = None,
     ) -> None:
-        """Create a level.
-
-        Args:
-            prior: the rate at which the next level is expected to accept this one's tokens.
-            noise: makes sampling coupled: nothing is drawn with the generator.
-        """
+        """`prior`: the rate at which the next level is expected to accept this one's tokens."""
         self.name, self._prior = name, prior
-        self._noise = noise
         self._group = group
         self._verifier, self._runner = verifier, verifier.runner
         self._scheduler = scheduler
@@ -125,10 +133,11 @@ class Level:
         """What drafting has gained over plain steps of the verifier; see `Speculated.gain`."""
         return self._scheduler.gain
 
-    def advance(self, sequence: TokenSequence, limit: int) -> Draft:
+    def advance(self, sequence: TokenSequence, limit: int, with_rows: bool = False) -> Draft:
         """Draft and verify once: append 1 to `limit` tokens to the sequence, and return them.
 
-        A draft has at most `limit` - 1 tokens, because the verifier adds one.
+        A draft has at most `limit` - 1 tokens, because the verifier adds one. `with_rows`, the tokens have what they
+        were drawn from.
         """
         start = self._clock()
         drafter, gamma = self._scheduler.choose(sequence, limit - 1)
@@ -137,8 +146,13 @@ class Level:
         draft = drafter.propose(sequence, gamma, shape) if drafter is not None and gamma > 0 else NOTHING
         draft = self._verifier.possible(sequence, draft)
         drafted = self._clock()
-        target = self._verifier.score(sequence, draft.tokens, draft.parents)
-        path, token = self._verify(draft, target, len(sequence), shape)
+        target: Tensor | None = None
+        if self._verifier.is_fixed or not (draft.tokens or with_rows):
+            path, token = verify_choices(draft.tokens, self._verifier.choose(sequence, draft), draft.parents)
+        else:
+            target = self._verifier.score(sequence, draft.tokens, draft.parents)
+            sampling = TreeSampling.WITHOUT_REPLACEMENT if shape is None else shape.sampling
+            path, token = verify_draft(draft, target, self._generator, sampling)
         end = self._clock()
         # All ranks use rank 0's result and times: clocks differ, and so may the last bit of a sum.
         result = path[-1] + 1 if path else 0, token
@@ -150,8 +164,8 @@ class Level:
         rows = range(last + 1) if draft.parents is None else [0, *(node + 1 for node in path)]
         self._verifier.emit(rows, emitted)
         sequence.extend(emitted)
-        self._runner.settle(sequence)
         if draft.tokens:
+            self._runner.settle(sequence)
             drafter.observe(draft.depth, accepted)
         drafter = drafter if draft.tokens else None
         included = drafter is not None and drafter.setups > setups[0], self._runner.setups > setups[1]
@@ -160,26 +174,18 @@ class Level:
         )
         self._scheduler.observe(cycle)
         self._count(cycle)
-        if self._noise is not None:
+        if target is None:
             return Draft(emitted, None)
         return Draft(emitted, target[: last + 1] if draft.parents is None else target[rows])
 
-    def _verify(self, draft: Draft, target: Tensor, position: int, shape: DraftedTree | None) -> Verdict:
-        """Return what is accepted of the draft, and the token that follows; row 0 is for `position`."""
-        if self._noise is None:
-            sampling = TreeSampling.WITHOUT_REPLACEMENT if shape is None else shape.sampling
-            return verify_draft(draft, target, self._generator, sampling)
-        picks = self._noise.pick(target, [position, *(position + 1 + depth for depth in draft.depths)])
-        return verify_coupled(draft.tokens, read_tokens(picks, target), draft.parents)
-
     def propose(self, sequence: TokenSequence, limit: int, tree: DraftedTree | None = None) -> Draft:
         """Return exactly `limit` tokens with the verifier's distribution, as a draft for the next level."""
-        start = len(sequence)
+        start, with_rows = len(sequence), not self._verifier.is_fixed
         parts: list[Draft] = []
         try:
             while len(sequence) < start + limit:
-                parts.append(self.advance(sequence, start + limit - len(sequence)))
-            rows = torch.cat([part.rows for part in parts]) if self._noise is None else None
+                parts.append(self.advance(sequence, start + limit - len(sequence), with_rows))
+            rows = torch.cat([part.rows for part in parts]) if with_rows else None
             return Draft(sequence.tokens[start:], rows)
         finally:
             sequence.truncate(start)

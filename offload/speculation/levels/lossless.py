@@ -1,7 +1,5 @@
 """Compare the output of speculation with plain decoding of the same prompt: greedy, or by coupled sampling."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

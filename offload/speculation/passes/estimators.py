@@ -1,7 +1,5 @@
 """Online estimates for the scheduler: step times, draft times, acceptance rates, and expected tokens."""
 
-from __future__ import annotations
-
 from bisect import bisect, insort
 
 MAX_RATIO = 2.0  # a measured time counts up to this multiple of its estimate: above, the machine was interrupted

@@ -1,7 +1,5 @@
 """Keeps the hidden rows of a sequence's latest tokens for drafters that read them, in constant memory."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

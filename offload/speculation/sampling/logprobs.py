@@ -1,7 +1,5 @@
 """Log-probabilities of emitted tokens, from the logits that verified them: no further pass is run for them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

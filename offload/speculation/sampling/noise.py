@@ -67,8 +67,7 @@ class Noise:
 
     def __init__(self, seed: int, kernel: Kernel | None = None) -> None:
         """With a `kernel`, rows on the CPU are picked from by it; the tokens are the same."""
-        self.seed = seed
-        self._kernel = kernel
+        self.seed, self.kernel = seed, kernel
         self._blocks: dict[tuple[int, int, torch.device], Tensor] = {}  # least recently used first
 
     def of_tokens(self, positions: Tensor, tokens: Tensor) -> Tensor:
@@ -114,7 +113,7 @@ class Noise:
         It never has a probability of 0. For a row of NaN it is any token.
         """
         assert len(positions) == len(probs), "a position for each row"
-        if self._kernel is None or probs.device.type != "cpu":
+        if self.kernel is None or probs.device.type != "cpu":
             return self.scores(probs, positions).argmax(dim=-1)
         return torch.tensor([self._pick(row, position) for row, position in zip(probs, positions, strict=True)])
 
@@ -123,7 +122,7 @@ class Noise:
 
         Tokens of a probability above 0 are a sample without replacement; where there are too few, any others follow.
         """
-        if self._kernel is None or probs.device.type != "cpu":
+        if self.kernel is None or probs.device.type != "cpu":
             return self.scores(probs, positions).topk(count, dim=-1).indices
         return torch.tensor([self._best(row, at, count) for row, at in zip(probs.clone(), positions, strict=True)])
 
@@ -131,7 +130,7 @@ class Noise:
         """Pick again and again, which is faster than computing the noise of all tokens. Changes the row."""
         found: list[int] = []
         while len(found) < count:
-            token = self._kernel.pick(row, self.seed, position)
+            token = self.kernel.pick(row, self.seed, position)
             if token < 0:  # as in `_pick`, or nothing is left
                 scores = self.scores(row.unsqueeze(0), [position])[0]
                 scores[found] = -1
@@ -141,7 +140,7 @@ class Noise:
         return found
 
     def _pick(self, row: Tensor, position: int) -> int:
-        token = self._kernel.pick(row, self.seed, position)
+        token = self.kernel.pick(row, self.seed, position)
         if token < 0:  # two scores are so close that only their exact bits decide
             return int(self.scores(row.unsqueeze(0), [position]).argmax())
         return token

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Sequence
+from functools import cached_property
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from ...kernels.native.library import PenaltyTerms
 from ...memory.host_memory import upload
 from ...settings.config import Sampling
 
@@ -105,24 +107,46 @@ class Penalties:
         """Append tokens of the prompt, or generated ones, to the history."""
         if not self.active:
             return
-        ids = np.array(ids, dtype=np.int64)
         self._history.append(ids)
-        self._seen[ids] = True
         self._seen_ids = None
-        if generated:
-            np.add.at(self._counts, ids, 1)
+        if not generated:
+            self._seen[np.array(ids, dtype=np.int64)] = True
+            return
+        seen, counts = self._seen.data, self._counts.data  # a few tokens, faster than by numpy
+        for token in ids:
+            seen[token] = True
+            counts[token] += 1
 
-    def apply(self, logits: Tensor, draft: Sequence[int] = (), drafts: Sequence[Sequence[int]] | None = None) -> Tensor:
-        """Return penalised logits `[rows, vocab]`.
+    @cached_property
+    def terms(self) -> PenaltyTerms:
+        """What the kernel penalises with; `follow` says which tokens it follows."""
+        sampling, arrays = self._sampling, (self._seen, self._counts, self._breakers)
+        return PenaltyTerms(
+            *(array.ctypes.data for array in arrays),
+            dry_allowed=sampling.dry_allowed_length,
+            dry_range=sampling.dry_range,
+            dry_longest=_longest_match(sampling) if sampling.dry_multiplier else 0,
+            ngram=sampling.no_repeat_ngram,
+            dry_multiplier=sampling.dry_multiplier,
+            dry_base=sampling.dry_base,
+            dry_most=LARGEST_DRY,
+            repetition=sampling.repetition_penalty,
+            frequency=sampling.frequency_penalty,
+            presence=sampling.presence_penalty,
+        )
 
-        The last row follows the history and all of the `draft`; each row before it follows one token less. With
-        `drafts`, each row follows the history and its own draft.
-        """
+    def follow(self, draft: Sequence[int]) -> None:
+        """Let the kernel's next row follow the history and a draft."""
+        terms = self.terms
+        terms.length, terms.drafted = self._history.place(draft), len(draft)
+        terms.tokens = self._history.address
+
+    def apply(self, logits: Tensor, drafts: Sequence[Sequence[int]]) -> Tensor:
+        """Return penalised logits `[rows, vocab]`; each row follows the history and its own draft."""
         if not self.active:
             return logits
         logits = logits.clone()
-        for row, values in enumerate(logits):
-            before = draft[: max(len(draft) - (len(logits) - 1 - row), 0)] if drafts is None else drafts[row]
+        for values, before in zip(logits, drafts, strict=True):
             if self._repetition:
                 self._penalise_seen(values, before)
             if self._frequency:
@@ -164,16 +188,23 @@ class _History:
     """A growing array of token ids; a draft is written after its end without becoming a part of it."""
 
     def __init__(self) -> None:
-        self._buffer = np.zeros(1024, dtype=np.int32)
-        self._length = 0
+        self._buffer = np.zeros(0, dtype=np.int32)
+        self._length = self.address = 0
 
     def append(self, ids: Sequence[int]) -> None:
-        self._length = len(self.view(ids))
+        self._length = self.place(ids)
 
     def view(self, draft: Sequence[int]) -> np.ndarray:
         """Return the history and a draft, until the next call."""
+        end = self.place(draft)  # first: it may replace the buffer
+        return self._buffer[:end]
+
+    def place(self, draft: Sequence[int]) -> int:
+        """Write a draft after the history; return the length of both, which begin at `address`."""
         end = self._length + len(draft)
         if end > len(self._buffer):
-            self._buffer = np.concatenate((self._buffer[: self._length], np.zeros(end, dtype=np.int32)))
-        self._buffer[self._length : end] = draft
-        return self._buffer[:end]
+            self._buffer = np.concatenate((self._buffer[: self._length], np.zeros(end + 1024, dtype=np.int32)))
+            self.address = self._buffer.ctypes.data
+        if draft:
+            self._buffer[self._length : end] = draft
+        return end

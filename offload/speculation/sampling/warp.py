@@ -15,6 +15,7 @@ from torch import Tensor
 from ...errors import TriforceError
 from ...memory.host_memory import download
 from ...settings.config import Sampling
+from .native_choice import NativeChoice
 from .noise import Noise
 from .penalties import Penalties
 
@@ -51,6 +52,13 @@ def warp(logits: Tensor, sampling: Sampling) -> Tensor:
         probs = logits.softmax(dim=-1)
         logits = logits.masked_fill(probs < sampling.min_p * probs.amax(dim=-1, keepdim=True), _NEVER)
     return logits.softmax(dim=-1)
+
+
+def warp_by(kernel: Kernel | None, logits: Tensor, sampling: Sampling) -> Tensor:
+    """Return what a sampler with that kernel, and without penalties, returns as `warp`."""
+    if kernel is None or logits.device.type != "cpu":
+        return warp(logits, sampling)
+    return NativeChoice(kernel, sampling, logits.shape[1]).distribution(logits, [()] * len(logits))
 
 
 def largest(rows: Tensor) -> Tensor:
@@ -146,10 +154,12 @@ def read_tokens(tokens: Tensor, rows: Tensor) -> list[int]:
     is_nan = rows[:, :1].isnan().any(dim=0)  # every number of such a row is NaN
     *values, failed = download(torch.cat((tokens, is_nan.long())))
     if failed:
-        raise TriforceError(
-            "the model gave logits that are no numbers", "try --dtype float32; the weights may be damaged"
-        )
+        raise _no_numbers()
     return values
+
+
+def _no_numbers() -> TriforceError:
+    return TriforceError("the model gave logits that are no numbers", "try --dtype float32; the weights may be damaged")
 
 
 class Sampler:
@@ -176,6 +186,9 @@ class Sampler:
         self.noise = Noise(seed, kernel) if sampling.coupled and not sampling.greedy else None
         self._penalties = Penalties(sampling, vocab, device, breakers)
         self._masks = masks
+        self._native: NativeChoice | None = None
+        if kernel is not None and device.type == "cpu":
+            self._native = NativeChoice(kernel, sampling, vocab, self._penalties, self.noise, self.generator)
 
     def observe_prompt(self, ids: Sequence[int]) -> None:
         """Append tokens of the prompt to the history."""
@@ -217,7 +230,39 @@ class Sampler:
         tentative tokens are not added to the history. With `paths`, each row follows the history and the tentative
         tokens of its own path.
         """
-        return warp(self.penalised(logits, paths, tentative), self.sampling)
+        paths = _paths(len(logits), tentative) if paths is None else paths
+        if self._native is not None and self._native.serves(logits):
+            return self._native.distribution(self._masked(logits, paths), paths)
+        return warp(self.penalised(logits, paths), self.sampling)
+
+    @property
+    def is_fixed(self) -> bool:
+        """Return whether a token follows from the logits and its position alone, without chance."""
+        return self.noise is not None or self.sampling.greedy
+
+    def choose(
+        self,
+        logits: Tensor,
+        positions: Sequence[int],
+        tentative: Sequence[int] = (),
+        paths: Sequence[Sequence[int]] | None = None,
+    ) -> list[int]:
+        """Return the token of each row of logits `[rows, vocab]`, each for its position; other arguments as above.
+
+        It is the likeliest, the one that the noise picks, or drawn. Raises TriforceError as `read_tokens` does.
+        """
+        if self._native is not None and self._native.serves(logits):
+            paths = _paths(len(positions), tentative) if paths is None else paths
+            tokens = self._native.tokens(self._masked(logits, paths), positions, paths)
+            if min(tokens) < 0:
+                raise _no_numbers()
+            return tokens
+        rows = self.distribution(logits, tentative, paths)
+        if self.noise is not None:
+            return read_tokens(self.noise.pick(rows, positions), rows)
+        if self.sampling.greedy:
+            return read_tokens(largest(rows).flatten(), rows)
+        return read_tokens(torch.cat([draw(row, self.generator) for row in rows]), rows)
 
     def draw(self, probs: Tensor, position: int) -> Tensor:
         """Draw the token at a position of the sequence from a distribution `[vocab]`, as `draw` does."""
@@ -226,13 +271,15 @@ class Sampler:
         return self.noise.pick(probs.unsqueeze(0), [position])
 
     @torch.inference_mode()
-    def penalised(
-        self, logits: Tensor, paths: Sequence[Sequence[int]] | None = None, tentative: Sequence[int] = ()
-    ) -> Tensor:
-        """Return logits `[rows, vocab]` after the mask and the penalties alone; tokens as in `distribution`."""
-        if self._masks is not None:
-            if paths is None:
-                ends = range(len(tentative) - len(logits) + 1, len(tentative) + 1)
-                paths = [tentative[: max(end, 0)] for end in ends]
-            logits = self._masks.apply(logits, paths)
-        return self._penalties.apply(logits, tentative, paths)
+    def penalised(self, logits: Tensor, paths: Sequence[Sequence[int]] | None = None) -> Tensor:
+        """Return logits `[rows, vocab]` after the mask and the penalties alone; `paths` as in `distribution`."""
+        paths = [()] * len(logits) if paths is None else paths
+        return self._penalties.apply(self._masked(logits, paths), paths)
+
+    def _masked(self, logits: Tensor, paths: Sequence[Sequence[int]]) -> Tensor:
+        return logits if self._masks is None else self._masks.apply(logits, paths)
+
+
+def _paths(rows: int, tentative: Sequence[int]) -> list[Sequence[int]]:
+    """Return the tokens before each row of a chain: the last one has all, each before it one less."""
+    return [tentative[: max(len(tentative) - behind, 0)] for behind in reversed(range(rows))]

@@ -1,7 +1,5 @@
 """The size and depth of tree with the highest expected throughput on this hardware (Sequoia, arXiv 2402.12374, 3.3)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 

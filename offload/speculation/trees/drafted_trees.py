@@ -1,7 +1,5 @@
 """Which trees a drafter drafts: a fixed shape, the best one of a size for the acceptance so far, or the fastest one."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable, Sequence
 from typing import Protocol
 

@@ -11,8 +11,6 @@ to child (`drafted_trees.ChildAcceptance.rates`), as that requires. For acceptan
 27 % fewer tokens than the program (300 shuffled vectors of 8 children, 16 nodes, depth 8).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import accumulate

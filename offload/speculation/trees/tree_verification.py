@@ -1,7 +1,5 @@
 """Draw the children of a tree's nodes, and verify them: with or without replacement, or the likeliest ones."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple

@@ -20,7 +20,7 @@ from ...memory.host_memory import upload
 from ...settings.config import Sampling
 from ...settings.tree_settings import TreeSampling
 from ..sampling.noise import Noise
-from ..sampling.warp import draw, read_tokens, sample, uniform, warp
+from ..sampling.warp import draw, read_tokens, sample, uniform, warp_by
 from .tree import Draft, Verdict
 from .tree_verification import verify_tree
 
@@ -86,13 +86,13 @@ def verify_draft(draft: Draft, target: Tensor, generator: Generator | None, samp
 _SMALLEST_MARGIN, _STEPS = 1e-7, 20  # of the search for a margin
 
 
-def verify_coupled(drafted: Sequence[int], picks: Sequence[int], parents: Sequence[int] | None = None) -> Verdict:
-    """Return what the target's choices accept of a draft, and the token that follows.
+def verify_choices(drafted: Sequence[int], picks: Sequence[int], parents: Sequence[int] | None = None) -> Verdict:
+    """Return what the target's choices accept of a draft, and the token that follows: of coupled sampling and greedy.
 
     Args:
         drafted: the tokens of the draft.
-        picks: the tokens that the noise picks from the target's rows: after the sequence, and after each node, each
-            with the noise of the position that follows.
+        picks: the tokens that the target's rows give: after the sequence, and after each node. What the noise picks,
+            it picks for the position that follows.
         parents: the index of each node's parent, before the node's own; -1 is the sequence's end. None is a chain.
             Siblings' tokens differ.
     """
@@ -123,12 +123,12 @@ class CoupledChoice:
 
     def pick(self, logits: Tensor, sampling: Sampling | None = None) -> int:
         """Return the chosen token."""
-        probs = warp(logits.unsqueeze(0), sampling or self.sampling)
+        probs = warp_by(self.noise.kernel, logits.unsqueeze(0), sampling or self.sampling)
         return int(self.noise.pick(probs, [self.position]))
 
     def perturbed(self, logits: Tensor) -> Tensor:
         """Return the logits with Gumbel noise, up to a constant; -inf where top-k, top-p or min-p keep no token."""
-        scores = self.noise.scores(warp(logits.unsqueeze(0), self.sampling), [self.position])[0]
+        scores = self.noise.scores(warp_by(self.noise.kernel, logits[None], self.sampling), [self.position])[0]
         return scores.log() * self.sampling.temperature
 
     def margin(self, logits: Tensor, expected: int, emitted: int) -> float:

@@ -45,6 +45,14 @@ def test_profile_plans_a_model_without_its_weights(triforce):
     assert again.splitlines()[-1] == result.stdout.splitlines()[-1]
 
 
+def test_a_plan_for_fewer_threads_is_slower_and_says_how_many(triforce, tmp_path):
+    (tmp_path / "server.yaml").write_text("extends: cpu\nhost: {cores: 32, bandwidth_gb_s: 300, memory_gib: 256}\n")
+    args = ("profile", "--gpu", tmp_path / "server.yaml", "--model", "Llama-3.1-8B", "--context", "8K")
+    found = [triforce(*args, *more).stdout.splitlines() for more in (("--threads", "32"), ("--threads", "4"))]
+    assert "300 GB/s" in found[0][1] and "84 GB/s" in found[1][1]
+    assert "--threads" not in found[0][-1] and "--threads 4 " in found[1][-1]
+
+
 def test_experts_with_bits_of_their_own_are_said_apart(triforce):
     args = ("profile", "--gpu", "4090", "--model", "gpt-oss-20b", *BF16)
     found = json.loads(triforce(*args, "--json").stdout)["plan"]["weight_bits"]

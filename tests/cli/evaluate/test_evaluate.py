@@ -17,10 +17,10 @@ from tests.support.command import assert_error
 from tests.support.models import make_tokenizer
 from tests.support.offloading import native_kernel
 from triforce_cli.evaluate import run
-from triforce_cli.evaluate.endpoint import Endpoint
-from triforce_cli.evaluate.heat_map import heat_map
-from triforce_cli.evaluate.report import Evaluation, evaluation_text
+from triforce_cli.evaluate.report import Evaluation, evaluation_text, heat_map
 from triforce_cli.evaluate.request import CHATTY
+from triforce_cli.evaluate.targets import Endpoint
+from triforce_cli.output.progress import ProgressDisplay
 
 TASKS = ("--tasks", "single,quotation", "--context", "256", "--depths", "2")
 SMALL = ("--budget", "100", "--sink", "4", "--window", "24")
@@ -118,6 +118,8 @@ def test_map_reduce_reads_in_parts(triforce_here):
     command = ("evaluate", "--tasks", "single", "--depths", "1", "--context", "700", "--json")
     records, rows, _ = scores_of(triforce_here(*command, "--modes", "map-reduce=1100"))
     assert list(rows) == ["exact", "map-reduce=1100"] and records[1]["settings"]["part"] == 1100
+    answer = triforce_here(*command, "--modes", "map-reduce=50")
+    assert answer.returncode == 2 and "try larger parts, such as map-reduce=2K" in answer.stderr
 
 
 def test_a_chat_asks_in_the_template(triforce_here, monkeypatch):
@@ -164,15 +166,28 @@ def test_modes_that_cannot_run_are_left_out_unless_they_are_named(triforce_here)
 
 def test_wrong_names(triforce_here):
     assert_error(triforce_here("evaluate", "--tasks", "singel"), 2, "no task 'singel'", "did you mean single?")
+    assert_error(triforce_here("evaluate", "--tasks", ""), 2, "no task ''")
+    assert_error(triforce_here("evaluate", "--modes", ""), 2, "no mode ''")
     assert_error(triforce_here("evaluate", "--modes", "exact,h20"), 2, "no mode 'h20'", "map-reduce, or the URL")
     assert_error(triforce_here("evaluate", "--modes", "recompute"), 2, "bench --quality")
     assert_error(triforce_here("evaluate", "--context", "20", "--modes", "exact"), 2, "too few for")
 
 
+def test_what_is_made_is_shown(triforce_here, monkeypatch):
+    """Items of 64K tokens take seconds each to make, before a model is loaded."""
+    shown = []
+    monkeypatch.setattr(ProgressDisplay, "loading", lambda display, text: shown.append(text))
+    command = ("evaluate", "--tasks", "single", "--context", "200", "--depths", "4")
+    scores_of(triforce_here(*command, "--modes", "exact", "--json"))
+    assert shown[:5] == ["starting", *(f"making item {number} of 4" for number in range(1, 5))] != shown
+
+
 def test_a_length_beyond_the_context_is_refused_before_items_are_made(triforce_here, monkeypatch):
-    monkeypatch.setattr("triforce_cli.evaluate.opened.make_items", None)
+    monkeypatch.setattr("triforce_cli.evaluate.run.make_items", None)
     answer = triforce_here("evaluate", "--context", "1M", "--modes", "exact")
     assert_error(answer, 2, "1,048,576 tokens", "context of 2,048")
+    answer = triforce_here("evaluate", "--context", "200,300", "--modes", "exact")
+    assert_error(answer, 2, "200,300 tokens", 'for two contexts: --context "200, 300"')
 
 
 class _Server(BaseHTTPRequestHandler):

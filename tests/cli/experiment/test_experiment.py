@@ -10,7 +10,7 @@ from offload.errors import SettingsError
 from offload.hardware import profiles
 from tests.support.paths import ROOT
 from triforce_cli.experiment.definition import Check, PlanCase, Value
-from triforce_cli.experiment.judge import judge_check, judge_value, measured_value
+from triforce_cli.experiment.outcome import judge_check, judge_value, measured_value
 from triforce_cli.experiment.plans import Planned, plan_values
 from triforce_cli.experiment.shipped import available, load
 

@@ -10,7 +10,7 @@ from triforce_cli.bench.plot import plot
 from triforce_cli.bench.quality import _Measurement
 from triforce_cli.bench.report import GRID, Measure, Report
 from triforce_cli.experiment.definition import Check
-from triforce_cli.experiment.judge import judge_check
+from triforce_cli.experiment.outcome import judge_check
 from triforce_cli.experiment.shipped import load
 
 HEAD = """

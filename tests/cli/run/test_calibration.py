@@ -76,7 +76,7 @@ def measures(monkeypatch):
 def triforce(tiny_model_dir, config, machine, monkeypatch, capsys):
     """`triforce("profile") -> (exit code, stdout, stderr)` in this process, measuring small sizes."""
     before = torch.get_num_threads()
-    chosen = {"CONFIG": config, "MODEL": tiny_model_dir, "HOME": config.parent, "DEVICE": "cpu", "THREADS": 1}
+    chosen = {"CONFIG": config, "MODEL": tiny_model_dir, "HOME": config.parent, "DEVICE": "cpu", "THREADS": 0}
     for name in ("PROFILE", "COLOR", "METHOD", "DEBUG"):
         monkeypatch.delenv(f"TRIFORCE_{name}", raising=False)
     for name, value in chosen.items():

@@ -102,23 +102,44 @@ def test_concurrent_callers_get_their_own_results(set_threads):
     assert not wrong and not any(caller.is_alive() for caller in callers)
 
 
+def exit_code_of_child(kernel, is_right):
+    """Return 0 if `is_right()` is true in a forked child, which has no threads; those of torch's OpenMP are gone."""
+    child = os.fork()
+    if child == 0:
+        with torch_on_one_thread(kernel):
+            os._exit(0 if is_right() else 7)
+    end = time.monotonic() + 60
+    while (found := os.waitpid(child, os.WNOHANG)) == (0, 0):
+        if time.monotonic() > end:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            pytest.fail("the child hangs")
+        time.sleep(0.01)
+    return os.waitstatus_to_exitcode(found[1])
+
+
 @FORK
 def test_a_forked_child_starts_threads_of_its_own(kernel, set_threads):
     set_threads(3)
     work = Work(kernel, torch.float32)
     expected = work.run()  # the parent's threads exist
-    child = os.fork()
-    if child == 0:
-        with torch_on_one_thread(kernel):  # the threads of torch's OpenMP runtime do not survive a fork
-            os._exit(0 if same(work.run(), expected) and same(work.run(), expected) else 7)
-    end = time.monotonic() + 60
-    while (found := os.waitpid(child, os.WNOHANG)) == (0, 0):
-        if time.monotonic() > end:
-            os.kill(child, signal.SIGKILL)
-            pytest.fail("the child hangs")
-        time.sleep(0.01)
-    assert os.waitstatus_to_exitcode(found[1]) == 0
+    assert exit_code_of_child(kernel, lambda: same(work.run(), expected) and same(work.run(), expected)) == 0
     assert same(work.run(), expected), "the parent's pool still works"
+
+
+@LINUX
+def test_a_thousand_threads_are_no_more_than_the_pool_has(set_threads):
+    """In a child, whose threads end with it."""
+    kernel, x, weight = find_kernel(), draw(700, 96, seed=1), draw(96, seed=2)
+    set_threads(1)
+    expected, found = (kernel.norm(x, weight, 1e-5, torch.empty_like(x)) for _ in range(2))
+    set_threads(1000)
+
+    def is_right():
+        kernel.norm(x, weight, 1e-5, found.zero_())
+        return torch.equal(found, expected) and len(os.listdir("/proc/self/task")) == 1 + 255
+
+    assert exit_code_of_child(kernel, is_right) == 0
 
 
 @pytest.mark.long
