@@ -53,23 +53,18 @@ class Link(Protocol):
 
     def copy(self, pairs: Sequence[Pair], after: Any = None) -> Any:
         """Submit copies that begin once the device has reached the mark `after`; return a ticket to wait with."""
-        ...
 
     def wait(self, ticket: Any) -> None:
         """Make all later computation see the copies of that ticket. Raises TransferFailed."""
-        ...
 
     def finish(self, ticket: Any) -> None:
         """Block until the copies of that ticket have ended, failed or not: the host may use its memory again."""
-        ...
 
     def mark(self) -> Any:
         """Return a mark behind everything submitted to the device so far, for `copy`'s `after`."""
-        ...
 
     def seconds(self, ticket: Any) -> float | None:
         """Return how long the copies of that ticket took, None until that is known."""
-        ...
 
 
 class Ticket:

@@ -34,7 +34,7 @@ INLINE void NAME(quantized_product)(const struct linear *l, struct NAME(linear_w
     struct NAME(quantized_tile) t = {.format = f, .a_stride = l->inputs * x_item, .c_stride = 2 * BLOCK};
     t.sums_stride = groups;
 #if HAS_MAX && LANES == 8
-    const int few = NAME(has_few)(f);
+    const int many = NAME(are_many)(f, rows), few = !many && NAME(has_few)(f);
 #else
     const int few = 0;
 #endif
@@ -50,6 +50,10 @@ INLINE void NAME(quantized_product)(const struct linear *l, struct NAME(linear_w
             if (few) {
                 const int64_t step = l->inputs / inputs * bytes;
                 NAME(few_rows)(rows, panels, t, step, k + depth == l->inputs ? step : 0, x + k * x_item, w->c);
+                continue;
+            }
+            if (many) {
+                NAME(many_rows)(rows, &t, x + k * x_item, w->c + p * BLOCK);
                 continue;
             }
 #endif

@@ -12,18 +12,16 @@ from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from ...caches.protocol import KVCache, StaticCache, StaticStep
 from ...errors import Degraded
+from ...memory.tree_attention import Tree
+from ...model.decoder import Model
 from ...settings.config import LONGEST_GAMMA
-
-if TYPE_CHECKING:
-    from ...caches.protocol import KVCache, StaticCache, StaticStep
-    from ...memory.tree_attention import Tree
-    from ...model.decoder import Model
 
 _WARM_UP = 2  # runs before a recording: libraries choose kernels, compile and allocate memory in the first ones
 # What takes the allocator out of capture mode, in torch since 2.8 and before.

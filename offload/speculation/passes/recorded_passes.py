@@ -6,22 +6,18 @@ import ctypes
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, cast
+from typing import cast
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
-from ...kernels.native.recording import LINEAR, NORM, RecordedLayers, SequenceCalls
-from ...model.decoder import joined
+from ...caches.protocol import KVCache, RecordableCache
+from ...kernels.native.ops import NativeOperations
+from ...kernels.native.recording import LINEAR, NORM, PassInputs, RecordedLayers, SequenceCalls
+from ...memory.tree_attention import Tree
+from ...model.decoder import Model, joined
 from ...settings.method_sizes import KEPT_QUERIES
-
-if TYPE_CHECKING:
-    from ...caches.protocol import KVCache, RecordableCache
-    from ...kernels.native.ops import NativeOperations
-    from ...kernels.native.recording import PassInputs
-    from ...memory.tree_attention import Tree
-    from ...model.decoder import Model
 
 _Recorded = tuple[int, "OrderedDict[Hashable, SequenceCalls]"]  # of a cache, by key, after so many of its moves
 _Begun = tuple["RecordableCache", Hashable, "PassInputs"]  # a cache, and what its `begin_recorded` has returned
