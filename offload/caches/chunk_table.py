@@ -1,7 +1,5 @@
 """The retrieval cache on a GPU that holds the whole KV cache: Triton's kernel reads the selected chunks from there."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
@@ -73,7 +71,7 @@ class ChunkTableCache(InPlaceCache):
     def step_key(self) -> None:
         return None
 
-    def new_step(self, rows: int) -> ChunkTableStep:
+    def new_step(self, rows: int) -> StoreStep:
         return ChunkTableStep(self, rows)
 
     def clear(self) -> None:

@@ -1,7 +1,5 @@
 """The full cache, which keeps every token."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Sequence
 from typing import Protocol
 from weakref import WeakSet
@@ -24,13 +22,6 @@ from ..settings.method_sizes import KEPT_QUERIES
 from .in_flight import InFlightTokens, KeptQueries
 from .recurrent_states import States
 from .static_step import StoreStep
-
-
-class Follower(Protocol):
-    """Observes the queries of prompts."""
-
-    def observe(self, full: FullCache) -> None:
-        """Observe the newest queries of a pass over a prompt that has just been committed."""
 
 
 class FullCache(InFlightTokens):
@@ -316,3 +307,10 @@ class FullCache(InFlightTokens):
         """Note how many queries a pass keeps that does not call `append`."""
         if self._queries is not None:
             self._queries.count = tokens
+
+
+class Follower(Protocol):
+    """Observes the queries of prompts."""
+
+    def observe(self, full: FullCache) -> None:
+        """Observe the newest queries of a pass over a prompt that has just been committed."""

@@ -1,7 +1,5 @@
 """The retrieval cache on any device: the selected chunks are copied to memory on the device."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Iterator, Sequence
 from typing import Any
 
@@ -212,7 +210,7 @@ class QuantizedCopiedCache(CopiedCache):
         super().clear()
         self._groups.zero_()
 
-    def new_step(self, rows: int) -> QuantizedStep:
+    def new_step(self, rows: int) -> StoreStep:
         return QuantizedStep(self, rows, self._kind)
 
 

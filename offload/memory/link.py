@@ -4,8 +4,6 @@ A copy is submitted, runs while the device computes, and is waited for where its
 cuda_link.py. The link here is simulated by a thread, so that order, overlap and failures can be tested on any machine.
 """
 
-from __future__ import annotations
-
 import atexit
 import ctypes
 import queue
@@ -27,7 +25,6 @@ LINK_COST = 8.0  # estimated time to copy a byte over a link, relative to readin
 DISK_COST = 12.0  # the same of a read from disk: 1.5 to 3 GB/s where memory gives 20 to 40
 Pair = tuple[Tensor, Tensor]  # target, source: contiguous, of one size and dtype
 _PATIENCE = 5.0  # seconds for a copy that is under way when the interpreter exits
-_threads: weakref.WeakKeyDictionary[threading.Thread, queue.SimpleQueue[Ticket | None]] = weakref.WeakKeyDictionary()
 
 
 class TransferFailed(TriforceError):
@@ -86,6 +83,9 @@ class Ticket:
         """Wake those that wait for the copies, which have ended or failed."""
         self.error, self.pairs, self.after = error, (), None
         self.done.set()
+
+
+_threads: weakref.WeakKeyDictionary[threading.Thread, queue.SimpleQueue[Ticket | None]] = weakref.WeakKeyDictionary()
 
 
 @atexit.register

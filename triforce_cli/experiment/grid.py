@@ -1,7 +1,5 @@
 """What an experiment measures: methods over lists of settings. Imports no torch."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, get_type_hints

@@ -1,7 +1,5 @@
 """An accumulator whose state Triton's kernel carries from page to page: one launch a page, one at the end."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

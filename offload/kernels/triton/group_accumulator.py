@@ -1,7 +1,5 @@
 """Running attention to tokens as they are and to quantised groups, which Triton's kernels carry from part to part."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """The kernels of attention as torch operations: they have a launch each, and FakeTensorMode knows their shapes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

@@ -1,7 +1,5 @@
 """The kernels of packed_kv.py and pack_runs.py as torch operations, which have a launch each; as in ops.py."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

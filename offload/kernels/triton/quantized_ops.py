@@ -1,7 +1,5 @@
 """The kernels of quantized.py as torch operations: they have a launch each, and FakeTensorMode knows their shapes."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

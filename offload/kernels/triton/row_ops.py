@@ -1,7 +1,5 @@
 """The kernels of rows.py as torch operations, which have a launch each; as in ops.py."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

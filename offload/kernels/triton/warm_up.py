@@ -4,8 +4,6 @@ What a variant depends on: head sizes, the type of numbers, blocks of 16 and of 
 lengths are in device memory. Lengths are none of it.
 """
 
-from __future__ import annotations
-
 import warnings
 from dataclasses import dataclass
 from itertools import product

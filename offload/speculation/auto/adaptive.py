@@ -11,8 +11,6 @@ from ..trees.tree import DraftedTree
 from .drafter_estimates import Arm, Candidate, Cycle
 from .gain import GainMeter, LossBudget
 
-__all__ = ["HORIZON", "AdaptiveScheduler", "Cycle"]
-
 HORIZON = 512  # tokens to come, if it is not known
 _MARGIN = 1.03  # drafting is chosen if its expected rate exceeds plain decoding's by this factor: less may be noise
 _PLAIN_EVERY = 24  # cycles between plain steps: their time, which speculation competes with, must stay up to date

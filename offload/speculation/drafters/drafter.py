@@ -16,11 +16,9 @@ from ...settings.methods import MIDDLES, RETRIEVAL
 from ..passes.runner import Runner
 from ..passes.selected_runner import SelectedRunner
 from ..sampling.warp import Sampler, read_tokens
-from ..trees.tree import NOTHING, Draft, DraftedTree
+from ..trees.tree import Draft, DraftedTree
 from .draft_passes import DraftPasses, ParallelPasses
 from .grown_tree import GrowingDrafting, Growth
-
-__all__ = ["NOTHING", "Draft", "DraftedTree", "Drafter", "ModelDrafter", "SelectedDrafter"]
 
 LONGEST_DRAFT = 24  # tokens, unless there is room for more
 SELECTED_PRIOR = MIDDLES[RETRIEVAL].acceptance
