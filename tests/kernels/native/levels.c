@@ -236,6 +236,18 @@ static void linear_cases(void) {
     }
 }
 
+/* What a choice among logits reads of them. */
+static void choice_case(void) {
+    enum { COUNT = 1003 };
+    float *logits = numbers(COUNT, 1, 8, 20), weights[COUNT], best = level->largest(logits, COUNT);
+    int32_t ids[COUNT + 1] = {0};
+    float sum = (float)level->exponentials(logits, weights, COUNT, best, 1.5f);
+    int64_t found = level->collect(logits, COUNT, 4, ids);
+    close_to("weights of a choice", weights, COUNT, 1e-6), close_to("their sum", &sum, 1, 1e-6);
+    same_bits("largest", &best, sizeof best), same_bits("collected", &found, sizeof found);
+    same_bits("collected", ids, sizeof *ids * found);
+}
+
 /* Norms, the gate, scores of keys, storing tokens, and linear attention. */
 static void row_cases(int wide) {
     enum { WIDTH = 96, DIM = 32, KEYS_SCORED = 600, COUNT = 9 };
@@ -286,11 +298,12 @@ int main(int count, char **arguments) {
     if (!level)
         return 77;
     writes = !strcmp(arguments[1], "write");
-    sum_error = strcmp(level->name, "bf16") ? 3e-6 : 4e-3;
+    sum_error = strstr("portable neon avx2", level->name) ? 3e-6 : 4e-3;
     for (size_t i = 0; i < sizeof attentions / sizeof *attentions; i++)
         attend_case(attentions + i);
     linear_cases();
     row_cases(0), row_cases(1);
+    choice_case();
     round_cases();
     if (!writes)
         fprintf(stderr, "%s: %d wrong\n", level->name, wrong);
