@@ -52,7 +52,7 @@ INLINE vec NAME(float8)(ints code) {
 #define HIGH_SHIFT(bits, quad) ((bits) == 6 ? 8 * ((quad) % 2) : 4 * (quad))
 #define HIGH_EACH(bits) ((bits) == 6 ? 2 : 1)
 
-#if DOTS && !defined(TRIFORCE_EMULATE)
+#if BYTES && !defined(TRIFORCE_EMULATE)
 struct NAME(tables) { /* a format's levels, in registers */
     __m512i levels[2];
 };
@@ -127,6 +127,13 @@ INLINE vec NAME(uneven)(const struct format *f, ints code) { /* two bytes of the
     uint8x16x2_t levels;
     memcpy(&levels, f->levels, sizeof levels);
     return (vec)vqtbl2q_u8(levels, (uint8x16_t)((code * 0x02020000) | 0x0100ffff));
+}
+#elif HAS_MAX && LANES == 8
+INLINE vec NAME(uneven)(const struct format *f, ints code) {
+    const __m256i index = (__m256i)code;
+    const __m256 low = _mm256_permutevar8x32_ps((__m256)NAME(load)(f->levels, 0, 0), index);
+    const __m256 high = _mm256_permutevar8x32_ps((__m256)NAME(load)(f->levels, 8, 0), index);
+    return (vec)_mm256_blendv_ps(low, high, (__m256)(code << 28)); /* by the code's highest bit */
 }
 #else
 NOINLINE static vec NAME(uneven)(const struct format *f, ints code) {
@@ -333,4 +340,6 @@ INLINE void NAME(run_quantized)(int rows, struct NAME(quantized_tile) t, const c
 
 #if HAS_MAX && LANES == 8
 #include "quantized_few.h"
+
+#include "quantized_many.h"
 #endif
