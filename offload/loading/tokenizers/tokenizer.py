@@ -237,7 +237,7 @@ class Tokenizer:
             return Harmony(has_calls)
         if self._template is None or not any(mark in self._template.text for mark in (OPENING, CLOSING)):
             return None
-        end = self._decode(ids[-_LONGEST_OPENING:], skip_special_tokens=False)
+        end = self._decode(list(ids[-_LONGEST_OPENING:]), skip_special_tokens=False)
         return Thinking(is_open=end.rstrip().endswith(OPENING))
 
     def _rendered(self, user: str, system: str | None, think: bool | None) -> str:
