@@ -202,6 +202,37 @@ def test_the_first_draft_is_not_counted():
     assert times.of(0.3) == 0.5
 
 
+def test_a_draft_that_was_slow_once_is_tried_again():
+    """One measurement of twice its time would keep a drafter out for the rest of the answer."""
+    good = Fake("good", always(1.0), 0.4, relative_cost=0.4, prior=0.7)
+    arm = Arm(good, StepTimes())
+    arm.steps.observe(1, 1.0)
+    for seconds in (0.4, 1.2):
+        arm.times.observe(1, seconds)
+    for cycle in range(2, 40):
+        arm.candidate("good", TokenSequence([0]), 10, cycle)
+    assert 0.75 < arm.token_s < 0.85
+    arm.times.observe(1, 0.4)
+    arm.times.relax(1.0)
+    assert arm.token_s < 0.75  # a higher guess changes nothing
+
+
+def test_a_shorter_draft_is_preferred_while_little_is_known():
+    """A longer one that promises hardly more costs more cycles, if it is rejected, than it would gain."""
+    good = Fake("good", always(0.9), 0.1, relative_cost=0.1, prior=0.9)
+    arm = Arm(good, StepTimes())
+    arm.steps.observe(1, 1.0)
+    unsure = arm.candidate("good", TokenSequence([0]), 40, 2)
+    for _ in range(20):
+        arm.acceptance["good"].observe(2, 10, 9)
+    sure = arm.candidate("good", TokenSequence([0]), 40, 2)
+    assert abs(unsure.rate - sure.rate) < 0.01
+    each, draft = unsure.fastest(unsure.rate)
+    best, longer = sure.fastest(sure.rate)
+    assert draft.gamma < longer.gamma and best < each < 1.05 * best
+    assert unsure.fastest(unsure.rate, 0.1) == (float("inf"), None)
+
+
 def test_expected_tokens():
     assert expected_tokens(0, 5) == 1
     assert expected_tokens(1, 5) == 6

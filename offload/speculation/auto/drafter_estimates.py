@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 GAMMAS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 63)
 _WIDTH = 0.2  # weight of a draft's width in its moving average
 _LEAST_RATE = 0.01  # of an acceptance that others are relative to
+_CAUTION = 0.2  # of the spread of an acceptance: a shorter draft may be slower by this factor
 
 
 class Cycle(NamedTuple):
@@ -124,6 +125,7 @@ class Arm:
         """Return what drafts of at most `limit` tokens promise in a cycle; `shift` is added to the acceptance prior."""
         acceptance = self.acceptance.setdefault(kind, Acceptance(self.drafter.prior(kind)))
         plain = self.steps.of(1)
+        self.times.relax(self.drafter.relative_cost * plain)
         guess = self.drafter.setup_cost(sequence) * plain
         if self._growth is not None:
             rows = self._widest + 1
@@ -231,11 +233,13 @@ class Candidate:
     def fastest(self, acceptance: float, most_s: float = float("inf")) -> tuple[float, DraftOption | None]:
         """Return the fewest seconds a token at an acceptance rate, and the draft; None if none is allowed.
 
-        Only drafts whose cycles take at most `most_s` seconds are allowed.
+        Only drafts whose cycles take at most `most_s` seconds are allowed. The less is known of the acceptance, the
+        more a shorter draft, which loses less if it is rejected, is preferred to one that promises hardly more.
         """
         allowed = (option for option in self.options if option.seconds <= most_s)
-        rated = ((option.seconds / option.expected(acceptance, self.rate), option) for option in allowed)
-        return min(rated, key=lambda each: each[0], default=(float("inf"), None))
+        rated = [(option.seconds / option.expected(acceptance, self.rate), option) for option in allowed]
+        enough = (1 + _CAUTION * self.spread) * min((each for each, _ in rated), default=0.0)
+        return next((each for each in rated if each[0] <= enough), (float("inf"), None))
 
     def observe(self, number: int, cycle: Cycle) -> None:
         """Update the acceptance with the verification of this candidate's draft, in the cycle of that number."""

@@ -6,6 +6,7 @@ MAX_RATIO = 2.0  # a measured time counts up to this multiple of its estimate: a
 ATTENTION_COST = 1.3  # the time to read a byte of KV, relative to a byte of weights: measured on CPUs
 ROW_COST = 0.15  # prior: the time of each further row of a verification, relative to one row
 _MEMORY = 32.0  # verified tokens of an acceptance rate
+_RELAX = 0.02  # of the difference to its prior, which the time of a draft loses in a cycle
 _SLOPE_WEIGHT = 8.0  # of the prior time of a further row, in squared rows: one measurement of a few rows replaces it
 
 
@@ -153,6 +154,11 @@ class DraftTimes:
     def of(self, guess: float) -> float:
         """Return seconds per token; `guess`, or less if that was too much, before the first measurement."""
         return min(guess, self._most) if self._per_token is None else self._per_token
+
+    def relax(self, guess: float) -> None:
+        """Let an estimate above `guess` decay to it: drafts that were slow once are tried again."""
+        if self._per_token is not None and self._per_token > guess:
+            self._per_token += _RELAX * (guess - self._per_token)
 
     def limit(self, tokens: int, seconds: float) -> None:
         """Note that a draft of `tokens` and a one-off cost took `seconds` together."""
