@@ -1,7 +1,5 @@
 """What triforce runs on, in the words of the README, and the names of hardware on which it does not."""
 
-from __future__ import annotations
-
 import re
 
 RUNS_ON = (
