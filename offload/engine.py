@@ -4,18 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Generator, Hashable, Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from .batching.batch import Batch, BatchEvent
+from .batching.lane import Lane
 from .batching.memory import BatchMemory
+from .batching.request import BatchRequest, Events
+from .constraints.masks import TokenMasks
+from .constraints.vocabulary import ConstraintVocabulary
 from .evaluation.answers import answer_chances, most_tokens
 from .events import Event, Prefilled
 from .kernels.linear import multiplies_natively
 from .kernels.native import Kernel, generate_on_one_thread, torch_on_one_thread
 from .loading.prompt_checks import check_prompt, check_vocabulary, token_ids
+from .loading.quantized_copy import QuantizedCopies
+from .memory.factory import TieredStoreFactory
+from .model.decoder import Model, QuantizedCopy
 from .model.heads import Head
 from .planning.self_draft import best_level, expected_agreements, relative_costs
 from .prompt_cache.fingerprint import TOKENS as PROMPT_BLOCK
+from .prompt_cache.prefill import PromptCache
 from .session import Session
 from .session_keeper import SessionKeeper
 from .settings.config import QUANTIZE, GenerationConfig, Sampling, Speculation
@@ -40,16 +48,6 @@ from .speculation.levels.lossless import Replay, replay
 from .speculation.passes.runner import Runner
 from .speculation.passes.steps import AT_ONCE, Executor
 from .speculation.sampling.warp import Sampler
-
-if TYPE_CHECKING:
-    from .batching.lane import Lane
-    from .batching.request import BatchRequest, Events
-    from .constraints.masks import TokenMasks
-    from .constraints.vocabulary import ConstraintVocabulary
-    from .loading.quantized_copy import QuantizedCopies
-    from .memory.factory import TieredStoreFactory
-    from .model.decoder import Model, QuantizedCopy
-    from .prompt_cache.prefill import PromptCache
 
 _Result = TypeVar("_Result")
 Evaluation = Callable[[Runner], Generator[Prefilled, None, _Result]]

@@ -1,21 +1,16 @@
 """The session of the last request, kept for the next one, which may share a prefix with it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 from .errors import UsageError
+from .memory.factory import TieredStoreFactory
+from .memory.store import Store
+from .model.decoder import Model
+from .model.heads import Head
+from .prompt_cache.prefill import PromptCache
 from .session import Session
 from .settings.config import Speculation
-
-if TYPE_CHECKING:
-    from .memory.factory import TieredStoreFactory
-    from .memory.store import Store
-    from .model.decoder import Model
-    from .model.heads import Head
-    from .prompt_cache.prefill import PromptCache
 
 
 class SessionKeeper:

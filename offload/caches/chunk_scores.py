@@ -29,11 +29,9 @@ class ChunkScores(Protocol):
 
         A row is layer * kv_heads + KV head; query `[layers, kv_heads, head_dim]` in fp32.
         """
-        ...
 
     def truncate(self, chunks: int) -> None:
         """Note that the tokens of all but the first `chunks` chunks may have changed."""
-        ...
 
 
 class KeptMeanKeys:

@@ -79,17 +79,22 @@ class MemoryEstimate:
         return self.kv_layers * self.layer_kv + self.fixed_kv
 
     @property
+    def parts(self) -> dict[str, int]:
+        """Return the bytes of each part, by its name for people."""
+        return {
+            "weights": self.weights,
+            f"KV cache of {counted(self.tokens, 'token')}": self.kv,
+            "retrieval cache": self.retrieval,
+            "draft model": self.draft,
+            "quantised copy": self.copy,
+            "lookup index": self.lookup,
+            "CUDA": self.cuda,
+            "activations": self.activations,
+        }
+
+    @property
     def total(self) -> int:
-        return (
-            self.weights
-            + self.kv
-            + self.activations
-            + self.retrieval
-            + self.draft
-            + self.copy
-            + self.cuda
-            + self.lookup
-        )
+        return sum(self.parts.values())
 
     def for_sequences(self, count: int, shared: int = 0) -> MemoryEstimate:
         """Return the estimate for `count` such sequences together, of which the first `shared` tokens are the same.
@@ -276,17 +281,7 @@ def check_fit(need: MemoryEstimate, free: int, may_pack: bool = False) -> None:
     """
     if need.total <= free:
         return
-    parts = {
-        "weights": need.weights,
-        f"KV cache of {counted(need.tokens, 'token')}": need.kv,
-        "retrieval cache": need.retrieval,
-        "draft model": need.draft,
-        "quantised copy": need.copy,
-        "lookup index": need.lookup,
-        "CUDA": need.cuda,
-        "activations": need.activations,
-    }
-    listed = ", ".join(f"{name} {size_text(size)}" for name, size in parts.items() if size)
+    listed = ", ".join(f"{name} {size_text(size)}" for name, size in need.parts.items() if size)
     lighter = "--draft lookup, " if need.copy else ""
     lighter += "--kv packed, which loses nothing, " if may_pack else ""
     raise OutOfMemory(

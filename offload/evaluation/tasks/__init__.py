@@ -3,13 +3,12 @@
 Most are after RULER (arXiv 2404.06654). Imports no torch.
 """
 
-from .common_words import COMMON_WORDS
-from .frequent_words import FREQUENT_WORDS
 from .needles import MULTIKEY, MULTIQUERY, MULTIVALUE, SINGLE
 from .questions import QUESTIONS
 from .quotation import QUOTATION
 from .tracking import TRACKING
 from .turns import TURNS
+from .word_counts import COMMON_WORDS, FREQUENT_WORDS
 
 TASKS = {
     task.name: task

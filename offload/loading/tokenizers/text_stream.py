@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ...events import Event, Finished, Logprobs, ScoredToken, Text, Thought, Tokens
 from .scored_text import ScoredText
-from .thinking import Harmony, Thinking
+from .thinking import Harmony, Thinking, overlap
 
 if TYPE_CHECKING:
     from .tokenizer import Tokenizer
@@ -83,15 +83,10 @@ class StopStrings:
         if found:  # the earliest end wins, then the earliest start: independent of how the text was cut into pieces
             safe, self._pending = self._pending[: min(found)[1]], ""
             return safe, True
-        hold = max((self._overlap(stop) for stop in self._stops), default=0)
+        hold = max((overlap(self._pending, stop) for stop in self._stops), default=0)
         cut = len(self._pending) - hold
         safe, self._pending = self._pending[:cut], self._pending[cut:]
         return safe, False
-
-    def _overlap(self, stop: str) -> int:
-        """Return how many characters at the end of the pending text may be the beginning of `stop`."""
-        longest = min(len(stop) - 1, len(self._pending))
-        return next((n for n in range(longest, 0, -1) if self._pending.endswith(stop[:n])), 0)
 
     def flush(self) -> str:
         """Return the pending text at the end; it turned out not to be a stop string."""

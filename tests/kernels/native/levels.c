@@ -61,7 +61,7 @@ static void same_row(const char *name, const void *row, const void *alone, int64
 
 static void *room(int64_t bytes) { return aligned_alloc(64, (bytes + 63) / 64 * 64); }
 
-static uint32_t draw(uint32_t *seed) {
+static uint32_t next_random(uint32_t *seed) {
     *seed = *seed * 1664525 + 1013904223;
     return *seed;
 }
@@ -70,8 +70,8 @@ static uint32_t draw(uint32_t *seed) {
 static void *numbers(int64_t count, int wide, float scale, uint32_t seed) {
     char *x = room(count * (wide ? 4 : 2));
     for (int64_t i = 0; i < count; i++) {
-        float value = scale * (float)(int32_t)draw(&seed) * 0x1p-31f;
-        write_element(x, i, draw(&seed) >> 28 ? value : 2 * value, wide);
+        float value = scale * (float)(int32_t)next_random(&seed) * 0x1p-31f;
+        write_element(x, i, next_random(&seed) >> 28 ? value : 2 * value, wide);
     }
     return x;
 }
@@ -177,11 +177,11 @@ static char *weights_of(const struct format *f) {
     for (int64_t b = 0; b < panels * blocks; b++) {
         char *block = weight + b * bytes, *numbers = block + header_bytes(f);
         for (int64_t i = 0; i < bytes; i++)
-            block[i] = (char)(draw(&seed) >> 24);
+            block[i] = (char)(next_random(&seed) >> 24);
         for (int i = 0; i < header_bytes(f) / 2 && f->nested; i++) /* fp16 below 2 */
             ((uint16_t *)block)[i] &= 0x9fff;
         for (int i = 0; i < header_bytes(f) / 4 && f->wide; i++)
-            ((float *)block)[i] = (float)(int32_t)draw(&seed) * 0x1p-31f;
+            ((float *)block)[i] = (float)(int32_t)next_random(&seed) * 0x1p-31f;
         for (int g = 0; g < block_groups(f); g++, numbers += group_bytes(f)) {
             for (int i = 0; i < code_bytes(f->bits) && f->bits == FLOAT8; i++)
                 numbers[i] &= (char)0xbf;
