@@ -101,6 +101,12 @@ def test_a_system_that_refuses_changes_nothing(calls):
     assert panel_memory((1024, 1024), torch.float32).shape == (1024, 1024)
 
 
+def test_memory_that_is_refused_later_lies_where_it_is_written(calls):
+    assert numa.nodes().is_interleaved
+    calls.refused = errno.EINVAL  # a node was taken away from the process
+    assert bytes(new_memory(mmap.PAGESIZE)) == bytes(mmap.PAGESIZE)
+
+
 @LINUX
 def test_the_system_takes_the_calls(monkeypatch):
     """On this machine's own nodes, of which one is enough; the policy of the process stays what it was."""

@@ -55,7 +55,8 @@ def new_memory(size: int) -> mmap.mmap:
     with contextlib.suppress(OSError, AttributeError):  # a Linux kernel built without them, or another system
         memory.madvise(mmap.MADV_HUGEPAGE)
     if nodes().is_interleaved:
-        _bind(memory, nodes().numbers)
+        with contextlib.suppress(OSError):  # a cpuset may have changed since they were looked at
+            _bind(memory, nodes().numbers)
     return memory
 
 

@@ -1,10 +1,8 @@
 """The settings that `/set` changes: those of sampling and of generation, by the names of their options."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from offload.errors import SettingsError
 from offload.hardware.schema import did_you_mean
@@ -13,9 +11,7 @@ from offload.settings.generation import parse_sampling
 
 from ..options.config_file import value_text
 from ..options.other_names import other_name
-
-if TYPE_CHECKING:
-    from ..run.model_request import ModelRequest
+from ..run.model_request import ModelRequest
 
 _NAMES = {"sampling": "coupled"}  # options of another name than their setting's
 _PARSERS: Mapping[str, tuple[Callable[[str], Any], str]] = {

@@ -18,6 +18,7 @@ from ..options.mode_checks import free_on_disk
 from ..options.settings import given_options, resolve
 from ..output.stdout_formats import json_line
 from ..run.measured_rates import load_or_measure, measure_disk, measure_packing
+from ..run.processor import processor
 from ..run.prompt_cache import prompt_folder
 
 if TYPE_CHECKING:
@@ -53,8 +54,6 @@ def doctor(
     import torch
 
     from offload.api.diagnosis import examine
-
-    from ..run.processor import processor
 
     terminal = ctx.obj.terminal
     report = examine(settings.engine, processor(torch.device("cpu")), ctx.obj.home, measure=not no_measure)

@@ -39,5 +39,7 @@ def plant_frequent(draw: Random, depth: float) -> Planted:
     return Planted([], question, "The three most frequent words are:", tuple(words[:_ASKED]), units)
 
 
-COMMON_WORDS = Task("common-words", "the five most common words of a list", plant_common, has_depth=False)
-FREQUENT_WORDS = Task("frequent-words", "the three most frequent of invented words", plant_frequent, has_depth=False)
+WORD_COUNTS = (
+    Task("common-words", "the five most common words of a list", plant_common, has_depth=False),
+    Task("frequent-words", "the three most frequent of invented words", plant_frequent, has_depth=False),
+)

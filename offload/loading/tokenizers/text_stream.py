@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from ...events import Event, Finished, Logprobs, ScoredToken, Text, Thought, Tokens
 from .scored_text import ScoredText
 from .thinking import Harmony, Thinking, overlap
-
-if TYPE_CHECKING:
-    from .tokenizer import Tokenizer
-    from .tool_calls import ToolFormat
+from .tokenizer import Tokenizer
+from .tool_calls import ToolFormat
 
 _INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
 _LONGEST_WINDOW = 64  # tokens

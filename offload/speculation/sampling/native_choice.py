@@ -37,7 +37,7 @@ class NativeChoice:
         if self._penalties is not None:
             self._call.penalties = ctypes.pointer(self._penalties.terms)
         self._chances = _chances(generator)
-        self._coupled = None if noise is None else (noise, torch.empty((1, vocab)))
+        self._coupled = None if noise is None else (noise, torch.empty((1, vocab), dtype=torch.float32))
         self._logits: Tensor | None = None  # the last ones: those of recorded passes lie in the same memory
         self._address = 0
 

@@ -204,8 +204,8 @@ class _History:
         """Write a draft after the history; return the length of both, which begin at `address`."""
         end = self._length + len(draft)
         if end > len(self._slots):
-            self._buffer = np.concatenate((self._buffer[: self._length], np.zeros(end + 1024, dtype=np.int32)))
-            self._slots, self.address = self._buffer.data, self._buffer.ctypes.data
+            new = np.concatenate((self._buffer[: self._length], np.zeros(end + 1024, dtype=np.int32)))
+            self._buffer, self._slots, self.address = new, new.data, new.ctypes.data  # at once: an interrupt may come
         for place, token in enumerate(draft, self._length):
             self._slots[place] = token
         return end
