@@ -320,6 +320,24 @@ INLINE void NAME(rows_of_width)(const int bits, int rows, struct NAME(quantized_
 #endif
 }
 
+#if LANES == 8 && HAS_MAX /* at most three rows, by functions of their own: in a large one sums leave the registers */
+#define FEW_CODES(count, width)                                                                                    \
+    NOINLINE static void NAME(codes_##count##_##width)(const struct NAME(quantized_tile) *t, const char *a, float *c) { \
+        NAME(run_codes)(count, width, t, a, c);                                                                    \
+    }
+#define EACH_COUNT(width) FEW_CODES(1, width) FEW_CODES(2, width) FEW_CODES(3, width)
+EACH_COUNT(4) EACH_COUNT(5) EACH_COUNT(6) EACH_COUNT(8) EACH_COUNT(FLOAT8)
+#undef FEW_CODES
+#undef EACH_COUNT
+#undef CASE
+#define CASE(width)                                                                                                \
+    case width:                                                                                                    \
+        (rows == 1 ? NAME(codes_1_##width) : rows == 2 ? NAME(codes_2_##width) : NAME(codes_3_##width))(&t, a, c); \
+        break;
+TARGET static void NAME(quantized_rows)(int rows, struct NAME(quantized_tile) t, const char *a, float *c) {
+    EACH_WIDTH(t.format->bits, CASE)
+}
+#else
 TARGET static void NAME(quantized_rows)(int rows, struct NAME(quantized_tile) t, const char *a, float *c) {
 #if LANES == 16 && HAS_MAX
     if (t.format->bits == 4)
@@ -330,6 +348,7 @@ TARGET static void NAME(quantized_rows)(int rows, struct NAME(quantized_tile) t,
 #endif
         NAME(rows_of_width)(t.format->bits, rows, &t, a, c);
 }
+#endif
 #undef CASE
 #undef PARTS
 
