@@ -122,18 +122,18 @@ INLINE ints NAME(code)(const int bits, int p, const int odd, const char *codes, 
 }
 
 /* Return the levels of codes that are not evenly spaced. */
-#if HAS_MAX && LANES == 8
+#if HAS_MAX && LANES == 4
+INLINE vec NAME(uneven)(const struct format *f, ints code) { /* two bytes of the table each; others are 0 */
+    uint8x16x2_t levels;
+    memcpy(&levels, f->levels, sizeof levels);
+    return (vec)vqtbl2q_u8(levels, (uint8x16_t)((code * 0x02020000) | 0x0100ffff));
+}
+#elif HAS_MAX && LANES == 8
 INLINE vec NAME(uneven)(const struct format *f, ints code) {
     const __m256i index = (__m256i)code;
     const __m256 low = _mm256_permutevar8x32_ps((__m256)NAME(load)(f->levels, 0, 0), index);
     const __m256 high = _mm256_permutevar8x32_ps((__m256)NAME(load)(f->levels, 8, 0), index);
     return (vec)_mm256_blendv_ps(low, high, (__m256)(code << 28)); /* by the code's highest bit */
-}
-#elif HAS_MAX && LANES == 4
-INLINE vec NAME(uneven)(const struct format *f, ints code) { /* two bytes of the table each; others are 0 */
-    uint8x16x2_t levels;
-    memcpy(&levels, f->levels, sizeof levels);
-    return (vec)vqtbl2q_u8(levels, (uint8x16_t)((code * 0x02020000) | 0x0100ffff));
 }
 #else
 NOINLINE static vec NAME(uneven)(const struct format *f, ints code) {
@@ -320,6 +320,24 @@ INLINE void NAME(rows_of_width)(const int bits, int rows, struct NAME(quantized_
 #endif
 }
 
+#if LANES == 8 && HAS_MAX /* at most three rows, by functions of their own: in a large one sums leave the registers */
+#define FEW_CODES(count, width)                                                                                    \
+    NOINLINE static void NAME(codes_##count##_##width)(const struct NAME(quantized_tile) *t, const char *a, float *c) { \
+        NAME(run_codes)(count, width, t, a, c);                                                                    \
+    }
+#define EACH_COUNT(width) FEW_CODES(1, width) FEW_CODES(2, width) FEW_CODES(3, width)
+EACH_COUNT(4) EACH_COUNT(5) EACH_COUNT(6) EACH_COUNT(8) EACH_COUNT(FLOAT8)
+#undef FEW_CODES
+#undef EACH_COUNT
+#undef CASE
+#define CASE(width)                                                                                                \
+    case width:                                                                                                    \
+        (rows == 1 ? NAME(codes_1_##width) : rows == 2 ? NAME(codes_2_##width) : NAME(codes_3_##width))(&t, a, c); \
+        break;
+TARGET static void NAME(quantized_rows)(int rows, struct NAME(quantized_tile) t, const char *a, float *c) {
+    EACH_WIDTH(t.format->bits, CASE)
+}
+#else
 TARGET static void NAME(quantized_rows)(int rows, struct NAME(quantized_tile) t, const char *a, float *c) {
 #if LANES == 16 && HAS_MAX
     if (t.format->bits == 4)
@@ -330,6 +348,7 @@ TARGET static void NAME(quantized_rows)(int rows, struct NAME(quantized_tile) t,
 #endif
         NAME(rows_of_width)(t.format->bits, rows, &t, a, c);
 }
+#endif
 #undef CASE
 #undef PARTS
 
