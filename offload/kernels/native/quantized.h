@@ -122,18 +122,18 @@ INLINE ints NAME(code)(const int bits, int p, const int odd, const char *codes, 
 }
 
 /* Return the levels of codes that are not evenly spaced. */
-#if HAS_MAX && LANES == 8
+#if HAS_MAX && LANES == 4
+INLINE vec NAME(uneven)(const struct format *f, ints code) { /* two bytes of the table each; others are 0 */
+    uint8x16x2_t levels;
+    memcpy(&levels, f->levels, sizeof levels);
+    return (vec)vqtbl2q_u8(levels, (uint8x16_t)((code * 0x02020000) | 0x0100ffff));
+}
+#elif HAS_MAX && LANES == 8
 INLINE vec NAME(uneven)(const struct format *f, ints code) {
     const __m256i index = (__m256i)code;
     const __m256 low = _mm256_permutevar8x32_ps((__m256)NAME(load)(f->levels, 0, 0), index);
     const __m256 high = _mm256_permutevar8x32_ps((__m256)NAME(load)(f->levels, 8, 0), index);
     return (vec)_mm256_blendv_ps(low, high, (__m256)(code << 28)); /* by the code's highest bit */
-}
-#elif HAS_MAX && LANES == 4
-INLINE vec NAME(uneven)(const struct format *f, ints code) { /* two bytes of the table each; others are 0 */
-    uint8x16x2_t levels;
-    memcpy(&levels, f->levels, sizeof levels);
-    return (vec)vqtbl2q_u8(levels, (uint8x16_t)((code * 0x02020000) | 0x0100ffff));
 }
 #else
 NOINLINE static vec NAME(uneven)(const struct format *f, ints code) {
