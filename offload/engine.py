@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Generator, Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Generator, Hashable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from .batching.batch import Batch, BatchEvent
+from .batching.lane import Lane
 from .batching.memory import BatchMemory
+from .batching.request import BatchRequest, Events
+from .constraints.masks import TokenMasks
+from .constraints.vocabulary import ConstraintVocabulary
+from .errors import UsageError
 from .evaluation.answers import answer_chances, most_tokens
 from .events import Event, Prefilled
 from .kernels.linear import multiplies_natively
 from .kernels.native import Kernel, generate_on_one_thread, torch_on_one_thread
 from .loading.prompt_checks import check_prompt, check_vocabulary, token_ids
+from .loading.quantized_copy import QuantizedCopies
+from .memory.factory import TieredStoreFactory
+from .memory.store import Store
+from .model.decoder import Model, QuantizedCopy
 from .model.heads import Head
 from .planning.self_draft import best_level, expected_agreements, relative_costs
 from .prompt_cache.fingerprint import TOKENS as PROMPT_BLOCK
+from .prompt_cache.prefill import PromptCache
 from .session import Session
-from .session_keeper import SessionKeeper
 from .settings.config import QUANTIZE, GenerationConfig, Sampling, Speculation
 from .settings.constraint import Constraint
 from .settings.kv_formats import KV_FORMATS
@@ -41,21 +51,11 @@ from .speculation.passes.runner import Runner
 from .speculation.passes.steps import AT_ONCE, Executor
 from .speculation.sampling.warp import Sampler
 
-if TYPE_CHECKING:
-    from .batching.lane import Lane
-    from .batching.request import BatchRequest, Events
-    from .constraints.masks import TokenMasks
-    from .constraints.vocabulary import ConstraintVocabulary
-    from .loading.quantized_copy import QuantizedCopies
-    from .memory.factory import TieredStoreFactory
-    from .model.decoder import Model, QuantizedCopy
-    from .prompt_cache.prefill import PromptCache
-
 _Result = TypeVar("_Result")
 Evaluation = Callable[[Runner], Generator[Prefilled, None, _Result]]
 
 
-class Engine(SessionKeeper):
+class Engine:
     """Generate with a loaded model, and a draft model if there is one: token ids in, events out, no text.
 
     The engine keeps the caches of the last request; the prefix that the next prompt shares with it is not run again.
@@ -88,13 +88,32 @@ class Engine(SessionKeeper):
         makes quantised copies of the model for `draft="self"`; without it, the model drafts with its own weights.
         `constraints` makes the masks of constrained answers.
         """
-        super().__init__(model, draft, prefill_chunk, stores, prompts)
+        self.model, self.draft = model, draft
+        self.stores, self.prompts = stores, prompts
+        self._prefill_chunk = prefill_chunk
+        self.idle_session: Session | None = None
+        self._reserved = 0
         self._dry_breakers = dry_breakers
         self.eos_ids = frozenset(eos_ids)
         self._copies = copies
         self._constraints = constraints
         self._level: str | None = None  # of the copy, once it has been chosen
         self._batch_room: Callable[[int], int] | None = None
+
+    def reserve(self, tokens: int) -> None:
+        """Make new sessions with a capacity of at least `tokens`, so that a longer request can reuse the caches of a
+        shorter one. Has no effect if RoPE depends on the length: then only requests of the same length share caches.
+        """
+        self._reserved = tokens
+
+    def release(self) -> None:
+        """Free the caches of the last request."""
+        self.idle_session = None
+
+    def forget(self) -> None:
+        """Drop all cached tokens but keep the memory: the next request runs its whole prompt."""
+        if self.idle_session is not None:
+            self.idle_session.full.truncate(0)
 
     def limit_batches(self, room: Callable[[int], int]) -> None:
         """Let a batch take at most so many bytes for keys and values as `room` returns for its `parallel` sequences.
@@ -309,6 +328,40 @@ class Engine(SessionKeeper):
         session = self._session(length, settings=settings)
         with self._keeping(session):
             return (yield from generate_on_one_thread(self._kernel_of_all_models(), run(session.full)))
+
+    @contextmanager
+    def _keeping(self, session: Session) -> Iterator[None]:
+        """Keep the session for the next request, also if this one is closed or interrupted, or was wrong.
+
+        A session in which anything else has failed may be half changed: it is dropped.
+        """
+        keeps = True
+        try:
+            yield
+        except Exception as error:
+            keeps = isinstance(error, UsageError)
+            raise
+        finally:
+            if keeps:
+                self.idle_session = session
+
+    def _session(self, capacity: int, spare: int = 0, settings: Speculation | None = None) -> Session:
+        """Return the idle session if it has room and the right cache, else a new one."""
+        session, self.idle_session = self.idle_session, None
+        settings = settings or Speculation()
+        if session is not None and session.serves(capacity, spare, settings):
+            return session
+        del session  # free its memory before the new one is allocated
+        if not self.model.shape.rope_depends_on_length:
+            capacity = max(capacity, self._reserved)
+        return self._new_session(capacity, spare, settings)
+
+    def _new_session(
+        self, capacity: int, spare: int, settings: Speculation, store: Store | None = None, scope: str = ""
+    ) -> Session:
+        prompts = self.prompts.scoped(scope) if self.prompts is not None and scope else self.prompts
+        more = (self.stores, prompts, spare, settings, store)
+        return Session(self.model, self.draft, capacity, self._prefill_chunk, *more)
 
     def _breakers(self, sampling: Sampling) -> Collection[int]:
         return self._dry_breakers() if sampling.dry_multiplier > 0 else ()

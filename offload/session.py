@@ -1,14 +1,17 @@
 """A session: one sequence and its caches, kept between requests so that a shared prefix is not prefilled again."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Generator, Hashable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from .constraints.masks import TokenMasks
 from .events import Event, Finished, Pinned, Tokens
+from .memory.factory import TieredStoreFactory
+from .memory.store import Store
 from .model.assistant import Assistant
+from .model.decoder import Model, QuantizedCopy
 from .model.dflash import DFlash
 from .model.heads import Head
+from .prompt_cache.prefill import PromptCache
 from .sequence import TokenSequence
 from .settings.config import LONGEST_GAMMA, GenerationConfig, Sampling, Speculation
 from .settings.method_sizes import (
@@ -37,13 +40,6 @@ from .speculation.passes.selected_runner import SelectedRunner
 from .speculation.passes.steps import AT_ONCE, Executor
 from .speculation.sampling.logprobs import LogprobsRecorder
 from .speculation.sampling.warp import Sampler
-
-if TYPE_CHECKING:
-    from .constraints.masks import TokenMasks
-    from .memory.factory import TieredStoreFactory
-    from .memory.store import Store
-    from .model.decoder import Model, QuantizedCopy
-    from .prompt_cache.prefill import PromptCache
 
 
 class Session:

@@ -149,7 +149,7 @@ def main() -> None:
     parser.add_argument("--heads", type=int, default=9)
     parser.add_argument("--kv-heads", type=int, default=3)
     parser.add_argument("--head-dim", type=int, default=64)
-    parser.add_argument("--level", nargs="+", default=["auto"], help="of the kernel: amx, avx512, avx2, neon, portable")
+    parser.add_argument("--level", nargs="+", default=["auto"], help="of the kernel, such as avx2, or portable")
     parser.add_argument("--readers", type=int, nargs="+", default=[0], help="processes that read memory meanwhile")
     parser.add_argument(
         "--processors", type=int, help="that attention runs on, the readers on the others (default: all)"

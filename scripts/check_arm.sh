@@ -10,7 +10,7 @@ set -euo pipefail
 # shellcheck source=scripts/setup.sh
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 
-readonly cross="${CROSS:-aarch64-linux-gnu}" levels=(portable neon)
+readonly cross="${CROSS:-aarch64-linux-gnu}" levels=(portable neon bf16)
 readonly flags=(-std=gnu11 -O2 -pthread -Wno-psabi "$root/tests/kernels/native/levels.c" -lm)
 
 for tool in gcc "$cross-gcc" qemu-aarch64; do

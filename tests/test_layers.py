@@ -11,6 +11,7 @@ from tests.support.paths import ROOT
 LIBRARY = sorted((ROOT / "offload").rglob("*.py"))
 SOURCES = [*LIBRARY, *sorted((ROOT / "triforce_cli").rglob("*.py"))]
 USES_THE_ENVIRONMENT = {
+    ROOT / "offload" / "kernels" / "native" / "threads.py",  # OMP_NUM_THREADS, as torch does
     ROOT / "offload" / "loading" / "hub" / "bundled.py",  # passes it on to pip
     ROOT / "offload" / "parallel" / "process_group.py",  # torch reads there what torchrun and `launch` have set
 }

@@ -4,6 +4,7 @@ import ctypes
 import errno
 import mmap
 import sys
+import weakref
 
 import pytest
 import torch
@@ -71,7 +72,8 @@ def test_a_system_without_nodes_has_none(tmp_path):
     assert usable_nodes({0, 1}, tmp_path) == ()
 
 
-def test_keys_values_and_large_weights_are_interleaved(calls):
+def test_keys_values_and_large_weights_are_interleaved(calls, monkeypatch):
+    monkeypatch.setattr(layout, "_MAPPING", 0)  # no weight shares one
     assert numa.nodes() == Nodes((0, 2), is_interleaved=True)
     calls.clear()  # the attempt
     host_memory((3, mmap.PAGESIZE), torch.bfloat16)
@@ -99,6 +101,12 @@ def test_a_system_that_refuses_changes_nothing(calls):
     assert panel_memory((1024, 1024), torch.float32).shape == (1024, 1024)
 
 
+def test_memory_that_is_refused_later_lies_where_it_is_written(calls):
+    assert numa.nodes().is_interleaved
+    calls.refused = errno.EINVAL  # a node was taken away from the process
+    assert bytes(new_memory(mmap.PAGESIZE)) == bytes(mmap.PAGESIZE)
+
+
 @LINUX
 def test_the_system_takes_the_calls(monkeypatch):
     """On this machine's own nodes, of which one is enough; the policy of the process stays what it was."""
@@ -118,12 +126,28 @@ def test_the_system_takes_the_calls(monkeypatch):
         numa._bind(memory, (numa._MOST_NODES - 1,))
 
 
-def test_products_of_interleaved_panels_have_the_same_bits(monkeypatch):
+@LINUX
+def test_weights_share_a_mapping_that_is_freed_with_the_last_of_them():
+    shared = layout._SharedMapping()
+    memory, first = shared.place(layout._SMALL + 1)
+    other, second = shared.place(layout._SMALL)
+    assert other is memory and (first, second) == (0, layout._SMALL + layout._LINE)
+    full, start = shared.place(layout._MAPPING // 8)
+    while full is memory:
+        full, start = shared.place(layout._MAPPING // 8)
+    assert start == 0, "what does not fit begins a mapping"
+    own, start = shared.place(layout._MAPPING // 8 + 1)
+    assert len(own) == layout._MAPPING // 8 + 1 and start == 0
+    kept = [weakref.ref(each) for each in (memory, full)]
+    del memory, other, full
+    assert [each() for each in kept] == [None, None]
+
+
+def test_products_of_panels_in_a_mapping_have_the_same_bits(monkeypatch):
     kernel = find_kernel()
-    monkeypatch.setattr(layout, "_SMALL", 0)
     weight, x = draw(100, 64, seed=1), draw(3, 64, seed=2)
     found = []
-    for is_interleaved in (False, True):
-        monkeypatch.setattr(layout, "nodes", lambda is_interleaved=is_interleaved: Nodes((0,), is_interleaved))
+    for small in (2**30, 0, 0):
+        monkeypatch.setattr(layout, "_SMALL", small)
         found.append(kernel.linear(x, pack_weight(weight), None, None, torch.empty(3, 100, dtype=weight.dtype)))
-    assert torch.equal(*found)
+    assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])

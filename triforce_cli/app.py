@@ -98,7 +98,8 @@ def _start(
     if color not in ("auto", "always", "never"):
         raise UsageError(f"--color is {color!r}", "use auto, always or never")
     ctx.obj = AppState(ranks.terminal_for(ranks.world_position(os.environ), color), cache_home(os.environ))
-    _show_library_warnings(ctx.obj.terminal)
+    warnings.filterwarnings("always", category=Degraded)  # this library's own; those of others stay hidden
+    warnings.showwarning = lambda message, *_: ctx.obj.terminal.warn(str(message))
     for warning in unknown_variables(os.environ):
         ctx.obj.terminal.warn(warning)
     if ctx.invoked_subcommand in _PRINTING:
@@ -106,12 +107,6 @@ def _start(
     if ctx.invoked_subcommand is None:
         typer.echo(ctx.get_help())
         raise Exit(WRONG_USE)
-
-
-def _show_library_warnings(terminal: Terminal) -> None:
-    """Print this library's own warnings to the user; those of other libraries stay hidden."""
-    warnings.filterwarnings("always", category=Degraded)
-    warnings.showwarning = lambda message, *_: terminal.warn(str(message))
 
 
 def _needed(args: Sequence[str]) -> Sequence[str]:

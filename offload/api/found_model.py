@@ -9,7 +9,7 @@ import torch
 
 from ..architecture.config import ModelShape
 from ..architecture.dims import Dimensions
-from ..architecture.footprint import chunk_of
+from ..architecture.footprint import Where, chunk_of
 from ..architecture.kv_formats import stored_bytes
 from ..architecture.parameters import WeightBits
 from ..errors import SettingsError
@@ -113,9 +113,8 @@ class FoundModel:
         reads = settings.approximate is not None and "chunk" in APPROXIMATIONS[settings.approximate].reads
         if not reads and not has_middle(settings, tokens):
             return None
-        device = self.device.type
-        in_blocks = device != "cpu" or self.kernel != "off"
-        return chunk_of(settings, tokens, device, offloaded, self._retrieves_in_place, self.config.kv, in_blocks)
+        where = Where(self.device.type, offloaded, self._retrieves_in_place, self.config.kv)
+        return chunk_of(settings, tokens, where, in_blocks=where.device != "cpu" or self.kernel != "off")
 
     def check_fit(self, tokens: int, memory_limit: int | None = None) -> None:
         """Raise OutOfMemory if a sequence of `tokens` does not fit the device, or `memory_limit` bytes of it."""

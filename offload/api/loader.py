@@ -1,7 +1,5 @@
 """Opens a model from a configuration: finds its files, and refuses wrong requests before the weights are loaded."""
 
-from __future__ import annotations
-
 from os import PathLike
 from pathlib import Path
 

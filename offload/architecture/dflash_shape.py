@@ -11,7 +11,7 @@ from ..errors import UnsupportedModel
 from ..short_repr import short_repr
 from .config_checks import ConfigCheck
 from .dims import Dimensions
-from .head_shape import DFLASH, OF_TARGETS, HeadDimensions, HeadShape, number, other_target
+from .head_shape import DFLASH, OF_TARGETS, HeadDimensions, HeadShape, layer_ids, number, other_target, token_of
 from .hf_config import shape_from_config
 from .layer_spec import SLIDING
 
@@ -80,20 +80,18 @@ def dflash_shape(config: Mapping[str, Any], target: Dimensions, check: ConfigChe
     of_target = number(config, "num_target_layers", target.layers, check)
     if of_target != target.layers:
         raise other_target("number of layers", of_target, target.layers)
-    taps, mask = _taps(values.get("target_layer_ids"), target.layers, check), values.get("mask_token_id")
-    if type(mask) is not int or not 0 <= mask < layers.vocab:
-        raise check.error("mask_token_id", mask, f"a token of the vocabulary of {layers.vocab:,}")
+    read = layer_ids("target_layer_ids", values.get("target_layer_ids"), target.layers - 1, check)
     kinds = config.get("layer_types")
     kinds = kinds if isinstance(kinds, list) and len(kinds) == layers.layers else [""] * layers.layers
     every = next((values[name] for name in ("is_causal", "causal") if values.get(name) is not None), None)
     return DFlashShape(
         DFLASH,
         replace(layers, eos_ids=()),
-        taps,
+        tuple(each + 1 for each in read),  # what leaves a layer enters the next
         target.hidden,
         layers.vocab,
         window=_window(values, kinds),
-        mask_token=mask,
+        mask_token=token_of("mask_token_id", values, layers.vocab, check),
         block=number(values, "block_size", 16, check),
         markov=number(values, "markov_rank", 0, check) if values.get("markov_rank") else 0,
         causal=tuple(kind == SLIDING if every is None else bool(every) for kind in kinds),
@@ -101,14 +99,6 @@ def dflash_shape(config: Mapping[str, Any], target: Dimensions, check: ConfigChe
         output_scale=float(values.get("output_multiplier") or 1.0),
         output_cap=float(values.get("final_logit_softcapping") or 0.0),
     )
-
-
-def _taps(ids: Any, layers: int, check: ConfigCheck) -> tuple[int, ...]:
-    """Return the layers whose inputs are read, from those whose outputs are: what leaves one enters the next."""
-    is_right = isinstance(ids, list) and ids and all(type(each) is int and 0 <= each < layers for each in ids)
-    if not is_right or len(set(ids)) < len(ids):
-        raise check.error("target_layer_ids", ids, f"different numbers of 0 to {layers - 1}")
-    return tuple(each + 1 for each in ids)
 
 
 def _window(values: Mapping[str, Any], kinds: list[str]) -> int | None:

@@ -1,5 +1,7 @@
 """Estimates the memory of a run in bytes, apart from weights and the full KV cache. Imports nothing heavy."""
 
+from typing import NamedTuple
+
 from ..settings.config import Speculation
 from ..settings.kv_formats import EXACT, KV_FORMATS
 from ..settings.method_sizes import (
@@ -63,54 +65,49 @@ def dequantized_bytes(shape: Dimensions) -> int:
 SCORED_BYTES = 64 * 2**20  # of mean keys in fp32 that a GPU computes at once
 
 
-def has_second_cache(
-    settings: Speculation, tokens: int, device: str, offloaded: int, in_place: bool, kv: str = EXACT
-) -> bool:
-    """Return whether there is another selected cache: one that takes a list alone, or a copy of KV over a CPU's link.
+class Where(NamedTuple):
+    """Where the full cache's keys and values are, and how they are selected.
 
-    Arguments as of `retrieval_bytes`.
-    """
-    takes_list = in_place and (device == "cpu" or not KV_FORMATS[kv].is_plain)
-    return has_alternative(settings, tokens) and (takes_list or (device == "cpu" and offloaded > 0))
-
-
-def retrieval_bytes(
-    shape: Dimensions,
-    settings: Speculation,
-    tokens: int,
-    itemsize: int,
-    device: str,
-    offloaded: int = 0,
-    in_place: bool = False,
-    kv: str = EXACT,
-) -> int:
-    """Return the bytes of the selected caches, with the mean keys and queries that are kept for selections.
-
-    Args:
+    Attributes:
         device: "cpu" or "cuda".
         offloaded: layers whose KV is in host memory.
         in_place: the selected chunks are a list of the full cache's blocks or chunks, not a copy.
         kv: the format of the full cache's keys and values.
     """
-    chunk = chunk_of(settings, tokens, device, offloaded, in_place, kv)
+
+    device: str
+    offloaded: int = 0
+    in_place: bool = False
+    kv: str = EXACT
+
+
+def has_second_cache(settings: Speculation, tokens: int, where: Where) -> bool:
+    """Return whether there is another selected cache: one that takes a list alone, or a copy of KV over a link."""
+    on_cpu = where.device == "cpu"
+    takes_list = where.in_place and (on_cpu or not KV_FORMATS[where.kv].is_plain)
+    return has_alternative(settings, tokens) and (takes_list or (on_cpu and where.offloaded > 0))
+
+
+def retrieval_bytes(shape: Dimensions, settings: Speculation, tokens: int, itemsize: int, where: Where) -> int:
+    """Return the bytes of the selected caches, with the mean keys and queries that are kept for selections."""
+    chunk = chunk_of(settings, tokens, where)
     chunks, slots = tokens // chunk, middle_tokens(settings, tokens) // chunk
     table = shape.layers * shape.kv_heads * slots * 4
     copied = shape.kv_bytes(tail_tokens(settings) + chunk + PADDING, itemsize)
     copied += shape.layers * format_bytes(shape, selected_format(settings), slots * chunk, itemsize)
-    caches = 1 + has_second_cache(settings, tokens, device, offloaded, in_place, kv)
-    selected = caches * (table if in_place else copied)
+    caches = 1 + has_second_cache(settings, tokens, where)
+    selected = caches * (table if where.in_place else copied)
     queries = shape.layers * KEPT_QUERIES * shape.heads * shape.head_dim * itemsize
-    return selected + queries + kept_mean_key_bytes(shape, chunks, itemsize, device, offloaded)
+    return selected + queries + kept_mean_key_bytes(shape, chunks, itemsize, where)
 
 
-def chunk_of(
-    settings: Speculation, tokens: int, device: str, offloaded: int, in_place: bool, kv: str, in_blocks: bool = True
-) -> int:
+def chunk_of(settings: Speculation, tokens: int, where: Where, in_blocks: bool = True) -> int:
     """Return how many tokens are selected together: whole blocks of the native kernel, where it attends or could.
 
     Of quantised keys and values, those of the full cache or of the retrieval cache alone, they are groups. No chunk
-    crosses the end of a page. `in_blocks`: pages lie in the kernel's blocks. Other arguments as of `retrieval_bytes`.
+    crosses the end of a page. `in_blocks`: pages lie in the kernel's blocks.
     """
+    device, offloaded, in_place, kv = where
     grain = PAGE_GRAIN if (offloaded and in_blocks) or (in_place and device == "cpu") else 1
     # A page has one of the two sizes, and no chunk crosses its end.
     span = 0 if not offloaded else _MOST if settings.chunk > LEAST_PAGE else LEAST_PAGE
@@ -120,30 +117,22 @@ def chunk_of(
     return selected_chunk(settings, grain, span, tokens)
 
 
-def kept_mean_key_bytes(shape: Dimensions, chunks: int, itemsize: int, device: str, offloaded: int) -> int:
+def kept_mean_key_bytes(shape: Dimensions, chunks: int, itemsize: int, where: Where) -> int:
     """Return the bytes of the mean keys that a selector keeps; see caches/chunk_scores.py."""
-    if device == "cpu":
+    if where.device == "cpu":
         return shape.kv_bytes(chunks, itemsize) // 2
-    return offloaded * shape.kv_heads * chunks * (shape.head_dim + 4)  # 8 bits, and a scale in fp32
+    return where.offloaded * shape.kv_heads * chunks * (shape.head_dim + 4)  # 8 bits, and a scale in fp32
 
 
-def selection_bytes(
-    shape: Dimensions,
-    settings: Speculation,
-    tokens: int,
-    device: str,
-    offloaded: int = 0,
-    in_place: bool = False,
-    kv: str = EXACT,
-) -> int:
-    """Return the bytes that a selection takes while it runs. Arguments as of `retrieval_bytes`."""
-    chunk = chunk_of(settings, tokens, device, offloaded, in_place, kv)
+def selection_bytes(shape: Dimensions, settings: Speculation, tokens: int, where: Where) -> int:
+    """Return the bytes that a selection takes while it runs."""
+    chunk = chunk_of(settings, tokens, where)
     chunks, slots = tokens // chunk, middle_tokens(settings, tokens) // chunk
     rows = shape.layers * shape.kv_heads
-    if device == "cpu":
+    if where.device == "cpu":
         return rows * (8 * chunks + 16 * slots)  # scores in two precisions; the indices and scores chosen
     scoring = 3 * SCORED_BYTES + 2 * 4 * shape.kv_heads * chunks
-    copies = 3 if offloaded else 1  # as they come over the link, in plain order, and all of them together
+    copies = 3 if where.offloaded else 1  # as they come over the link, in plain order, and all of them together
     replacing = rows * (4 * chunks + 12 * 8 * slots) + copies * GATHERED_BYTES  # booleans by chunk, integers by slot
     return 8 * rows * slots + max(scoring, replacing)
 

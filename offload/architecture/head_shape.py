@@ -22,6 +22,7 @@ from .weight_formats import level_of, rounded_bits
 
 EAGLE3, DFLASH = "eagle3", "dflash"
 _PARALLEL = "peagle"  # EAGLE-3 heads that draft all tokens in one pass, in the format of `speculators`
+_TAPS = "eagle_aux_hidden_state_layer_ids"  # the layers whose inputs a head reads
 _EAGLE_LAYERS = ("llama", "qwen3")  # kinds of layers that EAGLE-3 heads have
 OF_TARGETS = {"layer_types": None, "sliding_window": None, "use_sliding_window": False, "max_window_layers": 0}
 _MTP_FAMILIES = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
@@ -171,11 +172,13 @@ def eagle3_shape(config: Mapping[str, Any], target: Dimensions, check: ConfigChe
     width = number(config, "target_hidden_size", layers.hidden, check)
     if width != target.hidden:
         raise other_target("hidden size", width, target.hidden)
-    ids = config.get("eagle_aux_hidden_state_layer_ids") or eagle.get("eagle_aux_hidden_state_layer_ids")
+    ids = config.get(_TAPS) or eagle.get(_TAPS)
+    if ids is None:
+        ids = [2, target.layers // 2, target.layers - 3]
     return HeadShape(
         EAGLE3,
         replace(layers, eos_ids=()),
-        _taps(ids, target.layers, check),
+        layer_ids(_TAPS, ids, target.layers, check),
         width,
         number(config, "draft_vocab_size", layers.vocab, check),
         norm_before_residual=bool(config.get("norm_before_residual", is_speculators)),
@@ -201,24 +204,25 @@ def mtp_shape(config: Mapping[str, Any], target: ModelShape, check: ConfigCheck)
     return HeadShape(MTP, layers, (target.layers,), target.hidden, target.vocab)
 
 
-def _taps(ids: Any, layers: int, check: ConfigCheck) -> tuple[int, ...]:
-    """Return the layers whose inputs a head reads: by default those of EAGLE-3."""
-    if ids is None:
-        ids = [2, layers // 2, layers - 3]
-    is_right = isinstance(ids, list) and ids and all(type(each) is int and 0 <= each <= layers for each in ids)
+def layer_ids(name: str, ids: Any, most: int, check: ConfigCheck) -> tuple[int, ...]:
+    """Return the layers that a drafter reads. Raises CheckpointError."""
+    is_right = isinstance(ids, list) and ids and all(type(each) is int and 0 <= each <= most for each in ids)
     if not is_right or len(set(ids)) < len(ids):
-        raise check.error("eagle_aux_hidden_state_layer_ids", ids, f"different numbers of 0 to {layers}")
+        raise check.error(name, ids, f"different numbers of 0 to {most}")
     return tuple(ids)
+
+
+def token_of(name: str, config: Mapping[str, Any], vocab: int, check: ConfigCheck) -> int:
+    """Return a token that a config names. Raises CheckpointError."""
+    if type(token := config.get(name)) is not int or not 0 <= token < vocab:
+        raise check.error(name, token, f"a token of the vocabulary of {vocab:,}")
+    return token
 
 
 def _mask_token(config: Mapping[str, Any], kind: str, vocab: int, check: ConfigCheck) -> int | None:
     """Return the mask token of a head that drafts all tokens in one pass; None of others. Raises CheckpointError."""
     name = "ptd_token_id" if "ptd_token_id" in config else "mask_token_id"
-    if (token := config.get(name)) is None and kind != _PARALLEL:
-        return None
-    if type(token) is not int or not 0 <= token < vocab:
-        raise check.error(name, token, f"a token of the vocabulary of {vocab:,}")
-    return token
+    return None if config.get(name) is None and kind != _PARALLEL else token_of(name, config, vocab, check)
 
 
 def _window(own: Mapping[str, Any]) -> int | None:

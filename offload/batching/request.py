@@ -9,10 +9,6 @@ from ..settings.config import GenerationConfig, Sampling, Speculation
 Events = Generator[Event, int | None]
 
 
-def _unchanged(events: Events) -> Events:
-    return events
-
-
 def never() -> bool:
     """Return False: a sequence that is not cancelled."""
     return False
@@ -33,7 +29,7 @@ class BatchRequest:
     sampling: Sampling
     config: GenerationConfig
     speculation: Speculation = field(default_factory=Speculation)
-    text: Callable[[Events], Events] = _unchanged
+    text: Callable[[Events], Events] = field(default=lambda events: events)
     is_cancelled: Callable[[], bool] = never
     scope: str = ""
     logprobs: int | None = None

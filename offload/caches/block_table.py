@@ -33,7 +33,7 @@ class TableCache(InPlaceCache):
     def _allocate(self) -> None:
         """Chunks are whole blocks or groups, and the full cache's store is one of blocks."""
         store, kind = self._full.store, self._kind
-        assert self._chunk % max(BLOCK, KV_FORMATS[kind].run) == 0, "chunks are whole blocks or groups"
+        assert self.chunk % max(BLOCK, KV_FORMATS[kind].run) == 0, "chunks are whole blocks or groups"
         self._store: Any = store  # BlockStore or QuantizedStore
         self._groups: list[Groups] = []  # of each layer; none of an exact table
         if not KV_FORMATS[kind].is_plain:
@@ -44,7 +44,7 @@ class TableCache(InPlaceCache):
         self._table = self._blocks  # of the pass: their places in the store
 
     def _use(self, chosen: Tensor, chunks: int) -> None:
-        each, start, shape = self._chunk // BLOCK, chunks * self._chunk, self._store.shape
+        each, start, shape = self.chunk // BLOCK, chunks * self.chunk, self._store.shape
         self.selection = chosen.sort(dim=-1).values
         table = blocks_of(self.selection, each, start // BLOCK, -(-(start + self._room) // BLOCK))
         table = table.view(shape.layers, shape.kv_heads, -1)
@@ -52,7 +52,7 @@ class TableCache(InPlaceCache):
             self._blocks = torch.empty(table.shape, dtype=torch.int32)
         self._blocks.copy_(table)
         if self._groups:
-            copies = self._blocks[:, :, : self.selection.shape[1] * self._chunk // BLOCK]
+            copies = self._blocks[:, :, : self.selection.shape[1] * self.chunk // BLOCK]
             self._quantize(copies[:, :, :: GROUP // BLOCK] // (GROUP // BLOCK))
             copies.bitwise_not_()
 
@@ -77,7 +77,7 @@ class TableCache(InPlaceCache):
 
     def begin(self, tokens: int, tree: Tree | None = None) -> None:
         super().begin(tokens, tree)
-        self._table = self._store.places(self._blocks, self._length)
+        self._table = self._store.places(self._blocks, self.length)
 
     def begin_recorded(self, tokens: int, tree: Tree | None = None) -> tuple[Hashable, PassInputs]:
         """Begin a pass as in `RecordableCache`."""

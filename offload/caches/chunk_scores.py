@@ -29,15 +29,15 @@ class ChunkScores(Protocol):
 
         A row is layer * kv_heads + KV head; query `[layers, kv_heads, head_dim]` in fp32.
         """
-        ...
 
     def truncate(self, chunks: int) -> None:
         """Note that the tokens of all but the first `chunks` chunks may have changed."""
-        ...
 
 
 class KeptMeanKeys:
     """Scores from the mean keys of all layers, kept in the store's dtype and computed only for new chunks."""
+
+    _first = 0  # the first layer whose mean keys are kept
 
     def __init__(self, store: Store, chunk: int, room: int) -> None:
         """`room`: chunks of the store's capacity."""
@@ -60,12 +60,16 @@ class KeptMeanKeys:
 
     def extend(self, chunks: int) -> None:
         """Keep the mean keys of the first `chunks` chunks."""
-        for first in range(self.kept, chunks, self._size):
-            last = min(first + self._size, chunks)
-            for layer in range(self._store.shape.layers):
-                start, end = first * self._chunk, last * self._chunk
-                self._write(layer, first, self._store.mean_keys(layer, start, end, self._chunk))
+        for start, end in self._slices(self.kept, chunks):
+            for layer in range(self._first, self._store.shape.layers):
+                self._write(layer - self._first, start, self._mean_keys(layer, start, end))
         self.kept = max(self.kept, chunks)
+
+    def _slices(self, start: int, end: int) -> Iterator[tuple[int, int]]:
+        return ((first, min(first + self._size, end)) for first in range(start, end, self._size))
+
+    def _mean_keys(self, layer: int, start: int, end: int) -> Tensor:
+        return self._store.mean_keys(layer, start * self._chunk, end * self._chunk, self._chunk)
 
     def scores(self, query: Tensor, chunks: int) -> Iterator[Tensor]:
         self.extend(chunks)
@@ -105,7 +109,7 @@ class PanelMeanKeys(KeptMeanKeys):
         return found
 
 
-class LayerScores:
+class LayerScores(KeptMeanKeys):
     """Scores layer by layer: of resident layers from their keys, of the others from mean keys kept in 8 bits.
 
     A mean key is kept as integers with one scale, its largest number divided by 127.
@@ -113,42 +117,32 @@ class LayerScores:
 
     def __init__(self, store: Store, chunk: int, room: int) -> None:
         """`room`: chunks of the store's capacity. Its resident layers keep no mean keys."""
-        shape = store.shape
-        self._store, self._chunk = store, chunk
-        self.kept = 0
-        self._size = max(SCORED_BYTES // (4 * shape.kv_heads * shape.head_dim), 1)  # chunks that are scored at once
-        self._first = store.resident_layers  # the first layer whose mean keys are kept
+        self._first = store.resident_layers
+        super().__init__(store, chunk, room)
+        self._size *= chunk  # chunks that are scored at once
+        self._scales = torch.empty(self._means.shape[:3], dtype=torch.float32, device=store.device)
+
+    def _new_means(self, room: int) -> Tensor:
+        shape = self._store.shape
         size = (shape.layers - self._first, shape.kv_heads, room, shape.head_dim)
-        self._means = torch.empty(size, dtype=torch.int8, device=store.device)
-        self._scales = torch.empty(size[:3], dtype=torch.float32, device=store.device)
+        return torch.empty(size, dtype=torch.int8, device=self._store.device)
 
     def scores(self, query: Tensor, chunks: int) -> Iterator[Tensor]:
-        self._keep_new(chunks)
+        self.extend(chunks)
         for layer, each in enumerate(query.unsqueeze(-1)):
             found = torch.empty((len(each), chunks), dtype=torch.float32, device=query.device)
             for start, end in self._slices(0, chunks):
                 if layer < self._first:
-                    means = self._store.mean_keys(layer, start * self._chunk, end * self._chunk, self._chunk)
-                    found[:, start:end] = torch.bmm(means, each).squeeze(-1)
+                    found[:, start:end] = torch.bmm(self._mean_keys(layer, start, end), each).squeeze(-1)
                 else:
                     at = (layer - self._first, slice(None), slice(start, end))
                     found[:, start:end] = torch.bmm(self._means[at].float(), each).squeeze(-1) * self._scales[at]
             yield found
 
-    def _keep_new(self, chunks: int) -> None:
-        for start, end in self._slices(self.kept, chunks):
-            for kept in range(len(self._means)):
-                means = self._store.mean_keys(self._first + kept, start * self._chunk, end * self._chunk, self._chunk)
-                scales = means.abs().amax(-1).div_(127).clamp_(min=_SMALLEST_SCALE)
-                self._means[kept, :, start:end] = means.div_(scales.unsqueeze(-1)).round_()
-                self._scales[kept, :, start:end] = scales
-        self.kept = max(self.kept, chunks)
-
-    def _slices(self, start: int, end: int) -> Iterator[tuple[int, int]]:
-        return ((first, min(first + self._size, end)) for first in range(start, end, self._size))
-
-    def truncate(self, chunks: int) -> None:
-        self.kept = min(self.kept, chunks)
+    def _write(self, layer: int, first: int, means: Tensor) -> None:
+        some = slice(first, first + means.shape[1])
+        self._scales[layer, :, some] = scales = means.abs().amax(-1).div_(127).clamp_(min=_SMALLEST_SCALE)
+        self._means[layer, :, some] = means.div_(scales.unsqueeze(-1)).round_()
 
 
 def chunk_scores(store: Store, chunk: int, room: int) -> ChunkScores:

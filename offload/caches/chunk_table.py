@@ -1,7 +1,5 @@
 """The retrieval cache on a GPU that holds the whole KV cache: Triton's kernel reads the selected chunks from there."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
@@ -27,17 +25,12 @@ class ChunkTableCache(InPlaceCache):
         self.table = torch.zeros(size, dtype=torch.int32, device=store.device)  # the first of them are used
         self.lengths = torch.zeros(3, dtype=torch.long, device=store.device)  # of a recorded step; `seen` comes first
 
-    @property
-    def chunk(self) -> int:
-        """Return the tokens of a chunk."""
-        return self._chunk
-
     def _use(self, chosen: Tensor, chunks: int) -> None:
         used = chosen.shape[1]
         self.selection = chosen.sort(dim=-1).values
         self.table[:, :, :used] = self.selection.view(*self.table.shape[:2], used)
         self.lengths[1:2].fill_(used)
-        self.lengths[2:].fill_(chunks * self._chunk)
+        self.lengths[2:].fill_(chunks * self.chunk)
 
     def attend(self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None) -> Tensor:
         q = append(self.store, layer, self.start, q, k, v, self.rows_of(layer), self.stored)
@@ -46,39 +39,39 @@ class ChunkTableCache(InPlaceCache):
         if self.tree is not None:
             return self._attend_tree(q, keys, values, table)
         parts = [
-            attend_table(part, keys, values, table, self._chunk, (self.seen + index * ROWS, self.tail_start))
+            attend_table(part, keys, values, table, self.chunk, (self.seen + index * ROWS, self.tail_start))
             for index, part in enumerate(q.split(ROWS))
         ]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def lend(self, layer: int, q: Tensor) -> Tensor:
         table, lengths = self.table[layer, :, : self.selection.shape[1]], (self.seen - 1, self.tail_start)
-        return attend_table(rotate(q, self.rows_of(layer)), *self.store.layer(layer), table, self._chunk, lengths)
+        return attend_table(rotate(q, self.rows_of(layer)), *self.store.layer(layer), table, self.chunk, lengths)
 
     def _attend_tree(self, q: Tensor, keys: Tensor, values: Tensor, table: Tensor) -> Tensor:
-        at = slice(self._length, self.start + len(q))
+        at = slice(self.length, self.start + len(q))
         own = attend_masked(q, keys[:, at], values[:, at], self.tree.on(q.device).sees[-len(q) :])
         if self.seen == 1:
             return own.out.to(q.dtype)
         lengths = (self.seen - 1, self.tail_start)
-        parts = [attend_table_before(part, keys, values, table, self._chunk, lengths) for part in q.split(ROWS)]
+        parts = [attend_table_before(part, keys, values, table, self.chunk, lengths) for part in q.split(ROWS)]
         return merge([Partial(*map(torch.cat, zip(*parts, strict=True))), own]).out
 
     def unused(self, rows: int) -> int:
         """Return the first position behind the full cache's tokens and a pass of so many rows."""
-        return max(self._length + rows, self._full.length)
+        return max(self.length + rows, self._full.length)
 
     def fits(self, rows: int) -> bool:
         return self.unused(rows) < self._full.capacity
 
     def begin_padded(self, tokens: int, rows: int) -> None:
-        assert self.fits(rows), f"{rows} rows behind {self._length} tokens"
+        assert self.fits(rows), f"{rows} rows behind {self.length} tokens"
         self.begin(tokens)
 
     def step_key(self) -> None:
         return None
 
-    def new_step(self, rows: int) -> ChunkTableStep:
+    def new_step(self, rows: int) -> StoreStep:
         return ChunkTableStep(self, rows)
 
     def clear(self) -> None:

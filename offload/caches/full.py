@@ -1,7 +1,5 @@
 """The full cache, which keeps every token."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Sequence
 from typing import Protocol
 from weakref import WeakSet
@@ -24,14 +22,6 @@ from ..settings.method_sizes import KEPT_QUERIES
 from .in_flight import InFlightTokens, KeptQueries
 from .recurrent_states import States
 from .static_step import StoreStep
-
-
-class Follower(Protocol):
-    """Observes the queries of prompts."""
-
-    def observe(self, full: FullCache) -> None:
-        """Observe the newest queries of a pass over a prompt that has just been committed."""
-        ...
 
 
 class FullCache(InFlightTokens):
@@ -70,16 +60,12 @@ class FullCache(InFlightTokens):
         return self.store.device
 
     @property
-    def length(self) -> int:
-        return self._length
-
-    @property
     def held(self) -> int:
         return self._held if self._held_at == self.writes else 0
 
     def begin(self, tokens: int, tree: Tree | None = None, chunk: int | None = None) -> None:
         """Begin a pass as in `KVCache`; with `chunk`, each layer attends chunk by chunk, in one call each."""
-        end = self._length + (tokens if tree is None else len(tree))
+        end = self.length + (tokens if tree is None else len(tree))
         if tokens < 1 or end > self.capacity:  # no assert: recorded calls of the native kernel check nothing more
             raise AssertionError(f"{end} tokens in a cache of {self.capacity}")
         self._enter(tokens, tree)
@@ -89,12 +75,12 @@ class FullCache(InFlightTokens):
             self._forget_queries()  # until `commit`: those of an interrupted pass are of some layers
         else:
             self._begin_tree(tree)
-        self.store.begin(self._length, end - self._length, chunk, self._held)
+        self.store.begin(self.length, end - self.length, chunk, self._held)
         if self.windows is not None:
-            self.windows.begin(self._length, tokens, tree, self._held)
+            self.windows.begin(self.length, tokens, tree, self._held)
         if self.states is not None:
             assert tree is None, "linear attention has no trees"
-            self.states.begin(self._length, tokens)
+            self.states.begin(self.length, tokens)
 
     def _begin_tree(self, tree: Tree) -> None:
         self._held_at = self.writes
@@ -105,7 +91,7 @@ class FullCache(InFlightTokens):
         q = append(self.store, layer, self.start, q, k, v, rows_of(self.store.shape, layer, self.rows))
         if self._queries is not None and k is not None:
             self._queries.keep_of_tree(layer, q, self._held)
-        return self.store.attend(layer, q, self._length, self.tree, lse)
+        return self.store.attend(layer, q, self.length, self.tree, lse)
 
     def attend(self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None, lse: Tensor | None = None) -> Tensor:
         if self.tree is not None:
@@ -121,17 +107,17 @@ class FullCache(InFlightTokens):
 
         `layer` counts the layers that attend to all tokens. The store is one without tiers.
         """
-        rows = rows_of(self.store.shape, layer, self.rope.rows(self._length, self._length + 1))
-        return self.store.attend(layer, rotate(q, rows), self._length - 1)
+        rows = rows_of(self.store.shape, layer, self.rope.rows(self.length, self.length + 1))
+        return self.store.attend(layer, rotate(q, rows), self.length - 1)
 
     def append(self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None) -> tuple[Tensor, int]:
         """Store keys and values as `attend` does; return the rotated queries, and the position of the first one."""
-        is_next = self._next is not None and self._next[0] == layer and self._next[1] < self._length + self._inflight
-        start = self._next[1] if is_next else self._length
+        is_next = self._next is not None and self._next[0] == layer and self._next[1] < self.length + self._inflight
+        start = self._next[1] if is_next else self.length
         self._next = layer, start + len(q)
         rows = self.rows
         if len(q) < self._inflight:
-            rows = tuple(row[start - self._length :][: len(q)] for row in rows)
+            rows = tuple(row[start - self.length :][: len(q)] for row in rows)
         q = append(self.store, layer, start, q, k, v, rows_of(self.store.shape, layer, rows))
         if self._queries is not None and k is not None:
             self._queries.keep(layer, q)
@@ -146,24 +132,24 @@ class FullCache(InFlightTokens):
         tokens = self._inflight
         super()._commit_pass()
         if self._queries is not None:
-            self._queries.end = self._length
+            self._queries.end = self.length
         if tokens > KEPT_QUERIES:
             for follower in self.followers:
                 follower.observe(self)
 
     def _compact(self, keep: Sequence[int]) -> None:
-        self.store.compact(self._length, keep)
+        self.store.compact(self.length, keep)
         if self._queries is not None and keep:
-            self._queries.keep_path(keep, self._length)
+            self._queries.keep_path(keep, self.length)
 
     def begin_recorded(self, tokens: int, tree: Tree | None = None) -> tuple[Hashable, PassInputs]:
         """Begin a pass as in `RecordableCache`; at most KEPT_QUERIES tokens."""
         self.begin(tokens, tree)
         if tree is None:
             self._set_num_queries(tokens)
-            return self._queries is not None, self._inputs(self._length + 1)
+            return self._queries is not None, self._inputs(self.length + 1)
         queries = None if self._queries is None else (self._held, self._queries.of_tree.data_ptr())
-        return ("tree", queries), self._inputs(self._length + 1)
+        return ("tree", queries), self._inputs(self.length + 1)
 
     @property
     def is_recordable(self) -> bool:
@@ -185,13 +171,13 @@ class FullCache(InFlightTokens):
     @property
     def position(self) -> int:
         """Return the position of the first in-flight token."""
-        return self._length
+        return self.length
 
     def fits(self, rows: int) -> bool:
-        return self._length + rows <= self.capacity
+        return self.length + rows <= self.capacity
 
     def begin_padded(self, tokens: int, rows: int) -> None:
-        assert rows <= KEPT_QUERIES and self.fits(rows), f"{rows} rows behind {self._length} tokens"
+        assert rows <= KEPT_QUERIES and self.fits(rows), f"{rows} rows behind {self.length} tokens"
         self.begin(tokens)
         self._set_num_queries(tokens)
 
@@ -203,7 +189,7 @@ class FullCache(InFlightTokens):
 
     def free_position(self, rows: int) -> int:
         """Return where in the store `rows` tokens lie that are never kept."""
-        return self._length
+        return self.length
 
     def clear(self) -> None:
         self.store.clear()
@@ -232,14 +218,14 @@ class FullCache(InFlightTokens):
 
     def restore(self, tokens: int, kv: Tensor) -> None:
         """Commit tokens without running them, from what `dump` returned."""
-        end = self._length + tokens
+        end = self.length + tokens
         assert end <= self.capacity, f"{end} tokens in a cache of {self.capacity}"
         self.writes += 1
         kv, window = self._parts(kv, tokens)
-        self.store.load(self._length, kv)
+        self.store.load(self.length, kv)
         if self.windows is not None:
-            self.windows.load(self._length, end, window)
-        self._length = end
+            self.windows.load(self.length, end, window)
+        self.length = end
         self._forget_queries()
         self._leave()
 
@@ -266,15 +252,15 @@ class FullCache(InFlightTokens):
     def adopt(self, tokens: int) -> None:
         """Commit the first tokens of an empty cache, whose keys and values are in the store already."""
         is_plain = self.windows is None and self.states is None
-        assert self._length == 0 and tokens <= self.capacity and (is_plain or not tokens)
+        assert self.length == 0 and tokens <= self.capacity and (is_plain or not tokens)
         self.writes += 1
-        self._length = tokens
+        self.length = tokens
         self._forget_queries()
 
     def truncate(self, length: int) -> int:
-        assert 0 <= length <= self._length, f"cannot truncate {self._length} committed tokens to {length}"
+        assert 0 <= length <= self.length, f"cannot truncate {self.length} committed tokens to {length}"
         length = self._intact(self.restartable(length))
-        self._length = length
+        self.length = length
         self._leave()
         self.store.truncate(length)
         if self.states is not None:
@@ -311,7 +297,7 @@ class FullCache(InFlightTokens):
 
     def queries(self, most: int) -> list[Tensor]:
         """Return the rotated queries of up to `most` of the newest committed tokens, each as `query`, newest first."""
-        return [] if self._queries is None else self._queries.newest(self._length, most)
+        return [] if self._queries is None else self._queries.newest(self.length, most)
 
     def _forget_queries(self) -> None:
         if self._queries is not None:
@@ -321,3 +307,10 @@ class FullCache(InFlightTokens):
         """Note how many queries a pass keeps that does not call `append`."""
         if self._queries is not None:
             self._queries.count = tokens
+
+
+class Follower(Protocol):
+    """Observes the queries of prompts."""
+
+    def observe(self, full: FullCache) -> None:
+        """Observe the newest queries of a pass over a prompt that has just been committed."""

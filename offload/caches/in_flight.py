@@ -3,31 +3,27 @@
 And the queries of the newest tokens, by which chunks are selected.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..architecture.rope import Rope
+from ..kernels.delta_rule import DeltaRule
 from ..kernels.native.recording import PassInputs, rotations_of
 from ..memory.store import Store
 from ..memory.tree_attention import Tree
+from ..memory.window_rings import Windows
 from ..settings.method_sizes import KEPT_QUERIES
-
-if TYPE_CHECKING:
-    from ..architecture.rope import Rope
-    from ..kernels.delta_rule import DeltaRule
-    from ..memory.window_rings import Windows
-    from .recurrent_states import States
+from .recurrent_states import States
 
 
 class InFlightTokens(ABC):
     """A cache's tokens that are not committed: those of the pass under way, and those of a tree's earlier passes."""
 
-    _length = 0  # committed tokens
+    length = 0  # committed tokens
     _inflight = 0  # tokens of the pass under way
     _held = 0  # tokens of earlier passes over the same tree
     tree: Tree | None = None
@@ -41,22 +37,22 @@ class InFlightTokens(ABC):
         """The rotations of the tokens in flight, made when they are first asked for: recorded passes need none."""
         if self._rows is None:
             tree = self.tree
-            rows = self.rope.rows(self._length, self._length + (self._inflight if tree is None else tree.depth))
+            rows = self.rope.rows(self.length, self.length + (self._inflight if tree is None else tree.depth))
             self._rows = rows if tree is None else self._rotations(rows)
         return self._rows
 
     def _inputs(self, seen: int, stored: int = 0) -> PassInputs:
         """Return what a recorded pass needs, which has begun; its first token sees `seen` keys."""
         if self.tree is None:
-            rotations = self.rope.addresses(self._length, self._length + self._inflight)
-            return PassInputs(self._length, seen, self._inflight, rotations, stored)
+            rotations = self.rope.addresses(self.length, self.length + self._inflight)
+            return PassInputs(self.length, seen, self._inflight, rotations, stored)
         parents = self.tree.on(self.device).parents
         return PassInputs(self.start, seen, self._inflight, rotations_of(self.rows), stored, parents)
 
     @property
     def is_intact(self) -> bool:
         """Return whether the committed tokens can be continued: not after an interrupted pass over many tokens."""
-        return self.continues(self._length)
+        return self.continues(self.length)
 
     def continues(self, length: int) -> bool:
         """Return whether layers with a window or with linear attention can go on behind `length` committed tokens."""
@@ -74,13 +70,13 @@ class InFlightTokens(ABC):
     def lend_window(self, layer: int, q: Tensor) -> Tensor:
         """Attend as `lend`, in a layer number `layer` of those that attend to a window."""
         assert self.windows is not None
-        return self.windows.lend(layer, q, self._length)
+        return self.windows.lend(layer, q, self.length)
 
     def positions(self) -> Tensor:
         """Return the positions of the pass's tokens, as `Attends.positions`."""
         if self.tree is None:
-            return torch.arange(self._length, self._length + self._inflight, device=self.device)
-        return self.tree.on(self.device).depths[self._held :] + self._length
+            return torch.arange(self.length, self.length + self._inflight, device=self.device)
+        return self.tree.on(self.device).depths[self._held :] + self.length
 
     @property
     def is_recordable(self) -> bool:
@@ -100,7 +96,7 @@ class InFlightTokens(ABC):
     @property
     def start(self) -> int:
         """Return the position behind the committed tokens and those of earlier passes: the slot of the pass's first."""
-        return self._length + self._held
+        return self.length + self._held
 
     def hold(self) -> None:
         """End a pass over a tree; its tokens stay in flight."""
@@ -115,15 +111,15 @@ class InFlightTokens(ABC):
         assert len(keep) <= self.held and self.tree.is_path(keep), "a path of tokens that are in flight"
         self._compact(keep)
         if self.windows is not None:
-            self.windows.compact(self._length, keep)
-        self._length += len(keep)
+            self.windows.compact(self.length, keep)
+        self.length += len(keep)
         self._leave()
 
     def _commit_pass(self) -> None:
         """Commit the tokens of the pass under way."""
         if self.states is not None:
             self.states.commit()
-        self._length += self._inflight
+        self.length += self._inflight
         self._inflight = 0
 
     @abstractmethod

@@ -33,7 +33,7 @@ class PlaneCache(InPlaceCache):
     def begin(self, tokens: int, tree: Tree | None = None) -> None:
         super().begin(tokens, tree)
         exact = self._full.length
-        self._store.open_draft(min(self._length, exact), max(self.start + tokens, exact))
+        self._store.open_draft(min(self.length, exact), max(self.start + tokens, exact))
 
     def _use(self, chosen: Tensor, chunks: int) -> None:
         self.selection = chosen
@@ -41,11 +41,11 @@ class PlaneCache(InPlaceCache):
     def begin_recorded(self, tokens: int, tree: Tree | None = None) -> tuple[Hashable, PassInputs]:
         """Begin a pass as in `RecordableCache`."""
         self.begin(tokens, tree)
-        return tree is None, self._inputs(self._length + 1, self.stored)
+        return tree is None, self._inputs(self.length + 1, self.stored)
 
     def attend(self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None, lse: Tensor | None = None) -> Tensor:
         q = append(self._store, layer, self.start, q, k, v, self.rows_of(layer), self.stored)
-        return self._store.attend_plane(layer, q, self._length, self.tree, lse)
+        return self._store.attend_plane(layer, q, self.length, self.tree, lse)
 
     def lend(self, layer: int, q: Tensor) -> Tensor:
-        return self._store.attend_plane(layer, rotate(q, self.rows_of(layer)), self._length - 1)
+        return self._store.attend_plane(layer, rotate(q, self.rows_of(layer)), self.length - 1)

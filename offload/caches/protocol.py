@@ -31,22 +31,18 @@ class Attends(Protocol):
         Without k and v, attends to those that the pass has stored in that layer.
         `lse` `[tokens, heads]` in fp32, if given, is filled with the log-sum-exp; only models with sinks give it.
         """
-        ...
 
     def attend_window(self, layer: int, q: Tensor, k: Tensor, v: Tensor, lse: Tensor | None = None) -> Tensor:
         """Store and attend as `attend`, for number `layer` of those layers that attend to a window."""
-        ...
 
     def attend_linear(self, layer: int, rule: DeltaRule, rows: Tensor, gates: Tensor) -> Tensor:
         """Run the in-flight tokens behind the committed ones, for number `layer` of those with linear attention.
 
         `rows` and `gates` are those of `run_delta_rule`, as is what it returns.
         """
-        ...
 
     def positions(self) -> Tensor:
         """Return the positions in the sequence of the tokens of the pass under way, `[tokens]`, on the device."""
-        ...
 
 
 class KVCache(Attends, Protocol):
@@ -63,22 +59,18 @@ class KVCache(Attends, Protocol):
     @property
     def is_recordable(self) -> bool:
         """Return whether passes can be recorded as native kernel calls and repeated."""
-        ...
 
     @property
     def has_static_steps(self) -> bool:
         """Return whether passes of a few tokens can be filled up to a fixed number of rows, of tensors that stay."""
-        ...
 
     @property
     def length(self) -> int:
         """Return the number of committed tokens."""
-        ...
 
     @property
     def is_intact(self) -> bool:
         """Return whether the committed tokens can be continued; else the sequence has to start over."""
-        ...
 
     @property
     def held(self) -> int:
@@ -86,29 +78,24 @@ class KVCache(Attends, Protocol):
 
         They are lost if anything but `hold`, a pass over the same tree, or `commit` follows.
         """
-        ...
 
     def begin(self, tokens: int, tree: Tree | None = None) -> None:
         """Begin a pass over `tokens` tokens behind the committed ones. Raises AssertionError beyond capacity.
 
         With a `tree`, they are its last ones; those before them, if there are any, are held.
         """
-        ...
 
     def hold(self) -> None:
         """End a pass over a tree; its tokens stay in flight."""
-        ...
 
     def commit(self, keep: Sequence[int] | None = None) -> None:
         """Commit the in-flight tokens; of held ones, the path `keep`: indices in the tree from the root down."""
-        ...
 
     def truncate(self, length: int) -> int:
         """Roll back to the first `length` tokens, at most the committed length.
 
         Returns the new length, 0 if the cache has dropped tokens that it would need and has to start over.
         """
-        ...
 
 
 class TargetCache(KVCache, Protocol):
@@ -130,16 +117,13 @@ class TargetCache(KVCache, Protocol):
     @property
     def store(self) -> Store:
         """Return where keys and values are."""
-        ...
 
     @property
     def rope(self) -> Rope:
         """Return the rotations of the sequence."""
-        ...
 
     def restartable(self, length: int) -> int:
         """Return the most tokens, up to `length`, after which a prompt goes on as it does without cached tokens."""
-        ...
 
 
 class DumpableCache(TargetCache, Protocol):
@@ -149,19 +133,15 @@ class DumpableCache(TargetCache, Protocol):
 
     def continues(self, length: int) -> bool:
         """Return whether layers with a window or with linear attention can go on behind `length` committed tokens."""
-        ...
 
     def holds(self, start: int) -> bool:
         """Return whether all keys and values of the tokens from position `start` on are there."""
-        ...
 
     def dump(self, start: int, end: int) -> Tensor:
         """Return a copy of tokens' keys and values."""
-        ...
 
     def restore(self, tokens: int, kv: Tensor) -> None:
         """Commit tokens without running them, from what `dump` returned."""
-        ...
 
 
 class RecordableCache(KVCache, Protocol):
@@ -170,11 +150,9 @@ class RecordableCache(KVCache, Protocol):
     @property
     def moves(self) -> int:
         """Return how many times memory that recordings refer to has been replaced."""
-        ...
 
     def begin_recorded(self, tokens: int, tree: Tree | None = None) -> tuple[Hashable, PassInputs]:
         """Begin a pass as `begin` does, of a few tokens; return what else its recording depends on, and its inputs."""
-        ...
 
 
 class StaticStep(Attends, Protocol):
@@ -182,11 +160,9 @@ class StaticStep(Attends, Protocol):
 
     def load(self) -> None:
         """Set the inputs, in a few launches and without waiting, for the pass that the cache has begun."""
-        ...
 
     def load_ahead(self) -> None:
         """Set inputs to record with, between passes: what is stored lies where no token is kept."""
-        ...
 
 
 class StaticCache(KVCache, Protocol):
@@ -194,20 +170,15 @@ class StaticCache(KVCache, Protocol):
 
     def fits(self, rows: int) -> bool:
         """Return whether so many rows can follow the committed tokens now."""
-        ...
 
     def begin_padded(self, tokens: int, rows: int) -> None:
         """Begin a pass over `tokens` tokens as `begin` does, filled up to `rows` rows, which fit."""
-        ...
 
     def step_key(self) -> Hashable:
         """Return what else a recording depends on beside its rows; it serves as long as this is the same."""
-        ...
 
     def new_step(self, rows: int) -> StaticStep:
         """Return a step of `rows` rows, whose tensors are allocated here and nowhere else."""
-        ...
 
     def clear(self) -> None:
         """Set all keys and values to zero: masked values are multiplied by zero, so they must not be NaN."""
-        ...

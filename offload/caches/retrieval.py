@@ -1,7 +1,5 @@
 """The retrieval cache on any device: the selected chunks are copied to memory on the device."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Iterator, Sequence
 from typing import Any
 
@@ -39,11 +37,11 @@ class CopiedCache(SelectedCache):
 
     def _allocate(self) -> None:
         self.store = self._new_store()
-        assert self._chunk % self.store.grain == 0, "a slot is a multiple of the store's grain"
+        assert self.chunk % self.store.grain == 0, "a slot is a multiple of the store's grain"
 
     def _new_store(self) -> Any:
         """Return an empty store for the selected chunks, and for the tail behind them."""
-        return self._full.store.near(self._slots * self._chunk + self._room + PADDING)
+        return self._full.store.near(self._slots * self.chunk + self._room + PADDING)
 
     @property
     def has_static_steps(self) -> bool:
@@ -71,21 +69,21 @@ class CopiedCache(SelectedCache):
     @property
     def position(self) -> int:
         """Return the index in `store` of the first in-flight token; `rows` are the rotations of all of them."""
-        return self.position_of(self._length)
+        return self.position_of(self.length)
 
     def position_of(self, token: int) -> int:
         """Return the index in the store of a token of the tail."""
-        return self.selection.shape[1] * self._chunk + token - self.tail_start
+        return self.selection.shape[1] * self.chunk + token - self.tail_start
 
     def _invalidate(self, unchanged: int) -> bool:
         self.exact_end = min(self.exact_end, unchanged)
         if unchanged < self.tail_start:
-            self.selection[self.selection >= unchanged // self._chunk] = -1  # the slot's tokens have changed
+            self.selection[self.selection >= unchanged // self.chunk] = -1  # the slot's tokens have changed
         return True
 
     def begin(self, tokens: int, tree: Tree | None = None) -> None:
         super().begin(tokens, tree)
-        start, end = max(self.exact_end, self.tail_start), min(self._full.length, self._length)
+        start, end = max(self.exact_end, self.tail_start), min(self._full.length, self.length)
         if start < end:
             self.store.write(self.position_of(start), *self._full.store.read(start, end))
             self.exact_end = end
@@ -96,7 +94,7 @@ class CopiedCache(SelectedCache):
             padded = torch.nn.functional.pad(self.selection, (0, max(extra, 0)), value=-1)
             self.selection = padded[:, : chosen.shape[1]]
         self._replace(chosen, chunks)
-        self.exact_end = chunks * self._chunk
+        self.exact_end = chunks * self.chunk
 
     def _replace(self, wanted: Tensor, chunks: int) -> None:
         """Copy newly wanted chunks into the slots of chunks that are no longer wanted, equally many in each row."""
@@ -116,17 +114,17 @@ class CopiedCache(SelectedCache):
         self.selection[row, slot] = -1  # an interrupt must not leave a slot with a wrong chunk number
         for part in self._parts(len(row)):
             self._put(
-                row[part], slot[part], *self._full.store.gather(row[part], chunk[part], self._chunk)
+                row[part], slot[part], *self._full.store.gather(row[part], chunk[part], self.chunk)
             )  # without a name for the copies, which would outlive the next ones' allocation
         self.selection[row, slot] = chunk
 
     def _put(self, rows: Tensor, slots: Tensor, keys: Tensor, values: Tensor) -> None:
         """Store gathered chunks in slots."""
-        self.store.put(rows, slots, self._chunk, keys, values)
+        self.store.put(rows, slots, self.chunk, keys, values)
 
     def _parts(self, chunks: int) -> Iterator[slice]:
         """Yield parts of so many chunks, so that the copy in between does not grow with the budget."""
-        each = 2 * self._chunk * self.store.shape.head_dim * self.store.dtype.itemsize
+        each = 2 * self.chunk * self.store.shape.head_dim * self.store.dtype.itemsize
         most = max(GATHERED_BYTES // each, 1)
         return (slice(start, start + most) for start in range(0, chunks, most))
 
@@ -151,7 +149,7 @@ class QuantizedCopiedCache(CopiedCache):
     """Slots of quantised groups in memory of their own; `store` has the tail alone, as it is in the full cache."""
 
     def _allocate(self) -> None:
-        assert self._chunk % GROUP == 0, "chunks are whole groups"
+        assert self.chunk % GROUP == 0, "chunks are whole groups"
         super()._allocate()
         shape = self.store.shape
         size = (shape.layers, shape.kv_heads, self.budget // GROUP, KV_FORMATS[self._kind].run_bytes(shape.head_dim))
@@ -164,9 +162,9 @@ class QuantizedCopiedCache(CopiedCache):
         return token - self.tail_start
 
     def _put(self, rows: Tensor, slots: Tensor, keys: Tensor, values: Tensor) -> None:
-        each = self._chunk // GROUP
+        each = self.chunk // GROUP
         slotted = self._groups.flatten(0, 1).unflatten(1, (-1, each))  # [rows, slots, groups, bytes]
-        most = max(_AT_ONCE // (4 * self._chunk * keys.shape[2]), 1)
+        most = max(_AT_ONCE // (4 * self.chunk * keys.shape[2]), 1)
         for some in (slice(start, start + most) for start in range(0, len(rows), most)):
             new_keys, new_values = (x[some].unflatten(1, (each, GROUP)) for x in (keys, values))
             slotted[rows[some], slots[some]] = quantize_groups(new_keys, new_values, self._kind)
@@ -200,19 +198,19 @@ class QuantizedCopiedCache(CopiedCache):
 
     def attend_selected(self, layer: int, rows: slice, result: GroupAccumulator) -> None:
         """Add a layer's selected chunks, of which every row sees all."""
-        result.attend_groups(rows, self._groups[layer], 0, self.step_key() * self._chunk // GROUP)
+        result.attend_groups(rows, self._groups[layer], 0, self.step_key() * self.chunk // GROUP)
 
     def step_key(self) -> int:
         """Return how many chunks of a row are selected, or will be by the selection that is due: a launch has it."""
         if self._rebuild:
-            return min(self._slots, max(self._full.length - 1, 0) // self._chunk)
+            return min(self._slots, max(self._full.length - 1, 0) // self.chunk)
         return self.selection.shape[1]
 
     def clear(self) -> None:
         super().clear()
         self._groups.zero_()
 
-    def new_step(self, rows: int) -> QuantizedStep:
+    def new_step(self, rows: int) -> StoreStep:
         return QuantizedStep(self, rows, self._kind)
 
 

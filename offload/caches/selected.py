@@ -40,7 +40,7 @@ class SelectedCache(InFlightTokens):
         `kind` is the format in which selected chunks are attended to. Those of another one than EXACT are copies.
         """
         self._full, self._selector, self.refresh, self.rope = full, selector, refresh, full.rope
-        self._chunk, self._slots = chunk, min(budget, full.capacity) // chunk
+        self.chunk, self._slots = chunk, min(budget, full.capacity) // chunk
         self._tail, self._room = tail, tail + chunk
         self.tail_start = 0
         self._rebuild = True
@@ -64,13 +64,9 @@ class SelectedCache(InFlightTokens):
         return self._full.device
 
     @property
-    def length(self) -> int:
-        return self._length
-
-    @property
     def budget(self) -> int:
         """The number of tokens in selected chunks."""
-        return self._slots * self._chunk
+        return self._slots * self.chunk
 
     @property
     def read_share(self) -> float:
@@ -89,7 +85,7 @@ class SelectedCache(InFlightTokens):
         """
         if not self._rebuild and not self._is_due(length):
             return 0.0
-        return self._selector.cost + self._full.store.mean_keys_cost * self._selector.missing(length // self._chunk)
+        return self._selector.cost + self._full.store.mean_keys_cost * self._selector.missing(length // self.chunk)
 
     def renew(self) -> None:
         """Select again at the next pass."""
@@ -109,7 +105,7 @@ class SelectedCache(InFlightTokens):
         intact = self._invalidate(unchanged)
         if self.states is not None and (self._states_end != full or unchanged < full):
             self._states_end, intact = -1, False  # tokens behind other states are of no use
-        self._length = max(self._length, full) if intact and not self._rebuild else full
+        self.length = max(self.length, full) if intact and not self._rebuild else full
         self._full.marks.update(self, full)
 
     @abstractmethod
@@ -120,9 +116,9 @@ class SelectedCache(InFlightTokens):
         """
 
     def begin(self, tokens: int, tree: Tree | None = None) -> None:
-        end = self._length + (tokens if tree is None else len(tree))
+        end = self.length + (tokens if tree is None else len(tree))
         is_first = tree is None or len(tree) == tokens
-        if is_first and self._length <= self._full.length and (self._rebuild or self._is_due(end)):
+        if is_first and self.length <= self._full.length and (self._rebuild or self._is_due(end)):
             self._select()
         assert not self._rebuild and end - self.tail_start <= self._room, "a draft longer than the tail"
         self._enter(tokens, tree)
@@ -133,26 +129,26 @@ class SelectedCache(InFlightTokens):
 
     def _begin_windows(self, tokens: int, tree: Tree | None) -> None:
         """Copy what the full cache has run since the last pass, and begin a pass."""
-        if not self.windows.covers(self._length):
+        if not self.windows.covers(self.length):
             self.windows.clear()
             self._windows_end = 0
-        end = min(self._full.length, self._length)
+        end = min(self._full.length, self.length)
         self.windows.copy(self._full.windows, self._windows_end, end)
         self._windows_end = end
-        self.windows.begin(self._length, tokens, tree, self._held)
+        self.windows.begin(self.length, tokens, tree, self._held)
 
     def _begin_states(self, tokens: int) -> None:
         """Copy the full cache's states if it has run tokens since, and begin a pass."""
-        if self._states_end < 0 or not self.states.covers(self._length):
-            self.states.copy(self._full.states, self._length)
+        if self._states_end < 0 or not self.states.covers(self.length):
+            self.states.copy(self._full.states, self.length)
             self._states_end = self._full.length
-        self.states.begin(self._length, tokens)
+        self.states.begin(self.length, tokens)
 
     @property
     def is_intact(self) -> bool:
         """Return whether the committed tokens can be continued; states may be copied from the full cache."""
-        has_windows = self.windows is None or self.windows.covers(self._length)
-        has_states = self.states is None or self._length <= self._full.length or self.states.covers(self._length)
+        has_windows = self.windows is None or self.windows.covers(self.length)
+        has_states = self.states is None or self.length <= self._full.length or self.states.covers(self.length)
         return has_windows and has_states
 
     def rows_of(self, layer: int) -> tuple[Tensor, Tensor]:
@@ -160,17 +156,17 @@ class SelectedCache(InFlightTokens):
         return rows_of(self._full.store.shape, layer, self.rows)
 
     def _is_due(self, end: int) -> bool:
-        nearly_full = end - self.tail_start > self._chunk + self._tail // 2
-        return nearly_full or self.refresh.due(self._length)
+        nearly_full = end - self.tail_start > self.chunk + self._tail // 2
+        return nearly_full or self.refresh.due(self.length)
 
     def _select(self) -> None:
         self._rebuild = True  # until done: an interrupt must not leave the old selection with the new length
-        chunks = max(self._length - 1, 0) // self._chunk  # the newest token stays in the tail
+        chunks = max(self.length - 1, 0) // self.chunk  # the newest token stays in the tail
         self._use(choose(self._selector, self._full, chunks, min(self._slots, chunks)), chunks)
-        self.tail_start = chunks * self._chunk
+        self.tail_start = chunks * self.chunk
         self._rebuild = False
         self.selections += 1
-        self.refresh.start(self._length)
+        self.refresh.start(self.length)
 
     @abstractmethod
     def _use(self, chosen: Tensor, chunks: int) -> None:
@@ -189,11 +185,11 @@ class SelectedCache(InFlightTokens):
         """Store and attend as in `KVCache`."""
 
     def truncate(self, length: int) -> int:
-        assert 0 <= length <= self._length, f"cannot truncate {self._length} committed tokens to {length}"
+        assert 0 <= length <= self.length, f"cannot truncate {self.length} committed tokens to {length}"
         self._leave()
         if self.states is not None:
             length = self._truncate_states(length)
-        self._length = length
+        self.length = length
         if length < self.tail_start:
             self._rebuild = True
         return length
@@ -253,7 +249,7 @@ class InPlaceCache(SelectedCache):
     @property
     def ahead(self) -> int:
         """Return how many tokens the full cache has behind the committed ones of this cache."""
-        return max(self._full.length - self._length, 0)
+        return max(self._full.length - self.length, 0)
 
     @property
     def stored(self) -> int:
@@ -261,9 +257,9 @@ class InPlaceCache(SelectedCache):
         return min(max(self.ahead - self._held, 0), self._inflight)
 
     def _compact(self, keep: Sequence[int]) -> None:
-        self._full.store.compact(self._length, keep)
+        self._full.store.compact(self.length, keep)
 
     @property
     def seen(self) -> int:
         """Return how many tokens the first one behind the committed ones attends to, itself included."""
-        return self.selection.shape[1] * self._chunk + self._length - self.tail_start + 1
+        return self.selection.shape[1] * self.chunk + self.length - self.tail_start + 1

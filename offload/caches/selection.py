@@ -25,15 +25,12 @@ class Selector(Protocol):
 
     def select(self, full: FullCache, chunks: int, slots: int) -> Tensor:
         """Return `slots` of the first `chunks` chunk numbers (more than `slots`), `[layers * kv_heads, slots]`."""
-        ...
 
     def missing(self, chunks: int) -> float:
         """Return the share of the first `chunks` chunks whose mean keys `select` would have to compute."""
-        ...
 
     def truncate(self, length: int) -> None:
         """Note that tokens at position `length` and later may have changed since the last selection."""
-        ...
 
 
 def choose(selector: Selector, full: FullCache, chunks: int, slots: int) -> Tensor:

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from ..architecture.rope import rotate, rows_of
 from ..kernels import triton
-from ..kernels.triton.accumulate import append, attend_growing
+from ..kernels.triton.accumulate import attend_growing
+from ..kernels.triton.row_ops import append
 from ..memory.plain_store import PlainStore
 
 Angles = tuple[Tensor, Tensor]  # cos and sin of some positions, each [tokens, 1, head_dim]

@@ -81,10 +81,6 @@ class StreamingCache(InFlightTokens):
         return self._kinds[0].keys.device
 
     @property
-    def length(self) -> int:
-        return self._length
-
-    @property
     def nbytes(self) -> int:
         """Return the bytes of keys and values."""
         return sum(kind.keys.nbytes + kind.values.nbytes for kind in self._kinds)
@@ -101,7 +97,7 @@ class StreamingCache(InFlightTokens):
         self._enter(tokens, None)
         self._set_span(tokens, rows)
         if self.states is not None:
-            self.states.begin(self._length, tokens)
+            self.states.begin(self.length, tokens)
 
     def _begin_tree(self, tokens: int, tree: Tree) -> None:
         assert 0 < tokens <= len(tree) <= self._most, f"{len(tree)} tokens at once where {self._most} are the most"
@@ -122,7 +118,7 @@ class StreamingCache(InFlightTokens):
         return [rows(rope) for rope in (self.rope, self._sliding_rope) if rope is not None]
 
     def _set_span(self, inflight: int, room: int) -> None:
-        stored = self._length - self._dropped
+        stored = self.length - self._dropped
         if stored + room > self._room:
             stored = self._evict()
         sink = min(self.sink, stored)
@@ -130,7 +126,7 @@ class StreamingCache(InFlightTokens):
 
     def _evict(self) -> int:
         """Drop tokens behind the sink, except a window and some for rollback; return how many tokens are left."""
-        stored = self._length - self._dropped
+        stored = self.length - self._dropped
         kept = self.window + (self._room - self.sink - self.window) // 4
         source = slice(stored - kept, stored)
         for tensor in self._tensors():
@@ -207,15 +203,15 @@ class StreamingCache(InFlightTokens):
 
         Committed tokens behind the sink are dropped.
         """
-        assert length >= self._length >= min(self.sink, length), f"cannot skip from {self._length} to {length}"
+        assert length >= self.length >= min(self.sink, length), f"cannot skip from {self.length} to {length}"
         if self.states is not None:
-            self.states.skip(self._length, length)
+            self.states.skip(self.length, length)
         self._dropped = max(length - self.sink, 0)
-        self._length = length
+        self.length = length
         self._leave()
 
     def truncate(self, length: int) -> int:
-        assert 0 <= length <= self._length, f"cannot truncate {self._length} committed tokens to {length}"
+        assert 0 <= length <= self.length, f"cannot truncate {self.length} committed tokens to {length}"
         self._leave()
         # Unless a full window is left, or nothing was dropped, queries would see fewer tokens than they should.
         if self._dropped and length < self._dropped + self.sink + self.window:
@@ -224,7 +220,7 @@ class StreamingCache(InFlightTokens):
             if not self.states.covers(length):
                 length = self._dropped = 0
             self.states.truncate(length)
-        self._length = length
+        self.length = length
         return length
 
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 _FORM = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _GRAMMAR_PLACE = re.compile(r"^at \d+\(\d+\): | \(in regex\)")  # in the grammar around an expression, not in the user's
 _TREES = re.compile(r"^[ \t]*[?!]+(?=[a-z_]\w*[^:\n]*:)", re.MULTILINE)  # of rules in Lark: its trees, not the language
+_HALF = "--{} has half a surrogate pair, which is no character"
 _SYNTAX = "docs/structured.md says what is accepted"
 _OPEN = ("additionalProperties", "patternProperties", "unevaluatedProperties")
 _MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")  # of names to schemas
@@ -37,10 +38,15 @@ def compile_grammar(kind: str, text: str, tokenizer: LLTokenizer) -> LLMatcher:
             if matcher.is_error():
                 raise _schema_error(schema, tokenizer, matcher.get_error())
             check_ends(schema)
-        except (ValueError, RecursionError):  # of JSON in Rust, and of what reads schemas here
+        except (ValueError, RecursionError) as error:  # of JSON in Rust, and of what reads schemas here
+            if "hex escape" in str(error):
+                raise SettingsError(_HALF.format(JSON_SCHEMA), "use UTF-8") from None
             raise SettingsError("the JSON schema is nested too deeply", "use $defs and $ref, or fewer levels") from None
     else:
-        matcher = LLMatcher(tokenizer, _grammar(kind, text), log_level=0)
+        try:
+            matcher = LLMatcher(tokenizer, _grammar(kind, text), log_level=0)
+        except UnicodeEncodeError:  # bytes of a command line that are no text, or escapes of JSON
+            raise SettingsError(_HALF.format(kind), "use UTF-8") from None
         if matcher.is_error():
             reason = _first_line(matcher.get_error())
             if kind == REGEX:
@@ -161,7 +167,7 @@ def _grammar(kind: str, text: str) -> str:
                 "--choices has an empty text, or none", "give texts with commas between, such as yes,no"
             )
         literals = (json.dumps(each, ensure_ascii=False) for each in choices)
-        return LLMatcher.grammar_from_lark("start: " + " | ".join(literals))
+        return LLMatcher.grammar_from_lark("start: CHOICE\nCHOICE: " + " | ".join(literals))
     assert kind == GRAMMAR, kind
     if "::=" not in text:
         text = _TREES.sub("", text)

@@ -132,9 +132,9 @@ class TokenMasks:
         return MaskStatistics(self._computed, self._seconds, self._forced, self._rows)
 
     def _compute(self, path: Path) -> Allowed | TriforceError | None:
-        if not self._move(path):
-            return None
         try:
+            if not self._move(path):
+                return None
             found = self._matcher.allowed()
         except TriforceError as dead_end:
             return dead_end

@@ -19,7 +19,10 @@ class Matcher(Protocol):
     """The state of a constraint after some tokens. It depends on these tokens alone."""
 
     def consume(self, token: int) -> bool:
-        """Go on by a token. Returns False, and changes nothing, if the constraint does not allow it."""
+        """Go on by a token. Returns False, and changes nothing, if the constraint does not allow it.
+
+        Raises TriforceError, and changes nothing, if it cannot be followed any further.
+        """
         ...
 
     def rollback(self, count: int) -> None:
@@ -52,6 +55,7 @@ class GrammarMatcher:
 
     def consume(self, token: int) -> bool:
         is_allowed = self._matcher.try_consume_tokens([token]) == 1
+        self._check()
         if is_allowed:
             self._consumed.append(token)
         return is_allowed
@@ -65,12 +69,16 @@ class GrammarMatcher:
 
     def allowed(self) -> Allowed:
         bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
+        self._check()
+        return np.unpackbits(bits, bitorder="little").view(bool)
+
+    def _check(self) -> None:
+        """Raise TriforceError at a dead end, or beyond a limit of the parser's; the matcher is as it was before."""
         if self._matcher.is_error():
             reason = self._matcher.get_error().partition("\n")[0]
             self._matcher = self._fresh.deep_copy()  # one with an error cannot be rolled back
             self._matcher.consume_tokens(self._consumed)
             raise TriforceError(f"the constraint allows no way on: {reason}", "simplify the schema or the grammar")
-        return np.unpackbits(bits, bitorder="little").view(bool)
 
 
 class AfterThinking:

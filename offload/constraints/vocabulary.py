@@ -11,12 +11,12 @@ from ..settings.constraint import QUOTE, Constraint
 from .grammar import compile_grammar
 from .masks import TokenMasks
 from .matcher import AfterThinking, GrammarMatcher, Matcher
+from .quotes import QuotableTokens, QuoteMatcher
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
 
     from ..loading.tokenizers.tokenizer import Tokenizer
-    from .quotes import QuotableTokens
 
 _LONGEST = 200  # bytes of a token: llguidance takes no longer ones, and no answer needs them
 _SENTINEL = "\x02"  # before a text that a tokenizer would put a space before
@@ -58,8 +58,6 @@ class ConstraintVocabulary:
                 "name it in the model's generation_config.json, as eos_token_id",
             )
         if kind == QUOTE:
-            from .quotes import QuoteMatcher
-
             return QuoteMatcher(text, self._quotable, self._eos_ids[0])
         return GrammarMatcher(compile_grammar(kind, text, self._lltokenizer))
 
@@ -77,8 +75,6 @@ class ConstraintVocabulary:
 
     @cached_property
     def _quotable(self) -> QuotableTokens:
-        from .quotes import QuotableTokens
-
         return QuotableTokens(self._bytes)
 
     @cached_property

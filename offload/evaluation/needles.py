@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from ..events import Prefilled
 from ..sequence import common_prefix
-from .tasks import SINGLE
+from .tasks.needles import SINGLE
 from .tasks.task import Planted
 from .teacher_forcing import Predictor, score_text
 

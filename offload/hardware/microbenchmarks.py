@@ -1,7 +1,5 @@
 """Microbenchmarks of this machine: read, copy and matrix-product rates; the fastest of several runs counts."""
 
-from __future__ import annotations
-
 import mmap
 import os
 from collections.abc import Callable

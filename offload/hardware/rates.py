@@ -1,7 +1,5 @@
 """Hardware rates for plans: sizes in bytes, rates in bytes or operations a second, of each GPU and of the host."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 from ..errors import SettingsError

@@ -37,11 +37,9 @@ class PassResult(Protocol):
 
     def add(self, rows: slice, part: Any) -> None:
         """Add the partial result of the tokens `rows` over the next keys, as a page format's `attend` returns it."""
-        ...
 
     def add_state(self, state: Tensor) -> None:
         """Add another accumulator's `state` of all rows, over other keys."""
-        ...
 
 
 class Accumulator(PassResult, Protocol):
@@ -49,19 +47,16 @@ class Accumulator(PassResult, Protocol):
 
     def attend(self, page: Tensor, rows: slice, seen: int, causal: bool = False) -> None:
         """Add the attention of the tokens `rows` over a page, as a page format's `attend` computes it."""
-        ...
 
     def state(self) -> Tensor:
         """Return what was added so far, `[tokens, heads, 2 + head_dim]` in fp32: maximum m, sum of exp(logit - m), and
         that sum over the values."""
-        ...
 
     def output(self, lse: Tensor | None = None) -> Tensor:
         """Return the attention over all keys added so far, in the shape and dtype of the queries.
 
         `lse` `[tokens, heads]` in fp32, if given, is filled with the log-sum-exp.
         """
-        ...
 
 
 class TorchAccumulator:

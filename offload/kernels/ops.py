@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -13,11 +13,10 @@ from ..architecture.config import ModelShape
 from ..errors import SettingsError
 from . import triton
 from .linear import TorchLinear
+from .native import Kernel, KernelUnavailable, find_kernel
 from .quantized import QuantizedTensor
 from .quantized_linear import QuantizedLinear
-
-if TYPE_CHECKING:
-    from .native import Kernel
+from .triton import row_ops
 
 
 class Linear(Protocol):
@@ -25,23 +24,18 @@ class Linear(Protocol):
 
     def __call__(self, x: Tensor, onto: Tensor | None = None) -> Tensor:
         """Return y `[tokens, out]`; `onto`, the residual `[tokens, out]`, is added and may be overwritten with y."""
-        ...
 
     def wide(self, x: Tensor) -> Tensor:
         """Return y `[tokens, out]` in fp32, in a newly allocated tensor."""
-        ...
 
     def rows(self, ids: Tensor) -> Tensor:
         """Return rows of W, `[len(ids), in]`, for an embedding that shares its table with the output head."""
-        ...
 
     def tensors(self) -> list[Tensor]:
         """Return the tensors that hold the weight and the bias."""
-        ...
 
     def over(self, tensors: list[Tensor]) -> Linear:
         """Return this linear over other memory, `tensors` like those of `tensors()`; the caller copies the values."""
-        ...
 
 
 class LocalLinear(Linear, Protocol):
@@ -50,16 +44,13 @@ class LocalLinear(Linear, Protocol):
     @property
     def outputs(self) -> int:
         """Return the number of outputs."""
-        ...
 
     @property
     def formats(self) -> tuple[Hashable, ...]:
         """Return how its parts are quantised; linears of equal formats and sizes of `tensors` can be over the same."""
-        ...
 
     def into(self, x: Tensor, y: Tensor) -> None:
         """Write y `[tokens, out]`, in the dtype of x or in fp32."""
-        ...
 
 
 class Operations(Protocol):
@@ -69,31 +60,24 @@ class Operations(Protocol):
 
     def linear(self, weight: Tensor, bias: Tensor | None = None) -> LocalLinear:
         """Return a linear with a weight `[out, in]` and bias `[out]`; the caller must not use the weight afterwards."""
-        ...
 
     def serves_quantized(self, dtype: torch.dtype) -> bool:
         """Return whether weights of a model that computes in `dtype` stay quantised."""
-        ...
 
     def quantized_linear(self, weights: Sequence[QuantizedTensor | Tensor], bias: Tensor | None = None) -> LocalLinear:
         """Return a linear as `linear`; the outputs of the weights `[out, in]`, quantised or not, are concatenated."""
-        ...
 
     def norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
         """Return the RMSNorm of rows `[tokens, width]`."""
-        ...
 
     def norm_heads(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
         """Return the RMSNorm of each head of `x` `[tokens, heads, head_dim]`; any stride between tokens."""
-        ...
 
     def gated(self, x: Tensor) -> Tensor:
         """Return silu(gate) * up, `[tokens, width]`, of rows `[tokens, gate and up]`."""
-        ...
 
     def copied(self, x: Tensor) -> Tensor:
         """Return a copy of rows `[tokens, width]`, in newly allocated memory."""
-        ...
 
 
 class TorchOperations:
@@ -128,21 +112,13 @@ class CudaOperations(TorchOperations):
     """Operations by Triton on a GPU, without it by torch; bf16 models' quantised weights stay quantised."""
 
     def norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-        if not triton.serves_rows(x):
-            return super().norm(x, weight, epsilon)
-        from .triton.row_ops import rms_norm
-
-        return rms_norm(x, weight, epsilon)
+        return row_ops.rms_norm(x, weight, epsilon) if triton.serves_rows(x) else super().norm(x, weight, epsilon)
 
     def norm_heads(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
         return self.norm(x, weight, epsilon)
 
     def gated(self, x: Tensor) -> Tensor:
-        if not triton.serves_rows(x):
-            return super().gated(x)
-        from .triton.row_ops import gated
-
-        return gated(x)
+        return row_ops.gated(x) if triton.serves_rows(x) else super().gated(x)
 
     def serves_quantized(self, dtype: torch.dtype) -> bool:
         return dtype == torch.bfloat16
@@ -162,7 +138,6 @@ def choose_operations(kernel: str, shape: ModelShape, dtype: torch.dtype, device
     Raises:
         SettingsError: the required level is not available, or does not support the model; the message says why.
     """
-    from .native import KernelUnavailable, find_kernel
     from .native.ops import NativeOperations, why_not
 
     if kernel == "off":
@@ -182,8 +157,6 @@ def check_kernel(kernel: str) -> None:
     """Raise SettingsError for a level that this machine lacks, whatever the model; "auto" and "off" are not checked."""
     if kernel in ("auto", "off"):
         return
-    from .native import KernelUnavailable, find_kernel
-
     try:
         find_kernel(kernel)
     except KernelUnavailable as error:

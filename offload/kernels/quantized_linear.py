@@ -18,6 +18,7 @@ from ..architecture.weight_formats import QuantizedFormat
 from . import triton
 from .device_weight import DeviceWeight, pack_for_device
 from .quantized import QuantizedTensor
+from .triton import quantized_ops
 
 _TORCH_BYTES = 24  # that torch's operations take for each weight while they dequantise it
 _TILE_OUTPUTS = 16  # a tile has a multiple of them
@@ -68,9 +69,7 @@ class QuantizedLinear:
         y = torch.empty((len(ids), weight.shape[1]), dtype=torch.bfloat16, device=ids.device)
         if not triton.serves_quantized(ids.device):
             return y.copy_(weight.unpacked(ids).dequantized())
-        from .triton.quantized_ops import dequantize_rows
-
-        return dequantize_rows(weight, ids, y)
+        return quantized_ops.dequantize_rows(weight, ids, y)
 
     def tensors(self) -> list[Tensor]:
         found = [x for part in self._parts for x in part.tensors()]
@@ -110,9 +109,7 @@ def _multiply(x: Tensor, weight: DeviceWeight | Tensor, bias: Tensor | None, y: 
     elif len(x) > triton.ROWS:
         _multiply_tiles(x, weight, bias, y, add)
     elif triton.serves_quantized(x.device):
-        from .triton.quantized_ops import product
-
-        product(x, weight, bias, y, add)
+        quantized_ops.product(x, weight, bias, y, add)
     else:
         for some, tile in _tiles(weight, torch.float32):
             _multiply_wide(x, tile, None if bias is None else bias[some], y[:, some], add)
@@ -135,10 +132,8 @@ def _tiles(weight: DeviceWeight, dtype: torch.dtype) -> Iterator[tuple[slice, Te
         some = slice(start, min(start + count, outputs))
         if scratch is None:
             yield some, weight.unpacked(some).dequantized().to(dtype)
-            continue
-        from .triton.quantized_ops import dequantize
-
-        yield some, dequantize(weight, start, scratch[: some.stop - start])
+        else:
+            yield some, quantized_ops.dequantize(weight, start, scratch[: some.stop - start])
 
 
 def _multiply_plain(x: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor, add: bool) -> None:

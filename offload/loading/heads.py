@@ -25,6 +25,7 @@ from .checkpoint_json import read_json
 from .formats.layer_tensors import Sizes, checkpoint_sizes, layer_sizes
 from .formats.quantization import QuantizingReader
 from .formats.safetensors import FolderCheckpoint, TensorReader, weight_files
+from .formats.tensor_checks import check_sizes
 from .weight_reader import WeightReader
 from .weights import load_layer
 
@@ -122,15 +123,7 @@ class HeadCheckpoint(FolderCheckpoint):
 
     def check(self) -> None:
         """Check by the headers that every tensor is there with its size. Raises CheckpointError."""
-        found = self.sizes()
-        for name, size in self.expected():
-            if name not in found:
-                raise CheckpointError(f"{self.path}: the drafter lacks the tensor {name}", "fetch it again")
-            if found[name] != size:
-                raise CheckpointError(
-                    f"{self.path}: {name} is {list(found[name])}, its config asks for {list(size)}",
-                    "config.json and the weights do not belong together; fetch the drafter again",
-                )
+        check_sizes(f"{self.path}: the drafter", self.expected(), self.sizes())
 
     def load(self, target: Model, operations: Operations, level: str | None = None) -> Head:
         """Load the drafter of a loaded target; it has been checked.

@@ -1,7 +1,5 @@
 """What quantised weights, and quantised keys and values, do not go together with."""
 
-from __future__ import annotations
-
 import torch
 
 from ..architecture.config import ModelShape

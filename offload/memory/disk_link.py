@@ -1,7 +1,5 @@
 """The link between a scratch file and memory: ordered reads and writes in the background."""
 
-from __future__ import annotations
-
 import ctypes
 import queue
 import time
@@ -29,7 +27,7 @@ class DiskLink(BackgroundLink):
     """
 
     @staticmethod
-    def _work(link: DiskLink, submitted: queue.SimpleQueue[Ticket | None]) -> None:
+    def _work(link: Any, submitted: queue.SimpleQueue[Ticket | None]) -> None:
         ticket: Any = submitted.get()
         while ticket is not None:
             batch, ticket = _neighbours(ticket, submitted)

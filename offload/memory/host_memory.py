@@ -5,7 +5,6 @@ Memory is pinned piece by piece in a thread: it takes seconds, in which other wo
 
 from __future__ import annotations
 
-import contextlib
 import math
 import mmap
 import threading
@@ -34,10 +33,7 @@ def host_memory(size: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     count = torch.Size(size).numel()
     if not count or not hasattr(mmap, "MADV_HUGEPAGE"):
         return torch.empty(size, dtype=dtype)
-    memory = new_memory(count * dtype.itemsize)
-    with contextlib.suppress(OSError):  # a Linux kernel built without huge pages
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(memory, dtype=dtype, count=count).view(size)
+    return torch.frombuffer(new_memory(count * dtype.itemsize), dtype=dtype, count=count).view(size)
 
 
 def new_pages(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

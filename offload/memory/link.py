@@ -4,8 +4,6 @@ A copy is submitted, runs while the device computes, and is waited for where its
 cuda_link.py. The link here is simulated by a thread, so that order, overlap and failures can be tested on any machine.
 """
 
-from __future__ import annotations
-
 import atexit
 import ctypes
 import queue
@@ -27,7 +25,6 @@ LINK_COST = 8.0  # estimated time to copy a byte over a link, relative to readin
 DISK_COST = 12.0  # the same of a read from disk: 1.5 to 3 GB/s where memory gives 20 to 40
 Pair = tuple[Tensor, Tensor]  # target, source: contiguous, of one size and dtype
 _PATIENCE = 5.0  # seconds for a copy that is under way when the interpreter exits
-_threads: weakref.WeakKeyDictionary[threading.Thread, queue.SimpleQueue[Ticket | None]] = weakref.WeakKeyDictionary()
 
 
 class TransferFailed(TriforceError):
@@ -53,23 +50,18 @@ class Link(Protocol):
 
     def copy(self, pairs: Sequence[Pair], after: Any = None) -> Any:
         """Submit copies that begin once the device has reached the mark `after`; return a ticket to wait with."""
-        ...
 
     def wait(self, ticket: Any) -> None:
         """Make all later computation see the copies of that ticket. Raises TransferFailed."""
-        ...
 
     def finish(self, ticket: Any) -> None:
         """Block until the copies of that ticket have ended, failed or not: the host may use its memory again."""
-        ...
 
     def mark(self) -> Any:
         """Return a mark behind everything submitted to the device so far, for `copy`'s `after`."""
-        ...
 
     def seconds(self, ticket: Any) -> float | None:
         """Return how long the copies of that ticket took, None until that is known."""
-        ...
 
 
 class Ticket:
@@ -91,6 +83,9 @@ class Ticket:
         """Wake those that wait for the copies, which have ended or failed."""
         self.error, self.pairs, self.after = error, (), None
         self.done.set()
+
+
+_threads: weakref.WeakKeyDictionary[threading.Thread, queue.SimpleQueue[Ticket | None]] = weakref.WeakKeyDictionary()
 
 
 @atexit.register

@@ -8,11 +8,9 @@ from torch import Tensor
 from ..architecture.config import ModelShape
 from ..architecture.rope import Rows, rotate
 from ..kernels import triton
-from ..kernels.attention import Partial, attend, attend_causal, attend_masked, merge, received_attention
-from ..kernels.triton.accumulate import append as append_by_triton
-from ..kernels.triton.accumulate import attend_keys as attend_keys_by_triton
-from ..kernels.triton.accumulate import attend_stored as attend_stored_by_triton
-from ..kernels.triton.accumulate import observe as observe_by_triton
+from ..kernels.attention import attend, attend_causal, attend_masked, merge, received_attention
+from ..kernels.triton import accumulate as by_triton
+from ..kernels.triton import row_ops
 from ..kernels.window_attention import Limits, attend_limited
 from .store import ALL, DeviceStore
 from .tree_attention import Tree, branches_of
@@ -35,7 +33,7 @@ class PlainStore(DeviceStore):
 
     def append(self, layer: int, start: int, q: Tensor, k: Tensor, v: Tensor, rows: Rows, stored: int = 0) -> Tensor:
         if triton.serves_rows(q) and q.shape[1]:
-            return append_by_triton(q, k, v, rows, *self.layer(layer), start, stored)
+            return row_ops.append(q, k, v, rows, *self.layer(layer), start, stored)
         new = slice(start + stored, start + len(k))
         self._keys[layer][:, new] = rotate(k, rows)[stored:].transpose(0, 1)
         self._values[layer][:, new] = v[stored:].transpose(0, 1)
@@ -108,14 +106,14 @@ def attend_stored(q: Tensor, keys: Tensor, values: Tensor, lse: Tensor | None = 
     `lse` `[tokens, heads]`, if given, is filled with the log-sum-exp.
     """
     if triton.serves(q):
-        return attend_stored_by_triton(q, keys, values, lse)
+        return by_triton.attend_stored(q, keys, values, lse)
     return attend_causal(q, keys, values).output(lse, q.dtype)
 
 
 def observe_attention(q: Tensor, keys: Tensor, lse: Tensor, received: Tensor) -> None:
     """Add the weights of `attend_stored` over the same keys to `received` `[kv_heads, keys]`; `lse` is what it gave."""
     if triton.serves(q[:1]):
-        observe_by_triton(q, keys, lse, received)
+        by_triton.observe(q, keys, lse, received)
     else:
         received += received_attention(q, keys, lse)
 
@@ -127,10 +125,6 @@ def attend_tree(q: Tensor, keys: Tensor, values: Tensor, tree: Tree, lse: Tensor
     """
     before = keys.shape[1] - len(tree)
     own = attend_masked(q, keys[:, before:], values[:, before:], tree.on(q.device).sees[-len(q) :])
-    part = merge([_attend_before(q, keys[:, :before], values[:, :before]), own]) if before else own
+    attend_all = by_triton.attend_keys if triton.serves(q) else attend
+    part = merge([attend_all(q, keys[:, :before], values[:, :before]), own]) if before else own
     return part.output(lse, q.dtype)
-
-
-def _attend_before(q: Tensor, keys: Tensor, values: Tensor) -> Partial:
-    """Attend with every query to every key."""
-    return attend_keys_by_triton(q, keys, values) if triton.serves(q) else attend(q, keys, values)

@@ -1,7 +1,5 @@
 """The link of a device beside a disk: what lies in a file passes through host memory on its way to the device."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence

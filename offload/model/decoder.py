@@ -67,7 +67,7 @@ class Model:
         self.taps: tuple[int, ...] = ()  # see `tap`
         self.embedding = embedding
         self._layers, self._layer_embeddings = layers, layer_embeddings
-        self._norm, self._norm_bias = norm, norm_bias
+        self.final_norm, self._norm_bias = norm, norm_bias  # before the output head, `[hidden]`
         self.dtype = dtype or norm.dtype
         scale = shape.embedding_scale
         self._embedding_scale = torch.tensor(scale, dtype=self.dtype).item() if shape.rounds_embedding_scale else scale
@@ -86,12 +86,7 @@ class Model:
 
     @property
     def device(self) -> torch.device:
-        return self._norm.device
-
-    @property
-    def final_norm(self) -> Tensor:
-        """Return the weight `[hidden]` of the norm before the output head."""
-        return self._norm
+        return self.final_norm.device
 
     def bar(self, ids: Iterable[int]) -> None:
         """Set the tokens that the model must not propose when it drafts for another one; `logits` has them still."""
@@ -224,7 +219,7 @@ class Model:
             self.operations,
             self.embedding,
             layers,
-            self._norm,
+            self.final_norm,
             head,
             self.group,
             self._norm_bias,
@@ -290,7 +285,7 @@ class Model:
 
     def normed(self, hidden: Tensor) -> Tensor:
         """Return the rows `[tokens, hidden]` after the final norm, of hidden rows as `logits` takes them."""
-        return self._passes[0].norm(hidden[:, : self.shape.hidden].contiguous(), self._norm, self._norm_bias)
+        return self._passes[0].norm(hidden[:, : self.shape.hidden].contiguous(), self.final_norm, self._norm_bias)
 
     def tapped(self, rows: Tensor, layers: Iterable[int]) -> Tensor:
         """Return, of rows that a pass returned, those of some `layers` side by side: `[tokens, layers * hidden]`.

@@ -25,11 +25,9 @@ class ExpertsAway(Protocol):
         self, x: Tensor, weights: Tensor, experts: Tensor, activated: Callable[[Tensor], Tensor]
     ) -> Tensor:
         """Return what the function `weighted_sum` does, on the device; weights and experts as `route` returns them."""
-        ...
 
     def read_cost(self, tokens: int) -> float:
         """Return the bytes that `tokens` tokens are expected to read; other memory than the device's counts more."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,17 +1,12 @@
 """Warms a model up by dummy passes, so that no product compiles, and no library starts, in mid-run."""
 
-from __future__ import annotations
-
 import warnings
-from typing import TYPE_CHECKING
 
 import torch
 
 from ..errors import Degraded
 from ..kernels.triton import ROWS
-
-if TYPE_CHECKING:
-    from .decoder import Model
+from .decoder import Model
 
 _TOKENS = (1, 17, 33, ROWS + 1)  # one pass for each block of rows that a product has, and one that dequantises
 

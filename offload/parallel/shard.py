@@ -22,23 +22,18 @@ class Group(Protocol):
 
     def sum(self, x: Tensor) -> Tensor:
         """Sum all ranks' `x`, of one size and dtype (all-reduce); in place, with the same bits on every rank."""
-        ...
 
     def gather(self, x: Tensor, widths: Sequence[int]) -> Tensor:
         """Return all ranks' `x` `[rows, widths[rank]]` side by side: `[rows, sum of widths]` (all-gather)."""
-        ...
 
     def agree(self, numbers: Sequence[float]) -> list[float]:
         """Broadcast rank 0's numbers, equally many on every rank; integers stay exact up to 2^53."""
-        ...
 
     def broadcast(self, value: Any) -> Any:
         """Broadcast rank 0's value; the other ranks' values are ignored. It must be JSON: tuples arrive as lists."""
-        ...
 
     def collect(self, value: Any) -> list[Any]:
         """Return every rank's value, in the order of ranks. It must be JSON, as for `broadcast`."""
-        ...
 
 
 class Alone:

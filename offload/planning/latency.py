@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from ..architecture.head_shape import HeadDimensions, published_acceptance
-from ..settings.config import LONGEST_GAMMA, Speculation
+from ..settings.config import LONGEST_GAMMA
 from ..settings.method_sizes import TAIL, drafter_kind, has_draft_model, has_middle
 from ..settings.methods import CHOSEN, LOOKUP, METHODS, MIDDLES
 from ..settings.tree_settings import GROWN_NODES
@@ -83,17 +83,20 @@ def _speculative(
     passes: Passes, method: str, gamma2: int, gamma1: int, proposed: Callable[[int], float], acceptance: float
 ) -> Decoding:
     """Predict speculative decoding. Levels do not overlap: while one drafts, the link prefetches only one page."""
-    time, share = passes.full(gamma2 + 1)
     tokens = expected_tokens(acceptance, gamma2)
-    selecting = (
-        passes.scoring() * tokens / SELECTION_TOKENS if _selects_by_score(passes.request.speculation, method) else 0.0
-    )
-    waiting = _waiting(passes.request, gamma1, gamma2)
-    drafting, verifying = waiting * proposed(gamma2) + selecting, time.seconds + 2 * passes.sample_s
+    drafting = _waiting(passes.request, gamma1, gamma2) * proposed(gamma2) + tokens * _selecting(passes, method)
+    found = _verified(passes, method, drafting, tokens, gamma2)
+    return replace(found, gamma1=gamma1)
+
+
+def _verified(passes: Passes, method: str, drafting: float, tokens: float, nodes: int) -> Decoding:
+    """Predict decoding where drafting takes so many seconds, and verifying its nodes yields so many tokens."""
+    time, share = passes.full(nodes + 1)
+    verifying = time.seconds + 2 * passes.sample_s
     resources = {name: seconds / tokens for name, seconds in time.resources.items()}
     bound = time.bound if verifying >= drafting else "drafting"
     tbt = Time((drafting + verifying) / tokens, bound, resources | {"drafting": drafting / tokens})
-    return Decoding(method, tbt, share, verifying, drafting, tokens, gamma1, gamma2)
+    return Decoding(method, tbt, share, verifying, drafting, tokens, gamma2=nodes)
 
 
 def _drafts_alone(passes: Passes, method: str) -> bool:
@@ -110,20 +113,13 @@ def _grown(passes: Passes, method: str, acceptance: float, nodes: int) -> Decodi
     request = passes.request
     requested, caught = request.speculation.gamma2, acceptance + CAUGHT * (1 - acceptance)
     steps = {rows: passes.retrieval(rows) + passes.sample_s for rows in (1, 2, 4, 8)}
-    time, share = passes.full(nodes + 1)
-    selection = passes.scoring() / SELECTION_TOKENS if _selects_by_score(request.speculation, method) else 0.0
-    best = None
+    selection, found = _selecting(passes, method), []
     for depth in range(1, nodes + 1) if requested is None else (min(requested, nodes),):
         rows = next((each for each in steps if each * depth >= nodes), max(steps))
         tokens = expected_tokens(caught if rows > 1 else acceptance, depth)
-        drafting, verifying = depth * steps[rows] + selection * tokens, time.seconds + 2 * passes.sample_s
-        if best is None or (drafting + verifying) / tokens < best.tbt.seconds:
-            each = {name: seconds / tokens for name, seconds in time.resources.items()}
-            bound = time.bound if verifying >= drafting else "drafting"
-            tbt = Time((drafting + verifying) / tokens, bound, each | {"drafting": drafting / tokens})
-            best = Decoding(method, tbt, share, verifying, drafting, tokens, 0, nodes, (nodes, nodes), depth)
-    assert best is not None, "a tree has nodes"
-    return best
+        each = _verified(passes, method, depth * steps[rows] + selection * tokens, tokens, nodes)
+        found.append(replace(each, gammas=(nodes, nodes), depth=depth))
+    return min(found, key=lambda each: each.tbt.seconds)
 
 
 def _waiting(request: PlanRequest, gamma1: int, gamma2: int) -> float:
@@ -143,9 +139,11 @@ def draft_acceptance(request: PlanRequest) -> float:
     return default if request.draft_acceptance is None else request.draft_acceptance
 
 
-def _selects_by_score(settings: Speculation, method: str) -> bool:
+def _selecting(passes: Passes, method: str) -> float:
+    """Return the seconds a token in which the retrieval cache selects by scores; 0 where it does not."""
     middle = METHODS[method].middle
-    return middle is not None and MIDDLES[settings.middle or middle].scores
+    scores = middle is not None and MIDDLES[passes.request.speculation.middle or middle].scores
+    return passes.scoring() / SELECTION_TOKENS if scores else 0.0
 
 
 def _tree(passes: Passes, method: str, acceptance: float) -> Decoding:
@@ -159,15 +157,9 @@ def _tree(passes: Passes, method: str, acceptance: float) -> Decoding:
 
     shape, rates = passes.request.speculation.tree_shape, ChildAcceptance(acceptance).rates(0)
     tree = sized_tree(shape, rates, passes.draft_step, verify, passes.drafts_in_one_pass)
-    nodes, (time, share) = len(tree.parents), passes.full(len(tree.parents) + 1)
-    verifying = verify(nodes + 1)
-    drafting = tree.seconds - verifying
-    resources = {name: seconds / tree.tokens for name, seconds in time.resources.items()}
-    bound = time.bound if verifying >= drafting else "drafting"
-    tbt = Time(tree.token_s, bound, resources | {"drafting": drafting / tree.tokens})
-    return Decoding(
-        method, tbt, share, verifying, drafting, tree.tokens, 0, nodes, (nodes, nodes), tree_of(tree.parents).depth
-    )
+    nodes = len(tree.parents)
+    found = _verified(passes, method, tree.seconds - verify(nodes + 1), tree.tokens, nodes)
+    return replace(found, gammas=(nodes, nodes), depth=tree_of(tree.parents).depth)
 
 
 def _proposal(passes: Passes, method: str) -> tuple[Callable[[int], float], int, float]:

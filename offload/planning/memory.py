@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from ..architecture.dims import Dimensions
 from ..architecture.footprint import (
     PAGE_GRAIN,
+    Where,
     activation_bytes,
     dequantized_bytes,
     has_second_cache,
@@ -79,17 +80,22 @@ class MemoryEstimate:
         return self.kv_layers * self.layer_kv + self.fixed_kv
 
     @property
+    def parts(self) -> dict[str, int]:
+        """Return the bytes of each part, by its name for people."""
+        return {
+            "weights": self.weights,
+            f"KV cache of {counted(self.tokens, 'token')}": self.kv,
+            "retrieval cache": self.retrieval,
+            "draft model": self.draft,
+            "quantised copy": self.copy,
+            "lookup index": self.lookup,
+            "CUDA": self.cuda,
+            "activations": self.activations,
+        }
+
+    @property
     def total(self) -> int:
-        return (
-            self.weights
-            + self.kv
-            + self.activations
-            + self.retrieval
-            + self.draft
-            + self.copy
-            + self.cuda
-            + self.lookup
-        )
+        return sum(self.parts.values())
 
     def for_sequences(self, count: int, shared: int = 0) -> MemoryEstimate:
         """Return the estimate for `count` such sequences together, of which the first `shared` tokens are the same.
@@ -143,10 +149,10 @@ def estimate(
     on_cpu, bits = device == "cpu", weight_bits or WeightBits.of_dtype(itemsize)
     if KV_FORMATS[kv].is_packed and not on_cpu and offloaded:
         kv = EXACT  # beside those over tiers, a GPU has none that are packed in its own memory
-    share = shape.share(gpus)
-    retrieval, selection = _middle_bytes(share, settings, tokens, itemsize, device, offloaded, in_place, kv)
+    share, where = shape.share(gpus), Where(device, offloaded, in_place, kv)
+    retrieval, selection = _middle_bytes(share, settings, tokens, itemsize, where)
     host_weights = 0 if on_cpu else shape.host_bytes(bits)
-    prefill = _prefill_bytes(share, settings, tokens, prefill_chunk, itemsize, offloaded, by_layers, on_cpu, kv)
+    prefill = _prefill_bytes(share, settings, tokens, prefill_chunk, itemsize, by_layers, where)
     dequantized = dequantized_bytes(share) if bits.is_quantized(itemsize) and not on_cpu else 0
     return MemoryEstimate(
         tokens=tokens,
@@ -171,45 +177,30 @@ def estimate(
 
 
 def _middle_bytes(
-    share: Dimensions,
-    settings: Speculation,
-    tokens: int,
-    itemsize: int,
-    device: str,
-    offloaded: int,
-    in_place: bool,
-    kv: str,
+    share: Dimensions, settings: Speculation, tokens: int, itemsize: int, where: Where
 ) -> tuple[int, int]:
     """Return the bytes of the retrieval cache, and those that a selection takes; arguments as of `estimate`."""
     if not has_middle(settings, tokens):
         return 0, 0
-    where = (device, offloaded, in_place, kv)
-    cache = retrieval_bytes(share.growing, settings, tokens, itemsize, *where)
-    caches = 1 + has_second_cache(settings, tokens, *where)
+    cache = retrieval_bytes(share.growing, settings, tokens, itemsize, where)
+    caches = 1 + has_second_cache(settings, tokens, where)
     cache += caches * share.fixed_bytes(tokens, itemsize, tree_nodes(settings))  # copies, with the tokens drafted
     kind = selected_format(settings)
-    if KV_FORMATS[kind].is_copied and device == "cpu":  # groups of all tokens; a GPU has those of the budget
+    if KV_FORMATS[kind].is_copied and where.device == "cpu":  # groups of all tokens; a GPU has those of the budget
         cache += share.kv_layers * quantized_layer_bytes(share, kind, tokens, 0, itemsize)
-    return cache, selection_bytes(share.growing, settings, tokens, *where)
+    return cache, selection_bytes(share.growing, settings, tokens, where)
 
 
 def _prefill_bytes(
-    shape: Dimensions,
-    settings: Speculation,
-    tokens: int,
-    chunk: int,
-    itemsize: int,
-    offloaded: int,
-    by_layers: bool,
-    on_cpu: bool,
-    kv: str,
+    shape: Dimensions, settings: Speculation, tokens: int, chunk: int, itemsize: int, by_layers: bool, where: Where
 ) -> int:
     """Return the bytes of the buffers that exist while a prompt is read; arguments as of `estimate`."""
-    if not KV_FORMATS[kv].is_plain and not on_cpu:
-        if KV_FORMATS[kv].is_packed:  # those of a layer, unpacked for a chunk of a prompt
+    kv, on_cpu = KV_FORMATS[where.kv], where.device == "cpu"
+    if not kv.is_plain and not on_cpu:
+        if kv.is_packed:  # those of a layer, unpacked for a chunk of a prompt
             return shape.layer_kv_bytes(tokens, itemsize)
         return state_bytes(shape, min(chunk, tokens))
-    if offloaded and KV_FORMATS[kv].is_exact:  # of others, pages that a pass writes to are among the staging buffers
+    if where.offloaded and kv.is_exact:  # of others, pages that a pass writes to are among the staging buffers
         return _offloaded_prefill_bytes(shape, settings, tokens, chunk, itemsize, by_layers, on_cpu)
     return tokens * shape.hidden * itemsize if by_layers else 0  # of all tokens between two layers
 
@@ -276,17 +267,7 @@ def check_fit(need: MemoryEstimate, free: int, may_pack: bool = False) -> None:
     """
     if need.total <= free:
         return
-    parts = {
-        "weights": need.weights,
-        f"KV cache of {counted(need.tokens, 'token')}": need.kv,
-        "retrieval cache": need.retrieval,
-        "draft model": need.draft,
-        "quantised copy": need.copy,
-        "lookup index": need.lookup,
-        "CUDA": need.cuda,
-        "activations": need.activations,
-    }
-    listed = ", ".join(f"{name} {size_text(size)}" for name, size in parts.items() if size)
+    listed = ", ".join(f"{name} {size_text(size)}" for name, size in need.parts.items() if size)
     lighter = "--draft lookup, " if need.copy else ""
     lighter += "--kv packed, which loses nothing, " if may_pack else ""
     raise OutOfMemory(

@@ -150,12 +150,8 @@ class Passes:
     def on_disk(self) -> float:
         """Return the bytes of KV on disk, of all tokens of all sequences."""
         request, placed = self.request, self.placed
-        share = placed.disk_layers / request.shape.kv_layers
-        return (
-            share
-            * request.sequences
-            * stored_bytes(request.shape.growing, request.kv, request.tokens, request.itemsize)
-        )
+        each = stored_bytes(request.shape.growing, request.kv, request.tokens, request.itemsize)
+        return placed.disk_layers / request.shape.kv_layers * request.sequences * each
 
     def scoring(self) -> float:
         """Return the seconds in which a selection reads the keys of a GPU's resident layers; a CPU keeps mean keys.

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import xxhash
 from torch import Tensor
 
 from ..system.files import replace_file
@@ -132,8 +133,6 @@ def _bytes(tensor: Tensor) -> memoryview:
 
 
 def _checksum(texts: Mapping[str, str], tensors: Mapping[str, Tensor]) -> str:
-    import xxhash
-
     digest = xxhash.xxh3_128(json.dumps(sorted(texts.items())).encode())
     for name, tensor in tensors.items():
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())

@@ -99,17 +99,12 @@ class Prompt:
 
 
 PART = "states"  # in the name of their files, and in the headers
-EVERY = 16  # blocks
+EVERY = 16  # blocks, beside the last one that is saved
 
 
 def path_of(prompt: Prompt, index: int) -> Path:
     """Return the file of the states behind a block."""
     return prompt.folder.block(prompt.fingerprint, index, prompt.keys[index], PART)
-
-
-def are_wanted(index: int, end: int) -> bool:
-    """Return whether states are saved with a block of a prompt whose blocks before number `end` are saved."""
-    return (index + 1) % EVERY == 0 or index + 1 == end
 
 
 def last_with_states(prompt: Prompt, first: int, last: int, unit: int) -> int:

@@ -124,7 +124,6 @@ class Reusable(Protocol):
     @property
     def blocks(self) -> int:
         """Return how many blocks are restored together, so that the rest of the prefill begins at a pass's border."""
-        ...
 
     def update(self) -> None:
         """Exclude tokens that were rolled back since the last `mark`."""

@@ -49,7 +49,8 @@ class Restoration:
                 cached, self._reusable.length, (stored.start + 1) * TOKENS - 1
             )  # what is after that is dropped
         yield Prefilled(min(cached, len(sequence) - 1), len(sequence))
-        yield from self._restore_all(stored, len(sequence))
+        with BlockReader(self._prompt, stored) as reader:
+            yield from self._restore_from(reader, stored, len(sequence))
         if self._size and runner.cache.states is not None:
             self._restore_states(stored.start)
         if self._any_damage:
@@ -77,10 +78,6 @@ class Restoration:
             reach = last_with_states(self._prompt, first, reach, unit)
         last = min(self._prompt.storage.group.collect(reach // unit * unit))
         return range(first, last if last * TOKENS > self._runner.num_cached else first)
-
-    def _restore_all(self, stored: range, total: int) -> Generator[Prefilled]:
-        with BlockReader(self._prompt, stored) as reader:
-            yield from self._restore_from(reader, stored, total)
 
     def _restore_from(self, reader: BlockReader, stored: range, total: int) -> Generator[Prefilled]:
         group = self._prompt.storage.group

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as TimedOut
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,7 @@ class BlockStore:
         self.url = url
         protocol, _, path = url.partition("://")
         hint = "use a URL such as s3://bucket/prefix, or file:///shared/prompts"
-        if not protocol or not path:
+        if not protocol or not path or (protocol == "file" and path[0] != "/"):
             raise SettingsError(f"--cache-store {url} is no URL", hint)
         if "@" in path.partition("/")[0]:
             raise SettingsError(
@@ -170,12 +171,20 @@ class BlockStore:
                 self._failures = 0
                 return
             except Exception as error:
+                self._damaged.add(name)  # a part of it may be there
                 if not remaining:
+                    self._remove(name)
                     self._failed()
                     self._reasons.append(_reason(error))
                     return
             time.sleep(pause)
             pause *= 4
+
+    def _remove(self, name: str) -> None:
+        """Remove what a put has left in a local store, such as on a full disk."""
+        if self._opened is not None and getattr(self._opened[0], "auto_mkdir", True) is False:
+            with suppress(OSError):
+                self._opened[0].rm_file(f"{self._opened[1]}/{name}")
 
     def drain(self) -> None:
         """Wait for puts, for DRAIN seconds at most, and warn of those that are left."""

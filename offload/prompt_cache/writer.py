@@ -18,7 +18,7 @@ from ..speculation.passes.runner import Runner
 from ..system.files import sync_folder
 from ..units import size_text
 from .block import write_block
-from .chain import PART, Prompt, are_wanted, path_of
+from .chain import EVERY, PART, Prompt, path_of
 from .fingerprint import TOKENS
 from .folder import Header, stem_of
 from .packing import pack, packing_kernel
@@ -66,7 +66,7 @@ class BlockWriter:
             seconds = self._seconds / self._tokens * TOKENS
             if not self._prompt.is_saved(index):
                 self._submit_block(index, seconds)
-            if are_wanted(index, end) and not self._stopped:
+            if (not (index + 1) % EVERY or index + 1 == end) and not self._stopped:
                 self._submit_states(index, seconds)
             self._limit_delay(time.perf_counter() - start)
         self._next = max(whole, self._next)

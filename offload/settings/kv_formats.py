@@ -3,8 +3,6 @@
 A new format is a new row, beside the file of its store. Imports nothing heavy.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

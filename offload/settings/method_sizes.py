@@ -3,8 +3,6 @@
 Shared by the code that runs the levels and the code that estimates their memory. Imports nothing heavy.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from ..short_repr import short_repr

@@ -3,8 +3,6 @@
 A new method is a new row; so is a new approximate cache, beside its file. Imports nothing heavy.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any

@@ -1,12 +1,11 @@
 """What triforce runs on, in the words of the README, and the names of hardware on which it does not."""
 
-from __future__ import annotations
-
 import re
 
 RUNS_ON = (
     "Linux, CPU: runs, and every test runs there",
     "Linux, NVIDIA GPU (CUDA): runs by design; no GPU has been measured yet (docs/gpu.md)",
+    "Linux on 64-bit ARM, CPU: the native kernel runs right under an emulator; no such machine has run it",
     "macOS, CPU: untested, though nothing is known to need Linux. Apple GPUs (MPS) are not supported",
     "Windows: untested; generate does not start, for it needs fcntl. WSL 2 is Linux",
     "AMD (ROCm) and Intel GPUs: not supported; --gpu cpu and --device cpu use the CPU beside them",

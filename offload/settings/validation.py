@@ -1,7 +1,5 @@
 """Checks of settings: each raises SettingsError with a hint."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from dataclasses import fields
 from numbers import Integral, Real

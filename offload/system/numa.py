@@ -4,6 +4,7 @@ Linux puts a page on the node of the thread that first writes to it: for weights
 `new_memory` returns is interleaved. The policy of the process is left alone, and respected where it has one (numactl).
 """
 
+import contextlib
 import ctypes
 import mmap
 import os
@@ -46,10 +47,16 @@ def nodes() -> Nodes:
 
 
 def new_memory(size: int) -> mmap.mmap:
-    """Return `size` bytes of private memory, which are 0 and committed on first write, over the nodes in turn."""
+    """Return `size` bytes of private memory over the nodes in turn, in huge pages if there are any.
+
+    They are 0, and committed on first write.
+    """
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # shared memory has no huge pages
+    with contextlib.suppress(OSError, AttributeError):  # a Linux kernel built without them, or another system
+        memory.madvise(mmap.MADV_HUGEPAGE)
     if nodes().is_interleaved:
-        _bind(memory, nodes().numbers)
+        with contextlib.suppress(OSError):  # a cpuset may have changed since they were looked at
+            _bind(memory, nodes().numbers)
     return memory
 
 

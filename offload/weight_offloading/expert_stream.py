@@ -226,16 +226,14 @@ class StreamedExperts:
         """Run the experts as `ExpertsAway` says; each runs as soon as it has arrived."""
         stream, groups = self.stream, grouped(experts)
         try:
-            stream.begin(self.layer, [number for number, _ in groups[0]], self._is_whole(len(x)))
+            is_whole = reads_all(self.count, self.per_token, len(x))
+            stream.begin(self.layer, [number for number, _ in groups[0]], is_whole)
             total = weighted_sum(_Arriving(stream, 0), _Arriving(stream, 1), x, weights, groups, activated)
             stream.end()
         except BaseException:
             stream.abort()
             raise
         return total
-
-    def _is_whole(self, tokens: int) -> bool:
-        return reads_all(self.count, self.per_token, tokens)
 
     def read_cost(self, tokens: int) -> float:
         return LINK_COST * expected_experts(self.count, self.per_token, tokens) * self.stream.expert_bytes(self.layer)

@@ -71,7 +71,7 @@ def at_sampling(error, monkeypatch):
     def new(sampler, sampling, seed, *args, **more):
         made(sampler, sampling, seed, *args, **more)
         if seed == BAD:
-            sampler.distribution = raising(error, sampler.distribution, 4)
+            sampler.choose = raising(error, sampler.choose, 4)
 
     monkeypatch.setattr(Sampler, "__init__", new)
     return Planted(monkeypatch, lambda session: None)

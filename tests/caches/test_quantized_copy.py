@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 import torch
 
-from offload.architecture.footprint import retrieval_bytes
+from offload.architecture.footprint import Where, retrieval_bytes
 from offload.architecture.rope import rotate
 from offload.caches.retrieval import CopiedCache, QuantizedCopiedCache
 from offload.kernels.attention import attend
@@ -145,7 +145,7 @@ def test_it_is_chosen_and_takes_the_bytes_that_are_counted(model):
         assert cache.budget == (CAPACITY if kind == "of all tokens" else 256)
         allocated = cache.store._keys.nbytes + cache.store._values.nbytes
         allocated += cache._groups.nbytes if more else 0
-        sizes[kind] = allocated, retrieval_bytes(model.shape, wanted, CAPACITY, 4, "cuda")
+        sizes[kind] = allocated, retrieval_bytes(model.shape, wanted, CAPACITY, 4, Where("cuda"))
     queries = model.shape.layers * KEPT_QUERIES * model.shape.heads * model.shape.head_dim * 4
     assert sizes["q4"][0] == sizes["q4"][1] - queries < 0.6 * sizes["exact"][0]
     assert sizes["of all tokens"][0] == sizes["of all tokens"][1] - queries

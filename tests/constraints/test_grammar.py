@@ -61,6 +61,9 @@ ENDLESS = {"$defs": {"n": ITSELF["$defs"]["n"] | {"required": ["next"]}}, "$ref"
         ("json-schema", '{"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}', "cannot end"),
         ("json-schema", '{"$ref": "#"}', "cannot end|allows no answer"),
         ("json-schema", "null", "is null, not an object"),
+        ("json-schema", '{"enum": ["\\ud800"]}', "half a surrogate pair"),
+        ("choices", '["a", "\\udcff"]', "half a surrogate pair"),
+        ("regex", "\udcff", "half a surrogate pair"),
         ("json-schema", '{"items": ' * 200 + "{}" + "}" * 200, "nested too deeply"),
         (
             "json-schema",

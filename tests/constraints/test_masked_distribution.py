@@ -1,6 +1,7 @@
 """With a constraint every method emits the renormalised product over all valid continuations, by brute force."""
 
 import itertools
+import json
 from types import SimpleNamespace
 
 import pytest
@@ -163,6 +164,18 @@ def test_a_dead_end_is_an_error_where_it_is_reached_and_not_where_it_is_drafted(
     spared.allowed((1,))
     spared.observe([0])
     assert spared.allowed(()).any()
+
+
+def test_a_limit_of_the_parser_s_is_an_error_and_does_not_lift_the_constraint():
+    """It comes up after the mask that has allowed the token."""
+    words = ["".join(letters) for letters in itertools.product("abcd", repeat=6)]
+    masks = constrained("start: " + " | ".join(f'"{word}"' for word in words), "grammar")
+    assert masks.allowed(())[0] and masks.allowed((0,)) is None
+    with pytest.raises(TriforceError, match=r"no way on: .*items; max is"):
+        masks.observe([0])
+    choices = constrained(json.dumps(words), "choices")  # these are no rows of a parser
+    choices.observe([0, 1])
+    assert list(choices.allowed(()).nonzero()[0]) == list(range(VOCAB - 1))
 
 
 def test_an_answer_does_not_end_within_the_thinking():

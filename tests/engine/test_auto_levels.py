@@ -6,7 +6,7 @@ import pytest
 
 from offload import EngineConfig, GenerationConfig, Sampling, Speculated, Speculation, open_model
 from offload.architecture.dims import Dimensions
-from offload.architecture.footprint import retrieval_bytes
+from offload.architecture.footprint import Where, retrieval_bytes
 from offload.engine import Engine
 from offload.memory.disk_link import DiskLink
 from offload.memory.factory import TieredStoreFactory
@@ -104,7 +104,7 @@ def test_selecting_the_latest_tokens_in_place_is_free(engine):
 
 def test_memory_for_the_second_cache_is_counted():
     def counted(method, tokens, offloaded=0):
-        return retrieval_bytes(SHAPE, auto(method=method), tokens, 2, "cpu", offloaded, in_place=not offloaded)
+        return retrieval_bytes(SHAPE, auto(method=method), tokens, 2, Where("cpu", offloaded, not offloaded))
 
     assert counted("auto", 200) == counted("retrieval", 200)
     assert counted("auto", 500) - counted("retrieval", 500) == SHAPE.layers * SHAPE.kv_heads * 2 * 4  # blocks, int32

@@ -68,7 +68,7 @@ def tiered(monkeypatch):
         stores = TieredStoreFactory(model.operations, GPU, settings, FakeLink(), kv=kv)
         capacity = tokens + room
         cache = model.new_cache(capacity, store=stores.new_store(model.shape, capacity, torch.bfloat16))
-        cache._length = tokens
+        cache.length = tokens
         return cache
 
     monkeypatch.setattr(page_prefill, "allocator", lambda device: lambda size, dtype: torch.empty(size, dtype=dtype))
@@ -90,7 +90,7 @@ def test_a_step_over_a_resident_cache_launches_little_and_waits_for_nothing(shap
     with fake_cuda() as usage:
         model = load_fake(shape)
         cache = model.new_cache(4096)
-        cache._length = 3000
+        cache.length = 3000
         launches = run(usage, model, cache, tokens)
     attention = sum(count for name, count in launches.items() if name in ATTENTION)
     assert usage.to_host == 0
@@ -146,7 +146,7 @@ def test_a_step_with_quantised_weights_launches_as_little(shape, monkeypatch, le
     with fake_cuda() as usage:
         model = load_fake(shape, level=level)
         cache = model.new_cache(4096)
-        cache._length = 3000
+        cache.length = 3000
         launches = run(usage, model, cache, tokens)
     attention = sum(count for name, count in launches.items() if name in ATTENTION)
     assert usage.to_host == 0
@@ -164,7 +164,7 @@ def test_a_step_over_quantised_keys_and_values_is_one_launch_more(monkeypatch, l
         model = load_fake(fake_shape("8B", LAYERS))
         model.kv = "q8"
         cache = model.new_cache(4096)
-        cache._length = length
+        cache.length = length
         launches = run(usage, model, cache, tokens)
     windows = 2 if (length + tokens) // 128 > length // 128 else 1
     assert usage.to_host == 0

@@ -117,7 +117,7 @@ class Run:
         """Run a chunk behind a few pages, or all tokens layer by layer."""
         ids = torch.zeros(tokens, dtype=torch.long, device=GPU)
         if self.order == "chunks":
-            self.full.cache._length = 3000
+            self.full.cache.length = 3000
             hidden = self.model.forward(ids, self.full.cache)
         else:
             hidden = _last(self.model.forward_by_layers(ids, self.full.cache, self.request.prefill_chunk))
@@ -126,13 +126,13 @@ class Run:
     def decode(self):
         """Select for the first time, draft, and verify at the end of the context."""
         cache = self.full.cache
-        cache._length = cache._queries.end = self.request.tokens - 100
+        cache.length = cache._queries.end = self.request.tokens - 100
         cache._queries.count = 1
         with torch.inference_mode():
             self.middle.cache.adopt()
             self.middle.cache.begin(1)
             self.model.logits(self.model.through(self._ids(1), self.middle.cache))
-        cache._length = 3000  # streaming fewer pages takes the same memory
+        cache.length = 3000  # streaming fewer pages takes the same memory
         self.model.logits(self.model.forward(self._ids(33), cache))
 
     def _ids(self, tokens):

@@ -7,6 +7,7 @@ import time
 
 import fsspec
 import pytest
+from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 
 from offload.errors import Degraded
@@ -230,7 +231,27 @@ def test_a_full_disk_is_a_warning(machine, plain, faults, monkeypatch):
         assert machine("b") == (plain, 0)
 
 
-@pytest.mark.parametrize("url", ["", "bucket/prefix", "s3://", "nothing://bucket/prefix", "://x"])
+@pytest.mark.parametrize("tries", [1, 99])
+def test_a_put_that_fails_leaves_no_part_of_a_file(machine, plain, tmp_path, monkeypatch, recwarn, tries):
+    """It looks like the whole block to the next try, and to other machines."""
+    url, put, failed = f"file://{tmp_path}/mount", LocalFileSystem.pipe_file, []
+
+    def full(self, path, value, *more, **options):
+        put(self, path, value[:100])
+        failed.append(path)
+        if failed.count(path) <= tries:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        put(self, path, value)
+
+    monkeypatch.setattr(stores, "PAUSE", 0.001)
+    monkeypatch.setattr(LocalFileSystem, "pipe_file", full)
+    assert machine("a", url=url) == (plain, 0)
+    whole = {path.name: path.read_bytes() for path in files(tmp_path / "a")}
+    assert stored(url) == (whole if tries == 1 else {})
+    assert ["No space left" in each for each in complaints(recwarn)] == ([] if tries == 1 else [True])
+
+
+@pytest.mark.parametrize("url", ["", "bucket/prefix", "s3://", "nothing://bucket/prefix", "://x", "file://host/folder"])
 def test_what_is_no_store_is_an_error_before_the_model_is_loaded(triforce_here, url):
     result = triforce_here("generate", "Hello", "--cache", f"--cache-store={url}")
     assert_error(result, 2, f"--cache-store {url}", "s3://bucket/prefix")

@@ -25,21 +25,21 @@ SETTINGS = Speculation("retrieval", budget=1024)
 def full_cache(model):
     cache = model.new_cache(CAPACITY)
     cache.keep_queries()
-    cache._length = LENGTH
+    cache.length = LENGTH
     return cache
 
 
 def retrieval_cache(model):
     cache = selected_cache(full_cache(model), SETTINGS)
     assert isinstance(cache, ChunkTableCache if triton.serves(torch.empty((1, 1, 128), device=GPU)) else CopiedCache)
-    cache._rebuild, cache._length, cache.tail_start, cache.exact_end = False, LENGTH - 1, LENGTH - 20, LENGTH
+    cache._rebuild, cache.length, cache.tail_start, cache.exact_end = False, LENGTH - 1, LENGTH - 20, LENGTH
     cache.selection = torch.zeros((model.shape.layers * model.shape.kv_heads, 128), dtype=torch.long, device=GPU)
     return cache
 
 
 def streaming_cache(model):
     cache = draft_cache(model, SETTINGS)
-    cache._length = cache.sink + cache.window + 30
+    cache.length = cache.sink + cache.window + 30
     return cache
 
 

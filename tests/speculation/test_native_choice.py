@@ -2,18 +2,21 @@
 
 import random
 
+import numpy as np
 import pytest
 import torch
 
 from offload.errors import TriforceError
 from offload.kernels.native import KernelUnavailable, find_kernel
 from offload.settings.config import Sampling
+from offload.speculation.sampling.native_choice import NativeChoice
 from offload.speculation.sampling.noise import Noise
+from offload.speculation.sampling.penalties import Penalties
 from offload.speculation.sampling.warp import Sampler, warp, warp_by
 from tests.support.table_models import chi_square_p
 
 CPU = torch.device("cpu")
-LEVELS = ("avx512", "avx2", "portable")
+LEVELS = ("avx512", "avx2", "neon", "portable")
 
 
 def kernel(level="auto"):
@@ -129,3 +132,32 @@ def test_logits_that_are_no_numbers_are_an_error(sampling, wrong):
         sampler.choose(rows, [0, 1])
     with pytest.raises(TriforceError, match="no numbers"):
         sampler.choose(torch.full((1, 33), float("-inf")), [0])
+
+
+def test_an_interrupt_while_the_history_moves_leaves_it_whole(monkeypatch):
+    penalties = Penalties(Sampling(no_repeat_ngram=2), 10, CPU)
+    penalties.observe([1, 2, 3])
+
+    class Interrupting(np.ndarray):
+        @property
+        def ctypes(self):
+            raise KeyboardInterrupt
+
+    joined = np.concatenate
+    with monkeypatch.context() as patch:
+        patch.setattr(np, "concatenate", lambda arrays: joined(arrays).view(Interrupting))
+        with pytest.raises(KeyboardInterrupt):
+            penalties.observe([4] * 2000)
+    penalties.observe([5, 6])
+    penalties.follow([7])
+    found = penalties._history.view([7])
+    assert found.tolist() == [1, 2, 3, 5, 6, 7] and found.ctypes.data == penalties.terms.tokens
+
+
+def test_memory_of_probabilities_does_not_depend_on_torch_s_default_type():
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        choice = NativeChoice(kernel(), Sampling(temperature=1, coupled=True), 40, noise=Noise(3))
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert choice._coupled[1].nbytes == 4 * 40

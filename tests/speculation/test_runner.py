@@ -173,7 +173,7 @@ def test_ranks_with_uneven_shares_expect_the_same_costs(model):
         full = Runner(share, share.new_cache(400))
         full._cached = [1] * 300
         middle = SelectedRunner(full, selected_cache(full.cache, Speculation("retrieval", budget=32, chunk=4)))
-        middle.cache._length = 300
+        middle.cache.length = 300
         found.append((middle.relative_cost, middle.setup_cost(TokenSequence([1] * 300))))
     assert found[0] == found[1]
     assert found[0][0] < 1 < found[0][1] + 1

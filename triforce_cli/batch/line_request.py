@@ -1,7 +1,5 @@
 """One line of a batch: a prompt, its id, and the options that it sets for itself. Imports no torch."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields

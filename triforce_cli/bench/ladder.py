@@ -60,19 +60,13 @@ def same_answers(rows: Sequence[Row]) -> list[dict[str, Any]]:
     for row in rows:
         if row["verdict"] not in (None, FAILED):
             groups.setdefault((row["method"], row["context"]), []).append(row)
-    return [
-        {"method": method, "context": context, **_counts(each), "margin": _largest(row["margin"] for row in each)}
-        for (method, context), each in groups.items()
-    ]
-
-
-def _counts(rows: Sequence[Row]) -> dict[str, int]:
-    counted = Counter(row["verdict"] for row in rows)
-    return {name: counted[name] for name in (EQUAL, TIE, DIFFERENT)}
-
-
-def _largest(values: Iterable[float | None]) -> float | None:
-    return max((value for value in values if value is not None), default=None)
+    found: list[dict[str, Any]] = []
+    for (method, context), each in groups.items():
+        counts = Counter(row["verdict"] for row in each)
+        counted = {name: counts[name] for name in (EQUAL, TIE, DIFFERENT)}
+        margin = max((row["margin"] for row in each if row["margin"] is not None), default=None)
+        found.append({"method": method, "context": context, **counted, "margin": margin})
+    return found
 
 
 def positions(rows: Iterable[Row], name: str) -> dict[str, list[float | None]]:

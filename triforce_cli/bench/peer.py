@@ -44,16 +44,12 @@ class Peer(Protocol):
     @property
     def facts(self) -> dict[str, Any]:
         """Return what its runs depend on, beside the request."""
-        ...
 
     def open(self, model: OpenModel, longest: int) -> None:
         """Check that it can run a model, for sequences of up to `longest` tokens. Raises TriforceError."""
-        ...
 
     def run(self, task: Task) -> Answer:
         """Generate once."""
-        ...
 
     def close(self) -> None:
         """Release what it holds; the next run begins anew."""
-        ...

@@ -1,21 +1,17 @@
 """The settings that `/set` changes: those of sampling and of generation, by the names of their options."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import fields
-from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from offload.errors import SettingsError
+from offload.hardware.schema import did_you_mean
 from offload.settings.config import GenerationConfig, Sampling, check_part
 from offload.settings.generation import parse_sampling
 
 from ..options.config_file import value_text
 from ..options.other_names import other_name
-
-if TYPE_CHECKING:
-    from ..run.model_request import ModelRequest
+from ..run.model_request import ModelRequest
 
 _NAMES = {"sampling": "coupled"}  # options of another name than their setting's
 _PARSERS: Mapping[str, tuple[Callable[[str], Any], str]] = {
@@ -65,7 +61,5 @@ def _setting(name: str) -> str:
     if row is not None and row.hint:
         raise SettingsError(f"there is no setting {name}", f"on the command line: {row.hint}; /set lists the settings")
     if option not in PARAMETERS:
-        close = get_close_matches(option, PARAMETERS, 1)
-        meant = f"did you mean {close[0]}? " if close else ""
-        raise SettingsError(f"there is no setting {name}", f"{meant}/set lists them")
+        raise SettingsError(f"there is no setting {name}", f"{did_you_mean(option, PARAMETERS)}/set lists them")
     return PARAMETERS[option]

@@ -37,7 +37,7 @@ def with_known_ids(conversation: Conversation, opened: ModelRequest) -> Conversa
 
     def known(answer: Answer) -> Answer:
         ids = answer.ids or ()
-        is_known = max(ids, default=0) < vocabulary and decode(ids) == answer.text
+        is_known = all(0 <= each < vocabulary for each in ids) and decode(ids) == answer.text
         return answer if is_known else replace(answer, ids=None)
 
     return replace(conversation, turns=tuple(replace(turn, answer=known(turn.answer)) for turn in conversation.turns))
@@ -66,7 +66,7 @@ class ChatSession:
         encoding: str | None = None,
     ) -> None:
         """With a `path`, the conversation is saved there after each answer."""
-        self._opened = opened
+        self.opened = opened  # the request, with the settings that hold now
         self._generator = generator
         self._renderer = renderer
         self.replies = replies
@@ -80,15 +80,10 @@ class ChatSession:
         self._retries = 0
         self._used: tuple[Conversation, int] | None = None
 
-    @property
-    def opened(self) -> ModelRequest:
-        """The request, with the settings that hold now."""
-        return self._opened
-
     def set(self, options: Mapping[str, Any]) -> None:
         """Change settings of sampling and generation. Raises SettingsError."""
-        seed = self._opened.settings.generation.seed
-        self._opened = self._opened.overridden(options, lambda: seed)
+        seed = self.opened.settings.generation.seed
+        self.opened = self.opened.overridden(options, lambda: seed)
 
     @property
     def used(self) -> int:
@@ -112,7 +107,7 @@ class ChatSession:
             return
         before, self._retries = self.conversation, self._retries + 1
         self.conversation = before.undone()
-        if self._opened.sampling.greedy:
+        if self.opened.sampling.greedy:
             self.replies.note("greedy decoding gives the same answer again; /set temperature 0.7 varies it")
         try:
             self._answer(before.turns[-1].question)
@@ -122,7 +117,7 @@ class ChatSession:
 
     def _answer(self, question: str) -> None:
         ids = self._encode(self.conversation, question)
-        wanted = self._opened.settings.generation.max_new_tokens
+        wanted = self.opened.settings.generation.max_new_tokens
         new_tokens = self.room.answer_tokens(len(ids), wanted)
         if not new_tokens:
             what = "the conversation and this question have"
@@ -140,12 +135,12 @@ class ChatSession:
     def check(self, conversation: Conversation) -> None:
         """Raise PromptError if a changed conversation leaves no room for a question and its answer."""
         tokens = len(self._encode(conversation, _ANY_QUESTION))
-        if not self.room.answer_tokens(tokens, self._opened.settings.generation.max_new_tokens):
+        if not self.room.answer_tokens(tokens, self.opened.settings.generation.max_new_tokens):
             raise self.room.refusal("the conversation would have", tokens, self.conversation, "again")
 
     def resume(self, conversation: Conversation) -> None:
         """Go on with a saved conversation. Raises PromptError if it leaves no room."""
-        conversation = with_known_ids(conversation, self._opened)
+        conversation = with_known_ids(conversation, self.opened)
         self.check(conversation)
         self.conversation, self.saved, self.unanswered = conversation, conversation, None
 
@@ -160,7 +155,7 @@ class ChatSession:
 
         Ctrl-C ends that; what was read stays.
         """
-        shape = self._opened.model.checkpoint.shape
+        shape = self.opened.model.checkpoint.shape
         if shape.rope_depends_on_length:  # the prompt of another length would be read anew
             return
         without = len(self._encode(Conversation(), _ANY_QUESTION))
@@ -169,7 +164,7 @@ class ChatSession:
             return
         prompt = Prompt(ids, 1, self._name(_ANY_QUESTION))
         self._generator.prepare(prompt, self._renderer)
-        run = self._generator.begin(prompt, self._renderer, opened=self._opened)
+        run = self._generator.begin(prompt, self._renderer, opened=self.opened)
         with closing(self._generator.tokens(run)) as events:
             for event in events:
                 run.observe(event)
@@ -181,13 +176,13 @@ class ChatSession:
 
     def save(self, path: Path) -> None:
         """Save the conversation. Raises TriforceError."""
-        save_conversation(path, self.conversation, self._opened.settings.engine.model)
+        save_conversation(path, self.conversation, self.opened.settings.engine.model)
         self.saved = self.conversation
 
     def _encode(self, conversation: Conversation, question: str) -> list[int]:
         progress = tokenizing(self._renderer)
-        messages, tokenizer = conversation.messages(question), self._opened.model.tokenizer
-        return tokenizer.chat_turns(messages, progress, self._known, self._opened.think)
+        messages, tokenizer = conversation.messages(question), self.opened.model.tokenizer
+        return tokenizer.chat_turns(messages, progress, self._known, self.opened.think)
 
     def _name(self, question: str) -> str:
         documents = self.conversation.documents
@@ -195,11 +190,11 @@ class ChatSession:
 
     def _request_of_answer(self) -> ModelRequest:
         """Return the request of the next answer: a retry has another seed."""
-        settings = self._opened.settings
+        settings = self.opened.settings
         generation = replace(settings.generation, seed=(settings.generation.seed + self._retries) % 2**63)
         settings = replace(settings, generation=generation)
-        request = replace(self._opened.request, settings=settings, system=self.conversation.system)
-        return replace(self._opened, request=request)
+        request = replace(self.opened.request, settings=settings, system=self.conversation.system)
+        return replace(self.opened, request=request)
 
     def _keep(self, question: str, run: TextRun) -> None:
         """Add an answer to the conversation, unless it was interrupted before it began."""
@@ -207,7 +202,7 @@ class ChatSession:
         self.summary = self._generator.summary(run)
         if not meter.text and not run.has_ended:
             return
-        ids = ids_of_text(meter.ids, meter.text, self._opened.model.tokenizer.decode)
+        ids = ids_of_text(meter.ids, meter.text, self.opened.model.tokenizer.decode)
         answer = Answer(meter.text, ids, self.summary.finish_reason, self.summary.seed)
         self.conversation, self.unanswered = self.conversation.answered(question, answer), None
         self._used = self.conversation, len(run.prompt.ids) + len(meter.ids)

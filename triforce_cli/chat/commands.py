@@ -2,10 +2,10 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 
 from offload.errors import PromptError
+from offload.hardware.schema import did_you_mean
 from offload.units import counted
 
 from ..input.documents import name_of, read_documents
@@ -46,9 +46,8 @@ def run_command(line: str, chat: ChatSession) -> None:
     if command is None and row is not None:
         raise PromptError(f"there is no command {name}", row.hint)
     if command is None:
-        close = get_close_matches(name, COMMANDS, 1)
-        meant = f"did you mean {close[0]}? " if close else ""
-        raise PromptError(f"there is no command {name}", f"{meant}/help lists them; // begins a question with a slash")
+        hint = f"{did_you_mean(name, COMMANDS)}/help lists them; // begins a question with a slash"
+        raise PromptError(f"there is no command {name}", hint)
     argument = argument.strip()
     if argument and not command.argument:
         raise PromptError(f"{name} takes no argument", f"type {name} alone")

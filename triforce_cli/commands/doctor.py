@@ -19,6 +19,7 @@ from ..options.settings import given_options, resolve
 from ..output.stdout_formats import json_line
 from ..output.tables import hanging
 from ..run.measured_rates import load_or_measure, measure_disk, measure_packing
+from ..run.processor import processor
 from ..run.prompt_cache import prompt_folder
 
 if TYPE_CHECKING:
@@ -54,8 +55,6 @@ def doctor(
     import torch
 
     from offload.api.diagnosis import examine
-
-    from ..run.processor import processor
 
     terminal = ctx.obj.terminal
     report = examine(settings.engine, processor(torch.device("cpu")), ctx.obj.home, measure=not no_measure)

@@ -84,10 +84,8 @@ def evaluate(
         raise SettingsError("--csv - and --json both write to standard output", "give --csv a file, or leave one out")
     if csv not in (None, STDOUT):
         check_file(csv, "--csv", "scores.csv")
-    chosen = (
-        parse_tasks(",".join(TASKS) if tasks is None else tasks),
-        parse_evaluated(",".join(DEFAULT_MODES) if modes is None else modes),
-    )
+    names = ",".join(TASKS) if tasks is None else tasks, ",".join(DEFAULT_MODES) if modes is None else modes
+    chosen = parse_tasks(names[0]), parse_evaluated(names[1])
     settings = resolve({**flags, "method": "ar"}, origins, ctx.params["profile"])
     request = Request(settings, ctx.obj.home, ctx.info_name, extend_context=bool(ctx.params["extend_context"]))
     found = read_documents(prompt_file, terminal.stdin, terminal.warn, ctx.params["encoding"]) if prompt_file else []

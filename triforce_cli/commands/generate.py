@@ -124,10 +124,8 @@ def _generate_batch(ctx: typer.Context, path: str, output: str | None) -> int:
         display = BatchDisplay(terminal, not form.quiet, is_apart)
         opened.callback(display.close)
         display.loading("starting")
-        from ..batch.batch_run import (
-            BatchOptions,
-            run_batch,  # from here on torch is needed
-        )
+        from ..batch.batch_job import run_batch  # from here on torch is needed
+        from ..batch.batch_run import BatchOptions
 
         batch = BatchOptions(file, results, AUTO if params["parallel"] is None else params["parallel"], params["ray"])
         return run_batch(batch, request, terminal, form, display)

@@ -47,11 +47,6 @@ class OpenEvaluation:
     ids: list[list[int]]
     engines: ModeEngines
 
-    @property
-    def machine(self) -> str:
-        """Return the processor's name."""
-        return processor(self.model.device)
-
 
 def open_evaluation(
     asked: EvaluateRequest, terminal: Terminal, quiet: bool, display: ProgressDisplay
@@ -178,7 +173,7 @@ def _records(
 
 def _facts(opened: OpenEvaluation, target: Target) -> list[dict[str, Any]]:
     """Return for each item what identifies its answer."""
-    settings, machine = target.facts, {"name": opened.machine}
+    settings, machine = target.facts, {"name": processor(opened.model.device)}
     return [_identifying(target.name, settings, machine, *each) for each in zip(opened.items, opened.ids, strict=True)]
 
 

@@ -14,9 +14,9 @@ from offload.speculation.passes.estimators import token_rate
 
 from ..bench.axes import AXES
 from ..bench.report import BY_PAIR
+from ..input.plain_values import require
 from ..options.settings import option_names
 from .grid import KINDS, MEASURES, Grid
-from .reading import require
 
 PUBLISHED_ALONE = ("accuracy",)  # measures that nothing here has: of values that say what is `missing`
 

@@ -1,7 +1,5 @@
 """What an experiment measures: methods over lists of settings. Imports no torch."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, get_type_hints
@@ -14,8 +12,8 @@ from offload.settings.methods import SELECTIONS
 from ..bench.axes import AXES, BATCH, CONTEXT, Values, points
 from ..bench.compared import BASE, EXACT, parse_methods, parse_modes
 from ..bench.report import BY_PAIR
+from ..input.plain_values import build, require
 from ..options.settings import option_names
-from .reading import build, require
 
 SPEED, QUALITY, ATTENTION, HITTERS, DRAFTERS = "speed", "quality", "attention", "heavy-hitters", "drafters"
 IDEAL = "ideal"  # of attention: the tokens with the most weight, for each token anew

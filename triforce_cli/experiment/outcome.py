@@ -15,6 +15,17 @@ from .shipped import ROOT
 
 Row = Mapping[str, Any]
 
+# Of a row, everything but its method and the settings that vary.
+_MEASURED = (
+    set(MEASURES)
+    | {"prompts", "repeats", "prompt_tokens", "spread", "equals_ar", "lossless"}
+    | {
+        f"{name}{suffix}"
+        for name in ("tokens_per_s", "speedup", "tokens_per_verification", "tbt_median_s", *MEASURES)
+        for suffix in ("", "_sd")
+    }
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
@@ -89,18 +100,6 @@ def _lines(along: str, measured: Sequence[tuple[Row, float]]) -> list[list[float
     for row, value in measured:
         found.setdefault(tuple(row[name] for name in settings), []).append((row[along], value))
     return [[value for _, value in sorted(line)] for line in found.values()]
-
-
-# Of a row, everything but its method and the settings that vary.
-_MEASURED = (
-    set(MEASURES)
-    | {"prompts", "repeats", "prompt_tokens", "spread", "equals_ar", "lossless"}
-    | {
-        f"{name}{suffix}"
-        for name in ("tokens_per_s", "speedup", "tokens_per_verification", "tbt_median_s", *MEASURES)
-        for suffix in ("", "_sd")
-    }
-)
 
 
 @dataclass(frozen=True, slots=True)

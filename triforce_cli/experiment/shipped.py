@@ -11,8 +11,8 @@ from offload.hardware.profile_file import is_path, read
 from offload.hardware.schema import InvalidValue, did_you_mean
 from offload.short_repr import short_repr
 
+from ..input.plain_values import build
 from .definition import Experiment
-from .reading import build
 
 if TYPE_CHECKING:
     from importlib.resources.abc import Traversable  # in other places before Python 3.11

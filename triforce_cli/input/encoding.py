@@ -1,7 +1,5 @@
 """Decodes the bytes of a document: its text, repaired if few are broken, or an error with their format."""
 
-from __future__ import annotations
-
 import codecs
 import re
 from collections.abc import Callable
@@ -136,6 +134,15 @@ def _unmarked(data: bytes, name: str, warn: Callable[[str], None]) -> str:
     return data.decode(encoding)
 
 
+@dataclass(frozen=True, slots=True)
+class Replaced:
+    """A text in which U+FFFD stands for `broken` characters; `position` says where they are."""
+
+    text: str
+    broken: int
+    position: str
+
+
 def _with_warning(replaced: Replaced, label: str, name: str, warn: Callable[[str], None]) -> str:
     """Return the text, and warn of what was replaced in it."""
     count = counted(replaced.broken, "broken character")
@@ -159,15 +166,6 @@ _TWO_BYTES, _MORE_BYTES = (
 _WEIGHT = 5  # of a character of three or four bytes, against one of two
 _LEAST = 10  # characters of two bytes that outweigh a broken one
 _MOST_MARKED = 0.01  # share of broken characters, where a byte order mark has said what the others are
-
-
-@dataclass(frozen=True, slots=True)
-class Replaced:
-    """A text in which U+FFFD stands for `broken` characters; `position` says where they are."""
-
-    text: str
-    broken: int
-    position: str
 
 
 def replace_broken(data: bytes) -> Replaced | None:

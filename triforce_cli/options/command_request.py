@@ -112,6 +112,8 @@ def given_arguments(ctx: typer.Context) -> tuple[Argument, ...]:
         values = tuple(map(str, value)) if isinstance(value, list | tuple) else (str(value),)
         if param.param_type_name == "argument":
             given.append(Argument(None, values))
+        elif getattr(param, "count", False):
+            given += [Argument(param.opts[0])] * value
         elif isinstance(value, bool):
             given.append(Argument((param.opts if value else param.secondary_opts)[0]))
         else:

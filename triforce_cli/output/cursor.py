@@ -55,8 +55,15 @@ class Cursor:
 
     def feed(self, text: str) -> None:
         """Move the cursor over text."""
+        if self.stays(text):
+            self.column += len(text)
+            return
         for char in text:
             self._feed(char)
+
+    def stays(self, text: str) -> bool:
+        """Return whether text, like most, is plain and ends on the line where the cursor certainly is."""
+        return self.exact and text.isascii() and text.isprintable() and self.column + len(text) <= self.width
 
     def _feed(self, char: str) -> None:
         if char == "\n":

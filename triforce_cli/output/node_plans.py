@@ -1,17 +1,13 @@
 """Plans for several machines, as text and as fields of JSON."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from offload.planning.nodes import NodePlan
 from offload.units import size_text
 
 from .format import duration
-
-if TYPE_CHECKING:
-    from offload.planning.nodes import NodePlan
 
 
 def node_lines(nodes: Sequence[NodePlan]) -> Iterator[str]:

@@ -14,7 +14,7 @@ from .format import rate, time_left
 from .tables import Segment, fitted
 from .terminal import Terminal
 
-INTERVAL = 0.1  # seconds between two refreshes
+INTERVAL = 0.25  # seconds between two refreshes: to draw a line takes about as long as what is between two tokens
 _ERASE_BELOW = "\x1b[J"
 # Index keeps the column and scrolls on the last row, so a row below exists and the cursor is where it was.
 _MAKE_ROOM = "\x1bD\x1b[A"
@@ -78,8 +78,11 @@ class StatusLine:
 
     def _erasable_after(self, text: str) -> int | None:
         """Return how many characters to write before the line is erased; None to leave it drawn."""
-        cursor = self._terminal.cursor.copy()
+        cursor = self._terminal.cursor
         cursor.resize(self._terminal.size()[0])
+        if cursor.stays(text):
+            return None
+        cursor = cursor.copy()
         start = cursor.row
         cut = 0 if cursor.settled else None
         for index, char in enumerate(text, start=1):

@@ -6,6 +6,8 @@ In a CPU's memory, where `triforce doctor` has measured that; in a GPU's, where 
 import os
 from dataclasses import replace
 
+import torch
+
 from offload.errors import SettingsError, UnusableMeasurement
 from offload.hardware import calibration
 from offload.planning.plan import make_plan
@@ -33,8 +35,6 @@ def packed_where_faster(opened: ModelRequest) -> ModelRequest:
         return opened
     if measured is None or measured.packed is None:
         return opened
-    import torch
-
     if not measured.packed.is_clear(model.config.threads or torch.get_num_threads(), model.kernel):
         return opened
     return _packed(opened)

@@ -1,7 +1,5 @@
 """Answers of the OpenAI API: events -> response objects and log-probabilities, whole or as server-sent events."""
 
-from __future__ import annotations
-
 import math
 import secrets
 import time
@@ -21,6 +19,7 @@ _CALLED = "tool_calls"
 _REASONS = {"eos": "stop", "stop": "stop", "length": "length"}
 _THOUGHT = "reasoning_content"
 _DONE = "data: [DONE]\n\n"
+TokenBytes = Callable[[int], bytes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,8 +160,6 @@ async def streamed(
 
 LEAST = -9999.0  # for a probability of 0: JSON has no infinity
 _NOT_TEXT = "bytes:"  # before the bytes of a token that is no text, in a completion
-
-TokenBytes = Callable[[int], bytes]
 
 
 def chat_logprobs(tokens: Sequence[ScoredToken], token_bytes: TokenBytes) -> dict[str, Any]:

@@ -3,8 +3,6 @@
 A document's texts are saved where they arrive, so that the same command resumes; they are written in their order.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass
@@ -44,6 +42,40 @@ class SummaryOptions:
     parallel: int | str
 
 
+class _Texts(Renderer):
+    """The output of each section by itself, without what stands above it."""
+
+    def __init__(self, output: OutputOptions) -> None:
+        self._sections: list[StringIO] = []
+        terminal = Terminal(StringIO(), StringIO(), StringIO(), color="never")
+        self.display = _Meters(terminal, shown=False)
+        form = JsonOutput() if output.json else TextOutput(output.show_thinking)
+        super().__init__(terminal, form, quiet=True, display=self.display)
+
+    def section(self, section: Section) -> None:
+        self._sections.append(StringIO())
+        self._terminal.redirect(self._sections[-1])
+
+    def read(self) -> list[str]:
+        return [each.getvalue() for each in self._sections]
+
+    def counts(self) -> list[int]:
+        meters = self.display.meters
+        return [sum(each.new_tokens for each in meters), sum(each.prompt_tokens for each in meters)]
+
+
+class _Meters(BatchDisplay):
+    """The meters of all sequences."""
+
+    def __init__(self, terminal: Terminal, shown: bool) -> None:
+        super().__init__(terminal, shown)
+        self.meters: list[Any] = []
+
+    def start(self, facts: RunFacts) -> None:
+        super().start(facts)
+        self.meters.append(facts.meter)
+
+
 class Worker(LoadedWorker):
     """Answers what is asked about documents. An error of the machine is that of its documents."""
 
@@ -80,40 +112,6 @@ class Worker(LoadedWorker):
         else:
             AnswersTogether(answers, finished, texts, texts.display).generate(self.generator, parallel)
         finished.clear()
-
-
-class _Texts(Renderer):
-    """The output of each section by itself, without what stands above it."""
-
-    def __init__(self, output: OutputOptions) -> None:
-        self._sections: list[StringIO] = []
-        terminal = Terminal(StringIO(), StringIO(), StringIO(), color="never")
-        self.display = _Meters(terminal, shown=False)
-        form = JsonOutput() if output.json else TextOutput(output.show_thinking)
-        super().__init__(terminal, form, quiet=True, display=self.display)
-
-    def section(self, section: Section) -> None:
-        self._sections.append(StringIO())
-        self._terminal.redirect(self._sections[-1])
-
-    def read(self) -> list[str]:
-        return [each.getvalue() for each in self._sections]
-
-    def counts(self) -> list[int]:
-        meters = self.display.meters
-        return [sum(each.new_tokens for each in meters), sum(each.prompt_tokens for each in meters)]
-
-
-class _Meters(BatchDisplay):
-    """The meters of all sequences."""
-
-    def __init__(self, terminal: Terminal, shown: bool) -> None:
-        super().__init__(terminal, shown)
-        self.meters: list[Any] = []
-
-    def start(self, facts: RunFacts) -> None:
-        super().start(facts)
-        self.meters.append(facts.meter)
 
 
 def run_on_cluster(

@@ -38,19 +38,16 @@ QWEN3 = Family(
 def _layers(values: Values) -> list[LayerSpec]:
     bias, dense = values["attention_bias"], values["mlp_only_layers"] or ()
     router = "chosen" if values["norm_topk_prob"] else "all"
+    period = values["num_experts"] and values["decoder_sparse_step"]  # of sparse layers; 0 without experts
     return [
         LayerSpec(
             qkv_bias=bias,
             o_bias=bias,
             qk_norm="head",
-            router=router if layer not in dense and _is_sparse(values, layer) else "",
+            router=router if layer not in dense and period and (layer + 1) % period == 0 else "",
         )
         for layer in range(values["num_hidden_layers"])
     ]
-
-
-def _is_sparse(values: Values, layer: int) -> bool:
-    return values["num_experts"] > 0 and (layer + 1) % values["decoder_sparse_step"] == 0
 
 
 QWEN3_MOE = Family(

@@ -3,26 +3,11 @@
 Most are after RULER (arXiv 2404.06654). Imports no torch.
 """
 
-from .common_words import COMMON_WORDS
-from .frequent_words import FREQUENT_WORDS
-from .needles import MULTIKEY, MULTIQUERY, MULTIVALUE, SINGLE
+from .needles import NEEDLES
 from .questions import QUESTIONS
 from .quotation import QUOTATION
 from .tracking import TRACKING
 from .turns import TURNS
+from .word_counts import WORD_COUNTS
 
-TASKS = {
-    task.name: task
-    for task in (
-        SINGLE,
-        MULTIKEY,
-        MULTIVALUE,
-        MULTIQUERY,
-        TRACKING,
-        COMMON_WORDS,
-        FREQUENT_WORDS,
-        QUESTIONS,
-        TURNS,
-        QUOTATION,
-    )
-}
+TASKS = {task.name: task for task in (*NEEDLES, TRACKING, *WORD_COUNTS, QUESTIONS, TURNS, QUOTATION)}

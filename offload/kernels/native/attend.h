@@ -252,12 +252,12 @@ INLINE void NAME(normalise_group)(const struct attention *a, struct NAME(work) *
 }
 
 /* Return whether a quantised span is multiplied as bytes. */
-INLINE int NAME(multiplies_bytes)(const struct attention *a) { return DOTS && !a->wide && a->kv_format->bits != FLOAT8; }
+INLINE int NAME(multiplies_bytes)(const struct attention *a) { return BYTES && !a->wide && a->kv_format->bits != FLOAT8; }
 
 /* Compute the scores of `rows` rows, whose queries are loaded, against a quantised span, before scaling. */
 NOINLINE static void NAME(score_group)(const struct attention *a, struct NAME(work) *w, const char *group, int rows) {
     struct NAME(dequantized) *q = &w->dequantized;
-#if DOTS
+#if BYTES
     if (NAME(multiplies_bytes)(a)) {
         const int64_t stride = (a->head_dim + 31) / 32 * 32;
         NAME(query_digits)(a, q, group, (const uint16_t *)w->queries, rows, stride);
@@ -279,7 +279,7 @@ NOINLINE static void NAME(quantized_span)(const struct attention *a, struct NAME
     struct NAME(dequantized) *q = &w->dequantized;
     NAME(score_group)(a, w, group, rows);
     NAME(normalise_group)(a, w, rows, at, p);
-#if DOTS
+#if BYTES
     if (NAME(multiplies_bytes)(a)) {
         float unit = NAME(weight_digits)(a, q, group, w->scores, rows);
         NAME(gather_bytes)(a, q, group, rows, unit, p.out);
@@ -299,7 +299,7 @@ NOINLINE static void NAME(quantized_span)(const struct attention *a, struct NAME
 
 #include "tree.h"
 
-#if DOTS
+#if BYTES
 #include "long_span.h"
 #endif
 
@@ -319,7 +319,7 @@ TARGET static void NAME(piece)(const struct attention *a, struct NAME(work) *w, 
     memset(p.out, 0, sizeof(float) * rows * dim);
     int64_t shared = NAME(shared_end)(a, start, end);
     int64_t at = start;
-#if DOTS
+#if BYTES
     at = NAME(add_long_spans)(a, w, head, rows, at, shared, ahead, p);
 #endif
     for (; at < shared; at += SPAN) {

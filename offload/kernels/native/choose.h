@@ -116,9 +116,16 @@ int64_t triforce_choose(const struct level *level, const struct choice *c) {
     /* All tokens that weigh no more than this weigh at most 1 - p together, so that top-p keeps none of them. */
     double least = c->top_p < 1 ? (1 - c->top_p) * sum / vocab : 0;
     least = fmin(fmax(least, c->min_p > 0 ? nextafterf(c->min_p, 0) : 0), nextafterf(1, 0)); /* the best weighs 1 */
-    int64_t count = level->collect(y, vocab, least, ids);
+    const double mass = c->top_p * sum;
+    float bound = c->top_p < 1 ? 0x1p-4f : 0; /* few weigh as much as tokens that top-p keeps: those alone are ordered */
+    int64_t count = 0;
+    for (; bound > least; bound *= 0x1p-4f)
+        if (sum_of(y, ids, count = level->collect(y, vocab, bound, ids)) >= mass)
+            break;
+    if (!(bound > least))
+        count = level->collect(y, vocab, least, ids);
     if (c->top_p < 1)
-        count = keep_top_p(y, ids, count, c->top_p * sum, heap);
+        count = keep_top_p(y, ids, count, mass, heap);
     if (c->probs)
         write_probs(c->probs, y, ids, count, vocab, heap);
     switch (c->kind) {

@@ -121,6 +121,35 @@ static inline uint16_t narrow(float x) { /* to nearest, ties to even */
 #define HAS_TILES 0
 #define TARGET
 #include "level.h"
+
+/* Older compilers do not know bf16 instructions. */
+#if defined(__clang__) || __GNUC__ >= 10
+#ifdef __linux__
+#include <sys/auxv.h>
+#else
+#include <sys/sysctl.h>
+#endif
+#define HAS_BF16 1
+#define LEVEL bf16
+#define LANES 4
+#define DOTS 1
+#define HAS_MAX 1
+#define HAS_TILES 0
+#define TARGET __attribute__((target("arch=armv8.2-a+bf16")))
+#include "level.h"
+
+static int has_bf16(void) {
+#ifdef __linux__
+    return (getauxval(AT_HWCAP2) & 1 << 14) != 0; /* HWCAP2_BF16 */
+#elif defined(__APPLE__)
+    int found = 0;
+    size_t size = sizeof found;
+    return !sysctlbyname("hw.optional.arm.FEAT_BF16", &found, &size, NULL, 0) && found;
+#else
+    return 0;
+#endif
+}
+#endif
 #endif
 
 #ifdef __x86_64__
@@ -199,6 +228,10 @@ const struct level *triforce_level(const char *name) {
     if (avx2 && !strcmp(name, level_avx2.name))
         return &level_avx2;
 #endif
+#endif
+#ifdef HAS_BF16
+    if (!strcmp(name, level_bf16.name))
+        return has_bf16() ? &level_bf16 : NULL;
 #endif
 #ifdef __aarch64__
     if (!strcmp(name, level_neon.name))

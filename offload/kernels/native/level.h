@@ -20,7 +20,7 @@
 #define QUANTIZE_GROUPS quantize_groups
 #endif
 
-#if DOTS
+#if BYTES
 #include "quantized_bytes.h"
 #endif
 
@@ -76,6 +76,7 @@ static const struct level level_amx = {"amx",      attend_amx, attend_amx_all, N
 #undef vec_at
 #undef ints_at
 #undef VECTORS
+#undef BYTES
 #undef QUANTIZE_GROUPS
 #undef MAX_TILE
 #undef BOTH_CHAINS

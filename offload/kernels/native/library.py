@@ -8,7 +8,7 @@ from functools import cache
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
-LEVELS = ("amx", "avx512", "avx2", "neon", "portable")  # the best first
+LEVELS = ("amx", "avx512", "avx2", "bf16", "neon", "portable")  # the best first
 LAYOUT = 22  # as in types.h
 BLOCK = 16  # tokens of a block, outputs of a panel
 SPAN = 32  # tokens of a group of quantised keys and values

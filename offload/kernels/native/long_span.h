@@ -74,8 +74,8 @@ INLINE void NAME(add_long_span)(const struct attention *a, struct NAME(work) *w,
 /*
  * Add the keys from `start` on, as many as long spans have, of those before `end`, and prefetch the first ones after them,
  * of those before `ahead`; return where they end. A tile of rows goes through a span before the next tile does, so that
- * its scores and numerators stay in the L1 cache. Each of the first tiles prefetches some blocks of the next span: all at
- * once would be on the way longer than one tile takes.
+ * its scores and numerators stay in the L1 cache. The next span is prefetched in the order of memory, in equal parts during
+ * the products of the first tiles: all at once it would be on the way longer than one takes.
  */
 NOINLINE static int64_t NAME(add_long_spans)(const struct attention *a, struct NAME(work) *w, int head, int rows,
                                              int64_t start, int64_t end, int64_t ahead, struct NAME(partial) p) {
@@ -84,23 +84,23 @@ NOINLINE static int64_t NAME(add_long_spans)(const struct attention *a, struct N
     const char *cached = (const char *)w->queries;
     int64_t at = start;
     for (; !a->wide && !a->quantized && at + LONG_SPAN <= end; at += LONG_SPAN) {
-        const char *keys[NAME(LONG_BLOCKS)], *values[NAME(LONG_BLOCKS)];
-        const char *next_keys[NAME(LONG_BLOCKS)], *next_values[NAME(LONG_BLOCKS)];
+        const char *keys[NAME(LONG_BLOCKS)], *values[NAME(LONG_BLOCKS)], *next[NAME(LONG_BLOCKS)];
         for (int j = 0; j < NAME(LONG_BLOCKS); j++) {
-            const int64_t next = at + LONG_SPAN + j * BLOCK;
+            const int64_t after = at + LONG_SPAN + j * BLOCK;
             keys[j] = NAME(block)(a, head, at / BLOCK + j);
             values[j] = keys[j] + half;
-            next_keys[j] = next < ahead ? NAME(block)(a, head, next / BLOCK) : keys[j];
-            next_values[j] = next_keys[j] + half;
+            next[j] = after < ahead ? NAME(block)(a, head, after / BLOCK) : keys[j];
         }
         for (int r = 0; r < rows; r += FEW_ROWS) {
             const int some = rows - r < FEW_ROWS ? rows - r : FEW_ROWS;
-            const char *soon_keys[NAME(LONG_BLOCKS)], *soon_values[NAME(LONG_BLOCKS)];
-            for (int j = 0; j < NAME(LONG_BLOCKS); j++) {
-                const int mine = j % tiles == r / FEW_ROWS;
-                soon_keys[j] = mine ? next_keys[j] : cached, soon_values[j] = mine ? next_values[j] : cached;
+            const char *soon[2][NAME(LONG_BLOCKS)] = {{cached, cached, cached, cached}, {cached, cached, cached, cached}};
+            for (int i = 0, n = 0, before = -1; i < 2 * NAME(LONG_BLOCKS); i++) {
+                const int product = i * tiles / NAME(LONG_BLOCKS); /* each tile has two: by keys and by values */
+                n = product == before ? n + 1 : 0, before = product;
+                if (product / 2 == r / FEW_ROWS)
+                    soon[product % 2][n * tiles] = next[i / 2] + i % 2 * half; /* the keys or the values of a block */
             }
-            NAME(add_long_span)(a, w, r, some, at, keys, values, soon_keys, soon_values, p);
+            NAME(add_long_span)(a, w, r, some, at, keys, values, soon[0], soon[1], p);
         }
     }
     return at;

@@ -2,16 +2,18 @@
 
 /* Write for each token that has followed earlier occurrences of the last ones how many those are, up to `most`. */
 static void find_repeats(const int32_t *tokens, int64_t count, int64_t most, int32_t *longest) {
+    const int32_t last = tokens[count - 1];
     for (int64_t end = 1; end < count; end++)
-        if (tokens[end - 1] == tokens[count - 1])
+        if (tokens[end - 1] == last)
             longest[tokens[end]] = 0;
-    for (int64_t end = 1; end < count; end++) {
-        int64_t n = 0;
-        while (n < most && n < end && tokens[end - 1 - n] == tokens[count - 1 - n])
-            n++;
-        if (n > longest[tokens[end]])
-            longest[tokens[end]] = n;
-    }
+    for (int64_t end = 1; end < count; end++)
+        if (tokens[end - 1] == last) {
+            int64_t n = 0;
+            while (n < most && n < end && tokens[end - 1 - n] == tokens[count - 1 - n])
+                n++;
+            if (n > longest[tokens[end]])
+                longest[tokens[end]] = n;
+        }
 }
 
 static void penalise_repeats(const struct penalties *p, float *x, int32_t *longest) {

@@ -258,8 +258,8 @@ static void open_job(struct job *j, int64_t count, int threads) {
         t->threads = after - before, t->end = count * after / threads;
         atomic_store(&t->next, count * before / threads);
     }
+    atomic_store(&j->failed, 0); /* first: who came late to the last job may enter as soon as he reads `threads` */
     atomic_store(&j->threads, threads);
-    atomic_store(&j->failed, 0);
     atomic_store(&j->open, 1);
     atomic_fetch_add(&pool.published, 1);
     if (atomic_load(&pool.idle)) /* read after `published` is changed: a worker counts itself, then compares */

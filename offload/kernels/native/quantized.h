@@ -52,7 +52,7 @@ INLINE vec NAME(float8)(ints code) {
 #define HIGH_SHIFT(bits, quad) ((bits) == 6 ? 8 * ((quad) % 2) : 4 * (quad))
 #define HIGH_EACH(bits) ((bits) == 6 ? 2 : 1)
 
-#if DOTS && !defined(TRIFORCE_EMULATE)
+#if BYTES && !defined(TRIFORCE_EMULATE)
 struct NAME(tables) { /* a format's levels, in registers */
     __m512i levels[2];
 };
@@ -122,7 +122,14 @@ INLINE ints NAME(code)(const int bits, int p, const int odd, const char *codes, 
 }
 
 /* Return the levels of codes that are not evenly spaced. */
-#if HAS_MAX && LANES == 4
+#if HAS_MAX && LANES == 8
+INLINE vec NAME(uneven)(const struct format *f, ints code) {
+    const __m256i index = (__m256i)code;
+    const __m256 low = _mm256_permutevar8x32_ps((__m256)NAME(load)(f->levels, 0, 0), index);
+    const __m256 high = _mm256_permutevar8x32_ps((__m256)NAME(load)(f->levels, 8, 0), index);
+    return (vec)_mm256_blendv_ps(low, high, (__m256)(code << 28)); /* by the code's highest bit */
+}
+#elif HAS_MAX && LANES == 4
 INLINE vec NAME(uneven)(const struct format *f, ints code) { /* two bytes of the table each; others are 0 */
     uint8x16x2_t levels;
     memcpy(&levels, f->levels, sizeof levels);
@@ -274,6 +281,12 @@ INLINE void NAME(run_codes)(const int rows, const int bits, const struct NAME(qu
 
 #undef GROUP_DOTS
 
+#if DOTS && HAS_MAX
+#include "quantized_plain.h"
+#else
+INLINE int NAME(run_if_plain)(int rows, int bits, const struct NAME(quantized_tile) *t, const char *a, float *c) { return 0; }
+#endif
+
 /*
  * Run a tile of up to MAX_TILE rows. Not every number of rows has code of its own, and only the common widths, or one
  * row: more would take long to compile. The others run in two or three parts, with the same result.
@@ -281,8 +294,9 @@ INLINE void NAME(run_codes)(const int rows, const int bits, const struct NAME(qu
 #define PARTS(count, bits)                                                                                         \
     for (; rows >= count; rows -= count, a += count * t->a_stride, c += count * t->c_stride,                       \
                           t->sums += count * t->sums_stride)                                                       \
-        NAME(run_codes)(count, bits, t, a, c);
-#define CASE(width) case width: NAME(run_codes)(1, width, t, a, c); break;
+        if (!NAME(run_if_plain)(count, bits, t, a, c))                                                             \
+            NAME(run_codes)(count, bits, t, a, c);
+#define CASE(width) case width: if (!NAME(run_if_plain)(1, width, t, a, c)) NAME(run_codes)(1, width, t, a, c); break;
 /* The same for one width, if `bits` is a constant. */
 INLINE void NAME(rows_of_width)(const int bits, int rows, struct NAME(quantized_tile) *t, const char *a, float *c) {
 #if LANES == 16
@@ -291,11 +305,14 @@ INLINE void NAME(rows_of_width)(const int bits, int rows, struct NAME(quantized_
 #if LANES == 16 && HAS_MAX
     PARTS(8, bits)
 #endif
-#if LANES == 8 || HAS_MAX
+#if LANES == 8 && !HAS_MAX
     PARTS(6, bits)
 #endif
+#if LANES == 16 && HAS_MAX
+    PARTS(6, bits) PARTS(4, bits)
+#endif
 #if HAS_MAX
-    PARTS(4, bits) PARTS(3, bits) PARTS(2, bits)
+    PARTS(3, bits) PARTS(2, bits)
     if (rows)
         EACH_WIDTH(bits, CASE)
 #else /* levels for which compiling less matters more than speed */
@@ -326,4 +343,6 @@ INLINE void NAME(run_quantized)(int rows, struct NAME(quantized_tile) t, const c
 
 #if HAS_MAX && LANES == 8
 #include "quantized_few.h"
+
+#include "quantized_many.h"
 #endif

@@ -99,7 +99,7 @@ INLINE void NAME(run_few)(const int rows, const int panels, const int bits, cons
             vec s[MAX_TILE][2 * VECTORS];
             const char *next = b + AHEAD * group + (--left < AHEAD ? skip : 0);
             UNROLL for (int panel = 0; panel < panels; panel++)
-                ROLLED for (int line = 0; line < codes; line += 64)
+                ROLLED for (int line = 0; line < group; line += 64)
                     __builtin_prefetch(next + panel * panel_step + line);
             NAME(sum_group)(rows, vectors, bits, &n, b, panel_step, a, a_stride, s);
             UNROLL for (int which = 0; which < 2; which++) { /* scales, minima */

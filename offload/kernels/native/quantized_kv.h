@@ -11,7 +11,7 @@ struct NAME(dequantized) { /* scratch memory for one group, and for the rows tha
     char values[4 * SPAN * MAX_HEAD_DIM] __attribute__((aligned(64)));
     float queries[ROW_GROUP * MAX_HEAD_DIM] __attribute__((aligned(64))); /* multiplied by a group's scales */
     float sums[ROW_GROUP]; /* of each row's products with a group's middles */
-#if DOTS /* see quantized_bytes.h */
+#if BYTES /* see quantized_bytes.h */
     int8_t digits[2 * ROW_GROUP * MAX_HEAD_DIM] __attribute__((aligned(64)));
     int32_t offsets[ROW_GROUP];
     float units[ROW_GROUP];
@@ -20,8 +20,11 @@ struct NAME(dequantized) { /* scratch memory for one group, and for the rows tha
 
 /* Store numbers as bf16, to nearest, ties to even. */
 INLINE void NAME(store_narrow)(uint16_t *to, vec x) {
-#if DOTS && !defined(TRIFORCE_EMULATE)
+#if BYTES && !defined(TRIFORCE_EMULATE)
     _mm256_storeu_si256((__m256i *)to, (__m256i)_mm512_cvtneps_pbh((__m512)x));
+#elif DOTS && LANES == 4
+    bfloat16x4_t shorts = vcvt_bf16_f32((float32x4_t)x);
+    memcpy(to, &shorts, sizeof shorts);
 #else
     for (int i = 0; i < LANES; i++)
         to[i] = narrow(x[i]);
@@ -42,7 +45,7 @@ INLINE vec NAME(line_level)(const int bits, const int k, const char *codes, int 
 /* Convert two members of a line to a row of bf16 pairs, or to two rows of floats, the second one at `second`. */
 INLINE void NAME(unpack_members)(const int bits, const int wide, const int x, const int y, const struct format *f,
                                  const char *codes, int line, char *to, char *second) {
-#if DOTS && !defined(TRIFORCE_EMULATE)
+#if BYTES && !defined(TRIFORCE_EMULATE)
     if (bits == FLOAT8 && !wide) {
         ints word = *(const ints_at *)(codes + line * 64);
         ints both = (word >> 8 * x & 0xff) | (y == 1 ? (word & 0xff00) << 8 : word >> (8 * y - 16) & 0xff0000);

@@ -29,12 +29,12 @@ INLINE void NAME(product)(const struct linear *l, struct NAME(linear_work) *w, c
 INLINE void NAME(quantized_product)(const struct linear *l, struct NAME(linear_work) *w, const char *x,
                                     const float *sums, int rows, int64_t panel, int panels) {
     const struct format *f = l->format;
-    int x_item = DOTS ? 2 : 4, inputs = block_groups(f) * GROUP_INPUTS; /* of a block */
+    int x_item = BYTES ? 2 : 4, inputs = block_groups(f) * GROUP_INPUTS; /* of a block */
     int64_t bytes = block_bytes(f), groups = l->inputs / GROUP_INPUTS;
     struct NAME(quantized_tile) t = {.format = f, .a_stride = l->inputs * x_item, .c_stride = 2 * BLOCK};
     t.sums_stride = groups;
 #if HAS_MAX && LANES == 8
-    const int few = NAME(has_few)(f);
+    const int many = NAME(are_many)(f, rows), few = !many && NAME(has_few)(f);
 #else
     const int few = 0;
 #endif
@@ -50,6 +50,10 @@ INLINE void NAME(quantized_product)(const struct linear *l, struct NAME(linear_w
             if (few) {
                 const int64_t step = l->inputs / inputs * bytes;
                 NAME(few_rows)(rows, panels, t, step, k + depth == l->inputs ? step : 0, x + k * x_item, w->c);
+                continue;
+            }
+            if (many) {
+                NAME(many_rows)(rows, &t, x + k * x_item, w->c + p * BLOCK);
                 continue;
             }
 #endif
@@ -148,9 +152,11 @@ TARGET static int NAME(multiply_groups)(const void *context, int64_t first_part,
 }
 
 TARGET static int NAME(linear)(const struct linear *l) {
-    struct NAME(linear_job) j = {.l = l, .x = l->x, .row_bytes = l->inputs * (DOTS && !l->wide ? 2 : 4)};
+    struct NAME(linear_job) j = {.l = l, .x = l->x, };
+    const int pairs = l->format ? BYTES : DOTS; /* of bf16, or they are widened */
+    j.row_bytes = l->inputs * (pairs && !l->wide ? 2 : 4);
     j.pairs = (l->outputs + 2 * BLOCK - 1) / (2 * BLOCK);
-    int64_t widened = !DOTS && !l->wide ? l->rows * l->inputs : 0;
+    int64_t widened = !pairs && !l->wide ? l->rows * l->inputs : 0;
     int64_t sums = l->format && l->format->has_minimum ? l->rows * (l->inputs / GROUP_INPUTS) : 0;
     float *memory = widened + sums ? scratch(&shared_memory, sizeof(float) * (widened + sums)) : 0;
     if (widened + sums && !memory)

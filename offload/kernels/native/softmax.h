@@ -32,7 +32,7 @@ TARGET static double NAME(exponentials)(const float *x, float *y, int64_t count,
                     last[lane] = lane < left ? x[i + lane] : -INFINITY;
             }
             vec power = (NAME(at)(left < LANES ? last : x + i, 0) - best) * factor;
-            vec e = (vec)((ints)NAME(exp2)(power) & (power >= -126.0f));
+            vec e = (vec)((ints)NAME(exp2)(power) & (power >= NAME(splat)(-126.0f)));
             run += e;
             if (left < LANES)
                 memcpy(y + i, &e, 4 * left);

@@ -99,7 +99,7 @@ INLINE vec NAME(load_columns)(const float *first, const float *second) {
     return (vec)_mm512_inserti64x4(x, _mm256_loadu_si256((const __m256i *)second), 1);
 #else
     vec x;
-    memcpy(&x, first, 32);
+    memcpy(&x, first, LANES < 8 ? 16 : 32);
     if (LANES == 16)
         memcpy((float *)&x + 8, second, 32);
     return x;

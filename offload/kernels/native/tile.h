@@ -17,6 +17,7 @@ typedef int32_t NAME(pair_at) __attribute__((may_alias)); /* two bf16 in 32 bits
 #define vec_at NAME(vec_at)
 #define ints_at NAME(ints_at)
 #define VECTORS (BLOCK / LANES) /* of a block's 16 columns */
+#define BYTES (DOTS && LANES == 16) /* there are products of bytes, and a block is a vector */
 
 #define MAX_TILE (LANES == 16 ? 12 : 6)    /* rows whose sums fit the registers */
 #define BOTH_CHAINS (LANES == 16 ? 12 : 3) /* the same with two sums for each element */
@@ -135,6 +136,11 @@ INLINE vec NAME(dot)(vec sum, ints pair, int32_t factor) {
     sum += NAME(high_half)(pair) * NAME(high_half)(factors);
     return sum + NAME(low_half)(pair) * NAME(low_half)(factors);
 }
+#elif DOTS && LANES == 4
+INLINE vec NAME(dot)(vec sum, ints pair, int32_t factor) {
+    const int32x2_t factors = {factor};
+    return (vec)vbfdotq_lane_f32((float32x4_t)sum, (bfloat16x8_t)pair, (bfloat16x4_t)factors, 0);
+}
 #elif DOTS
 INLINE vec NAME(dot)(vec sum, ints pair, int32_t factor) {
     return (vec)_mm512_dpbf16_ps((__m512)sum, (__m512bh)pair, (__m512bh)_mm512_set1_epi32(factor));
@@ -245,58 +251,60 @@ INLINE void NAME(run_packed_chains)(const int rows, const int which, const struc
 #if DOTS
 /*
  * Multiply pairs of bf16, each by one dot-product instruction. An instruction takes several cycles, and depends on the
- * one before it: few rows are multiplied with several blocks of columns at once, so as not to wait.
+ * one before it: few rows are multiplied with several blocks of columns at once, so as not to wait. Where a block is
+ * several vectors, these take the place of blocks.
  */
 INLINE void NAME(run_dots)(const int rows, const int blocks, const int packed, const struct NAME(tile) *t,
                            const char *a, float *c) {
     const int64_t a_stride = t->a_stride, step = t->b_step, c_stride = t->c_stride;
     const int each = packed ? 2 : 1; /* lines, of which the second has the high digits of plane B */
+    const int strips = !packed ? 0 : BYTES ? blocks / 2 : 1, both = packed && BYTES; /* columns of a strip */
     struct NAME(walk) walks[MAX_BLOCKS / 2];
-    if (packed)
-        UNROLL for (int k = 0; k < blocks / 2; k++)
-            walks[k] = NAME(walk_from)(packed, t->strips + t->column / 2 + k, t->next_strips + t->column / 2 + k, 0);
+    UNROLL for (int k = 0; k < strips; k++)
+        walks[k] = NAME(walk_from)(packed, t->strips + t->column / 2 + k, t->next_strips + t->column / 2 + k,
+                                   both ? 0 : t->column % 2);
     vec sums[MAX_BLOCKS][MAX_TILE];
     UNROLL for (int k = 0; k < blocks; k++)
         UNROLL for (int r = 0; r < rows; r++)
             sums[k][r] = t->fresh  ? NAME(splat)(0)
-                         : packed ? NAME(load_columns)(c + r * c_stride + k / 2 * 2 * BLOCK + k % 2 * 8,
+                         : both   ? NAME(load_columns)(c + r * c_stride + k / 2 * 2 * BLOCK + k % 2 * 8,
                                                        c + r * c_stride + (k / 2 * 2 + 1) * BLOCK + k % 2 * 8)
-                                  : NAME(at)(c + r * c_stride + k * BLOCK, 0);
+                                  : NAME(at)(c + r * c_stride + k * LANES, 0);
     for (int s = 0; s < t->segments; s++) {
         const char *b[MAX_BLOCKS], *next[MAX_BLOCKS];
         UNROLL for (int k = 0; k < blocks && !packed; k++)
-            b[k] = NAME(segment)(t, t->b, s, k), next[k] = NAME(segment)(t, t->next, s, k);
+            b[k] = NAME(segment)(t, t->b, s, k / VECTORS) + k % VECTORS * 4 * LANES,
+            next[k] = NAME(segment)(t, t->next, s, k / VECTORS);
         int64_t at = 0;
         for (int i = 0; i < t->pairs; i += each) {
-            if (packed)
-                UNROLL for (int k = 0; k < blocks / 2; k++)
-                    NAME(prefetch_lines)(walks + k);
+            UNROLL for (int k = 0; k < strips; k++)
+                NAME(prefetch_lines)(walks + k);
             UNROLL for (int odd = 0; odd < each; odd++) {
                 ints pair[MAX_BLOCKS];
                 UNROLL for (int k = 0; k < blocks && !packed; k++) {
-                    __builtin_prefetch(next[k] + at, 0, 2);
+                    if (k % VECTORS == 0)
+                        __builtin_prefetch(next[k] + at, 0, 2);
                     pair[k] = *(const ints_at *)(b[k] + at);
                 }
-                UNROLL for (int k = 0; k < blocks && packed; k += 2)
-                    NAME(decode)(packed, odd, walks + k / 2, pair + k, pair + k + 1);
+                UNROLL for (int k = 0; k < strips; k++)
+                    NAME(decode)(packed, odd, walks + k, pair + 2 * k, pair + 2 * k + (BYTES ? 1 : VECTORS / 2));
                 UNROLL for (int r = 0; r < rows; r++)
                     UNROLL for (int k = 0; k < blocks; k++)
                         sums[k][r] = NAME(dot)(sums[k][r], pair[k], *(const NAME(pair_at) *)(a + r * a_stride));
                 a += 4, at += step;
             }
-            if (packed)
-                UNROLL for (int k = 0; k < blocks / 2; k++)
-                    NAME(step_on)(packed, walks + k);
+            UNROLL for (int k = 0; k < strips; k++)
+                NAME(step_on)(packed, walks + k);
         }
     }
     UNROLL for (int k = 0; k < blocks; k++)
         UNROLL for (int r = 0; r < rows; r++)
-            if (packed)
+            if (both)
                 UNROLL for (int column = 0; column < 2; column++)
                     NAME(store_column)((ints)sums[k][r], column,
                                        (char *)(c + r * c_stride + (k / 2 * 2 + column) * BLOCK + k % 2 * 8));
             else
-                *(vec_at *)(c + r * c_stride + k * BLOCK) = sums[k][r];
+                *(vec_at *)(c + r * c_stride + k * LANES) = sums[k][r];
 }
 #endif
 
@@ -307,7 +315,7 @@ INLINE void NAME(run_dots)(const int rows, const int blocks, const int packed, c
 INLINE void NAME(multiply)(const int rows, const int wide, const struct NAME(tile) *t, const char *a, float *c) {
 #if DOTS
     if (!wide) {
-        NAME(run_dots)(rows, 1, 0, t, a, c);
+        NAME(run_dots)(rows, VECTORS, 0, t, a, c);
         return;
     }
 #endif
@@ -345,41 +353,71 @@ TARGET static void NAME(wide_tile)(int rows, const struct NAME(tile) *t, const c
         CASE(1, blocks, packed) CASE(2, blocks, packed) CASE(3, blocks, packed)                                    \
         CASE(4, blocks, packed) CASE(5, blocks, packed) CASE(6, blocks, packed)                                    \
     }
+#if BYTES
 TARGET static void NAME(two_blocks)(int rows, const struct NAME(tile) *t, const char *a, float *c) { CASES(2, 0) }
 
 /*
- * Multiply FEW_ROWS rows with keys or values of a long span. With constant strides all addresses fit the registers; with
- * others the compiler moves some of them through vector registers, at a tenth of the time.
+ * Multiply with four blocks of keys, or of the columns of values, of a long span. If `dim` is a constant, all addresses
+ * fit the registers; else the compiler moves some of them through vector registers, at a tenth of the time. What follows
+ * is prefetched in the order of memory: a quarter of the keys' pairs, or a segment of values, takes one entry of `next`.
  */
-INLINE void NAME(run_long)(const int which, const int dim, const struct NAME(tile) *t, const char *a, float *c) {
-    struct NAME(tile) known = *t;
-    known.a_stride = 2 * (which == KEYS ? dim : LONG_SPAN);
-    known.b_step = 4 * (which == KEYS ? BLOCK : dim);
-    known.c_stride = which == KEYS ? LONG_SPAN : dim;
-    known.pairs = (which == KEYS ? dim : BLOCK) / 2;
-    known.column_segments = which == KEYS, known.column_bytes = which == KEYS ? 0 : 4 * BLOCK;
-    known.fresh = which == KEYS;
-    if (which == KEYS)
-        known.segments = 1;
-    NAME(run_dots)(FEW_ROWS, 4, 0, &known, a, c);
+INLINE void NAME(run_long)(const int rows, const int which, const int dim, const struct NAME(tile) *t, const char *a,
+                           float *c) {
+    const int64_t a_stride = 2 * (which == KEYS ? dim : LONG_SPAN), c_stride = which == KEYS ? LONG_SPAN : dim;
+    const int64_t step = 4 * (which == KEYS ? BLOCK : dim);
+    const int parts = which == KEYS ? MAX_BLOCKS : t->segments, pairs = which == KEYS ? dim / 2 / MAX_BLOCKS : BLOCK / 2;
+    vec sums[MAX_BLOCKS][FEW_ROWS];
+    UNROLL for (int k = 0; k < MAX_BLOCKS; k++)
+        UNROLL for (int r = 0; r < rows; r++)
+            sums[k][r] = which == KEYS ? NAME(splat)(0) : NAME(at)(c + r * c_stride + k * BLOCK, 0);
+    for (int part = 0; part < parts; part++) {
+        const int64_t column = which == KEYS ? 0 : t->column * 4 * BLOCK;
+        const char *b[MAX_BLOCKS], *next = t->next[part] + column;
+        UNROLL for (int k = 0; k < MAX_BLOCKS; k++)
+            b[k] = which == KEYS ? t->b[k] + part * pairs * step : t->b[part] + column + k * 4 * BLOCK;
+        for (int64_t at = 0; at < pairs * step; at += step, a += 4) {
+            ints pair[MAX_BLOCKS];
+            UNROLL for (int k = 0; k < MAX_BLOCKS; k++) {
+                __builtin_prefetch(next + k * 4 * BLOCK, 0, 2);
+                pair[k] = *(const ints_at *)(b[k] + at);
+            }
+            next += which == KEYS ? MAX_BLOCKS * step : step;
+            UNROLL for (int r = 0; r < rows; r++)
+                UNROLL for (int k = 0; k < MAX_BLOCKS; k++)
+                    sums[k][r] = NAME(dot)(sums[k][r], pair[k], *(const NAME(pair_at) *)(a + r * a_stride));
+        }
+    }
+    UNROLL for (int k = 0; k < MAX_BLOCKS; k++)
+        UNROLL for (int r = 0; r < rows; r++)
+            *(vec_at *)(c + r * c_stride + k * BLOCK) = sums[k][r];
 }
 
+#define LONG_CASE(rows) case rows: NAME(run_long)(rows, which, dim, t, a, c); break;
+INLINE void NAME(long_rows)(int rows, const int which, int dim, const struct NAME(tile) *t, const char *a, float *c) {
+    if (rows == FEW_ROWS && dim == 64)
+        NAME(run_long)(FEW_ROWS, which, 64, t, a, c);
+    else if (rows == FEW_ROWS && dim == 128)
+        NAME(run_long)(FEW_ROWS, which, 128, t, a, c);
+    else
+        switch (rows) {
+            LONG_CASE(1) LONG_CASE(2) LONG_CASE(3) LONG_CASE(4) LONG_CASE(5) LONG_CASE(6)
+        }
+}
+#undef LONG_CASE
+
 TARGET static void NAME(four_blocks)(int rows, const struct NAME(tile) *t, const char *a, float *c) {
-    if (rows < FEW_ROWS || !t->which)
-        CASES(4, 0)
-    else if (t->which == KEYS && t->pairs == 32)
-        NAME(run_long)(KEYS, 64, t, a, c);
-    else if (t->which == KEYS && t->pairs == 64)
-        NAME(run_long)(KEYS, 128, t, a, c);
-    else if (t->which == VALUES && t->c_stride == 64)
-        NAME(run_long)(VALUES, 64, t, a, c);
-    else if (t->which == VALUES && t->c_stride == 128)
-        NAME(run_long)(VALUES, 128, t, a, c);
+    if (t->which == KEYS)
+        NAME(long_rows)(rows, KEYS, 2 * t->pairs, t, a, c);
+    else if (t->which == VALUES)
+        NAME(long_rows)(rows, VALUES, (int)t->c_stride, t, a, c);
     else
         CASES(4, 0)
 }
+#endif
 
-TARGET static void NAME(packed_keys)(int rows, const struct NAME(tile) *t, const char *a, float *c) { CASES(2, KEYS) }
+TARGET static void NAME(packed_keys)(int rows, const struct NAME(tile) *t, const char *a, float *c) {
+    CASES(BYTES ? 2 : VECTORS, KEYS)
+}
 
 TARGET static void NAME(packed_values)(int rows, const struct NAME(tile) *t, const char *a, float *c) { CASES(4, VALUES) }
 #undef CASES
@@ -397,14 +435,14 @@ TARGET static void NAME(packed_values)(int rows, const struct NAME(tile) *t, con
 
 /* Rows, and columns of values, that are multiplied with packed columns while those are decoded. */
 #if DOTS
-enum { NAME(PACKED_ROWS) = FEW_ROWS, NAME(PACKED_COLUMNS) = 4 };
+enum { NAME(PACKED_ROWS) = BYTES ? FEW_ROWS : 4, NAME(PACKED_COLUMNS) = BYTES ? 4 : 1 };
 #else
 enum { NAME(PACKED_ROWS) = NAME(CHAINED_ROWS), NAME(PACKED_COLUMNS) = 1 };
 #endif
 
 /* Run a tile of at most PACKED_ROWS rows over packed keys (of two blocks), or values (multiples of PACKED_COLUMNS). */
 INLINE void NAME(run_packed)(const int which, int rows, int columns, struct NAME(tile) t, const char *a, float *c) {
-    const int step = !DOTS ? 1 : which == KEYS ? 2 : 4;
+    const int step = !BYTES ? 1 : which == KEYS ? 2 : 4;
     t.segments = 1;
     for (t.column = 0; t.column < columns; t.column += step)
         (which == KEYS ? NAME(packed_keys) : NAME(packed_values))(rows, &t, a, c + t.column * BLOCK);
@@ -412,7 +450,7 @@ INLINE void NAME(run_packed)(const int which, int rows, int columns, struct NAME
 
 /* Run a tile of rows over at most `blocks` blocks of columns, and return over how many. */
 INLINE int NAME(run_blocks)(int rows, int blocks, int wide, const struct NAME(tile) *t, const char *a, float *c) {
-#if DOTS
+#if BYTES
     if (!wide && rows <= FEW_ROWS && blocks >= 4) {
         NAME(four_blocks)(rows, t, a, c);
         return 4;

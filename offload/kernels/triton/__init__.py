@@ -1,7 +1,5 @@
 """Attention on a CUDA GPU by one Triton kernel, and products with quantised weights; optional, see `why_not`."""
 
-from __future__ import annotations
-
 import importlib.util
 import warnings
 from collections.abc import Callable

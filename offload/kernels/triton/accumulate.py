@@ -1,18 +1,14 @@
 """An accumulator whose state Triton's kernel carries from page to page: one launch a page, one at the end."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..accumulate import Newest
 from ..attention import Partial
-from . import ROWS
-
-if TYPE_CHECKING:
-    from ..accumulate import Newest
+from . import ROWS, ops, packed_ops
 
 Operands = Callable[[Tensor], tuple[Tensor, Tensor, int]]  # page -> keys, values, layout
 
@@ -23,10 +19,8 @@ class TritonAccumulator:
     newest: Newest = "meanwhile"
 
     def __init__(self, q: Tensor, kv_heads: int, operands: Operands) -> None:
-        from . import ops
-
         assert len(q) <= ROWS
-        self._q, self._operands, self._ops = q, operands, ops
+        self._q, self._operands = q, operands
         self._splits = ops.useful_splits(q.device, kv_heads)
         self._states = ops.new_state(q, self._splits + 2)  # the last ones are other accumulators'
         self._begun = [False] * len(q)  # rows that have a state
@@ -39,7 +33,7 @@ class TritonAccumulator:
 
     def _launch(self, page: Tensor, q: Tensor, state: Tensor, seen: int, causal: bool, fresh: bool) -> None:
         keys, values, layout = self._operands(page)
-        self._ops.attend_pages(q, keys, values, state, seen, causal, fresh, layout)
+        ops.attend_pages(q, keys, values, state, seen, causal, fresh, layout)
 
     def add(self, rows: slice, part: Any) -> None:
         raise NotImplementedError("other partial results come as a state")
@@ -53,7 +47,7 @@ class TritonAccumulator:
 
     def output(self, lse: Tensor | None = None) -> Tensor:
         first = 0 if self._begun[0] else self._splits
-        return self._ops.finish(self._states[first : self._splits + self._others], self._q, lse)
+        return ops.finish(self._states[first : self._splits + self._others], self._q, lse)
 
 
 class PackedAccumulator(TritonAccumulator):
@@ -64,12 +58,10 @@ class PackedAccumulator(TritonAccumulator):
         self._memory = memory
 
     def _launch(self, page: Tensor, q: Tensor, state: Tensor, seen: int, causal: bool, fresh: bool) -> None:
-        from .packed_ops import attend_runs
-
         if (memory := self._memory(page)) is None:
             super()._launch(page, q, state, seen, causal, fresh)
         else:
-            attend_runs(q, memory, state, seen, causal, fresh=fresh)
+            packed_ops.attend_runs(q, memory, state, seen, causal, fresh=fresh)
 
 
 def attend_stored(q: Tensor, keys: Tensor, values: Tensor, lse: Tensor | None = None) -> Tensor:
@@ -78,8 +70,6 @@ def attend_stored(q: Tensor, keys: Tensor, values: Tensor, lse: Tensor | None = 
     q `[tokens, heads, head_dim]`, keys and values `[kv_heads, at least tokens, head_dim]`, rotated; returns as q.
     `lse` `[tokens, heads]` in fp32, if given, is filled with the log-sum-exp.
     """
-    from . import ops
-
     state = ops.new_state(q, ops.useful_splits(q.device, len(keys)))
     ops.attend_pages(q, keys, values, state, keys.shape[1] - len(q) + 1, True, True, ops.PLAIN)
     return ops.finish(state, q, lse)
@@ -90,23 +80,17 @@ def observe(q: Tensor, keys: Tensor, lse: Tensor, received: Tensor) -> None:
 
     `lse` is what that call gave; any number of tokens.
     """
-    from . import ops
-
     ops.observe(q, keys, lse, received, keys.shape[1] - len(q) + 1)
 
 
 def attend_keys(q: Tensor, keys: Tensor, values: Tensor) -> Partial:
     """Attend with every query to every key. Shapes as of `attend_stored`; `out` of the result is in the type of q."""
-    from . import ops
-
     state = ops.new_state(q, ops.useful_splits(q.device, len(keys)))
     ops.attend_pages(q, keys, values, state, keys.shape[1], False, True, ops.PLAIN)
     return _partial(state, q)
 
 
 def _partial(state: Tensor, q: Tensor) -> Partial:
-    from . import ops
-
     lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
     return Partial(ops.finish(state, q, lse), lse)
 
@@ -116,8 +100,6 @@ def attend_growing(q: Tensor, keys: Tensor, values: Tensor, seen: Tensor) -> Ten
 
     keys and values `[kv_heads, capacity, head_dim]`; `seen`: an integer `[1]`, what the first query sees.
     """
-    from . import ops
-
     state = ops.new_state(q, ops.useful_splits(q.device, len(keys)))
     ops.attend_growing(q, keys, values, state, seen)
     return ops.finish(state, q)
@@ -135,8 +117,6 @@ def attend_table(
         lengths: how many keys the first query sees, and the position of the tail; or as `ops.attend_growing_table`
             takes them, for a recorded step.
     """
-    from . import ops
-
     state = ops.new_state(q, ops.useful_splits(q.device, len(keys)))
     if isinstance(lengths, Tensor):
         ops.attend_growing_table(q, keys, values, state, table, chunk, lengths)
@@ -153,8 +133,6 @@ def attend_table_before(
 
     The `out` of the result is in the type of q.
     """
-    from . import ops
-
     state = ops.new_state(q, ops.useful_splits(q.device, len(keys)))
     seen, tail = lengths
     ops.attend_table(q, keys, values, state, table, chunk, tail, seen, causal=False)
@@ -165,8 +143,6 @@ def attend_packed(
     q: Tensor, memory: tuple[Tensor, Tensor, Tensor, Tensor], seen: int | Tensor, lse: Tensor | None = None
 ) -> Tensor:
     """Do what `attend_stored` does over packed runs, in the same bits; `memory` and `seen` as of `attend_runs`."""
-    from . import ops, packed_ops
-
     state = ops.new_state(q, ops.useful_splits(q.device, len(memory[0])))
     packed_ops.attend_runs(q, memory, state, seen)
     return ops.finish(state, q, lse)
@@ -174,27 +150,9 @@ def attend_packed(
 
 def attend_packed_before(q: Tensor, memory: tuple[Tensor, Tensor, Tensor, Tensor], seen: int) -> Partial:
     """Do what `attend_keys` does over the first `seen` keys of packed runs, in the same bits, for any rows."""
-    from . import ops, packed_ops
-
     parts = []
     for some in q.split(ROWS):
         state = ops.new_state(some, ops.useful_splits(q.device, len(memory[0])))
         packed_ops.attend_runs(some, memory, state, seen, causal=False)
         parts.append(_partial(state, some))
     return Partial(*map(torch.cat, zip(*parts, strict=True))) if len(parts) > 1 else parts[0]
-
-
-def append(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    rows: tuple[Tensor, Tensor],
-    keys: Tensor,
-    values: Tensor,
-    position: int | Tensor,
-    stored: int = 0,
-) -> Tensor:
-    """Return rotated queries, and store rotated keys, and values; one launch. Arguments as of `row_ops.append`."""
-    from . import row_ops
-
-    return row_ops.append(q, k, v, rows, keys, values, position, stored)

@@ -1,17 +1,13 @@
 """Running attention to tokens as they are and to quantised groups, which Triton's kernels carry from part to part."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..accumulate import Newest
 from ..attention import Partial
-from . import ROWS
-
-if TYPE_CHECKING:
-    from ..accumulate import Newest
+from . import ROWS, ops
 
 
 class GroupAccumulator:
@@ -24,9 +20,7 @@ class GroupAccumulator:
     newest: Newest = "first"
 
     def __init__(self, q: Tensor, kv_heads: int, kind: str) -> None:
-        from . import ops
-
-        self._q, self._kind, self._ops = q, kind, ops
+        self._q, self._kind = q, kind
         self._splits = ops.useful_splits(q.device, kv_heads) if len(q) <= ROWS else 1
         self._states = ops.new_state(q, self._splits + 1)  # the last one is the host's
         self._has_begun = self._has_host = False
@@ -44,14 +38,14 @@ class GroupAccumulator:
         q, state = self._q[rows], self._states[: self._splits, rows]
         if sink is not None:
             table, tokens = sink
-            self._ops.attend_table(q, keys, values, state, table, tokens, tail, tokens + before + 1)
+            ops.attend_table(q, keys, values, state, table, tokens, tail, tokens + before + 1)
         else:
-            self._ops.attend_pages(q, keys[:, tail:], values[:, tail:], state, before + 1, True, True)
+            ops.attend_pages(q, keys[:, tail:], values[:, tail:], state, before + 1, True, True)
         self._has_begun = True
 
     def attend_growing(self, keys: Tensor, values: Tensor, seen: Tensor) -> None:
         """Begin all rows with the first keys of a store, causally; `seen`, in device memory, as of `ops`."""
-        self._ops.attend_growing(self._q, keys, values, self._states[: self._splits], seen)
+        ops.attend_growing(self._q, keys, values, self._states[: self._splits], seen)
         self._has_begun = True
 
     def attend_groups(self, rows: slice, groups: Tensor, first: int, stop: int) -> None:
@@ -59,7 +53,7 @@ class GroupAccumulator:
         if first < stop:
             state = self._states[: self._splits, rows]
             is_fresh = not self._has_begun
-            self._ops.attend_groups(self._q[rows], groups, state, self._kind, first, stop, is_fresh)
+            ops.attend_groups(self._q[rows], groups, state, self._kind, first, stop, is_fresh)
             self._has_begun = True
 
     def add(self, rows: slice, part: Any) -> None:
@@ -73,7 +67,7 @@ class GroupAccumulator:
     def output(self, lse: Tensor | None = None) -> Tensor:
         """Return the attention to all keys added, as q; `lse` `[tokens, heads]` in fp32 is filled, if given."""
         first = 0 if self._has_begun else self._splits
-        return self._ops.finish(self._states[first : self._splits + self._has_host], self._q, lse)
+        return ops.finish(self._states[first : self._splits + self._has_host], self._q, lse)
 
     def partial(self) -> Partial:
         """Return the output with its log-sum-exp."""

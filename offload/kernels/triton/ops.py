@@ -1,6 +1,6 @@
 """The kernels of attention as torch operations: they have a launch each, and FakeTensorMode knows their shapes."""
 
-from __future__ import annotations
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -18,16 +18,16 @@ _STATES_A_STEP = 16  # that are merged at once
 # which is 164 KiB (8.0), 228 KiB (9.0, 10.0), or 100 KiB.
 _PROGRAMS_A_PROCESSOR = {(8, 0): 2, (8, 7): 2, (9, 0): 2, (10, 0): 2, (10, 3): 2}
 
-_library = torch.library.Library("triforce", "DEF")
-_library.define(
+library = torch.library.Library("triforce", "DEF")
+library.define(
     "attend(Tensor q, Tensor keys, Tensor values, Tensor(a!) state, Tensor? table, Tensor? length, int count, int seen,"
     " bool causal, bool fresh, int layout, int chunk, int tail) -> ()"
 )
-_library.define("observe(Tensor q, Tensor keys, Tensor lse, Tensor(a!) received, int seen) -> ()")
-_library.define(
+library.define("observe(Tensor q, Tensor keys, Tensor lse, Tensor(a!) received, int seen) -> ()")
+library.define(
     "attend_groups(Tensor q, Tensor groups, Tensor(a!) state, str kind, int first, int stop, bool fresh) -> ()"
 )
-_library.define("finish(Tensor state, Tensor(a!) out, Tensor(b!)? lse) -> ()")
+library.define("finish(Tensor state, Tensor(a!) out, Tensor(b!)? lse) -> ()")
 
 
 def new_state(q: Tensor, splits: int) -> Tensor:
@@ -137,15 +137,15 @@ def _attend_groups(q: Tensor, groups: Tensor, state: Tensor, kind: str, first: i
     )  # fmt: skip
 
 
-for _key in ("CUDA", "CPU"):  # on the CPU: Triton's interpreter
-    _library.impl("attend", _attend, _key)
-    _library.impl("attend_groups", _attend_groups, _key)
-    _library.impl("finish", _finish, _key)
-    _library.impl("observe", _observe, _key)
-_library.impl("attend", lambda *_: None, "Meta")
-_library.impl("attend_groups", lambda *_: None, "Meta")
-_library.impl("finish", lambda *_: None, "Meta")
-_library.impl("observe", lambda *_: None, "Meta")
+def register(**operations: Callable[..., None]) -> None:
+    """Have operations, by name, run on a GPU, and on the CPU in Triton's interpreter."""
+    for name, run in operations.items():
+        for key in ("CUDA", "CPU"):
+            library.impl(name, run, key)
+        library.impl(name, lambda *_: None, "Meta")
+
+
+register(attend=_attend, attend_groups=_attend_groups, finish=_finish, observe=_observe)
 
 
 def attend_pages(

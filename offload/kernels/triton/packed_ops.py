@@ -1,20 +1,18 @@
 """The kernels of packed_kv.py and pack_runs.py as torch operations, which have a launch each; as in ops.py."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
 from ...settings.kv_formats import PLANE_KV
-from .ops import _library, blocks_of_rows, tile
+from .ops import blocks_of_rows, library, register, tile
 
 _MEMORY = "Tensor runs, Tensor places, Tensor keys, Tensor values"
-_library.define(
+library.define(
     f"attend_runs(Tensor q, {_MEMORY}, Tensor(a!) state, Tensor? length, int seen, bool causal, bool plane,"
     " bool fresh) -> ()"
 )
-_library.define(f"unpack_runs({_MEMORY}, Tensor rows, Tensor starts, Tensor(a!) own, Tensor(b!)? others) -> ()")
-_library.define("pack_runs(Tensor keys, Tensor values, Tensor(a!) runs, Tensor(b!) fits, int first, int ring) -> ()")
+library.define(f"unpack_runs({_MEMORY}, Tensor rows, Tensor starts, Tensor(a!) own, Tensor(b!)? others) -> ()")
+library.define("pack_runs(Tensor keys, Tensor values, Tensor(a!) runs, Tensor(b!) fits, int first, int ring) -> ()")
 
 
 def attend_runs(
@@ -132,7 +130,4 @@ def _pack_runs(keys: Tensor, values: Tensor, runs: Tensor, fits: Tensor, first: 
     )  # fmt: skip
 
 
-for _name, _run in (("attend_runs", _attend_runs), ("unpack_runs", _unpack_runs), ("pack_runs", _pack_runs)):
-    for _key in ("CUDA", "CPU"):  # on the CPU: Triton's interpreter
-        _library.impl(_name, _run, _key)
-    _library.impl(_name, lambda *_: None, "Meta")
+register(attend_runs=_attend_runs, unpack_runs=_unpack_runs, pack_runs=_pack_runs)

@@ -1,14 +1,12 @@
 """The kernels of quantized.py as torch operations: they have a launch each, and FakeTensorMode knows their shapes."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..device_weight import DeviceWeight
-from .ops import _library
+from .ops import library, register
 
 _OUTPUTS_A_PROGRAM = 64
 _LEAST_ROWS = 16  # of a matrix unit
@@ -18,9 +16,9 @@ _OUTPUTS_TO_ADD = 256
 
 _WEIGHT = "Tensor codes, Tensor scales, Tensor? high, Tensor? minima, Tensor? factors, Tensor? minimum_factors,"
 _WEIGHT += " Tensor? levels, int bits, int first"
-_library.define(f"quantized_product(Tensor x, {_WEIGHT}, Tensor? bias, Tensor(a!) y, bool add, int splits) -> ()")
-_library.define("add_splits(Tensor sums, Tensor? bias, Tensor(a!) y, bool add) -> ()")
-_library.define(f"dequantize({_WEIGHT}, Tensor? ids, int start, Tensor(a!) y) -> ()")
+library.define(f"quantized_product(Tensor x, {_WEIGHT}, Tensor? bias, Tensor(a!) y, bool add, int splits) -> ()")
+library.define("add_splits(Tensor sums, Tensor? bias, Tensor(a!) y, bool add) -> ()")
+library.define(f"dequantize({_WEIGHT}, Tensor? ids, int start, Tensor(a!) y) -> ()")
 
 Operands = tuple[Any, ...]  # tensors of a weight, its bits and its first level
 
@@ -128,11 +126,4 @@ def _dequantize(*call: Any) -> None:
     )  # fmt: skip
 
 
-for _name, _run in (
-    ("quantized_product", _quantized_product),
-    ("add_splits", _add_splits),
-    ("dequantize", _dequantize),
-):
-    for _key in ("CUDA", "CPU"):  # on the CPU: Triton's interpreter
-        _library.impl(_name, _run, _key)
-    _library.impl(_name, lambda *_: None, "Meta")
+register(quantized_product=_quantized_product, add_splits=_add_splits, dequantize=_dequantize)

@@ -1,17 +1,15 @@
 """The kernels of rows.py as torch operations, which have a launch each; as in ops.py."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
-from .ops import _library
+from .ops import library, register
 
 _GATE_BLOCK = 1024
 
-_library.define("rms_norm(Tensor x, Tensor weight, Tensor(a!) y, float epsilon) -> ()")
-_library.define("gate(Tensor x, Tensor(a!) y) -> ()")
-_library.define(
+library.define("rms_norm(Tensor x, Tensor weight, Tensor(a!) y, float epsilon) -> ()")
+library.define("gate(Tensor x, Tensor(a!) y) -> ()")
+library.define(
     "append(Tensor q, Tensor k, Tensor v, Tensor cos, Tensor sin, Tensor(a!) out, Tensor(b!) keys, Tensor(c!) values,"
     " Tensor? positions, int start, int stored) -> ()"
 )
@@ -101,7 +99,4 @@ def _append(
     )  # fmt: skip
 
 
-for _name, _run in (("rms_norm", _rms_norm), ("gate", _gate), ("append", _append)):
-    for _key in ("CUDA", "CPU"):  # on the CPU: Triton's interpreter
-        _library.impl(_name, _run, _key)
-    _library.impl(_name, lambda *_: None, "Meta")
+register(rms_norm=_rms_norm, gate=_gate, append=_append)

@@ -4,8 +4,6 @@ What a variant depends on: head sizes, the type of numbers, blocks of 16 and of 
 lengths are in device memory. Lengths are none of it.
 """
 
-from __future__ import annotations
-
 import warnings
 from dataclasses import dataclass
 from itertools import product
@@ -17,9 +15,9 @@ from ...architecture.config import ModelShape
 from ...errors import Degraded
 from ...settings.kv_formats import EXACT, KV_FORMATS, PLANE_KV
 from .. import triton
+from ..kv_groups import quantize_groups
 from . import BLOCKS, ROWS
 from .accumulate import (
-    append,
     attend_growing,
     attend_keys,
     attend_packed,
@@ -28,6 +26,10 @@ from .accumulate import (
     attend_table,
     attend_table_before,
 )
+from .group_accumulator import GroupAccumulator
+from .ops import attend_pages, new_state, useful_splits
+from .packed_ops import attend_runs, pack_runs, unpack_runs
+from .row_ops import append, gated, rms_norm
 
 _KEYS = 128  # tokens of memory
 
@@ -81,8 +83,6 @@ def _launch(shape: ModelShape, dtype: torch.dtype, device: torch.device, needs: 
 
 
 def _rows(shape: ModelShape, dtype: torch.dtype, device: torch.device) -> None:
-    from .row_ops import gated, rms_norm
-
     x = torch.zeros((1, shape.hidden), dtype=dtype, device=device)
     rms_norm(x, x[0], 1e-5)
     rms_norm(x.new_zeros(1, 1, shape.head_dim), x.new_zeros(shape.head_dim), 1e-5)
@@ -99,8 +99,6 @@ def _attend(q: Tensor, keys: Tensor, values: Tensor, needs: Needs) -> None:
         attend_table(q, keys, values, table, needs.chunk, (needs.chunk, 0))
         attend_table_before(q, keys, values, table, needs.chunk, (needs.chunk, 0))
     if needs.streams:
-        from .ops import attend_pages, new_state, useful_splits
-
         blocks = torch.stack((keys, values), dim=1).view(len(keys), _KEYS // 16, -1)
         state = new_state(q, useful_splits(q.device, len(keys)))
         for is_fresh in (True, False):
@@ -112,9 +110,6 @@ def _attend(q: Tensor, keys: Tensor, values: Tensor, needs: Needs) -> None:
             attend_packed(q, memory, 1)
             attend_packed_before(q, memory, 1)
             if needs.streams:
-                from .ops import new_state, useful_splits
-                from .packed_ops import attend_runs
-
                 state = new_state(q, useful_splits(q.device, len(keys)))
                 attend_runs(q, memory, state, 1, causal=False, fresh=False)
                 if needs.planes:
@@ -125,9 +120,6 @@ def _attend(q: Tensor, keys: Tensor, values: Tensor, needs: Needs) -> None:
 
 
 def _attend_groups(q: Tensor, keys: Tensor, values: Tensor, kind: str) -> None:
-    from ..kv_groups import quantize_groups
-    from .group_accumulator import GroupAccumulator
-
     groups = quantize_groups(keys.unflatten(1, (-1, 32)), values.unflatten(1, (-1, 32)), kind)
     table = torch.zeros((len(keys), 1), dtype=torch.int32, device=q.device)
     for sink, is_after in product((None, (table, 32)), (True, False)):
@@ -140,8 +132,6 @@ def _attend_groups(q: Tensor, keys: Tensor, values: Tensor, kind: str) -> None:
 
 def _packed(keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return memory of a packed run, which has been packed and unpacked."""
-    from .packed_ops import pack_runs, unpack_runs
-
     heads, size = len(keys), KV_FORMATS["packed"].run_bytes(keys.shape[2])
     runs = torch.zeros((heads, 1, size), dtype=torch.uint8, device=keys.device)
     pack_runs(keys, values, runs, 0, 1, 1)

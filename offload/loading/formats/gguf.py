@@ -1,7 +1,6 @@
 """Reads GGUF files: shape, tokenizer and tensors."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -172,10 +171,8 @@ class GGUFCheckpoint:
     def quantized_bits(self) -> dict[str, float]:
         return self._tensors.quantized_bits()
 
-    @contextmanager
-    def tensors(self) -> Iterator[TensorReader]:
-        with self._tensors.opened() as read:
-            yield read
+    def tensors(self) -> AbstractContextManager[TensorReader]:
+        return self._tensors.opened()
 
     def load_tokenizer(self) -> Tokenizer:
         if self._family.gguf.reads_tokenizer:

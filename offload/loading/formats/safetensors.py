@@ -38,11 +38,9 @@ class TensorReader(Protocol):
 
         With `part`, slices of rows and columns, only that part is read where the format allows it.
         """
-        ...
 
     def quantized(self, name: str) -> Any:
         """Return a `QuantizedTensor`, or None if the tensor is stored in floating point or in an unknown format."""
-        ...
 
 
 class Checkpoint(Protocol):
@@ -55,37 +53,29 @@ class Checkpoint(Protocol):
     @property
     def is_quantized(self) -> bool:
         """Return whether any weights are quantised in the files."""
-        ...
 
     @property
     def skipped(self) -> int:
         """Return how many tensors are of parts that do not run, such as those that read images."""
-        ...
 
     @property
     def quantization(self) -> str:
         """Return what decides, besides the files of weights, which values quantised weights have; "" for nothing."""
-        ...
 
     def extents(self) -> dict[Path, Extents]:
         """Return the files that contain the weights, and where in each the tensors are."""
-        ...
 
     def sizes(self) -> dict[str, tuple[int, ...]]:
         """Return every tensor's name and size, from the headers. Raises CheckpointError, UnsupportedModel."""
-        ...
 
     def tensors(self) -> Any:
         """Return a context manager that yields a `TensorReader`."""
-        ...
 
     def quantized_bits(self) -> dict[str, float]:
         """Return the bits of a weight of every tensor that `TensorReader.quantized` gives, scales included."""
-        ...
 
     def load_tokenizer(self) -> Tokenizer:
         """Load the tokenizer. Raises CheckpointError."""
-        ...
 
 
 QUANTIZED_FILE = "model.gguf"

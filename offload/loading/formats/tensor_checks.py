@@ -45,13 +45,20 @@ def check_tensors(checkpoint: Checkpoint) -> None:
     found = checkpoint.sizes()
     _check_layers(checkpoint, found)
     _check_experts(checkpoint, found)
-    for name, size in expected_tensors(checkpoint.shape):
+    check_sizes(f"{checkpoint.path}: the model", expected_tensors(checkpoint.shape), found)
+
+
+def check_sizes(
+    whose: str, expected: Iterable[tuple[str, tuple[int, ...]]], found: Mapping[str, tuple[int, ...]]
+) -> None:
+    """Raise CheckpointError unless every expected tensor is there with its size; `whose` names the checkpoint."""
+    for name, size in expected:
         if name not in found:
-            raise CheckpointError(f"{checkpoint.path} lacks the tensor {name}", "fetch the model again")
+            raise CheckpointError(f"{whose} lacks the tensor {name}", "fetch it again")
         if found[name] != size:
             raise CheckpointError(
-                f"{checkpoint.path}: {name} is {list(found[name])}, its config asks for {list(size)}",
-                "config.json and the weights do not belong together; fetch the model again",
+                f"{whose}'s {name} is {list(found[name])}, its config asks for {list(size)}",
+                "config.json and the weights do not belong together; fetch them again",
             )
 
 

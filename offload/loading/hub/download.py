@@ -17,7 +17,7 @@ from ...errors import CheckpointError, FetchError, ModelNotFound, SettingsError,
 from ...system.machine import default_home
 from ..checkpoint_json import read_json
 from ..formats.safetensors import QUANTIZED_FILE, Checkpoint, FolderCheckpoint, weight_files
-from ..formats.tensor_checks import average_bits
+from ..formats.tensor_checks import average_bits, check_tensors
 from .bundled import discard, fetch_embedded, installed_path
 from .pickled import convert_pickled, converted_folder, is_pickled
 from .registry import EVERY_FORM, HUB_MODELS, ModelSource, did_you_mean, is_hub_id, resolve
@@ -158,8 +158,6 @@ def open_checkpoint(path: Path) -> Checkpoint:
     """Read the config and headers of a path from `locate`. Raises ModelNotFound, UnsupportedModel, CheckpointError."""
     check_model_files(path)
     if path.is_dir():
-        from ..formats.safetensors import FolderCheckpoint
-
         return FolderCheckpoint(path)
     with path.open("rb") as file:
         if path.suffix == ".gguf" or file.read(4) == b"GGUF":
@@ -189,8 +187,6 @@ def _unpickled(folder: Path, name: str, home: Path, progress: FetchProgress, ref
 
 def _is_sound(path: Path) -> bool:
     """Return whether a folder's config, tensors and tokenizer can be read."""
-    from ..formats.tensor_checks import check_tensors
-
     try:
         checkpoint = FolderCheckpoint(path)
         check_tensors(checkpoint)

@@ -19,6 +19,7 @@ from ...errors import CheckpointError, FetchError
 from ...short_repr import short_text
 from ...system.files import replace_file, sync_folder
 from ..formats.safetensors import FolderCheckpoint
+from ..formats.tensor_checks import check_tensors
 from ..weights_digest import file_mark
 from .staging import install, new_staging
 
@@ -53,8 +54,6 @@ def convert_pickled(folder: Path, home: Path, progress: Callable[[str, int, int]
     written, UnsupportedModel.
     """
     read_shape(folder / "config.json")  # an architecture that does not run is refused before the work
-    from ..formats.tensor_checks import check_tensors
-
     final, files = converted_folder(folder, home), _weight_files(folder)
     staging = new_staging(final)
     try:

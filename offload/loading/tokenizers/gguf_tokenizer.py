@@ -3,6 +3,9 @@
 from collections.abc import Callable
 from typing import Any
 
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import Tokenizer as Backend
+
 from ...errors import CheckpointError, UnsupportedModel
 from ...short_repr import short_repr, short_text
 from .tokenizer import Tokenizer
@@ -65,8 +68,6 @@ def _token(read: Metadata, key: str, count: int) -> int | None:
 
 def _backend(tokens: list[str], merges: list[str], pre: str) -> Any:
     """Return a `tokenizers.Tokenizer` without added tokens. Raises CheckpointError."""
-    from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
-
     pairs = [tuple(merge.split(" ")) for merge in merges]
     try:
         vocabulary = {token: at for at, token in enumerate(tokens)}
@@ -75,7 +76,7 @@ def _backend(tokens: list[str], merges: list[str], pre: str) -> Any:
         raise CheckpointError(
             f"the GGUF file's tokenizer is damaged: {short_text(str(error))}", "fetch or convert the model again"
         ) from error
-    backend = Tokenizer(model)
+    backend = Backend(model)
     if pre in _COMPOSED:
         backend.normalizer = normalizers.NFC()
     splits = [pre_tokenizers.Split(Regex(pattern), behavior="isolated") for pattern in _PATTERNS[pre]]
@@ -89,8 +90,6 @@ def _backend(tokens: list[str], merges: list[str], pre: str) -> Any:
 
 def _add_tokens(backend: Any, tokens: list[str], types: Any) -> None:
     """Mark the tokens that are matched in a text as a whole. Raises CheckpointError."""
-    from tokenizers import AddedToken
-
     if not isinstance(types, list) or len(types) != len(tokens):
         raise CheckpointError(f"the GGUF file lacks {_KEY}token_type", "fetch or convert the model again")
     whole = [
@@ -103,8 +102,6 @@ def _add_tokens(backend: Any, tokens: list[str], types: Any) -> None:
 
 def _begin_with(backend: Any, token: str) -> None:
     """Put a token in front of every text."""
-    from tokenizers import processors
-
     name = [(token, backend.token_to_id(token))]
     backend.post_processor = processors.TemplateProcessing(
         single=f"{token}:0 $A:0", pair=f"{token}:0 $A:0 {token}:1 $B:1", special_tokens=name

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from ...events import Event, Finished, Logprobs, ScoredToken, Text, Thought, Tokens
 from .scored_text import ScoredText
-from .thinking import Harmony, Thinking
-
-if TYPE_CHECKING:
-    from .tokenizer import Tokenizer
-    from .tool_calls import ToolFormat
+from .thinking import Harmony, Thinking, overlap
+from .tokenizer import Tokenizer
+from .tool_calls import ToolFormat
 
 _INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
 _LONGEST_WINDOW = 64  # tokens
@@ -83,15 +81,10 @@ class StopStrings:
         if found:  # the earliest end wins, then the earliest start: independent of how the text was cut into pieces
             safe, self._pending = self._pending[: min(found)[1]], ""
             return safe, True
-        hold = max((self._overlap(stop) for stop in self._stops), default=0)
+        hold = max((overlap(self._pending, stop) for stop in self._stops), default=0)
         cut = len(self._pending) - hold
         safe, self._pending = self._pending[:cut], self._pending[cut:]
         return safe, False
-
-    def _overlap(self, stop: str) -> int:
-        """Return how many characters at the end of the pending text may be the beginning of `stop`."""
-        longest = min(len(stop) - 1, len(self._pending))
-        return next((n for n in range(longest, 0, -1) if self._pending.endswith(stop[:n])), 0)
 
     def flush(self) -> str:
         """Return the pending text at the end; it turned out not to be a stop string."""

@@ -13,7 +13,8 @@ OPENING, CLOSING = "<think>", "</think>"
 
 def overlap(text: str, mark: str) -> int:
     """Return how many characters at the end of a text may be the beginning of a mark."""
-    return next((n for n in range(len(mark) - 1, 0, -1) if text.endswith(mark[:n])), 0)
+    longest = min(len(mark) - 1, len(text))
+    return next((n for n in range(longest, 0, -1) if text.endswith(mark[:n])), 0)
 
 
 class _At(Enum):

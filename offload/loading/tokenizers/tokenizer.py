@@ -16,7 +16,7 @@ from ..prompt_checks import check_text, token_ids
 from .conversation import ChatMessage, ChatTemplate, encode_conversation
 from .text_pieces import PIECE, TokenBytes, can_cut, pieces
 from .thinking import CHANNEL, CLOSING, OPENING, Harmony, Thinking
-from .tokenizer_errors import tokenizer_errors
+from .tokenizer_errors import raise_tokenizer_error, tokenizer_errors
 from .tool_calls import ToolFormat, tool_format
 
 if TYPE_CHECKING:
@@ -237,7 +237,7 @@ class Tokenizer:
             return Harmony(has_calls)
         if self._template is None or not any(mark in self._template.text for mark in (OPENING, CLOSING)):
             return None
-        end = self._decode(ids[-_LONGEST_OPENING:], skip_special_tokens=False)
+        end = self._decode(list(ids[-_LONGEST_OPENING:]), skip_special_tokens=False)
         return Thinking(is_open=end.rstrip().endswith(OPENING))
 
     def _rendered(self, user: str, system: str | None, think: bool | None) -> str:
@@ -270,19 +270,21 @@ class Tokenizer:
         """
         return self._decode(token_ids(ids), skip_special_tokens=True)
 
-    def _decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
-        with tokenizer_errors("the model's tokenizer fails on its own tokens"):
-            return self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
+    def _decode(self, ids: list[int], skip_special_tokens: bool) -> str:
+        try:
+            return self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
+        except BaseException as error:
+            raise_tokenizer_error("the model's tokenizer fails on its own tokens", error)
 
     @cached_property
     def token_bytes(self) -> TokenBytes:
         """What returns the bytes of a token; other threads may use it while this one decodes."""
         return TokenBytes(self._backend)
 
-    def decoder(self, marks: Sequence[str]) -> Callable[[Sequence[int]], str]:
-        """Return `decode`, but with the special tokens `marks` as they are."""
+    def decoder(self, marks: Sequence[str]) -> Callable[[list[int]], str]:
+        """Return `decode`, but with the special tokens `marks` as they are, and for the model's own tokens alone."""
         if not marks:
-            return self.decode
+            return partial(self._decode, skip_special_tokens=True)
         added = self._backend.get_added_tokens_decoder().items()
         hidden = {token for token, each in added if each.special and each.content not in marks}
         return lambda ids: self._decode([i for i in ids if i not in hidden], skip_special_tokens=False)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import NoReturn
 
 from ...errors import CheckpointError, TriforceError
 from ...short_repr import short_text
@@ -16,10 +17,14 @@ def tokenizer_errors(failure: str) -> Iterator[None]:
     """
     try:
         yield
-    except TriforceError:
-        raise
     except BaseException as error:
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
-            raise  # Ctrl-C
-        reason = short_text(str(error)) or type(error).__name__
-        raise CheckpointError(f"{failure}: {reason}", "fetch the model again") from error
+        raise_tokenizer_error(failure, error)
+
+
+def raise_tokenizer_error(failure: str, error: BaseException) -> NoReturn:
+    """Raise what `tokenizer_errors` raises for an error: without the cost of a context, for each token's text."""
+    is_others = isinstance(error, Exception) or type(error).__name__ == "PanicException"  # else Ctrl-C
+    if isinstance(error, TriforceError) or not is_others:
+        raise error
+    reason = short_text(str(error)) or type(error).__name__
+    raise CheckpointError(f"{failure}: {reason}", "fetch the model again") from error

@@ -1,24 +1,15 @@
 """Choose the drafter and the draft length with the highest expected throughput, at each level of speculation."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable, Sequence
-from typing import TYPE_CHECKING
 
-from ..passes.estimators import MAX_RATIO, ROW_COST, RowTimes, StepTimes
-from .drafter_estimates import Arm, Cycle
+from ...events import Gain
+from ...sequence import TokenSequence
+from ..drafters.drafter import Drafter
+from ..passes.estimators import MAX_RATIO, ROW_COST, Acceptance, RowTimes, StepTimes
+from ..trees.drafted_trees import DraftTrees
+from ..trees.tree import DraftedTree
+from .drafter_estimates import Arm, Candidate, Cycle
 from .gain import GainMeter, LossBudget
-
-if TYPE_CHECKING:
-    from ...events import Gain
-    from ...sequence import TokenSequence
-    from ..drafters.drafter import Drafter
-    from ..passes.estimators import Acceptance
-    from ..trees.drafted_trees import DraftTrees
-    from ..trees.tree import DraftedTree
-    from .drafter_estimates import Candidate
-
-__all__ = ["HORIZON", "AdaptiveScheduler", "Cycle"]
 
 HORIZON = 512  # tokens to come, if it is not known
 _MARGIN = 1.03  # drafting is chosen if its expected rate exceeds plain decoding's by this factor: less may be noise

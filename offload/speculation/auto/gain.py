@@ -1,13 +1,7 @@
 """What speculation gains over plain decoding, from the plain steps among it, and the bound on what it may lose."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 from ...events import Gain
-
-if TYPE_CHECKING:
-    from .drafter_estimates import Cycle
+from .drafter_estimates import Cycle
 
 _LEAST_STEPS = 2  # plain steps that have to be measured: one alone may be a pause of the machine
 

@@ -1,23 +1,19 @@
 """Drafts with an assistant of Gemma 4, over the keys and values of the target."""
 
-from __future__ import annotations
-
 from collections.abc import Generator, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
+from ...caches.full import FullCache
 from ...errors import SettingsError
 from ...events import DraftPrefilled
 from ...memory.host_memory import upload
+from ...model.assistant import Assistant
+from ...sequence import TokenSequence
 from ..passes.steps import AT_ONCE
 from .heads import HeadRunner
-
-if TYPE_CHECKING:
-    from ...caches.full import FullCache
-    from ...model.assistant import Assistant
-    from ...sequence import TokenSequence
 
 
 class AssistantRunner(HeadRunner):

@@ -1,23 +1,19 @@
 """Drafts with DFlash: a block of tokens in one pass, over slots that rows of the target gave."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
+from ...architecture.dflash_shape import DFlashShape
 from ...caches.draft_block import DraftBlockCache
 from ...memory.host_memory import upload
+from ...model.dflash import DFlash
+from ...sequence import TokenSequence
+from ..trees.tree import Draft, DraftedTree
 from .draft_passes import ParallelPasses
 from .heads import HeadDrafter, HeadRunner
-
-if TYPE_CHECKING:
-    from ...architecture.dflash_shape import DFlashShape
-    from ...model.dflash import DFlash
-    from ...sequence import TokenSequence
-    from ..trees.tree import Draft, DraftedTree
 
 
 class DFlashRunner(HeadRunner):

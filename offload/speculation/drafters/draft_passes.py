@@ -1,18 +1,15 @@
 """What the tokens of a draft are drawn from: logits of one pass for each of them, or of one pass for all."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from ...model.heads import Head
-    from ...sequence import TokenSequence
-    from ..passes.runner import Runner
-    from ..sampling.warp import Sampler
+from ...model.heads import Head
+from ...sequence import TokenSequence
+from ..passes.runner import Runner
+from ..sampling.warp import Sampler
 
 
 class DraftPasses:

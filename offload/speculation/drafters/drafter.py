@@ -1,32 +1,24 @@
 """The protocol of drafters, the drafter that runs a draft model, and that model's runner."""
 
-from __future__ import annotations
-
 from collections.abc import Generator, Hashable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from ...caches.streaming_llm import StreamingCache
 from ...events import DraftPrefilled
 from ...memory.host_memory import download
-from ...parallel import ALONE
+from ...model.decoder import Model
+from ...parallel import ALONE, Group
+from ...sequence import TokenSequence
 from ...settings.methods import MIDDLES, RETRIEVAL
 from ..passes.runner import Runner
-from ..sampling.warp import read_tokens
-from ..trees.tree import NOTHING, Draft, DraftedTree
+from ..passes.selected_runner import SelectedRunner
+from ..sampling.warp import Sampler, read_tokens
+from ..trees.tree import Draft, DraftedTree
 from .draft_passes import DraftPasses, ParallelPasses
 from .grown_tree import GrowingDrafting, Growth
-
-if TYPE_CHECKING:
-    from ...caches.streaming_llm import StreamingCache
-    from ...model.decoder import Model
-    from ...parallel import Group
-    from ...sequence import TokenSequence
-    from ..passes.selected_runner import SelectedRunner
-    from ..sampling.warp import Sampler
-
-__all__ = ["NOTHING", "Draft", "DraftedTree", "Drafter", "ModelDrafter", "SelectedDrafter"]
 
 LONGEST_DRAFT = 24  # tokens, unless there is room for more
 SELECTED_PRIOR = MIDDLES[RETRIEVAL].acceptance
@@ -46,20 +38,16 @@ class Drafter(Protocol):
 
         The scheduler estimates an acceptance rate for each kind.
         """
-        ...
 
     def prior(self, kind: Hashable) -> float:
         """Return the acceptance rate to expect of drafts of a kind, until measurements replace it."""
-        ...
 
     @property
     def setups(self) -> int:
         """How many one-off costs, such as selections of a retrieval cache, its drafts have included so far."""
-        ...
 
     def setup_cost(self, sequence: TokenSequence) -> float:
         """Estimate the one-off cost that the next draft would include, in plain steps of the target; 0 if none."""
-        ...
 
     def propose(self, sequence: TokenSequence, limit: int, tree: DraftedTree | None = None) -> Draft:
         """Return up to `limit` tokens that may follow the sequence, which is unchanged afterwards.
@@ -67,11 +55,9 @@ class Drafter(Protocol):
         With a `tree`, a drafter that can branch returns a tree of that shape or a smaller one, up to the depth `limit`.
         Sampled tokens must not be filtered by their value: the verification would no longer be lossless.
         """
-        ...
 
     def observe(self, drafted: int, accepted: int) -> None:
         """Note how many tokens of the last draft were accepted."""
-        ...
 
 
 class ModelDrafter:

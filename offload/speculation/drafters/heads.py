@@ -1,9 +1,7 @@
 """Drafts with a trained head, from the hidden rows that passes of the target have left."""
 
-from __future__ import annotations
-
 from collections.abc import Generator, Hashable, Sequence
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -14,21 +12,18 @@ from ...events import DraftPrefilled
 from ...memory.host_memory import upload
 from ...memory.tree_attention import Tree, tree_of
 from ...model.assistant import Assistant
+from ...model.heads import Eagle3, Head
+from ...parallel import Group
+from ...sequence import TokenSequence, Watermarks
+from ...settings.config import Speculation
 from ...settings.method_sizes import draft_chunk
+from ..passes.hidden_rows import HiddenRows
+from ..passes.runner import Runner
 from ..passes.steps import AT_ONCE, Executor
+from ..sampling.warp import Sampler
 from .draft_passes import ParallelPasses
 from .drafter import ModelDrafter
-
-if TYPE_CHECKING:
-    from ...model.heads import Eagle3, Head
-    from ...parallel import Group
-    from ...sequence import TokenSequence, Watermarks
-    from ...settings.config import Speculation
-    from ..passes.hidden_rows import HiddenRows
-    from ..passes.runner import Runner
-    from ..sampling.warp import Sampler
-    from .grown_tree import Growth
-
+from .grown_tree import Growth
 
 _SPARE = 16  # slots
 

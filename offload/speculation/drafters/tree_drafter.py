@@ -1,15 +1,14 @@
 """Draft a tree with a model: logits for each depth, whose rows are the nodes that have children."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from ...memory.host_memory import download, upload
+from ...model.decoder import Model
 from ...parallel import Group
 from ...sequence import TokenSequence
 from ...settings.tree_settings import TreeSampling
@@ -18,9 +17,6 @@ from ..trees.tree import ROOT, Draft, DraftedTree, tree_of
 from ..trees.tree_verification import draw_children
 from ..trees.verification import draw_children_coupled
 from .draft_passes import DraftPasses
-
-if TYPE_CHECKING:
-    from ...model.decoder import Model
 
 
 class Generation(NamedTuple):
@@ -122,11 +118,8 @@ class TreeDrafting:
         if not self._sampler.reads_history:
             return paths
         above = dict(zip(depth.heads, paths, strict=True))
-        ids, parents = download(tokens), self._parents_of(depth)
+        ids, parents = download(tokens), [depth.heads[index // depth.most] for index in depth.drawn.tolist()]
         return [[*above[parents[index]], ids[index]] for index in depth.run.tolist()]
-
-    def _parents_of(self, depth: Generation) -> list[int]:
-        return [depth.heads[index // depth.most] for index in depth.drawn.tolist()]
 
     def _draft(
         self, shape: DraftedTree, plan: Sequence[Generation], tokens: Sequence[Tensor], rows: Sequence[Tensor]

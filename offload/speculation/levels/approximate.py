@@ -1,23 +1,18 @@
 """A target that runs on an approximate cache instead of all its keys and values: other answers, in less memory."""
 
-from __future__ import annotations
-
 from collections.abc import Generator, Hashable, Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from ...caches.approximate import ApproximateCache
+from ...events import Prefilled
+from ...model.decoder import Model
+from ...sequence import TokenSequence
+from ...settings.config import Speculation
 from ...settings.method_sizes import forgetting_capacity
 from ...settings.methods import APPROXIMATIONS
 from ..passes.runner import Runner
-
-if TYPE_CHECKING:
-    from ...caches.approximate import ApproximateCache
-    from ...events import Prefilled
-    from ...model.decoder import Model
-    from ...sequence import TokenSequence
-    from ...settings.config import Speculation
 
 
 class ApproximateRunner(Runner):

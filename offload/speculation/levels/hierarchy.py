@@ -4,18 +4,17 @@ A method with a middle level is draft -> target on the retrieval cache -> target
 level, the full cache verifies the draft itself. Without a drafter, the target decodes token by token.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from ...architecture.footprint import PAGE_GRAIN
 from ...caches.block_table import TableCache
 from ...caches.chunk_table import ChunkTableCache
+from ...caches.full import FullCache
 from ...caches.plane import PlaneCache
 from ...caches.retrieval import CopiedCache, QuantizedCopiedCache
+from ...caches.selected import SelectedCache
 from ...caches.selection import Refresh
 from ...caches.streaming_llm import StreamingCache
 from ...events import MaskStatistics, Speculated
@@ -24,6 +23,8 @@ from ...memory.block_store import BlockStore
 from ...memory.packed_store import PackedStore
 from ...memory.plain_store import PlainStore
 from ...memory.quantized_store import QuantizedStore
+from ...memory.store import Store
+from ...model.decoder import Model
 from ...parallel import ALONE, Group
 from ...settings.config import LONGEST_GAMMA, Speculation
 from ...settings.kv_formats import EXACT, KV_FORMATS, PLANE_KV
@@ -50,21 +51,15 @@ from ..drafters.drafter import (
 )
 from ..drafters.grown_tree import TRAINED, Growth
 from ..drafters.heads import HeadDrafter, HeadRunner, ParallelHeadDrafter
+from ..drafters.ngram import LookupDrafter
 from ..passes.estimators import ROW_COST
+from ..passes.runner import Runner
+from ..passes.selected_runner import SelectedRunner
+from ..passes.steps import Executor
+from ..sampling.logprobs import LogprobsRecorder
+from ..sampling.warp import Sampler
 from ..trees.drafted_trees import DraftTrees, draft_trees
 from .level import Level, Verifier
-
-if TYPE_CHECKING:
-    from ...caches.full import FullCache
-    from ...caches.selected import SelectedCache
-    from ...memory.store import Store
-    from ...model.decoder import Model
-    from ..drafters.ngram import LookupDrafter
-    from ..passes.runner import Runner
-    from ..passes.selected_runner import SelectedRunner
-    from ..passes.steps import Executor
-    from ..sampling.logprobs import LogprobsRecorder
-    from ..sampling.warp import Sampler
 
 Clock = Callable[[], float]  # seconds
 _CATCHING_UP = 4  # tokens that a draft model runs at once, at most: the last drafted one, those of the levels above

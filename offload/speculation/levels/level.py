@@ -3,8 +3,6 @@
 A level is itself a drafter for the level above it; TriForce is two levels.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Hashable, Sequence
 

@@ -4,26 +4,22 @@ A pass runs a thousand small operations. To launch them one by one takes the hos
 a CUDA graph launches them at once. What changes from pass to pass is loaded into tensors before.
 """
 
-from __future__ import annotations
-
 import gc
 import warnings
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from ...caches.protocol import KVCache, StaticCache, StaticStep
 from ...errors import Degraded
+from ...memory.tree_attention import Tree
+from ...model.decoder import Model
 from ...settings.config import LONGEST_GAMMA
-
-if TYPE_CHECKING:
-    from ...caches.protocol import KVCache, StaticCache, StaticStep
-    from ...memory.tree_attention import Tree
-    from ...model.decoder import Model
 
 _WARM_UP = 2  # runs before a recording: libraries choose kernels, compile and allocate memory in the first ones
 # What takes the allocator out of capture mode, in torch since 2.8 and before.
@@ -127,19 +123,6 @@ def padded(rows: int) -> int:
     return 1 << (rows - 1).bit_length()
 
 
-def graphs_for(model: Model, cache: KVCache) -> StepGraphs | None:
-    """Return the graphs of a model's passes over a cache, or None if a tensor of theirs may move."""
-    # With several ranks there are no graphs: not every backend can record the collectives.
-    # Nor are there with experts, whose tokens decide which ones a pass runs, with windows, capped scores, sinks or
-    # linear attention, or where what the layers take follows from positions.
-    shape = model.shape
-    has_limits = shape.caps_scores or shape.has_sinks or not shape.takes_rows_alone
-    has_kinds = shape.sliding_layers or shape.linear_layers
-    is_fixed = model.keeps_weights and shape.experts is None and not (has_kinds or has_limits)
-    on_gpu = model.device.type == "cuda" and is_fixed and model.group.size == 1
-    return StepGraphs(model, cache) if on_gpu and cache.has_static_steps else None
-
-
 @dataclass(slots=True)
 class _Recording:
     """A pass of a fixed number of rows."""
@@ -224,3 +207,16 @@ class StepGraphs:
             self._recordings.clear()
             warnings.warn(f"steps cannot be recorded, and will be slower: {error}", Degraded, stacklevel=2)
         return not self._failed
+
+
+def graphs_for(model: Model, cache: KVCache) -> StepGraphs | None:
+    """Return the graphs of a model's passes over a cache, or None if a tensor of theirs may move."""
+    # With several ranks there are no graphs: not every backend can record the collectives.
+    # Nor are there with experts, whose tokens decide which ones a pass runs, with windows, capped scores, sinks or
+    # linear attention, or where what the layers take follows from positions.
+    shape = model.shape
+    has_limits = shape.caps_scores or shape.has_sinks or not shape.takes_rows_alone
+    has_kinds = shape.sliding_layers or shape.linear_layers
+    is_fixed = model.keeps_weights and shape.experts is None and not (has_kinds or has_limits)
+    on_gpu = model.device.type == "cuda" and is_fixed and model.group.size == 1
+    return StepGraphs(model, cache) if on_gpu and cache.has_static_steps else None

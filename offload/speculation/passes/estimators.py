@@ -33,7 +33,7 @@ class Acceptance:
 
     def __init__(self, prior: float, weight: float = 2.0, keep: float = 0.98) -> None:
         self._prior, self._weight, self._keep = prior, weight, keep
-        self._accepted = self._judged = 0.0
+        self._accepted = self.verified = 0.0  # tokens behind the estimate, decayed
         self._decayed_to = 0  # the cycle up to which both have decayed
 
     def rate(self, cycle: int, shift: float = 0.0) -> float:
@@ -43,7 +43,7 @@ class Acceptance:
         """
         self._decay(cycle)
         prior = min(max(self._prior + shift, 0.0), 1.0)
-        return (self._accepted + prior * self._weight) / (self._judged + self._weight)
+        return (self._accepted + prior * self._weight) / (self.verified + self._weight)
 
     def surprise(self, cycle: int) -> float:
         """Return by how much the estimate differs from the prior."""
@@ -57,24 +57,19 @@ class Acceptance:
         """Count verified tokens, and how many of them were accepted."""
         self._decay(cycle)
         self._accepted += accepted
-        self._judged += verified
-        if self._judged > _MEMORY:  # a longer memory would follow a change of text too slowly
-            self._accepted, self._judged = self._accepted * _MEMORY / self._judged, _MEMORY
+        self.verified += verified
+        if self.verified > _MEMORY:  # a longer memory would follow a change of text too slowly
+            self._accepted, self.verified = self._accepted * _MEMORY / self.verified, _MEMORY
 
     def spread(self, cycle: int, shift: float = 0.0) -> float:
         """Return the standard deviation of the belief at a cycle, as of a beta distribution."""
         rate = self.rate(cycle, shift)
-        return (rate * (1 - rate) / (self._judged + self._weight + 1)) ** 0.5
-
-    @property
-    def verified(self) -> float:
-        """The number of verified tokens behind the estimate, decayed."""
-        return self._judged
+        return (rate * (1 - rate) / (self.verified + self._weight + 1)) ** 0.5
 
     def _decay(self, cycle: int) -> None:
         factor = self._keep ** (cycle - self._decayed_to)
         self._accepted *= factor
-        self._judged *= factor
+        self.verified *= factor
         self._decayed_to = cycle
 
 

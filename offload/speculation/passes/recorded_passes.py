@@ -1,37 +1,25 @@
 """Forward passes of a few tokens on the native kernel: their calls are recorded once, and then run by one call."""
 
-from __future__ import annotations
-
 import ctypes
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, cast
+from typing import cast
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
-from ...kernels.native.recording import LINEAR, NORM, RecordedLayers, SequenceCalls
-from ...model.decoder import joined
+from ...caches.protocol import KVCache, RecordableCache
+from ...kernels.native.ops import NativeOperations
+from ...kernels.native.recording import LINEAR, NORM, PassInputs, RecordedLayers, SequenceCalls
+from ...memory.tree_attention import Tree
+from ...model.decoder import Model, joined
 from ...settings.method_sizes import KEPT_QUERIES
-
-if TYPE_CHECKING:
-    from ...caches.protocol import KVCache, RecordableCache
-    from ...kernels.native.ops import NativeOperations
-    from ...kernels.native.recording import PassInputs
-    from ...memory.tree_attention import Tree
-    from ...model.decoder import Model
 
 _Recorded = tuple[int, "OrderedDict[Hashable, SequenceCalls]"]  # of a cache, by key, after so many of its moves
 _Begun = tuple["RecordableCache", Hashable, "PassInputs"]  # a cache, and what its `begin_recorded` has returned
 _MOST_KEYS = 8  # recordings of a cache: it is plain, or has a tree, whose queries are kept at some place
-
-
-def recorded_passes(model: Model, cache: KVCache) -> RecordedPasses | None:
-    """Return a model's recorded passes over a cache, or None if they are not native kernel calls alone."""
-    is_recordable = model.is_recordable and cache.is_recordable
-    return RecordedPasses(model, cache) if is_recordable else None
 
 
 class PassRecorder:
@@ -149,3 +137,9 @@ class RecordedPasses:
         logits = self._recorder.scores(ids, [(self._cache, *self._cache.begin_recorded(len(ids)))])
         self._cache.commit()
         return logits
+
+
+def recorded_passes(model: Model, cache: KVCache) -> RecordedPasses | None:
+    """Return a model's recorded passes over a cache, or None if they are not native kernel calls alone."""
+    is_recordable = model.is_recordable and cache.is_recordable
+    return RecordedPasses(model, cache) if is_recordable else None

@@ -4,31 +4,24 @@ Only a runner truncates a cache: it compares the cached tokens with the sequence
 common prefix, and runs the other tokens.
 """
 
-from __future__ import annotations
-
 from collections.abc import Generator, Sequence
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import torch
 from torch import Tensor
 
+from ...caches.full import FullCache
+from ...caches.protocol import KVCache
 from ...events import Prefilled
 from ...memory.host_memory import upload
-from ...memory.tree_attention import tree_of
-from ...sequence import common_prefix
+from ...memory.tree_attention import Tree, tree_of
+from ...model.decoder import Model
+from ...sequence import TokenSequence, Watermarks, common_prefix
 from .cuda_graphs import graphs_for
 from .estimators import ATTENTION_COST, ROW_COST
 from .hidden_rows import HiddenRows
 from .recorded_passes import RecordedPasses, recorded_passes
-from .steps import AT_ONCE, Step
-
-if TYPE_CHECKING:
-    from ...caches.full import FullCache
-    from ...caches.protocol import KVCache
-    from ...memory.tree_attention import Tree
-    from ...model.decoder import Model
-    from ...sequence import TokenSequence, Watermarks
-    from .steps import Executor, PassRecordings
+from .steps import AT_ONCE, Executor, PassRecordings, Step
 
 
 class Runner:
@@ -42,7 +35,7 @@ class Runner:
         self.model = model
         self._by_layers = by_layers
         self.cache = cache
-        self._chunk = chunk  # tokens per forward pass
+        self.chunk = chunk  # tokens of a prompt that are run in one pass
         self._cached: list[int] = []  # tokens whose keys and values are in the cache
         self._last: Tensor | None = None  # [1, hidden], the row of the last cached token
         self._marks: Watermarks | None = None  # of the sequence last compared with the cached tokens
@@ -63,11 +56,6 @@ class Runner:
     def attended(self) -> int:
         """Number of keys that the next token attends to, nearly."""
         return self.cache.length
-
-    @property
-    def chunk(self) -> int:
-        """Tokens of a prompt that are run in one pass."""
-        return self._chunk
 
     def keep_rows(self, window: int) -> None:
         """Keep the hidden rows of the latest `window` tokens from now on, for drafters; 0 for none.
@@ -93,7 +81,7 @@ class Runner:
         first = max(length - self.kept.window, 0)
         if cached <= first or self.kept.first <= first <= cached <= self.kept.length:
             return cached
-        first -= first % self._chunk  # chunks, and so the bits of torch's sums, are those of a fresh prompt
+        first -= first % self.chunk  # chunks, and so the bits of torch's sums, are those of a fresh prompt
         cache = cast("FullCache", self.cache)  # prompts are read into full caches
         return first if cache.continues(first) else cached
 
@@ -107,10 +95,10 @@ class Runner:
         self._truncate(self.without_rows(end, cached) if end == len(sequence) else cached)
         yield Prefilled(self.num_cached, len(sequence))
         self.prepare()
-        if self._by_layers and end - self.num_cached > self._chunk:
+        if self._by_layers and end - self.num_cached > self.chunk:
             yield from self._prefill_by_layers(sequence, end)
         while self.num_cached < end:
-            self._run(sequence.tokens[self.num_cached : min(self.num_cached + self._chunk, end)])
+            self._run(sequence.tokens[self.num_cached : min(self.num_cached + self.chunk, end)])
             yield Prefilled(self.num_cached, len(sequence))
 
     def prepare(self) -> None:
@@ -123,7 +111,7 @@ class Runner:
         cached, ids = self.num_cached, sequence.tokens[self.num_cached : end]
         self._last = None
         rows = 1 if self.kept is None else self.kept.window
-        run = self.model.forward_by_layers(self._id_tensor(ids), self.cache, self._chunk, rows)
+        run = self.model.forward_by_layers(self._id_tensor(ids), self.cache, self.chunk, rows)
         try:
             while True:
                 yield Prefilled(cached + (len(ids) - 1) * next(run) // self.model.shape.layers, len(sequence))
@@ -166,8 +154,8 @@ class Runner:
         wanted = len(draft) + 1
         last = self._row_of_last(sequence)
         pending = [*sequence.tokens[self.num_cached :], *draft]
-        while len(pending) > max(self._chunk, wanted):
-            size = min(self._chunk, len(pending) - wanted)  # the wanted rows must come from one pass
+        while len(pending) > max(self.chunk, wanted):
+            size = min(self.chunk, len(pending) - wanted)  # the wanted rows must come from one pass
             self._run(pending[:size])
             del pending[:size]
         rows = self._run(pending) if pending else self._last[:0]
@@ -181,9 +169,9 @@ class Runner:
         """
         last = self._row_of_last(sequence)
         pending = sequence.tokens[self.num_cached :]
-        while len(pending) > self._chunk:
-            self._run(pending[: self._chunk])
-            del pending[: self._chunk]
+        while len(pending) > self.chunk:
+            self._run(pending[: self.chunk])
+            del pending[: self.chunk]
         count = len(pending)
         ids = [*pending, *draft]
         rows = self.step_tree(self._id_tensor(ids), [*range(-1, count - 1), *(parent + count for parent in parents)])

@@ -1,16 +1,10 @@
 """A runner on a selection of another runner's cache: the middle level of speculation."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
+from ...caches.selected import SelectedCache
+from ...model.decoder import QuantizedCopy
+from ...sequence import TokenSequence
 from .estimators import ATTENTION_COST
 from .runner import Runner
-
-if TYPE_CHECKING:
-    from ...caches.selected import SelectedCache
-    from ...model.decoder import QuantizedCopy
-    from ...sequence import TokenSequence
 
 
 class SelectedRunner(Runner):

@@ -1,20 +1,16 @@
 """Steps: the forward passes that runners ask for. An executor may run those of several sequences as one."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from torch import Tensor
 
+from ...caches.protocol import KVCache
+from ...memory.tree_attention import Tree
+from ...model.decoder import Model
 from .cuda_graphs import StepGraphs
 from .recorded_passes import RecordedPasses
-
-if TYPE_CHECKING:
-    from ...caches.protocol import KVCache
-    from ...memory.tree_attention import Tree
-    from ...model.decoder import Model
 
 PassRecordings = StepGraphs | RecordedPasses
 
@@ -48,15 +44,12 @@ class Executor(Protocol):
 
     def clock(self) -> float:
         """Return the time in seconds; methods measure differences of it."""
-        ...
 
     def hidden(self, step: Step) -> Tensor:
         """Run a step; return its hidden rows `[tokens, hidden]`."""
-        ...
 
     def logits(self, model: Model, hidden: Tensor) -> Tensor:
         """Return logits `[tokens, vocab]` in fp32 of hidden rows `[tokens, hidden]`."""
-        ...
 
 
 class AtOnce:

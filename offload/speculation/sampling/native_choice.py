@@ -1,22 +1,17 @@
 """Tokens and distributions of logits on the CPU, by one call of the kernel a row: penalties, `warp` and the choice."""
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from ...kernels.native import Kernel
 from ...kernels.native.checks import check
 from ...kernels.native.library import COUPLED, DISTRIBUTION, DRAWN, GREEDY, NO_TOKEN, Choice
-
-if TYPE_CHECKING:
-    from ...kernels.native import Kernel
-    from ...settings.config import Sampling
-    from .noise import Noise
-    from .penalties import Penalties
+from ...settings.config import Sampling
+from .noise import Noise
+from .penalties import Penalties
 
 _CHANCES = 32  # random numbers that are computed at once: between two passes, to ask torch takes longer than a choice
 
@@ -42,7 +37,7 @@ class NativeChoice:
         if self._penalties is not None:
             self._call.penalties = ctypes.pointer(self._penalties.terms)
         self._chances = _chances(generator)
-        self._coupled = None if noise is None else (noise, torch.empty((1, vocab)))
+        self._coupled = None if noise is None else (noise, torch.empty((1, vocab), dtype=torch.float32))
         self._logits: Tensor | None = None  # the last ones: those of recorded passes lie in the same memory
         self._address = 0
 

@@ -5,16 +5,12 @@ computed by itself. It is computed with integers, and the logarithm with exactly
 every device and any grouping of the work gives the same bits.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from ...kernels.native import Kernel
+from ...kernels.native import Kernel
 
 _WORD = 0xFFFFFFFF
 _LN2 = 0.6931471805599453

@@ -100,6 +100,7 @@ class Penalties:
         self._seen = np.zeros(vocab, dtype=bool)
         self._seen_ids: Tensor | None = None  # on the device; None if out of date
         self._counts = np.zeros(vocab, dtype=np.float32)  # of generated tokens
+        self._marks, self._tallies = self._seen.data, self._counts.data  # of a few tokens, faster than by numpy
         self._breakers = np.zeros(vocab, dtype=bool)
         self._breakers[[token for token in breakers if token < vocab]] = True
 
@@ -112,10 +113,9 @@ class Penalties:
         if not generated:
             self._seen[np.array(ids, dtype=np.int64)] = True
             return
-        seen, counts = self._seen.data, self._counts.data  # a few tokens, faster than by numpy
         for token in ids:
-            seen[token] = True
-            counts[token] += 1
+            self._marks[token] = True
+            self._tallies[token] += 1
 
     @cached_property
     def terms(self) -> PenaltyTerms:
@@ -189,6 +189,7 @@ class _History:
 
     def __init__(self) -> None:
         self._buffer = np.zeros(0, dtype=np.int32)
+        self._slots = self._buffer.data
         self._length = self.address = 0
 
     def append(self, ids: Sequence[int]) -> None:
@@ -202,9 +203,9 @@ class _History:
     def place(self, draft: Sequence[int]) -> int:
         """Write a draft after the history; return the length of both, which begin at `address`."""
         end = self._length + len(draft)
-        if end > len(self._buffer):
-            self._buffer = np.concatenate((self._buffer[: self._length], np.zeros(end + 1024, dtype=np.int32)))
-            self.address = self._buffer.ctypes.data
-        if draft:
-            self._buffer[self._length : end] = draft
+        if end > len(self._slots):
+            new = np.concatenate((self._buffer[: self._length], np.zeros(end + 1024, dtype=np.int32)))
+            self._buffer, self._slots, self.address = new, new.data, new.ctypes.data  # at once: an interrupt may come
+        for place, token in enumerate(draft, self._length):
+            self._slots[place] = token
         return end

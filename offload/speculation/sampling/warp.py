@@ -282,4 +282,6 @@ class Sampler:
 
 def _paths(rows: int, tentative: Sequence[int]) -> list[Sequence[int]]:
     """Return the tokens before each row of a chain: the last one has all, each before it one less."""
+    if rows == 1:
+        return [tentative]
     return [tentative[: max(len(tentative) - behind, 0)] for behind in reversed(range(rows))]

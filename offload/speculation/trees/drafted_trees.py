@@ -93,11 +93,9 @@ class DraftTrees(Protocol):
         It is at most `depth` deep. Seconds of a draft step and of a verification follow from their rows; beyond
         `most_rows`, nothing is known of them.
         """
-        ...
 
     def observe(self, kind: Hashable, cycle: int, visits: Sequence[Visit]) -> None:
         """Note a verification of a draft of a kind."""
-        ...
 
 
 class FixedTrees:

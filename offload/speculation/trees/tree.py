@@ -11,8 +11,6 @@ from ...settings.tree_settings import TreeSampling
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["ROOT", "Tree", "Verdict", "Visit", "chain", "k_ary", "paths", "tree_of", "visits", "within"]
-
 
 class Verdict(NamedTuple):
     """What a verification accepted: the nodes from the root down, and the token that follows them."""

@@ -7,8 +7,6 @@ drafted; a drafted token is accepted if it is that one (Daliri et al., arXiv 240
 drafter's distribution.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace

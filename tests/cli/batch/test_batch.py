@@ -105,7 +105,7 @@ def test_an_exception_ends_its_line_alone(triforce_here, prompts, monkeypatch, w
     def new(sampler, sampling, seed, *more, **named):
         made(sampler, sampling, seed, *more, **named)
         if where == "sampling" and seed == 1:
-            sampler.distribution = lambda *args, **named: [][seed]
+            sampler.choose = sampler.distribution = lambda *args, **named: [][seed]
 
     def encoded(opened, text, progress):
         return [][0] if where == "encoding" and "Once 1" in text else encode(opened, text, progress)

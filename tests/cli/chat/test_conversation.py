@@ -69,14 +69,14 @@ def test_a_file_holds_all_of_it_for_its_owner_alone(conversation, tmp_path):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda saved: [], "it is \\[\\]"),
+        (lambda saved: [], "the file is \\[\\]"),
         (lambda saved: saved | {"version": 2}, "version 2"),
-        (lambda saved: saved | {"turns": None}, "turns of it is None"),
+        (lambda saved: saved | {"turns": None}, "turns is None"),
         (lambda saved: saved | {"system": 1}, "system is 1"),
-        (lambda saved: saved | {"waiting": [{"name": "a"}]}, "text of waiting\\[0\\] is None"),
-        (lambda saved: saved | {"turns": [saved["turns"][0] | {"answer": None}]}, "answer of turns\\[0\\]"),
+        (lambda saved: saved | {"waiting": [{"name": "a"}]}, "waiting.1.text missing"),
+        (lambda saved: saved | {"turns": [saved["turns"][0] | {"answer": None}]}, "turns.1.answer is None"),
         (lambda saved: saved | {"turns": [saved["turns"][0] | {"question": "\ud800"}]}, "surrogate"),
-        (lambda saved: saved | {"turns": [with_ids(saved["turns"][0], [True])]}, "turns\\[0\\].answer.ids"),
+        (lambda saved: saved | {"turns": [with_ids(saved["turns"][0], [True])]}, "turns.1.answer.ids.1 is True"),
     ],
 )
 def test_a_file_of_something_else_is_refused(conversation, tmp_path, change, words):

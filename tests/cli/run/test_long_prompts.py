@@ -75,7 +75,9 @@ def test_a_chosen_model_is_never_given_less(triforce_here, tiny_model_dir, book)
     for chosen in ((), model):  # the environment's, and a flag's
         refused(triforce_here("generate", "-f", book, *chosen), "leaves no room", "--truncate start", "--map-reduce")
         refused(triforce_here("summarize", book, *chosen), "2,048", "`triforce summarize --map-reduce", "book.txt`")
-    line = re.search(r"without the start: `triforce (.*?)`", triforce_here("generate", "-f", book, *model).stderr)[1]
+    asked = triforce_here("generate", "-f", book, "-vv", *model).stderr
+    line = re.search(r"without the start: `triforce (.*?)`", asked)[1]
+    assert "--verbose --verbose" in line
     code, out, err = triforce_here(*line.split(), *QUICK)
     assert code == 0 and out, err
     assert "the end, are read" in err and "warning" not in err

@@ -70,7 +70,7 @@ def run_for(seconds, work, until):
     return True
 
 
-@pytest.mark.daily("a*bfloat16", "portable-torch.bfloat16")
+@pytest.mark.daily("[!ep]*bfloat16", "portable-torch.bfloat16")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_threads_and_busy_processes_change_no_bit(kernel, set_threads, dtype):
     work = Work(kernel, dtype)

@@ -1,7 +1,5 @@
 """Chooses the layout that a config's `quantization_config` names, and reads its linears. Imports no torch."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -102,6 +100,31 @@ def _block(block: Any) -> tuple[int, int]:
 _CHOICES = {"gptq": _gptq, "awq": _awq, "fp8": _float8, "compressed-tensors": _compressed_tensors}
 
 
+class QuantizedReader:
+    """A `TensorReader` whose linears are quantised."""
+
+    def __init__(self, read: Any, layout: Layout, matrices: Mapping[str, StoredMatrix]) -> None:
+        self._read, self._layout, self._matrices = read, layout, matrices
+
+    def __call__(self, name: str, part: tuple[slice, ...] | None = None) -> Any:
+        """Return a tensor; quantised ones are dequantised to fp32, as a whole, and then sliced."""
+        if name not in self._matrices:
+            return self._read(name, part)
+        from .codes import dequantized
+
+        matrix = self._matrices[name]
+        return dequantized(matrix, self._layout.read(matrix, self._read))[part or ...]
+
+    def quantized(self, name: str) -> Any:
+        """Return a `QuantizedTensor`, or None for a tensor that is plain or has to be dequantised."""
+        if name not in self._matrices:
+            return None
+        from .codes import quantized
+
+        matrix = self._matrices[name]
+        return quantized(matrix, self._layout.read(matrix, self._read))
+
+
 class StoredMatrices:
     """The quantised weights of a checkpoint, by transformers' names of the plain ones.
 
@@ -134,28 +157,3 @@ class StoredMatrices:
     def reader(self, read: Any) -> QuantizedReader:
         """Return a `TensorReader` over the one of the files."""
         return QuantizedReader(read, self._layout, self._matrices)
-
-
-class QuantizedReader:
-    """A `TensorReader` whose linears are quantised."""
-
-    def __init__(self, read: Any, layout: Layout, matrices: Mapping[str, StoredMatrix]) -> None:
-        self._read, self._layout, self._matrices = read, layout, matrices
-
-    def __call__(self, name: str, part: tuple[slice, ...] | None = None) -> Any:
-        """Return a tensor; quantised ones are dequantised to fp32, as a whole, and then sliced."""
-        if name not in self._matrices:
-            return self._read(name, part)
-        from .codes import dequantized
-
-        matrix = self._matrices[name]
-        return dequantized(matrix, self._layout.read(matrix, self._read))[part or ...]
-
-    def quantized(self, name: str) -> Any:
-        """Return a `QuantizedTensor`, or None for a tensor that is plain or has to be dequantised."""
-        if name not in self._matrices:
-            return None
-        from .codes import quantized
-
-        matrix = self._matrices[name]
-        return quantized(matrix, self._layout.read(matrix, self._read))

@@ -85,11 +85,9 @@ class Layout(Protocol):
 
     def matrices(self, headers: Headers, read: ReadSmall) -> Iterable[StoredMatrix]:
         """Yield the quantised weights among the tensors. Raises CheckpointError, UnsupportedModel."""
-        ...
 
     def read(self, matrix: StoredMatrix, tensor: Callable[[str], Tensor]) -> Values:
         """Read one of them; `tensor` reads a tensor by its name."""
-        ...
 
 
 def stems(headers: Headers, ending: str, *dtypes: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""Builds the values of an experiment's file, with strict types: dataclasses from mappings. Imports no torch."""
+"""Builds the values of a file of YAML or JSON, with strict types: dataclasses from mappings. Imports no torch."""
 
 from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
