@@ -23,7 +23,7 @@ INTERRUPTED = 130  # Ctrl-C
 SIGNALLED = 128  # + the number of any other signal
 
 
-_SHOW_CURSOR = b"\x1b[?25h"
+_SHOW_CURSOR = b"\x1b[?25h\n"  # and begin a line for the shell's prompt
 _TORCH_STORAGE = os.path.join("torch", "storage.py")
 _REDELIVERY = 0.01  # seconds
 _MERGED = 0.1  # seconds in which two signals are one: `timeout` and other wrappers send it twice

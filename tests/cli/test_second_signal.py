@@ -5,6 +5,7 @@ import subprocess
 import sys
 import termios
 import time
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -99,6 +100,14 @@ def test_the_terminal_is_as_it_was_after_a_second_ctrl_c():
     written = pty.output()
     assert written.rindex("\x1b[?25h") > written.rindex("\x1b[?25l")
     assert written.endswith("\n")
+
+
+def test_the_shell_prompts_on_a_new_line_after_a_ctrl_c_during_an_import(monkeypatch):
+    done = []
+    system = SimpleNamespace(isatty=lambda _: True, write=lambda *written: done.append(written), _exit=done.append)
+    monkeypatch.setattr(signals, "os", system)
+    signals._exit_at_once(130)
+    assert done == [(2, b"\x1b[?25h\n"), 130]
 
 
 @pytest.mark.long

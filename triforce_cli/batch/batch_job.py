@@ -2,8 +2,6 @@
 
 from dataclasses import asdict, replace
 
-from offload.units import counted
-
 from ..distributed.rank import broadcast
 from ..options.command_request import OutputOptions, Request
 from ..output.batch_display import BatchDisplay
@@ -24,8 +22,9 @@ def run_batch(
     alone = replace(opened, request=replace(request, group=None))  # rank 0 surveys, while the others wait for it
     found = Survey(**broadcast(request.group, lambda: asdict(survey(batch.file, alone, finished))))
     if found.answered and not output.quiet:
-        total = counted(found.requests + found.answered, "request")
-        terminal.note(f"{found.answered:,} of {total} have a result already, and are not run again")
+        have = f"requests {'has' if found.answered == 1 else 'have'} a result already"
+        total = found.requests + found.answered
+        terminal.note(f"{found.answered:,} of {total:,} {have}: not run again, even if a prompt has changed")
     if not found.requests:
         return DONE
     if request.extend_context:

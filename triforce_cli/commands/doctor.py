@@ -17,6 +17,7 @@ from ..options import declarations as options
 from ..options.mode_checks import free_on_disk
 from ..options.settings import given_options, resolve
 from ..output.stdout_formats import json_line
+from ..output.tables import hanging
 from ..run.measured_rates import load_or_measure, measure_disk, measure_packing
 from ..run.processor import processor
 from ..run.prompt_cache import prompt_folder
@@ -75,8 +76,11 @@ def doctor(
         rows.append(("packed", f"a token attends to --kv packed {packed['ratio']:.2f} times as fast, {where}{kept}"))
     used = f"{_gib(size)} of {_gib(folder.limit)}, {folder.path}"
     rows.append(("prompts", f"{counted(prompts['entries'], 'cached prompt')}, {used}"))
-    width = max(len(name) for name, _ in rows)
-    terminal.write("".join(f"{name:<{width}}  {text}\n" for name, text in rows))
+    indent, columns = max(len(name) for name, _ in rows) + 2, terminal.table_width
+    lines = [f"{name:<{indent}}{text}" for name, text in rows]
+    if columns is not None:
+        lines = [part for line in lines for part in hanging(line, indent, columns)]
+    terminal.write("".join(f"{line}\n" for line in lines))
 
 
 def _disk(folder: str | None, measure: bool, report: Report, terminal: Terminal) -> dict[str, Any] | None:

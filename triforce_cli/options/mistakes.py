@@ -31,6 +31,7 @@ _INSTEAD = {  # what other programs call it
 }
 _COMMAND, _OPTION = re.compile(r"No such command '(.*?)'"), re.compile(r"No such option: (--?[\w-]+)")
 _NUMBER = re.compile(r"Invalid value for '(--?[\w-]+).*': Input should be a valid (integer|number)")
+_NO_VALUE = re.compile(r"Option '(--?[\w-]+)' requires an argument")
 _EXTRA = re.compile(r"Got unexpected extra argument\(s\) \((.*)\)", re.DOTALL)
 _LINE_BREAK = re.compile(r"(?<!\n)\n(?![\n ])")  # within a paragraph; examples are indented
 _CLOSE = 0.7  # --ctx-size is not --quantize
@@ -55,6 +56,8 @@ def explained(message: str, ctx: Any, param: Any = None) -> tuple[str, str]:
     if match := _NUMBER.search(message):  # the library's own words name its types
         kind, example = ("a whole number", "8") if match[2] == "integer" else ("a number", "0.5")
         message, see = f"{match[1]} takes {kind}", f"such as {match[1]} {example}; {see}"
+    if match := _NO_VALUE.search(message):
+        return f"{match[1]} takes a value", see
     if ctx is not None and param is not None and _is_from_environment(ctx, param):
         return message, f"the value is that of the environment variable {param.envvar}; {see}"
     return message, see
@@ -157,8 +160,9 @@ class Command(_Plain, TyperCommand):
         given = args[: args.index("--")] if "--" in args else list(args)  # the parser takes from `args`
         try:
             rest = super().parse_args(ctx, args)
-        except TyperException:
+        except TyperException as error:
             refuse_other_short_options(given, ctx)
+            error.ctx = ctx  # an option without its value names no command
             raise
         refuse_other_short_options([each for each in given if _is_value(each, ctx)], ctx)
         return rest

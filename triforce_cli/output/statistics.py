@@ -34,7 +34,7 @@ def reading(summary: Summary) -> str:
     text = f"{counted(summary.prompt_tokens, 'token')} read"
     if summary.prefilled_tokens < summary.prompt_tokens:
         text = f"{summary.prefilled_tokens:,} of {text}"
-    if summary.prefill_s is not None:
+    if summary.prefill_s is not None and summary.prefilled_tokens:  # else it is the time of the preparations alone
         text += f" in {duration(summary.prefill_s)}"
     return f"{text} ({summary.cached_tokens:,} from the cache)" if summary.cached_tokens else text
 

@@ -170,6 +170,8 @@ def test_a_run_is_resumed_from_its_output(triforce, prompts, tmp_path):
     assert out.read_bytes().startswith(whole)
     (added,) = parsed(out.read_bytes()[len(whole) :].decode())
     assert (added["type"], added["id"], added["text"]) == ("result", "2", single(triforce, "Tell 2", *GREEDY)[0])
+    changed = triforce("generate", "--batch", prompts({"id": "a", "prompt": "Changed"}), "-o", out, *GREEDY)
+    assert changed.stderr.startswith("1 of 1 requests has a result already: not run again, even if a prompt")
     before = out.read_bytes()
     assert triforce("generate", "--batch", prompts(*lines), "-o", out, *GREEDY).returncode == 0
     assert out.read_bytes() == before

@@ -212,3 +212,11 @@ def test_without_the_kernel_torch_is_used_unless_a_level_is_asked_for(without_ke
     error, hint = refused[2].splitlines()
     assert error.startswith("error: the native kernel cannot be used: not built")
     assert "triforce doctor" in hint
+
+
+def test_a_terminal_breaks_no_word(on_a_terminal_here):
+    code, output = on_a_terminal_here("doctor", "--no-measure")
+    lines = output.replace("\r", "").splitlines()
+    drafts = next(number for number, line in enumerate(lines) if line.startswith("drafts"))
+    assert code == 0 and all(len(line) <= 80 for line in lines[: drafts + 2])
+    assert lines[drafts + 1].startswith(" " * 11) and lines[drafts + 1][11] != " "

@@ -41,6 +41,7 @@ from triforce_cli.options.other_names import FIELDS, OPTIONS, names_of
         (("ask", "who?"), ("use triforce summarize", "--question")),
         (("list",), ("triforce cache list", "triforce doctor")),
         (("generate", "hi", "-n", "x"), ("--max-new-tokens takes a whole number", "--max-new-tokens 8")),
+        (("generate", "hi", "-n"), ("error: -n takes a value", "see `triforce generate --help`")),
         (("generate", "hi", "--temperature", "hot"), ("--temperature takes a number", "--temperature 0.5")),
         (("experiment", "link", "levels"), ("extra argument(s) (levels)", "see `triforce experiment --help`")),
         (("summarize", "README.md", "Who tells it?"), ("no file Who tells it?", '--question "Who tells it?"')),

@@ -398,6 +398,7 @@ def test_statistics_leave_out_missing_values():
     found = summary(finish_reason="interrupted", prefilled_tokens=512, new_tokens=0, **nothing)
     assert statistics_line(found) == "512 of 6,057 tokens read · 0 written · interrupted"
     assert detail_lines(found) == ["end       interrupted"]
+    assert statistics_line(summary(prefilled_tokens=0)).startswith("0 of 6,057 tokens read · ")  # in the first chunk
     assert " · 1 written" in statistics_line(summary(new_tokens=1, tokens_per_s=None))
 
 
