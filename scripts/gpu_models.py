@@ -82,7 +82,7 @@ def filled_cache(model: Model, spread: TieredStoreFactory, tokens: int, room: in
         for resident in store.resident.layer(layer):
             resident.normal_(std=0.5)
     cache = model.new_cache(tokens + room, store=store)
-    cache._length = tokens
+    cache.length = tokens
     return cache
 
 
@@ -104,7 +104,7 @@ def same_cache(model: Model, cache: FullCache, room: int = 64) -> FullCache:
     for start in range(0, cache.length, piece):
         both = cache.store.read(start, min(start + piece, cache.length))
         copied.store.write(start, *(x.to(model.device) for x in both))
-    copied._length = cache.length
+    copied.length = cache.length
     return copied
 
 
@@ -146,7 +146,7 @@ def resident_cache(model: Model, tokens: int, room: int = 64) -> FullCache:
     cache = model.new_cache(tokens + room)
     for memory in (cache.store._keys, cache.store._values):
         memory.normal_(std=0.5)
-    cache._length = tokens
+    cache.length = tokens
     return cache
 
 

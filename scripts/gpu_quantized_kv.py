@@ -112,7 +112,7 @@ def _filled(machine: Machine, store: Store, model: Model, tokens: int) -> FullCa
         tiers.open_pages.clear()
         tiers.ring.drop()
     cache = model.new_cache(tokens + ROOM, store=store)
-    cache._length = tokens
+    cache.length = tokens
     return cache
 
 
