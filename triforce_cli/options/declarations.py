@@ -193,7 +193,7 @@ _PANELS: dict[str | None, dict[str, _Make]] = {
         "profile": _name("Hardware profile, or a YAML file.", "found", autocompletion=complete_profile),
         "device": _name("cpu or cuda.", among=DEVICES),
         "dtype": _name("bfloat16, float16, float32.", among=DTYPES),
-        "kernel": _name("Level of the CPU kernel (see doctor), or off.", among=KERNELS),
+        "kernel": _name("Level of the CPU kernel, or off.", among=KERNELS),
         "quantize": _name("Round the weights: q4, q5, q6, q8.", "no", among=QUANTIZE),
         "threads": _count("CPU threads.", "all cores"),
         "prefill_chunk": _count("Prompt tokens per forward pass."),
