@@ -78,7 +78,7 @@ def overlap(machine: Machine, rows: Rows) -> dict:
     tiers.ring.drop()
     whole = tokens // tiers.format.tokens
     pages = [layer[i : min(i + tiers.run, whole)] for layer in tiers.pages for i in range(0, whole, tiers.run)]
-    copying = machine.seconds(lambda: _into(stores.link, pages, tiers.ring._buffers), 3)
+    copying = machine.seconds(lambda: _into(stores.link, pages, tiers.ring.buffers), 3)
     tiers.ring._link = WithoutCopies(stores.link)
     computing = machine.seconds(lambda: run_rows(model, cache, 1), 5, 2)
     ratio = took / max(copying, computing)

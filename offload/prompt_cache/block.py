@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import xxhash
 from torch import Tensor
 
 from ..system.files import replace_file
@@ -133,6 +132,8 @@ def _bytes(tensor: Tensor) -> memoryview:
 
 
 def _checksum(texts: Mapping[str, str], tensors: Mapping[str, Tensor]) -> str:
+    import xxhash  # here: an engine without a prompt cache does without it, as the check of a bare GPU machine does
+
     digest = xxhash.xxh3_128(json.dumps(sorted(texts.items())).encode())
     for name, tensor in tensors.items():
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
