@@ -175,7 +175,7 @@ class Sampler:
         kernel: Kernel | None = None,
         masks: TokenMasks | None = None,
     ) -> None:
-        """`breakers` are the ids of DRY's sequence breakers; on the CPU a `kernel` penalises, warps and chooses, faster.
+        """`breakers` are the ids of DRY's sequence breakers; a `kernel` makes the choices on the CPU, faster.
 
         `masks` are those of a constraint, None without one.
         Greedy sampling has no generator: for a large vocabulary, to draw takes as long as a layer.
