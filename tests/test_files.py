@@ -1,5 +1,6 @@
 """Files that are written whole or not at all, and what killed processes leave of them."""
 
+import itertools
 import os
 import subprocess
 import sys
@@ -7,6 +8,7 @@ import time
 
 import pytest
 
+from offload.system import files
 from offload.system.files import TEMPORARY, remove_leftovers, replace_file, temporary_for
 
 KILLED = """
@@ -51,6 +53,49 @@ def test_a_file_that_is_being_written_is_left_alone(tmp_path):
     os.close(handle)
     remove_leftovers(tmp_path / "out.txt")
     assert not os.path.exists(name)
+
+
+def test_an_interrupt_at_any_line_leaves_the_file_whole_and_nothing_beside_it(tmp_path):
+    target = tmp_path / "chat.json"
+    target.write_bytes(b"old")
+    for moment in itertools.count():
+        lines = itertools.count()
+
+        def interrupt(frame, event, arg, moment=moment, lines=lines):
+            if frame.f_code.co_filename == files.__file__ and event == "line" and next(lines) == moment:
+                raise KeyboardInterrupt
+            return interrupt
+
+        before = sys.gettrace()
+        sys.settrace(interrupt)
+        try:
+            replace_file(target, b"new")
+        except KeyboardInterrupt:
+            pass
+        else:
+            break
+        finally:
+            sys.settrace(before)
+            files.remove_temporaries()  # as at the process's end
+        assert os.listdir(tmp_path) == ["chat.json"]
+        assert target.read_bytes() in (b"old", b"new")
+        target.write_bytes(b"old")
+    assert moment > 15
+
+
+@pytest.mark.parametrize("at", ["open", "flock"])
+def test_an_interrupt_as_soon_as_a_temporary_file_exists_removes_it(at, tmp_path, monkeypatch):
+    module = {"open": os, "flock": files.fcntl}[at]
+    original = getattr(module, at)
+
+    def interrupted(*args, **kwargs):
+        original(*args, **kwargs)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module, at, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        replace_file(tmp_path / "chat.json", b"new")
+    assert os.listdir(tmp_path) == []
 
 
 def test_an_error_names_the_file_that_was_asked_for(tmp_path):

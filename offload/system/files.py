@@ -4,12 +4,13 @@ Files, pipes and standard input are read in chunks, because Python handles signa
 refused; a pipe may have no end.
 """
 
+import atexit
 import hashlib
 import io
 import os
+import secrets
 import select
 import stat
-import tempfile
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -33,9 +34,9 @@ def replace_file(path: Path, *data: bytes | memoryview, sync: bool = True) -> No
 
     Without `sync` a power cut may leave part of it there: for what is verified when it is read.
     """
-    handle, temporary = temporary_for(path)
+    temporary = _new_name(path)
     try:
-        with open(handle, "wb") as file:
+        with open(_create(temporary, path), "wb") as file:
             file.writelines(data)
             file.flush()
             if sync:
@@ -50,22 +51,37 @@ def replace_file(path: Path, *data: bytes | memoryview, sync: bool = True) -> No
 
 def temporary_for(path: Path) -> tuple[int, str]:
     """Return the descriptor and the name of a new file beside `path`, its owner's only. Raises OSError."""
+    return _create(name := _new_name(path), path), name
+
+
+def _new_name(path: Path) -> str:
+    """Return a name for a temporary file, noted before the file exists: a signal may come as soon as it does."""
+    name = str(path.parent / f"{_prefix(path)}{secrets.token_hex(8)}")
+    _written.add(name)
+    return name
+
+
+def _create(name: str, path: Path) -> int:
     try:
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=_prefix(path))
+        handle = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o600)
     except OSError as error:  # it names a file that nobody asked for
         raise OSError(error.errno, error.strerror, str(path)) from error
-    _written.add(name)
     _lock(handle)
-    return handle, name
+    return handle
 
 
 def remove_temporaries() -> None:
-    """Remove the temporary files of this process that exist: it is about to end without unwinding."""
+    """Remove the temporary files of this process that exist: it ends, perhaps without unwinding."""
     for name in list(_written):
         try:
             os.unlink(name)
         except OSError:  # renamed, as most are
             pass
+
+
+atexit.register(remove_temporaries)  # a signal between two steps of Python may leave one
+if fcntl is not None:
+    os.register_at_fork(after_in_child=_written.clear)
 
 
 def remove_leftovers(path: Path) -> None:
