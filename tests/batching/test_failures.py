@@ -10,7 +10,7 @@ from offload import Finished
 from offload.batching.batch import Batch, Failed
 from offload.batching.passes import JointPasses
 from offload.errors import InternalError, OutOfMemory
-from offload.session import Session
+from offload.session.session import Session
 from offload.speculation.sampling.warp import Sampler
 from tests.batching.test_batch import COUPLED, alone, collect, request
 from tests.support.engine import fresh, tokens

@@ -5,12 +5,12 @@ import random
 import pytest
 
 from offload import GenerationConfig, sequence
-from offload import session as session_module
 from offload.caches import full, in_flight, selected, streaming_llm
 from offload.engine import Engine
 from offload.errors import SettingsError
 from offload.memory import block_store
 from offload.memory.factory import TieredStoreFactory
+from offload.session import session as session_module
 from offload.speculation.levels import level
 from offload.speculation.passes import runner
 from offload.speculation.trees import verification

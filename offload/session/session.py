@@ -1,20 +1,18 @@
 """A session: one sequence and its caches, kept between requests so that a shared prefix is not prefilled again."""
 
-from collections.abc import Collection, Generator, Hashable, Sequence
-from typing import Any
+from collections.abc import Generator, Hashable, Sequence
 
-from .constraints.masks import TokenMasks
-from .events import Event, Finished, Pinned, Tokens
-from .memory.factory import TieredStoreFactory
-from .memory.store import Store
-from .model.assistant import Assistant
-from .model.decoder import Model, QuantizedCopy
-from .model.dflash import DFlash
-from .model.heads import Head
-from .prompt_cache.prefill import PromptCache
-from .sequence import TokenSequence
-from .settings.config import LONGEST_GAMMA, GenerationConfig, Sampling, Speculation
-from .settings.method_sizes import (
+from ..events import Event, Finished, Pinned, Tokens
+from ..memory.factory import TieredStoreFactory
+from ..memory.store import Store
+from ..model.assistant import Assistant
+from ..model.decoder import Model, QuantizedCopy
+from ..model.dflash import DFlash
+from ..model.heads import Head
+from ..prompt_cache.prefill import PromptCache
+from ..sequence import TokenSequence
+from ..settings.config import LONGEST_GAMMA, GenerationConfig, Speculation
+from ..settings.method_sizes import (
     draft_chunk,
     drafter_kind,
     drafting_from_planes,
@@ -27,19 +25,19 @@ from .settings.method_sizes import (
     sized,
     tail_tokens,
 )
-from .settings.methods import LOOKUP, METHODS
-from .speculation.drafters.assistant import AssistantRunner
-from .speculation.drafters.dflash import DFlashRunner
-from .speculation.drafters.drafter import DraftRunner
-from .speculation.drafters.heads import HeadRunner
-from .speculation.drafters.ngram import LookupDrafter
-from .speculation.levels.approximate import approximate_runner, approximation
-from .speculation.levels.hierarchy import Hierarchy, Runners, build, draft_cache, may_have_alternative, selected_cache
-from .speculation.passes.runner import Runner
-from .speculation.passes.selected_runner import SelectedRunner
-from .speculation.passes.steps import AT_ONCE, Executor
-from .speculation.sampling.logprobs import LogprobsRecorder
-from .speculation.sampling.warp import Sampler
+from ..settings.methods import LOOKUP, METHODS
+from ..speculation.drafters.assistant import AssistantRunner
+from ..speculation.drafters.dflash import DFlashRunner
+from ..speculation.drafters.drafter import DraftRunner
+from ..speculation.drafters.heads import HeadRunner
+from ..speculation.drafters.ngram import LookupDrafter
+from ..speculation.levels.approximate import approximate_runner, approximation
+from ..speculation.levels.hierarchy import Hierarchy, Runners, build, draft_cache, may_have_alternative, selected_cache
+from ..speculation.passes.runner import Runner
+from ..speculation.passes.selected_runner import SelectedRunner
+from ..speculation.passes.steps import AT_ONCE, Executor
+from ..speculation.sampling.logprobs import LogprobsRecorder
+from ..speculation.sampling.warp import Sampler
 
 
 class Session:
@@ -94,19 +92,17 @@ class Session:
     def generate(
         self,
         ids: Sequence[int],
-        sampling: Sampling,
+        sampler: Sampler,
         config: GenerationConfig,
         settings: Speculation,
         eos_ids: frozenset[int],
-        breakers: Collection[int] = (),
         copy: QuantizedCopy | None = None,
         executor: Executor = AT_ONCE,
         logprobs: int | None = None,
-        masks: TokenMasks | None = None,
     ) -> Generator[Event, int | None]:
         """See Engine.generate. With a `copy`, the retrieval cache is read with its weights.
 
-        The `executor` runs all passes; `masks` are those of a constraint.
+        The `sampler` is a new one; the `executor` runs all passes.
         """
         sequence = self.sequence
         sequence.restart(ids)
@@ -124,12 +120,10 @@ class Session:
         runners.prepare()
         if drafter_kind(settings) == LOOKUP:
             runners.lookup.draft_kind(sequence)  # reading the prompt is no part of decoding
-        model, kernel = self._model, self._model.operations.kernel
-        sampler = Sampler(sampling, config.seed or 0, model.shape.vocab, model.device, breakers, kernel, masks)
         sampler.observe_prompt(sequence.tokens)
         recorder = None if logprobs is None else LogprobsRecorder(logprobs)
-        more: dict[str, Any] = {"group": self._model.group, "horizon": config.max_new_tokens, "logprobs": recorder}
-        hierarchy = build(runners, settings, sampler, executor.clock, **more)
+        more = self._model.group, config.max_new_tokens, recorder
+        hierarchy = build(runners, settings, sampler, executor.clock, *more)
         yield from self._decode(hierarchy, sampler, config.max_new_tokens, eos_ids, recorder)
 
     def _prefill(self) -> Generator[Event]:
