@@ -290,6 +290,13 @@ def home(tmp_path) -> Path:
 
 
 @pytest.fixture(autouse=True)
+def seeded():
+    """Numbers drawn without a generator are those of the test, whatever ran before it in the same process."""
+    random.seed(0)
+    torch.default_generator.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
 def patience_with_disks(monkeypatch):
     """A tiny model computes faster than a busy machine reads and writes; prompts go to and from disk all the same."""
     monkeypatch.setattr("offload.prompt_cache.restore.TRIAL", 1000.0)

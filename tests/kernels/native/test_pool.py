@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,7 +20,9 @@ from tests.support.paths import ROOT
 
 LOOP = "while True: pass"
 FORK = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
-LINUX = pytest.mark.skipif(sys.platform != "linux", reason="the system does not say what a thread waits for")
+LINUX = pytest.mark.skipif(
+    not os.path.exists("/proc/thread-self/schedstat"), reason="the system does not say what a thread waits for"
+)
 
 
 class Work:
@@ -174,14 +176,18 @@ def test_threads_that_compete_are_parked_and_come_back(set_threads):
     assert run_for(60, work, lambda: kernel.parked_workers() == 0)
 
 
+def thread_statuses():
+    """Yield the number of each thread of this process and its status, without those that end meanwhile."""
+    for task in Path("/proc/self/task").iterdir():
+        with suppress(OSError):
+            lines = (task / "status").read_text().splitlines()
+            yield int(task.name), dict(line.split(":\t", 1) for line in lines if ":\t" in line)
+
+
 def workers_wakings():
     """Return how often the pool's threads have slept so far: those that leave all signals to others."""
-    total = 0
-    for task in Path("/proc/self/task").iterdir():
-        status = dict(line.split(":\t", 1) for line in (task / "status").read_text().splitlines() if ":\t" in line)
-        if int(status["SigBlk"], 16) & 1 << signal.SIGINT - 1:
-            total += int(status["voluntary_ctxt_switches"])
-    return total
+    workers = (each for _, each in thread_statuses() if int(each["SigBlk"], 16) & 1 << signal.SIGINT - 1)
+    return sum(int(each["voluntary_ctxt_switches"]) for each in workers)
 
 
 @LINUX
@@ -203,12 +209,9 @@ def test_threads_that_sleep_are_woken(set_threads):
 def test_signals_are_left_to_the_main_thread(set_threads):
     set_threads(2)
     Work(find_kernel(), torch.float32).run()
-    masks = {}
-    for task in Path("/proc/self/task").iterdir():
-        status = dict(line.split(":\t", 1) for line in (task / "status").read_text().splitlines() if ":\t" in line)
-        masks[task.name] = int(status["SigBlk"], 16)
+    masks = {number: int(status["SigBlk"], 16) for number, status in thread_statuses()}
     interrupt = 1 << signal.SIGINT - 1
-    assert not masks[str(os.getpid())] & interrupt
+    assert not masks[os.getpid()] & interrupt
     assert any(mask & interrupt for mask in masks.values())
 
 
