@@ -148,6 +148,18 @@ def templates_share_processes():
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def interpreter_is_quick():
+    """Kernels that Triton interprets take half of the time, where a test that was collected has imported it."""
+    if "triton.runtime.interpreter" not in sys.modules:
+        yield
+        return
+    from tests.support.triton_interpreter import quick_interpreter
+
+    with quick_interpreter():
+        yield
+
+
 @pytest.fixture(scope="session")
 def measure_once():
     """`microbenchmarks.measure`, which measures this machine once for the commands of all tests.
