@@ -242,5 +242,7 @@ class Choice(ctypes.Structure):
     )
 
 
-STRUCTS = (Attention, Append, Product, Rows, Merge, Format, Unpack, Pack, Rounding, Quantize)  # as `triforce_layout`
-STRUCTS += (Copy, Call, LayerCalls, Sequence, Pass, Observation, KeyScores, Delta, Packing, PenaltyTerms, Choice)
+STRUCTS: tuple[type[ctypes.Structure], ...] = (  # in the order of `triforce_layout`
+    *(Attention, Append, Product, Rows, Merge, Format, Unpack, Pack, Rounding, Quantize, Copy),
+    *(Call, LayerCalls, Sequence, Pass, Observation, KeyScores, Delta, Packing, PenaltyTerms, Choice),
+)
