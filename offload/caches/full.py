@@ -9,8 +9,8 @@ from torch import Tensor
 
 from ..architecture.rope import Rope, rotate, rows_of
 from ..kernels import triton
-from ..kernels.native.library import BLOCK
 from ..kernels.native.recording import PassInputs
+from ..kernels.native.structs import BLOCK
 from ..memory.block_store import BlockStore
 from ..memory.packed_store import PackedStore
 from ..memory.plain_store import PlainStore

@@ -9,7 +9,7 @@ from ..architecture.config import ModelShape
 from ..architecture.rope import Rows, rotate
 from ..kernels.native.calls import BlockCalls
 from ..kernels.native.kernel import Kernel
-from ..kernels.native.library import BLOCK, PIECE
+from ..kernels.native.structs import BLOCK, PIECE
 from .block_store import BlockStore
 from .tree_attention import Tree
 
