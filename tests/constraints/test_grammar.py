@@ -75,7 +75,7 @@ ENDLESS = {"$defs": {"n": ITSELF["$defs"]["n"] | {"required": ["next"]}}, "$ref"
         ("grammar", 'start: "a" x | y\nx: "b" y\ny: ("c" | x) start', "cannot end"),
         ("grammar", 'start: "a" xx', "unknown name"),
         ("grammar", "start ->", "--grammar"),
-        ("regex", "([", r"--regex: invalid regex .*: regex parse error: error: unclosed character class"),
+        ("regex", "([", r"--regex: invalid regex .*: regex parse error: unclosed character class"),
         ("regex", "(?=a)b", "look-around"),
         ("choices", "[]", "choices"),
     ],
