@@ -27,9 +27,8 @@ from ..run.model_request import ModelRequest
 from ..run.ray_cluster import joined, mapped, worker_job, workers_of
 from ..run.ray_worker import LoadedWorker, WorkerJob
 from .instructions import AnswerStyle, Templates
-from .map_reduce import MapReduce, part_facts
+from .map_reduce import MapReduce, Task, part_facts, steps
 from .passages import Answer, FinishedParts, PartsLeft, generate_in_order
-from .summary_task import Task, steps
 from .together import AnswersTogether
 
 
