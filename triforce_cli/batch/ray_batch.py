@@ -68,7 +68,6 @@ class Reader:
         self._file = BatchFile(open(f"/proc/{process}/fd/{descriptor}", "rb"), "the batch")  # noqa: SIM115
 
     def read(self, places: Places) -> list[Packed]:
-        """Return the lines at places."""
         return [self._file.line_at(*place).packed() for place in places]
 
 

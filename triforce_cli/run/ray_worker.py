@@ -37,7 +37,6 @@ class LoadedWorker:
     """
 
     def __init__(self, job: WorkerJob, output: OutputOptions) -> None:
-        """Load the model."""
         self.output, self.terminal = replace(output, quiet=True, verbose=0), silent_terminal()
         self.failure: TriforceError | None = None
         try:

@@ -79,7 +79,6 @@ class Worker(LoadedWorker):
     """Answers what is asked about documents. An error of the machine is that of its documents."""
 
     def __init__(self, job: WorkerJob, output: OutputOptions, options: SummaryOptions) -> None:
-        """Load the model."""
         self._longest, self._options = job.longest, options
         super().__init__(job, output)
 
