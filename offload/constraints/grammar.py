@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..errors import SettingsError
 from ..settings.constraint import CHOICES, GRAMMAR, JSON_SCHEMA, REGEX
 from ..short_repr import short_repr, short_text
-from .endings import check_ends, check_grammar_ends
+from .endings import check_ends, check_grammar_ends, check_levels
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -27,12 +28,42 @@ _LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
 _ONE = ("items", "additionalProperties", "contains", "not", "if", "then", "else", "propertyNames")
 
 
+_STACK = 1 << 28  # bytes, of which 6,000 are used for each level of a schema
+_ONE_STARTS = threading.Lock()
+
+
 def compile_grammar(kind: str, text: str, tokenizer: LLTokenizer) -> LLMatcher:
-    """Return the matcher of a constraint. Raises SettingsError for one that is wrong, or that no answer can meet."""
+    """Return the matcher of a constraint. Raises SettingsError for one that is wrong, or that no answer can meet.
+
+    In a thread with a large stack: llguidance follows references by recursion, and would end the process beyond it.
+    """
+    found: list[LLMatcher | BaseException] = []
+
+    def run() -> None:
+        try:
+            found.append(_compiled(kind, text, tokenizer))
+        except BaseException as error:  # as a panic in Rust is
+            found.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    with _ONE_STARTS:
+        usual = threading.stack_size(_STACK)
+        try:
+            thread.start()
+        finally:
+            threading.stack_size(usual)
+    thread.join()
+    if isinstance(found[0], BaseException):
+        raise found[0]
+    return found[0]
+
+
+def _compiled(kind: str, text: str, tokenizer: LLTokenizer) -> LLMatcher:
     from llguidance import LLMatcher
 
     if kind == JSON_SCHEMA:
         schema = read_schema(text)
+        check_levels(schema)
         try:
             matcher = LLMatcher(tokenizer, schema_grammar(schema), log_level=0)
             if matcher.is_error():
@@ -41,7 +72,11 @@ def compile_grammar(kind: str, text: str, tokenizer: LLTokenizer) -> LLMatcher:
         except (ValueError, RecursionError) as error:  # of JSON in Rust, and of what reads schemas here
             if "hex escape" in str(error):
                 raise SettingsError(_HALF.format(JSON_SCHEMA), "use UTF-8") from None
-            raise SettingsError("the JSON schema is nested too deeply", "use $defs and $ref, or fewer levels") from None
+            if isinstance(error, RecursionError) or "recursion limit" in str(error):
+                raise SettingsError(
+                    "the JSON schema is nested too deeply", "use $defs and $ref, or fewer levels"
+                ) from None
+            raise SettingsError(f"the JSON schema cannot be read: {error}", _SYNTAX) from None
     else:
         try:
             matcher = LLMatcher(tokenizer, _grammar(kind, text), log_level=0)

@@ -44,6 +44,12 @@ ITSELF = {"$defs": {"n": {"type": "object", "properties": {"next": {"$ref": "#/$
 ENDLESS = {"$defs": {"n": ITSELF["$defs"]["n"] | {"required": ["next"]}}, "$ref": "#/$defs/n"}
 
 
+def chain(count, each=lambda following: following):
+    """Return a schema whose definitions refer to each other, one by one, within what `each` returns for the next."""
+    named = {f"d{n}": each({"$ref": f"#/$defs/d{n + 1}"}) for n in range(count)}
+    return json.dumps({"$defs": named | {f"d{count}": {"type": "integer"}}, "$ref": "#/$defs/d0"})
+
+
 @pytest.mark.parametrize(
     ("kind", "text", "message"),
     [
@@ -60,6 +66,14 @@ ENDLESS = {"$defs": {"n": ITSELF["$defs"]["n"] | {"required": ["next"]}}, "$ref"
         ("json-schema", json.dumps(ENDLESS), "cannot end at /properties/next"),
         ("json-schema", '{"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}', "cannot end"),
         ("json-schema", '{"$ref": "#"}', "cannot end|allows no answer"),
+        (
+            "json-schema",
+            json.dumps(ENDLESS).replace("/n", "/a%20b").replace('"n"', '"a b"'),
+            "cannot end at /properties/",
+        ),
+        ("json-schema", chain(20_000), "20,001 references, in up to 3 levels"),
+        ("json-schema", '{"minimum": 1%s}' % ("0" * 400), "cannot be read: .*out of range"),
+        ("json-schema", '{"minimum": NaN}', "cannot be read"),
         ("json-schema", "null", "is null, not an object"),
         ("json-schema", '{"enum": ["\\ud800"]}', "half a surrogate pair"),
         ("choices", '["a", "\\udcff"]', "half a surrogate pair"),
@@ -90,13 +104,19 @@ def test_wrong_constraints_are_refused_with_their_place(kind, text, message):
     [
         ("json-schema", json.dumps(ITSELF)),
         ("json-schema", '{"anyOf": [{"type": "null"}, {"type": "array", "items": {"$ref": "#"}, "minItems": 1}]}'),
+        ("json-schema", chain(1500, lambda following: {"type": "array", "prefixItems": [following]})),
+        (
+            "json-schema",
+            chain(40, lambda following: {"properties": {"a": following, "b": following}, "required": ["a", "b"]}),
+        ),
+        ("json-schema", '{"type": "string", "minItems": "many", "properties": {}, "required": [["a"]]}'),
         ("grammar", 'start: "a" start | "b"'),
         ("grammar", 'start: "a" (start)?'),
         ("grammar", 'start: "a" [start] "z"'),
         ("grammar", 'start: "a" start*  // start: "a" start'),
     ],
 )
-def test_what_contains_itself_and_may_end_is_accepted(kind, text):
+def test_what_contains_itself_or_much_and_may_end_is_accepted(kind, text):
     byte_matcher(kind, text)
 
 

@@ -16,7 +16,8 @@ from offload.memory import factory
 from offload.memory import host_memory as host
 from offload.memory.factory import TieredStoreFactory
 from offload.memory.host_memory import Pinning, host_memory, pieces
-from offload.session import Session
+from offload.session.session import Session
+from offload.speculation.sampling.warp import Sampler
 from tests.support.models import id_tensor, make_hf_model
 from tests.support.offloading import CPU, SHAPE, make_link, make_model, settings
 
@@ -168,8 +169,10 @@ def test_a_pass_waits_for_its_memory(stores, cudart):
 
 
 def generate(session):
-    settings = Sampling(temperature=0), GenerationConfig(max_new_tokens=2), Speculation()
-    return session.generate(id_tensor(100).tolist(), *settings, frozenset())
+    model = session.full.model
+    sampler = Sampler(Sampling(temperature=0), 0, model.shape.vocab, model.device)
+    settings = GenerationConfig(max_new_tokens=2), Speculation()
+    return session.generate(id_tensor(100).tolist(), sampler, *settings, frozenset())
 
 
 def test_a_session_reports_the_wait_before_the_prefill(stores, cudart, tmp_path):

@@ -5,7 +5,7 @@ import time
 import pytest
 
 from offload.errors import TriforceError
-from offload.events import Finished
+from offload.events import Finished, Text
 from offload.loading.tokenizers.conversation import USER, ChatMessage
 from triforce_cli.serve.api_errors import ApiError
 from triforce_cli.serve.api_request import ApiRequest
@@ -83,6 +83,17 @@ def test_the_time_in_the_queue_is_not_that_of_a_sequence(monkeypatch):
     now[0] += before
     engine._observe(0, Finished("stop"))
     assert engine._seconds == pytest.approx(before)
+
+
+def test_a_place_is_free_before_the_client_has_the_end_of_its_answer():
+    """It may ask again at once."""
+    running, engine, sequence = [], EngineThread(None, 1, 4), Sequence()
+    sequence.observe = lambda event: running.append(engine.num_running)
+    engine.submit([sequence])
+    engine._next()
+    for event in (Text("a"), Finished("stop")):
+        engine._observe(0, event)
+    assert running == [1, 0]
 
 
 @pytest.fixture

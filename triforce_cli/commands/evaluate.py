@@ -94,7 +94,8 @@ def evaluate(
     asked = EvaluateRequest(request, *chosen, lengths, depths, seeds, text, modes is not None, chat, points)
     with closing(ProgressDisplay(terminal, shown=not quiet)) as display:
         display.loading("starting")
-        from ..evaluate.report import csv_text, evaluation_text
+        from ..evaluate.report import csv_text
+        from ..evaluate.report_text import evaluation_text
         from ..evaluate.run import run_evaluation
 
         def emit(record: Any) -> None:

@@ -17,7 +17,8 @@ from tests.support.command import assert_error
 from tests.support.models import make_tokenizer
 from tests.support.offloading import native_kernel
 from triforce_cli.evaluate import run
-from triforce_cli.evaluate.report import Evaluation, evaluation_text, heat_map
+from triforce_cli.evaluate.report import Evaluation
+from triforce_cli.evaluate.report_text import evaluation_text, heat_map
 from triforce_cli.evaluate.request import CHATTY
 from triforce_cli.evaluate.targets import Endpoint
 from triforce_cli.output.progress import ProgressDisplay
