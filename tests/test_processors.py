@@ -22,8 +22,7 @@ def machine(tmp_path, monkeypatch):
                 write(f"sys/devices/system/cpu/cpu{processor}/topology/core_cpus_list", ",".join(map(str, core)))
         for path, text in (groups or {}).items():
             write(path, text)
-        allowed_here = set(everything if allowed is None else allowed)
-        monkeypatch.setattr("offload.system.machine.allowed_processors", lambda: allowed_here)
+        monkeypatch.setattr(
             "offload.system.machine.allowed_processors", lambda: set(everything if allowed is None else allowed)
         )
         monkeypatch.setattr(psutil, "cpu_count", lambda logical=True: len(everything) if logical else len(cores))
