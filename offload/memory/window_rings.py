@@ -27,7 +27,6 @@ class PlainRing:
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes of keys and values."""
         return self._keys.nbytes + self._values.nbytes
 
     def run(
@@ -188,7 +187,6 @@ class Windows:
         return self._ring.run(layer, q, None, None, rows, length - 1)
 
     def compact(self, start: int, keep: Sequence[int]) -> None:
-        """Move the tokens at `start + keep[i]` to `start + i`, for increasing `keep`."""
         self._ring.compact(start, keep)
 
     @property

@@ -19,8 +19,7 @@ from ..output.batch_display import BatchDisplay
 from ..output.terminal import Terminal
 from ..run.job import MOST
 from ..run.model_request import ModelRequest
-from ..run.ray_cluster import Workers, joined, mapped, worker_job, workers_of
-from ..run.ray_worker import LoadedWorker, WorkerJob
+from ..run.ray_cluster import LoadedWorker, WorkerJob, Workers, joined, mapped, worker_job, workers_of
 from .batch_files import ERROR, BatchFile, Line, Survey, error_line
 from .batch_run import BatchOptions, BatchRun, end_interrupted, exit_code
 from .line_request import Id, LineError, LineRequest
@@ -68,7 +67,6 @@ class Reader:
         self._file = BatchFile(open(f"/proc/{process}/fd/{descriptor}", "rb"), "the batch")  # noqa: SIM115
 
     def read(self, places: Places) -> list[Packed]:
-        """Return the lines at places."""
         return [self._file.line_at(*place).packed() for place in places]
 
 

@@ -168,7 +168,6 @@ class ServedSequence:
         self._tokenizer, self._post = tokenizer, post
 
     def request(self, key: int) -> BatchRequest:
-        """Return what the batch is to do."""
         wanted = self.settings
         return BatchRequest(
             *(key, wanted.ids, wanted.sampling, wanted.config, wanted.speculation, self._text),

@@ -55,10 +55,9 @@ from ..passes.estimators import ROW_COST
 from ..passes.runner import Runner
 from ..passes.selected_runner import SelectedRunner
 from ..passes.steps import Executor
-from ..sampling.logprobs import LogprobsRecorder
 from ..sampling.warp import Sampler
 from ..trees.drafted_trees import DraftTrees, draft_trees
-from .level import Level, Verifier
+from .level import Level, LogprobsRecorder, Verifier
 
 Clock = Callable[[], float]  # seconds
 _CATCHING_UP = 4  # tokens that a draft model runs at once, at most: the last drafted one, those of the levels above
