@@ -52,7 +52,7 @@ class PromptEncoder:
                 check_prompt(self._opened.model.checkpoint.shape, ids, 0)
             except PromptError as error:
                 raise ApiError(400, error.message, param="prompt") from None
-            new = self._new_tokens(len(ids), settings, "max_new_tokens" in wanted.options)
+            new = self._new_tokens(len(ids), settings, wanted)
             for choice in range(wanted.choices):
                 config = replace(settings.generation, seed=(first + choice) % 2**63, max_new_tokens=new)
                 is_chat = wanted.messages is not None
@@ -105,7 +105,7 @@ class PromptEncoder:
             return
         found = f"{ids:,} tokens" if ids >= self._context else f"{max(lengths):,} characters"
         message = f"the prompt has {found}; with the answer it may have {self._context:,} tokens"
-        raise ApiError(400, message, _TOO_LONG, "messages" if wanted.prompts == () else "prompt")
+        raise ApiError(400, message, _TOO_LONG, wanted.content)
 
     def _think(self, wanted: ApiRequest) -> bool | None:
         """Return whether a reasoning model is to think, as the request says, else the command; None: its default."""
@@ -117,17 +117,13 @@ class PromptEncoder:
             return prompt
         return self._opened.model.tokenizer.encode(prompt, True)
 
-    def _new_tokens(self, length: int, settings: Settings, exact: bool) -> int:
+    def _new_tokens(self, length: int, settings: Settings, wanted: ApiRequest) -> int:
         """Return how many tokens may follow: what was asked for, or what is left where the request does not say."""
-        wanted, left = settings.generation.max_new_tokens, self._context - length
-        if left < 1 or (exact and wanted > left):
-            raise ApiError(
-                400,
-                f"the prompt has {length:,} tokens and the answer {wanted:,}; both together may have {self._context:,}",
-                _TOO_LONG,
-                "messages",
-            )
-        return min(wanted, left)
+        new, left = settings.generation.max_new_tokens, self._context - length
+        if left < 1 or ("max_new_tokens" in wanted.options and new > left):
+            message = f"the prompt has {length:,} tokens and the answer {new:,}"
+            raise ApiError(400, f"{message}; both together may have {self._context:,}", _TOO_LONG, wanted.content)
+        return min(new, left)
 
 
 _SENT = (Prefilled, DraftPrefilled, Thought, Text, Finished)  # events that a client may see
