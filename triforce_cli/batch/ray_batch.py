@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-from offload.errors import PromptError
 from offload.units import counted
 
 from ..options.command_request import OutputOptions
@@ -20,10 +19,10 @@ from ..output.terminal import Terminal
 from ..run.job import MOST
 from ..run.model_request import ModelRequest
 from ..run.ray_cluster import Workers, joined, mapped, worker_job, workers_of
-from .batch_files import ERROR, Survey, error_line
+from .batch_files import ERROR, Packed, Survey, error_line
 from .batch_run import BatchOptions, end_interrupted, exit_code
-from .line_request import Id, LineError, LineRequest
-from .ray_worker import Packed, Places, Reader, Worker
+from .line_request import Id, LineError, LineRequest, repeated
+from .ray_worker import Places, Reader, Worker
 
 _BEGINNING = 1024  # characters that prompts of one document have in common
 _PIECES = 4  # for each worker at least, so that all end at about the same time
@@ -81,11 +80,10 @@ class _Run:
         for line in self._batch.lines():
             try:
                 request = line.request()
+                if (other := first.setdefault(request.id, line.number)) != line.number:
+                    raise repeated(request, other)
                 if request.id in finished:
                     continue
-                if (other := first.setdefault(request.id, line.number)) != line.number:
-                    error = PromptError(f"line {other} has the same id", "give each line another id")
-                    raise LineError(line.number, request.id, error)
             except LineError as error:
                 self.write(error_line(error.line, error.id, error.error.message, error.error.hint))
             else:

@@ -5,11 +5,10 @@ from collections.abc import Callable
 from ..options.command_request import OutputOptions
 from ..output.batch_display import BatchDisplay
 from ..run.ray_worker import LoadedWorker, WorkerJob
-from .batch_files import BatchFile, Line, error_line
+from .batch_files import BatchFile, Line, Packed, error_line
 from .batch_run import BatchRun
 
 Places = list[tuple[int, int]]  # the numbers of lines, and where they begin in the file
-Packed = tuple[int, int, str]  # as of `Line.packed`
 
 
 class Worker(LoadedWorker):
