@@ -15,9 +15,10 @@ from ..settings.config import Speculation
 from ..settings.kv_formats import EXACT, KV_FORMATS, PLANE_KV
 from ..settings.method_sizes import budget_of, draft_chunk, format_of, middle_kind, selected_chunk, tail_tokens
 from ..settings.methods import MIDDLES
-from .block_table import PlaneCache, TableCache
+from .block_table import TableCache
 from .chunk_table import ChunkTableCache
 from .full import FullCache
+from .plane import PlaneCache
 from .retrieval import CopiedCache, QuantizedCopiedCache
 from .selected import SelectedCache
 from .selection import Refresh

@@ -26,8 +26,7 @@ from offload.planning.suggestions import Suggestion, suggestions
 from offload.settings.kv_formats import KV_FORMATS, PACKED_DIMS, check_planes, tiered_format
 from offload.settings.method_sizes import check_middle
 from offload.settings.placement_settings import HYBRID_ROWS, PLANES
-from offload.system.machine import free_host_memory, free_memory
-from offload.system.processors import usable_cores
+from offload.system.machine import free_host_memory, free_memory, usable_cores
 
 from ..distributed.launch import ranks_to_start
 from ..options.mode_checks import check_layers, check_tiers, expert_flags, free_on_disk, refuse_unread_format

@@ -31,10 +31,9 @@ from ..passes.estimators import ROW_COST
 from ..passes.runner import Runner
 from ..passes.selected_runner import SelectedRunner
 from ..passes.steps import Executor
-from ..sampling.logprobs import LogprobsRecorder
 from ..sampling.warp import Sampler
 from ..trees.drafted_trees import DraftTrees, draft_trees
-from .level import Level, Verifier
+from .level import Level, LogprobsRecorder, Verifier
 
 Clock = Callable[[], float]  # seconds
 Trees = Callable[[bool], DraftTrees] | None
