@@ -15,6 +15,7 @@ from torch import Tensor
 from offload.architecture.config import ModelShape
 from offload.architecture.footprint import page_tokens
 from offload.architecture.kv_formats import GROUP
+from offload.caches.factory import selected_cache
 from offload.caches.full import FullCache
 from offload.kernels import triton
 from offload.kernels.kv_groups import dequantize_groups, quantize_groups
@@ -29,7 +30,6 @@ from offload.model.decoder import Model
 from offload.planning.passes import Passes
 from offload.planning.placement import place
 from offload.settings.config import EXACT, Speculation
-from offload.speculation.levels.hierarchy import selected_cache
 from offload.speculation.passes.selected_runner import SelectedRunner
 
 MOST_ERROR = 1e-2  # of a pass in 16 bits, beside another order of its sums
