@@ -13,8 +13,7 @@ import torch
 
 from ..kernels.linear import TorchLinear
 from ..kernels.native import use_threads
-from ..system.machine import free_memory
-from ..system.processors import usable_cores
+from ..system.machine import free_memory, usable_cores
 from ..system.scratch_file import ScratchFile
 from ..units import GIB, counted
 from .calibration import Measured

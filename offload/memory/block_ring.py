@@ -9,7 +9,7 @@ from ..architecture.config import ModelShape
 from ..architecture.rope import Rows, rotate
 from ..kernels.native.calls import BlockCalls
 from ..kernels.native.kernel import Kernel
-from ..kernels.native.library import BLOCK, PIECE
+from ..kernels.native.structs import BLOCK, PIECE
 from .block_store import BlockStore
 from .tree_attention import Tree
 
@@ -33,7 +33,6 @@ class BlockRing(BlockStore):
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes of keys and values."""
         return self._blocks.nbytes
 
     def run(
@@ -75,5 +74,4 @@ class BlockRing(BlockStore):
         return positions % (self._count * BLOCK)
 
     def copy(self, source: BlockRing, start: int, end: int) -> None:
-        """Copy the tokens from position `start` to `end - 1` from another ring."""
         self.write(start, *source.read(start, end))

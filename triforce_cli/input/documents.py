@@ -158,7 +158,6 @@ class PromptText:
         return self.around(self.document)
 
     def around(self, document: str) -> str:
-        """Return the text with another document."""
         return join_texts([document, self.question]) if self.question else document
 
 

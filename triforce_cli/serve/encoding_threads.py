@@ -95,7 +95,6 @@ class Documents:
             self._reading.remove(processes)
 
     def end(self) -> None:
-        """End all conversions."""
         for processes in self._reading:
             processes.end()
 

@@ -106,7 +106,7 @@ class PromptEncoder:
 
     def _too_long(self, wanted: ApiRequest, found: str) -> ApiError:
         message = f"the prompt has {found}; with the answer it may have {self._context:,} tokens"
-        return ApiError(400, message, _TOO_LONG, "messages" if wanted.prompts == () else "prompt")
+        return ApiError(400, message, _TOO_LONG, wanted.content)
 
     def _think(self, wanted: ApiRequest) -> bool | None:
         """Return whether a reasoning model is to think, as the request says, else the command; None: its default."""
@@ -168,7 +168,6 @@ class ServedSequence:
         self._tokenizer, self._post = tokenizer, post
 
     def request(self, key: int) -> BatchRequest:
-        """Return what the batch is to do."""
         wanted = self.settings
         return BatchRequest(
             *(key, wanted.ids, wanted.sampling, wanted.config, wanted.speculation, self._text),

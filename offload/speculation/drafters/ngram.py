@@ -37,7 +37,6 @@ class SuffixIndex:
         self._match_end = -1
 
     def append(self, token: int) -> None:
-        """Append a token to the text."""
         tokens, targets, more, link, length = self._token, self._target, self._more, self._link, self._length
         state, target = self._last, -1
         new = self._new_state(length[state] + 1, 0, self.size)

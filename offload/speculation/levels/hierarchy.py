@@ -9,9 +9,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ...architecture.footprint import PAGE_GRAIN
-from ...caches.block_table import PlaneCache, TableCache
+from ...caches.block_table import TableCache
 from ...caches.chunk_table import ChunkTableCache
 from ...caches.full import FullCache
+from ...caches.plane import PlaneCache
 from ...caches.retrieval import CopiedCache, QuantizedCopiedCache
 from ...caches.selected import SelectedCache
 from ...caches.selection import Refresh
@@ -55,10 +56,9 @@ from ..passes.estimators import ROW_COST
 from ..passes.runner import Runner
 from ..passes.selected_runner import SelectedRunner
 from ..passes.steps import Executor
-from ..sampling.logprobs import LogprobsRecorder
 from ..sampling.warp import Sampler
 from ..trees.drafted_trees import DraftTrees, draft_trees
-from .level import Level, Verifier
+from .level import Level, LogprobsRecorder, Verifier
 
 Clock = Callable[[], float]  # seconds
 _CATCHING_UP = 4  # tokens that a draft model runs at once, at most: the last drafted one, those of the levels above

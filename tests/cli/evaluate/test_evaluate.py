@@ -330,7 +330,7 @@ def test_an_endpoint_that_speaks_no_http():
                 connection.recv(4096)
                 connection.sendall(b"SSH-2.0-test\r\n")
 
-        thread = threading.Thread(target=hello)
+        thread = threading.Thread(target=hello, daemon=True)
         thread.start()
         with pytest.raises(TriforceError, match="SSH-2"):
             _ = Endpoint(f"http://127.0.0.1:{port}/v1").facts
