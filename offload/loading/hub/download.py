@@ -243,12 +243,7 @@ def _cached_config(hub_id: str) -> Path | None:
 
 
 def _fetched_config(hub_id: str) -> Path:
-    from huggingface_hub import hf_hub_download
-
-    try:
-        return Path(hf_hub_download(hub_id, "config.json"))
-    except Exception as error:  # huggingface_hub and its HTTP client raise dozens of types
-        raise _hub_error(hub_id, error) from error
+    return _download(hub_id, {"allow_patterns": ["config.json"]}) / "config.json"  # one file alone is tried for long
 
 
 def _hub_error(name: str, error: Exception) -> Exception:
