@@ -28,7 +28,7 @@ from offload.caches.chunk_scores import KeptMeanKeys, LayerScores
 from offload.caches.full import FullCache
 from offload.caches.selected import SelectedCache
 from offload.caches.selection import RetrievalSelector
-from offload.kernels.native.library import BLOCK
+from offload.kernels.native.structs import BLOCK
 from offload.sequence import TokenSequence
 from offload.settings.config import EXACT, KERNELS
 from offload.speculation.levels import hierarchy

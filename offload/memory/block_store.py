@@ -13,7 +13,7 @@ from ..kernels.native.calls import BlockCalls
 from ..kernels.native.kernel import Kernel
 from ..kernels.native.kv_groups import Groups
 from ..kernels.native.layout import keys_of, mean_keys, move_tokens, values_of, write_blocks
-from ..kernels.native.library import BLOCK, PIECE
+from ..kernels.native.structs import BLOCK, PIECE
 from ..settings.method_sizes import KEPT_QUERIES
 from .host_memory import copy_bytes, host_memory
 from .store import ALL, DeviceStore

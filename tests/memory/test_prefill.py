@@ -9,7 +9,7 @@ import torch
 from offload import Speculation
 from offload.architecture.rope import Rope
 from offload.architecture.tier_footprint import host_mean_key_bytes, host_page_bytes, staging_bytes
-from offload.kernels.native.library import BLOCK
+from offload.kernels.native.structs import BLOCK
 from offload.kernels.ops import TorchOperations
 from offload.loading.formats.safetensors import FolderCheckpoint
 from offload.memory import factory

@@ -154,6 +154,18 @@ def test_what_is_not_supported_is_refused(client, path, body, words):
     assert sorted(error) == ["code", "message", "param", "type"]
 
 
+def test_the_field_that_is_too_large_is_named(client):
+    chat = {"messages": [{"role": "user", "content": "a"}]}
+    for path, body, param, words in (
+        (CHAT, chat | {"max_tokens": 600}, "max_tokens", "max_tokens is 600 and the prompt has"),
+        (COMPLETIONS, {"prompt": "a", "max_completion_tokens": 600}, "max_tokens", "max_tokens is 600"),
+        (COMPLETIONS, {"prompt": [1] * 511 + [2]}, "prompt", "the prompt has 512 tokens"),
+        (COMPLETIONS, {"prompt": "the cat " * 250}, "prompt", "tokens; with the answer it may have 512"),
+    ):
+        error = client.post(path, json=body).json()["error"]
+        assert (error["param"], error["code"]) == (param, "context_length_exceeded") and words in error["message"]
+
+
 def test_unknown_fields_are_passed_over_on_request(opened, loaded):
     body = {"prompt": "a", "max_tokens": 1, "reasoning_effort": "low"}
     with serving(opened, loaded, serve_options(ignore_unknown=True)) as served, connected(served) as client:

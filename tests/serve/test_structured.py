@@ -134,6 +134,11 @@ def test_a_call_and_its_result_are_in_the_next_prompt(caller):
     assert found.usage.prompt_tokens - short.usage.prompt_tokens > len('{"name": "count", "arguments": {"n": 2}}')
 
 
+def called(arguments):
+    call = {"id": "c1", "type": "function", "function": {"name": "count", "arguments": arguments}}
+    return [{"role": "assistant", "content": None, "tool_calls": [call]}, *ASKED["messages"]]
+
+
 @pytest.mark.parametrize(
     ("more", "words"),
     [
@@ -149,6 +154,8 @@ def test_a_call_and_its_result_are_in_the_next_prompt(caller):
         ({"tools": [TOOL], "parallel_tool_calls": "no"}, "parallel_tool_calls is neither true nor false"),
         ({"tools": [TOOL], "response_format": {"type": "json_object"}}, "cannot be used with tools"),
         ({"messages": [{"role": "tool", "content": "a"}]}, "no tool_call_id"),
+        ({"messages": called('{"n": "\\ud800"}')}, "messages[0] has half a surrogate pair"),
+        ({"messages": called("[" * 10_000)}, "the request is nested too deeply"),
     ],
 )
 def test_wrong_tools_are_refused_with_their_place(caller, more, words):

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-from offload.errors import PromptError
 from offload.units import counted
 
 from ..options.command_request import OutputOptions
@@ -20,9 +19,9 @@ from ..output.terminal import Terminal
 from ..run.job import MOST
 from ..run.model_request import ModelRequest
 from ..run.ray_cluster import LoadedWorker, WorkerJob, Workers, joined, mapped, worker_job, workers_of
-from .batch_files import ERROR, BatchFile, Line, Survey, error_line
+from .batch_files import ERROR, BatchFile, Line, Packed, Survey, error_line
 from .batch_run import BatchOptions, BatchRun, end_interrupted, exit_code
-from .line_request import Id, LineError, LineRequest
+from .line_request import Id, LineError, LineRequest, repeated
 
 _BEGINNING = 1024  # characters that prompts of one document have in common
 _PIECES = 4  # for each worker at least, so that all end at about the same time
@@ -30,7 +29,6 @@ _MOST_PIECES = 10_000
 
 
 Places = list[tuple[int, int]]  # the numbers of lines, and where they begin in the file
-Packed = tuple[int, int, str]  # as of `Line.packed`
 
 
 class Worker(LoadedWorker):
@@ -121,11 +119,10 @@ class _Run:
         for line in self._batch.lines():
             try:
                 request = line.request()
+                if (other := first.setdefault(request.id, line.number)) != line.number:
+                    raise repeated(request, other)
                 if request.id in finished:
                     continue
-                if (other := first.setdefault(request.id, line.number)) != line.number:
-                    error = PromptError(f"line {other} has the same id", "give each line another id")
-                    raise LineError(line.number, request.id, error)
             except LineError as error:
                 self.write(error_line(error.line, error.id, error.error.message, error.error.hint))
             else:

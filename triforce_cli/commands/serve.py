@@ -44,9 +44,11 @@ def serve(
         int, _option("Sequences that may wait.", "N", defaults.QUEUE, min=1, max=100_000)
     ] = defaults.QUEUE,
     context: Annotated[
-        Any, _option("Longest prompt and answer.", "TOKENS", "model's, to 128K", parser=parse_tokens)
+        Any, _option("Longest prompt and answer.", "TOKENS", "model's, to 128K", "--context", parser=parse_tokens)
     ] = None,
-    max_body: Annotated[Any, _option("Longest request.", "SIZE", size_text(defaults.BODY), parser=parse_size)] = None,
+    max_body: Annotated[
+        Any, _option("Longest request.", "SIZE", size_text(defaults.BODY), "--max-body", parser=parse_size)
+    ] = None,
     drain: Annotated[
         int, _option("To end requests on SIGTERM.", "SECONDS", defaults.DRAIN, min=0, max=86_400)
     ] = defaults.DRAIN,

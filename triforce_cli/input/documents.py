@@ -21,8 +21,8 @@ Warn = Callable[[str], None]
 LIMIT = GIB  # bytes of one document: a PDF may be large, while a text of a hundredth of this exceeds most contexts
 STDIN = Path("-")
 PROMPT_HINT = (
-    'give text (such as "Hello" behind the command), a file (--prompt-file book.txt) '
-    "or a pipe (cat book.txt | triforce …)"
+    'give text (triforce generate "Hello"), a file (triforce generate -f book.txt) '
+    "or a pipe (cat book.txt | triforce generate)"
 )
 
 

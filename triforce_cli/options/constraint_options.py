@@ -53,7 +53,12 @@ def _text(name: str, kind: str) -> str:
     """Return the text of a file that an option names. Raises SettingsError."""
     try:
         with Path(name).open("rb", buffering=0) as file:
-            return read_bounded(file, _LIMIT).decode("utf-8-sig")
+            text = read_bounded(file, _LIMIT).decode("utf-8-sig")
+        if kind == JSON_SCHEMA:
+            json.loads(text)
+        return text
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise SettingsError(f"--{kind} {name} is not valid JSON: {error}", "mend the file, or give another") from None
     except (OSError, ValueError, Unbounded) as error:
         reason = getattr(error, "strerror", None) or error
         more = ", or the schema itself, which begins with {" if kind == JSON_SCHEMA else ""

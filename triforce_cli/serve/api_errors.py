@@ -50,6 +50,15 @@ def api_error(error: Exception) -> ApiError:
     return ApiError(500, "an internal error; the server's log has more", type="server_error")
 
 
+def sound(text: str, where: str) -> str:
+    """Return the text. Raises ApiError for half a surrogate pair, which no tokenizer encodes."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ApiError(400, f"{where} has half a surrogate pair, which is no character", param=where) from None
+    return text
+
+
 def event_text(value: Mapping[str, Any]) -> str:
     """Return a server-sent event with an object of the API, such as a chunk or an error."""
     return f"data: {json.dumps(value, ensure_ascii=False, separators=(',', ':'))}\n\n"

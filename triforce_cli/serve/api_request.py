@@ -17,8 +17,8 @@ from offload.settings.constraint import JSON_SCHEMA, Constraint
 from offload.short_repr import short_repr
 
 from ..options.other_names import FIELDS, names_of, other_name
-from .api_errors import ApiError
-from .bodies import Prompt, messages_of, prompts_of, sound
+from .api_errors import ApiError, sound
+from .bodies import Prompt, messages_of, prompts_of
 from .tools import ToolRequest, tools_of
 
 MOST_SEQUENCES = 16  # of one request
@@ -86,6 +86,11 @@ class ApiRequest:
     think: bool | None = None
     logprobs: int | None = None
     tools: ToolRequest | None = None
+
+    @property
+    def content(self) -> str:
+        """The name of the field that has what is to be answered."""
+        return "prompt" if self.messages is None else "messages"
 
     @property
     def sequences(self) -> int:

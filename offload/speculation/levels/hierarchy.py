@@ -9,9 +9,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ...architecture.footprint import PAGE_GRAIN
-from ...caches.block_table import PlaneCache, TableCache
+from ...caches.block_table import TableCache
 from ...caches.chunk_table import ChunkTableCache
 from ...caches.full import FullCache
+from ...caches.plane import PlaneCache
 from ...caches.retrieval import CopiedCache, QuantizedCopiedCache
 from ...caches.selected import SelectedCache
 from ...caches.selection import Refresh

@@ -45,6 +45,12 @@ from triforce_cli.options.other_names import FIELDS, OPTIONS, names_of
         (("generate", "hi", "--temperature", "hot"), ("--temperature takes a number", "--temperature 0.5")),
         (("experiment", "link", "levels"), ("extra argument(s) (levels)", "see `triforce experiment --help`")),
         (("summarize", "README.md", "Who tells it?"), ("no file Who tells it?", '--question "Who tells it?"')),
+        (("summarize", "a", "--probabilities"), ("no option --probabilities", "`triforce generate` has it")),
+        (("generate", "hi", "--max-tokens", "-1"), ("error: --max-tokens is -1", "ask for at least 1")),
+        (("generate", "hi", "--max-tokens", "x"), ("error: --max-tokens takes a whole number",)),
+        (("profile", "--context", "999999999M"), ("--context: '999999999M' is more than 1,099,511,627,776 tokens",)),
+        (("serve", "--max-body", "9000000T"), ("--max-body: '9000000T' is more than 1,152,921,504,606,846,976",)),
+        (("cache", "prune", "--to", "x"), ("--to: 'x' is not a size",)),
         (("cache", "remove"), ("no command 'remove'", "triforce cache --help")),
     ],
 )
