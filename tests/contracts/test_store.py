@@ -9,7 +9,7 @@ import torch
 
 from offload.architecture.kv_formats import WINDOW
 from offload.kernels.triton import ops
-from offload.memory.block_ring import BlockRing
+from offload.memory.block_store import BlockRing
 from offload.memory.layered_store import LayeredStore
 from offload.memory.packed_store import _PlainBlocks
 from offload.memory.store import DeviceStore, Store
