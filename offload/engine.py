@@ -19,6 +19,7 @@ from .events import Event, Prefilled
 from .kernels.linear import multiplies_natively
 from .kernels.native import Kernel, generate_on_one_thread, torch_on_one_thread
 from .loading.prompt_checks import check_prompt, check_vocabulary, token_ids
+from .loading.quantization_checks import check_kv
 from .loading.quantized_copy import QuantizedCopies
 from .memory.factory import TieredStoreFactory
 from .memory.store import Store
@@ -237,6 +238,7 @@ class Engine:
         hint = "open the model with this speculation, or use the draft lookup"
         require(self.draft is not None or not has_draft_model(settings), "the draft model was not loaded", hint)
         check_approximate(settings, shape.family, not shape.is_uniform)
+        check_kv(self.model.kv, settings, shape, missing=None)
         check_trees(settings, any(model.shape.linear for model in (self.model, self.draft) if model), shape.vocab)
         check_prompt(shape, ids, 0 if forgets(settings) else len(ids) + config.max_new_tokens)
         return ids
