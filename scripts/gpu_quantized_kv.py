@@ -19,7 +19,7 @@ from offload.caches.factory import selected_cache
 from offload.caches.full import FullCache
 from offload.kernels import triton
 from offload.kernels.kv_groups import dequantize_groups, quantize_groups
-from offload.kernels.triton.group_accumulator import GroupAccumulator
+from offload.kernels.triton.accumulate import GroupAccumulator
 from offload.memory.device_quantized_store import DeviceQuantizedStore
 from offload.memory.factory import TieredStoreFactory
 from offload.memory.host_memory import allocator

@@ -1,6 +1,7 @@
 """Reads documents and prompts from files, stdin and the argument: the bytes here, their text in converters.py."""
 
 import os
+import shlex
 import stat
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -120,7 +121,7 @@ def unreadable(path: Path, error: OSError | ValueError) -> PromptError:
     if isinstance(error, FileNotFoundError):
         return PromptError(f"there is no file {path}", _did_you_mean(path))
     if isinstance(error, IsADirectoryError):
-        return PromptError(f"{path} is a folder", "give the files in it one by one")
+        return PromptError(f"{path} is a folder", f"give a file in it: ls {shlex.quote(str(path))}")
     if isinstance(error, PermissionError):
         return PromptError(f"{path} may not be read: permission denied", f"check its permissions: ls -l {path}")
     reason = getattr(error, "strerror", None) or str(error)

@@ -31,6 +31,8 @@ _INSTEAD = {  # what other programs call it
 }
 _COMMAND, _OPTION = re.compile(r"No such command '(.*?)'"), re.compile(r"No such option: (--?[\w-]+)")
 _NUMBER = re.compile(r"Invalid value for '(--?[\w-]+).*': Input should be a valid (integer|number)")
+_LIMIT = re.compile(r"Invalid value for '(--?[\w-]+).*': Input should be (greater|less) than or equal to (\S+)")
+_MISSING = re.compile(r"Missing (?:option|argument) '([^']+)'")
 _NO_VALUE = re.compile(r"Option '(--?[\w-]+)' requires an argument")
 _EXTRA = re.compile(r"Got unexpected extra argument\(s\) \((.*)\)", re.DOTALL)
 _LINE_BREAK = re.compile(r"(?<!\n)\n(?![\n ])")  # within a paragraph; examples are indented
@@ -50,11 +52,16 @@ def explained(message: str, commands: Callable[[], Mapping[str, Any]], ctx: Any,
         meant = _meant_command(match[1], list(getattr(ctx.command, "commands", ())), where)
         return f"there is no command {match[1]!r}", f"{meant}{see}"
     if match := _OPTION.search(message):
-        known = [name for param in ctx.command.params for name in param.opts]
+        known = [*(name for param in ctx.command.params for name in param.opts), "--help"]
         meant = _meant_option(match[1], known, ctx) or _elsewhere(match[1], commands(), where)
         return f"there is no option {match[1]}", f"{meant}{see}"
-    if (match := _EXTRA.search(message)) and "prompt_file" in ctx.params and "name" not in ctx.params:
-        return _extra_argument(match[1], ctx)
+    if match := _EXTRA.search(message):
+        has_files = "prompt_file" in ctx.params and "name" not in ctx.params
+        return _extra_argument(match[1], ctx) if has_files else (f"{match[1]} is one argument too many", see)
+    if match := _MISSING.search(message):
+        return f"{match[1].rstrip('.')} is missing", see
+    if match := _LIMIT.search(message):
+        return f"{match[1]} takes numbers {'from' if match[2] == 'greater' else 'up to'} {match[3]}", see
     if match := _NUMBER.search(message):  # the library's own words name its types
         kind, example = ("a whole number", "8") if match[2] == "integer" else ("a number", "0.5")
         message, see = f"{match[1]} takes {kind}", f"such as {match[1]} {example}; {see}"
@@ -95,7 +102,7 @@ def _meant_option(name: str, known: list[str], ctx: Any) -> str:
 def _elsewhere(name: str, commands: Mapping[str, Any], where: str) -> str:
     """Return the beginning of a hint: the first command that has an option which this one does not have."""
     having = (each for each, command in commands.items() for param in command.params if name in param.opts)
-    found = next(having, None)
+    found = next(having, None) if name.startswith("--") else None  # one letter has other meanings there
     return f"`triforce {found}` has it, and `{where}` does not; " if found else ""
 
 

@@ -95,6 +95,8 @@ def test_a_report_says_which_caches_dropped_nothing():
     facts = {"machine": {"name": "a", "engine": "b"}, "model": "c"}
     text = str(evaluation_text(Evaluation(None, facts, records), 100))
     assert "no prompt is longer than what h2o, streaming-llm keep: take a longer --context" in text
+    narrow = str(evaluation_text(Evaluation(None, facts, records), 40)).splitlines()
+    assert max(map(len, narrow)) <= 40
 
 
 def test_the_colours_of_a_heat_map():
