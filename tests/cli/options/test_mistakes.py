@@ -60,6 +60,8 @@ from triforce_cli.options.other_names import FIELDS, OPTIONS, names_of
         (("serve", "--port", "99999"), ("error: --port takes numbers up to 65535",)),
         (("serve", "--max-body", "0"), ("error: --max-body is 0",)),
         (("cache", "rm"), ("error: ID is missing", "triforce cache rm --help")),
+        (("distill", "--data", "a", "-o", "h", "--tokens", "0"), ("--tokens: '0' is not a number of tokens",)),
+        (("pull", "smolm2"), ("did you mean smollm2-135m, SmolLM3-3B? a model is a name (",)),
         (("distill",), ("error: --output is missing",)),
         (("cache", "remove"), ("no command 'remove'", "triforce cache --help")),
     ],
