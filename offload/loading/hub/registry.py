@@ -34,8 +34,7 @@ HUB_MODELS = {name: HubModel(each.hub_id, each.licence) for name, each in MODELS
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _LONGEST_HUB_ID = 96
 EVERY_FORM = (
-    "a model is a name (`triforce pull --list` lists all), a hub id such as Qwen/Qwen3-0.6B, a folder, "
-    "or a .gguf file"
+    "a model is a name (`triforce pull --list` lists all), a hub id such as Qwen/Qwen3-0.6B, a folder, or a .gguf file"
 )
 _MOST_SUGGESTED = 3
 _VARIANT = re.compile(r"(instruct|chat|it)$")  # written behind a name by publishers

@@ -70,6 +70,21 @@ def test_the_hint_names_what_was_meant(triforce_here, args, words):
     refused(triforce_here(*args), *words)
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "word"),
+    [
+        ("TEMPERATURE", "hot", "--temperature takes a number"),
+        ("TEMPERATURE", "-1", "temperature is -1.0"),
+        ("MEMORY", "abc", "--memory: 'abc' is not a size"),
+        ("CACHE", "maybe", "'--cache'"),
+    ],
+)
+def test_a_variable_that_gave_a_wrong_value_is_named(triforce_here, name, value, word):
+    result = triforce_here("generate", "hi", env={f"TRIFORCE_{name}": value})
+    assert result.stderr.count("environment variable") == 1
+    refused(result, word, f"hint: the value is that of the environment variable TRIFORCE_{name}; ")
+
+
 def test_paragraphs_of_help_are_broken_by_the_terminal(triforce_here):
     code, out, _ = triforce_here("distill", "--help")
     assert code == 0 and "A run that was stopped goes on where it was, if" in " ".join(out.split())
