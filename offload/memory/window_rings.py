@@ -12,7 +12,7 @@ from ..architecture.config import ModelShape
 from ..architecture.rope import Rope, Rows, rotate, rows_of
 from ..kernels.native import Kernel
 from ..kernels.window_attention import Limits, attend_limited
-from .block_ring import BlockRing
+from .block_store import BlockRing
 from .tree_attention import Tree, branches_of
 
 

@@ -99,6 +99,12 @@ def test_wrong_constraints_are_refused_with_their_place(kind, text, message):
         byte_matcher(kind, text)
 
 
+def test_the_place_of_an_error_is_not_looked_for_for_long(monkeypatch):
+    monkeypatch.setattr("offload.constraints.grammar._PATIENCE", -1)
+    with pytest.raises(SettingsError, match="at its top: Invalid type: txt"):
+        byte_matcher("json-schema", '{"properties": {"a": {"type": "txt"}}}')
+
+
 @pytest.mark.parametrize(
     ("kind", "text"),
     [

@@ -3,10 +3,12 @@
 import json
 import re
 import shutil
+import threading
 
 import pytest
 from pydantic import BaseModel, Field
 
+from offload.constraints import vocabulary
 from tests.support.serving import connected, openai_client, opened_model, serve_options, serving
 
 CHAT = "/v1/chat/completions"
@@ -121,6 +123,19 @@ def test_a_required_call_whole_and_streamed(caller):
     assert "".join(each.function.arguments for each in calls) == called.function.arguments
 
 
+def test_the_engine_s_thread_which_all_wait_for_compiles_nothing(caller, monkeypatch):
+    threads, compile_ = [], vocabulary.compile_grammar
+
+    def recorded(*args):
+        threads.append(threading.current_thread().name)
+        return compile_(*args)
+
+    monkeypatch.setattr(vocabulary, "compile_grammar", recorded)
+    tools = [{"type": "function", "function": {"name": "another", "parameters": PARAMETERS | {"title": "new"}}}]
+    caller.chat.completions.create(model=caller.models.list().data[0].id, tools=tools, **ASKED | {"max_tokens": 1})
+    assert threads == ["encoding", "encoding"]
+
+
 def test_a_call_and_its_result_are_in_the_next_prompt(caller):
     model = caller.models.list().data[0].id
     call = {"id": "c1", "type": "function", "function": {"name": "count", "arguments": '{"n": 2}'}}
@@ -147,6 +162,10 @@ def called(arguments):
         (
             {"tools": [TOOL | {"function": {"name": "f", "parameters": {"not": {}}}}]},
             "parameters of f: the JSON schema has a keyword that is not supported, at its top: not; remove it",
+        ),
+        (
+            {"tools": [TOOL | {"function": {"name": "f", "parameters": {"type": "integer"}}}]},
+            "parameters of f have the type 'integer'",
         ),
         ({"tool_choice": "required"}, "there are no tools"),
         ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "x"}}}, "none of the tools"),

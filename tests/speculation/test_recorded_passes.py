@@ -8,6 +8,7 @@ import torch
 
 from offload import Speculation
 from offload.architecture.footprint import activation_bytes
+from offload.caches.factory import selected_cache
 from offload.kernels.native import KernelUnavailable, find_kernel
 from offload.kernels.native.ops import NativeOperations
 from offload.kernels.native.recording import recorder
@@ -16,7 +17,6 @@ from offload.loading.formats.safetensors import FolderCheckpoint
 from offload.loading.weights import load_model
 from offload.sequence import TokenSequence
 from offload.settings.method_sizes import KEPT_QUERIES
-from offload.speculation.levels.hierarchy import selected_cache
 from offload.speculation.passes import recorded_passes
 from offload.speculation.passes.recorded_passes import PassRecorder, RecordedPasses
 from offload.speculation.passes.runner import Runner

@@ -68,6 +68,7 @@ class PromptEncoder:
         if wanted.tools is not None:
             wanted.tools.check(check)
             options["constraint"] = wanted.tools.constraint(self._opened.model.tokenizer)
+            check_schema(check, options["constraint"], "tools")  # compiled here, not in the engine's thread
         try:
             return self._opened.overridden(options, partial(secrets.randbits, 32), raw=raw)
         except UsageError as error:

@@ -99,6 +99,9 @@ def _tool(value: Any, where: str) -> Tool:
     if not isinstance(parameters, dict):
         message = f'{where}.function has no parameters; without any they are {{"type": "object", "properties": {{}}}}'
         raise ApiError(400, message, param=where)
+    if (kind := parameters.get("type", "object")) != "object":
+        message = f"the parameters of {name} have the type {short_repr(kind)}; arguments are an object"
+        raise ApiError(400, message, param=where)
     return Tool(name, {"type": "object"} | parameters)
 
 

@@ -65,16 +65,6 @@ class SuffixIndex:
         self._end[match] = self.size
         self.size += 1
 
-    @property
-    def num_states(self) -> int:
-        """The number of states of the automaton; at most twice the number of tokens."""
-        return len(self._length)
-
-    @property
-    def num_transitions(self) -> int:
-        """The number of transitions between states; at most three times the number of tokens."""
-        return sum(token != _NONE for token in self._token) + sum(map(len, self._more.values()))
-
     def _new_state(self, length: int, link: int, end: int) -> int:
         new = len(self._length)
         self._token.append(_NONE)
