@@ -37,14 +37,14 @@ _NO_VALUE = re.compile(r"Option '(--?[\w-]+)' requires an argument")
 _EXTRA = re.compile(r"Got unexpected extra argument\(s\) \((.*)\)", re.DOTALL)
 _LINE_BREAK = re.compile(r"(?<!\n)\n(?![\n ])")  # within a paragraph; examples are indented
 _CLOSE = 0.7  # --ctx-size is not --quantize
-_TYPED = f"{__name__}.typed"  # of a context's `meta`: other names that were typed, by ours
+_TYPED = f"{__name__}.typed"  # of a context's `meta`: the command's own, and other names that were typed, by ours
 
 
-def explained(message: str, commands: Callable[[], Mapping[str, Any]], ctx: Any, param: Any = None) -> tuple[str, str]:
+def explained(message: str, commands: Callable[[], Mapping[str, Any]], ctx: Any) -> tuple[str, str]:
     """Return the message of a usage error in plain words, and a hint that names what was probably meant.
 
-    `commands` returns all commands by name, slowly. `ctx` is the context of the command that could not be parsed,
-    `param` the parameter with the wrong value; None where there is none.
+    `commands` returns all commands by name, slowly. `ctx` is the context of the command that could not be parsed; None
+    where there is none.
     """
     where = ctx.command_path if ctx is not None else "triforce"
     see = f"see `{where} --help`"
@@ -67,20 +67,22 @@ def explained(message: str, commands: Callable[[], Mapping[str, Any]], ctx: Any,
         message, see = f"{match[1]} takes {kind}", f"such as {match[1]} {example}; {see}"
     if match := _NO_VALUE.search(message):
         return f"{match[1]} takes a value", see
-    if ctx is not None and param is not None and _is_from_environment(ctx, param):
-        return message, f"the value is that of the environment variable {param.envvar}; {see}"
     return message, see
 
 
-def as_typed(message: str, ctx: Any) -> str:
-    """Return a message that begins with an option with the name that was typed for it."""
-    typed = {} if ctx is None else ctx.meta.get(_TYPED, {})
-    return re.sub(r"^(?:--)?([\w-]+)", lambda match: f"--{typed[match[1]]}" if match[1] in typed else match[0], message)
-
-
-def _is_from_environment(ctx: Any, param: Any) -> bool:
-    source = ctx.get_parameter_source(param.name)
-    return source is not None and source.name == "ENVIRONMENT"
+def as_given(message: str, hint: str, meta: Mapping[str, Any]) -> tuple[str, str]:
+    """Return an error that begins with an option with the name that was typed, or the variable that gave the value."""
+    ctx, typed = meta.get(_TYPED, (None, {}))
+    match = re.match(r"(?:Invalid value for ')?(?:--)?([\w-]+)", message)
+    if match is None or ctx is None:
+        return message, hint
+    if match[1] in typed:
+        return f"--{typed[match[1]]}{message[match.end() :]}", hint
+    for param in ctx.command.params:
+        source = ctx.get_parameter_source(param.name)
+        if f"--{match[1]}" in param.opts and source is not None and source.name == "ENVIRONMENT":
+            hint = f"the value is that of the environment variable {param.envvar}; {hint}"
+    return message, hint
 
 
 def _meant_command(name: str, known: list[str], where: str) -> str:
@@ -182,9 +184,11 @@ class Command(_Plain, TyperCommand):
         def ours(name: str) -> str:
             found = accepted(name, own, self.name) if len(name) > 1 else name
             if found != name:
-                ctx.meta.setdefault(_TYPED, {})[found] = name
+                typed[found] = name
             return found
 
+        typed: dict[str, str] = {}
+        ctx.meta[_TYPED] = ctx, typed
         ctx.token_normalize_func = ours
         given = args[: args.index("--")] if "--" in args else list(args)  # the parser takes from `args`
         try:
