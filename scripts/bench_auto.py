@@ -124,7 +124,8 @@ class Bench:
 
     def timed(self, text: str, sampling: Sampling, seed: int, settings: Speculation) -> tuple[float, Speculated]:
         """Return the seconds a token after the first, and the last statistics of the levels."""
-        self.engine.idle_session._middles.clear()  # a first request has no retrieval cache yet
+        for use in ("middle", "alternative"):
+            self.engine.idle_session.runners.kept.pop(use, None)  # a first request has no retrieval cache yet
         return self._run(text, sampling, seed, settings, self._new)
 
     def _run(self, text: str, sampling: Sampling, seed: int, settings: Speculation, new: int):

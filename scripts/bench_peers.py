@@ -30,7 +30,7 @@ from offload import EngineConfig, open_model
 from offload.loading.hub.download import open_checkpoint
 from offload.memory.tier_settings import TierSettings
 from offload.sequence import TokenSequence
-from offload.session import Session
+from offload.session.session import Session
 from offload.speculation.passes.runner import Runner
 from triforce_cli.run.processor import processor
 

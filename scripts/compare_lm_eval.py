@@ -16,7 +16,7 @@ from lm_eval.api.model import LM
 from lm_eval.tasks import TaskManager
 
 from offload import LLM, GenerationConfig, Sampling, Tokens
-from offload.evaluation.tasks.scores import share_found
+from offload.evaluation.tasks.task import share_found
 from offload.settings.config import DEFAULT_MODEL
 
 TASKS = ("niah_single_1", "niah_multikey_2", "niah_multikey_3")

@@ -15,6 +15,7 @@ import sys
 import warnings
 from collections import Counter
 from contextlib import suppress
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
@@ -147,12 +148,28 @@ def templates_share_processes():
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def interpreter_is_quick():
+    """Kernels that Triton interprets take half of the time, where a test that was collected has imported it."""
+    if "triton.runtime.interpreter" not in sys.modules:
+        yield
+        return
+    from tests.support.triton_interpreter import quick_interpreter
+
+    with quick_interpreter():
+        yield
+
+
 @pytest.fixture(scope="session")
 def measure_once():
-    """`microbenchmarks.measure`, which measures this machine once for the commands of all tests."""
+    """`microbenchmarks.measure`, which measures this machine once for the commands of all tests.
+
+    What others compute meanwhile does not count: plans would say so, or measure again, in some runs.
+    """
     from offload.hardware import microbenchmarks
 
-    return cache(microbenchmarks.measure)
+    measure = microbenchmarks.measure  # a test may replace it
+    return cache(lambda *args, **more: replace(measure(*args, **more), busy=False))
 
 
 @pytest.fixture(scope="session")
@@ -285,6 +302,13 @@ def home(tmp_path) -> Path:
 
 
 @pytest.fixture(autouse=True)
+def seeded():
+    """Numbers drawn without a generator are those of the test, whatever ran before it in the same process."""
+    random.seed(0)
+    torch.default_generator.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
 def patience_with_disks(monkeypatch):
     """A tiny model computes faster than a busy machine reads and writes; prompts go to and from disk all the same."""
     monkeypatch.setattr("offload.prompt_cache.restore.TRIAL", 1000.0)
@@ -331,6 +355,7 @@ def triforce_here(tiny_model_dir, measure_once, tmp_path, monkeypatch, capsys):
     for name, value in chosen.items():
         monkeypatch.setenv(f"TRIFORCE_{name}", str(value))
     monkeypatch.setattr("offload.hardware.microbenchmarks.measure", measure_once)
+    monkeypatch.setattr("triforce_cli.run.measured_rates.is_quiet", lambda load=None: True)
     monkeypatch.setattr("triforce_cli.options.settings.secrets.randbits", random.Random(0).getrandbits)
 
     def call(*args, stdin: bytes | None = b"", env=()):

@@ -1,14 +1,16 @@
 """The keys and values of a batch's sequences, in pages of one pool: what two prompts begin with is there once."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
 from ..errors import OutOfMemory
-from ..kernels.native.library import BLOCK
+from ..kernels.native.structs import BLOCK
 from ..memory.paged_store import PagedStore, PagePool, pages_for
 from ..model.decoder import Model
 from ..sequence import common_prefix
+from ..settings.kv_formats import KV_FORMATS
 from ..speculation.passes.runner import Runner
 from ..system.machine import free_host_memory
 from ..units import size_text
@@ -40,6 +42,13 @@ class Allocation:
         return self.finished if self.runner is None else self.runner.num_cached
 
 
+def has_pages(model: Model) -> bool:
+    """Return whether sequences of a model can have their keys and values in pages of a `BatchMemory`."""
+    shape = model.shape
+    is_paged = shape.kv_layers == shape.layers and not shape.caps_scores
+    return is_paged and model.operations.kernel is not None and KV_FORMATS[model.kv].is_plain
+
+
 class BatchMemory:
     """Gives sequences their pages; one that begins like another shares them with it.
 
@@ -64,6 +73,20 @@ class BatchMemory:
         self._unit = unit
         self._allocations: list[Allocation] = []
         self._last_finished: Allocation | None = None
+
+    @contextmanager
+    def allocated(
+        self, ids: Sequence[int], length: int, spare: int, lane: Pauses, scope: str = "", fresh: int = 1
+    ) -> Iterator[tuple[Allocation, int]]:
+        """Lend what `allocate` returns; what a sequence has written that fails is not shared."""
+        allocation, shared = self.allocate(ids, length, spare, lane, scope, fresh)
+        try:
+            yield allocation, shared
+        except Exception:
+            allocation.runner = None
+            raise
+        finally:
+            self.free(allocation)
 
     def allocate(
         self, ids: Sequence[int], length: int, spare: int, lane: Pauses, scope: str = "", fresh: int = 1

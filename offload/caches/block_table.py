@@ -80,7 +80,6 @@ class TableCache(InPlaceCache):
         self._table = self._store.places(self._blocks, self.length)
 
     def begin_recorded(self, tokens: int, tree: Tree | None = None) -> tuple[Hashable, PassInputs]:
-        """Begin a pass as in `RecordableCache`."""
         self.begin(tokens, tree)
         key = self._table.data_ptr(), self._table.shape, tree is None
         return key, self._inputs(self.seen, self.stored)

@@ -10,6 +10,7 @@ from ..memory.packed_store import PackedStore
 from ..memory.store import Store, append
 from ..memory.tree_attention import Tree
 from ..settings.kv_formats import PACKED_KV, PLANE_KV
+from ..settings.validation import require
 from .selected import InPlaceCache
 
 
@@ -23,7 +24,8 @@ class PlaneCache(InPlaceCache):
 
     def _allocate(self) -> None:
         store = self._full.store
-        assert isinstance(store, PackedStore) or store.has_planes, "keys and values are packed"
+        reads = isinstance(store, PackedStore) or store.has_planes
+        require(reads, "--middle plane reads packed keys and values, and there are none", "leave --middle out")
         self._store = store
 
     @property

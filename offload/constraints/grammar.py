@@ -224,4 +224,4 @@ def _grammar(kind: str, text: str) -> str:
 
 def _first_line(text: str) -> str:
     lines = [line.strip() for line in text.strip().splitlines() if line.strip()]
-    return " ".join(lines[:1] + [line for line in lines[1:] if line.startswith("error:")])
+    return " ".join(lines[:1] + [line[6:].strip() for line in lines[1:] if line.startswith("error:")])

@@ -110,6 +110,14 @@ class TieredStoreFactory:
             return 1.0
         return LINK_COST if self.settings.disk is None else DISK_COST
 
+    def describe(self, shape: ModelShape) -> str:
+        """Return as text, with a comma before it, what is not on the device; "" if all is."""
+        settings, experts = self.settings, self.settings.experts
+        where = "" if experts == "device" else f", experts in host memory ({experts})"
+        if settings.resident_layers >= shape.kv_layers and settings.weight_layers is None:
+            return where
+        return f"{where}, KV offloaded ({settings.mode if settings.disk is None else 'disk'})"
+
     def reserve(self, shape: ModelShape, capacity: int, dtype: torch.dtype) -> None:
         """Begin to pin host memory for a store of such a capacity, while something else is done."""
         shape = shape.full_attention

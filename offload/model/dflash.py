@@ -5,7 +5,7 @@ last token and of mask tokens, attend to these slots and to each other. DSpark (
 logits, by the token before.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -13,9 +13,28 @@ import torch
 from torch import Tensor
 
 from ..architecture.dflash_shape import DFlashShape
-from ..caches.draft_block import DraftBlockCache
+from ..caches.streaming_llm import StreamingCache
+from ..kernels.attention import attend
 from ..kernels.ops import Linear
 from .heads import Head
+
+
+class DraftBlockCache(StreamingCache):
+    """Attends to a window of committed slots, which have keys and values alone, and to a block that is never committed.
+
+    `causal` says for each layer whether a token of the block sees only those before it.
+    """
+
+    causal: Sequence[bool] = ()
+
+    def put(self, layer: int, k: Tensor, v: Tensor) -> None:
+        """Store the keys and values `[slots, kv_heads, head_dim]` of the pass's slots, which attend to nothing."""
+        self._store(0, layer, k, v)
+
+    def _attend_in_order(self, layer: int, q: Tensor, keys: Tensor, values: Tensor, lse: Tensor | None) -> Tensor:
+        if self.causal[layer]:
+            return super()._attend_in_order(layer, q, keys, values, lse)
+        return attend(q, keys, values).out.to(q.dtype)
 
 
 class DFlash(Head):

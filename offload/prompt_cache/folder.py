@@ -105,7 +105,6 @@ class PromptFolder:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def blocks(self) -> Iterator[Stored]:
-        """Yield every block."""
         for path in self.path.glob(f"*/[0-9][0-9][0-9][0-9][0-9][0-9]-*{SUFFIX}"):
             with suppress(OSError):
                 state = path.stat()

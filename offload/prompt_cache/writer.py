@@ -17,11 +17,10 @@ from ..errors import Degraded
 from ..speculation.passes.runner import Runner
 from ..system.files import sync_folder
 from ..units import size_text
-from .block import write_block
+from .block import pack, packing_kernel, write_block
 from .chain import EVERY, PART, Prompt, path_of
 from .fingerprint import TOKENS
 from .folder import Header, stem_of
-from .packing import pack, packing_kernel
 
 _HEADER = 2048  # bytes of a file besides the KV, approximately
 PATIENCE = 2.0  # seconds; saving may delay the prefill by this and a tenth of the prefill's time

@@ -86,7 +86,8 @@ class LimitedProcesses:
             if self._closed:
                 raise LimitExceeded("is no longer wanted")
             try:
-                child = self._idle.pop()
+                while (child := self._idle.pop()).has_ended():  # a system without memory may have killed it
+                    child.end()
             except IndexError:
                 child = _Child(self._handler)
             self._busy.add(child)
@@ -158,6 +159,10 @@ class _Child:
             return _too_much_memory(limits)
         return f"makes its process end with {name or f'code {code}'}"
 
+    def has_ended(self) -> bool:
+        """Return whether the process runs no more."""
+        return self._process.poll() is not None
+
     def end(self) -> None:
         """End the process at once, and wait for its end."""
         self._process.kill()
@@ -194,6 +199,7 @@ def serve(name: str) -> None:
         length, memory, seconds = _REQUEST.unpack(header)
         _limit(memory, seconds)
         status, answer = _handled(handler, source, length)
+        _limit_time(0)  # watching the parent would use up the seconds in some days without a call
         sink.write(_ANSWER.pack(status, len(answer)))
         sink.write(answer)
         sink.flush()
@@ -216,14 +222,20 @@ def _handled(handler: Handler, source: IO[bytes], length: int) -> tuple[int, byt
         return _REFUSED, str(error).encode("utf-8", "surrogatepass")
 
 
+def _limit_time(seconds: float) -> None:
+    """Let the system end this process after so many seconds of a processor; 0: never."""
+    if hasattr(signal, "setitimer"):  # which Windows has not
+        signal.signal(signal.SIGPROF, signal.SIG_DFL)
+        signal.setitimer(signal.ITIMER_PROF, seconds)
+
+
 def _limit(memory: int, seconds: float) -> None:
     """Let the system end this process after so many seconds of a processor, and refuse it more memory."""
     try:
         import resource
     except ImportError:  # Windows: only the parent's patience is a limit
         return
-    signal.signal(signal.SIGPROF, signal.SIG_DFL)
-    signal.setitimer(signal.ITIMER_PROF, seconds)
+    _limit_time(seconds)
     try:
         with open("/proc/self/statm") as file:
             used = int(file.read().split()[0]) * resource.getpagesize()

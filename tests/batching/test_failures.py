@@ -10,7 +10,7 @@ from offload import Finished
 from offload.batching.batch import Batch, Failed
 from offload.batching.passes import JointPasses
 from offload.errors import InternalError, OutOfMemory
-from offload.session import Session
+from offload.session.session import Session
 from offload.speculation.sampling.warp import Sampler
 from tests.batching.test_batch import COUPLED, alone, collect, request
 from tests.support.engine import fresh, tokens
@@ -60,7 +60,7 @@ def at_cache(name, at):
 
 def at_draft(error, monkeypatch):
     def into(session):
-        session._lookup.draft_kind = raising(error, session._lookup.draft_kind, 3)
+        session.runners.lookup.draft_kind = raising(error, session.runners.lookup.draft_kind, 3)
 
     return Planted(monkeypatch, into)
 
@@ -175,7 +175,7 @@ def test_an_exception_of_one_rank_among_several_ends_all():
 
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
 def test_what_ends_the_process_ends_all(endless_engine, monkeypatch, kind):
-    Planted(monkeypatch, lambda session: setattr(session._lookup, "draft_kind", raising(kind(), None, 1)))
+    Planted(monkeypatch, lambda session: setattr(session.runners.lookup, "draft_kind", raising(kind(), None, 1)))
     with pytest.raises(kind):
         list(fresh(endless_engine).generate_batch(requests(), 4))
 

@@ -89,7 +89,7 @@ def chain(count, each=lambda following: following):
         ("grammar", 'start: "a" x | y\nx: "b" y\ny: ("c" | x) start', "cannot end"),
         ("grammar", 'start: "a" xx', "unknown name"),
         ("grammar", "start ->", "--grammar"),
-        ("regex", "([", r"--regex: invalid regex .*: regex parse error: error: unclosed character class"),
+        ("regex", "([", r"--regex: invalid regex .*: regex parse error: unclosed character class"),
         ("regex", "(?=a)b", "look-around"),
         ("choices", "[]", "choices"),
     ],

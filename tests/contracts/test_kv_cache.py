@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 import offload.caches
 from offload.caches import chunk_table
-from offload.caches.draft_block import DraftBlockCache
 from offload.caches.retrieval import QuantizedCopiedCache
+from offload.model.dflash import DraftBlockCache
 from tests.support.caches import CACHES, new_subject
 from tests.support.retrieval import attend_table_by_torch
 from tests.support.stores import projected, tiny_shape

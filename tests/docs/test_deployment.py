@@ -144,7 +144,8 @@ class Server(BaseHTTPRequestHandler):
         pass
 
 
-def test_a_server_that_is_not_ready_is_passed_over():
+def test_a_server_that_is_not_ready_is_passed_over(monkeypatch):
+    monkeypatch.setattr(balance, "CONNECT", 60.0)
     servers = [ThreadingHTTPServer(("127.0.0.1", 0), Server) for _ in range(2)]
     for server in servers:
         server.ready = True
@@ -160,7 +161,7 @@ def test_a_server_that_is_not_ready_is_passed_over():
             lambda *streams: balance.answer(*streams, lambda sent: balance.by_prefix(urls, sent)), "127.0.0.1", 0
         )
         port = listening.sockets[0].getsockname()[1]
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", verify=False) as client:
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", verify=False, timeout=60) as client:
             first = await asyncio.gather(*[ask(client, "a story ", f"{n}?") for n in range(4)])
             assert {code for code, _ in first} == {200} and len({found["server"] for _, found in first}) == 1
             assert first[0][1]["sent"] == body("a story ", "0?") and first[0][1]["key"] == "Bearer k"

@@ -95,7 +95,7 @@ def test_short_sequences_have_no_alternative(engine, random_choices):
 
 def test_selecting_the_latest_tokens_in_place_is_free(engine):
     decode(engine, auto())
-    middles = {use: runner for use, (_, runner) in engine.idle_session._middles.items()}
+    middles = {use: runner for use, (_, runner) in engine.idle_session.runners.kept.items()}
     for runner in middles.values():
         runner.renew()
     sequence = engine.idle_session.sequence
@@ -119,4 +119,4 @@ def test_levels_over_a_link_in_any_order_emit_the_tokens_of_plain_decoding(tiere
         events = decode(engine, auto(), sampling)
         assert drafters(events) >= {"retrieval", "streaming"}
         assert tokens(events) == tokens(decode(engine, auto(method="ar"), sampling))
-    assert "alternative" not in engine.idle_session._middles  # a copy that plain decoding has no use for
+    assert "alternative" not in engine.idle_session.runners.kept  # a copy that plain decoding has no use for

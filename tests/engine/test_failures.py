@@ -5,12 +5,13 @@ import random
 import pytest
 
 from offload import GenerationConfig, sequence
-from offload import session as session_module
 from offload.caches import full, in_flight, selected, streaming_llm
 from offload.engine import Engine
 from offload.errors import SettingsError
 from offload.memory import block_store
 from offload.memory.factory import TieredStoreFactory
+from offload.session import runners as runners_module
+from offload.session import session as session_module
 from offload.speculation.levels import level
 from offload.speculation.passes import runner
 from offload.speculation.trees import verification
@@ -19,7 +20,19 @@ from tests.support.interrupts import interrupted
 from tests.support.models import ids
 from tests.support.offloading import make_link, settings
 
-MODULES = (session_module, sequence, block_store, full, in_flight, selected, streaming_llm, level, runner, verification)
+MODULES = (
+    session_module,
+    runners_module,
+    sequence,
+    block_store,
+    full,
+    in_flight,
+    selected,
+    streaming_llm,
+    level,
+    runner,
+    verification,
+)
 LINES = 3000  # of these modules, at least, in each of the requests
 
 

@@ -132,5 +132,5 @@ def test_the_retrieval_budget_follows_from_the_length_as_in_a_plan(endless_engin
     events = engine.generate(ids(100), GREEDY, GenerationConfig(max_new_tokens=new), Speculation("retrieval"))
     next(event for event in events if isinstance(event, Tokens))
     events.close()
-    middle = engine.idle_session._middles["middle"][1]
+    middle = engine.idle_session.runners.kept["middle"][1]
     assert middle.cache.budget == budget == suggested_budget(100 + new)

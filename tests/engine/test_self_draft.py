@@ -65,7 +65,7 @@ def test_the_expected_cost_of_a_step_counts_the_bits_of_quantised_weights(folder
         config = EngineConfig(model=folder, device="cpu", quantize=quantize)
         engine = open_model(config, speculation=drafting(draft)).load().without_end()
         decode(engine, drafting(draft))
-        return engine.idle_session._middles["middle"][1].relative_cost
+        return engine.idle_session.runners.kept["middle"][1].relative_cost
 
     plain = cost(None, "lookup")
     assert cost("q4", "lookup") < plain  # attention, which the retrieval cache saves, is a larger part of the bytes

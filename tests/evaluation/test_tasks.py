@@ -8,7 +8,7 @@ import pytest
 from offload.evaluation.tasks import TASKS
 from offload.evaluation.tasks.task import TextTooShort, _most_units, enough, hide, make_item
 from offload.evaluation.tasks.words import prose
-from triforce_cli.evaluate.report import bootstrap, wilson
+from triforce_cli.evaluate.intervals import bootstrap, wilson
 
 LENGTH = 700
 SENTENCES = enough(prose(), LENGTH)

@@ -12,7 +12,6 @@ from offload.planning.first_token import PAGE_LAUNCHES, first_selection, first_t
 from offload.planning.passes import Passes
 from offload.planning.placement import place
 from offload.planning.plan import make_plan
-from offload.planning.reference_loop import EAGER_LAYER_S, SPLIT_LAYER_S, WAIT_S, reference_token_s
 from offload.planning.request import PlanRequest
 from offload.planning.roofline import (
     ALL_REDUCE_S,
@@ -28,7 +27,7 @@ from offload.planning.roofline import (
 from offload.settings.config import Placement, Speculation
 from offload.units import GIB
 from tests.support.planning import HARDWARE, request
-from triforce_cli.experiment.plans import plan_values
+from triforce_cli.experiment.plans import EAGER_LAYER_S, SPLIT_LAYER_S, WAIT_S, plan_values, reference_token_s
 from triforce_cli.experiment.shipped import load
 
 NO_WORK = Pass(1, 0, 0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, graphed=True)

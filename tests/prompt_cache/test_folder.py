@@ -20,12 +20,12 @@ from triforce_cli.run.prompt_cache import details, entries_table
 
 
 def test_files_are_accessible_to_the_owner_only(model_dir, home):
-    os.umask(0)
+    before = os.umask(0)
     try:
         said(engine_on(model_dir, home), ids(LENGTH))
         said(engine_on(model_dir, home), ids(LENGTH))
     finally:
-        os.umask(0o022)
+        os.umask(before)
     for path in home.glob("**/*"):
         assert path.stat().st_mode & 0o777 == (0o700 if path.is_dir() else 0o600), path
     facts = read_header(files(home)[0])

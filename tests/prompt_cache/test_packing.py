@@ -4,11 +4,10 @@ import pytest
 import torch
 
 from offload.kernels.native import KernelUnavailable
-from offload.prompt_cache import packing
-from offload.prompt_cache.block import read_block, write_block
+from offload.prompt_cache import block as block_files
+from offload.prompt_cache.block import pack, read_block, write_block
 from offload.prompt_cache.fingerprint import TOKENS
 from offload.prompt_cache.folder import Header, UnusableBlock
-from offload.prompt_cache.packing import pack
 from tests.support.offloading import native_kernel
 
 IDS = list(range(TOKENS))
@@ -44,7 +43,7 @@ def test_what_was_packed_comes_back(tmp_path, monkeypatch, kernel, layout, reads
     sizes = [(tmp_path / name).stat().st_size for name in ("packed", "plain")]
     assert sizes[0] < (0.8 if not wild else 0.85) * sizes[1]
     if reads == "torch":
-        monkeypatch.setattr(packing, "find_kernel", lambda: (_ for _ in ()).throw(KernelUnavailable("none")))
+        monkeypatch.setattr(block_files, "find_kernel", lambda: (_ for _ in ()).throw(KernelUnavailable("none")))
     for name in ("packed", "plain"):
         found, header = read_block(tmp_path / name, "key", IDS)
         assert same_bits(found, kv) and header == HEADER

@@ -114,7 +114,7 @@ def test_a_restoration_that_was_given_up_leaves_nothing_wrong(new_engine, plain,
     while not getattr(next(events), "restored", False):
         pass
     events.close()
-    engine.prompts = None
+    engine.sessions.prompts = None
     assert said(engine, PROMPT)[0] == plain(PROMPT)
 
 

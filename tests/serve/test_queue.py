@@ -5,7 +5,7 @@ import time
 import pytest
 
 from offload.errors import TriforceError
-from offload.events import Finished
+from offload.events import Finished, Text
 from offload.loading.tokenizers.conversation import USER, ChatMessage
 from triforce_cli.serve.api_errors import ApiError
 from triforce_cli.serve.api_request import ApiRequest
@@ -85,6 +85,17 @@ def test_the_time_in_the_queue_is_not_that_of_a_sequence(monkeypatch):
     assert engine._seconds == pytest.approx(before)
 
 
+def test_a_place_is_free_before_the_client_has_the_end_of_its_answer():
+    """It may ask again at once."""
+    running, engine, sequence = [], EngineThread(None, 1, 4), Sequence()
+    sequence.observe = lambda event: running.append(engine.num_running)
+    engine.submit([sequence])
+    engine._next()
+    for event in (Text("a"), Finished("stop")):
+        engine._observe(0, event)
+    assert running == [1, 0]
+
+
 @pytest.fixture
 def encoder(opened, monkeypatch):
     found = PromptEncoder(opened, CONTEXT)
@@ -99,6 +110,8 @@ def test_what_cannot_fit_is_refused_before_it_is_encoded(opened, encoder):
         with pytest.raises(ApiError, match="may have 32 tokens") as caught:
             encoder.sequences(ApiRequest(None, {}, 1, False, False, False, **content), "")
         assert (caught.value.status, caught.value.code) == (400, "context_length_exceeded")
-    with pytest.raises(ApiError, match="1 tokens and the answer 32; both together may have 32") as caught:
+    with pytest.raises(
+        ApiError, match="max_tokens is 32 and the prompt has 1 tokens; both together may have 32"
+    ) as caught:
         encoder.sequences(ApiRequest(None, {"max_new_tokens": CONTEXT}, 1, False, False, False, prompts=[[1]]), "")
-    assert caught.value.param == "prompt"
+    assert caught.value.param == "max_tokens"

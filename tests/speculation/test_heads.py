@@ -6,6 +6,7 @@ import torch
 from offload import EngineConfig, GenerationConfig
 from offload.api.loader import open_model
 from offload.architecture.head_shape import drafter_bits
+from offload.caches.factory import selected_cache
 from offload.engine import Engine
 from offload.errors import CheckpointError, SettingsError, UnsupportedModel
 from offload.kernels.ops import TorchOperations
@@ -17,7 +18,6 @@ from offload.parallel.shard import Alone
 from offload.sequence import TokenSequence
 from offload.settings.config import Sampling, Speculation
 from offload.speculation.drafters.heads import HeadDrafter, HeadRunner
-from offload.speculation.levels.hierarchy import selected_cache
 from offload.speculation.passes.runner import Runner
 from offload.speculation.passes.selected_runner import SelectedRunner
 from offload.speculation.sampling.warp import Sampler, draw

@@ -66,16 +66,21 @@ def until_closed(connection: socket.socket) -> bytes:
     return b"".join(iter(lambda: connection.recv(1 << 16), b""))
 
 
-def connected(served: Served) -> httpx.Client:
-    """Return a client; it loads no certificates, which takes longer than a request."""
-    return httpx.Client(base_url=served.url, verify=False, timeout=60)
+def connected(served: Served, path: str = "") -> httpx.Client:
+    """Return a client; it loads no certificates, which takes longer than a request.
+
+    It closes idle connections before the server does, after 5 seconds: it could be about to use one at that moment.
+    """
+    limits = httpx.Limits(keepalive_expiry=1)
+    return httpx.Client(base_url=f"{served.url}{path}", verify=False, timeout=60, limits=limits)
 
 
 def openai_client(served: Served):
     """Return OpenAI's own client, whose import takes a second."""
     from openai import OpenAI
 
-    return OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0, timeout=60)
+    client = connected(served, "/v1")
+    return OpenAI(base_url=client.base_url, api_key="none", max_retries=0, timeout=60, http_client=client)
 
 
 @contextmanager

@@ -58,7 +58,6 @@ class Line(NamedTuple):
 
     @classmethod
     def unpacked(cls, number: int, start: int, text: str) -> Line:
-        """Return a line that was packed."""
         return cls(number, start, text.encode("utf-8", "surrogateescape"))
 
 

@@ -45,7 +45,6 @@ class BatchOptions:
         return iter(()) if self.file is None else self.file.lines()
 
     def writer(self, display: BatchDisplay) -> Write:
-        """Return what writes a result."""
         return display.write if self.results is None else self.results.write
 
 

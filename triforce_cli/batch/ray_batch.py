@@ -6,7 +6,7 @@ Each result is written here, once; a piece whose results did not arrive is answe
 import hashlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -18,15 +18,54 @@ from ..output.batch_display import BatchDisplay
 from ..output.terminal import Terminal
 from ..run.job import MOST
 from ..run.model_request import ModelRequest
-from ..run.ray_cluster import Workers, joined, mapped, worker_job, workers_of
-from .batch_files import ERROR, Packed, Survey, error_line
-from .batch_run import BatchOptions, end_interrupted, exit_code
+from ..run.ray_cluster import LoadedWorker, WorkerJob, Workers, joined, mapped, worker_job, workers_of
+from .batch_files import ERROR, BatchFile, Line, Packed, Survey, error_line
+from .batch_run import BatchOptions, BatchRun, end_interrupted, exit_code
 from .line_request import Id, LineError, LineRequest, repeated
-from .ray_worker import Places, Reader, Worker
 
 _BEGINNING = 1024  # characters that prompts of one document have in common
 _PIECES = 4  # for each worker at least, so that all end at about the same time
 _MOST_PIECES = 10_000
+
+
+Places = list[tuple[int, int]]  # the numbers of lines, and where they begin in the file
+
+
+class Worker(LoadedWorker):
+    """Answers lines. An error of the machine is that of its lines."""
+
+    def __init__(
+        self, job: WorkerJob, output: OutputOptions, parallel: int | str, read: Callable[[Places], list[Packed]]
+    ) -> None:
+        """Load the model. `read` returns the lines at places of the file, as `Reader.read`."""
+        self._read, self._wanted = read, parallel
+        super().__init__(job, output)
+
+    def prepare(self) -> None:
+        self._parallel = self.job.parallel(self._wanted)
+
+    def work(self, row: Places) -> list[str]:
+        """Return the results of lines, as lines of JSON."""
+        lines = [Line.unpacked(*packed) for packed in self._read(row)]
+        if self.failure is not None:
+            message, hint = self.failure.message, self.failure.hint
+            return [error_line(each.number, each.request().id, message, hint) for each in lines]
+        results: list[str] = []
+        shown = self.terminal, self.output, BatchDisplay(self.terminal, shown=False)
+        run = BatchRun(iter(lines), results.append, True, self.opened, self.generator, set(), *shown)
+        run.run(self._parallel)
+        return results
+
+
+class Reader:
+    """Reads lines for the workers, as an actor beside the command, so that no machine keeps the file in memory."""
+
+    def __init__(self, process: int, descriptor: int) -> None:
+        """Open the file that another process of this machine has open: it may have no name."""
+        self._file = BatchFile(open(f"/proc/{process}/fd/{descriptor}", "rb"), "the batch")  # noqa: SIM115
+
+    def read(self, places: Places) -> list[Packed]:
+        return [self._file.line_at(*place).packed() for place in places]
 
 
 def run_on_cluster(

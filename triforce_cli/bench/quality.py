@@ -31,8 +31,7 @@ from ..output.terminal import Terminal
 from ..run.processor import OtherLoad
 from .benchmark import BenchOutput
 from .compared import EXACT
-from .mode_engine import ModeEngines
-from .quality_modes import OpenMode, QualityRequest, QualityRun, open_quality_run
+from .quality_modes import ModeEngines, OpenMode, QualityRequest, QualityRun, open_quality_run
 from .report import QUALITY, Report, mean_of, provenance
 
 PARTS = 8  # of the scored tokens, whose perplexities are given one by one

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from offload.api.opened_model import OpenModel
+from offload.engine import Engine
 from offload.errors import PromptError, SettingsError
 from offload.evaluation.needles import Needle, make_needles
 from offload.memory.tier_settings import TierSettings
@@ -15,6 +16,7 @@ from offload.units import counted
 from ..options.command_request import Request
 from ..options.mode_checks import warn_of_chunks
 from ..options.settings import Settings
+from ..output.progress import ProgressDisplay
 from ..output.terminal import Terminal
 from ..run.model_request import open_shared_model, stretch
 from ..run.plan import plan_tiers
@@ -191,3 +193,36 @@ def _needles(asked: QualityRequest, ids: list[int], model: OpenModel) -> tuple[N
         return tuple(make_needles(ids, lambda text: model.tokenizer.encode(text, special_tokens=False), asked.needles))
     except ValueError as error:
         raise PromptError(str(error), "give a longer text, or use --needles 0") from error
+
+
+class ModeEngines:
+    """Loads one mode after the other. What the last one has loaded serves again where nothing of it differs.
+
+    Attributes:
+        described: the first engine, in text; "" before it is loaded.
+    """
+
+    def __init__(self, display: ProgressDisplay) -> None:
+        self.described = ""
+        self._display = display
+        self._engine: Engine | None = None
+        self._loaded: OpenMode | None = None
+
+    def load(self, mode: OpenMode, length: int) -> Engine:
+        """Return a mode's engine, with empty caches for sequences of `length`, which no token ends."""
+        last, engine = self._loaded, self._engine
+        if engine is not None and last is not None and _loads(last) == _loads(mode):
+            engine.release()
+        else:
+            self._engine = self._loaded = engine = None  # free its memory first
+            self._display.loading(f"{mode.name} · loading {mode.settings.engine.model}")
+            engine = self._engine = mode.model.load(tiers=mode.tiers).without_end()
+            self._loaded = mode
+        engine.reserve(mode.longest(length))
+        self.described = self.described or engine.describe()
+        return engine
+
+
+def _loads(mode: OpenMode) -> tuple[Any, ...]:
+    """Return all that the engine of a mode depends on."""
+    return mode.settings.engine, mode.tiers, mode.model.checkpoint.shape.context

@@ -12,7 +12,7 @@ from offload.evaluation.tasks import TASKS
 from ..bench import options as bench_options
 from ..bench.axes import Values
 from ..bench.options import STDOUT
-from ..evaluate.request import DEFAULT_MODES, EvaluateRequest, parse_evaluated, parse_tasks
+from ..evaluate.request import DEFAULT_MODES, EvaluateRequest, parse_depths, parse_evaluated, parse_tasks
 from ..input.documents import check_files, read_documents
 from ..options import declarations as options
 from ..options.command_request import Request
@@ -46,7 +46,15 @@ def evaluate(
         ),
     ] = None,
     context: bench_options.Context = None,
-    depths: Annotated[int, typer.Option(min=1, max=100, metavar="N", help="Depths of what is asked for.")] = 5,
+    depths: Annotated[
+        Any,
+        options.option(
+            "--depths",
+            metavar="N|LIST",
+            help=options.described("How many, or which: 10%,90%.", "5"),
+            parser=parse_depths,
+        ),
+    ] = "5",
     seeds: Annotated[int, typer.Option(min=1, max=1000, metavar="N", help="Items of each task, length, depth.")] = 1,
     chat: Annotated[bool, typer.Option("--chat", help="Ask in the chat template.")] = False,
     prompt_file: options.PromptFiles = None,
@@ -94,7 +102,8 @@ def evaluate(
     asked = EvaluateRequest(request, *chosen, lengths, depths, seeds, text, modes is not None, chat, points)
     with closing(ProgressDisplay(terminal, shown=not quiet)) as display:
         display.loading("starting")
-        from ..evaluate.report import csv_text, evaluation_text
+        from ..evaluate.report import csv_text
+        from ..evaluate.report_text import evaluation_text
         from ..evaluate.run import run_evaluation
 
         def emit(record: Any) -> None:
@@ -106,14 +115,16 @@ def evaluate(
         terminal.warn(str(error))
     if evaluation.errors and not evaluation.records:
         raise evaluation.errors[0]
-    if csv not in (None, STDOUT):
-        write_file(csv, csv_text(evaluation))
-    if json:
-        terminal.write(json_line(**evaluation.as_json()))
-    elif csv == STDOUT:
-        terminal.write(csv_text(evaluation))
-    else:
-        terminal.print(evaluation_text(evaluation, terminal.table_width))
+    try:
+        if csv not in (None, STDOUT):
+            write_file(csv, csv_text(evaluation))
+    finally:  # on a full disk, too
+        if json:
+            terminal.write(json_line(**evaluation.as_json()))
+        elif csv == STDOUT:
+            terminal.write(csv_text(evaluation))
+        else:
+            terminal.print(evaluation_text(evaluation, terminal.table_width))
     if evaluation.errors:
         raise evaluation.errors[0]
     return INTERRUPTED if evaluation.interrupted else DONE

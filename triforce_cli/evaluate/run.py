@@ -13,8 +13,7 @@ from offload.units import counted
 from ..bench.axes import Grouped
 from ..bench.cells import PointsFile, Record, Weights, digest, identity, weights_of
 from ..bench.compared import EXACT
-from ..bench.mode_engine import ModeEngines
-from ..bench.quality_modes import OpenMode, fitted, open_modes, with_tiers
+from ..bench.quality_modes import ModeEngines, OpenMode, fitted, open_modes, with_tiers
 from ..bench.report import provenance, versioned
 from ..bench.runs import run_status
 from ..output.format import duration, rounded

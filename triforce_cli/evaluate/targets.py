@@ -16,9 +16,8 @@ from offload.settings.methods import APPROXIMATIONS
 from offload.system.machine import default_home
 
 from ..bench.cells import Weights
-from ..bench.mode_engine import ModeEngines
 from ..bench.opened import settings_of_run
-from ..bench.quality_modes import OpenMode
+from ..bench.quality_modes import ModeEngines, OpenMode
 from ..input.documents import Document
 from ..output.terminal import Terminal
 from ..run.model_request import ModelRequest, Prompt

@@ -102,7 +102,6 @@ def laid_out(text: str, marks: str, columns: int) -> Text:
 
 
 def _colored(line: str, marks: str) -> Text:
-    """Return the line with each mark in its colour."""
     return Text.assemble(*((char, STYLES[marks.index(char)] if char in marks else "") for char in line))
 
 

@@ -26,7 +26,6 @@ class ApiError(Exception):
         self.headers = dict(headers or {})
 
     def body(self) -> dict[str, Any]:
-        """Return the error object."""
         return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
 
 

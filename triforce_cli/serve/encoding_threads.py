@@ -101,7 +101,6 @@ class Documents:
             processes.end()
 
     def end(self) -> None:
-        """End all conversions."""
         for processes in self._reading:
             processes.end()
 

@@ -123,11 +123,9 @@ class Endpoints:
         return JSONResponse(found)
 
     async def models(self, request: Request) -> Response:
-        """List the one model."""
         return JSONResponse({"object": "list", "data": [self._description]})
 
     async def model(self, request: Request) -> Response:
-        """Describe the one model."""
         self._check_model(request.path_params["name"])
         return JSONResponse(self._description)
 
@@ -140,7 +138,6 @@ class Endpoints:
         return JSONResponse({"status": "ready"}) if self._engine.is_ready() else JSONResponse({"status": "busy"}, 503)
 
     async def metrics(self, request: Request) -> Response:
-        """Return the metrics."""
         return Response(self._metrics.text(), media_type="text/plain; version=0.0.4")
 
     @property

@@ -209,24 +209,20 @@ class EngineThread:
         sequence = self._running[key]
         if isinstance(event, Failed) and isinstance(event.error, InternalError):
             self._failed(event.error)
+        if is_last := isinstance(event, Finished | Failed | Cancelled):
+            del self._running[key]  # before its client has the end, and may ask again
         sequence.observe(event)
-        if isinstance(event, Finished | Failed | Cancelled):
-            self._end(key, event)
-
-    def _end(self, key: int, event: BatchEvent) -> None:
-        sequence = self._running[key]
         if isinstance(event, Finished):
             self._seconds += _WEIGHT * (time.monotonic() - sequence.begun - self._seconds)
-        try:
+        if is_last:
             self._ended(sequence, event)
-        finally:
-            del self._running[key]
 
     def _fail_all(self, error: Exception) -> None:
         """End what runs; if nothing does, the batch could not even begin: what waits, or the next would fail alike."""
         with self._changed:
             for _ in range(0 if self._running else len(self._waiting)):
                 self._running[next(self._keys)] = self._waiting.popleft()
-        for key, sequence in list(self._running.items()):
+        while self._running:
+            sequence = self._running.pop(next(iter(self._running)))
             sequence.fail(error)
-            self._end(key, Failed(typed_error(error)))
+            self._ended(sequence, Failed(typed_error(error)))

@@ -3,7 +3,10 @@
 It loses information, so it runs only with --map-reduce, or where the user left the model to the program.
 """
 
+from __future__ import annotations
+
 from collections.abc import Generator, Sequence
+from dataclasses import astuple, dataclass
 from typing import Any
 
 from offload.errors import PromptError, SettingsError, TriforceError
@@ -16,11 +19,11 @@ from ..input.excerpts import split
 from ..output.format import about
 from ..output.plan_text import BUSY
 from ..output.terminal import Terminal
-from ..output.turns import Part
+from ..output.turns import Part, Section
 from ..run.model_request import ModelRequest, Prompt
 from ..run.plan import plan_run
-from .instructions import Template, Templates
-from .passages import FinishedParts, Passage
+from .instructions import AnswerStyle, Template, Templates
+from .passages import FinishedParts, Passage, Steps
 
 _OVERLAP = 1 / 20  # of a part, repeated at the beginning of the next
 _SHARE = 4  # a note takes at most 1/4 of the context, so that several of them fit into one
@@ -148,3 +151,42 @@ def part_facts(request: ModelRequest) -> dict[str, Any]:
     unimportant = {"profile", "threads", "memory", "host_memory", "resident_layers", "link_gb_s", "disk", "disk_limit"}
     unimportant |= {"cache", "cache_limit", "cache_store", "join_timeout"}
     return {"model": model, "settings": {name: value for name, value in resolved.items() if name not in unimportant}}
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One answer to generate. `prompt` is None where the document is longer than the context."""
+
+    section: Section
+    document: Document
+    ids: list[int]
+    prompt: Prompt | None = None
+
+    def packed(self) -> list[Any]:
+        """Return the fields for JSON. The document's text goes along only where it is read in parts."""
+        whole = self.prompt
+        text, new_tokens = (self.document.text, None) if whole is None else ("", whole.new_tokens)
+        return [astuple(self.section), self.document.name, text, self.tokens, new_tokens]
+
+    @classmethod
+    def unpacked(cls, section: list[Any], name: str, text: str, ids: list[int], new_tokens: int | None) -> Task:
+        prompt = None if new_tokens is None else Prompt(ids, new_tokens, name)
+        document, question, headings, file = section
+        return cls(Section(document, question, tuple(headings), file), Document(name, text), ids, prompt)
+
+    @property
+    def tokens(self) -> list[int]:
+        """Return the tokens of the prompt, or of the document that is to be read in parts."""
+        return self.ids if self.prompt is None else self.prompt.ids
+
+
+def steps(task: Task, reading: MapReduce, style: AnswerStyle) -> Steps:
+    """Return the steps of an answer: its prompt's text, for a long document after notes on its parts."""
+    prompt = task.prompt or (yield from reading.reduce(*texts(task, style), len(task.ids)))
+    yield [Passage(prompt)]
+
+
+def texts(task: Task, style: AnswerStyle) -> tuple[Document, str, str]:
+    """Return the document, the instruction for notes on its parts, and the instruction for the answer."""
+    question = task.section.question
+    return task.document, style.note_taking(question), style.instruction(question)

@@ -22,9 +22,8 @@ from ..run.long_prompts import Commands, Notices, is_model_chosen, short, trunca
 from ..run.model_request import ModelRequest, Prompt, open_request
 from ..signals import DONE
 from .instructions import AnswerStyle, Template, Templates
-from .map_reduce import MapReduce, part_facts
+from .map_reduce import MapReduce, Task, part_facts, steps, texts
 from .passages import Answer, FinishedParts, PartsLeft, generate_in_order
-from .summary_task import Task, steps, texts
 from .together import AnswersTogether
 
 

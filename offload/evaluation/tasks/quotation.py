@@ -5,8 +5,7 @@ The passage is invented: a model may know those of a book by heart.
 
 from random import Random
 
-from .scores import share_continued
-from .task import Planted, Task
+from .task import Planted, Task, share_continued
 from .words import ADJECTIVES, NOUNS
 
 _QUOTED, _ASKED = 12, 16  # words

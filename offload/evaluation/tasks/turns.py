@@ -2,8 +2,7 @@
 
 from random import Random
 
-from .scores import likeness
-from .task import Planted, Task
+from .task import Planted, Task, likeness
 from .words import NOUNS, sentence
 
 _ALIKE = ("first", "second", "third", "fourth")

@@ -1,6 +1,5 @@
 """The registry of model names: embedded, well-known, hub ids, folders and GGUF files, the same for every command.
 
-HUB_MODELS says where well-known models are published, and under which licences.
 Resolving a name reads no file of the model and asks no server. Imports no torch.
 """
 
@@ -10,7 +9,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...architecture.known_models import KNOWN, known_name, simplified
+from ...architecture.known_models import KNOWN, MODELS, known_name, simplified
 from ...errors import ModelNotFound, TriforceError
 from .bundled import EMBEDDED
 
@@ -27,52 +26,10 @@ class HubModel:
     @property
     def is_for_plans(self) -> bool:
         """Return whether only its dimensions are known here: nothing computes its architecture."""
-        return _PLANS in self.note
+        return "for plans alone" in self.note
 
 
-_GATED = "Llama {} Community License; gated: accept it on the model's page, then `hf auth login`"
-_PLANS = "for plans alone"
-_PICKLED = "; pickled weights, which `triforce pull` converts once"
-_PUBLISHED = {  # licence, and what the hub asks for before a download -> hub ids
-    f"Llama 2 Community License{_PICKLED}": (
-        "NousResearch/Yarn-Llama-2-7b-128k NousResearch/Yarn-Llama-2-13b-128k LargeWorldModel/LWM-Text-Chat-128K "
-        "LargeWorldModel/LWM-Text-Chat-1M chargoddard/llama2-22b"
-    ),
-    _GATED.format("2"): "meta-llama/Llama-2-7b-hf meta-llama/Llama-2-13b-hf meta-llama/Llama-2-70b-chat-hf",
-    f"LLaMA's licence, not for commercial use{_PICKLED}": "lmsys/vicuna-33b-v1.3",
-    _GATED.format("3.1"): "meta-llama/Llama-3.1-8B-Instruct meta-llama/Llama-3.1-70B-Instruct",
-    _GATED.format("3.2"): "meta-llama/Llama-3.2-1B-Instruct meta-llama/Llama-3.2-3B-Instruct",
-    _GATED.format("3.3"): "meta-llama/Llama-3.3-70B-Instruct",
-    "Apache 2.0": (
-        "Qwen/Qwen2.5-0.5B-Instruct Qwen/Qwen2.5-1.5B-Instruct Qwen/Qwen2.5-7B-Instruct Qwen/Qwen2.5-14B-Instruct "
-        "Qwen/Qwen2.5-32B-Instruct Qwen/Qwen2.5-7B-Instruct-1M Qwen/Qwen2.5-14B-Instruct-1M Qwen/Qwen3-0.6B "
-        "Qwen/Qwen3-1.7B Qwen/Qwen3-4B Qwen/Qwen3-4B-Instruct-2507 Qwen/Qwen3-8B Qwen/Qwen3-14B Qwen/Qwen3-32B "
-        "Qwen/Qwen3-30B-A3B Qwen/Qwen3-235B-A22B Qwen/Qwen3-Next-80B-A3B-Instruct openai/gpt-oss-20b "
-        "openai/gpt-oss-120b HuggingFaceTB/SmolLM3-3B ibm-granite/granite-3.3-2b-instruct "
-        "ibm-granite/granite-3.3-8b-instruct 01-ai/Yi-6B-200K 01-ai/Yi-34B-200K JackFram/llama-68m "
-        "TinyLlama/TinyLlama-1.1B-Chat-v1.0"
-    ),
-    f"Apache 2.0{_PICKLED}": "princeton-nlp/Sheared-LLaMA-1.3B",
-    f"Apache 2.0; {_PLANS}: its architecture does not run here": "internlm/internlm-7b internlm/internlm-20b",
-    "Qwen Research License": "Qwen/Qwen2.5-3B-Instruct",
-    "Qwen License": "Qwen/Qwen2.5-72B-Instruct",
-    "MIT": (
-        "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B deepseek-ai/DeepSeek-R1-Distill-Qwen-7B "
-        "deepseek-ai/DeepSeek-R1-Distill-Qwen-14B deepseek-ai/DeepSeek-R1-Distill-Qwen-32B "
-        "microsoft/phi-4 microsoft/Phi-4-mini-instruct zai-org/GLM-4-9B-0414 zai-org/GLM-4-32B-0414"
-    ),
-    "MIT; its base has the Llama 3.1 Community License": "deepseek-ai/DeepSeek-R1-Distill-Llama-8B",
-    "MIT; its base has the Llama 3.3 Community License": "deepseek-ai/DeepSeek-R1-Distill-Llama-70B",
-    "Apache 2.0; the hub may ask for contact details": (
-        "mistralai/Mixtral-8x7B-Instruct-v0.1 mistralai/Mistral-7B-Instruct-v0.3 mistralai/Mistral-Nemo-Instruct-2407 "
-        "mistralai/Mistral-Small-24B-Instruct-2501 mistralai/Mistral-Small-3.1-24B-Instruct-2503"
-    ),
-    "Gemma Terms of Use; gated: accept them on the model's page, then `hf auth login`": (
-        "google/gemma-3-270m-it google/gemma-3-1b-it google/gemma-3-4b-it google/gemma-3-12b-it google/gemma-3-27b-it"
-    ),
-}
-_BY_NAME = {known_name(each): HubModel(each, note) for note, ids in _PUBLISHED.items() for each in ids.split()}
-HUB_MODELS = {name: _BY_NAME[name] for name in KNOWN if name in _BY_NAME}
+HUB_MODELS = {name: HubModel(each.hub_id, each.licence) for name, each in MODELS.items() if each.hub_id}
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _LONGEST_HUB_ID = 96

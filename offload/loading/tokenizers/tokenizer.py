@@ -11,7 +11,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from ...errors import CheckpointError, PromptError
-from ...system.interruptible import interruptible
+from ...system.daemon_threads import interruptible
 from ..prompt_checks import check_text, token_ids
 from .conversation import ChatMessage, ChatTemplate, encode_conversation
 from .text_pieces import PIECE, TokenBytes, can_cut, pieces
@@ -68,7 +68,6 @@ class Tokenizer:
 
     @property
     def has_chat_template(self) -> bool:
-        """Return whether the model has a chat template."""
         return self._template is not None
 
     @property

@@ -7,9 +7,8 @@ import torch
 from torch import Tensor
 
 from ...architecture.dflash_shape import DFlashShape
-from ...caches.draft_block import DraftBlockCache
 from ...memory.host_memory import upload
-from ...model.dflash import DFlash
+from ...model.dflash import DFlash, DraftBlockCache
 from ...sequence import TokenSequence
 from ..trees.tree import Draft, DraftedTree
 from .draft_passes import ParallelPasses

@@ -11,6 +11,7 @@ from offload.speculation.sampling.warp import Sampler
 from tests.support.command import assert_error
 from triforce_cli.batch.batch_files import ResultFile, open_batch
 from triforce_cli.run.model_request import ModelRequest
+from triforce_cli.run.text_generator import TextRun
 
 GREEDY = ("-n", "12", "--temperature", "0")
 
@@ -261,6 +262,22 @@ def test_an_interrupt_keeps_what_is_finished_and_says_how_to_resume(triforce, pr
     assert result.stderr == "interrupted; 1 result of this run saved: run the same command again to go on\n"
     assert triforce(*args).returncode == 0
     assert set(by_id(out.read_text())) == {3, 12, 11}
+
+
+def test_an_interrupt_while_a_sequence_begins_ends_those_that_run(triforce, prompts, monkeypatch):
+    begun, request = [], TextRun.request
+
+    def interrupted(run, key):
+        begun.append(key)
+        if len(begun) == 2:
+            raise KeyboardInterrupt
+        return request(run, key)
+
+    monkeypatch.setattr(TextRun, "request", interrupted)
+    file = prompts({"prompt": "Once"}, {"prompt": "Twice"})
+    result = triforce("generate", "--batch", file, *GREEDY, "--parallel", "2")
+    assert (result.returncode, result.stdout) == (130, "")
+    assert result.stderr.startswith("interrupted after 0 results; ")
 
 
 def test_an_error_while_running_ends_one_request_alone(triforce, prompts, monkeypatch):

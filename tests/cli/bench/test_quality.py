@@ -6,10 +6,10 @@ import os
 import pytest
 import torch
 
-from offload.engine import Engine
 from offload.errors import SettingsError
 from offload.evaluation.needles import NeedleScore
 from offload.evaluation.teacher_forcing import TextScores
+from offload.session.pool import SessionPool
 from tests.support.command import assert_error
 from tests.support.offloading import native_kernel
 from triforce_cli.bench.compared import EXACT, MODES, parse_modes, settings_of, values_of
@@ -100,13 +100,13 @@ def test_dense_within_the_context_is_exact(triforce_here):
 
 def test_the_cache_of_a_recomputed_window_has_no_room_for_the_text(triforce_here, monkeypatch):
     """The plan counts on the window alone, and gives the exact mode room for the text."""
-    capacities, new_session = [], Engine._new_session
+    capacities, new_session = [], SessionPool.new
 
     def observed(self, capacity, *rest):
         capacities.append(capacity)
         return new_session(self, capacity, *rest)
 
-    monkeypatch.setattr(Engine, "_new_session", observed)
+    monkeypatch.setattr(SessionPool, "new", observed)
     found_of(triforce_here, "--modes", "recompute", "--budget", "32", "--needles", "0")
     assert capacities == [168, 32]
 

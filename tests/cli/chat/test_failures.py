@@ -7,7 +7,7 @@ import pytest
 from offload import EngineConfig, open_model
 from offload.events import Tokens
 from offload.loading.tokenizers.text_stream import StopStrings
-from offload.session import Session
+from offload.session.session import Session
 from triforce_cli.output.progress import ProgressDisplay
 
 COMMAND = ("chat", "--json", "-n", "8", "--temperature", "0.8", "--seed", "3", "--sampling", "coupled")

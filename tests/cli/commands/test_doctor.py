@@ -54,7 +54,8 @@ def doctor(tmp_path, monkeypatch, capsys):
     before = torch.get_num_threads()
     for name in ("DEVICE", "KERNEL", "THREADS", "PROFILE", "COLOR"):
         monkeypatch.delenv(f"TRIFORCE_{name}", raising=False)
-    monkeypatch.setenv("TRIFORCE_HOME", str(tmp_path / "home"))
+    for name in ("HOME", "CONFIG"):
+        monkeypatch.setenv(f"TRIFORCE_{name}", str(tmp_path / name.lower()))
 
     def call(*args):
         code = run(["doctor", "--no-measure", *map(str, args)])

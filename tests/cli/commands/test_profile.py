@@ -20,6 +20,7 @@ def test_profile_lists_and_shows(triforce):
     assert result.returncode == 0
     for name in ("cpu", "rtx-4090", "2x-rtx-4090", "a100"):
         assert name in result.stdout
+    assert "\n* cpu " in result.stdout and "\n* chosen for this machine\n\n" in result.stdout
     shown = json.loads(triforce("profile", "--gpu", "4090", "--model", "llama-2-7b-128k", "--json").stdout)
     assert shown["profile"]["name"] == "rtx-4090"
     assert shown["profile"]["gpu"]["memory_gib"] == 24

@@ -9,7 +9,7 @@ from offload import EngineConfig, GenerationConfig, Sampling, Speculation, open_
 from offload.errors import TriforceError
 from offload.events import Tokens
 from offload.model.decoder import Model
-from offload.session import Session
+from offload.session.session import Session
 from tests.support.command import done, refused
 from triforce_cli.output.statistics import verification_line
 from triforce_cli.run.verify import compare, refuse_loss, verification_fields

@@ -1,45 +1,24 @@
 """A session: one sequence and its caches, kept between requests so that a shared prefix is not prefilled again."""
 
-from collections.abc import Collection, Generator, Hashable, Sequence
-from typing import Any
+from collections.abc import Generator, Sequence
 
-from .constraints.masks import TokenMasks
-from .events import Event, Finished, Pinned, Tokens
-from .memory.factory import TieredStoreFactory
-from .memory.store import Store
-from .model.assistant import Assistant
-from .model.decoder import Model, QuantizedCopy
-from .model.dflash import DFlash
-from .model.heads import Head
-from .prompt_cache.prefill import PromptCache
-from .sequence import TokenSequence
-from .settings.config import LONGEST_GAMMA, GenerationConfig, Sampling, Speculation
-from .settings.method_sizes import (
-    draft_chunk,
-    drafter_kind,
-    drafting_from_planes,
-    forgets,
-    format_of,
-    has_alternative,
-    has_draft_model,
-    has_middle,
-    middle_kind,
-    sized,
-    tail_tokens,
-)
-from .settings.methods import LOOKUP, METHODS
-from .speculation.drafters.assistant import AssistantRunner
-from .speculation.drafters.dflash import DFlashRunner
-from .speculation.drafters.drafter import DraftRunner
-from .speculation.drafters.heads import HeadRunner
-from .speculation.drafters.ngram import LookupDrafter
-from .speculation.levels.approximate import approximate_runner, approximation
-from .speculation.levels.hierarchy import Hierarchy, Runners, build, draft_cache, may_have_alternative, selected_cache
-from .speculation.passes.runner import Runner
-from .speculation.passes.selected_runner import SelectedRunner
-from .speculation.passes.steps import AT_ONCE, Executor
-from .speculation.sampling.logprobs import LogprobsRecorder
-from .speculation.sampling.warp import Sampler
+from ..events import Event, Finished, Pinned, Tokens
+from ..memory.factory import TieredStoreFactory
+from ..memory.store import Store
+from ..model.decoder import Model, QuantizedCopy
+from ..model.heads import Head
+from ..prompt_cache.prefill import PromptCache
+from ..sequence import TokenSequence
+from ..settings.config import LONGEST_GAMMA, GenerationConfig, Speculation
+from ..settings.method_sizes import drafter_kind, drafting_from_planes, forgets, sized
+from ..settings.methods import LOOKUP
+from ..speculation.levels.approximate import approximate_runner, approximation
+from ..speculation.levels.hierarchy import Hierarchy, build
+from ..speculation.levels.level import LogprobsRecorder
+from ..speculation.passes.runner import Runner
+from ..speculation.passes.steps import AT_ONCE, Executor
+from ..speculation.sampling.warp import Sampler
+from .runners import SessionRunners
 
 
 class Session:
@@ -75,12 +54,9 @@ class Session:
         self._link = None if stores is None else stores.link
         is_cached = prompts is not None and self.full.cache.is_dumpable
         self._prompts = prompts.bind(self.full) if is_cached else None
-        self._model, self._draft = model, draft
+        self._model = model
         self._capacity, self._spare = capacity, spare
-        self._lookup = LookupDrafter()
-        # The latest runners, with the settings that they were made for.
-        self._middles: dict[str, tuple[Hashable, SelectedRunner]] = {}  # by use
-        self._drafting: tuple[Hashable, DraftRunner | HeadRunner] | None = None
+        self.runners = SessionRunners(self.full, draft)
 
     def serves(self, capacity: int, spare: int = 0, settings: Speculation | None = None) -> bool:
         """Return whether a sequence that may reach `capacity` tokens fits these caches and their RoPE."""
@@ -94,26 +70,24 @@ class Session:
     def generate(
         self,
         ids: Sequence[int],
-        sampling: Sampling,
+        sampler: Sampler,
         config: GenerationConfig,
         settings: Speculation,
         eos_ids: frozenset[int],
-        breakers: Collection[int] = (),
         copy: QuantizedCopy | None = None,
         executor: Executor = AT_ONCE,
         logprobs: int | None = None,
-        masks: TokenMasks | None = None,
     ) -> Generator[Event, int | None]:
         """See Engine.generate. With a `copy`, the retrieval cache is read with its weights.
 
-        The `executor` runs all passes; `masks` are those of a constraint.
+        The `sampler` is a new one; the `executor` runs all passes.
         """
         sequence = self.sequence
         sequence.restart(ids)
         store = self.full.cache.store
         if store.has_planes:
             settings = drafting_from_planes(settings)
-        runners = self._runners(settings, len(ids) + config.max_new_tokens, copy)
+        runners = self.runners.choose(settings, len(ids) + config.max_new_tokens, copy)
         runners.use(executor)
         runners.expect(sized(settings, len(ids) + config.max_new_tokens))
         for done, total in store.prepare():
@@ -124,12 +98,10 @@ class Session:
         runners.prepare()
         if drafter_kind(settings) == LOOKUP:
             runners.lookup.draft_kind(sequence)  # reading the prompt is no part of decoding
-        model, kernel = self._model, self._model.operations.kernel
-        sampler = Sampler(sampling, config.seed or 0, model.shape.vocab, model.device, breakers, kernel, masks)
         sampler.observe_prompt(sequence.tokens)
         recorder = None if logprobs is None else LogprobsRecorder(logprobs)
-        more: dict[str, Any] = {"group": self._model.group, "horizon": config.max_new_tokens, "logprobs": recorder}
-        hierarchy = build(runners, settings, sampler, executor.clock, **more)
+        more = self._model.group, config.max_new_tokens, recorder
+        hierarchy = build(runners, settings, sampler, executor.clock, *more)
         yield from self._decode(hierarchy, sampler, config.max_new_tokens, eos_ids, recorder)
 
     def _prefill(self) -> Generator[Event]:
@@ -193,67 +165,3 @@ class Session:
     def _cut(self, length: int) -> None:
         self.sequence.truncate(length)
         self.full.settle(self.sequence)
-
-    def _runners(self, settings: Speculation, tokens: int, copy: QuantizedCopy | None) -> Runners:
-        middle = alternative = None
-        settings = sized(settings, tokens)
-        if not has_middle(settings, tokens):
-            self._drop_observer()
-        else:
-            middle = self._middle_for("middle", middle_kind(settings), settings, copy)
-        if has_alternative(settings, tokens) and may_have_alternative(self.full.cache):
-            alternative = self._middle_for("alternative", METHODS[settings.method].alternative, settings, None)
-        else:
-            self._middles.pop("alternative", None)  # it may be a copy, of which no plan knows
-        draft = self._draft_for(settings, [middle, alternative]) if has_draft_model(settings) else None
-        self.full.keep_rows(draft.reach if isinstance(draft, HeadRunner) else 0)
-        return Runners(self.full, middle, draft, self._lookup, alternative)
-
-    def _drop_observer(self) -> None:
-        """Drop a middle level that observes every pass: it is of no use to a request without that level."""
-        if "middle" in self._middles and self.full.cache.followers:
-            del self._middles["middle"]
-            self.full.cache.followers.clear()
-
-    def _middle_for(self, use: str, kind: str, settings: Speculation, copy: QuantizedCopy | None) -> SelectedRunner:
-        """Return the runner of a middle level: the last one for this use, "middle" or "alternative", if it serves."""
-        level = None if copy is None else copy.level
-        key = (
-            level,
-            kind,
-            settings.sink,
-            settings.budget,
-            settings.chunk,
-            settings.rebuild_every,
-            format_of(kind, settings),
-            tail_tokens(settings),
-        )
-        if use not in self._middles or self._middles[use][0] != key:
-            self._middles.pop(use, None)  # free its memory first
-            self._middles[use] = key, SelectedRunner(self.full, selected_cache(self.full.cache, settings, kind), copy)
-        runner = self._middles[use][1]
-        runner.renew()
-        return runner
-
-    def _draft_for(self, settings: Speculation, middles: Sequence[SelectedRunner | None]) -> DraftRunner | HeadRunner:
-        """Return the runner of the draft model, or of a head, which reads the rows that the `middles` leave, too."""
-        key = (settings.sink, settings.window, draft_chunk(settings))
-        if self._drafting is None or self._drafting[0] != key:
-            self._drafting = None  # free its memory first
-            self._drafting = key, self._new_draft_runner(settings)
-        runner = self._drafting[1]
-        if isinstance(runner, HeadRunner):
-            runner.use([self.full, *filter(None, middles)])
-            if isinstance(runner, AssistantRunner) and not METHODS[settings.method].adaptive:
-                runner.check()
-            for middle in runner.sources[1:]:
-                middle.keep_rows(1)
-        return runner
-
-    def _new_draft_runner(self, settings: Speculation) -> DraftRunner | HeadRunner:
-        if isinstance(self._draft, Assistant):
-            return AssistantRunner(self._draft)
-        if isinstance(self._draft, Head):
-            runner = DFlashRunner if isinstance(self._draft, DFlash) else HeadRunner
-            return runner(self._draft, settings, [self.full])
-        return DraftRunner(self._draft, draft_cache(self._draft, settings), draft_chunk(settings))

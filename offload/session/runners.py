@@ -1,0 +1,109 @@
+"""The runners of a session's models and caches, kept from one request to the next while these ask for the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+from ..caches.factory import draft_cache, may_have_alternative, selected_cache
+from ..model.assistant import Assistant
+from ..model.decoder import Model, QuantizedCopy
+from ..model.dflash import DFlash
+from ..model.heads import Head
+from ..settings.config import Speculation
+from ..settings.method_sizes import (
+    draft_chunk,
+    format_of,
+    has_alternative,
+    has_draft_model,
+    has_middle,
+    middle_kind,
+    sized,
+    tail_tokens,
+)
+from ..settings.methods import METHODS
+from ..speculation.drafters.assistant import AssistantRunner
+from ..speculation.drafters.dflash import DFlashRunner
+from ..speculation.drafters.drafter import DraftRunner
+from ..speculation.drafters.heads import HeadRunner
+from ..speculation.drafters.ngram import LookupDrafter
+from ..speculation.levels.hierarchy import Runners
+from ..speculation.passes.runner import Runner
+from ..speculation.passes.selected_runner import SelectedRunner
+
+MIDDLE, ALTERNATIVE, DRAFT = "middle", "alternative", "draft"
+
+
+class SessionRunners:
+    """Chooses the runners of each request over one full cache.
+
+    Attributes:
+        lookup: the n-gram drafter.
+        kept: the latest runner for each use, with the settings that it was made for.
+    """
+
+    def __init__(self, full: Runner, draft: Model | Head | None) -> None:
+        self._full, self._draft = full, draft
+        self.lookup = LookupDrafter()
+        self.kept: dict[str, tuple[Hashable, Any]] = {}
+
+    def choose(self, settings: Speculation, tokens: int, copy: QuantizedCopy | None) -> Runners:
+        """Return the runners for a request of up to `tokens` tokens; a `copy` runs the retrieval cache."""
+        middle = alternative = None
+        settings = sized(settings, tokens)
+        if not has_middle(settings, tokens):
+            self._drop_observer()
+        else:
+            middle = self._selected(MIDDLE, middle_kind(settings), settings, copy)
+        if has_alternative(settings, tokens) and may_have_alternative(self._full.cache):
+            alternative = self._selected(ALTERNATIVE, METHODS[settings.method].alternative, settings, None)
+        else:
+            self.kept.pop(ALTERNATIVE, None)  # it may be a copy, of which no plan knows
+        draft = self._draft_runner(settings, [middle, alternative]) if has_draft_model(settings) else None
+        self._full.keep_rows(draft.reach if isinstance(draft, HeadRunner) else 0)
+        return Runners(self._full, middle, draft, self.lookup, alternative)
+
+    def _drop_observer(self) -> None:
+        """Drop a middle level that observes every pass: it is of no use to a request without that level."""
+        if MIDDLE in self.kept and self._full.cache.followers:
+            del self.kept[MIDDLE]
+            self._full.cache.followers.clear()
+
+    def _keep(self, use: str, key: Hashable, make: Callable[[], Any]) -> Any:
+        """Return the last runner for this use if its settings are those of `key`, else a new one."""
+        if use not in self.kept or self.kept[use][0] != key:
+            self.kept.pop(use, None)  # free its memory first
+            self.kept[use] = key, make()
+        return self.kept[use][1]
+
+    def _selected(self, use: str, kind: str, settings: Speculation, copy: QuantizedCopy | None) -> SelectedRunner:
+        """Return the runner of a middle level."""
+        sizes = settings.sink, settings.budget, settings.chunk, settings.rebuild_every, tail_tokens(settings)
+        key = None if copy is None else copy.level, kind, sizes, format_of(kind, settings)
+        full = self._full
+        runner = self._keep(use, key, lambda: SelectedRunner(full, selected_cache(full.cache, settings, kind), copy))
+        runner.renew()
+        return runner
+
+    def _draft_runner(
+        self, settings: Speculation, middles: Sequence[SelectedRunner | None]
+    ) -> DraftRunner | HeadRunner:
+        """Return the runner of the draft model, or of a head, which reads the rows that the `middles` leave, too."""
+        key = settings.sink, settings.window, draft_chunk(settings)
+        runner = self._keep(DRAFT, key, lambda: self._new_draft_runner(settings))
+        if isinstance(runner, HeadRunner):
+            runner.use([self._full, *filter(None, middles)])
+            if isinstance(runner, AssistantRunner) and not METHODS[settings.method].adaptive:
+                runner.check()
+            for middle in runner.sources[1:]:
+                middle.keep_rows(1)
+        return runner
+
+    def _new_draft_runner(self, settings: Speculation) -> DraftRunner | HeadRunner:
+        if isinstance(self._draft, Assistant):
+            return AssistantRunner(self._draft)
+        if isinstance(self._draft, Head):
+            runner = DFlashRunner if isinstance(self._draft, DFlash) else HeadRunner
+            return runner(self._draft, settings, [self._full])
+        assert self._draft is not None, "requests with a draft model are refused where there is none"
+        return DraftRunner(self._draft, draft_cache(self._draft, settings), draft_chunk(settings))
