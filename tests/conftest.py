@@ -148,6 +148,18 @@ def templates_share_processes():
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def interpreter_is_quick():
+    """Kernels that Triton interprets take half of the time, where a test that was collected has imported it."""
+    if "triton.runtime.interpreter" not in sys.modules:
+        yield
+        return
+    from tests.support.triton_interpreter import quick_interpreter
+
+    with quick_interpreter():
+        yield
+
+
 @pytest.fixture(scope="session")
 def measure_once():
     """`microbenchmarks.measure`, which measures this machine once for the commands of all tests.
@@ -290,11 +302,20 @@ def home(tmp_path) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def patience_with_disks(monkeypatch):
+def seeded():
+    """Numbers drawn without a generator are those of the test, whatever ran before it in the same process."""
+    random.seed(0)
+    torch.default_generator.manual_seed(0)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def patience_with_disks():
     """A tiny model computes faster than a busy machine reads and writes; prompts go to and from disk all the same."""
-    monkeypatch.setattr("offload.prompt_cache.restore.TRIAL", 1000.0)
-    monkeypatch.setattr("offload.prompt_cache.writer.PATIENCE", 1000.0)
-    monkeypatch.setattr("offload.prompt_cache.store.PATIENCE", 1000.0)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("offload.prompt_cache.restore.TRIAL", 1000.0)
+        patched.setattr("offload.prompt_cache.writer.PATIENCE", 1000.0)
+        patched.setattr("offload.prompt_cache.store.PATIENCE", 1000.0)
+        yield
 
 
 @pytest.fixture

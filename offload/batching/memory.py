@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ..errors import OutOfMemory
-from ..kernels.native.library import BLOCK
+from ..kernels.native.structs import BLOCK
 from ..memory.paged_store import PagedStore, PagePool, pages_for
 from ..model.decoder import Model
 from ..sequence import common_prefix

@@ -1,6 +1,7 @@
 """The contract of `Link` (offload/memory/link.py), for the simulated link and a GPU's."""
 
 import threading
+from types import SimpleNamespace
 from weakref import WeakKeyDictionary
 
 import pytest
@@ -230,13 +231,14 @@ def test_no_thread_outlives_the_interpreter(monkeypatch):
     """What is under way ends, and what waits behind it is dropped: a thread that ran on would abort the process."""
     monkeypatch.setattr(links, "_threads", WeakKeyDictionary())
     begun, may_end, source = threading.Event(), threading.Event(), torch.ones(4)
-    link = SimulatedLink(1e12, before=lambda pairs: (begun.set(), may_end.wait(10)))
+    link = SimulatedLink(1e12, before=lambda pairs: (begun.set(), may_end.wait(60)))
     targets = torch.zeros(3, 4).unbind()
     for target in targets:
         link.copy([(target, source)])
-    begun.wait(10)
-    (thread,) = links._threads
-    threading.Timer(0.01, may_end.set).start()
+    begun.wait(60)
+    ((thread, queue),) = links._threads.items()
+    ended = SimpleNamespace(get_nowait=queue.get_nowait, put=lambda end: (queue.put(end), may_end.set()))
+    links._threads[thread] = ended
     links._end_threads()
     assert not thread.is_alive()
     assert [target[0].item() for target in targets] == [1, 0, 0]

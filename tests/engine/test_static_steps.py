@@ -5,10 +5,9 @@ from dataclasses import replace
 import pytest
 
 from offload import GenerationConfig, Speculation, Tokens
-from offload.caches import chunk_table
+from offload.caches import chunk_table, factory
 from offload.caches.chunk_table import ChunkTableCache
 from offload.caches.retrieval import CopiedCache
-from offload.speculation.levels import hierarchy
 from offload.speculation.passes import runner
 from offload.speculation.passes.cuda_graphs import StepGraphs
 from tests.support.engine import GREEDY, SMALL, fresh, run, tokens
@@ -33,7 +32,7 @@ def recorded(request, monkeypatch):
         return run
 
     monkeypatch.setattr(runner, "graphs_for", lambda model, cache: StepGraphs(model, cache, record))
-    monkeypatch.setattr(hierarchy, "_selected_class", lambda *_: request.param)
+    monkeypatch.setattr(factory, "_selected_class", lambda *_: request.param)
     monkeypatch.setattr(chunk_table, "attend_table", attend_table_by_torch)
     return rows
 

@@ -5,7 +5,7 @@ import torch
 
 from offload.hardware import microbenchmarks
 from offload.hardware.microbenchmarks import BenchmarkSizes, disk_rate, measure
-from offload.system.processors import usable_cores
+from offload.system.machine import usable_cores
 from offload.units import counted
 
 SMALL = BenchmarkSizes(read=2**26, copy=2**22, host_rows=64, device_rows=256, disk=2**23)

@@ -7,11 +7,11 @@ import torch
 
 from offload import Speculation
 from offload.architecture.tier_footprint import GATHERED_BYTES
+from offload.caches.factory import selected_cache
 from offload.memory import tiered_store
 from offload.memory.host_attention import HOST_ROWS, Balance
 from offload.memory.tiers import Tiers
 from offload.sequence import TokenSequence
-from offload.speculation.levels.hierarchy import selected_cache
 from offload.speculation.passes.runner import Runner
 from offload.speculation.passes.selected_runner import SelectedRunner
 from tests.support.models import id_tensor

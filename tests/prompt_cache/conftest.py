@@ -13,14 +13,19 @@ PROMPT = ids(LENGTH)
 @pytest.fixture
 def machine(model_dir, tmp_path, url):
     """Return a function that runs a prompt on a machine with a folder of its own: tokens, and those restored."""
+    stores = []
 
     def run(name, prompt=PROMPT, url=url, **more):
         engine = engine_on(model_dir, tmp_path / name, store=url, **more)
+        stores.append(engine.prompts.store)
         result = said(engine, prompt)
         engine.prompts.store.drain()
         return result
 
-    return run
+    yield run
+    for store in stores:  # what a test has left behind would reach the store of the next one
+        store._gets.wait(60)
+        store._puts.wait(60)
 
 
 @pytest.fixture

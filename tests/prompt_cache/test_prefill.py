@@ -5,8 +5,8 @@ import torch
 
 from offload.errors import Degraded
 from offload.events import Prefilled
-from offload.kernels.native.library import PIECE
 from offload.kernels.native.ops import NativeOperations
+from offload.kernels.native.structs import PIECE
 from offload.memory.tier_settings import TierSettings
 from offload.prompt_cache.fingerprint import TOKENS
 from tests.support.models import FAMILY_CASES, ids, make_hf_model

@@ -180,7 +180,7 @@ def test_a_store_that_hangs_delays_a_prompt_by_a_bounded_time(machine, plain, fa
     ended.set()
     messages = " ".join(str(each.message) for each in caught)
     assert "took more than 0.1 s" in messages and "7 blocks are left" in messages
-    assert 0.1 <= delays[0] < 5
+    assert 0.1 <= delays[0] < 50
 
 
 def test_a_store_that_fails_is_left_alone_for_a_while(machine, faults, model_dir, tmp_path, monkeypatch):
@@ -204,7 +204,7 @@ def test_a_store_that_fails_is_left_alone_for_a_while(machine, faults, model_dir
 
 
 def test_two_writers_leave_sound_blocks(run_both, faults, plain, machine):
-    barrier = threading.Barrier(2, timeout=20)
+    barrier = threading.Barrier(2, timeout=60)
     faults(lambda call, data: (call == "exists" and barrier.wait(), data)[1])
     assert run_both() == [plain, plain]
     faults(lambda call, data: data)

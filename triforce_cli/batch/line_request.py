@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
+from math import inf
 from typing import Any
 
 from offload.errors import PromptError, SettingsError, UsageError
@@ -63,6 +64,13 @@ class LineError(Exception):
         self.line, self.id, self.error = line, id, error
 
 
+def repeated(request: LineRequest, first: int) -> LineError:
+    """Return the error of a request whose id an earlier line has."""
+    return LineError(
+        request.line, request.id, PromptError(f"line {first} has the same id", "give each line another id")
+    )
+
+
 def parse_line(data: bytes, line: int) -> LineRequest:
     """Return the request of a line: a JSON object in UTF-8. Raises LineError."""
     id: Id | None = None
@@ -97,6 +105,8 @@ def _id_of(values: Mapping[str, Any], line: int) -> Id:
     _check_type("id", values["id"])
     if isinstance(values["id"], str):
         _refuse_broken("id", values["id"])
+    elif abs(values["id"]) == inf:
+        raise PromptError("id is a number without end", "give a smaller one: JSON cannot have it in the result")
     return values["id"]
 
 

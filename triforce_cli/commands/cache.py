@@ -140,7 +140,7 @@ def prune(
     ctx: typer.Context,
     to: Annotated[
         int | None,
-        typer.Option(
+        options.option(
             "--to", parser=parse_size, metavar="SIZE", help="Shrink to this size at most.", show_default="the limit"
         ),
     ] = None,

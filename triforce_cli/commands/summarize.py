@@ -119,7 +119,7 @@ def summarize(
 
     form = parse_output_options(ctx)
     with (
-        terminal.writing_to(paths if request.is_first else []),
+        terminal.writing_to(paths if request.is_first and not request.dry_run else []),
         closing(renderer_for(terminal, *astuple(form))) as renderer,
     ):
         from ..summarize.summary_job import SummaryRequest, run_summaries  # from here on torch is needed

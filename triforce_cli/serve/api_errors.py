@@ -26,7 +26,6 @@ class ApiError(Exception):
         self.headers = dict(headers or {})
 
     def body(self) -> dict[str, Any]:
-        """Return the error object."""
         return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
 
 
@@ -49,6 +48,15 @@ def api_error(error: Exception) -> ApiError:
     if isinstance(error, TriforceError) and not isinstance(error, InternalError):
         return ApiError(500, error.message, type="server_error")
     return ApiError(500, "an internal error; the server's log has more", type="server_error")
+
+
+def sound(text: str, where: str) -> str:
+    """Return the text. Raises ApiError for half a surrogate pair, which no tokenizer encodes."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ApiError(400, f"{where} has half a surrogate pair, which is no character", param=where) from None
+    return text
 
 
 def event_text(value: Mapping[str, Any]) -> str:

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import torch
 
-from ...system.processors import usable_cores
+from ...system.machine import usable_cores
 from .kernel import Kernel
 
 _Event = TypeVar("_Event")

@@ -105,7 +105,6 @@ class TextPieces(NamedTuple):
     tokens: tuple[ScoredToken, ...] = ()
 
     def events(self) -> Iterator[Event]:
-        """Yield the events for it."""
         if self.thought or self.thought_tokens:
             yield Thought(self.thought, self.thought_tokens)
         if self.text or self.tokens:

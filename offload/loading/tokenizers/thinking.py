@@ -40,7 +40,6 @@ class Thinking:
 
     @property
     def is_open(self) -> bool:
-        """Return whether what follows is thinking."""
         return self._at is _At.THINKING
 
     def feed(self, text: str) -> tuple[str, str]:

@@ -130,18 +130,19 @@ def test_a_bad_line_is_an_error_event_and_the_others_go_on(triforce, prompts, tm
         ({"id": "z", "prompt": " \n"}, "z", "the prompt is empty"),
         ({"id": True, "prompt": "a"}, None, "id is True"),
         ({"id": "good", "prompt": "a"}, "good", "line 1 has the same id"),
-        ({"prompt": "a", "temperature": -1}, 9, "temperature is -1"),
-        ({"prompt": "a", "dry_multiplier": 1e-320}, 10, "dry-multiplier is 1e-320"),
-        ({"prompt": "a", "top_k": 1.5}, 11, "top_k is 1.5"),
-        ({"prompt": "a", "stop": [1]}, 12, "stop is [1]"),
-        ({"prompt": "a", "max_new_tokens": 10**6}, 13, "context"),
-        ({"prompt": "long " * 4000}, 14, "context"),
-        ({"prompt": "a", "raw": True, "system": "b"}, 15, "contradict"),
-        ('{"prompt": "\\ud800"}', 16, "surrogate"),
+        ('{"id": 1e999, "prompt": "a"}', None, "id is a number without end"),
+        ({"prompt": "a", "temperature": -1}, 10, "temperature is -1"),
+        ({"prompt": "a", "dry_multiplier": 1e-320}, 11, "dry-multiplier is 1e-320"),
+        ({"prompt": "a", "top_k": 1.5}, 12, "top_k is 1.5"),
+        ({"prompt": "a", "stop": [1]}, 13, "stop is [1]"),
+        ({"prompt": "a", "max_new_tokens": 10**6}, 14, "context"),
+        ({"prompt": "long " * 4000}, 15, "context"),
+        ({"prompt": "a", "raw": True, "system": "b"}, 16, "contradict"),
+        ('{"prompt": "\\ud800"}', 17, "surrogate"),
         ('{"prompt": NaN}', None, "NaN"),
         ({"id": None, "prompt": "a"}, None, "id is None"),
-        ({"prompt": "a", "json_schema": {"type": "txt"}}, 19, "at its top: Invalid type"),
-        ({"prompt": "a", "regex": "a", "choices": ["b"]}, 20, "contradict each other"),
+        ({"prompt": "a", "json_schema": {"type": "txt"}}, 20, "at its top: Invalid type"),
+        ({"prompt": "a", "regex": "a", "choices": ["b"]}, 21, "contradict each other"),
     ]
     file = prompts(good, *(line for line, _, _ in bad), {"id": "last", "prompt": "Then"})
     result = triforce("generate", "--batch", file, *GREEDY, "--parallel", "2")
@@ -171,11 +172,14 @@ def test_a_run_is_resumed_from_its_output(triforce, prompts, tmp_path):
     assert out.read_bytes().startswith(whole)
     (added,) = parsed(out.read_bytes()[len(whole) :].decode())
     assert (added["type"], added["id"], added["text"]) == ("result", "2", single(triforce, "Tell 2", *GREEDY)[0])
+    before = out.read_bytes()
     changed = triforce("generate", "--batch", prompts({"id": "a", "prompt": "Changed"}), "-o", out, *GREEDY)
     assert changed.stderr.startswith("1 of 1 requests has a result already: not run again, even if a prompt")
-    before = out.read_bytes()
-    assert triforce("generate", "--batch", prompts(*lines), "-o", out, *GREEDY).returncode == 0
-    assert out.read_bytes() == before
+    assert changed.returncode == 0 and out.read_bytes() == before
+    repeated = triforce("generate", "--batch", prompts(*lines, {"id": 2, "prompt": "Another"}), "-o", out, *GREEDY)
+    assert repeated.returncode == 1 and "3 of 4 requests have a result already" in repeated.stderr
+    (error,) = parsed(out.read_bytes()[len(before) :].decode())
+    assert (error["line"], error["message"]) == (4, "line 2 has the same id")
 
 
 def test_a_request_that_failed_is_run_again(tmp_path):

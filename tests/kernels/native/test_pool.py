@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,18 +20,20 @@ from tests.support.paths import ROOT
 
 LOOP = "while True: pass"
 FORK = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
-LINUX = pytest.mark.skipif(sys.platform != "linux", reason="the system does not say what a thread waits for")
+LINUX = pytest.mark.skipif(
+    not os.path.exists("/proc/thread-self/schedstat"), reason="the system does not say what a thread waits for"
+)
 
 
 class Work:
     """Calls of each kind, for decoding and for prefill, and their results by one thread."""
 
-    def __init__(self, kernel, dtype):
-        self._kernel, self._dtype = kernel, dtype
+    def __init__(self, kernel, dtype, rows=200, tokens=100, seen=1200):
+        self._kernel, self._dtype, self._seen = kernel, dtype, seen
         self._weight, self._norm = pack_weight(draw(500, 96, dtype=dtype, seed=1)), draw(96, dtype=dtype, seed=2)
-        self._x = {rows: draw(rows, 96, dtype=dtype, seed=rows) for rows in (1, 200)}
-        self._blocks = fill_blocks(*(draw(2, 1300, 64, dtype=dtype, seed=seed) for seed in (3, 4)))
-        self._q = {tokens: draw(tokens, 6, 64, dtype=dtype, seed=tokens) for tokens in (1, 100)}
+        self._x = {rows: draw(rows, 96, dtype=dtype, seed=rows) for rows in (1, rows)}
+        self._blocks = fill_blocks(*(draw(2, seen + tokens, 64, dtype=dtype, seed=seed) for seed in (3, 4)))
+        self._q = {tokens: draw(tokens, 6, 64, dtype=dtype, seed=tokens) for tokens in (1, tokens)}
 
     def run(self):
         """Return the results of all calls."""
@@ -41,7 +43,7 @@ class Work:
             found.append(self._kernel.norm(x, self._norm, 1e-5, torch.empty_like(x)))
             found.append(self._kernel.gate(x, torch.empty(rows, 48, dtype=self._dtype)))
         for q in self._q.values():
-            found += attention(self._kernel, q, self._blocks, 1200)
+            found += attention(self._kernel, q, self._blocks, self._seen)
         return found
 
 
@@ -86,13 +88,13 @@ def test_threads_and_busy_processes_change_no_bit(kernel, set_threads, dtype):
 def test_concurrent_callers_get_their_own_results(set_threads):
     """More callers than the pool has jobs: the others run their loops alone."""
     set_threads(3)
-    works = [Work(find_kernel(), dtype) for dtype in DTYPES * 3]
+    works = [Work(find_kernel(), dtype, rows=40, tokens=20, seen=600) for dtype in DTYPES * 3]
     expected = [work.run() for work in works]
     wrong, start = [], threading.Barrier(len(works))
 
     def call(number):
         start.wait()
-        wrong.extend(number for _ in range(30) if not same(works[number].run(), expected[number]))
+        wrong.extend(number for _ in range(100) if not same(works[number].run(), expected[number]))
 
     callers = [threading.Thread(target=call, args=(number,)) for number in range(len(works))]
     for caller in callers:
@@ -174,14 +176,18 @@ def test_threads_that_compete_are_parked_and_come_back(set_threads):
     assert run_for(60, work, lambda: kernel.parked_workers() == 0)
 
 
+def thread_statuses():
+    """Yield the number of each thread of this process and its status, without those that end meanwhile."""
+    for task in Path("/proc/self/task").iterdir():
+        with suppress(OSError):
+            lines = (task / "status").read_text().splitlines()
+            yield int(task.name), dict(line.split(":\t", 1) for line in lines if ":\t" in line)
+
+
 def workers_wakings():
     """Return how often the pool's threads have slept so far: those that leave all signals to others."""
-    total = 0
-    for task in Path("/proc/self/task").iterdir():
-        status = dict(line.split(":\t", 1) for line in (task / "status").read_text().splitlines() if ":\t" in line)
-        if int(status["SigBlk"], 16) & 1 << signal.SIGINT - 1:
-            total += int(status["voluntary_ctxt_switches"])
-    return total
+    workers = (each for _, each in thread_statuses() if int(each["SigBlk"], 16) & 1 << signal.SIGINT - 1)
+    return sum(int(each["voluntary_ctxt_switches"]) for each in workers)
 
 
 @LINUX
@@ -203,12 +209,9 @@ def test_threads_that_sleep_are_woken(set_threads):
 def test_signals_are_left_to_the_main_thread(set_threads):
     set_threads(2)
     Work(find_kernel(), torch.float32).run()
-    masks = {}
-    for task in Path("/proc/self/task").iterdir():
-        status = dict(line.split(":\t", 1) for line in (task / "status").read_text().splitlines() if ":\t" in line)
-        masks[task.name] = int(status["SigBlk"], 16)
+    masks = {number: int(status["SigBlk"], 16) for number, status in thread_statuses()}
     interrupt = 1 << signal.SIGINT - 1
-    assert not masks[str(os.getpid())] & interrupt
+    assert not masks[os.getpid()] & interrupt
     assert any(mask & interrupt for mask in masks.values())
 
 
