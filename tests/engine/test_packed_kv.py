@@ -112,9 +112,11 @@ def test_drafts_from_plane_a_change_no_bit(engine, expected, more):
     assert answer(own, middle="plane", **more) == plain
 
 
-def test_a_request_for_plane_a_of_what_is_not_packed_is_refused(engine):
-    with pytest.raises(SettingsError, match="packed"):
+def test_a_request_that_the_format_of_keys_and_values_does_not_serve_is_refused(engine):
+    with pytest.raises(SettingsError, match="plane reads packed"):
         answer(engine("exact"), method="retrieval", middle="plane")
+    with pytest.raises(SettingsError, match="cannot be used together"):
+        answer(engine("packed"), approximate="retrieval", window=8)
 
 
 def test_the_next_request_goes_on_inside_a_packed_run(engine):
