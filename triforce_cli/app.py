@@ -22,7 +22,7 @@ from offload.errors import Degraded, RankLost, UsageError, typed_error
 from .distributed import rank as ranks
 from .options import config_file
 from .options.config_file import unknown_variables
-from .options.mistakes import Command, Group, as_typed, explained
+from .options.mistakes import Command, Group, as_given, explained
 from .options.settings import cache_home
 from .output.terminal import Terminal, stdout_closed
 from .signals import DONE, FAILED, INTERRUPTED, WRONG_USE
@@ -157,14 +157,15 @@ def _report(error: Exception, terminal: Terminal, ctx: Any = None) -> int:
     """Print error: and hint:, after the traceback if TRIFORCE_DEBUG is set; return the exit code."""
     terminal.trace(error)
     message, hint, code = _explain(error)
-    ranks.report(as_typed(message, ctx), hint, code, isinstance(error, RankLost), terminal)
+    message, hint = as_given(message, hint, {} if ctx is None else ctx.meta)
+    ranks.report(message, hint, code, isinstance(error, RankLost), terminal)
     return code
 
 
 def _explain(error: Exception) -> tuple[str, str, int]:
     if isinstance(error, TyperException):
-        where = (getattr(error, name, None) for name in ("ctx", "param"))
-        return *explained(error.format_message(), lambda: _command(_COMMANDS).commands, *where), WRONG_USE
+        where = getattr(error, "ctx", None)
+        return *explained(error.format_message(), lambda: _command(_COMMANDS).commands, where), WRONG_USE
     if isinstance(error, OSError) and error.errno is not None:
         _abandon_output()  # or Python would try to write the rest again at exit
     typed = typed_error(error)

@@ -118,6 +118,7 @@ def test_choices_prompts_seeds_and_stops(client, opened, loaded):
         (COMPLETIONS, {"prompt": "a", "temperature": -1}, "temperature is -1"),
         (COMPLETIONS, {"prompt": "a", "max_tokens": True}, "give a whole number"),
         (COMPLETIONS, {"prompt": "a", "max_tokens": 600}, "both together may have 512"),
+        (COMPLETIONS, {"prompt": "a", "max_tokens": 1, "max_completion_tokens": 2}, "and both are given"),
         (COMPLETIONS, {"prompt": "a", "n": 17}, "1 to 16 are possible"),
         (COMPLETIONS, {"prompt": "a", "stop": [1]}, "stop"),
         (COMPLETIONS, {"prompt": [1, 267]}, "token id 267 at position 1"),

@@ -73,7 +73,7 @@ def _naming(parse: Callable[[str], Any], name: str) -> Callable[[str], Any]:
         try:
             return parse(text)
         except SettingsError as error:
-            named = "" if name.lstrip("-") in error.message else f"{name}: "
+            named = "" if error.message.startswith((name, name.lstrip("-"))) else f"{name}: "
             raise SettingsError(f"{named}{error.message}", error.hint) from None
 
     return parser

@@ -13,22 +13,8 @@ from typer.exceptions import TyperException
 
 from offload.errors import SettingsError
 
-from .other_names import OPTIONS, accepted, names_of, option_elsewhere, other_name
+from .other_names import OPTIONS, SUBCOMMANDS, accepted, names_of, option_elsewhere, other_name
 
-_INSTEAD = {  # what other programs call it
-    "run": 'triforce generate "a prompt"',
-    "complete": 'triforce generate "a prompt"',
-    "ask": 'triforce summarize book.txt --question "Who tells it?"',
-    "list": "triforce cache list for cached prompts, or triforce doctor for models",
-    "ls": "triforce cache list for cached prompts, or triforce doctor for models",
-    "rm": "triforce cache rm ID",
-    "download": "triforce pull",
-    "benchmark": "triforce bench",
-    "plan": "triforce profile",
-    "info": "triforce doctor",
-    "version": "triforce --version",
-    "help": "triforce COMMAND --help",
-}
 _COMMAND, _OPTION = re.compile(r"No such command '(.*?)'"), re.compile(r"No such option: (--?[\w-]+)")
 _NUMBER = re.compile(r"Invalid value for '(--?[\w-]+).*': Input should be a valid (integer|number)")
 _LIMIT = re.compile(r"Invalid value for '(--?[\w-]+).*': Input should be (greater|less) than or equal to (\S+)")
@@ -37,14 +23,14 @@ _NO_VALUE = re.compile(r"Option '(--?[\w-]+)' requires an argument")
 _EXTRA = re.compile(r"Got unexpected extra argument\(s\) \((.*)\)", re.DOTALL)
 _LINE_BREAK = re.compile(r"(?<!\n)\n(?![\n ])")  # within a paragraph; examples are indented
 _CLOSE = 0.7  # --ctx-size is not --quantize
-_TYPED = f"{__name__}.typed"  # of a context's `meta`: other names that were typed, by ours
+_TYPED = f"{__name__}.typed"  # of a context's `meta`: the command's own, and other names that were typed, by ours
 
 
-def explained(message: str, commands: Callable[[], Mapping[str, Any]], ctx: Any, param: Any = None) -> tuple[str, str]:
+def explained(message: str, commands: Callable[[], Mapping[str, Any]], ctx: Any) -> tuple[str, str]:
     """Return the message of a usage error in plain words, and a hint that names what was probably meant.
 
-    `commands` returns all commands by name, slowly. `ctx` is the context of the command that could not be parsed,
-    `param` the parameter with the wrong value; None where there is none.
+    `commands` returns all commands by name, slowly. `ctx` is the context of the command that could not be parsed; None
+    where there is none.
     """
     where = ctx.command_path if ctx is not None else "triforce"
     see = f"see `{where} --help`"
@@ -67,25 +53,27 @@ def explained(message: str, commands: Callable[[], Mapping[str, Any]], ctx: Any,
         message, see = f"{match[1]} takes {kind}", f"such as {match[1]} {example}; {see}"
     if match := _NO_VALUE.search(message):
         return f"{match[1]} takes a value", see
-    if ctx is not None and param is not None and _is_from_environment(ctx, param):
-        return message, f"the value is that of the environment variable {param.envvar}; {see}"
     return message, see
 
 
-def as_typed(message: str, ctx: Any) -> str:
-    """Return a message that begins with an option with the name that was typed for it."""
-    typed = {} if ctx is None else ctx.meta.get(_TYPED, {})
-    return re.sub(r"^(?:--)?([\w-]+)", lambda match: f"--{typed[match[1]]}" if match[1] in typed else match[0], message)
-
-
-def _is_from_environment(ctx: Any, param: Any) -> bool:
-    source = ctx.get_parameter_source(param.name)
-    return source is not None and source.name == "ENVIRONMENT"
+def as_given(message: str, hint: str, meta: Mapping[str, Any]) -> tuple[str, str]:
+    """Return an error that begins with an option with the name that was typed, or the variable that gave the value."""
+    ctx, typed = meta.get(_TYPED, (None, {}))
+    match = re.match(r"(?:Invalid value for ')?(?:--)?([\w-]+)", message)
+    if match is None or ctx is None:
+        return message, hint
+    if match[1] in typed:
+        return f"--{typed[match[1]]}{message[match.end() :]}", hint
+    for param in ctx.command.params:
+        source = ctx.get_parameter_source(param.name)
+        if f"--{match[1]}" in param.opts and source is not None and source.name == "ENVIRONMENT":
+            hint = f"the value is that of the environment variable {param.envvar}; {hint}"
+    return message, hint
 
 
 def _meant_command(name: str, known: list[str], where: str) -> str:
-    if where == "triforce" and name in _INSTEAD:
-        return f"use {_INSTEAD[name]}; "
+    if where == "triforce" and (row := names_of(SUBCOMMANDS).get(name)) is not None:
+        return f"use {row.hint}; "
     close = get_close_matches(name, known, 1)
     return f"did you mean {where} {close[0]}? " if close else ""
 
@@ -182,9 +170,11 @@ class Command(_Plain, TyperCommand):
         def ours(name: str) -> str:
             found = accepted(name, own, self.name) if len(name) > 1 else name
             if found != name:
-                ctx.meta.setdefault(_TYPED, {})[found] = name
+                typed[found] = name
             return found
 
+        typed: dict[str, str] = {}
+        ctx.meta[_TYPED] = ctx, typed
         ctx.token_normalize_func = ours
         given = args[: args.index("--")] if "--" in args else list(args)  # the parser takes from `args`
         try:

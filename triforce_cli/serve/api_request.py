@@ -36,7 +36,6 @@ _SETTINGS: dict[str, tuple[tuple[tuple[type, ...], str], str]] = {
     **{name: (_NUMBER, name) for name in ("min_p", "repetition_penalty", "dry_multiplier", "dry_base")},
     **{name: (_INTEGER, name) for name in ("seed", "top_k", "dry_allowed_length", "dry_range", "no_repeat_ngram")},
     "max_tokens": (_INTEGER, "max_new_tokens"),
-    "max_completion_tokens": (_INTEGER, "max_new_tokens"),
     **{name: (_TEXT, name) for name in ("method", "draft", "tree")},
     **{name: (_INTEGER, name) for name in ("budget", "gamma1", "gamma2")},
 }

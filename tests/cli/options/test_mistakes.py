@@ -60,12 +60,29 @@ from triforce_cli.options.other_names import FIELDS, OPTIONS, names_of
         (("serve", "--port", "99999"), ("error: --port takes numbers up to 65535",)),
         (("serve", "--max-body", "0"), ("error: --max-body is 0",)),
         (("cache", "rm"), ("error: ID is missing", "triforce cache rm --help")),
+        (("distill", "--data", "a", "-o", "h", "--tokens", "0"), ("--tokens: '0' is not a number of tokens",)),
+        (("pull", "smolm2"), ("did you mean smollm2-135m, SmolLM3-3B? a model is a name (",)),
         (("distill",), ("error: --output is missing",)),
         (("cache", "remove"), ("no command 'remove'", "triforce cache --help")),
     ],
 )
 def test_the_hint_names_what_was_meant(triforce_here, args, words):
     refused(triforce_here(*args), *words)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "word"),
+    [
+        ("TEMPERATURE", "hot", "--temperature takes a number"),
+        ("TEMPERATURE", "-1", "temperature is -1.0"),
+        ("MEMORY", "abc", "--memory: 'abc' is not a size"),
+        ("CACHE", "maybe", "'--cache'"),
+    ],
+)
+def test_a_variable_that_gave_a_wrong_value_is_named(triforce_here, name, value, word):
+    result = triforce_here("generate", "hi", env={f"TRIFORCE_{name}": value})
+    assert result.stderr.count("environment variable") == 1
+    refused(result, word, f"hint: the value is that of the environment variable TRIFORCE_{name}; ")
 
 
 def test_paragraphs_of_help_are_broken_by_the_terminal(triforce_here):
