@@ -156,8 +156,8 @@ def run(args: Sequence[str]) -> int:
 def _report(error: Exception, terminal: Terminal, ctx: Any = None) -> int:
     """Print error: and hint:, after the traceback if TRIFORCE_DEBUG is set; return the exit code."""
     terminal.trace(error)
-    *said, code = _explain(error)
-    message, hint = as_given(*said, {} if ctx is None else ctx.meta)
+    message, hint, code = _explain(error)
+    message, hint = as_given(message, hint, {} if ctx is None else ctx.meta)
     ranks.report(message, hint, code, isinstance(error, RankLost), terminal)
     return code
 
