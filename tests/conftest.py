@@ -308,12 +308,14 @@ def seeded():
     torch.default_generator.manual_seed(0)
 
 
-@pytest.fixture(autouse=True)
-def patience_with_disks(monkeypatch):
+@pytest.fixture(scope="session", autouse=True)
+def patience_with_disks():
     """A tiny model computes faster than a busy machine reads and writes; prompts go to and from disk all the same."""
-    monkeypatch.setattr("offload.prompt_cache.restore.TRIAL", 1000.0)
-    monkeypatch.setattr("offload.prompt_cache.writer.PATIENCE", 1000.0)
-    monkeypatch.setattr("offload.prompt_cache.store.PATIENCE", 1000.0)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("offload.prompt_cache.restore.TRIAL", 1000.0)
+        patched.setattr("offload.prompt_cache.writer.PATIENCE", 1000.0)
+        patched.setattr("offload.prompt_cache.store.PATIENCE", 1000.0)
+        yield
 
 
 @pytest.fixture

@@ -75,7 +75,8 @@ class ConstraintVocabulary:
 
     @cached_property
     def _quotable(self) -> QuotableTokens:
-        return QuotableTokens(self._bytes)
+        special = set(self._tokenizer.special_ids.values())
+        return QuotableTokens([b"" if token in special else data for token, data in enumerate(self._bytes)])
 
     @cached_property
     def _lltokenizer(self) -> LLTokenizer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import stat
 import time
@@ -104,8 +105,12 @@ class PromptFolder:
         for folder in (self.path, self.path / fingerprint[:16]):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
+    def _glob(self, pattern: str) -> list[Path]:
+        """Return what matches. Path.glob fails where another process removes a folder meanwhile."""
+        return [self.path / name for name in glob.glob(pattern, root_dir=self.path)]
+
     def blocks(self) -> Iterator[Stored]:
-        for path in self.path.glob(f"*/[0-9][0-9][0-9][0-9][0-9][0-9]-*{SUFFIX}"):
+        for path in self._glob(f"*/[0-9][0-9][0-9][0-9][0-9][0-9]-*{SUFFIX}"):
             with suppress(OSError):
                 state = path.stat()
                 if stat.S_ISREG(state.st_mode):
@@ -165,15 +170,15 @@ class PromptFolder:
 
     def sweep(self, age: float = _STALE) -> None:
         """Remove temporary files at least `age` seconds old, hit counts without a block, and empty folders."""
-        for path in (*self.path.glob(f"*/{TEMPORARY}*"), *self.path.glob(f"{TEMPORARY}*")):
+        for path in (*self._glob(f"*/{TEMPORARY}*"), *self._glob(f"{TEMPORARY}*")):
             with suppress(OSError):
                 if abs(time.time() - path.stat().st_mtime) >= age:  # or as far ahead, by a clock that was wrong
                     path.unlink()
-        for path in self.path.glob(f"*/*{_HITS}"):
+        for path in self._glob(f"*/*{_HITS}"):
             if not path.with_suffix(SUFFIX).exists():
                 with suppress(OSError):
                     path.unlink()
-        for folder in self.path.glob("*/"):
+        for folder in self._glob("*/"):
             with suppress(OSError):  # not empty
                 folder.rmdir()
 

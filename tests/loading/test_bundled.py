@@ -13,11 +13,12 @@ from dataclasses import replace
 import pytest
 
 from offload.errors import FetchError
-from offload.loading.hub.bundled import EMBEDDED, fetch_embedded, installed_path
+from offload.loading.hub.bundled import EMBEDDED, bytes_below, fetch_embedded, installed_path
 from offload.loading.hub.download import locate
 from offload.settings.config import Sampling
 from tests.support.gguf import write_gguf
 from tests.support.models import make_hf_model, make_tokenizer
+from tests.support.vanishing import vanish_when_listed
 
 NAME = "smollm2-135m"
 
@@ -105,6 +106,15 @@ def test_the_sampling_defaults_are_valid():
     assert values["eos_token_id"] == [2, 0]
     sampling = Sampling.from_generation_config(values)
     assert {name: getattr(sampling, name) for name in EMBEDDED[NAME].sampling} == EMBEDDED[NAME].sampling
+
+
+def test_bytes_are_counted_while_pip_removes_folders(tmp_path, monkeypatch):
+    for name in ("a", "b/c"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "file").write_bytes(b"12345")
+    assert bytes_below(tmp_path) == 10 and bytes_below(tmp_path / "none") == 0
+    vanish_when_listed(tmp_path / "a", monkeypatch)
+    assert bytes_below(tmp_path) == 5
 
 
 def test_no_such_wheel(wheel_folder, tmp_path):

@@ -16,6 +16,7 @@ from offload.prompt_cache.fingerprint import TOKENS
 from offload.prompt_cache.folder import PromptFolder, read_header
 from tests.support.models import ids
 from tests.support.prompt_cache import LENGTH, complaints, engine_on, files, said
+from tests.support.vanishing import vanish_when_listed
 from triforce_cli.run.prompt_cache import details, entries_table
 
 
@@ -197,3 +198,15 @@ def test_a_folder_that_vanishes_under_a_run_is_made_again(model_dir, home):
     assert said(engine_on(model_dir, home), ids(LENGTH), on_event=remove)[0] == expected
     said(engine_on(model_dir, home), ids(LENGTH))  # what is missing is computed and saved
     assert said(engine_on(model_dir, home), ids(LENGTH)) == (expected, 7 * TOKENS)
+
+
+def test_a_folder_that_vanishes_while_others_are_counted_is_passed_over(model_dir, home, monkeypatch):
+    """Another process has removed it: it was empty."""
+    said(engine_on(model_dir, home), ids(LENGTH))
+    for vanishing in (home / "0", home / "z"):
+        vanishing.mkdir()
+        with monkeypatch.context() as patches:
+            vanish_when_listed(vanishing, patches)
+            store = PromptFolder(home)
+            assert len(list(store.blocks())) == 7 and store.shrink(1 << 30) == 0
+        assert not vanishing.exists()

@@ -195,6 +195,19 @@ def test_rows_before_the_window_are_not_read(target, tmp_path):
     assert torch.equal(runner.rows(long), other.rows(short))
 
 
+def test_rows_behind_a_gap_are_read_alone(target, tmp_path):
+    """A middle level has earlier ones, and the full cache, which could not go on before them, the last ones alone."""
+    head = head_of(target, save_eagle3(tmp_path / "head"))
+    first, second = TokenSequence(ids(60)), TokenSequence(ids(60))
+    (runner, full), (alone, other) = (new_runner(target, head, sequence=each) for each in (first, second))
+    full.kept.first = other.kept.first = 50
+    middle = Runner(target, target.new_cache(400))
+    middle.keep_rows(runner.reach)
+    list(middle.prefill(first, 20))
+    runner.use([full, middle])
+    assert torch.equal(runner.rows(first), alone.rows(second))
+
+
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [

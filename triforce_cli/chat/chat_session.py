@@ -207,4 +207,8 @@ class ChatSession:
         self.conversation, self.unanswered = self.conversation.answered(question, answer), None
         self._used = self.conversation, len(run.prompt.ids) + len(meter.ids)
         if self._path is not None:
-            self.save(self._path)
+            try:
+                self.save(self._path)
+            except (KeyboardInterrupt, SystemExit):  # the whole answer was shown
+                self.save(self._path)
+                raise

@@ -2,7 +2,7 @@
 
 from contextlib import closing
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -21,7 +21,11 @@ from ..options.settings import given_options, resolve
 from ..output.output_files import check_file, write_file
 from ..output.progress import ProgressDisplay
 from ..output.stdout_formats import json_line
+from ..output.terminal import Terminal
 from ..signals import DONE, INTERRUPTED
+
+if TYPE_CHECKING:
+    from ..evaluate.report import Evaluation
 
 _LENGTH = 4096
 _NAMES = "model sink window budget chunk rebuild_every extend_context profile device dtype kernel threads prefill_chunk"
@@ -102,8 +106,6 @@ def evaluate(
     asked = EvaluateRequest(request, *chosen, lengths, depths, seeds, text, modes is not None, chat, points)
     with closing(ProgressDisplay(terminal, shown=not quiet)) as display:
         display.loading("starting")
-        from ..evaluate.report import csv_text
-        from ..evaluate.report_text import evaluation_text
         from ..evaluate.run import run_evaluation
 
         def emit(record: Any) -> None:
@@ -113,8 +115,18 @@ def evaluate(
         evaluation = run_evaluation(asked, terminal, quiet, display, emit)
     for error in evaluation.errors[1:]:
         terminal.warn(str(error))
-    if evaluation.errors and not evaluation.records:
+    if evaluation.records or not evaluation.errors:
+        _report(evaluation, terminal, csv, json)
+    if evaluation.errors:
         raise evaluation.errors[0]
+    return INTERRUPTED if evaluation.interrupted else DONE
+
+
+def _report(evaluation: "Evaluation", terminal: Terminal, csv: Path | None, json: bool) -> None:
+    """Write the table of answers, and print the scores."""
+    from ..evaluate.report import csv_text
+    from ..evaluate.report_text import evaluation_text
+
     try:
         if csv not in (None, STDOUT):
             write_file(csv, csv_text(evaluation))
@@ -125,6 +137,3 @@ def evaluate(
             terminal.write(csv_text(evaluation))
         else:
             terminal.print(evaluation_text(evaluation, terminal.table_width))
-    if evaluation.errors:
-        raise evaluation.errors[0]
-    return INTERRUPTED if evaluation.interrupted else DONE

@@ -13,22 +13,8 @@ from typer.exceptions import TyperException
 
 from offload.errors import SettingsError
 
-from .other_names import OPTIONS, accepted, names_of, option_elsewhere, other_name
+from .other_names import OPTIONS, SUBCOMMANDS, accepted, names_of, option_elsewhere, other_name
 
-_INSTEAD = {  # what other programs call it
-    "run": 'triforce generate "a prompt"',
-    "complete": 'triforce generate "a prompt"',
-    "ask": 'triforce summarize book.txt --question "Who tells it?"',
-    "list": "triforce cache list for cached prompts, or triforce doctor for models",
-    "ls": "triforce cache list for cached prompts, or triforce doctor for models",
-    "rm": "triforce cache rm ID",
-    "download": "triforce pull",
-    "benchmark": "triforce bench",
-    "plan": "triforce profile",
-    "info": "triforce doctor",
-    "version": "triforce --version",
-    "help": "triforce COMMAND --help",
-}
 _COMMAND, _OPTION = re.compile(r"No such command '(.*?)'"), re.compile(r"No such option: (--?[\w-]+)")
 _NUMBER = re.compile(r"Invalid value for '(--?[\w-]+).*': Input should be a valid (integer|number)")
 _LIMIT = re.compile(r"Invalid value for '(--?[\w-]+).*': Input should be (greater|less) than or equal to (\S+)")
@@ -86,8 +72,8 @@ def as_given(message: str, hint: str, meta: Mapping[str, Any]) -> tuple[str, str
 
 
 def _meant_command(name: str, known: list[str], where: str) -> str:
-    if where == "triforce" and name in _INSTEAD:
-        return f"use {_INSTEAD[name]}; "
+    if where == "triforce" and (row := names_of(SUBCOMMANDS).get(name)) is not None:
+        return f"use {row.hint}; "
     close = get_close_matches(name, known, 1)
     return f"did you mean {where} {close[0]}? " if close else ""
 

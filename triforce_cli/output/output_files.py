@@ -7,7 +7,7 @@ import shlex
 import stat
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import IO, Any
@@ -65,19 +65,28 @@ def whole_file(path: Path) -> Iterator[IO[str]]:
     handle, name = temporary_for(target)
     is_complete = False
     try:
-        with open(handle, "w", encoding="utf-8") as file:
-            try:
-                yield file
-                is_complete = True
-            finally:
-                file.flush()
-                os.fsync(file.fileno())
-    finally:
-        if is_complete or os.path.getsize(name):  # after an error or Ctrl-C: hours of work may be in it
-            os.chmod(name, permissions_of(target))
-            os.replace(name, target)
-        else:
-            os.unlink(name)
+        try:
+            with open(handle, "w", encoding="utf-8") as file:
+                try:
+                    yield file
+                    is_complete = True
+                finally:
+                    file.flush()
+                    os.fsync(file.fileno())
+        finally:
+            _put_in_place(name, target, is_complete)
+    except (KeyboardInterrupt, SystemExit):  # which may have come while it was put there
+        with suppress(FileNotFoundError):
+            _put_in_place(name, target, is_complete)
+        raise
+
+
+def _put_in_place(name: str, target: Path, is_complete: bool) -> None:
+    if is_complete or os.path.getsize(name):  # after an error or Ctrl-C: hours of work may be in it
+        os.chmod(name, permissions_of(target))
+        os.replace(name, target)
+    else:
+        os.unlink(name)
 
 
 def target_of(path: Path) -> Path:

@@ -14,6 +14,7 @@ import tempfile
 import time
 import zipfile
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -155,11 +156,10 @@ def _pip_error(requirement: str, log: list[str]) -> FetchError:
 def bytes_below(folder: Path) -> int:
     """Return the bytes of all files in a folder and its subfolders; 0 if there is no such folder."""
     total = 0
-    for path in folder.rglob("*"):
-        try:
-            total += path.stat().st_size if path.is_file() else 0
-        except OSError:  # removed in the meantime, by pip for example
-            continue
+    for where, _, names in os.walk(folder):  # rglob fails where a folder is removed meanwhile, by pip for example
+        for path in (Path(where, name) for name in names):
+            with suppress(OSError):
+                total += path.stat().st_size if path.is_file() else 0
     return total
 
 
