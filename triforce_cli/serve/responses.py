@@ -13,7 +13,7 @@ from offload.metrics import Meter
 
 from .api_errors import ApiError, api_error, event_text
 from .sequences import Answer, ServedSequence
-from .tools import CallDeltas, whole_message
+from .tools import CallDeltas, are_whole, whole_message
 
 _CALLED = "tool_calls"
 _REASONS = {"eos": "stop", "stop": "stop", "length": "length"}
@@ -55,7 +55,7 @@ class Form:
             form = sequence.settings.calls
             message = {"content": meter.text} if form is None else whole_message(meter.text, form)
             content = {"message": {"role": "assistant", "refusal": None} | message | thought}
-            reason = _CALLED if message.get("tool_calls") and reason == "stop" else reason
+            reason = _CALLED if reason == "stop" and are_whole(message.get("tool_calls", ())) else reason
         end = {"logprobs": self.logprobs(tokens), "finish_reason": reason}
         return {"index": sequence.index} | content | end
 
@@ -146,7 +146,7 @@ async def streamed(
                 if (read := calls[index]) is not None:
                     if rest := read.flush():
                         yield chunk(index, rest)
-                    reason = _CALLED if read.calls and reason == "stop" else reason
+                    reason = _CALLED if reason == "stop" and are_whole(read.calls) else reason
                 yield chunk(index, reason=reason)
     except Exception as error:
         if not isinstance(error, ApiError):
