@@ -5,6 +5,7 @@ import re
 
 import pytest
 
+from offload.batching.request import BatchRequest
 from offload.engine import Engine
 from offload.errors import OutOfMemory, SettingsError
 from offload.speculation.sampling.warp import Sampler
@@ -143,6 +144,7 @@ def test_a_bad_line_is_an_error_event_and_the_others_go_on(triforce, prompts, tm
         ({"id": None, "prompt": "a"}, None, "id is None"),
         ({"prompt": "a", "json_schema": {"type": "txt"}}, 20, "at its top: Invalid type"),
         ({"prompt": "a", "regex": "a", "choices": ["b"]}, 21, "contradict each other"),
+        ({"prompt": "a", "n_predict": 2}, 22, "unknown key 'n_predict'"),
     ]
     file = prompts(good, *(line for line, _, _ in bad), {"id": "last", "prompt": "Then"})
     result = triforce("generate", "--batch", file, *GREEDY, "--parallel", "2")
@@ -152,6 +154,7 @@ def test_a_bad_line_is_an_error_event_and_the_others_go_on(triforce, prompts, tm
     errors = {event["line"]: event for event in events if event["type"] == "error"}
     for line, (_, id, message) in enumerate(bad, 2):
         assert errors[line]["id"] == id and message in errors[line]["message"] and errors[line]["hint"]
+    assert errors[22]["hint"] == "did you mean max_new_tokens?"
     assert {event["id"] for event in events if event["type"] == "result"} == {"good", "last"}
     (tmp_path / "latin.jsonl").write_bytes(b'\xef\xbb\xbf{"prompt": "a"}\r\n{"prompt": "caf\xe9"}\n')
     latin = parsed(triforce("generate", "--batch", tmp_path / "latin.jsonl", *GREEDY).stdout)
@@ -281,14 +284,14 @@ def test_an_interrupt_while_a_sequence_begins_ends_those_that_run(triforce, prom
 
 
 def test_an_error_while_running_ends_one_request_alone(triforce, prompts, monkeypatch):
-    checked = Engine._checked
+    checked_ids = BatchRequest.checked_ids
 
-    def fails(engine, ids, config, settings):
-        if config.max_new_tokens == 5:
+    def fails(request, *models):
+        if request.config.max_new_tokens == 5:
             raise OutOfMemory("no room", "use less")
-        return checked(engine, ids, config, settings)
+        return checked_ids(request, *models)
 
-    monkeypatch.setattr(Engine, "_checked", fails)
+    monkeypatch.setattr(BatchRequest, "checked_ids", fails)
     result = triforce("generate", "--batch", prompts(*({"prompt": "a", "max_new_tokens": new} for new in (4, 5, 6))))
     events = parsed(result.stdout)
     assert result.returncode == 1
