@@ -98,9 +98,8 @@ class Engine:
         (`text_stream.stream_text`): `send(n)` after Tokens keeps the first n of all emitted tokens and ends the run.
         With `logprobs`, Tokens have the log-probabilities of each token and of so many of the likeliest at its place.
         Closing the iterator at any point is safe; after an exception the caches are dropped, and the next request runs
-        its whole prompt. Raises PromptError, when it is started, for ids outside the
-        vocabulary and for more tokens than the model's context, which do not matter to a cache that forgets; and
-        SettingsError for less than 0 log-probabilities.
+        its whole prompt. When it is started, raises PromptError for ids outside the vocabulary, and for more tokens
+        than the model's context unless the cache forgets; SettingsError for what the models cannot run.
         """
         request = BatchRequest(None, ids, sampling, config, speculation or Speculation(), logprobs=logprobs)
         settings, ids = request.speculation, request.checked_ids(self.model, self.draft)
@@ -136,8 +135,7 @@ class Engine:
         next one is asked for after another pass, and if no sequence runs the batch ends. A request that raises an
         exception ends with Failed, one that is cancelled with Cancelled before the next pass, and the others go on.
         Closing the iterator ends all, as do KeyboardInterrupt and SystemExit, and where several ranks run together an
-        exception that is no TriforceError. All that in one thread.
-        Raises SettingsError, when it is started, if `parallel` is less than 1.
+        exception that is no TriforceError. When it is started, raises SettingsError if `parallel` is less than 1.
         """
         require(parallel >= 1, f"parallel is {parallel}", "use 1 or more")
         batch = Batch(parallel, in_step=self.model.group.size > 1)
@@ -213,8 +211,7 @@ class Engine:
 
         The target runs on the full cache, or on the approximate one that `speculation` asks for. `ids` are the longest
         text that it runs, but for `more` tokens after it, in one session as `generate` does. Yields the progress of
-        reading.
-        Raises PromptError as `generate` does, when it is started.
+        reading. Raises PromptError as `generate` does.
         """
         ids, settings = token_ids(ids), speculation or Speculation()
         if forgets(settings):
