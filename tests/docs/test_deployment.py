@@ -4,6 +4,7 @@ import asyncio
 import importlib.util
 import json
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -119,6 +120,13 @@ def test_questions_about_one_document_have_one_server_and_documents_many():
     moved = [chosen(left, f"document {n} ", "Who?")[0] for n in range(200)]
     assert all(a == b for a, b in zip(firsts, moved, strict=True) if a != SERVERS[0])
     assert balance.by_prefix(SERVERS, b"no JSON") == balance.by_prefix(SERVERS, b"[]")
+
+
+@pytest.mark.parametrize("args", [(), ("--help",), ("8080",)])
+def test_the_balancer_without_a_port_and_servers_shows_its_usage(monkeypatch, args):
+    monkeypatch.setattr(sys, "argv", ["balance.py", *args])
+    with pytest.raises(SystemExit, match=r"python examples/balance.py 8080 http://10.0.0.1:8000"):
+        runpy.run_path(str(EXAMPLES / "balance.py"), run_name="__main__")
 
 
 class Server(BaseHTTPRequestHandler):

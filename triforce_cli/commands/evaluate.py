@@ -9,8 +9,7 @@ import typer
 from offload.errors import SettingsError
 from offload.evaluation.tasks import TASKS
 
-from ..bench import options as bench_options
-from ..bench.axes import Values
+from ..bench.axes import Values, parse_context
 from ..bench.options import STDOUT
 from ..evaluate.request import DEFAULT_MODES, EvaluateRequest, parse_depths, parse_evaluated, parse_tasks
 from ..input.documents import check_files, read_documents
@@ -27,7 +26,7 @@ from ..signals import DONE, INTERRUPTED
 if TYPE_CHECKING:
     from ..evaluate.report import Evaluation
 
-_LENGTH = 4096
+_LENGTHS = options.described("Tokens of each text: 8000, 16K.", "4K")
 _NAMES = "model sink window budget chunk rebuild_every extend_context profile device dtype kernel threads prefill_chunk"
 _SETTINGS = options.chosen(f"{_NAMES} quiet encoding {options.PLACEMENT}")
 
@@ -49,7 +48,7 @@ def evaluate(
             help=options.described("Modes and URLs, with commas.", "exact and the --approximate ones"),
         ),
     ] = None,
-    context: bench_options.Context = None,
+    context: Annotated[Any, options.option("--context", metavar="N,...", help=_LENGTHS, parser=parse_context)] = "4K",
     depths: Annotated[
         Any,
         options.option(
@@ -102,7 +101,7 @@ def evaluate(
     request = Request(settings, ctx.obj.home, ctx.info_name, extend_context=bool(ctx.params["extend_context"]))
     found = read_documents(prompt_file, terminal.stdin, terminal.warn, ctx.params["encoding"]) if prompt_file else []
     text = "\n\n".join(each.text for each in found) if found else None
-    lengths = tuple(context) if isinstance(context, Values) else (context or _LENGTH,)
+    lengths = tuple(context) if isinstance(context, Values) else (context,)
     asked = EvaluateRequest(request, *chosen, lengths, depths, seeds, text, modes is not None, chat, points)
     with closing(ProgressDisplay(terminal, shown=not quiet)) as display:
         display.loading("starting")

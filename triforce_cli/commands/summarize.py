@@ -31,7 +31,7 @@ def _position(name: str, help: str) -> Any:
 def summarize(
     ctx: typer.Context,
     files: Annotated[
-        list[str] | None, typer.Argument(metavar="[FILE]...", help="Documents; - is stdin.", show_default=False)
+        list[str] | None, typer.Argument(metavar="FILE", help="Documents; - is stdin.", show_default=False)
     ] = None,
     prompt_file: options.PromptFiles = None,
     output: Annotated[

@@ -144,6 +144,7 @@ def test_a_bad_line_is_an_error_event_and_the_others_go_on(triforce, prompts, tm
         ({"id": None, "prompt": "a"}, None, "id is None"),
         ({"prompt": "a", "json_schema": {"type": "txt"}}, 20, "at its top: Invalid type"),
         ({"prompt": "a", "regex": "a", "choices": ["b"]}, 21, "contradict each other"),
+        ({"prompt": "a", "n_predict": 2}, 22, "unknown key 'n_predict'"),
     ]
     file = prompts(good, *(line for line, _, _ in bad), {"id": "last", "prompt": "Then"})
     result = triforce("generate", "--batch", file, *GREEDY, "--parallel", "2")
@@ -153,6 +154,7 @@ def test_a_bad_line_is_an_error_event_and_the_others_go_on(triforce, prompts, tm
     errors = {event["line"]: event for event in events if event["type"] == "error"}
     for line, (_, id, message) in enumerate(bad, 2):
         assert errors[line]["id"] == id and message in errors[line]["message"] and errors[line]["hint"]
+    assert errors[22]["hint"] == "did you mean max_new_tokens?"
     assert {event["id"] for event in events if event["type"] == "result"} == {"good", "last"}
     (tmp_path / "latin.jsonl").write_bytes(b'\xef\xbb\xbf{"prompt": "a"}\r\n{"prompt": "caf\xe9"}\n')
     latin = parsed(triforce("generate", "--batch", tmp_path / "latin.jsonl", *GREEDY).stdout)

@@ -263,6 +263,10 @@ def test_an_error_of_a_mode_ends_that_mode_alone(triforce_here, server, tmp_path
 
 
 def test_depths_are_a_number_or_percentages(triforce_here):
+    help = " ".join(triforce_here("evaluate", "--help").stdout.replace("│", "").split())
+    assert (
+        "--context N,... Tokens of each text: 8000, 16K. (4K) --depths N|LIST How many, or which: 10%,90%. (5)" in help
+    )
     assert parse_depths("2") == (0.75, 0.25)
     assert parse_depths("50%") == (0.5,) and parse_depths("10 %, 99.5%,10%") == (0.995, 0.1)
     for text in ("0", "101", "50,60", "101%", "50%,", ""):
