@@ -12,6 +12,7 @@ import hashlib
 import itertools
 import json
 import sys
+from contextlib import suppress
 from urllib.parse import urlsplit
 
 BEGINNING = 2048  # characters of a prompt that choose the server
@@ -105,4 +106,7 @@ async def main(port: int, servers: list[str], is_affine: bool = True) -> None:
 
 if __name__ == "__main__":
     arguments = [each for each in sys.argv[1:] if each != "--round-robin"]
-    asyncio.run(main(int(arguments[0]), arguments[1:], len(arguments) + 1 == len(sys.argv)))
+    if len(arguments) < 2 or not arguments[0].isdecimal():
+        sys.exit(__doc__)
+    with suppress(KeyboardInterrupt):
+        asyncio.run(main(int(arguments[0]), arguments[1:], len(arguments) + 1 == len(sys.argv)))

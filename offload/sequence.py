@@ -52,7 +52,6 @@ class TokenSequence:
 
     @property
     def tentative(self) -> list[int]:
-        """The tokens that are not committed."""
         return self.tokens[self.committed :]
 
     def extend(self, ids: Sequence[int]) -> None:

@@ -33,4 +33,9 @@ def short_text(text: str) -> str:
     return line if len(line) <= 300 else f"{line[:200]}...{line[-90:]}"
 
 
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message, or its type where it has none."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
 _REPR = _ShortRepr()

@@ -18,7 +18,8 @@ def parse_size(text: str) -> int:
     number, letter, binary = match.groups() if match else ("inf", "", "")
     size = float(number) * (1024 if binary else 1000) ** " kmgt".index(letter.lower() or " ")
     if not size <= MOST_BYTES:
-        raise SettingsError(f"{short_repr(text)} is not a size", "write it like 22GiB, 24GB or 500MiB")
+        wrong = f"more than {MOST_BYTES:,} bytes" if match else "not a size"
+        raise SettingsError(f"{short_repr(text)} is {wrong}", "write it like 22GiB, 24GB or 500MiB")
     return int(size)
 
 
@@ -30,7 +31,8 @@ def parse_tokens(text: str) -> int:
     match = _TOKENS.fullmatch(text.strip())
     count = 0 if match is None else float(re.sub("[,_]", "", match[1])) * 1024 ** " km".index(match[2].lower() or " ")
     if not 1 <= count <= MOST_TOKENS or count != int(count):
-        raise SettingsError(f"{short_repr(text)} is not a number of tokens", "write it like 8000, 128K or 1M")
+        wrong = f"more than {MOST_TOKENS:,} tokens" if count > MOST_TOKENS else "not a number of tokens"
+        raise SettingsError(f"{short_repr(text)} is {wrong}", "write it like 8000, 128K or 1M")
     return int(count)
 
 

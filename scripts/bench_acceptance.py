@@ -25,13 +25,13 @@ from bench_peers import machine
 from offload import EngineConfig, Sampling, Speculation, open_model
 from offload.caches import selection
 from offload.caches.chunk_scores import KeptMeanKeys, LayerScores
+from offload.caches.factory import selected_cache
 from offload.caches.full import FullCache
 from offload.caches.selected import SelectedCache
 from offload.caches.selection import RetrievalSelector
-from offload.kernels.native.library import BLOCK
+from offload.kernels.native.structs import BLOCK
 from offload.sequence import TokenSequence
 from offload.settings.config import EXACT, KERNELS
-from offload.speculation.levels import hierarchy
 from offload.speculation.passes.runner import Runner
 from offload.speculation.passes.selected_runner import SelectedRunner
 from offload.speculation.sampling.warp import Sampler, sample
@@ -53,7 +53,7 @@ def prompt(tokenizer, options: argparse.Namespace) -> list[int]:
 def new_cache(full: FullCache, settings: Speculation, bits: int) -> SelectedCache:
     """Return a small cache whose chunks are selected by mean keys of so many bits."""
     with patch.object(selection, "RetrievalSelector", partial(RetrievalSelector, scores=SCORES[bits])):
-        return hierarchy.selected_cache(full, settings)
+        return selected_cache(full, settings)
 
 
 def full_caches(model, sequence: TokenSequence, kinds: set[str], room: int) -> dict[str, Runner]:

@@ -17,10 +17,10 @@ import torch
 from bench_peers import machine
 
 from offload import EngineConfig, Speculation, open_model
+from offload.caches.factory import selected_cache
 from offload.kernels.native.threads import torch_on_one_thread
 from offload.sequence import TokenSequence
 from offload.settings.config import EXACT
-from offload.speculation.levels.hierarchy import selected_cache
 from offload.speculation.passes.estimators import StepTimes, expected_tokens
 from offload.speculation.passes.runner import Runner
 from offload.speculation.passes.selected_runner import SelectedRunner

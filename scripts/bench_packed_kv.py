@@ -31,8 +31,8 @@ from offload.kernels.native import Kernel, find_kernel
 from offload.kernels.native.calls import BlockCalls
 from offload.kernels.native.kv_groups import Groups, kv_format
 from offload.kernels.native.layout import write_blocks
-from offload.kernels.native.library import BLOCK
 from offload.kernels.native.packed_kv import RUN_BLOCKS, pack_call
+from offload.kernels.native.structs import BLOCK
 from offload.kernels.native.threads import torch_on_one_thread
 from offload.settings.kv_formats import PACKED_KV
 

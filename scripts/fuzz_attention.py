@@ -18,7 +18,7 @@ from offload.kernels.native.layout import (
     write_blocks,
     write_key_panels,
 )
-from offload.kernels.native.library import BLOCK
+from offload.kernels.native.structs import BLOCK
 from offload.settings.kv_formats import KV_FORMATS
 
 

@@ -15,8 +15,8 @@ from offload.kernels.native.checks import InvalidCall
 from offload.kernels.native.layout import (
     pack_weight,
 )
-from offload.kernels.native.library import BLOCK
 from offload.kernels.native.panels import format_struct, pack_quantized, round_weight
+from offload.kernels.native.structs import BLOCK
 from offload.kernels.quantized import QuantizedFormat, QuantizedTensor
 from offload.loading.formats.quantization import quantize_by_torch
 

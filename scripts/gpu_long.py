@@ -22,6 +22,7 @@ from gpu_rows import GIB, Rows, Skipped
 from gpu_steps import ROWS, draft_shape
 
 from offload.architecture.config import ModelShape
+from offload.caches.factory import selected_cache
 from offload.caches.full import FullCache
 from offload.memory.factory import TieredStoreFactory
 from offload.memory.host_attention import Balance
@@ -29,7 +30,6 @@ from offload.model.decoder import Model
 from offload.planning.passes import Passes
 from offload.planning.plan import Plan, make_plan
 from offload.settings.config import Placement, Speculation
-from offload.speculation.levels.hierarchy import selected_cache
 from offload.speculation.passes.runner import Runner
 from offload.speculation.passes.selected_runner import SelectedRunner
 

@@ -15,10 +15,11 @@ from torch import Tensor
 from offload.architecture.config import ModelShape
 from offload.architecture.footprint import page_tokens
 from offload.architecture.kv_formats import GROUP
+from offload.caches.factory import selected_cache
 from offload.caches.full import FullCache
 from offload.kernels import triton
 from offload.kernels.kv_groups import dequantize_groups, quantize_groups
-from offload.kernels.triton.group_accumulator import GroupAccumulator
+from offload.kernels.triton.accumulate import GroupAccumulator
 from offload.memory.device_quantized_store import DeviceQuantizedStore
 from offload.memory.factory import TieredStoreFactory
 from offload.memory.host_memory import allocator
@@ -29,7 +30,6 @@ from offload.model.decoder import Model
 from offload.planning.passes import Passes
 from offload.planning.placement import place
 from offload.settings.config import EXACT, Speculation
-from offload.speculation.levels.hierarchy import selected_cache
 from offload.speculation.passes.selected_runner import SelectedRunner
 
 MOST_ERROR = 1e-2  # of a pass in 16 bits, beside another order of its sums

@@ -10,6 +10,7 @@ from gpu_models import filled_cache, filled_runner, llama, random_model, residen
 from gpu_rows import Rows
 
 from offload.architecture.config import ModelShape
+from offload.caches.factory import draft_cache
 from offload.memory.factory import TieredStoreFactory
 from offload.model.decoder import Model
 from offload.planning.passes import Passes
@@ -18,7 +19,6 @@ from offload.sequence import TokenSequence
 from offload.settings.config import Sampling, Speculation
 from offload.settings.method_sizes import draft_chunk
 from offload.speculation.drafters.drafter import DraftRunner, ModelDrafter
-from offload.speculation.levels.hierarchy import draft_cache
 from offload.speculation.sampling.warp import Sampler
 
 ROWS = (1, 8, 22)

@@ -18,6 +18,7 @@ from safetensors.torch import save_file
 
 from offload import EngineConfig, open_model
 from offload.api.opened_model import OpenModel
+from offload.caches.factory import selected_cache
 from offload.events import Prefilled, Tokens
 from offload.kernels.native.threads import torch_on_one_thread
 from offload.loading.prompt_checks import token_ids
@@ -35,7 +36,6 @@ from offload.prompt_cache.folder import Header, PromptFolder
 from offload.sequence import TokenSequence, common_prefix
 from offload.settings.config import EXACT, Sampling, Speculation
 from offload.speculation.drafters.ngram import LookupDrafter
-from offload.speculation.levels.hierarchy import selected_cache
 from offload.speculation.passes.runner import Runner
 from offload.speculation.passes.selected_runner import SelectedRunner
 from offload.speculation.sampling.penalties import Penalties

@@ -20,9 +20,9 @@ import torch
 from bench_peers import machine
 
 from offload import EngineConfig, Sampling, Speculation
+from offload.caches.factory import selected_cache
 from offload.sequence import TokenSequence
 from offload.speculation.drafters.ngram import LookupDrafter
-from offload.speculation.levels.hierarchy import selected_cache
 from offload.speculation.passes.runner import Runner
 from offload.speculation.passes.selected_runner import SelectedRunner
 from offload.speculation.sampling.warp import Sampler, sample

@@ -130,6 +130,7 @@ def test_pipes_with_an_end_are_read_like_files(fifo):
     os.close(reading)
 
 
+@pytest.mark.daily("True-2", "False-15")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("as_file", [True, False])
 def test_signals_are_answered_while_an_endless_pipe_is_read(tmp_path, number, as_file):

@@ -8,8 +8,7 @@ import torch
 
 from offload.kernels.native import threads as native_threads
 from offload.kernels.native import use_threads
-from offload.system import processors
-from offload.system.processors import listed, usable_cores
+from offload.system.machine import listed, usable_cores
 
 
 @pytest.fixture
@@ -23,7 +22,9 @@ def machine(tmp_path, monkeypatch):
                 write(f"sys/devices/system/cpu/cpu{processor}/topology/core_cpus_list", ",".join(map(str, core)))
         for path, text in (groups or {}).items():
             write(path, text)
-        monkeypatch.setattr(processors, "allowed_processors", lambda: set(everything if allowed is None else allowed))
+        monkeypatch.setattr(
+            "offload.system.machine.allowed_processors", lambda: set(everything if allowed is None else allowed)
+        )
         monkeypatch.setattr(psutil, "cpu_count", lambda logical=True: len(everything) if logical else len(cores))
         return usable_cores(tmp_path)
 
@@ -69,7 +70,7 @@ def test_a_quota_of_control_groups_of_version_1(machine, folder):
 
 def test_a_system_without_these_files(tmp_path, monkeypatch):
     monkeypatch.setattr(psutil, "cpu_count", lambda logical=True: 8 if logical else 4)
-    monkeypatch.setattr(processors, "allowed_processors", lambda: set(range(8)))
+    monkeypatch.setattr("offload.system.machine.allowed_processors", lambda: set(range(8)))
     assert usable_cores(tmp_path) == 4
     monkeypatch.setattr(psutil, "cpu_count", lambda logical=True: 8 if logical else None)  # it knows no cores
     assert usable_cores(tmp_path) == 8

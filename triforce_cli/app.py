@@ -22,7 +22,7 @@ from offload.errors import Degraded, RankLost, UsageError, typed_error
 from .distributed import rank as ranks
 from .options import config_file
 from .options.config_file import unknown_variables
-from .options.mistakes import Command, Group, explained
+from .options.mistakes import Command, Group, as_given, explained
 from .options.settings import cache_home
 from .output.terminal import Terminal, stdout_closed
 from .signals import DONE, FAILED, INTERRUPTED, WRONG_USE
@@ -150,20 +150,22 @@ def run(args: Sequence[str]) -> int:
     except SystemExit as exit_:  # rich's answer to a closed pipe, in --help
         return _abandon_output() if isinstance(exit_.__context__, BrokenPipeError) else int(exit_.code or DONE)
     except Exception as error:
-        return _report(error, ctx.obj.terminal if ctx is not None and ctx.obj else Terminal())
+        return _report(error, ctx.obj.terminal if ctx is not None and ctx.obj else Terminal(), ctx)
 
 
-def _report(error: Exception, terminal: Terminal) -> int:
+def _report(error: Exception, terminal: Terminal, ctx: Any = None) -> int:
     """Print error: and hint:, after the traceback if TRIFORCE_DEBUG is set; return the exit code."""
     terminal.trace(error)
     message, hint, code = _explain(error)
+    message, hint = as_given(message, hint, {} if ctx is None else ctx.meta)
     ranks.report(message, hint, code, isinstance(error, RankLost), terminal)
     return code
 
 
 def _explain(error: Exception) -> tuple[str, str, int]:
     if isinstance(error, TyperException):
-        return *explained(error.format_message(), *(getattr(error, name, None) for name in ("ctx", "param"))), WRONG_USE
+        where = getattr(error, "ctx", None)
+        return *explained(error.format_message(), lambda: _command(_COMMANDS).commands, where), WRONG_USE
     if isinstance(error, OSError) and error.errno is not None:
         _abandon_output()  # or Python would try to write the rest again at exit
     typed = typed_error(error)

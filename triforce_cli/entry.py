@@ -4,25 +4,26 @@ import atexit
 import os
 import sys
 import threading
+from contextlib import suppress
 
-from .signals import INTERRUPTED, listen
+from .signals import DONE, INTERRUPTED, end, listen
 
 
 def main() -> None:
     """Run the command line and exit with its code."""
     listen()
     occupy_closed_streams()
-    try:
+    code = INTERRUPTED
+    with suppress(KeyboardInterrupt):  # before the command has begun, or after its end
         from .app import run, settle_libraries
         from .distributed.rank import finish
 
         settle_libraries()
         code = run(sys.argv[1:])
-    except KeyboardInterrupt:  # before the command has begun
-        sys.exit(INTERRUPTED)
-    finish(code)
+        finish(code)
     if "torch" in sys.modules:
         exit_without_teardown(code)
+    end()
     sys.exit(code)
 
 
@@ -42,11 +43,14 @@ def exit_without_teardown(code: int) -> None:
     After torch was imported and a model loaded, freeing takes up to half a second, and the system frees all memory
     anyway.
     """
-    for finish in (threading._shutdown, atexit._run_exitfuncs):  # the first waits for threads that write prompts
-        try:
-            finish()
-        except KeyboardInterrupt:
-            code = INTERRUPTED
+    try:
+        threading._shutdown()  # waits for threads that write prompts
+    except KeyboardInterrupt:
+        code = INTERRUPTED
+    except SystemExit as exit_:  # SIGTERM
+        code = int(exit_.code or DONE)
+    end()
+    atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()

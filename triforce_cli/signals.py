@@ -28,17 +28,25 @@ _TORCH_STORAGE = os.path.join("torch", "storage.py")
 _REDELIVERY = 0.01  # seconds
 _MERGED = 0.1  # seconds in which two signals are one: `timeout` and other wrappers send it twice
 _first_at: float | None = None  # when the Ctrl-C that has not been answered came
+_is_ending = False
 
 
 def listen() -> None:
     """Install the handlers of the signals that end a process; with SIGHUP ignored, as by nohup, it stays so."""
     answered()
     signal.signal(signal.SIGINT, _interrupt)
+    sys.unraisablehook = _deliver_lost
     if (library := _library()) is not None:
         library.interrupt_listen(INTERRUPTED, ctypes.c_double(_MERGED))
     for name in ("SIGTERM", "SIGHUP"):  # Windows has no SIGHUP
         if hasattr(signal, name) and not (name == "SIGHUP" and is_ignored(signal.SIGHUP)):
             signal.signal(getattr(signal, name), _terminate)
+
+
+def end() -> None:
+    """Answer no signal any more but a second Ctrl-C: what is left to do is short, such as removing files."""
+    global _is_ending
+    _is_ending = True
 
 
 def answered() -> None:
@@ -79,7 +87,8 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
         _deliver_again(number)
     else:
         _first_at = time.monotonic()
-        raise KeyboardInterrupt
+        if not _is_ending:
+            raise KeyboardInterrupt
 
 
 def _terminate(number: int, frame: FrameType | None) -> None:
@@ -88,7 +97,7 @@ def _terminate(number: int, frame: FrameType | None) -> None:
         _exit_at_once(SIGNALLED + number)
     if _is_called_by_safetensors(frame):
         _deliver_again(number)
-    else:
+    elif not _is_ending:
         raise SystemExit(SIGNALLED + number)
 
 
@@ -106,6 +115,16 @@ def _deliver_again(number: int) -> None:
     timer = threading.Timer(_REDELIVERY, signal.pthread_kill, (threading.main_thread().ident, number))
     timer.daemon = True
     timer.start()
+
+
+def _deliver_lost(lost: "sys.UnraisableHookArgs") -> None:
+    """Send a signal again whose exception could not be raised, as in a destructor: Python would only print it."""
+    if isinstance(lost.exc_value, KeyboardInterrupt):
+        _deliver_again(signal.SIGINT)
+    elif isinstance(lost.exc_value, SystemExit) and int(lost.exc_value.code or 0) > SIGNALLED:
+        _deliver_again(int(lost.exc_value.code or 0) - SIGNALLED)
+    else:
+        sys.__unraisablehook__(lost)
 
 
 def _exit_at_once(code: int) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 from ..errors import SettingsError
 from .config import ModelShape
 from .config_checks import ConfigCheck
-from .head_shape import HeadDimensions, HeadShape, number, other_target
+from .head_shape import OTHERS, HeadDimensions, HeadShape, check_target, number, other_target
 from .hf_config import shape_from_config
 
 ASSISTANT = "assistant"
@@ -44,18 +44,13 @@ def assistant_shape(config: Mapping[str, Any], target: ModelShape, check: Config
     if not isinstance(text, Mapping):
         raise check.error("text_config", text, "the configuration of the layers")
     if target.family != _TARGET:
-        raise SettingsError(
-            f"the drafter is an assistant of Gemma 4, and the target is a {target.family}",
-            "use a drafter of this target, or --draft lookup",
-        )
+        raise SettingsError(f"the drafter is an assistant of Gemma 4, and the target is a {target.family}", OTHERS)
     own = {name: value for name, value in text.items() if name != "vocab_size_per_layer_input"}
     own |= {"model_type": _TARGET, "num_kv_shared_layers": 0, "hidden_size_per_layer_input": 0}
     layers = shape_from_config({"tie_word_embeddings": True} | own, None, check)
-    if layers.vocab != target.vocab:
-        raise other_target("vocabulary", layers.vocab, target.vocab)
+    check_target("vocabulary", layers.vocab, target.vocab)
     width = number(config, "backbone_hidden_size", 1536, check)
-    if width != target.hidden:
-        raise other_target("hidden size", width, target.hidden)
+    check_target("hidden size", width, target.hidden)
     _check_attention(layers, target)
     every = tuple(replace(layers.spec(i), borrows=True, keys_are_values=False) for i in range(layers.layers))
     sliding = sum(spec.window > 0 for spec in every)
@@ -82,7 +77,4 @@ def _check_attention(layers: ModelShape, target: ModelShape) -> None:
             ("RoPE", dict(own.rope), dict(theirs.rope)),
         ):
             if mine != yours:
-                raise SettingsError(
-                    f"the drafter was trained for another target: {what} of {mine}, where this one has {yours}",
-                    "use a drafter of this target, or --draft lookup",
-                )
+                raise other_target(f"{what} of {mine}, where this one has {yours}")

@@ -60,7 +60,6 @@ class ModelShape(Dimensions):
         return self._of_layers(SLIDING, self.sliding_rope or self.rope, self.sliding_heads or self._own_heads)
 
     def heads_of(self, spec: LayerSpec) -> Heads:
-        """Return the heads of a layer."""
         return self.sliding_heads if spec.window and self.sliding_heads else self._own_heads
 
     @property

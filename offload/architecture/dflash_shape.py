@@ -11,7 +11,7 @@ from ..errors import UnsupportedModel
 from ..short_repr import short_repr
 from .config_checks import ConfigCheck
 from .dims import Dimensions
-from .head_shape import DFLASH, OF_TARGETS, HeadDimensions, HeadShape, layer_ids, number, other_target, token_of
+from .head_shape import DFLASH, OF_TARGETS, HeadDimensions, HeadShape, check_target, layer_ids, number, token_of
 from .hf_config import shape_from_config
 from .layer_spec import SLIDING
 
@@ -73,13 +73,9 @@ def dflash_shape(config: Mapping[str, Any], target: Dimensions, check: ConfigChe
     layers = shape_from_config(
         {"tie_word_embeddings": False} | dict(config) | OF_TARGETS | {"model_type": "qwen3"}, None, check
     )
-    if layers.vocab != target.vocab:
-        raise other_target("vocabulary", layers.vocab, target.vocab)
-    if layers.hidden != target.hidden:
-        raise other_target("hidden size", layers.hidden, target.hidden)
-    of_target = number(config, "num_target_layers", target.layers, check)
-    if of_target != target.layers:
-        raise other_target("number of layers", of_target, target.layers)
+    check_target("vocabulary", layers.vocab, target.vocab)
+    check_target("hidden size", layers.hidden, target.hidden)
+    check_target("number of layers", number(config, "num_target_layers", target.layers, check), target.layers)
     read = layer_ids("target_layer_ids", values.get("target_layer_ids"), target.layers - 1, check)
     kinds = config.get("layer_types")
     kinds = kinds if isinstance(kinds, list) and len(kinds) == layers.layers else [""] * layers.layers

@@ -37,7 +37,8 @@ def activation_bytes(
     if shape.experts:  # a row for each expert of a token: what it takes, gate, up, their product, and outputs in fp32
         row += expert_row_bytes(shape, max(itemsize, 4 * copies))
     if copies:
-        widest = 2 * width * shape.hidden * 4 + 4 * 4 * shape.vocab
+        # Beside a widest weight and what is sampled from, the logits of the longest recorded pass, which stay.
+        widest = 2 * width * shape.hidden * 4 + (4 + KEPT_QUERIES) * 4 * shape.vocab
         return rope + widest + max(rows * 2 * row + prefill, decode)
     logits = 4 * 4 * shape.vocab * TAIL // 4  # of the longest draft: logits, sorted, and distributions
     return rope + max(rows * (row + 2 * 4 * shape.hidden) + prefill, logits + decode)

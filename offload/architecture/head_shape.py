@@ -25,6 +25,7 @@ _PARALLEL = "peagle"  # EAGLE-3 heads that draft all tokens in one pass, in the 
 _TAPS = "eagle_aux_hidden_state_layer_ids"  # the layers whose inputs a head reads
 _EAGLE_LAYERS = ("llama", "qwen3")  # kinds of layers that EAGLE-3 heads have
 OF_TARGETS = {"layer_types": None, "sliding_window": None, "use_sliding_window": False, "max_window_layers": 0}
+OTHERS = "use a drafter of this target, or --draft lookup"
 _MTP_FAMILIES = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
 
 
@@ -167,11 +168,9 @@ def eagle3_shape(config: Mapping[str, Any], target: Dimensions, check: ConfigChe
     _check_family(config, target)
     name = own.get("model_type") if own.get("model_type") in _EAGLE_LAYERS else "llama"
     layers = shape_from_config({"tie_word_embeddings": False} | own | OF_TARGETS | {"model_type": name}, None, check)
-    if layers.vocab != target.vocab:
-        raise other_target("vocabulary", layers.vocab, target.vocab)
+    check_target("vocabulary", layers.vocab, target.vocab)
     width = number(config, "target_hidden_size", layers.hidden, check)
-    if width != target.hidden:
-        raise other_target("hidden size", width, target.hidden)
+    check_target("hidden size", width, target.hidden)
     ids = config.get(_TAPS) or eagle.get(_TAPS)
     if ids is None:
         ids = [2, target.layers // 2, target.layers - 3]
@@ -239,10 +238,7 @@ def _check_family(config: Mapping[str, Any], target: Dimensions) -> None:
     theirs = {families.get(_bare(str(name))) for name in names} - {None}
     ours = getattr(target, "family", None)  # a plan may know the dimensions alone
     if theirs and ours is not None and ours not in theirs:
-        raise SettingsError(
-            f"the drafter was trained for another target: a {' or '.join(map(str, theirs))}, and this one is a {ours}",
-            "use a drafter of this target, or --draft lookup",
-        )
+        raise other_target(f"a {' or '.join(map(str, theirs))}, and this one is a {ours}")
 
 
 def _bare(name: str) -> str:
@@ -266,9 +262,12 @@ def number(config: Mapping[str, Any], name: str, default: int, check: ConfigChec
     return value
 
 
-def other_target(what: str, theirs: int, ours: int) -> SettingsError:
-    """Return the error about a head of another target."""
-    return SettingsError(
-        f"the drafter was trained for another target: one with a {what} of {theirs:,}, and this one's is {ours:,}",
-        "use a drafter of this target, or --draft lookup",
-    )
+def check_target(what: str, theirs: int, ours: int) -> None:
+    """Raise SettingsError for a drafter whose target had another number of something."""
+    if theirs != ours:
+        raise other_target(f"one with a {what} of {theirs:,}, and this one's is {ours:,}")
+
+
+def other_target(what: str) -> SettingsError:
+    """Return the error about a drafter of another target; `what` says which."""
+    return SettingsError(f"the drafter was trained for another target: {what}", OTHERS)

@@ -33,7 +33,6 @@ class WeightBits:
 
     @property
     def of_experts(self) -> float:
-        """Return the bits of the experts."""
         return self.layers if self.experts is None else self.experts
 
 
@@ -109,7 +108,6 @@ class Parameters:
         return -(-self._all_layers() // self.layers)
 
     def _all_layers(self) -> int:
-        """Return the number of parameters of all layers."""
         choices = self.experts.count + (self.experts.shared > 0) if self.experts else 0  # and the shared one's gate
         small = self.experts.layers * choices * self.hidden if self.experts else 0
         if self.linear:

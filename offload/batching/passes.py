@@ -31,7 +31,6 @@ class JointCache:
         return self._attend([cache.attend for cache in self._caches], layer, q, k, v, lse)
 
     def attend_window(self, layer: int, q: Tensor, k: Tensor, v: Tensor, lse: Tensor | None = None) -> Tensor:
-        """Attend as each cache does in a layer with a window."""
         return self._attend([cache.attend_window for cache in self._caches], layer, q, k, v, lse)
 
     def attend_linear(self, layer: int, rule: DeltaRule, rows: Tensor, gates: Tensor) -> Tensor:

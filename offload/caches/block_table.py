@@ -10,11 +10,10 @@ from ..architecture.kv_formats import BLOCK, GROUP
 from ..architecture.rope import rotate
 from ..kernels.native.kv_groups import Groups, kv_format, quantize_call
 from ..kernels.native.recording import PassInputs
-from ..memory.packed_store import PackedStore
 from ..memory.quantized_groups import GroupMemory
-from ..memory.store import Store, append
+from ..memory.store import append
 from ..memory.tree_attention import Tree
-from ..settings.kv_formats import KV_FORMATS, PACKED_KV, PLANE_KV
+from ..settings.kv_formats import KV_FORMATS
 from .selected import InPlaceCache
 
 
@@ -81,7 +80,6 @@ class TableCache(InPlaceCache):
         self._table = self._store.places(self._blocks, self.length)
 
     def begin_recorded(self, tokens: int, tree: Tree | None = None) -> tuple[Hashable, PassInputs]:
-        """Begin a pass as in `RecordableCache`."""
         self.begin(tokens, tree)
         key = self._table.data_ptr(), self._table.shape, tree is None
         return key, self._inputs(self.seen, self.stored)
@@ -96,41 +94,3 @@ class TableCache(InPlaceCache):
     def _attend(self, layer: int, q: Tensor, seen: int, tree: Tree | None = None, lse: Tensor | None = None) -> Tensor:
         more = (self._groups[layer],) if self._groups else ()
         return self._store.attend_table(layer, q, self._table[layer], seen, tree, lse, *more)
-
-
-class PlaneCache(InPlaceCache):
-    """Attends to all tokens; of the packed ones it reads plane A alone, 8 of 12 bits. The newest are as they are.
-
-    Nothing is scored, and nothing copied: a selection is of everything.
-    """
-
-    _store: Store
-
-    def _allocate(self) -> None:
-        store = self._full.store
-        assert isinstance(store, PackedStore) or store.has_planes, "keys and values are packed"
-        self._store = store
-
-    @property
-    def read_share(self) -> float:
-        return PLANE_KV.bits / (16 if self._store.has_planes else PACKED_KV.bits)
-
-    def begin(self, tokens: int, tree: Tree | None = None) -> None:
-        super().begin(tokens, tree)
-        exact = self._full.length
-        self._store.open_draft(min(self.length, exact), max(self.start + tokens, exact))
-
-    def _use(self, chosen: Tensor, chunks: int) -> None:
-        self.selection = chosen
-
-    def begin_recorded(self, tokens: int, tree: Tree | None = None) -> tuple[Hashable, PassInputs]:
-        """Begin a pass as in `RecordableCache`."""
-        self.begin(tokens, tree)
-        return tree is None, self._inputs(self.length + 1, self.stored)
-
-    def attend(self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None, lse: Tensor | None = None) -> Tensor:
-        q = append(self._store, layer, self.start, q, k, v, self.rows_of(layer), self.stored)
-        return self._store.attend_plane(layer, q, self.length, self.tree, lse)
-
-    def lend(self, layer: int, q: Tensor) -> Tensor:
-        return self._store.attend_plane(layer, rotate(q, self.rows_of(layer)), self.length - 1)

@@ -84,7 +84,6 @@ class EvictingCache(ApproximateCache):
         return 0 if self._is_settling else self._evicted + self._full.length
 
     def restartable(self, length: int) -> int:
-        """Return the most tokens, up to `length`, after which a prompt goes on as it does without cached tokens."""
         if self._ended_prompt or length < self._settled:
             return 0
         return self._evicted + self._full.restartable(length - self._evicted)

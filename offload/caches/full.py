@@ -9,8 +9,8 @@ from torch import Tensor
 
 from ..architecture.rope import Rope, rotate, rows_of
 from ..kernels import triton
-from ..kernels.native.library import BLOCK
 from ..kernels.native.recording import PassInputs
+from ..kernels.native.structs import BLOCK
 from ..memory.block_store import BlockStore
 from ..memory.packed_store import PackedStore
 from ..memory.plain_store import PlainStore
@@ -259,8 +259,8 @@ class FullCache(InFlightTokens):
 
     def truncate(self, length: int) -> int:
         assert 0 <= length <= self.length, f"cannot truncate {self.length} committed tokens to {length}"
-        length = self._intact(self.restartable(length))
-        self.length = length
+        length = self.restartable(length)
+        self.length = length = length if self.continues(length) else 0
         self._leave()
         self.store.truncate(length)
         if self.states is not None:
@@ -271,15 +271,6 @@ class FullCache(InFlightTokens):
     def restartable(self, length: int) -> int:
         """Return the most tokens, up to `length`, to which the store can roll back."""
         return self.store.restartable(length)
-
-    def _intact(self, length: int) -> int:
-        if length and self.continues(length):
-            return length
-        if self.windows is None and self.states is None:
-            return length
-        if self.windows is not None:
-            self.windows.clear()
-        return 0
 
     def keep_queries(self) -> None:
         """Keep the newest queries of every pass from now on, for `query`."""

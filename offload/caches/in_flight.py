@@ -80,12 +80,10 @@ class InFlightTokens(ABC):
 
     @property
     def is_recordable(self) -> bool:
-        """Return whether this is a `RecordableCache`."""
         return False
 
     @property
     def has_static_steps(self) -> bool:
-        """Return whether this is a `StaticCache`."""
         return False
 
     @property
@@ -104,7 +102,6 @@ class InFlightTokens(ABC):
         self._inflight = 0
 
     def commit(self, keep: Sequence[int] | None = None) -> None:
-        """Commit as `KVCache.commit`."""
         if keep is None:
             self._commit_pass()
             return
@@ -136,7 +133,6 @@ class InFlightTokens(ABC):
         self.tree, self._inflight, self._rows = tree, tokens, None
 
     def _leave(self) -> None:
-        """Forget the tokens in flight."""
         self.tree, self._held, self._inflight = None, 0, 0
 
     def _rotations(self, rows: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:

@@ -11,7 +11,7 @@ from ..architecture.rope import rotate
 from ..architecture.tier_footprint import GATHERED_BYTES
 from ..kernels.attention import attend_masked, merge
 from ..kernels.kv_groups import quantize_groups
-from ..kernels.triton.group_accumulator import GroupAccumulator
+from ..kernels.triton.accumulate import GroupAccumulator
 from ..memory.plain_store import PlainStore
 from ..memory.store import append
 from ..memory.tree_attention import Tree

@@ -56,7 +56,6 @@ class RetrievedCache(ApproximateCache):
 
     @property
     def room(self) -> int:
-        """Return how many tokens the next pass may have."""
         return ROOM - self.length % ROOM
 
     def continues(self, length: int) -> bool:
@@ -72,7 +71,6 @@ class RetrievedCache(ApproximateCache):
         return self._full.dump(start, end)
 
     def restartable(self, length: int) -> int:
-        """Return the most tokens, up to `length`, after which a prompt goes on as it does without cached tokens."""
         return min(self._num_aligned, length // ROOM * ROOM)
 
     def begin(self, tokens: int, tree: Tree | None = None) -> None:

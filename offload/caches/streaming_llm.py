@@ -259,7 +259,6 @@ class StreamingStep:
         self.load()
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Attend as `KVCache.attend`."""
         keys, values = self._cache.layer(layer)
         keys.index_copy_(1, self._stored, k.transpose(0, 1))
         values.index_copy_(1, self._stored, v.transpose(0, 1))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,7 @@ _LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
 _ONE = ("items", "additionalProperties", "contains", "not", "if", "then", "else", "propertyNames")
 
 
+_PATIENCE = 2.0  # seconds to look for the place of an error, for which each part of a schema is compiled by itself
 _STACK = 1 << 28  # bytes, of which 6,000 are used for each level of a schema
 _ONE_STARTS = threading.Lock()
 
@@ -155,12 +157,16 @@ def _places(schema: Any) -> Iterator[tuple[tuple[Any, ...], Any]]:
 
 
 def _schema_error(schema: dict[str, Any], tokenizer: LLTokenizer, reason: str) -> SettingsError:
-    """Return the error of a schema with the place of the innermost schema that has it."""
+    """Return the error of a schema with the place of the innermost schema that has it, as far as that is soon found."""
     from llguidance import LLMatcher
+
+    end = time.monotonic() + _PATIENCE
 
     shared: dict[str, Any] = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
 
     def fails(part: Any) -> str:
+        if time.monotonic() > end:
+            return ""
         if not isinstance(part, dict):
             return "" if isinstance(part, bool) else f"{short_repr(part)} is no schema"
         try:
@@ -218,4 +224,4 @@ def _grammar(kind: str, text: str) -> str:
 
 def _first_line(text: str) -> str:
     lines = [line.strip() for line in text.strip().splitlines() if line.strip()]
-    return " ".join(lines[:1] + [line for line in lines[1:] if line.startswith("error:")])
+    return " ".join(lines[:1] + [line[6:].strip() for line in lines[1:] if line.startswith("error:")])

@@ -128,7 +128,6 @@ class TokenMasks:
 
     @property
     def statistics(self) -> MaskStatistics:
-        """Return the statistics so far."""
         return MaskStatistics(self._computed, self._seconds, self._forced, self._rows)
 
     def _compute(self, path: Path) -> Allowed | TriforceError | None:

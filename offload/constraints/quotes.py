@@ -17,6 +17,7 @@ _MARK = b'"'
 _OTHERS = tuple(mark.encode() for mark in "“”„‟«»")  # would be quotations that nobody checks: none is allowed
 _BLANKS = re.compile(r"\s+")
 _QUOTED = re.compile(r'"([^"]*)"')
+_LATER, _LONGEST_CHARACTER = bytes(range(0x80, 0xC0)), 4  # bytes of UTF-8: those after a character's first
 _AHEAD = 32  # bytes of the longest token within a quotation
 
 
@@ -99,12 +100,12 @@ class QuoteMatcher:
         quoted, tail = state
         for at, part in enumerate(data.split(_MARK)):
             if at:  # a quotation begins or ends
-                if quoted is not None and not quoted.strip():
+                if quoted is not None and not (quoted.strip() and _is_whole(quoted)):
                     return None
                 quoted, tail = (b"", b"") if quoted is None else (None, b"")
             if quoted is not None:
                 quoted += part
-                if quoted not in self._document:
+                if quoted not in self._document or (quoted and _goes_on(quoted[0])):
                     return None
             else:
                 tail += part
@@ -133,9 +134,23 @@ class QuoteMatcher:
         """Return what follows the places of a text in the document, up to the length of the longest token."""
         document, size = self._document, len(quoted)
         if not quoted:
-            return {document[at : at + _AHEAD] for at in range(len(document))}
+            return {document[at : at + _AHEAD] for at in range(len(document)) if not _goes_on(document[at])}
         found, at = set(), document.find(quoted)
         while at >= 0:
             found.add(document[at + size : at + size + _AHEAD])
             at = document.find(quoted, at + 1)
         return found
+
+
+def _goes_on(byte: int) -> bool:
+    """Return whether a byte is one of a character in UTF-8, but for its first."""
+    return byte & 0xC0 == 0x80
+
+
+def _is_whole(text: bytes) -> bool:
+    """Return whether a part of a text in UTF-8 that begins with a character ends with one."""
+    try:
+        text[-_LONGEST_CHARACTER:].lstrip(_LATER).decode()
+    except UnicodeDecodeError:
+        return False
+    return True

@@ -12,9 +12,8 @@ import psutil
 import torch
 
 from ..kernels.linear import TorchLinear
-from ..kernels.native import use_threads
-from ..system.machine import free_memory
-from ..system.processors import usable_cores
+from ..kernels.native.threads import usual_threads
+from ..system.machine import free_memory, usable_cores
 from ..system.scratch_file import ScratchFile
 from ..units import GIB, counted
 from .calibration import Measured
@@ -54,8 +53,8 @@ def measure(device: torch.device | str, processor: str = "", sizes: BenchmarkSiz
         processor: the CPU's name, for the description.
     """
     device = torch.device(device)
-    use_threads(0)
-    host, busy = _host(sizes)
+    with usual_threads():  # plans reckon from there for --threads
+        host, busy = _host(sizes)
     date, version = datetime.now(timezone.utc).date().isoformat(), str(torch.__version__)
     cores = f"{processor or 'CPU'}, {counted(usable_cores(), 'core')}"
     if device.type != "cuda":

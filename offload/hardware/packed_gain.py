@@ -11,8 +11,8 @@ from ..kernels.native import KernelUnavailable, find_kernel
 from ..kernels.native.calls import BlockCalls
 from ..kernels.native.kv_groups import Groups, kv_format
 from ..kernels.native.layout import write_blocks
-from ..kernels.native.library import BLOCK
 from ..kernels.native.packed_kv import RUN_BLOCKS, pack_call
+from ..kernels.native.structs import BLOCK
 from ..kernels.native.threads import torch_on_one_thread
 from ..settings.kv_formats import PACKED_KV
 from .calibration import PackedGain

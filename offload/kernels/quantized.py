@@ -41,11 +41,9 @@ class QuantizedTensor:
         return len(self.codes), 32 * self.codes.shape[1]
 
     def to(self, device: torch.device) -> QuantizedTensor:
-        """Return the matrix on a device."""
         return replace(self, **{name: x.to(device) for name, x in self._tensors().items()})
 
     def rows(self, part: slice | Tensor) -> QuantizedTensor:
-        """Return some of the rows."""
         return replace(self, **{name: x[part] for name, x in self._tensors().items()})
 
     def columns(self, part: slice) -> QuantizedTensor | None:

@@ -6,8 +6,8 @@ from ..architecture.config import ModelShape
 from ..errors import SettingsError
 from ..kernels import triton
 from ..kernels.native import KernelUnavailable, find_kernel
-from ..kernels.native.library import SPAN
 from ..kernels.native.ops import why_not
+from ..kernels.native.structs import SPAN
 from ..settings.config import EngineConfig, Speculation
 from ..settings.kv_formats import KV_FORMATS, PLANE_KV
 from ..settings.method_sizes import check_middle, forgets, rounded_flag, whole_format

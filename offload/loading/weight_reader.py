@@ -81,7 +81,6 @@ class WeightReader:
         return self._operations.linear(self.stacked(*(f"{name}.weight" for name in names)), biases)
 
     def table(self, name: str) -> Table | Linear:
-        """Return an embedding table."""
         part = self._quantized(f"{name}.weight", self._read_quantized)
         return Table(self.stacked(f"{name}.weight")) if part is None else self._operations.quantized_linear([part])
 

@@ -74,7 +74,6 @@ class DevicePackedStore(Store):
             self._make_room(range(self.shape.layers), start, tokens)
 
     def append(self, layer: int, start: int, q: Tensor, k: Tensor, v: Tensor, rows: Rows, stored: int = 0) -> Tensor:
-        """Store tokens as in `Store`; of the first `stored`, already there, only queries are rotated."""
         if self._chunked:
             self._make_room(range(layer, layer + 1), start, len(q))
         rotated, at, size = [], 0, self._ring * RUN
@@ -113,7 +112,6 @@ class DevicePackedStore(Store):
         return part.output(lse, q.dtype)
 
     def observe(self, layer: int, q: Tensor, start: int, lse: Tensor, received: Tensor) -> None:
-        """Observe as `DeviceStore.observe`."""
         end = start + len(q)
         observe_attention(q, self._unpacked(layer, end)[0], lse, received[:, :end])
 
@@ -123,7 +121,6 @@ class DevicePackedStore(Store):
             self._plain.move(*(torch.tensor(moved, device=self.device) % (self._ring * RUN)).unbind(1))
 
     def read(self, start: int, end: int, layers: range | None = None) -> tuple[Tensor, Tensor]:
-        """Return copies of keys and values as in `Store`, of some layers."""
         layers, heads = layers or range(self.shape.layers), self.shape.kv_heads
         rows = torch.arange(layers.start * heads, layers.stop * heads, device=self.device)
         keys, values = self._gather(rows, torch.full_like(rows, start), end - start)

@@ -13,7 +13,7 @@ from ..architecture.config import ModelShape
 from ..architecture.kv_formats import GROUP, SINK, WINDOW
 from ..kernels.attention import Partial, attend, attend_masked, merge
 from ..kernels.kv_groups import dequantize_groups, dequantize_keys, quantize_groups
-from ..kernels.triton.group_accumulator import GroupAccumulator
+from ..kernels.triton.accumulate import GroupAccumulator
 from .plain_store import PlainStore, observe_attention
 from .quantized_groups import GroupTiers
 from .quantized_memory import QuantizedMemory

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..kernels.accumulate import PassResult
-from ..system.processors import usable_cores
+from ..system.machine import usable_cores
 from .host_memory import pinned
 from .page import PageLayout
 

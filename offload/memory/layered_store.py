@@ -30,7 +30,6 @@ class LayeredStore(Store):
 
     @property
     def tiers(self) -> Tiers[Any]:
-        """Return the tiers of the layers that are not resident."""
         return self.far.tiers
 
     @property

@@ -39,7 +39,6 @@ class LinkStatistics:
     busy_s: float = 0.0
 
     def event(self) -> Transferred:
-        """Return the statistics as an event."""
         return Transferred(self.bytes, self.busy_s)
 
 

@@ -15,8 +15,8 @@ from ..architecture.rope import Rows
 from ..kernels.native.kernel import Kernel
 from ..kernels.native.kv_groups import Groups, kv_format
 from ..kernels.native.layout import keys_of, mean_keys, values_of
-from ..kernels.native.library import BLOCK
 from ..kernels.native.packed_kv import RUN_BLOCKS, pack_call, unpack_call
+from ..kernels.native.structs import BLOCK
 from ..settings.kv_formats import PACKED_KV, PLANE_KV
 from .block_store import BlockStore, PlacedTables
 from .host_memory import host_memory

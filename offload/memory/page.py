@@ -21,7 +21,7 @@ from ..kernels.attention import attend, attend_causal, attend_masked, state_of
 from ..kernels.native import Kernel
 from ..kernels.native.calls import BlockCalls
 from ..kernels.native.layout import key_view, keys_of, value_view, values_of, write_blocks
-from ..kernels.native.library import BLOCK
+from ..kernels.native.structs import BLOCK
 from ..kernels.triton.accumulate import TritonAccumulator
 from .tree_attention import Tree
 

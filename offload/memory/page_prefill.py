@@ -36,7 +36,6 @@ class PrefillBuffers:
         self._tickets: list[Any] = [None, None]
 
     def buffer(self, layer: int, page: int) -> Tensor:
-        """Return the buffer of a page of the current layer."""
         side = layer % 2
         if self._layers[side] != layer:
             self._wait(side)

@@ -11,7 +11,7 @@ from torch import Tensor
 from ..architecture.config import ModelShape
 from ..kernels.native.calls import BlockCalls
 from ..kernels.native.kernel import Kernel
-from ..kernels.native.library import BLOCK
+from ..kernels.native.structs import BLOCK
 from .block_store import BlockStore, PlacedTables
 from .host_memory import host_memory
 

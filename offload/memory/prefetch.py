@@ -22,7 +22,6 @@ class PrefetchItem(NamedTuple):
     pages: int | None = None
 
     def copies(self, buffer: Tensor) -> list[Pair]:
-        """Return the copies that fill a buffer."""
         if isinstance(self.source, PackedPages):
             return self.source.copies(*self.key, buffer)
         return [(buffer[: self.pages], self.source[self.key])]

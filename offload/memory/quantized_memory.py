@@ -47,7 +47,6 @@ class Ring:
         return torch.where(blocks < SINK_BLOCKS, blocks, SINK_BLOCKS + blocks % self.size)
 
     def slots_of(self, tokens: Sequence[int]) -> Tensor:
-        """Return where tokens of the sequence lie."""
         return torch.tensor([self.place(token) for token in tokens], dtype=torch.long, device=self.store.device)
 
     def place(self, token: int) -> int:
@@ -129,7 +128,6 @@ class QuantizedMemory(Store):
         return super().prepare() if self.tiers is None else self.tiers.prepare()
 
     def begin(self, start: int, tokens: int, chunk: int | None = None, held: int = 0) -> None:
-        """Begin a pass as in `Store`, and prefetch its first pages."""
         self._start, self._chunked = start, chunk is not None
         if self.tiers is not None:
             assert chunk is None, "a prompt is read chunk by chunk"
@@ -152,7 +150,6 @@ class QuantizedMemory(Store):
             self._newest = length
 
     def append(self, layer: int, start: int, q: Tensor, k: Tensor, v: Tensor, rows: Rows, stored: int = 0) -> Tensor:
-        """Store tokens as in `Store`; of the first `stored`, already there, only queries are rotated."""
         window = (start if self._chunked else min(self._start, start)) // WINDOW * WINDOW
         self._grow(start + len(q) - window)
         self._newest = max(self._newest, start + len(q))  # before the tokens that this overwrites are lost

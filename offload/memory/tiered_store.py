@@ -45,7 +45,6 @@ class TieredStore(Store):
         return self.tiers.prepare()
 
     def begin(self, start: int, tokens: int, chunk: int | None = None, held: int = 0) -> None:
-        """Begin a pass as in `Store`, and prefetch its first pages."""
         tiers, rows = self.tiers, min(tokens, chunk or tokens)
         tiers.begin(start, rows, held)
         self._prefill = self._plain_prefill = None  # of an aborted pass
@@ -87,7 +86,6 @@ class TieredStore(Store):
             self._mean_keys = HostMeanKeys(self.tiers, shape.kv_heads, shape.head_dim, chunk)
 
     def append(self, layer: int, start: int, q: Tensor, k: Tensor, v: Tensor, rows: Rows, stored: int = 0) -> Tensor:
-        """Store tokens as in `Store`; of the first `stored`, already there, only queries are rotated."""
         if self._plain_prefill is not None:
             return self._plain_prefill.append(layer, start, q, k, v, rows)
         if self._rotated.shape != q.shape:

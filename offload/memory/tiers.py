@@ -57,7 +57,6 @@ class Tiers(Generic[Layout]):
 
     @property
     def device(self) -> torch.device:
-        """Return the device."""
         return self.open.device
 
     @property

@@ -12,7 +12,7 @@ from ..architecture.config import ModelShape
 from ..architecture.rope import Rope, Rows, rotate, rows_of
 from ..kernels.native import Kernel
 from ..kernels.window_attention import Limits, attend_limited
-from .block_ring import BlockRing
+from .block_store import BlockRing
 from .tree_attention import Tree, branches_of
 
 
@@ -27,7 +27,6 @@ class PlainRing:
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes of keys and values."""
         return self._keys.nbytes + self._values.nbytes
 
     def run(
@@ -141,7 +140,7 @@ class Windows:
 
     def covers(self, length: int) -> bool:
         """Return whether all keys are there that the next token after `length` tokens sees."""
-        return self._first <= max(length - self._longest + 1, 0)
+        return length == 0 or self._first <= max(length - self._longest + 1, 0)
 
     def clear(self) -> None:
         """Begin another sequence."""
@@ -150,6 +149,8 @@ class Windows:
     def begin(self, start: int, tokens: int, tree: Tree | None = None, held: int = 0) -> None:
         """Begin a pass over `tokens` tokens behind the `start` committed ones, or behind `held` ones of a tree."""
         assert self.covers(start), f"a pass behind {start} tokens, whose windows have been overwritten"
+        if start + held == 0:
+            self.clear()
         self._start, self._held, self._tree, self._next = start, held, tree, (-1, 0)
         self._tokens = tokens
         if tree is None:
@@ -188,7 +189,6 @@ class Windows:
         return self._ring.run(layer, q, None, None, rows, length - 1)
 
     def compact(self, start: int, keep: Sequence[int]) -> None:
-        """Move the tokens at `start + keep[i]` to `start + i`, for increasing `keep`."""
         self._ring.compact(start, keep)
 
     @property
@@ -206,6 +206,8 @@ class Windows:
 
     def load(self, start: int, end: int, kv: Tensor) -> None:
         """Store what `dump` returned of the tokens from position `start` to `end - 1`."""
+        if start == 0:
+            self.clear()
         self._make_room(start, end)
         self._ring.load(start, kv)
         self._first = max(self._first, end - self._ring.room)

@@ -45,7 +45,6 @@ class SharedExpert:
 
     @property
     def linears(self) -> tuple[LocalLinear, ...]:
-        """Return all linears."""
         return self.gate, self.gate_up, self.down
 
 

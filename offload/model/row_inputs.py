@@ -30,7 +30,6 @@ class RowInputs:
             yield NO_INPUTS if self.query_scales is None else RowInputs(self.query_scales[start : start + size])
 
     def layer(self, index: int) -> RowInputs:
-        """Return the inputs of one layer."""
         return self if self.embeddings is None else RowInputs(self.query_scales, self.embeddings[:, index])
 
 

@@ -102,7 +102,6 @@ class JoinedNorm:
         return q, k
 
     def tensors(self) -> list[Tensor]:
-        """Return the weights."""
         return list(self._weights)
 
     def over(self, tensors: list[Tensor]) -> JoinedNorm:

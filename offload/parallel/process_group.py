@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..errors import RankLost, RankMissing, SettingsError
+from ..short_repr import first_line
 
 
 def broadcast(value: Any, group: dist.ProcessGroup | None = None) -> Any:
@@ -183,9 +184,8 @@ def _rank_missing(timeout: float) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, ValueError) as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise RankMissing(
-            f"the ranks did not come together within {timeout:g} s: {reason[:200]}",
+            f"the ranks did not come together within {timeout:g} s: {first_line(error)[:200]}",
             "start the same command on every node, with the same address; GLOO_SOCKET_IFNAME names the network to use",
         ) from error
 

@@ -1,5 +1,7 @@
 """The bytes of a plan's parts on each device and on the host."""
 
+from dataclasses import replace
+
 from ..architecture.footprint import PAGE_GRAIN, expert_row_bytes, page_tokens
 from ..architecture.kv_formats import bf16_layer_bytes, format_bytes
 from ..architecture.tier_footprint import (
@@ -46,9 +48,17 @@ class TierBytes:
         self._needs: dict[int, MemoryEstimate] = {}
 
     def _need(self, kv: int) -> MemoryEstimate:
-        """Return the estimate for so many layers whose KV stays on the device."""
+        """Return the estimate for so many layers whose KV stays on the device.
+
+        Of many that do not, each adds as many bytes of mean keys as the second.
+        """
         if kv not in self._needs:
-            self._needs[kv] = _estimate(self._request, self._kv_layers - kv, self._order == "layers")
+            away = self._kv_layers - kv
+            if away <= 2:
+                self._needs[kv] = _estimate(self._request, away, self._order == "layers")
+            else:
+                one, two = self._need(self._kv_layers - 1).retrieval, self._need(self._kv_layers - 2)
+                self._needs[kv] = replace(two, retrieval=one + (away - 1) * (two.retrieval - one))
         return self._needs[kv]
 
     @property

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from ..kernels.native import Kernel, KernelUnavailable, find_kernel
 from ..kernels.native.layout import keys_of, values_of, write_blocks
-from ..kernels.native.library import BLOCK, MAX_HEAD_DIM
 from ..kernels.native.packed_kv import RUN_BLOCKS, pack_call, unpack_call
+from ..kernels.native.structs import BLOCK, MAX_HEAD_DIM
 from ..kernels.packed_kv import unpack_runs
 from ..settings.kv_formats import PACKED_KV
 from ..system.files import replace_file

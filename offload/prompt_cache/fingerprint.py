@@ -75,7 +75,7 @@ def _page_tokens(cache: TargetCache, kernel: Kernel | None) -> int:
 
     It does not for the native kernel on pages of whole PIECEs.
     """
-    from ..kernels.native.library import PIECE
+    from ..kernels.native.structs import PIECE
 
     span = cache.store.span
     return 0 if kernel is not None and span % PIECE == 0 else span

@@ -110,7 +110,6 @@ class PromptFolder:
         return [self.path / name for name in glob.glob(pattern, root_dir=self.path)]
 
     def blocks(self) -> Iterator[Stored]:
-        """Yield every block."""
         for path in self._glob(f"*/[0-9][0-9][0-9][0-9][0-9][0-9]-*{SUFFIX}"):
             with suppress(OSError):
                 state = path.stat()

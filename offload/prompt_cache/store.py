@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import Degraded, SettingsError
+from ..short_repr import first_line
 from ..system.daemon_threads import DaemonThreads
 from ..system.files import replace_file
 from .block import verify_block
@@ -142,7 +143,7 @@ class BlockStore:
             except Exception as error:
                 if not remaining:
                     self._failed()
-                    raise _Stop(_reason(error)) from None
+                    raise _Stop(first_line(error)[:200]) from None
         self._failures = 0
         room.write(path, data)
         return header
@@ -175,7 +176,7 @@ class BlockStore:
                 if not remaining:
                     self._remove(name)
                     self._failed()
-                    self._reasons.append(_reason(error))
+                    self._reasons.append(first_line(error)[:200])
                     return
             time.sleep(pause)
             pause *= 4
@@ -257,7 +258,3 @@ class _Room:
             except OSError as error:
                 raise _Stop(f"{error.strerror or error} ({folder.path})") from None
             self._size += len(data)
-
-
-def _reason(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]

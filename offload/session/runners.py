@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
+from ..caches.factory import draft_cache, may_have_alternative, selected_cache
 from ..model.assistant import Assistant
 from ..model.decoder import Model, QuantizedCopy
 from ..model.dflash import DFlash
@@ -26,7 +27,7 @@ from ..speculation.drafters.dflash import DFlashRunner
 from ..speculation.drafters.drafter import DraftRunner
 from ..speculation.drafters.heads import HeadRunner
 from ..speculation.drafters.ngram import LookupDrafter
-from ..speculation.levels.hierarchy import Runners, draft_cache, may_have_alternative, selected_cache
+from ..speculation.levels.hierarchy import Runners
 from ..speculation.passes.runner import Runner
 from ..speculation.passes.selected_runner import SelectedRunner
 

@@ -14,9 +14,9 @@ from ..settings.method_sizes import drafter_kind, drafting_from_planes, forgets,
 from ..settings.methods import LOOKUP
 from ..speculation.levels.approximate import approximate_runner, approximation
 from ..speculation.levels.hierarchy import Hierarchy, build
+from ..speculation.levels.level import LogprobsRecorder
 from ..speculation.passes.runner import Runner
 from ..speculation.passes.steps import AT_ONCE, Executor
-from ..speculation.sampling.logprobs import LogprobsRecorder
 from ..speculation.sampling.warp import Sampler
 from .runners import SessionRunners
 

@@ -184,7 +184,6 @@ class Speculation:
 
     @property
     def tree_shape(self) -> TreeShape:
-        """The shape of the drafts."""
         return TreeShape.parse(self.tree)
 
     @property

@@ -157,4 +157,4 @@ class GenerationConfig:
         hint = f"ask for at least 1, and no more than the model's context; none is above {MOST_TOKENS:,}"
         require_tokens("max-new-tokens", self.max_new_tokens, 1, hint)
         require_between("seed", self.seed, 0, 2**63 - 1, "use a whole number from 0 to 2^63 - 1")
-        require(all(self.stop), "a stop string is empty", 'give --stop some text, such as --stop "\\n\\n"')
+        require(all(self.stop), "a stop string is empty", 'give --stop some text, such as --stop "The end"')

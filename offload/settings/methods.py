@@ -30,7 +30,6 @@ class Method:
 
     @property
     def needs_draft_model(self) -> bool:
-        """Return whether the method requires a draft model."""
         return self.drafter == MODEL
 
     @property
@@ -78,7 +77,6 @@ class Middle:
     acceptance: float = 0.9
 
     def load(self) -> Any:
-        """Return the class."""
         return load_class(self.cls)
 
 
@@ -112,7 +110,6 @@ class Approximation:
     forgets: bool = False
 
     def load(self) -> Any:
-        """Return the class."""
         return load_class(self.cls)
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from .processors import allowed_processors, listed
+from .machine import allowed_processors, listed
 
 _DEFAULT, _INTERLEAVE = 0, 3  # memory policies, of linux/mempolicy.h
 _CALLS = {"x86_64": (237, 239), "aarch64": (235, 236), "riscv64": (235, 236)}  # numbers of mbind and get_mempolicy

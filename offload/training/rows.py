@@ -24,7 +24,6 @@ _CHUNK = 512  # tokens of a pass
 
 
 def shard_bytes(model: Model, taps: int, tokens: int) -> int:
-    """Return the bytes of a shard of so many tokens."""
     return tokens * (12 + (1 + taps) * model.shape.hidden * model.dtype.itemsize)
 
 

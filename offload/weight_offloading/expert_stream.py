@@ -46,7 +46,6 @@ class ExpertStatistics:
     seconds: float = 0.0
 
     def event(self) -> ExpertsRun:
-        """Return the statistics as an event."""
         return ExpertsRun(self.way, self.layers, self.passes, self.experts, self.bytes, self.seconds)
 
 
@@ -138,7 +137,6 @@ class ExpertStream:
         return [_over(stored.first, row) for row in stored.rows]
 
     def expert_bytes(self, layer: int) -> int:
-        """Return the bytes of an expert."""
         return self._layers[layer].rows.shape[1]
 
     def begin(self, layer: int, chosen: list[int], whole: bool) -> None:
@@ -264,7 +262,6 @@ def _views(row: Tensor, like: Expert) -> list[Tensor]:
 
 
 def _over(expert: Expert, row: Tensor) -> Expert:
-    """Return an expert over a row of bytes."""
     views = iter(_views(row, expert))
     gate_up, down = (linear.over([next(views) for _ in linear.tensors()]) for linear in expert)
     return gate_up, down

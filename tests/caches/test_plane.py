@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from offload.architecture.rope import rotate
-from offload.caches.block_table import PlaneCache
+from offload.caches.plane import PlaneCache
 from offload.caches.selection import RecencySelector
 from offload.kernels.attention import attend
 from offload.kernels.native.ops import NativeOperations

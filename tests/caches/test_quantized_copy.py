@@ -7,6 +7,7 @@ import torch
 
 from offload.architecture.footprint import Where, retrieval_bytes
 from offload.architecture.rope import rotate
+from offload.caches.factory import selected_cache
 from offload.caches.retrieval import CopiedCache, QuantizedCopiedCache
 from offload.kernels.attention import attend
 from offload.kernels.kv_groups import dequantize_groups
@@ -15,7 +16,6 @@ from offload.memory.tree_attention import tree_of
 from offload.sequence import TokenSequence
 from offload.settings.config import Speculation
 from offload.settings.method_sizes import KEPT_QUERIES
-from offload.speculation.levels.hierarchy import selected_cache
 from offload.speculation.passes.cuda_graphs import StepGraphs
 from tests.support.retrieval import RetrievalSetup, ids, load, take_step
 

@@ -208,14 +208,15 @@ def test_a_rollback_beyond_the_ring_starts_over(model):
     assert torch.allclose(model.forward(id_tensor(40), cache), whole, atol=1e-4)
 
 
-def test_an_interrupted_pass_that_has_overwritten_windows_is_run_again(model):
+@pytest.mark.parametrize("before", [20, 0])
+def test_an_interrupted_pass_that_has_overwritten_windows_is_run_again(model, before):
     sequence, runner = TokenSequence(), Runner(model, model.new_cache(64))
     sequence.restart(ids(20))
-    list(runner.prefill(sequence))
+    list(runner.prefill(sequence, before) if before else ())
     run = model.forward_by_layers(torch.tensor(ids(60, seed=1)[:30]), runner.cache, 10)
     next(run)
     run.close()
-    assert runner.cache.length == 20 and not runner.cache.is_intact
+    assert runner.cache.length == before and runner.cache.is_intact is not bool(before)
     expected = Runner(model, model.new_cache(64)).rows(sequence)
     assert torch.allclose(runner.rows(sequence), expected, atol=1e-4)
     assert runner.cache.is_intact and runner.num_cached == 20

@@ -1,6 +1,8 @@
 """Signals that come at a moment when an exception would be lost."""
 
 import signal
+import subprocess
+import sys
 import time
 
 import pytest
@@ -8,7 +10,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from triforce_cli import signals
+from triforce_cli import entry, signals
 
 
 @pytest.fixture
@@ -16,8 +18,10 @@ def listening():
     """The command's handlers, undone after the test."""
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = [signal.getsignal(number) for number in numbers]
+    hook = sys.unraisablehook
     signals.listen()
     yield
+    sys.unraisablehook = hook
     for number, handler in zip(numbers, before, strict=True):
         signal.signal(number, handler)
 
@@ -50,3 +54,62 @@ def test_a_signal_while_safetensors_reads_is_answered_behind_it(tmp_path, monkey
         read()
     assert time.monotonic() - start < 30, "the signal did not interrupt what blocked"
     assert torch.equal(found[0], torch.arange(6.0))
+
+
+@pytest.mark.parametrize(("number", "raised"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)])
+def test_a_signal_while_an_object_is_deleted_is_answered_behind_it(listening, number, raised):
+    """Python drops what a destructor raises."""
+
+    class Deleted:
+        def __del__(self):
+            signal.raise_signal(number)
+
+    def delete():
+        Deleted()
+        time.sleep(60)
+
+    with pytest.raises(raised):
+        delete()
+
+
+def test_another_error_of_a_destructor_is_printed(listening, capsys):
+    class Deleted:
+        def __del__(self):
+            raise ValueError("lost")
+
+    Deleted()
+    assert "ValueError: lost" in capsys.readouterr().err
+
+
+ENDING = """
+import atexit, os, signal, sys, threading
+sys.modules.setdefault("torch", threading) if {torch} else None
+from triforce_cli import app, entry
+
+def send():
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.raise_signal(number)
+    os.write(1, b"removed")
+
+atexit.register(send)
+app.run = lambda args: 7
+entry.main()
+"""
+
+
+@pytest.mark.parametrize("torch", [True, False])
+def test_a_signal_while_a_process_ends_keeps_it_from_nothing(torch):
+    """What is registered to be done then removes temporary files."""
+    done = subprocess.run([sys.executable, "-c", ENDING.format(torch=torch)], capture_output=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (7, b"removed", b"")
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_while_threads_are_waited_for_ends_the_process(monkeypatch, listening, number, code):
+    ended = []
+    monkeypatch.setattr(entry.threading, "_shutdown", lambda: signal.raise_signal(number))
+    monkeypatch.setattr(entry.atexit, "_run_exitfuncs", lambda: ended.append("files"))
+    monkeypatch.setattr(entry.os, "_exit", ended.append)
+    monkeypatch.setattr(signals, "_is_ending", False)
+    entry.exit_without_teardown(0)
+    assert ended == ["files", code]

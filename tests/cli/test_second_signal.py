@@ -1,10 +1,12 @@
 """A second Ctrl-C ends the process at once, whatever it is doing; processes of their own, some on a terminal."""
 
+import re
 import signal
 import subprocess
 import sys
 import termios
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
@@ -21,43 +23,64 @@ NATIVE = "sum(range(10**12))"  # keeps the interpreter's lock, and answers no si
 LOOP = """
 while True:
     try:
-        time.sleep(30)
+        time.sleep(600)
     except KeyboardInterrupt:
         if IS_ANSWERED:
             answered()
-        print("answered", flush=True)
+        os.write(1, b"answered\\n")
 """
 PROGRAM = """
-import signal, sys, time
+import os, signal, sys, time
 from triforce_cli import signals
 from triforce_cli.signals import answered, listen
 IS_ANSWERED = False
 signals._MERGED = float(sys.argv[1])
-signal.signal(signal.SIGUSR1, lambda *_: print("alive", flush=True))
+signal.signal(signal.SIGUSR1, lambda *_: os.write(1, b"alive\\n"))
 listen()
-print("ready", flush=True)
+os.write(1, b"ready\\n")
 """
 
 
-def run_until_ready(program, merged=signals._MERGED, **streams):
-    """Return a process that sleeps or computes; within `merged` seconds two signals are one."""
+def run_until_ready(program, merged=0.0, **streams):
+    """Return a process that is about to sleep or compute; within `merged` seconds two signals are one."""
     command = [sys.executable, "-c", PROGRAM + program, str(merged)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, **streams)
     assert process.stdout.readline() == b"ready\n"
-    seen = psutil.Process(process.pid)
-    before = seen.cpu_times().user
-    until(lambda: seen.status() == psutil.STATUS_SLEEPING or seen.cpu_times().user > before + 0.02)
     return process
 
 
+def wait_until_it_sleeps(process):
+    until(lambda: psutil.Process(process.pid).status() == psutil.STATUS_SLEEPING)
+
+
+def wait_until_it_computes(process):
+    cpu_times = psutil.Process(process.pid).cpu_times
+    before = cpu_times().user
+    until(lambda: cpu_times().user > before + 0.03)  # in native code: what comes before takes microseconds
+
+
+def interrupt(process):
+    """Send SIGINT, and wait until it was delivered: two that are pending would be one."""
+    process.send_signal(signal.SIGINT)
+    status = Path(f"/proc/{process.pid}/status")
+    if not status.exists():
+        time.sleep(0.15)
+        return
+    pending = re.compile(r"^(?:SigPnd|ShdPnd):\s*(\w+)", re.MULTILINE)
+    until(lambda: not any(int(found, 16) >> (signal.SIGINT - 1) & 1 for found in pending.findall(status.read_text())))
+
+
 @needs_library
-@pytest.mark.parametrize("program", [NATIVE, LOOP], ids=["native", "swallowed"])
-def test_a_second_ctrl_c_ends_a_native_call_that_keeps_the_lock(program):
+@pytest.mark.parametrize(
+    ("program", "wait"), [(NATIVE, wait_until_it_computes), (LOOP, wait_until_it_sleeps)], ids=["native", "swallowed"]
+)
+def test_a_second_ctrl_c_ends_a_native_call_that_keeps_the_lock(program, wait):
     with run_until_ready(program, stderr=subprocess.PIPE) as process:
-        process.send_signal(signal.SIGINT)
+        wait(process)
+        interrupt(process)
         with pytest.raises(subprocess.TimeoutExpired):
             process.wait(0.15)
-        process.send_signal(signal.SIGINT)
+        interrupt(process)
         assert process.wait(60) == 130
         assert process.stderr.read() == b""
 
@@ -65,9 +88,10 @@ def test_a_second_ctrl_c_ends_a_native_call_that_keeps_the_lock(program):
 def test_one_ctrl_c_that_is_sent_twice_is_one():
     """`timeout` signals the process, and then its group."""
     with run_until_ready(LOOP, merged=600) as process:
-        process.send_signal(signal.SIGINT)
+        wait_until_it_sleeps(process)
+        interrupt(process)
         assert process.stdout.readline() == b"answered\n"
-        process.send_signal(signal.SIGINT)
+        interrupt(process)
         process.send_signal(signal.SIGUSR1)
         assert process.stdout.readline() == b"alive\n"
         process.kill()
@@ -76,9 +100,9 @@ def test_one_ctrl_c_that_is_sent_twice_is_one():
 def test_a_ctrl_c_after_one_that_was_answered_is_a_first_one():
     with run_until_ready("IS_ANSWERED = True\n" + LOOP) as process:
         for _ in range(3):
-            process.send_signal(signal.SIGINT)
+            wait_until_it_sleeps(process)
+            interrupt(process)
             assert process.stdout.readline() == b"answered\n"
-            time.sleep(0.15)
         process.kill()
 
 
@@ -92,9 +116,9 @@ def test_the_terminal_is_as_it_was_after_a_second_ctrl_c():
     with run_until_ready(program, stderr=stream) as process:
         until(lambda: b"\x1b[?25l" in pty.written())
         assert termios.tcgetattr(stream) != before
+        wait_until_it_computes(process)
         for _ in range(2):
-            process.send_signal(signal.SIGINT)
-            time.sleep(0.15)
+            interrupt(process)
         assert process.wait(60) == 130
     assert termios.tcgetattr(stream) == before
     written = pty.output()

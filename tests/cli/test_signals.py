@@ -1,5 +1,6 @@
 """Closed pipes, full disks, Ctrl-C and SIGTERM, at any moment, in processes of their own."""
 
+import json
 import os
 import shlex
 import signal
@@ -25,13 +26,17 @@ def test_closed_pipe_ends_quietly(endless_model_dir, tmp_path):
 
 def test_ctrl_c_keeps_the_text_and_prints_partial_statistics(endless_model_dir, tmp_path):
     with start(endless_model_dir, tmp_path) as process:
-        assert process.stdout.read(10)
+        while json.loads(line := process.stdout.readline())["type"] != "text":
+            pass
         process.send_signal(signal.SIGINT)
-        _out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "interrupted" in err.decode()
     assert "Traceback" not in err.decode()
     assert len(err.splitlines()) == 1
+    *events, done = map(json.loads, [line, *out.splitlines()])
+    assert (done["type"], done["finish_reason"]) == ("done", "interrupted")
+    assert done["new_tokens"] == events[-1]["tokens"] < 2000
 
 
 @pytest.mark.daily("0.1", "1.2")

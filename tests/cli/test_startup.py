@@ -17,15 +17,16 @@ CODE = """
 import json, sys
 from triforce_cli.app import run, settle_libraries
 settle_libraries()
-code = run(json.loads(sys.argv[1]))
-found = [name for name in {heavy!r} if name in sys.modules]
-print(json.dumps([code, found]), file=sys.stderr)
+for args in json.loads(sys.argv[1]):
+    code = run(args)
+    found = [name for name in {heavy!r} if name in sys.modules]
+    print(json.dumps([code, found]), file=sys.stderr)
 """
 
 
-def imported(args, home):
-    """The exit code of a command line, and which of the heavy modules it has imported."""
-    command = [sys.executable, "-c", CODE.format(heavy=HEAVY), json.dumps(args)]
+def imported(home, *commands):
+    """Run command lines in one process; return of each its exit code, and which heavy modules were imported by then."""
+    command = [sys.executable, "-c", CODE.format(heavy=HEAVY), json.dumps(commands)]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("TRIFORCE_")}
     done = subprocess.run(
         command,
@@ -35,47 +36,51 @@ def imported(args, home):
         stdin=subprocess.DEVNULL,
         env=environment | {"TRIFORCE_HOME": str(home), "TRIFORCE_CONFIG": str(home / "config")},
     )
-    return tuple(json.loads(done.stderr.splitlines()[-1]))
+    return [tuple(json.loads(line)) for line in done.stderr.splitlines() if line.startswith("[")]
 
 
 @pytest.mark.daily("auto")
 @pytest.mark.parametrize("method", ["ar", "lookup", "auto"])
 def test_generating_does_without_transformers(method, tiny_model_dir, tmp_path):
     args = ["generate", "the end", "--model", str(tiny_model_dir), "-n", "2", "--method", method]
-    assert imported(args, tmp_path) == (0, ["torch"])
+    assert imported(tmp_path, args) == [(0, ["torch"])]
 
 
-@pytest.mark.daily("--version", "generate --prompt-file*", "summarize no-such*", "serve*", "pull*")
-@pytest.mark.parametrize(
-    "args",
-    [
-        pytest.param(["--version"], marks=needs_installation),
-        ["generate", "--prompt-file", "no-such-file.txt", "Hello"],
-        ["generate"],
-        ["generate", ""],
-        ["generate", "Hello", "--model", "no-such-model"],
-        ["generate", "Hello", "--model", "no-such-model.gguf"],
-        ["generate", "Hello", "--method", "triforce", "--draft", "no-such-model"],
-        ["generate", "Hello", "--method", "no-such-method"],
-        ["generate", "Hello", "--profile", "no-such-profile"],
-        ["generate", "Hello", "--temperature", "-1"],
-        ["generate", "Hello", "--no-such-option"],
-        ["summarize", "no-such-file.txt"],
-        ["summarize"],
-        ["chat", "-f", "no-such-file.txt"],
-        ["chat", "--session", "no-such-folder/x.json"],
-        ["serve", "--host", "0.0.0.0"],
-        ["bench", "--prompt-file", "no-such-file.txt"],
-        ["bench", "Hello", "--model", "no-such-model"],
-        ["pull", "no-such-model"],
-        ["pull", "--list"],
-        ["generate", "--show-config"],
-        ["experiment", "list"],
-    ],
-    ids=" ".join,
-)
-def test_what_can_be_refused_without_torch_is(args, tmp_path):
-    assert imported(args, tmp_path) == (0 if args[-1] in ("--version", "--list", "--show-config", "list") else 2, [])
+REFUSED = [
+    ["generate", "--prompt-file", "no-such-file.txt", "Hello"],
+    ["generate"],
+    ["generate", ""],
+    ["generate", "Hello", "--model", "no-such-model"],
+    ["generate", "Hello", "--model", "no-such-model.gguf"],
+    ["generate", "Hello", "--method", "triforce", "--draft", "no-such-model"],
+    ["generate", "Hello", "--method", "no-such-method"],
+    ["generate", "Hello", "--profile", "no-such-profile"],
+    ["generate", "Hello", "--temperature", "-1"],
+    ["generate", "Hello", "--no-such-option"],
+    ["summarize", "no-such-file.txt"],
+    ["summarize"],
+    ["chat", "-f", "no-such-file.txt"],
+    ["chat", "--session", "no-such-folder/x.json"],
+    ["serve", "--host", "0.0.0.0"],
+    ["bench", "--prompt-file", "no-such-file.txt"],
+    ["bench", "Hello", "--model", "no-such-model"],
+    ["pull", "no-such-model"],
+]
+
+
+ANSWERED = [["--help"], ["pull", "--list"], ["generate", "--show-config"]]
+
+
+def test_what_is_refused_or_answered_without_torch(tmp_path):
+    expected = [(2, [])] * len(REFUSED) + [(0, [])] * len(ANSWERED)
+    assert imported(tmp_path, *REFUSED, *ANSWERED) == expected
+
+
+@needs_installation
+@pytest.mark.daily("--version")
+@pytest.mark.parametrize("args", [["--version"], ["experiment", "list"]], ids=" ".join)
+def test_what_an_installation_answers_without_torch(args, tmp_path):
+    assert imported(tmp_path, args) == [(0, [])]
 
 
 def test_pulling_a_model_that_is_there_needs_no_torch(tiny_model_dir, tmp_path):
@@ -85,13 +90,13 @@ def test_pulling_a_model_that_is_there_needs_no_torch(tiny_model_dir, tmp_path):
     shutil.copytree(tiny_model_dir, folder)
     (folder / "model.safetensors").unlink()
     write_gguf(folder / "model.gguf", AutoModelForCausalLM.from_pretrained(tiny_model_dir))
-    assert imported(["pull"], tmp_path) == (0, [])
+    assert imported(tmp_path, ["pull"]) == [(0, [])]
 
 
 def test_a_spinner_is_shown_before_torch_is_imported(tiny_model_dir, tmp_path):
     """torch's import is replaced by an error: the spinner stands before it."""
     (tmp_path / "torch").mkdir()
-    (tmp_path / "torch" / "__init__.py").write_text("import time; time.sleep(0.3); raise SystemExit(7)")
+    (tmp_path / "torch" / "__init__.py").write_text("raise SystemExit(7)")
     command = [sys.executable, "-m", "triforce_cli", "generate", "Hello", "--model", str(tiny_model_dir)]
     path = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
     terminal = Pty()
@@ -104,7 +109,3 @@ def test_a_spinner_is_shown_before_torch_is_imported(tiny_model_dir, tmp_path):
         check=False,
     )
     assert (done.returncode, "starting" in terminal.output()) == (7, True)
-
-
-def test_help_imports_nothing_heavy(tmp_path):
-    assert imported(["--help"], tmp_path) == (0, [])

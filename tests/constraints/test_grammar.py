@@ -89,7 +89,7 @@ def chain(count, each=lambda following: following):
         ("grammar", 'start: "a" x | y\nx: "b" y\ny: ("c" | x) start', "cannot end"),
         ("grammar", 'start: "a" xx', "unknown name"),
         ("grammar", "start ->", "--grammar"),
-        ("regex", "([", r"--regex: invalid regex .*: regex parse error: error: unclosed character class"),
+        ("regex", "([", r"--regex: invalid regex .*: regex parse error: unclosed character class"),
         ("regex", "(?=a)b", "look-around"),
         ("choices", "[]", "choices"),
     ],
@@ -97,6 +97,12 @@ def chain(count, each=lambda following: following):
 def test_wrong_constraints_are_refused_with_their_place(kind, text, message):
     with pytest.raises(SettingsError, match=message):
         byte_matcher(kind, text)
+
+
+def test_the_place_of_an_error_is_not_looked_for_for_long(monkeypatch):
+    monkeypatch.setattr("offload.constraints.grammar._PATIENCE", -1)
+    with pytest.raises(SettingsError, match="at its top: Invalid type: txt"):
+        byte_matcher("json-schema", '{"properties": {"a": {"type": "txt"}}}')
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,10 @@ import random
 import time
 
 from offload.constraints.quotes import QuotableTokens, Quotation, QuoteMatcher, quotations
+from offload.constraints.vocabulary import ConstraintVocabulary
+from offload.loading.tokenizers.tokenizer import Tokenizer
+from offload.settings.constraint import Constraint
+from tests.support.models import make_tokenizer
 
 DOCUMENT = 'The whale was white;\n  the "sea" was not white, über alles.'
 TOKENS = ["T", "h", "e", " ", "the", "whale", " w", "white", '"', ' "', '";', '."', 'e"', '""', "ü", ", ", "“", "x"]
@@ -17,7 +21,17 @@ def is_beginning(answer):
     text = " ".join(DOCUMENT.split()).encode()
     inside, closed = parts[1::2], parts[1:-1:2]
     free = b"|".join(parts[::2])
-    return all(each in text for each in inside) and all(each.strip() for each in closed) and "“".encode() not in free
+    whole = all(is_text(each) for each in closed) and all(is_text(each[:1]) or each[0] >= 0xC0 for each in inside)
+    return (
+        all(each in text for each in inside)
+        and all(each.strip() for each in closed)
+        and whole
+        and "“".encode() not in free
+    )
+
+
+def is_text(data):
+    return "\ufffd" not in data.decode("utf-8", "replace")
 
 
 def test_what_may_follow_is_what_the_definition_allows():
@@ -43,6 +57,16 @@ def test_a_token_that_is_not_allowed_changes_nothing():
     walk = QuoteMatcher(DOCUMENT, QuotableTokens(BYTES), END).fork()
     assert walk.consume(TOKENS.index('"')) and not walk.consume(TOKENS.index("x"))
     assert walk.consume(TOKENS.index("white")) and walk.consume(TOKENS.index('";'))
+
+
+def test_a_special_token_whose_name_the_document_has_is_no_part_of_a_quotation():
+    tokenizer = Tokenizer.from_transformers(make_tokenizer())
+    vocabulary = ConstraintVocabulary(lambda: tokenizer, len(tokenizer.vocabulary), [0])
+    masks = vocabulary.masks(Constraint("quote", "Say <|im_start|> first."), [])
+    mark, less = tokenizer.encode('"', False) + tokenizer.encode("<", False)
+    masks.observe([mark])
+    allowed = masks.allowed(())
+    assert allowed[less] and not allowed[tokenizer.special_ids["<|im_start|>"]]
 
 
 def test_the_masks_that_are_kept_do_not_grow_with_what_is_quoted():

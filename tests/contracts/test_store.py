@@ -9,7 +9,7 @@ import torch
 
 from offload.architecture.kv_formats import WINDOW
 from offload.kernels.triton import ops
-from offload.memory.block_ring import BlockRing
+from offload.memory.block_store import BlockRing
 from offload.memory.layered_store import LayeredStore
 from offload.memory.packed_store import _PlainBlocks
 from offload.memory.store import DeviceStore, Store
@@ -90,6 +90,21 @@ def rope(dtype):
     return new_rope(dtype)
 
 
+@pytest.fixture(scope="module")
+def filled_stores():
+    """The filled store of each name: filling takes longer than reading."""
+    return {}
+
+
+@pytest.fixture
+def filled(name, kind, dtype, rope, filled_stores):
+    """A store with all tokens, which other tests read too: none may change it."""
+    if name not in filled_stores:
+        filled_stores[name] = new_store(kind, dtype)
+        fill(filled_stores[name], rope)
+    return filled_stores[name]
+
+
 def run(store, rope, ids, start, end=True):
     """Run a pass over `ids[start:]`; return rotated queries and attention, each `[layers, tokens, heads, head_dim]`."""
     new, queries, rows = ids[start:], [], []
@@ -164,9 +179,8 @@ def test_each_token_attends_to_all_before_it_and_itself(store, rope, dtype, erro
         start = end
 
 
-def test_what_was_appended_is_read_back_in_every_layer(store, rope, error):
-    fill(store, rope)
-    assert contains(store, rope, IDS, error)
+def test_what_was_appended_is_read_back_in_every_layer(filled, rope, error):
+    assert contains(filled, rope, IDS, error)
 
 
 def test_truncated_tokens_are_replaced_by_the_next_pass(store, rope, dtype, error):
@@ -191,49 +205,45 @@ def test_an_aborted_pass_changes_no_earlier_token(store, rope, dtype, error):
         assert contains(store, rope, ids, error)
 
 
-def test_reading_some_tokens_gives_those_of_all(store, rope, error):
-    fill(store, rope)
+def test_reading_some_tokens_gives_those_of_all(filled, rope, error):
     for start, end in ((0, 200), (10, 20), (31, 33), (64, 96), (190, 200)):
-        for some, everything in zip(store.read(start, end), store.read(0, 200), strict=True):
+        for some, everything in zip(filled.read(start, end), filled.read(0, 200), strict=True):
             same = everything[:, :, start:end]
             assert close(some, same, error) if error else torch.equal(some, same)  # a newer window may be as it was
 
 
-def test_export_gives_copies_of_what_read_gives_in_host_memory(store, rope, error):
-    fill(store, rope)
-    exported = store.export(17, 150)
-    for copy, read in zip(exported, store.read(17, 150), strict=True):
+def test_export_gives_copies_of_what_read_gives_in_host_memory(filled, rope, error):
+    exported = filled.export(17, 150)
+    for copy, read in zip(exported, filled.read(17, 150), strict=True):
         assert copy.device.type == "cpu" and copy.is_contiguous() and torch.equal(copy, read.cpu())
         copy.zero_()
-    assert contains(store, rope, IDS, error)
+    assert contains(filled, rope, IDS, error)
 
 
-def test_what_was_dumped_can_be_loaded_by_a_store_of_its_kind(kind, store, rope, dtype, error, unit):
-    fill(store, rope)
+def test_what_was_dumped_can_be_loaded_by_a_store_of_its_kind(kind, filled, rope, dtype, error, unit):
     for start, end in ((0, 144), (48, 144), (64, 144)) if unit == 16 else ((0, 2 * unit), (unit, 2 * unit)):
-        dumped = store.dump(start, end)
+        dumped = filled.dump(start, end)
         assert dumped.device.type == "cpu" and dumped.is_contiguous()
-        assert dumped.shape[:2] == (store.shape.layers, store.shape.kv_heads)
+        assert dumped.shape[:2] == (filled.shape.layers, filled.shape.kv_heads)
         other = new_store(kind, dtype)
         if start:
             fill(other, rope, passes=[start])
         other.load(start, dumped)
         dumped.zero_()
-        for ours, theirs in zip(other.read(0, end), store.read(0, end), strict=True):
+        for ours, theirs in zip(other.read(0, end), filled.read(0, end), strict=True):
             assert torch.equal(ours, theirs)
-        assert contains(store, rope, IDS, error)
+        assert contains(filled, rope, IDS, error)
         _, rows = run(other, rope, IDS[: end + 3], end)
         assert close(rows[1], definition(IDS[: end + 3], end, 1, rope, dtype), error)
 
 
-def test_what_was_exported_can_be_written_to_a_near_store(store, rope, dtype, error):
-    fill(store, rope)
+def test_what_was_exported_can_be_written_to_a_near_store(filled, rope, dtype, error):
     for start in (0, 40, 64):
-        other = store.near(CAPACITY)
+        other = filled.near(CAPACITY)
         if start:
             fill(other, rope, passes=[start])
-        other.write(start, *store.export(start, 150))
-        for ours, theirs in zip(other.read(start, 150), store.read(start, 150), strict=True):
+        other.write(start, *filled.export(start, 150))
+        for ours, theirs in zip(other.read(start, 150), filled.read(start, 150), strict=True):
             assert torch.equal(ours, theirs)
         _, rows = run(other, rope, IDS[:153], 150)
         assert close(rows[1], definition(IDS[:153], 150, 1, rope, dtype), error)
@@ -259,11 +269,10 @@ def test_grain_and_span_divide_a_page_into_whole_chunks(store, chunk):
     assert store.span % chunk == 0
 
 
-def test_gather_gives_copies_of_chunks_by_layer_and_head(store, rope, dtype, error, chunk):
-    fill(store, rope)
+def test_gather_gives_copies_of_chunks_by_layer_and_head(filled, rope, dtype, error, chunk):
     rows, chunks = torch.tensor([0, 1, 2, 3, 4, 5, 5]), torch.tensor([0, 3, 8, 7, 2, 1, 6])
     for _ in range(2):
-        found = store.gather(rows, chunks, chunk)
+        found = filled.gather(rows, chunks, chunk)
         for got, everything in zip(found, keys_and_values(IDS, rope, dtype), strict=True):
             expected = everything.flatten(0, 1)[:, : 9 * chunk].unflatten(1, (-1, chunk))[rows, chunks]
             assert close(got, expected, error)
@@ -276,23 +285,21 @@ def test_a_near_store_is_empty_and_for_the_same_model(store):
     assert (near.shape, near.dtype, near.device) == (store.shape, store.dtype, store.device)
 
 
-def test_what_was_gathered_is_put_into_other_chunks_of_a_near_store(store, rope, dtype, error, chunk):
-    fill(store, rope)
-    near = store.near(4 * chunk)
+def test_what_was_gathered_is_put_into_other_chunks_of_a_near_store(filled, rope, dtype, error, chunk):
+    near = filled.near(4 * chunk)
     rows, chunks = torch.arange(6).repeat_interleave(4), torch.tensor([5, 0, 3, 8] * 6)
     positions = torch.tensor([3, 2, 0, 1] * 6)
-    near.put(rows, positions, chunk, *store.gather(rows, chunks, chunk))
+    near.put(rows, positions, chunk, *filled.gather(rows, chunks, chunk))
     wanted = [at * chunk + token for at in (3, 8, 0, 5) for token in range(chunk)]
     for found, everything in zip(near.read(0, 4 * chunk), keys_and_values(IDS, rope, dtype), strict=True):
         assert close(found, everything[:, :, wanted], error)
 
 
-def test_mean_keys_are_the_means_of_whole_chunks_in_fp32(store, rope, dtype, error, chunk):
-    fill(store, rope)
+def test_mean_keys_are_the_means_of_whole_chunks_in_fp32(filled, rope, dtype, error, chunk):
     keys, _ = keys_and_values(IDS, rope, dtype)
     for layer, (first, last) in product(range(3), ((0, 9), (3, 7), (8, 9))):
         start, end = first * chunk, last * chunk
-        found = store.mean_keys(layer, start, end, chunk)
+        found = filled.mean_keys(layer, start, end, chunk)
         assert found.dtype == torch.float32
         expected = keys[layer][:, start:end].unflatten(1, (-1, chunk)).mean(2)
         assert (found.double() - expected).abs().max() < max(2e-2 if dtype == torch.bfloat16 else 1e-5, error)

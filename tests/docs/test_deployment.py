@@ -4,6 +4,7 @@ import asyncio
 import importlib.util
 import json
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -121,6 +122,13 @@ def test_questions_about_one_document_have_one_server_and_documents_many():
     assert balance.by_prefix(SERVERS, b"no JSON") == balance.by_prefix(SERVERS, b"[]")
 
 
+@pytest.mark.parametrize("args", [(), ("--help",), ("8080",)])
+def test_the_balancer_without_a_port_and_servers_shows_its_usage(monkeypatch, args):
+    monkeypatch.setattr(sys, "argv", ["balance.py", *args])
+    with pytest.raises(SystemExit, match=r"python examples/balance.py 8080 http://10.0.0.1:8000"):
+        runpy.run_path(str(EXAMPLES / "balance.py"), run_name="__main__")
+
+
 class Server(BaseHTTPRequestHandler):
     """Answers with the name of the server and what it was sent; `ready` may be False."""
 
@@ -144,7 +152,8 @@ class Server(BaseHTTPRequestHandler):
         pass
 
 
-def test_a_server_that_is_not_ready_is_passed_over():
+def test_a_server_that_is_not_ready_is_passed_over(monkeypatch):
+    monkeypatch.setattr(balance, "CONNECT", 60.0)
     servers = [ThreadingHTTPServer(("127.0.0.1", 0), Server) for _ in range(2)]
     for server in servers:
         server.ready = True
@@ -160,7 +169,7 @@ def test_a_server_that_is_not_ready_is_passed_over():
             lambda *streams: balance.answer(*streams, lambda sent: balance.by_prefix(urls, sent)), "127.0.0.1", 0
         )
         port = listening.sockets[0].getsockname()[1]
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", verify=False) as client:
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", verify=False, timeout=60) as client:
             first = await asyncio.gather(*[ask(client, "a story ", f"{n}?") for n in range(4)])
             assert {code for code, _ in first} == {200} and len({found["server"] for _, found in first}) == 1
             assert first[0][1]["sent"] == body("a story ", "0?") and first[0][1]["key"] == "Bearer k"

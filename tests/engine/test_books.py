@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from offload import EngineConfig, GenerationConfig, Sampling, Speculation, Tokens, open_model
+from offload.caches.factory import selected_cache
 from offload.kernels.native.ops import NativeOperations
 from offload.sequence import TokenSequence
-from offload.speculation.levels.hierarchy import selected_cache
 from offload.speculation.passes.runner import Runner
 from offload.speculation.passes.selected_runner import SelectedRunner
 from tests.support.paths import DATA, ROOT

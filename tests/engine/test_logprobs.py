@@ -59,7 +59,7 @@ def test_they_are_those_of_teacher_forcing(endless_engine, teacher_forced, metho
 
 
 def test_without_being_asked_for_there_are_none_and_nothing_is_computed(endless_engine, monkeypatch):
-    monkeypatch.setattr("offload.speculation.sampling.logprobs.token_logprobs", lambda *args: pytest.fail("computed"))
+    monkeypatch.setattr("offload.speculation.levels.level.token_logprobs", lambda *args: pytest.fail("computed"))
     events = list(fresh(endless_engine).generate(ids(20), GREEDY, GenerationConfig(max_new_tokens=5)))
     assert len(tokens(events)) == 5 and found_in(events) == []
 

@@ -6,6 +6,7 @@ import torch
 from offload import GenerationConfig, Sampling, Speculation, Tokens
 from offload.batching.request import BatchRequest
 from offload.engine import Engine
+from offload.errors import SettingsError
 from offload.kernels.native.ops import NativeOperations
 from offload.loading.formats.safetensors import FolderCheckpoint
 from offload.loading.weights import load_model
@@ -109,6 +110,13 @@ def test_drafts_from_plane_a_change_no_bit(engine, expected, more):
         plain = answer(engine("exact"), sampling=more["sampling"])
     assert answer(own, middle="plane", **more) == plain
     assert answer(own, middle="plane", **more) == plain
+
+
+def test_a_request_that_the_format_of_keys_and_values_does_not_serve_is_refused(engine):
+    with pytest.raises(SettingsError, match="plane reads packed"):
+        answer(engine("exact"), method="retrieval", middle="plane")
+    with pytest.raises(SettingsError, match="cannot be used together"):
+        answer(engine("packed"), approximate="retrieval", window=8)
 
 
 def test_the_next_request_goes_on_inside_a_packed_run(engine):

@@ -5,10 +5,9 @@ from dataclasses import replace
 import pytest
 
 from offload import GenerationConfig, Speculation, Tokens
-from offload.caches import chunk_table
+from offload.caches import chunk_table, factory
 from offload.caches.chunk_table import ChunkTableCache
 from offload.caches.retrieval import CopiedCache
-from offload.speculation.levels import hierarchy
 from offload.speculation.passes import runner
 from offload.speculation.passes.cuda_graphs import StepGraphs
 from tests.support.engine import GREEDY, SMALL, fresh, run, tokens
@@ -33,7 +32,7 @@ def recorded(request, monkeypatch):
         return run
 
     monkeypatch.setattr(runner, "graphs_for", lambda model, cache: StepGraphs(model, cache, record))
-    monkeypatch.setattr(hierarchy, "_selected_class", lambda *_: request.param)
+    monkeypatch.setattr(factory, "_selected_class", lambda *_: request.param)
     monkeypatch.setattr(chunk_table, "attend_table", attend_table_by_torch)
     return rows
 
@@ -59,7 +58,7 @@ def test_nothing_is_recorded_after_the_first_token(engine, recorded, method, dra
     for prompt in (ids(100), ids(100, 1)):
         counts = [
             len(recorded)
-            for event in other.generate(prompt, GREEDY, GenerationConfig(max_new_tokens=40), wanted)
+            for event in other.generate(prompt, GREEDY, GenerationConfig(max_new_tokens=24), wanted)
             if isinstance(event, Tokens)
         ]
         assert len(counts) > 2

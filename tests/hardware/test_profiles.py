@@ -291,7 +291,7 @@ def test_tokens_as_people_write_them(text, tokens):
     assert parse_tokens(text) == tokens
 
 
-@pytest.mark.parametrize("text", ["", "K", "0", "-1", "1e9", "1G", "99999999M", "12 8K"])
+@pytest.mark.parametrize("text", ["", "K", "0", "-1", "1e9", "1G", "12 8K"])
 def test_what_is_not_a_number_of_tokens(text):
     with pytest.raises(SettingsError, match="is not a number of tokens"):
         parse_tokens(text)

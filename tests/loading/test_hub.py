@@ -64,7 +64,7 @@ def test_a_mistyped_id_that_the_hub_does_not_give_has_a_hint(monkeypatch, name, 
     def unreachable(*args, **kwargs):
         raise ConnectionError("Got: ConnectError: no network")
 
-    monkeypatch.setattr("huggingface_hub.hf_hub_download", unreachable)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", unreachable)
     with pytest.raises(FetchError, match="to fetch it: ConnectError: no network") as raised:
         _fetched_config(name)
     assert raised.value.hint.startswith(hint)

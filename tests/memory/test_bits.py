@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from offload.kernels.native.library import PIECE
 from offload.kernels.native.ops import NativeOperations
+from offload.kernels.native.structs import PIECE
 from offload.loading.formats.safetensors import FolderCheckpoint
 from offload.loading.weights import load_model
 from offload.memory.disk_link import DiskLink

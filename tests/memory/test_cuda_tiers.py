@@ -7,7 +7,7 @@ import torch
 
 from offload.architecture.rope import rotate
 from offload.kernels.native.layout import keys_of, values_of, write_blocks
-from offload.kernels.native.library import BLOCK
+from offload.kernels.native.structs import BLOCK
 from offload.kernels.ops import TorchOperations
 from offload.loading.formats.safetensors import FolderCheckpoint
 from offload.loading.weights import load_model

@@ -14,8 +14,8 @@ from offload.architecture.tier_footprint import disk_buffers, host_page_bytes, s
 from offload.engine import Engine
 from offload.errors import OutOfDisk
 from offload.events import Tokens
-from offload.kernels.native.library import PIECE
 from offload.kernels.native.ops import NativeOperations
+from offload.kernels.native.structs import PIECE
 from offload.kernels.ops import TorchOperations
 from offload.loading.formats.safetensors import FolderCheckpoint
 from offload.loading.weights import load_model

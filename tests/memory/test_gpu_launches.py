@@ -7,7 +7,7 @@ from offload.architecture.footprint import activation_bytes
 from offload.architecture.kv_formats import format_bytes
 from offload.architecture.tier_footprint import mean_key_bytes, paged_prefill_bytes, plain_prefill_bytes
 from offload.batching.passes import JointCache
-from offload.caches.block_table import PlaneCache
+from offload.caches.plane import PlaneCache
 from offload.caches.selection import RecencySelector, Refresh
 from offload.kernels import triton
 from offload.memory import factory, page_prefill

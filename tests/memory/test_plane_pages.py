@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from offload import GenerationConfig, Sampling, Speculation
 from offload.architecture.rope import rotate
-from offload.caches.block_table import PlaneCache
+from offload.caches.plane import PlaneCache
 from offload.caches.selection import RecencySelector, Refresh
 from offload.engine import Engine
 from offload.kernels import triton

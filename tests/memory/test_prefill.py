@@ -9,7 +9,8 @@ import torch
 from offload import Speculation
 from offload.architecture.rope import Rope
 from offload.architecture.tier_footprint import host_mean_key_bytes, host_page_bytes, staging_bytes
-from offload.kernels.native.library import BLOCK
+from offload.caches.factory import selected_cache
+from offload.kernels.native.structs import BLOCK
 from offload.kernels.ops import TorchOperations
 from offload.loading.formats.safetensors import FolderCheckpoint
 from offload.memory import factory
@@ -18,7 +19,6 @@ from offload.memory.link import TransferFailed
 from offload.memory.page import BlockPageFormat, PlainPageFormat
 from offload.memory.tiers import Tiers
 from offload.sequence import TokenSequence
-from offload.speculation.levels.hierarchy import selected_cache
 from offload.speculation.passes.runner import Runner
 from offload.speculation.passes.selected_runner import SelectedRunner
 from tests.support.models import id_tensor, make_hf_model

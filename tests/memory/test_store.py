@@ -7,11 +7,11 @@ import torch
 
 from offload import Speculation
 from offload.architecture.tier_footprint import GATHERED_BYTES
+from offload.caches.factory import selected_cache
 from offload.memory import tiered_store
 from offload.memory.host_attention import HOST_ROWS, Balance
 from offload.memory.tiers import Tiers
 from offload.sequence import TokenSequence
-from offload.speculation.levels.hierarchy import selected_cache
 from offload.speculation.passes.runner import Runner
 from offload.speculation.passes.selected_runner import SelectedRunner
 from tests.support.models import id_tensor
@@ -45,7 +45,7 @@ def same(model, found, expected):
 
 
 @pytest.mark.daily(
-    "torch-5-hybrid-0", "torch-64-*-0", "native-bf16-5-stream-0", "native-fp32-150-*", "native-bf16-64-*"
+    "torch-150-hybrid-0", "torch-64-*-0", "native-bf16-5-stream-0", "native-fp32-150-*", "native-bf16-64-*"
 )
 @pytest.mark.parametrize(("mode", "resident"), MODES)
 @pytest.mark.parametrize("chunk", [5, PAGE, 150, CAPACITY])

@@ -11,6 +11,7 @@ import torch
 from transformers import LlamaConfig
 
 from offload.architecture.hf_config import shape_from_config
+from offload.caches.factory import selected_cache
 from offload.kernels.ops import TorchOperations
 from offload.loading.formats.tensor_checks import expected_sizes
 from offload.loading.weights import load_model
@@ -18,7 +19,6 @@ from offload.memory import factory
 from offload.memory.cuda_link import CudaLink
 from offload.memory.factory import TieredStoreFactory
 from offload.settings.config import Speculation
-from offload.speculation.levels.hierarchy import selected_cache
 from offload.weight_offloading.expert_tier import ExpertTier
 from offload.weight_offloading.layer_stream import WeightTier
 from tests.support.fake_cuda import GPU

@@ -32,7 +32,7 @@ METHODS_AND_DRAFTS = [
 _engines = {}
 
 
-def decode(group, folder, draft, cases, sampling=GREEDY, count=24, **more):
+def decode(group, folder, draft, cases, sampling=GREEDY, count=16, **more):
     """Return the tokens of each method, all with one engine, which is kept for the next call."""
     key = folder, draft
     if key not in _engines:
@@ -129,7 +129,7 @@ def test_ranks_draft_with_their_shares_of_one_copy(rank_pool, folders):
 def copied(group, folder):
     config = EngineConfig(model=folder, dtype="bfloat16", device="cpu")
     engine = open_model(config, speculation=Speculation("retrieval", "self", **SMALL), group=group).load()
-    count, found = GenerationConfig(max_new_tokens=24), []
+    count, found = GenerationConfig(max_new_tokens=16), []
     for wanted in (Speculation("ar"), Speculation("retrieval", "self", **SMALL)):
         events = engine.generate(ids(100), GREEDY, count, wanted)
         found.append([token for event in events if isinstance(event, Tokens) for token in event.ids])
@@ -153,7 +153,7 @@ def streamed(group, folder):
     model, link = opened.load().model, SimulatedLink(1e9, poison=True)
     stores = TieredStoreFactory(model.operations, CPU, SmallPages("stream", page_tokens=16, resident_layers=1), link)
     one = Engine(model, (), 16, stores=stores)
-    events = one.generate(ids(100), GREEDY, GenerationConfig(max_new_tokens=24), Speculation("ar"))
+    events = one.generate(ids(100), GREEDY, GenerationConfig(max_new_tokens=16), Speculation("ar"))
     return [token for event in events if isinstance(event, Tokens) for token in event.ids], link.statistics.bytes
 
 
@@ -172,7 +172,7 @@ def embedded_tokens(group, folder, text, cases):
     one, prompt, found = opened.load(), opened.tokenizer.encode(text, special_tokens=True), []
     for method, draft in cases:
         wanted = Speculation(method, draft, budget=128, chunk=16)
-        events = one.generate(prompt, GREEDY, GenerationConfig(max_new_tokens=24), wanted)
+        events = one.generate(prompt, GREEDY, GenerationConfig(max_new_tokens=16), wanted)
         found.append([token for event in events if isinstance(event, Tokens) for token in event.ids])
     return found
 

@@ -11,6 +11,7 @@ from torch.overrides import TorchFunctionMode
 
 from offload.architecture.footprint import DEQUANTIZED_BYTES, PAGE_GRAIN
 from offload.architecture.weight_formats import rounded_bits
+from offload.caches.factory import selected_cache
 from offload.kernels import triton
 from offload.memory import factory, page_prefill, tiers
 from offload.memory.factory import TieredStoreFactory
@@ -20,7 +21,6 @@ from offload.parallel.shard import split
 from offload.planning.placement import _place
 from offload.planning.request import PlanRequest
 from offload.settings.config import Placement, Speculation
-from offload.speculation.levels.hierarchy import selected_cache
 from offload.speculation.passes import runner
 from offload.speculation.passes.runner import Runner
 from offload.speculation.passes.selected_runner import SelectedRunner

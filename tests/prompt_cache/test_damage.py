@@ -30,7 +30,7 @@ def test_flipped_and_missing_bytes_are_detected(model_dir, home):
     said(engine_on(model_dir, home), prompt)
     whole = [path.read_bytes() for path in files(home)]
     engine = engine_on(model_dir, home)
-    for _ in range(30):
+    for _ in range(12):
         index = rng.randrange(len(whole))
         path = files(home)[index]
         data = damaged(whole[index], rng)

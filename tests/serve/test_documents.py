@@ -1,10 +1,12 @@
 """POST /documents: files that the page sends, read as the command line reads them."""
 
+import re
 import threading
 
 import psutil
 import pytest
 
+from offload.errors import PromptError
 from offload.system.limited_process import LimitedProcesses, Limits
 from tests.support.serving import raw_connection
 from tests.support.waiting import until
@@ -91,6 +93,40 @@ def test_few_are_read_at_a_time(client, monkeypatch):
     assert statuses == [200] * encoding_threads.MOST and sent(client, b"king").status_code == 200
 
 
+def sending(served, data=b"king"):
+    """Send a document, and return the connection."""
+    head = f"POST /documents HTTP/1.1\r\nhost: {served.url.removeprefix('http://')}\r\n"
+    kind = f"content-length: {len(data)}\r\ncontent-type: application/octet-stream\r\n\r\n"
+    return raw_connection(served, (head + kind).encode() + data)
+
+
+def test_who_leaves_gives_the_place_back_when_the_reading_has_ended(served, client, monkeypatch):
+    going, go, before = threading.Semaphore(0), threading.Event(), closed(client)
+
+    def slow(data, *others, processes):
+        going.release()
+        assert go.wait(60)
+        raise PromptError("nobody hears of it", "")
+
+    monkeypatch.setattr(encoding_threads, "text_of", slow)
+    try:
+        for _ in range(encoding_threads.MOST):
+            with sending(served):
+                assert going.acquire(timeout=60)
+        until(lambda: closed(client) == before + encoding_threads.MOST)
+        assert sent(client, b"king").status_code == 503
+    finally:
+        go.set()
+    monkeypatch.undo()
+    until(lambda: sent(client, b"king").status_code == 200)
+
+
+def closed(client):
+    """Return how many documents nobody waited for."""
+    found = re.search(r'requests_total{path="/documents",status="499"} (\d+)', client.get("/metrics").text)
+    return 0 if found is None else int(found[1])
+
+
 def test_who_leaves_ends_the_conversion(served, client, monkeypatch):
     """Python's own `eval` takes the place of a parser that a document keeps busy."""
     ended, before = threading.Event(), set(psutil.Process().children())
@@ -103,8 +139,7 @@ def test_who_leaves_ends_the_conversion(served, client, monkeypatch):
 
     monkeypatch.setattr(encoding_threads, "converting_processes", lambda: LimitedProcesses("builtins:eval"))
     monkeypatch.setattr(encoding_threads, "text_of", endless)
-    head = f"POST /documents HTTP/1.1\r\nhost: {served.url.removeprefix('http://')}\r\ncontent-length: 4\r\n"
-    connection = raw_connection(served, f"{head}content-type: application/octet-stream\r\n\r\nking".encode())
+    connection = sending(served)
     until(lambda: set(psutil.Process().children()) - before)
     connection.close()
     assert ended.wait(60)

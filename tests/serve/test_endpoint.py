@@ -15,6 +15,7 @@ from tests.support.models import TEMPLATE
 from tests.support.serving import connected, opened_model, raw_connection, serve_options, serving, until_closed
 from tests.support.waiting import until
 from triforce_cli.serve import api_request, bodies, responses
+from triforce_cli.serve.api_errors import event_text
 from triforce_cli.serve.server_metrics import ServerMetrics
 
 LONG = 400  # tokens
@@ -118,6 +119,7 @@ def test_choices_prompts_seeds_and_stops(client, opened, loaded):
         (COMPLETIONS, {"prompt": "a", "temperature": -1}, "temperature is -1"),
         (COMPLETIONS, {"prompt": "a", "max_tokens": True}, "give a whole number"),
         (COMPLETIONS, {"prompt": "a", "max_tokens": 600}, "both together may have 512"),
+        (COMPLETIONS, {"prompt": "a", "max_tokens": 1, "max_completion_tokens": 2}, "and both are given"),
         (COMPLETIONS, {"prompt": "a", "n": 17}, "1 to 16 are possible"),
         (COMPLETIONS, {"prompt": "a", "stop": [1]}, "stop"),
         (COMPLETIONS, {"prompt": [1, 267]}, "token id 267 at position 1"),
@@ -152,6 +154,18 @@ def test_what_is_not_supported_is_refused(client, path, body, words):
     error = response.json()["error"]
     assert response.status_code == 400 and words in error["message"]
     assert sorted(error) == ["code", "message", "param", "type"]
+
+
+def test_the_field_that_is_too_large_is_named(client):
+    chat = {"messages": [{"role": "user", "content": "a"}]}
+    for path, body, param, words in (
+        (CHAT, chat | {"max_tokens": 600}, "max_tokens", "max_tokens is 600 and the prompt has"),
+        (COMPLETIONS, {"prompt": "a", "max_completion_tokens": 600}, "max_tokens", "max_tokens is 600"),
+        (COMPLETIONS, {"prompt": [1] * 511 + [2]}, "prompt", "the prompt has 512 tokens"),
+        (COMPLETIONS, {"prompt": "the cat " * 250}, "prompt", "tokens; with the answer it may have 512"),
+    ):
+        error = client.post(path, json=body).json()["error"]
+        assert (error["param"], error["code"]) == (param, "context_length_exceeded") and words in error["message"]
 
 
 def test_unknown_fields_are_passed_over_on_request(opened, loaded):
@@ -380,3 +394,9 @@ def test_thinking_is_apart_from_the_answer(endless, tmp_path):
     events = [json.loads(line[6:]) for line in streamed.splitlines() if line.startswith("data: {")]
     thought = "".join(event["choices"][0]["delta"].get("reasoning_content", "") for event in events)
     assert thought.strip() == expected
+
+
+def test_an_event_is_one_line_for_clients_that_end_lines_as_unicode_does():
+    text = "".join(map(chr, range(0x3000)))
+    (line,) = event_text({"content": text}).rstrip("\n").splitlines()
+    assert json.loads(line.removeprefix("data: ")) == {"content": text}

@@ -56,3 +56,20 @@ def test_unknown_fields_are_passed_over_on_request():
     for unsupported in ({"tools": [1]}, {"temperature": -1}):
         with pytest.raises(ApiError):
             parse_completion(body(zzz=1, **unsupported), ignore_unknown=True)
+
+
+FUNCTION = {"name": "f", "parameters": {}}
+USER = {"role": "user", "content": "a"}
+
+
+@pytest.mark.parametrize(
+    ("given", "where"),
+    [
+        ({"tools": [{"type": "function", "function": FUNCTION | {"description": "\ud800"}}]}, "tools[0]"),
+        ({"messages": [USER, {"role": "tool", "content": "a", "tool_call_id": "\udfff"}]}, "messages[1]"),
+    ],
+)
+def test_halves_of_surrogate_pairs_are_refused_where_templates_would_write_them(given, where):
+    with pytest.raises(ApiError, match="half a surrogate pair") as caught:
+        parse_chat(json.dumps({"messages": [USER]} | given).encode())
+    assert (caught.value.status, caught.value.param) == (400, where)

@@ -8,7 +8,7 @@ from offload.errors import SettingsError, TriforceError
 from tests.support.paths import ROOT
 from tests.support.serving import connected, serve_options, serving
 from triforce_cli.serve.guard import is_local_host
-from triforce_cli.serve.serve_options import check_installed, read_keys
+from triforce_cli.serve.serve_options import check_installed, exposure, read_keys
 
 KEYS = ("first-key-0123456789", "other-key-0123456789")
 
@@ -96,11 +96,12 @@ def test_keys_come_from_a_file_or_the_environment(tmp_path):
 def test_a_file_of_keys_that_others_may_read_is_named_with_what_to_do(triforce_here, tmp_path):
     file = tmp_path / "my keys"
     file.write_text(KEYS[0])
-    for mode, warns in ((0o640, True), (0o604, True), (0o600, False)):
+    text = f"other users may read --api-key-file {file}: chmod 600 '{file}'"
+    for mode, warns in ((0o600, False), (0o604, True), (0o640, True)):
         file.chmod(mode)
-        written = triforce_here("serve", "--api-key-file", file, "--tensor-parallel", 2).stderr
-        assert (f"warning: other users may read --api-key-file {file}: chmod 600 '{file}'\n" in written) is warns
-        assert KEYS[0] not in written
+        assert exposure(file) == (text if warns else "")
+    written = triforce_here("serve", "--api-key-file", file, "--tensor-parallel", 2).stderr
+    assert f"warning: {text}\n" in written and KEYS[0] not in written
 
 
 @pytest.mark.parametrize(

@@ -110,3 +110,8 @@ def test_what_cannot_fit_is_refused_before_it_is_encoded(opened, encoder):
         with pytest.raises(ApiError, match="may have 32 tokens") as caught:
             encoder.sequences(ApiRequest(None, {}, 1, False, False, False, **content), "")
         assert (caught.value.status, caught.value.code) == (400, "context_length_exceeded")
+    with pytest.raises(
+        ApiError, match="max_tokens is 32 and the prompt has 1 tokens; both together may have 32"
+    ) as caught:
+        encoder.sequences(ApiRequest(None, {"max_new_tokens": CONTEXT}, 1, False, False, False, prompts=[[1]]), "")
+    assert caught.value.param == "max_tokens"

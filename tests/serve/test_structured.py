@@ -3,10 +3,12 @@
 import json
 import re
 import shutil
+import threading
 
 import pytest
 from pydantic import BaseModel, Field
 
+from offload.constraints import vocabulary
 from tests.support.serving import connected, openai_client, opened_model, serve_options, serving
 
 CHAT = "/v1/chat/completions"
@@ -119,6 +121,23 @@ def test_a_required_call_whole_and_streamed(caller):
     calls = [each for delta in deltas for each in delta.delta.tool_calls or []]
     assert (calls[0].function.name, calls[0].id[:5], deltas[-1].finish_reason) == ("count", "call_", "tool_calls")
     assert "".join(each.function.arguments for each in calls) == called.function.arguments
+    cut = caller.chat.completions.create(stop=['"n"'], **wanted).choices[0]
+    assert (cut.message.tool_calls[0].function.arguments, cut.finish_reason) == ("{", "stop")
+    *_, last = caller.chat.completions.create(stop=['"n"'], stream=True, **wanted)
+    assert last.choices[0].finish_reason == "stop"
+
+
+def test_the_engine_s_thread_which_all_wait_for_compiles_nothing(caller, monkeypatch):
+    threads, compile_ = [], vocabulary.compile_grammar
+
+    def recorded(*args):
+        threads.append(threading.current_thread().name)
+        return compile_(*args)
+
+    monkeypatch.setattr(vocabulary, "compile_grammar", recorded)
+    tools = [{"type": "function", "function": {"name": "another", "parameters": PARAMETERS | {"title": "new"}}}]
+    caller.chat.completions.create(model=caller.models.list().data[0].id, tools=tools, **ASKED | {"max_tokens": 1})
+    assert threads == ["encoding", "encoding"]
 
 
 def test_a_call_and_its_result_are_in_the_next_prompt(caller):
@@ -134,6 +153,11 @@ def test_a_call_and_its_result_are_in_the_next_prompt(caller):
     assert found.usage.prompt_tokens - short.usage.prompt_tokens > len('{"name": "count", "arguments": {"n": 2}}')
 
 
+def called(arguments):
+    call = {"id": "c1", "type": "function", "function": {"name": "count", "arguments": arguments}}
+    return [{"role": "assistant", "content": None, "tool_calls": [call]}, *ASKED["messages"]]
+
+
 @pytest.mark.parametrize(
     ("more", "words"),
     [
@@ -143,12 +167,18 @@ def test_a_call_and_its_result_are_in_the_next_prompt(caller):
             {"tools": [TOOL | {"function": {"name": "f", "parameters": {"not": {}}}}]},
             "parameters of f: the JSON schema has a keyword that is not supported, at its top: not; remove it",
         ),
+        (
+            {"tools": [TOOL | {"function": {"name": "f", "parameters": {"type": "integer"}}}]},
+            "parameters of f have the type 'integer'",
+        ),
         ({"tool_choice": "required"}, "there are no tools"),
         ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "x"}}}, "none of the tools"),
         ({"tools": [TOOL], "tool_choice": "maybe"}, "tool_choice is 'maybe'"),
         ({"tools": [TOOL], "parallel_tool_calls": "no"}, "parallel_tool_calls is neither true nor false"),
         ({"tools": [TOOL], "response_format": {"type": "json_object"}}, "cannot be used with tools"),
         ({"messages": [{"role": "tool", "content": "a"}]}, "no tool_call_id"),
+        ({"messages": called('{"n": "\\ud800"}')}, "messages[0] has half a surrogate pair"),
+        ({"messages": called("[" * 10_000)}, "the request is nested too deeply"),
     ],
 )
 def test_wrong_tools_are_refused_with_their_place(caller, more, words):

@@ -8,6 +8,7 @@ import torch
 from offload import GenerationConfig, Sampling, Speculation, Tokens
 from offload.architecture.known_models import KNOWN
 from offload.batching.request import BatchRequest
+from offload.caches.factory import selected_cache
 from offload.engine import Engine
 from offload.errors import CheckpointError, SettingsError
 from offload.loading.drafters import checked_drafter, is_drafter_folder
@@ -16,7 +17,6 @@ from offload.loading.hub.download import draft_dimensions
 from offload.sequence import TokenSequence
 from offload.speculation.drafters.assistant import AssistantRunner
 from offload.speculation.drafters.heads import HeadDrafter
-from offload.speculation.levels.hierarchy import selected_cache
 from offload.speculation.passes.runner import Runner
 from offload.speculation.passes.selected_runner import SelectedRunner
 from offload.speculation.sampling.warp import Sampler

@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from offload import Speculation
+from offload.caches.factory import selected_cache
 from offload.caches.retrieval import CopiedCache
 from offload.errors import Degraded
 from offload.kernels.ops import TorchOperations
 from offload.loading.formats.safetensors import FolderCheckpoint
 from offload.loading.weights import load_model
 from offload.sequence import TokenSequence
-from offload.speculation.levels.hierarchy import selected_cache
 from offload.speculation.passes.cuda_graphs import StepGraphs
 from offload.speculation.passes.runner import Runner
 from offload.speculation.passes.selected_runner import SelectedRunner

@@ -3,11 +3,11 @@
 import pytest
 import torch
 
+from offload.caches.factory import draft_cache
 from offload.sequence import TokenSequence
 from offload.settings.config import Sampling, Speculation
 from offload.speculation.auto.adaptive import AdaptiveScheduler
 from offload.speculation.drafters.drafter import Draft, DraftRunner, ModelDrafter
-from offload.speculation.levels.hierarchy import draft_cache
 from offload.speculation.levels.level import Level, Verifier
 from offload.speculation.passes.runner import Runner
 from offload.speculation.sampling import warp as sampling_module

@@ -5,12 +5,12 @@ import torch
 
 from offload import Speculation
 from offload.caches.chunk_table import ChunkTableCache
+from offload.caches.factory import draft_cache, selected_cache
 from offload.caches.full import FullCache
 from offload.caches.retrieval import CopiedCache
 from offload.kernels import triton
 from offload.kernels.triton.ops import useful_splits
 from offload.settings.config import LONGEST_GAMMA
-from offload.speculation.levels.hierarchy import draft_cache, selected_cache
 from offload.speculation.passes.cuda_graphs import StepGraphs, padded
 from tests.support.fake_cuda import GPU, fake_cuda
 from tests.support.fake_models import SHAPES, fake_shape, load_fake

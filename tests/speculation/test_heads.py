@@ -6,6 +6,7 @@ import torch
 from offload import EngineConfig, GenerationConfig
 from offload.api.loader import open_model
 from offload.architecture.head_shape import drafter_bits
+from offload.caches.factory import selected_cache
 from offload.engine import Engine
 from offload.errors import CheckpointError, SettingsError, UnsupportedModel
 from offload.kernels.ops import TorchOperations
@@ -17,7 +18,6 @@ from offload.parallel.shard import Alone
 from offload.sequence import TokenSequence
 from offload.settings.config import Sampling, Speculation
 from offload.speculation.drafters.heads import HeadDrafter, HeadRunner
-from offload.speculation.levels.hierarchy import selected_cache
 from offload.speculation.passes.runner import Runner
 from offload.speculation.passes.selected_runner import SelectedRunner
 from offload.speculation.sampling.warp import Sampler, draw
@@ -193,6 +193,19 @@ def test_rows_before_the_window_are_not_read(target, tmp_path):
     other, full = new_runner(target, head, settings, short)
     full.kept.first = 299 - other.reach  # as after a restored prompt
     assert torch.equal(runner.rows(long), other.rows(short))
+
+
+def test_rows_behind_a_gap_are_read_alone(target, tmp_path):
+    """A middle level has earlier ones, and the full cache, which could not go on before them, the last ones alone."""
+    head = head_of(target, save_eagle3(tmp_path / "head"))
+    first, second = TokenSequence(ids(60)), TokenSequence(ids(60))
+    (runner, full), (alone, other) = (new_runner(target, head, sequence=each) for each in (first, second))
+    full.kept.first = other.kept.first = 50
+    middle = Runner(target, target.new_cache(400))
+    middle.keep_rows(runner.reach)
+    list(middle.prefill(first, 20))
+    runner.use([full, middle])
+    assert torch.equal(runner.rows(first), alone.rows(second))
 
 
 @pytest.mark.parametrize(

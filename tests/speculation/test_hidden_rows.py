@@ -4,13 +4,13 @@ import pytest
 import torch
 
 from offload.batching.passes import JointPasses
+from offload.caches.factory import selected_cache
 from offload.loading.formats.safetensors import FolderCheckpoint
 from offload.loading.weights import load_model
 from offload.memory.tier_settings import TierSettings
 from offload.sequence import TokenSequence
 from offload.settings.config import Speculation
 from offload.settings.method_sizes import SPARE_ROWS
-from offload.speculation.levels.hierarchy import selected_cache
 from offload.speculation.passes.hidden_rows import HiddenRows
 from offload.speculation.passes.runner import Runner
 from offload.speculation.passes.selected_runner import SelectedRunner

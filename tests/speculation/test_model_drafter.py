@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from offload.caches.factory import draft_cache
 from offload.constraints.masks import TokenMasks
 from offload.errors import TriforceError
 from offload.loading.formats.safetensors import FolderCheckpoint
@@ -13,7 +14,6 @@ from offload.sequence import TokenSequence
 from offload.settings.config import Sampling, Speculation
 from offload.speculation.drafters import drafter as drafter_module
 from offload.speculation.drafters.drafter import DraftRunner, ModelDrafter
-from offload.speculation.levels.hierarchy import draft_cache
 from offload.speculation.sampling import warp as sampling_module
 from offload.speculation.sampling.warp import Sampler
 from offload.speculation.trees.tree import DraftedTree

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from offload import Sampling, Speculation
+from offload.caches.factory import draft_cache
 from offload.engine import Engine
 from offload.errors import CheckpointError, UnsupportedModel
 from offload.loading.formats.safetensors import FolderCheckpoint
@@ -18,7 +19,6 @@ from offload.sequence import TokenSequence
 from offload.settings.tree_settings import TreeShape
 from offload.speculation.auto.adaptive import AdaptiveScheduler, Cycle
 from offload.speculation.drafters.drafter import DraftRunner, ParallelDrafter
-from offload.speculation.levels.hierarchy import draft_cache
 from offload.speculation.sampling.warp import Sampler
 from offload.speculation.trees.best_size import fastest_tree, sized_tree
 from offload.speculation.trees.tree import DraftedTree, tree_of

@@ -1,11 +1,14 @@
 """Recorded passes on the native kernel against the same passes call by call: the same bits."""
 
 import weakref
+from dataclasses import replace
 
 import pytest
 import torch
 
 from offload import Speculation
+from offload.architecture.footprint import activation_bytes
+from offload.caches.factory import selected_cache
 from offload.kernels.native import KernelUnavailable, find_kernel
 from offload.kernels.native.ops import NativeOperations
 from offload.kernels.native.recording import recorder
@@ -14,7 +17,6 @@ from offload.loading.formats.safetensors import FolderCheckpoint
 from offload.loading.weights import load_model
 from offload.sequence import TokenSequence
 from offload.settings.method_sizes import KEPT_QUERIES
-from offload.speculation.levels.hierarchy import selected_cache
 from offload.speculation.passes import recorded_passes
 from offload.speculation.passes.recorded_passes import PassRecorder, RecordedPasses
 from offload.speculation.passes.runner import Runner
@@ -184,3 +186,10 @@ def test_what_torch_computes_is_not_recorded(tmp_path):
     make_hf_model("llama").save_pretrained(tmp_path)
     model = load_model(FolderCheckpoint(tmp_path), torch.float32, CPU, lambda done, total: None, TorchOperations())
     assert Runner(model, model.new_cache(CAPACITY)).graphs is None
+
+
+def test_a_plan_has_room_for_the_logits_that_a_recorder_keeps(model):
+    kept = PassRecorder(model, KEPT_QUERIES)._logits[KEPT_QUERIES].nbytes
+    vocab = model.shape.vocab
+    planned, twice = (activation_bytes(replace(model.shape, vocab=each), 100, 64, 2) for each in (vocab, 2 * vocab))
+    assert twice - planned >= kept > 0

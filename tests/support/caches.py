@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from offload.architecture.rope import Rope
-from offload.caches.block_table import PlaneCache, TableCache
+from offload.caches.block_table import TableCache
 from offload.caches.chunk_table import ChunkTableCache
 from offload.caches.full import FullCache
 from offload.caches.h2o import H2OCache
+from offload.caches.plane import PlaneCache
 from offload.caches.protocol import KVCache
 from offload.caches.retrieval import CopiedCache
 from offload.caches.retrieval_target import RetrievedCache

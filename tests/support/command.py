@@ -24,13 +24,18 @@ STATISTICS = re.compile(r"tokens? read in .* · \d+ written at")
 
 
 def start(model, home):
-    """Start a long generation in a process with pipes."""
+    """Start a long generation in a process with pipes: far more JSON than a pipe holds, so that it waits for a reader.
+
+    The tiny model would otherwise have ended before a test that is kept waiting for a processor goes on.
+    """
     return subprocess.Popen(
-        [*COMMAND, "generate", "Once", "-n", "2000", "--temperature", "1", "--seed", "1"],
+        [*COMMAND, "generate", "Once", "-n", "2000", "--temperature", "1", "--seed", "1", "--json"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         stdin=subprocess.DEVNULL,
         env=environment(home, model),
+        pipesize=4096,  # where that can be chosen; it needs 80 KB
+        bufsize=0,  # what was not read yet is what `communicate` returns
     )
 
 
@@ -85,7 +90,7 @@ def on_a_terminal(model, home, *args, env=(), stdout=None):
         stdout=stdout or stream,
         stderr=stream,
         env=settings,
-        timeout=120,
+        timeout=500,
         check=False,
     )
     return done.returncode, pty.output()

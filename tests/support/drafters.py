@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import torch
 
+from offload.caches.factory import draft_cache, selected_cache
 from offload.loading.formats.safetensors import FolderCheckpoint
 from offload.loading.weights import load_model
 from offload.sequence import TokenSequence
@@ -18,7 +19,6 @@ from offload.settings.config import Sampling, Speculation
 from offload.speculation.auto.adaptive import AdaptiveScheduler
 from offload.speculation.drafters.drafter import Drafter, DraftRunner, ModelDrafter, ParallelDrafter
 from offload.speculation.drafters.ngram import LookupDrafter
-from offload.speculation.levels.hierarchy import draft_cache, selected_cache
 from offload.speculation.levels.level import Level, Verifier
 from offload.speculation.passes.runner import Runner
 from offload.speculation.passes.selected_runner import SelectedRunner

@@ -11,7 +11,7 @@ import torch
 from filelock import FileLock
 
 from offload.kernels.native.calls import partial_count
-from offload.kernels.native.library import BLOCK, Attention
+from offload.kernels.native.structs import BLOCK, Attention
 from tests.support.paths import ROOT
 
 SOURCE = ROOT / "offload" / "kernels" / "native" / "kernel.c"

@@ -11,8 +11,8 @@ from offload.architecture.config import ModelShape
 from offload.architecture.hf_config import shape_from_config
 from offload.architecture.kv_formats import WINDOW
 from offload.architecture.rope import Rope, rotate
-from offload.kernels.native.library import BLOCK
 from offload.kernels.native.ops import NativeOperations
+from offload.kernels.native.structs import BLOCK
 from offload.kernels.ops import TorchOperations
 from offload.memory.disk_link import DiskLink
 from offload.memory.factory import TieredStoreFactory

@@ -35,6 +35,9 @@ MOST_PIPED = 64 * GIB  # bytes of a pipe, which are kept in a temporary file
 _MARK = b"\xef\xbb\xbf"
 
 
+Packed = tuple[int, int, str]  # as of `Line.packed`
+
+
 class Line(NamedTuple):
     """A line that is not blank: its number, where it begins in the file, and its bytes, cut at `LONGEST_LINE`."""
 
@@ -49,13 +52,12 @@ class Line(NamedTuple):
             raise LineError(self.number, None, error)
         return parse_line(self.data, self.number)
 
-    def packed(self) -> tuple[int, int, str]:
+    def packed(self) -> Packed:
         """Return the line for JSON, whatever its bytes are."""
         return self.number, self.start, self.data.decode("utf-8", "surrogateescape")
 
     @classmethod
     def unpacked(cls, number: int, start: int, text: str) -> Line:
-        """Return a line that was packed."""
         return cls(number, start, text.encode("utf-8", "surrogateescape"))
 
 
@@ -235,10 +237,11 @@ def survey(file: BatchFile, opened: ModelRequest, finished: Collection[Id]) -> S
     Raises PromptError if a whole file has no line, and for several of which none is a request: it is another file.
     """
     answered = requests = wrong = 0
+    repeatable = set(finished)  # ids that no line before has had: a second one has no result
     longest: list[tuple[float, int, int]] = []  # a heap: the size in tokens, as guessed, and where the line is
     usual = opened.settings.generation.max_new_tokens
     for line in file.lines():
-        size = _size(line, usual, finished)
+        size = _size(line, usual, repeatable)
         if size is None:
             answered += 1
             continue
@@ -255,13 +258,17 @@ def survey(file: BatchFile, opened: ModelRequest, finished: Collection[Id]) -> S
     return Survey(requests, answered, _longest(file, opened, places))
 
 
-def _size(line: Line, usual: int, finished: Collection[Id]) -> float | None:
-    """Return about how many tokens a line's sequence may have, 0 if the line is wrong; None if it is answered."""
+def _size(line: Line, usual: int, finished: set[Id]) -> float | None:
+    """Return about how many tokens a line's sequence may have, 0 if the line is wrong; None if it is answered.
+
+    Its id is taken out of those that are `finished`: another line with it has no result.
+    """
     try:
         request = line.request()
     except LineError:
         return 0.0
     if request.id in finished:
+        finished.remove(request.id)
         return None
     text = len(request.prompt.encode()) + len((request.system or "").encode())
     return text / _BYTES_A_TOKEN + request.options.get("max_new_tokens", usual)

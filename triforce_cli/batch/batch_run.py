@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
-from offload.errors import InternalError, PromptError, TriforceError, typed_error
+from offload.errors import InternalError, TriforceError, typed_error
 from offload.metrics import Meter, Summary
 from offload.units import counted
 
@@ -21,8 +21,8 @@ from ..run.model_request import ModelRequest
 from ..run.prompt_cache import LABEL
 from ..run.text_generator import TextGenerator
 from ..signals import DONE, FAILED
-from .batch_files import RESULT, BatchFile, Line, ResultFile, error_line, opened_for
-from .line_request import Id, LineError, LineRequest
+from .batch_files import RESULT, BatchFile, Line, Packed, ResultFile, error_line, opened_for
+from .line_request import Id, LineError, LineRequest, repeated
 
 Write = Callable[[str], None]
 _LEFT_OUT = ("settings", "verify", "load_s")  # of a summary: the same for all, or never there
@@ -45,7 +45,6 @@ class BatchOptions:
         return iter(()) if self.file is None else self.file.lines()
 
     def writer(self, display: BatchDisplay) -> Write:
-        """Return what writes a result."""
         return display.write if self.results is None else self.results.write
 
 
@@ -93,11 +92,13 @@ class BatchRun:
     def _prompts(self) -> Iterator[BatchPrompt]:
         """Yield the prompts of the file that are not answered yet; write the errors of lines that are none."""
         group = self._opened.request.group
-        while (packed := broadcast(group, self._next)) is not None:
+        while (following := broadcast(group, self._next)) is not None:
+            packed, first = following
             line = Line.unpacked(*packed)
             try:
                 request = line.request()
-                self._check_id(request)
+                if first != line.number:
+                    raise repeated(request, first)
                 prompt = self._prompt(request)
             except LineError as error:
                 self._fail(error.line, error.id, False, error.error)
@@ -108,22 +109,17 @@ class BatchRun:
             else:
                 yield prompt
 
-    def _next(self) -> tuple[int, int, str] | None:
-        """Return the next line that is not answered yet, packed."""
+    def _next(self) -> tuple[Packed, int] | None:
+        """Return the next line that is not answered yet, packed, and the first one that has its id."""
         for line in self._source:
             try:
-                if line.request().id not in self._finished:
-                    return line.packed()
+                id = line.request().id
             except LineError:
-                return line.packed()
+                return line.packed(), line.number
+            first = self._lines.setdefault(id, line.number)
+            if first != line.number or id not in self._finished:
+                return line.packed(), first
         return None
-
-    def _check_id(self, request: LineRequest) -> None:
-        """Raise LineError for an id that an earlier line has."""
-        first = self._lines.setdefault(request.id, request.line)
-        if first != request.line:
-            error = PromptError(f"line {first} has the same id", "give each line another id")
-            raise LineError(request.line, request.id, error)
 
     def _prompt(self, line: LineRequest) -> BatchPrompt:
         opened = opened_for(self._opened, line)

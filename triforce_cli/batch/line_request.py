@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
+from math import inf
 from typing import Any
 
 from offload.errors import PromptError, SettingsError, UsageError
@@ -13,6 +14,7 @@ from offload.short_repr import short_repr
 
 from ..options.constraint_options import constraint_of
 from ..options.declarations import THINK
+from ..options.other_names import other_name
 from ..options.settings import refuse_broken_text
 
 Id = str | int | float
@@ -63,6 +65,13 @@ class LineError(Exception):
         self.line, self.id, self.error = line, id, error
 
 
+def repeated(request: LineRequest, first: int) -> LineError:
+    """Return the error of a request whose id an earlier line has."""
+    return LineError(
+        request.line, request.id, PromptError(f"line {first} has the same id", "give each line another id")
+    )
+
+
 def parse_line(data: bytes, line: int) -> LineRequest:
     """Return the request of a line: a JSON object in UTF-8. Raises LineError."""
     id: Id | None = None
@@ -97,13 +106,16 @@ def _id_of(values: Mapping[str, Any], line: int) -> Id:
     _check_type("id", values["id"])
     if isinstance(values["id"], str):
         _refuse_broken("id", values["id"])
+    elif abs(values["id"]) == inf:
+        raise PromptError("id is a number without end", "give a smaller one: JSON cannot have it in the result")
     return values["id"]
 
 
 def _check_keys(values: Mapping[str, Any]) -> None:
     for name, value in values.items():
         if name not in _KEYS:
-            close = get_close_matches(name, _KEYS, 1)
+            ours = getattr(other_name(name), "ours", "").replace("-", "_")
+            close = [ours] if ours in _KEYS else get_close_matches(name, _KEYS, 1)
             known = f"did you mean {close[0]}?" if close else f"use {', '.join(_KEYS)}"
             raise PromptError(f"unknown key {short_repr(name)}", known)
         _check_type(name, value)

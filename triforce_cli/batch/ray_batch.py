@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-from offload.errors import PromptError
 from offload.units import counted
 
 from ..options.command_request import OutputOptions
@@ -19,11 +18,10 @@ from ..output.batch_display import BatchDisplay
 from ..output.terminal import Terminal
 from ..run.job import MOST
 from ..run.model_request import ModelRequest
-from ..run.ray_cluster import Workers, joined, mapped, worker_job, workers_of
-from ..run.ray_worker import LoadedWorker, WorkerJob
-from .batch_files import ERROR, BatchFile, Line, Survey, error_line
+from ..run.ray_cluster import LoadedWorker, WorkerJob, Workers, joined, mapped, worker_job, workers_of
+from .batch_files import ERROR, BatchFile, Line, Packed, Survey, error_line
 from .batch_run import BatchOptions, BatchRun, end_interrupted, exit_code
-from .line_request import Id, LineError, LineRequest
+from .line_request import Id, LineError, LineRequest, repeated
 
 _BEGINNING = 1024  # characters that prompts of one document have in common
 _PIECES = 4  # for each worker at least, so that all end at about the same time
@@ -31,7 +29,6 @@ _MOST_PIECES = 10_000
 
 
 Places = list[tuple[int, int]]  # the numbers of lines, and where they begin in the file
-Packed = tuple[int, int, str]  # as of `Line.packed`
 
 
 class Worker(LoadedWorker):
@@ -68,7 +65,6 @@ class Reader:
         self._file = BatchFile(open(f"/proc/{process}/fd/{descriptor}", "rb"), "the batch")  # noqa: SIM115
 
     def read(self, places: Places) -> list[Packed]:
-        """Return the lines at places."""
         return [self._file.line_at(*place).packed() for place in places]
 
 
@@ -123,11 +119,10 @@ class _Run:
         for line in self._batch.lines():
             try:
                 request = line.request()
+                if (other := first.setdefault(request.id, line.number)) != line.number:
+                    raise repeated(request, other)
                 if request.id in finished:
                     continue
-                if (other := first.setdefault(request.id, line.number)) != line.number:
-                    error = PromptError(f"line {other} has the same id", "give each line another id")
-                    raise LineError(line.number, request.id, error)
             except LineError as error:
                 self.write(error_line(error.line, error.id, error.error.message, error.error.hint))
             else:

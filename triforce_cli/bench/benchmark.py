@@ -1,6 +1,7 @@
 """What `bench` is asked to run and to write, and a benchmark whose model is opened."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -144,18 +145,19 @@ class BenchOutput:
         return print_plan(replace(found, arguments=request.arguments), request.command, terminal, self.json)
 
     def write(self, report: Report, terminal: Terminal, interrupted: bool, to_files: bool = True) -> int:
-        """Write the report; return the exit code. Raises OSError, BrokenPipeError."""
-        if report.rows and to_files:  # first: stdout may be a closed pipe
-            if self.csv not in (None, STDOUT):
-                write_file(self.csv, csv_text(report))
-            if self.plot is not None:
-                plot(self.plot, report)
-            if self.page is not None:
-                write_file(self.page, page_text(report))
-        if self.json:
-            terminal.write(json_line(**report.as_json(interrupted)))
-        elif report.rows and self.csv == STDOUT:
-            terminal.write(csv_text(report))
-        elif report.rows:
-            terminal.print(report_text(report, terminal.table_width))
+        """Write the report; return the exit code. Raises TriforceError, OSError, BrokenPipeError."""
+        with ExitStack() as last:  # each is tried, on a full disk too; stdout in the end: it may be a closed pipe
+            if self.json:
+                last.callback(terminal.write, json_line(**report.as_json(interrupted)))
+            elif report.rows and self.csv == STDOUT:
+                last.callback(terminal.write, csv_text(report))
+            elif report.rows:
+                last.callback(terminal.print, report_text(report, terminal.table_width))
+            if report.rows and to_files:
+                if self.page is not None:
+                    last.callback(write_file, self.page, page_text(report))
+                if self.plot is not None:
+                    last.callback(plot, self.plot, report)
+                if self.csv not in (None, STDOUT):
+                    last.callback(write_file, self.csv, csv_text(report))
         return INTERRUPTED if interrupted else DONE

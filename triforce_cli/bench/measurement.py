@@ -73,7 +73,6 @@ class Measurement:
         return f"interrupted; {count} saved: run the same command again to go on"
 
     def report(self) -> Report:
-        """Return the report of what is finished."""
         bench, asked = self.bench, self.bench.asked
         records = {cell: [runs[repeat] for repeat in sorted(runs)] for cell, runs in self.finished.items()}
         finished = Finished(list(bench.cells), bench.base, records)

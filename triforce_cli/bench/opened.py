@@ -87,7 +87,6 @@ class OpenBench:
         return next((peer for peer in self.asked.peers if peer.name == cell.method), None)
 
     def benchmark(self, cell: Cell) -> Benchmark:
-        """Return the benchmark of a cell alone."""
         point = self.cells[cell]
         return replace(
             self.widest,

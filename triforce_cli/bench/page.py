@@ -67,7 +67,6 @@ def _conditions(report: Report) -> Iterator[str]:
 
 
 def _pictures(rows: Sequence[Row]) -> Iterator[str]:
-    """Yield the pictures of one temperature."""
     for measure, name in (("speedup", "speed-up over plain decoding"), ("tokens_per_verification", "tokens a pass")):
         lines = {method: each for method, each in mean_by(rows, measure).items() if method != BASE}
         if lines:

@@ -48,6 +48,8 @@ def _local(text: str) -> Local:
     if kind is None or (file and not kind.takes_gguf):
         hint = f"{did_you_mean(name, KINDS)}peers: transformers, llama.cpp, llama.cpp=FILE.gguf, the URL of an endpoint"
         raise SettingsError(f"there is no peer {text!r}", hint)
+    if file and not Path(file).is_file():
+        raise SettingsError(f"--peers {text}: there is no file {file}", f"such as --peers {name}=model-Q4_K_M.gguf")
     if find_spec(kind.module) is None:
         hint = f"run: {sys.executable} -m pip install {kind.package}; or leave it out of --peers"
         raise SettingsError(f"--peers {name} needs {kind.package}, which is not installed", hint)

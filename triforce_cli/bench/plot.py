@@ -68,7 +68,6 @@ def plot(path: Path, report: Report) -> None:
 
 
 def charts(report: Report) -> list[list[Chart]]:
-    """Return the charts of a report, by row."""
     if report.kind == BENCH:
         rates = [(row["method"], row["tokens_per_s"] or 0.0, 0.0) for row in report.rows]
         return [[Chart({"": rates}, "tokens per second", bars=True)]]

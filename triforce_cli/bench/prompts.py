@@ -36,14 +36,12 @@ class BenchPrompt:
     ending: int = 0
 
     def packed(self) -> tuple[str, list[int], list[tuple[int, list[list[int]]]], int]:
-        """Return the prompt for JSON."""
         return self.name, self.ids, list(self.batches.items()), self.ending
 
     @classmethod
     def unpacked(
         cls, name: str, ids: list[int], batches: list[tuple[int, list[list[int]]]], ending: int
     ) -> BenchPrompt:
-        """Return a prompt that was packed."""
         return cls(name, ids, dict(batches), ending)
 
     def first(self, context: int | None) -> list[int]:
@@ -101,7 +99,6 @@ def _for_a_context(asked: BenchRequest) -> str:
 
 
 def _of_text(asked: BenchRequest, tokenizer: Tokenizer, name: str, text: str, excerpts: int) -> Iterator[BenchPrompt]:
-    """Yield the prompts of one text."""
     longest = None if asked.contexts is None else max(asked.contexts)
     if excerpts > 1 and longest is None:
         raise SettingsError("--prompts takes excerpts, and needs their length", "add --context, such as 4K")
@@ -135,7 +132,6 @@ def _check_ending(asked: BenchRequest, name: str, tokens: int) -> None:
 
 
 def _option(asked: BenchRequest) -> str:
-    """Return the option that the contexts are from."""
     return "--ladder" if asked.kind == LADDER else "--context"
 
 

@@ -201,7 +201,6 @@ def provenance(device: torch.device, engine: str) -> dict[str, Any]:
 
 
 def versioned() -> dict[str, str]:
-    """Return the version and the date."""
     return {"triforce": version("triforce"), "date": datetime.now(timezone.utc).isoformat(timespec="seconds")}
 
 

@@ -1,15 +1,14 @@
 """A report as text: what ran, its tables, and what makes its numbers doubtful."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from rich.text import Text
 
 from offload.units import counted
 
-from ..output.cursor import visible
 from ..output.format import accepted, duration, milliseconds, percent
-from ..output.tables import SEPARATOR, Column, table, wrapped
+from ..output.tables import SEPARATOR, Column, lines_text, table
 from .axes import BATCH
 from .compared import BASE, EXACT
 from .ladder import DIFFERENT, EQUAL, TIE, same_answers, verdict_text
@@ -166,10 +165,10 @@ def title(facts: Mapping[str, Any]) -> str:
 
 def report_text(report: Report, width: int | None) -> Text:
     """Return the title, the tables and the notes, in `width` columns; None for as many as they need."""
-    parts = [_lines([title(report.facts)], width)]
+    parts = [lines_text([title(report.facts)], width)]
     if report.kind == GRID:
         for pivot in pivots(report):
-            parts.append(_lines([pivot.title], width, "bold").append_text(_pivoted(report, pivot, width)))
+            parts.append(lines_text([pivot.title], width, "bold").append_text(_pivoted(report, pivot, width)))
     else:
         kept = [
             each
@@ -179,9 +178,9 @@ def report_text(report: Report, width: int | None) -> Text:
         cells = [[each.text(row) for each in kept] for row in report.rows]
         parts.append(table([each.column for each in kept], cells, width))
     if report.kind == LADDER:
-        parts.append(_lines(["the same answer as plain decoding"], width, "bold").append_text(_same(report, width)))
+        parts.append(lines_text(["the same answer as plain decoding"], width, "bold").append_text(_same(report, width)))
     found = list(notes(report))
-    return Text("\n").join([*parts, *([_lines(found, width, "yellow")] if found else [])])
+    return Text("\n").join([*parts, *([lines_text(found, width, "yellow")] if found else [])])
 
 
 def _same(report: Report, width: int | None) -> Text:
@@ -204,11 +203,6 @@ def _pivoted(report: Report, pivot: Pivot, width: int | None) -> Text:
     columns = [Column(name, style="cyan" if number == 0 else "") for number, name in enumerate(pivot.heads[:texts])]
     columns += [Column(name, right=True, dropped=number) for number, name in enumerate(pivot.heads[texts:])]
     return table(columns, pivot.rows, width)
-
-
-def _lines(texts: Sequence[str], width: int | None, style: str = "") -> Text:
-    lines = [line for text in texts for line in ([text] if width is None else wrapped(visible(text), width))]
-    return Text("".join(f"{line}\n" for line in lines), style=style)
 
 
 def notes(report: Report) -> Iterator[str]:

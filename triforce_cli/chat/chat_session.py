@@ -89,7 +89,10 @@ class ChatSession:
     def used(self) -> int:
         """The tokens of the conversation so far. Raises PromptError."""
         if self._used is None or self._used[0] is not self.conversation:
-            self._used = self.conversation, len(self._encode(self.conversation, ""))
+            self._used = (
+                self.conversation,
+                len(self._encode(self.conversation, _ANY_QUESTION)),
+            )  # some take no empty one
         return self._used[1]
 
     def ask(self, question: str) -> None:
@@ -207,4 +210,8 @@ class ChatSession:
         self.conversation, self.unanswered = self.conversation.answered(question, answer), None
         self._used = self.conversation, len(run.prompt.ids) + len(meter.ids)
         if self._path is not None:
-            self.save(self._path)
+            try:
+                self.save(self._path)
+            except (KeyboardInterrupt, SystemExit):  # the whole answer was shown
+                self.save(self._path)
+                raise

@@ -116,6 +116,11 @@ def _stats(chat: ChatSession, _: str) -> None:
 
 def _save(chat: ChatSession, argument: str) -> None:
     path = _path(argument)
+    if path.exists():
+        try:
+            load_conversation(path)
+        except PromptError as error:
+            raise PromptError(f"nothing is saved: {error.message}", "give /save another name") from None
     chat.save(path)
     chat.replies.reply("/save", [f"saved in {name_of(path)}"])
 

@@ -20,7 +20,6 @@ class Replies:
         self._answers = 0
 
     def reply(self, command: str, lines: Sequence[str]) -> None:
-        """Say what a command has to say."""
         if not self._in_json_line(type="reply", command=command, lines=list(lines)):
             for line in lines:
                 self._terminal.note(line)

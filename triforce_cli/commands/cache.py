@@ -111,7 +111,7 @@ def _find(found: Sequence[Entry], id: str) -> Entry:
 @cache.command(cls=Command)
 def rm(
     ctx: typer.Context,
-    ids: Annotated[list[str], typer.Argument(metavar="ID...", help=_ID_HELP, autocompletion=_complete_id)],
+    ids: Annotated[list[str], typer.Argument(metavar="ID", help=_ID_HELP, autocompletion=_complete_id)],
     json: Json = False,
 ) -> None:
     """Remove entries from the prompt cache.
@@ -140,7 +140,7 @@ def prune(
     ctx: typer.Context,
     to: Annotated[
         int | None,
-        typer.Option(
+        options.option(
             "--to", parser=parse_size, metavar="SIZE", help="Shrink to this size at most.", show_default="the limit"
         ),
     ] = None,

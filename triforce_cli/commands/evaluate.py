@@ -2,17 +2,16 @@
 
 from contextlib import closing
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from offload.errors import SettingsError
 from offload.evaluation.tasks import TASKS
 
-from ..bench import options as bench_options
-from ..bench.axes import Values
+from ..bench.axes import Values, parse_context
 from ..bench.options import STDOUT
-from ..evaluate.request import DEFAULT_MODES, EvaluateRequest, parse_evaluated, parse_tasks
+from ..evaluate.request import DEFAULT_MODES, EvaluateRequest, parse_depths, parse_evaluated, parse_tasks
 from ..input.documents import check_files, read_documents
 from ..options import declarations as options
 from ..options.command_request import Request
@@ -21,9 +20,13 @@ from ..options.settings import given_options, resolve
 from ..output.output_files import check_file, write_file
 from ..output.progress import ProgressDisplay
 from ..output.stdout_formats import json_line
+from ..output.terminal import Terminal
 from ..signals import DONE, INTERRUPTED
 
-_LENGTH = 4096
+if TYPE_CHECKING:
+    from ..evaluate.report import Evaluation
+
+_LENGTHS = options.described("Tokens of each text: 8000, 16K.", "4K")
 _NAMES = "model sink window budget chunk rebuild_every extend_context profile device dtype kernel threads prefill_chunk"
 _SETTINGS = options.chosen(f"{_NAMES} quiet encoding {options.PLACEMENT}")
 
@@ -45,8 +48,16 @@ def evaluate(
             help=options.described("Modes and URLs, with commas.", "exact and the --approximate ones"),
         ),
     ] = None,
-    context: bench_options.Context = None,
-    depths: Annotated[int, typer.Option(min=1, max=100, metavar="N", help="Depths of what is asked for.")] = 5,
+    context: Annotated[Any, options.option("--context", metavar="N,...", help=_LENGTHS, parser=parse_context)] = "4K",
+    depths: Annotated[
+        Any,
+        options.option(
+            "--depths",
+            metavar="N|LIST",
+            help=options.described("How many, or which: 10%,90%.", "5"),
+            parser=parse_depths,
+        ),
+    ] = "5",
     seeds: Annotated[int, typer.Option(min=1, max=1000, metavar="N", help="Items of each task, length, depth.")] = 1,
     chat: Annotated[bool, typer.Option("--chat", help="Ask in the chat template.")] = False,
     prompt_file: options.PromptFiles = None,
@@ -90,12 +101,10 @@ def evaluate(
     request = Request(settings, ctx.obj.home, ctx.info_name, extend_context=bool(ctx.params["extend_context"]))
     found = read_documents(prompt_file, terminal.stdin, terminal.warn, ctx.params["encoding"]) if prompt_file else []
     text = "\n\n".join(each.text for each in found) if found else None
-    lengths = tuple(context) if isinstance(context, Values) else (context or _LENGTH,)
+    lengths = tuple(context) if isinstance(context, Values) else (context,)
     asked = EvaluateRequest(request, *chosen, lengths, depths, seeds, text, modes is not None, chat, points)
     with closing(ProgressDisplay(terminal, shown=not quiet)) as display:
         display.loading("starting")
-        from ..evaluate.report import csv_text
-        from ..evaluate.report_text import evaluation_text
         from ..evaluate.run import run_evaluation
 
         def emit(record: Any) -> None:
@@ -105,16 +114,25 @@ def evaluate(
         evaluation = run_evaluation(asked, terminal, quiet, display, emit)
     for error in evaluation.errors[1:]:
         terminal.warn(str(error))
-    if evaluation.errors and not evaluation.records:
-        raise evaluation.errors[0]
-    if csv not in (None, STDOUT):
-        write_file(csv, csv_text(evaluation))
-    if json:
-        terminal.write(json_line(**evaluation.as_json()))
-    elif csv == STDOUT:
-        terminal.write(csv_text(evaluation))
-    else:
-        terminal.print(evaluation_text(evaluation, terminal.table_width))
+    if evaluation.records or not evaluation.errors:
+        _report(evaluation, terminal, csv, json)
     if evaluation.errors:
         raise evaluation.errors[0]
     return INTERRUPTED if evaluation.interrupted else DONE
+
+
+def _report(evaluation: "Evaluation", terminal: Terminal, csv: Path | None, json: bool) -> None:
+    """Write the table of answers, and print the scores."""
+    from ..evaluate.report import csv_text
+    from ..evaluate.report_text import evaluation_text
+
+    try:
+        if csv not in (None, STDOUT):
+            write_file(csv, csv_text(evaluation))
+    finally:  # on a full disk, too
+        if json:
+            terminal.write(json_line(**evaluation.as_json()))
+        elif csv == STDOUT:
+            terminal.write(csv_text(evaluation))
+        else:
+            terminal.print(evaluation_text(evaluation, terminal.table_width))

@@ -95,7 +95,7 @@ def generate(
 
     form = parse_output_options(ctx)
     with (
-        terminal.writing_to(paths if request.is_first else []),
+        terminal.writing_to(paths if request.is_first and not request.dry_run else []),
         closing(renderer_for(terminal, *astuple(form))) as renderer,
     ):
         from ..run.job import run_generation  # from here on torch is needed

@@ -205,4 +205,5 @@ def _list(chosen: Profile | None, width: int | None) -> Text:
     names = profiles.available()
     rows = [(f"{'*' if name == marked else ' '} {name}", profiles.load(name).description) for name in names]
     columns = (Column("", style="cyan"), Column("", least=16))
-    return table(columns, rows, width, headed=False).append("\n")
+    legend = "* chosen for this machine\n\n" if marked in names else "\n"
+    return table(columns, rows, width, headed=False).append(legend)

@@ -44,9 +44,11 @@ def serve(
         int, _option("Sequences that may wait.", "N", defaults.QUEUE, min=1, max=100_000)
     ] = defaults.QUEUE,
     context: Annotated[
-        Any, _option("Longest prompt and answer.", "TOKENS", "model's, to 128K", parser=parse_tokens)
+        Any, _option("Longest prompt and answer.", "TOKENS", "model's, to 128K", "--context", parser=parse_tokens)
     ] = None,
-    max_body: Annotated[Any, _option("Longest request.", "SIZE", size_text(defaults.BODY), parser=parse_size)] = None,
+    max_body: Annotated[
+        Any, _option("Longest request.", "SIZE", size_text(defaults.BODY), "--max-body", parser=parse_size)
+    ] = str(defaults.BODY),
     drain: Annotated[
         int, _option("To end requests on SIGTERM.", "SECONDS", defaults.DRAIN, min=0, max=86_400)
     ] = defaults.DRAIN,
@@ -79,7 +81,7 @@ def serve(
         host, api_key_file = defaults.HOST, None
     listening = defaults.ServeOptions(
         *(host, port, read_keys(api_key_file, os.environ), tuple(cors or ())),
-        *(cache_scope == "key", parallel, queue, context, max_body or defaults.BODY, drain, ignore_unknown),
+        *(cache_scope == "key", parallel, queue, context, max_body, drain, ignore_unknown),
     )
     defaults.check_installed()
     terminal, output = ctx.obj.terminal, parse_output_options(ctx)

@@ -31,7 +31,7 @@ def _position(name: str, help: str) -> Any:
 def summarize(
     ctx: typer.Context,
     files: Annotated[
-        list[str] | None, typer.Argument(metavar="[FILE]...", help="Documents; - is stdin.", show_default=False)
+        list[str] | None, typer.Argument(metavar="FILE", help="Documents; - is stdin.", show_default=False)
     ] = None,
     prompt_file: options.PromptFiles = None,
     output: Annotated[
@@ -119,7 +119,7 @@ def summarize(
 
     form = parse_output_options(ctx)
     with (
-        terminal.writing_to(paths if request.is_first else []),
+        terminal.writing_to(paths if request.is_first and not request.dry_run else []),
         closing(renderer_for(terminal, *astuple(form))) as renderer,
     ):
         from ..summarize.summary_job import SummaryRequest, run_summaries  # from here on torch is needed

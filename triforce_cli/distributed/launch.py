@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from offload.errors import SettingsError
-from offload.system.processors import usable_cores
+from offload.system.machine import usable_cores
 
 from ..output.terminal import Terminal
 from ..signals import FAILED, INTERRUPTED, SIGNALLED, WRONG_USE, answered

@@ -10,7 +10,7 @@ from offload.units import counted
 
 from ..bench.cells import Record
 from ..bench.compared import EXACT
-from ..output.tables import SEPARATOR, Column, table
+from ..output.tables import SEPARATOR, Column, lines_text, table
 from .report import ALL, Evaluation
 
 _COLOURS = ("on red3", "on dark_orange3", "on gold3", "on chartreuse3", "on green3")
@@ -24,7 +24,7 @@ def evaluation_text(evaluation: Evaluation, width: int | None) -> Text:
         return Text("nothing was answered\n")
     facts, count = evaluation.facts, len(evaluation.scores(modes[0]))
     title = (facts["machine"]["name"], facts["machine"]["engine"], facts["model"], counted(count, "item"))
-    parts = [Text(SEPARATOR.join(each for each in title if each) + "\n")]
+    parts = [lines_text([SEPARATOR.join(each for each in title if each)], width)]
     columns = [Column("score of 100", style="cyan")]
     columns += [Column(mode, right=True, dropped=number) for number, mode in enumerate(modes)]
     by_task: dict[str, list[str]] = {}
@@ -32,8 +32,7 @@ def evaluation_text(evaluation: Evaluation, width: int | None) -> Text:
         by_task.setdefault(row["task"], []).append(_score(row))
     parts.append(table(columns, [[task, *texts] for task, texts in by_task.items()], width))
     parts += heat_map(evaluation.cells(), modes)
-    notes = "".join(f"{line}\n" for line in _notes(rows, evaluation.records))
-    return Text("\n").join([*parts, *([Text(notes, style="yellow")] if notes else [])])
+    return Text("\n").join([*parts, lines_text(_notes(rows, evaluation.records), width, "yellow")])
 
 
 def _score(row: Mapping[str, Any]) -> str:

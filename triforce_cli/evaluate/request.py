@@ -12,6 +12,7 @@ from offload.evaluation.tasks.words import prose
 from offload.hardware.schema import did_you_mean
 from offload.loading.tokenizers.tokenizer import Tokenizer
 from offload.settings.methods import APPROXIMATIONS
+from offload.short_repr import short_repr
 from offload.units import parse_tokens
 
 from ..bench.compared import EXACT, MODES, is_dense, parse_modes, recomputes
@@ -30,6 +31,7 @@ class EvaluateRequest:
 
     Args:
         text: in which things are hidden; None for sentences that are made here.
+        depths: where in a text things are hidden, as shares of it, the deepest first.
         are_named: whether the user has named the modes; of others, those that cannot run are left out.
         is_chat: ask in the model's chat template, and not by what the text continues with.
         points: the file of finished runs.
@@ -39,7 +41,7 @@ class EvaluateRequest:
     tasks: tuple[str, ...]
     modes: tuple[str, ...]
     lengths: tuple[int, ...]
-    depths: int
+    depths: tuple[float, ...]
     seeds: int
     text: str | None = None
     are_named: bool = True
@@ -70,6 +72,22 @@ def parse_tasks(names: str) -> tuple[str, ...]:
         if name not in TASKS:
             raise SettingsError(f"there is no task {name!r}", f"{did_you_mean(name, TASKS)}tasks: {', '.join(TASKS)}")
     return found
+
+
+def parse_depths(text: str) -> tuple[float, ...]:
+    """Return depths, the deepest first: so many evenly spaced ones, or those of a list of percentages.
+
+    Raises SettingsError.
+    """
+    places = [re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*%\s*", each) for each in text.split(",")]
+    shares = {float(each[1]) / 100 for each in places if each}
+    if all(places) and max(shares) <= 1:
+        return tuple(sorted(shares, reverse=True))
+    count = int(text) if re.fullmatch("[0-9]{1,3}", text.strip()) else 0
+    if not 1 <= count <= 100:
+        hint = "give how many, from 1 to 100, such as 5, or each as a percentage, such as 10%,50%,90%"
+        raise SettingsError(f"--depths is {short_repr(text)}", hint)
+    return tuple((index + 0.5) / count for index in reversed(range(count)))
 
 
 def parse_evaluated(names: str) -> tuple[str, ...]:
@@ -105,13 +123,12 @@ def make_items(asked: EvaluateRequest, tokenizer: Tokenizer, show: Callable[[str
     def count(text: str) -> int:
         return len(tokenizer.chat(text, None) if asked.is_chat else tokenizer.encode(text))
 
-    depths = [(index + 0.5) / asked.depths for index in reversed(range(asked.depths))]
     wanted = [
         (TASKS[name], length, depth, seed)
         for length in asked.lengths
         for name in asked.tasks
         for seed in range(asked.seeds)
-        for depth in (depths if TASKS[name].has_depth else [0.5])
+        for depth in (asked.depths if TASKS[name].has_depth else [0.5])
     ]
     try:
         for index, each in enumerate(wanted):

@@ -15,7 +15,6 @@ _OUTCOMES = {True: "holds", False: "**does not hold**", None: "not judged"}
 
 
 def markdown(outcome: Outcome) -> str:
-    """Return the report."""
     experiment = outcome.experiment
     parts = [f"# {experiment.title}", f"Reproduces: {experiment.reproduces.strip()}"]
     parts.append(f"The published set-up needs: {experiment.needs.strip()}")

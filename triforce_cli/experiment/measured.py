@@ -10,7 +10,6 @@ from ..bench.benchmark import BenchRequest
 from ..bench.compared import parse_methods
 from ..bench.measure import run_measurement
 from ..bench.measurement import Measurement
-from ..bench.plot import plot
 from ..bench.report import GRID, Report, mean_of
 from ..input.dataset import DataText, read_dataset
 from ..input.dataset import asked as ask
@@ -32,15 +31,12 @@ def measure(
 ) -> tuple[Report, bool]:
     """Measure the experiment's grid with its `own` settings; return what was found, and whether Ctrl-C ended it.
 
-    Writes the charts that were asked for. Raises TriforceError, OSError.
+    Raises TriforceError, OSError.
     """
     kind = asked.grid.kind
     if asked.points is not None and kind != SPEED:
         raise SettingsError(f"--points keeps runs, and {asked.experiment.name} measures {kind}", "leave --points out")
-    report, interrupted = _MEASUREMENTS[kind](Inputs(asked, own, _texts(asked, terminal), terminal, display))
-    if asked.plot is not None and report.rows:
-        plot(asked.plot, report)
-    return report, interrupted
+    return _MEASUREMENTS[kind](Inputs(asked, own, _texts(asked, terminal), terminal, display))
 
 
 def _texts(asked: ExperimentRequest, terminal: Terminal) -> list[DataText]:

@@ -90,7 +90,14 @@ ROUND_WAITS = 3  # of a round of the first level: for the draft's token, its com
 
 
 def reference_token_s(passes: Passes, decoding: Decoding) -> float:
-    """Return the seconds a token that the papers' own code takes with the settings of a planned method."""
+    """Return the seconds a token that the papers' own code takes with the settings of a planned method.
+
+    A plan says how fast this program should be. The authors' code does the same passes, with more around them:
+    TriForce's waits for the host at each token of both levels, launches without CUDA graphs where it streams or is
+    split, and always reads the retrieval cache with as many rows as a draft is long; Sequoia's verifies with Hugging
+    Face's model. Times of the parts are the authors' own, most of them in the public repository
+    ranonrkm/TriForce-legacy. None is fitted to a published speed-up.
+    """
     request = passes.request
     wait = WAIT_S if request.hardware.gpus == 1 else WAIT_S + ALL_REDUCE_S  # each is broadcast
     gamma, gamma1, tokens = decoding.gamma2, decoding.gamma1, decoding.tokens_per_verification

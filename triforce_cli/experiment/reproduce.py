@@ -1,5 +1,6 @@
 """Runs an experiment: its plans, then its grid, then the report."""
 
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -8,6 +9,7 @@ from offload.settings.config import DRAFTS
 from offload.settings.methods import METHODS
 
 from ..bench.compared import name_of
+from ..bench.plot import plot as draw
 from ..output.output_files import write_file
 from ..output.progress import ProgressDisplay
 from ..output.stdout_formats import json_line
@@ -39,13 +41,16 @@ def run_experiment(asked: ExperimentRequest, terminal: Terminal, display: Progre
         plot = asked.plot.name if asked.plot is not None and measured.rows else None
         outcome = replace(outcome, measured=measured, interrupted=interrupted, plot=plot)
     display.close()
-    if asked.output is not None:
-        write_file(asked.output, markdown(outcome))
-        terminal.note(f"the report is in {asked.output}")
-    if asked.json:
-        terminal.write(json_line(**as_json(outcome)))
-    elif asked.output is None:
-        terminal.write(markdown(outcome))
+    with ExitStack() as last:  # each is tried, on a full disk too
+        if asked.json:
+            last.callback(terminal.write, json_line(**as_json(outcome)))
+        elif asked.output is None:
+            last.callback(terminal.write, markdown(outcome))
+        if asked.plot is not None and outcome.measured is not None and outcome.plot is not None:
+            last.callback(draw, asked.plot, outcome.measured)
+        if asked.output is not None:
+            write_file(asked.output, markdown(outcome))
+            terminal.note(f"the report is in {asked.output}")
     return INTERRUPTED if outcome.interrupted else DONE
 
 

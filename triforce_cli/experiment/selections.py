@@ -116,7 +116,6 @@ def _recovering(asked: ExperimentRequest, context: int, given: Speculation, ids:
 def _evaluated(
     asked: ExperimentRequest, model: OpenModel, engine: Engine, ids: list[int], run: Run, display: ProgressDisplay
 ) -> Rows:
-    """Return the rows of one text."""
     meter = Meter(len(ids))
     display.start(RunFacts(asked.experiment.name, asked.grid.kind, model.checkpoint.shape.context, meter))
     engine.release()  # the selections see the queries of the whole prompt

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from offload.errors import FetchError, PromptError, SettingsError
-from offload.short_repr import short_repr
+from offload.short_repr import first_line, short_repr
 
 from .documents import LIMIT, name_of, read
 
@@ -63,7 +63,7 @@ def _fetched(source: str) -> Path:
     try:
         return Path(snapshot_download(name, repo_type="dataset", allow_patterns=patterns))
     except Exception as error:  # huggingface_hub and its HTTP client raise dozens of types
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        reason = first_line(error)
         if isinstance(error, LocalEntryNotFoundError | ConnectionError):
             message = f"no folder {name} here, and the hub cannot be reached to fetch a data set: {reason}"
             raise FetchError(message, _HINT) from error
@@ -104,10 +104,8 @@ def _parquet(file: Path) -> Iterator[Any]:
             for batch in table.iter_batches(batch_size=16, columns=columns):  # of long texts
                 yield from batch.to_pylist()
     except (ArrowException, OSError) as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise PromptError(
-            f"{file.name} cannot be read as a Parquet file: {reason}", "fetch or write it again"
-        ) from error
+        message = f"{file.name} cannot be read as a Parquet file: {first_line(error)}"
+        raise PromptError(message, "fetch or write it again") from error
 
 
 def _text(record: Any, name: str) -> DataText:

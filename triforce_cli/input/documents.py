@@ -1,6 +1,7 @@
 """Reads documents and prompts from files, stdin and the argument: the bytes here, their text in converters.py."""
 
 import os
+import shlex
 import stat
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,8 +22,8 @@ Warn = Callable[[str], None]
 LIMIT = GIB  # bytes of one document: a PDF may be large, while a text of a hundredth of this exceeds most contexts
 STDIN = Path("-")
 PROMPT_HINT = (
-    'give text (such as "Hello" behind the command), a file (--prompt-file book.txt) '
-    "or a pipe (cat book.txt | triforce …)"
+    'give text (triforce generate "Hello"), a file (triforce generate -f book.txt) '
+    "or a pipe (cat book.txt | triforce generate)"
 )
 
 
@@ -120,7 +121,7 @@ def unreadable(path: Path, error: OSError | ValueError) -> PromptError:
     if isinstance(error, FileNotFoundError):
         return PromptError(f"there is no file {path}", _did_you_mean(path))
     if isinstance(error, IsADirectoryError):
-        return PromptError(f"{path} is a folder", "give the files in it one by one")
+        return PromptError(f"{path} is a folder", f"give a file in it: ls {shlex.quote(str(path))}")
     if isinstance(error, PermissionError):
         return PromptError(f"{path} may not be read: permission denied", f"check its permissions: ls -l {path}")
     reason = getattr(error, "strerror", None) or str(error)
@@ -157,7 +158,6 @@ class PromptText:
         return self.around(self.document)
 
     def around(self, document: str) -> str:
-        """Return the text with another document."""
         return join_texts([document, self.question]) if self.question else document
 
 

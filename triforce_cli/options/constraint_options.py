@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,8 @@ from offload.errors import SettingsError
 from offload.settings.constraint import CHOICES, GRAMMAR, JSON_SCHEMA, KINDS, QUOTE, REGEX, Constraint
 from offload.short_repr import short_repr
 from offload.system.files import Unbounded, read_bounded
+
+from .settings import refuse_both
 
 _LIMIT = 16 * 2**20  # bytes of a schema or a grammar
 FIELDS = {kind.replace("-", "_"): kind for kind in KINDS if kind != QUOTE}  # by their names in lines and parameters
@@ -36,6 +39,8 @@ def constraint_of(values: Mapping[str, Any]) -> Constraint | None:
 
 def constraint_of_flags(params: Mapping[str, Any]) -> Constraint | None:
     """Return the constraint of a command line, whose files are read. Raises SettingsError."""
+    for one, other in combinations(FIELDS, 2):
+        refuse_both(params, one, other, "an answer matches one of them: leave the other out")
     values: dict[str, Any] = {REGEX: params.get("regex")}
     if (schema := params.get("json_schema")) is not None:
         values["json_schema"] = schema if schema.lstrip()[:1] in ("{", "[") else _text(schema, JSON_SCHEMA)
@@ -53,7 +58,12 @@ def _text(name: str, kind: str) -> str:
     """Return the text of a file that an option names. Raises SettingsError."""
     try:
         with Path(name).open("rb", buffering=0) as file:
-            return read_bounded(file, _LIMIT).decode("utf-8-sig")
+            text = read_bounded(file, _LIMIT).decode("utf-8-sig")
+        if kind == JSON_SCHEMA:
+            json.loads(text)
+        return text
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise SettingsError(f"--{kind} {name} is not valid JSON: {error}", "mend the file, or give another") from None
     except (OSError, ValueError, Unbounded) as error:
         reason = getattr(error, "strerror", None) or error
         more = ", or the schema itself, which begins with {" if kind == JSON_SCHEMA else ""

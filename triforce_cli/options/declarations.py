@@ -60,7 +60,23 @@ def described(help: str, default: str) -> str:
 def option(*names: str, among: Sequence[str] = (), **rest: Any) -> Any:
     """Return an option whose help does not show its default by itself; `among` completes its values."""
     completion = {"autocompletion": _complete_from(*among)} if among else {}
+    if names and "parser" in rest:
+        rest["parser"] = _naming(rest["parser"], names[0])
     return typer.Option(*names, **{"show_default": False} | completion | rest)
+
+
+def _naming(parse: Callable[[str], Any], name: str) -> Callable[[str], Any]:
+    """Return a parser whose errors name the option."""
+
+    @wraps(parse)
+    def parser(text: str) -> Any:
+        try:
+            return parse(text)
+        except SettingsError as error:
+            named = "" if error.message.startswith((name, name.lstrip("-"))) else f"{name}: "
+            raise SettingsError(f"{named}{error.message}", error.hint) from None
+
+    return parser
 
 
 def _setting(

@@ -2,7 +2,7 @@
 
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from inspect import cleandoc
 from pathlib import Path
@@ -13,35 +13,24 @@ from typer.exceptions import TyperException
 
 from offload.errors import SettingsError
 
-from .other_names import OPTIONS, accepted, names_of, option_elsewhere, other_name
+from .other_names import OPTIONS, SUBCOMMANDS, accepted, names_of, option_elsewhere, other_name
 
-_INSTEAD = {  # what other programs call it
-    "run": 'triforce generate "a prompt"',
-    "complete": 'triforce generate "a prompt"',
-    "ask": 'triforce summarize book.txt --question "Who tells it?"',
-    "list": "triforce cache list for cached prompts, or triforce doctor for models",
-    "ls": "triforce cache list for cached prompts, or triforce doctor for models",
-    "rm": "triforce cache rm ID",
-    "download": "triforce pull",
-    "benchmark": "triforce bench",
-    "plan": "triforce profile",
-    "info": "triforce doctor",
-    "version": "triforce --version",
-    "help": "triforce COMMAND --help",
-}
 _COMMAND, _OPTION = re.compile(r"No such command '(.*?)'"), re.compile(r"No such option: (--?[\w-]+)")
 _NUMBER = re.compile(r"Invalid value for '(--?[\w-]+).*': Input should be a valid (integer|number)")
+_LIMIT = re.compile(r"Invalid value for '(--?[\w-]+).*': Input should be (greater|less) than or equal to (\S+)")
+_MISSING = re.compile(r"Missing (?:option|argument) '([^']+)'")
 _NO_VALUE = re.compile(r"Option '(--?[\w-]+)' requires an argument")
 _EXTRA = re.compile(r"Got unexpected extra argument\(s\) \((.*)\)", re.DOTALL)
 _LINE_BREAK = re.compile(r"(?<!\n)\n(?![\n ])")  # within a paragraph; examples are indented
 _CLOSE = 0.7  # --ctx-size is not --quantize
+_TYPED = f"{__name__}.typed"  # of a context's `meta`: the command's own, and other names that were typed, by ours
 
 
-def explained(message: str, ctx: Any, param: Any = None) -> tuple[str, str]:
+def explained(message: str, commands: Callable[[], Mapping[str, Any]], ctx: Any) -> tuple[str, str]:
     """Return the message of a usage error in plain words, and a hint that names what was probably meant.
 
-    `ctx` is the context of the command that could not be parsed, `param` the parameter with the wrong value; None where
-    there is none.
+    `commands` returns all commands by name, slowly. `ctx` is the context of the command that could not be parsed; None
+    where there is none.
     """
     where = ctx.command_path if ctx is not None else "triforce"
     see = f"see `{where} --help`"
@@ -49,28 +38,42 @@ def explained(message: str, ctx: Any, param: Any = None) -> tuple[str, str]:
         meant = _meant_command(match[1], list(getattr(ctx.command, "commands", ())), where)
         return f"there is no command {match[1]!r}", f"{meant}{see}"
     if match := _OPTION.search(message):
-        known = [name for param in ctx.command.params for name in param.opts]
-        return f"there is no option {match[1]}", f"{_meant_option(match[1], known, ctx)}{see}"
-    if (match := _EXTRA.search(message)) and "prompt_file" in ctx.params and "name" not in ctx.params:
-        return _extra_argument(match[1], ctx)
+        known = [*(name for param in ctx.command.params for name in param.opts), "--help"]
+        meant = _meant_option(match[1], known, ctx) or _elsewhere(match[1], commands(), where)
+        return f"there is no option {match[1]}", f"{meant}{see}"
+    if match := _EXTRA.search(message):
+        has_files = "prompt_file" in ctx.params and "name" not in ctx.params
+        return _extra_argument(match[1], ctx) if has_files else (f"{match[1]} is one argument too many", see)
+    if match := _MISSING.search(message):
+        return f"{match[1].rstrip('.')} is missing", see
+    if match := _LIMIT.search(message):
+        return f"{match[1]} takes numbers {'from' if match[2] == 'greater' else 'up to'} {match[3]}", see
     if match := _NUMBER.search(message):  # the library's own words name its types
         kind, example = ("a whole number", "8") if match[2] == "integer" else ("a number", "0.5")
         message, see = f"{match[1]} takes {kind}", f"such as {match[1]} {example}; {see}"
     if match := _NO_VALUE.search(message):
         return f"{match[1]} takes a value", see
-    if ctx is not None and param is not None and _is_from_environment(ctx, param):
-        return message, f"the value is that of the environment variable {param.envvar}; {see}"
     return message, see
 
 
-def _is_from_environment(ctx: Any, param: Any) -> bool:
-    source = ctx.get_parameter_source(param.name)
-    return source is not None and source.name == "ENVIRONMENT"
+def as_given(message: str, hint: str, meta: Mapping[str, Any]) -> tuple[str, str]:
+    """Return an error that begins with an option with the name that was typed, or the variable that gave the value."""
+    ctx, typed = meta.get(_TYPED, (None, {}))
+    match = re.match(r"(?:Invalid value for ')?(?:--)?([\w-]+)", message)
+    if match is None or ctx is None:
+        return message, hint
+    if match[1] in typed:
+        return f"--{typed[match[1]]}{message[match.end() :]}", hint
+    for param in ctx.command.params:
+        source = ctx.get_parameter_source(param.name)
+        if f"--{match[1]}" in param.opts and source is not None and source.name == "ENVIRONMENT":
+            hint = f"the value is that of the environment variable {param.envvar}; {hint}"
+    return message, hint
 
 
 def _meant_command(name: str, known: list[str], where: str) -> str:
-    if where == "triforce" and name in _INSTEAD:
-        return f"use {_INSTEAD[name]}; "
+    if where == "triforce" and (row := names_of(SUBCOMMANDS).get(name)) is not None:
+        return f"use {row.hint}; "
     close = get_close_matches(name, known, 1)
     return f"did you mean {where} {close[0]}? " if close else ""
 
@@ -82,6 +85,13 @@ def _meant_option(name: str, known: list[str], ctx: Any) -> str:
     beginning = [each for each in known if each.startswith(name) and name.strip("-")]
     meant = min(beginning, key=len, default="") or next(iter(get_close_matches(name, known, 1, _CLOSE)), "")
     return f"did you mean {meant}? " if meant else ""
+
+
+def _elsewhere(name: str, commands: Mapping[str, Any], where: str) -> str:
+    """Return the beginning of a hint: the first command that has an option which this one does not have."""
+    having = (each for each, command in commands.items() for param in command.params if name in param.opts)
+    found = next(having, None) if name.startswith("--") else None  # one letter has other meanings there
+    return f"`triforce {found}` has it, and `{where}` does not; " if found else ""
 
 
 def _instead(hint: str, ours: str, known: Sequence[str], ctx: Any) -> str:
@@ -156,7 +166,16 @@ class Command(_Plain, TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         names = (name for param in self.params for name in (*param.opts, *param.secondary_opts))
         own = frozenset(name[2:] for name in names if name.startswith("--"))
-        ctx.token_normalize_func = lambda name: accepted(name, own, self.name) if len(name) > 1 else name
+
+        def ours(name: str) -> str:
+            found = accepted(name, own, self.name) if len(name) > 1 else name
+            if found != name:
+                typed[found] = name
+            return found
+
+        typed: dict[str, str] = {}
+        ctx.meta[_TYPED] = ctx, typed
+        ctx.token_normalize_func = ours
         given = args[: args.index("--")] if "--" in args else list(args)  # the parser takes from `args`
         try:
             rest = super().parse_args(ctx, args)

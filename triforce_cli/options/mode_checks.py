@@ -110,7 +110,7 @@ def check_tiers(model: OpenModel, placement: Placement) -> None:
         raise SettingsError("--link simulates a link on a CPU, and this is a GPU with its own", "leave it out")
     if placement.disk is not None:
         check_folder(Path(placement.disk))
-    check_experts(placement, model.checkpoint.shape, on_cpu and link is None)
+    check_layers(placement, model.checkpoint.shape, on_cpu and link is None)
     model.check_experts(placement.experts)
     if not on_cpu or link is not None:
         return
@@ -138,8 +138,8 @@ def warn_of_chunks(
             terminal.warn(f"--chunk {asked} runs as {used}: whole blocks of the cache are selected here{few}")
 
 
-def check_experts(placement: Placement, shape: Dimensions, has_one_memory: bool) -> None:
-    """Raise SettingsError for flags about experts that this model or machine does not have."""
+def check_layers(placement: Placement, shape: Dimensions, has_one_memory: bool) -> None:
+    """Raise SettingsError for more layers than this model has, and experts that it or this machine does not have."""
     for flag in expert_flags(placement):
         if shape.experts is None:
             raise SettingsError(f"{flag} is for a mixture of experts, and this model is none", "leave it out")
@@ -148,6 +148,12 @@ def check_experts(placement: Placement, shape: Dimensions, has_one_memory: bool)
                 f"{flag} divides experts between a device and the host, and this device is the CPU",
                 "leave it out: a CPU runs experts in its memory where they are; or simulate a link, such as --link 25",
             )
+    sparse = 0 if shape.experts is None else shape.experts.layers
+    resident = "resident", placement.resident_layers, shape.kv_layers, "a KV cache of all tokens"
+    for name, asked, layers, what in (resident, ("expert", placement.expert_layers, sparse, "experts")):
+        if asked is not None and asked > layers:
+            wrong = f"--{name}-layers is {asked:,}, and {layers} layers of this model have {what}"
+            raise SettingsError(wrong, f"use {layers} or fewer, or leave it out for as many as fit")
 
 
 def refuse_unread_format(settings: Settings) -> None:

@@ -7,7 +7,8 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-OPTIONS, COMMANDS, FIELDS = "options", "commands", "fields"  # of the command line, of a chat, of requests to serve
+OPTIONS, SUBCOMMANDS = "options", "subcommands"  # of the command line
+COMMANDS, FIELDS = "commands", "fields"  # of a chat, of requests to serve
 _AS_ABOVE = '"'
 
 
@@ -30,7 +31,7 @@ class OtherName(NamedTuple):
 
 
 def names_of(kind: str) -> dict[str, OtherName]:
-    """Return the rows of a kind by their names: OPTIONS, COMMANDS or FIELDS."""
+    """Return the rows of a kind by their names, such as OPTIONS."""
     return _tables()[kind]
 
 

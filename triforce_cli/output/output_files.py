@@ -3,13 +3,16 @@
 import fcntl
 import json
 import os
+import shlex
 import stat
+import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import IO, Any
 
-from offload.errors import SettingsError
+from offload.errors import Degraded, SettingsError, TriforceError
 from offload.system.files import remove_leftovers, replace_file, temporary_for
 
 from .stdout_formats import json_line
@@ -29,12 +32,22 @@ def check_file(path: Path, option: str, example: str) -> None:
 
 
 def write_file(path: Path, content: str | bytes) -> None:
-    """Replace a file, or that which a link leads to, by bytes or a text in UTF-8, as a whole. Raises OSError."""
-    target = target_of(path)
+    """Replace a file, or that which a link leads to, by bytes or a text in UTF-8, as a whole.
+
+    Raises TriforceError after a warning that names a temporary file with the content: hours of work may be in it.
+    """
+    target, data = target_of(path), content.encode() if isinstance(content, str) else content
     permissions = permissions_of(target)
     remove_leftovers(target)
-    replace_file(target, content.encode() if isinstance(content, str) else content)
-    os.chmod(target, permissions)
+    try:
+        replace_file(target, data)
+        os.chmod(target, permissions)
+    except OSError as error:
+        with NamedTemporaryFile(prefix="triforce-", suffix=path.suffix, delete=False) as kept:
+            kept.write(data)
+        warnings.warn(f"what was to be in {path} is in {kept.name}", Degraded, stacklevel=2)
+        move = f"mv {kept.name} {shlex.quote(str(path))}"
+        raise TriforceError(f"{path} cannot be written: {error.strerror}", f"make room, then: {move}") from error
 
 
 @contextmanager
@@ -52,19 +65,28 @@ def whole_file(path: Path) -> Iterator[IO[str]]:
     handle, name = temporary_for(target)
     is_complete = False
     try:
-        with open(handle, "w", encoding="utf-8") as file:
-            try:
-                yield file
-                is_complete = True
-            finally:
-                file.flush()
-                os.fsync(file.fileno())
-    finally:
-        if is_complete or os.path.getsize(name):  # after an error or Ctrl-C: hours of work may be in it
-            os.chmod(name, permissions_of(target))
-            os.replace(name, target)
-        else:
-            os.unlink(name)
+        try:
+            with open(handle, "w", encoding="utf-8") as file:
+                try:
+                    yield file
+                    is_complete = True
+                finally:
+                    file.flush()
+                    os.fsync(file.fileno())
+        finally:
+            _put_in_place(name, target, is_complete)
+    except (KeyboardInterrupt, SystemExit):  # which may have come while it was put there
+        with suppress(FileNotFoundError):
+            _put_in_place(name, target, is_complete)
+        raise
+
+
+def _put_in_place(name: str, target: Path, is_complete: bool) -> None:
+    if is_complete or os.path.getsize(name):  # after an error or Ctrl-C: hours of work may be in it
+        os.chmod(name, permissions_of(target))
+        os.replace(name, target)
+    else:
+        os.unlink(name)
 
 
 def target_of(path: Path) -> Path:
@@ -134,8 +156,11 @@ class LineFile:
     def write(self, line: str) -> None:
         """Append a line whole, at once. Raises OSError."""
         data = line.encode()
-        while data:
-            data = data[os.write(self._handle, data) :]
+        try:
+            while data:
+                data = data[os.write(self._handle, data) :]
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, self._name) from error
 
     def close(self) -> None:
         """Close the file; remove it if it was created here and is empty, as after a request that was refused."""

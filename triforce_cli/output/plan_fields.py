@@ -119,7 +119,6 @@ def measured_fields(measured: Measured | None) -> dict[str, Any] | None:
 
 
 def plan_fields(plan: Plan, suggestions: Sequence[Suggestion] = ()) -> dict[str, Any]:
-    """Return a plan's fields."""
     request, where, experts = plan.request, plan.placed, plan.request.shape.experts
     return {
         "fits": plan.fits,

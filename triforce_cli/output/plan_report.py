@@ -14,7 +14,8 @@ from ..signals import DONE, FAILED
 from .cursor import visible
 from .node_plans import node_fields
 from .plan_fields import batch_fields, command_line, measured_fields, plan_fields
-from .plan_text import DRAWN, WIDTH, PlanReport, comparison_text, plan_text
+from .plan_table import comparison_text
+from .plan_text import DRAWN, WIDTH, PlanReport, plan_text
 from .stdout_formats import json_line
 from .tables import JOINER, hanging, wrapped
 from .terminal import Terminal
@@ -102,7 +103,6 @@ def laid_out(text: str, marks: str, columns: int) -> Text:
 
 
 def _colored(line: str, marks: str) -> Text:
-    """Return the line with each mark in its colour."""
     return Text.assemble(*((char, STYLES[marks.index(char)] if char in marks else "") for char in line))
 
 

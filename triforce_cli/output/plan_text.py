@@ -1,9 +1,7 @@
-"""A plan as text: hardware, a bar for each memory and predictions; several plans as a table."""
+"""A plan as text: hardware, a bar for each memory and predictions."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-
-from rich.text import Text
 
 from offload.architecture.head_shape import PUBLISHED, HeadDimensions
 from offload.hardware.calibration import Measured
@@ -23,18 +21,11 @@ from .cursor import visible
 from .format import duration, milliseconds
 from .node_plans import node_lines
 from .plan_fields import Argument, batch_lines
-from .tables import Column, table, wrapped
 
 BUSY = "measured while the machine was busy"
 WIDTH = 60  # cells of a bar
 DRAWN, _PLAIN = "█▓▒░▚▞▤▥", "#=+*o%~@"
 _EMPTY = "."
-_USUAL_WIDTH = 80  # of a table that is not written to a terminal
-_COLUMNS = (
-    Column("profile", least=12, style="cyan"),
-    *(Column(name, right=True, dropped=rank) for name, rank in (("device", 3), ("host", 5), ("TTFT", 2), ("ar ms", 4))),
-    *(Column("method", dropped=1), Column("ms", right=True), Column("speedup", right=True)),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +63,7 @@ def plan_text(report: PlanReport, drawn: bool, width: int = WIDTH) -> str:
     lines = [verdict(plan, report.suggestions), *_hardware_lines(request)]
     if measured is not None:
         lines.append(f"measured   on {measured.date}: the rates above, of {measured.machine}")
-    lines.append(_model(plan))
+    lines.append(model_line(plan))
     if report.source:
         lines.append(f"weights    {report.source}")
     if report.sibling is not None:
@@ -135,7 +126,8 @@ def _hardware_lines(request: PlanRequest) -> Iterator[str]:
         yield f"disk       {visible(request.placement.disk)}{free}, {hardware.disk_rate / 1e9:.1f} GB/s{guess}"
 
 
-def _model(plan: Plan) -> str:
+def model_line(plan: Plan) -> str:
+    """Return the model, its size, and the tokens that are planned."""
     request = plan.request
     count = request.shape.parameters
     scales = ((1e9, ".1f", " billion"), (1e6, ".0f", " million"), (1, ",.0f", ""))
@@ -265,35 +257,6 @@ def _expert_lines(plan: Plan) -> Iterator[str]:
         times = {"on the host": each.host_s, "over the link": each.link_s, "on the device": each.device_s}
         listed = ", ".join(f"{milliseconds(seconds)} ms {name}" for name, seconds in times.items())
         yield f"           {who} {each.distinct:.0f} of {experts.count} in each, {each.bytes / GIB:.2f} GiB: {listed}"
-
-
-def comparison_text(plans: Sequence[Plan], width: int | None = None) -> Text:
-    """Return a table with a row for each plan that fits, the fastest first, below a line with model and context.
-
-    Plans that do not fit are listed below it. `width` is the terminal's in cells; None stands for 80, which no line
-    exceeds.
-    """
-    fitting = sorted((plan for plan in plans if plan.fits), key=lambda plan: plan.chosen.tbt.seconds)
-    width = width or _USUAL_WIDTH
-    context = _model(plans[0]).replace("; ", "\ncontext    ")
-    if plans[0].request.is_quantized:
-        context += f"\n{next(quantization_lines(plans[0]))}"
-    head = f"{context}\nmemory     in GiB, on each device and on the host; ar is plain decoding"
-    lines = (each for line in head.splitlines() for each in wrapped(visible(line), width))
-    parts = [Text("\n".join(lines) + "\n")]
-    if fitting:
-        parts.append(table(_COLUMNS, [_cells(plan) for plan in fitting], width))
-    if missing := [plan.request.hardware.name for plan in plans if not plan.fits]:
-        text = f"{counted(len(missing), 'profile')} too small: {', '.join(missing)}"
-        parts.append(Text("\n".join(wrapped(visible(text), width)) + "\n"))
-    return Text("\n").join(parts)
-
-
-def _cells(plan: Plan) -> tuple[str, ...]:
-    memory = (f"{plan.device.total / GIB:.1f}", f"{plan.host.total / GIB:.1f}")
-    times = (duration(plan.ttft.seconds), milliseconds(plan.plain.tbt.seconds))
-    chosen = (plan.chosen.method, milliseconds(plan.chosen.tbt.seconds), f"{plan.speedup:.2f}x")
-    return (plan.request.hardware.name, *memory, *times, *chosen)
 
 
 def _gib(size: int | None) -> str:

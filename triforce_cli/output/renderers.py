@@ -82,7 +82,6 @@ class Renderer:
         self._perform(partial(self.write, PartOutput(part, isinstance(self._output, JsonOutput)).line(text, True)))
 
     def write(self, text: str) -> None:
-        """Write to stdout as it is."""
         self._display.hide()
         self._terminal.write(text)
 

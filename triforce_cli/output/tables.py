@@ -1,7 +1,7 @@
 """Lines and tables that fit a terminal: wrapped, truncated, or without what matters less."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -29,6 +29,12 @@ def wrapped(text: str, columns: int) -> list[str]:
             lines += [""] if lines[-1] else []
             _add_words(lines, segment.split(" "), columns)
     return [line.replace(JOINER, " ") for line in lines]
+
+
+def lines_text(texts: Iterable[str], width: int | None, style: str = "") -> Text:
+    """Return lines wrapped to `width` columns, in a style; None for as many as they need."""
+    lines = [line for text in texts for line in ([text] if width is None else wrapped(visible(text), width))]
+    return Text("".join(f"{line}\n" for line in lines), style=style)
 
 
 def hanging(text: str, indent: int, columns: int) -> list[str]:

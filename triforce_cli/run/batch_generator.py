@@ -116,9 +116,9 @@ class BatchGenerator:
 
     def _begin(self, sequence: BatchPrompt) -> BatchRequest:
         run = self._generator.begin(sequence.prompt, sequence.renderer, sequence.label, sequence.opened)
-        self._running[self._count] = sequence, run
         request = run.request(self._count)
         self.concurrency.enter(self._count)
+        self._running[self._count] = sequence, run  # last: Ctrl-C ends those that it has
         self._count += 1
         return request
 

@@ -138,7 +138,6 @@ class Commands:
         return why + (", or ".join(filter(None, ways)) or "give one file at a time")
 
     def _line(self, option: str, *values: str) -> str:
-        """Return the command with another option."""
         return self._piped(repeated(self.request.command, self.request.arguments, Argument(option, values)))
 
     def _piped(self, line: str) -> str:

@@ -26,11 +26,10 @@ from offload.planning.suggestions import Suggestion, suggestions
 from offload.settings.kv_formats import KV_FORMATS, PACKED_DIMS, check_planes, tiered_format
 from offload.settings.method_sizes import check_middle
 from offload.settings.placement_settings import HYBRID_ROWS, PLANES
-from offload.system.machine import free_host_memory, free_memory
-from offload.system.processors import usable_cores
+from offload.system.machine import free_host_memory, free_memory, usable_cores
 
 from ..distributed.launch import ranks_to_start
-from ..options.mode_checks import check_experts, check_tiers, expert_flags, free_on_disk, refuse_unread_format
+from ..options.mode_checks import check_layers, check_tiers, expert_flags, free_on_disk, refuse_unread_format
 from ..options.settings import NO_PROFILE, Settings, gpu_names
 from ..output.plan_report import suggestions_text
 from ..output.plan_text import PlanReport
@@ -58,7 +57,7 @@ def plan_request(
     `stored`: of a file whose weights stay quantised. Raises SettingsError for --quantize without bf16, and formats that
     the hardware has no kernel for.
     """
-    check_experts(settings.placement, shape, hardware.shared and settings.placement.link_gb_s is None)
+    check_layers(settings.placement, shape, hardware.shared and settings.placement.link_gb_s is None)
     level, kv = settings.engine.quantize, settings.engine.kv
     check_middle(kv, settings.speculation, hardware.device)
     if hardware.shared:

@@ -24,7 +24,6 @@ def processor(device: torch.device) -> str:
 
 
 def processor_name() -> str:
-    """Return the name of the CPU."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]

@@ -28,8 +28,7 @@ from offload.planning.plan import Plan, make_plan
 from offload.planning.suggestions import Suggestion
 from offload.settings.config import DEFAULT_MODEL, EXACT
 from offload.settings.kv_formats import KV_FORMATS
-from offload.system.machine import free_host_memory
-from offload.system.processors import usable_cores
+from offload.system.machine import free_host_memory, usable_cores
 from offload.units import counted
 
 from ..options.mode_checks import free_on_disk

@@ -174,7 +174,6 @@ def ago(seconds: float) -> str:
 
 
 def details(entry: Entry, now: float) -> str:
-    """Return the details of one entry, one a line."""
     rows = {
         "id": entry.id,
         "model": visible(entry.model),

@@ -48,7 +48,6 @@ class TextRun:
         return stream_text(tokens, self._layer())
 
     def request(self, key: Hashable) -> BatchRequest:
-        """Return what a batch is to do."""
         opened = self.opened
         return BatchRequest(key, self.prompt.ids, opened.sampling, self.config, opened.settings.speculation, self.text)
 

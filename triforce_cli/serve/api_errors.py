@@ -7,6 +7,7 @@ from typing import Any
 from offload.errors import InternalError, TriforceError, UsageError
 
 INVALID = "invalid_request_error"
+_LINE_ENDS = {ord(each): f"\\u{ord(each):04x}" for each in "\x85\u2028\u2029"}  # in texts; JSON escapes the others
 
 
 class ApiError(Exception):
@@ -26,7 +27,6 @@ class ApiError(Exception):
         self.headers = dict(headers or {})
 
     def body(self) -> dict[str, Any]:
-        """Return the error object."""
         return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
 
 
@@ -51,6 +51,18 @@ def api_error(error: Exception) -> ApiError:
     return ApiError(500, "an internal error; the server's log has more", type="server_error")
 
 
+def sound(text: str, where: str) -> str:
+    """Return the text. Raises ApiError for half a surrogate pair, which no tokenizer encodes."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ApiError(400, f"{where} has half a surrogate pair, which is no character", param=where) from None
+    return text
+
+
 def event_text(value: Mapping[str, Any]) -> str:
-    """Return a server-sent event with an object of the API, such as a chunk or an error."""
-    return f"data: {json.dumps(value, ensure_ascii=False, separators=(',', ':'))}\n\n"
+    """Return a server-sent event with an object of the API, such as a chunk or an error.
+
+    Many clients, those that use httpx' or requests' lines among them, end a line at what Unicode ends one at.
+    """
+    return f"data: {json.dumps(value, ensure_ascii=False, separators=(',', ':')).translate(_LINE_ENDS)}\n\n"

@@ -17,8 +17,8 @@ from offload.settings.constraint import JSON_SCHEMA, Constraint
 from offload.short_repr import short_repr
 
 from ..options.other_names import FIELDS, names_of, other_name
-from .api_errors import ApiError
-from .bodies import Prompt, messages_of, prompts_of, sound
+from .api_errors import ApiError, sound
+from .bodies import Prompt, messages_of, prompts_of
 from .tools import ToolRequest, tools_of
 
 MOST_SEQUENCES = 16  # of one request
@@ -36,7 +36,6 @@ _SETTINGS: dict[str, tuple[tuple[tuple[type, ...], str], str]] = {
     **{name: (_NUMBER, name) for name in ("min_p", "repetition_penalty", "dry_multiplier", "dry_base")},
     **{name: (_INTEGER, name) for name in ("seed", "top_k", "dry_allowed_length", "dry_range", "no_repeat_ngram")},
     "max_tokens": (_INTEGER, "max_new_tokens"),
-    "max_completion_tokens": (_INTEGER, "max_new_tokens"),
     **{name: (_TEXT, name) for name in ("method", "draft", "tree")},
     **{name: (_INTEGER, name) for name in ("budget", "gamma1", "gamma2")},
 }
@@ -86,6 +85,11 @@ class ApiRequest:
     think: bool | None = None
     logprobs: int | None = None
     tools: ToolRequest | None = None
+
+    @property
+    def content(self) -> str:
+        """The name of the field that has what is to be answered."""
+        return "prompt" if self.messages is None else "messages"
 
     @property
     def sequences(self) -> int:

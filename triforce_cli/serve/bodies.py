@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -12,7 +13,7 @@ from starlette.requests import Request
 
 from offload.loading.tokenizers.conversation import ASSISTANT, SYSTEM, USER, ChatMessage
 
-from .api_errors import ApiError, busy
+from .api_errors import ApiError, busy, sound
 from .tools import message_fields
 
 SECONDS = 60  # for a whole body
@@ -144,6 +145,7 @@ def _message(value: Any, where: str) -> ChatMessage:
         if value.get(name):
             raise ApiError(400, f"{name} in {where} is not supported", "unsupported_field", where)
     more = message_fields(value, where)
+    sound(json.dumps(more, ensure_ascii=False), where)
     content = "" if value.get("content") is None and more else value.get("content")
     return ChatMessage(_ROLES[role], _content(content, where), more=more)
 
@@ -158,12 +160,3 @@ def _content(value: Any, where: str) -> str:
 
 def _is_text_part(part: Any) -> bool:
     return isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)
-
-
-def sound(text: str, where: str) -> str:
-    """Return the text. Raises ApiError for half a surrogate pair, which no tokenizer encodes."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise ApiError(400, f"{where} has half a surrogate pair, which is no character", param=where) from None
-    return text

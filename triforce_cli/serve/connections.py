@@ -86,7 +86,6 @@ class Places:
             oldest.abort()
 
     def leave(self, connection: Connection) -> None:
-        """Free a place."""
         self._open.discard(connection)
         self._idle.pop(connection, None)
 

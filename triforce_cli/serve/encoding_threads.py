@@ -82,20 +82,25 @@ class Documents:
     async def read(self, data: bytes, name: str) -> dict[str, Any]:
         """Return the name, the text, its tokens, and warnings about how it was read. Raises ApiError.
 
-        Cancelled, it ends the conversion.
+        Cancelled, it ends the conversion; its place is free when its thread has ended.
         """
         if len(self._reading) >= MOST:
             raise busy(f"{MOST} documents are being read already; try again soon", 2)
         processes = converting_processes()
         self._reading.add(processes)
+        reading = asyncio.ensure_future(self._threads.run(self._read, data, _shown(name), processes))
+
+        def free(ended: asyncio.Future[dict[str, Any]]) -> None:
+            self._reading.remove(processes)
+            _ = ended.cancelled() or ended.exception()  # else asyncio would report one that nobody waits for
+
+        reading.add_done_callback(free)
         try:
-            return await self._threads.run(self._read, data, _shown(name), processes)
+            return await asyncio.shield(reading)
         finally:
             processes.end()
-            self._reading.remove(processes)
 
     def end(self) -> None:
-        """End all conversions."""
         for processes in self._reading:
             processes.end()
 

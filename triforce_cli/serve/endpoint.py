@@ -27,7 +27,7 @@ from .encoding_threads import Documents, EncodingThreads
 from .engine_thread import EngineThread
 from .guard import Guard, page_routes
 from .responses import Form, streamed, whole
-from .sequences import Answer, PromptEncoder
+from .sequences import Answer, PromptEncoder, SequenceSettings
 from .serve_options import ServeOptions
 from .server_metrics import ServerMetrics
 
@@ -123,11 +123,9 @@ class Endpoints:
         return JSONResponse(found)
 
     async def models(self, request: Request) -> Response:
-        """List the one model."""
         return JSONResponse({"object": "list", "data": [self._description]})
 
     async def model(self, request: Request) -> Response:
-        """Describe the one model."""
         self._check_model(request.path_params["name"])
         return JSONResponse(self._description)
 
@@ -140,7 +138,6 @@ class Endpoints:
         return JSONResponse({"status": "ready"}) if self._engine.is_ready() else JSONResponse({"status": "busy"}, 503)
 
     async def metrics(self, request: Request) -> Response:
-        """Return the metrics."""
         return Response(self._metrics.text(), media_type="text/plain; version=0.0.4")
 
     @property
@@ -158,12 +155,20 @@ class Endpoints:
         check_json(data, MOST_PARTS + MOST_SEQUENCES * self._model.context)  # as many as there can be token ids
         return parse(data, self._ignore_unknown)
 
-    async def _answer(self, request: Request, parse: Callable[[bytes, bool], ApiRequest], is_chat: bool) -> Response:
-        with self._bodies.place(request) as body:  # for its text too, until that is encoded
-            wanted = await self.encoding.run(self._parsed, await body.read(), parse)
+    async def _prepared(
+        self, data: bytearray, parse: Callable[[bytes, bool], ApiRequest], scope: str
+    ) -> tuple[ApiRequest, list[SequenceSettings]]:
+        try:
+            wanted = await self.encoding.run(self._parsed, data, parse)
             self._check_model(wanted.model)
             with self._engine.reserved(wanted.sequences):
-                settings = await self.encoding.run(self._model.encoder.sequences, wanted, request.state.cache_scope)
+                return wanted, await self.encoding.run(self._model.encoder.sequences, wanted, scope)
+        except RecursionError:  # of the JSON in a text, or where values are written as JSON again
+            raise ApiError(400, "the request is nested too deeply") from None
+
+    async def _answer(self, request: Request, parse: Callable[[bytes, bool], ApiRequest], is_chat: bool) -> Response:
+        with self._bodies.place(request) as body:  # for its text too, until that is encoded
+            wanted, settings = await self._prepared(await body.read(), parse, request.state.cache_scope)
         tokenizer = self._model.tokenizer
         answer = Answer(settings, tokenizer)
         form = Form(is_chat, self._model.name, None if wanted.logprobs is None else tokenizer.token_bytes)

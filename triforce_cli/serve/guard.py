@@ -34,7 +34,6 @@ PATHS = frozenset(_NAMES)
 
 
 def page_routes() -> list[Route]:
-    """Return the routes of the page and of what it loads."""
     return [Route(path, _file(name), methods=["GET"]) for path, name in _NAMES.items()]
 
 
@@ -168,7 +167,6 @@ def is_local_host(header: str, host: str) -> bool:
 
 
 def address_text(host: str, port: int) -> str:
-    """Return the URL of an address."""
     try:
         is_v6 = ipaddress.ip_address(host).version == 6
     except ValueError:

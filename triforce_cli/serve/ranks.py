@@ -27,7 +27,6 @@ class Leader:
         self._group = group
 
     def idle(self) -> None:
-        """Say that there is nothing to do."""
         self._group.broadcast([_IDLE, None])
 
     def begin(self) -> None:
@@ -40,7 +39,6 @@ class Leader:
         return replace(request, is_cancelled=lambda: self._group.agree([float(sequence.is_cancelled)])[0] > 0)
 
     def end(self) -> None:
-        """End a batch."""
         self._group.broadcast([_END, None])
 
     def stop(self) -> None:

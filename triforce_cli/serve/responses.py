@@ -3,17 +3,17 @@
 import math
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from offload.events import DraftPrefilled, Finished, Prefilled, ScoredToken, Text, Thought
+from offload.events import DraftPrefilled, Event, Finished, Prefilled, ScoredToken, Text, Thought
 from offload.level_metrics import acceptance, tokens_per_verification
 from offload.metrics import Meter
 
 from .api_errors import ApiError, api_error, event_text
 from .sequences import Answer, ServedSequence
-from .tools import CallDeltas, whole_message
+from .tools import CallDeltas, are_whole, whole_message
 
 _CALLED = "tool_calls"
 _REASONS = {"eos": "stop", "stop": "stop", "length": "length"}
@@ -55,7 +55,7 @@ class Form:
             form = sequence.settings.calls
             message = {"content": meter.text} if form is None else whole_message(meter.text, form)
             content = {"message": {"role": "assistant", "refusal": None} | message | thought}
-            reason = _CALLED if message.get("tool_calls") and reason == "stop" else reason
+            reason = _CALLED if reason == "stop" and are_whole(message.get("tool_calls", ())) else reason
         end = {"logprobs": self.logprobs(tokens), "finish_reason": reason}
         return {"index": sequence.index} | content | end
 
@@ -120,9 +120,9 @@ async def streamed(
     Comments tell how much of the prompt has been read: they keep connections alive, and clients ignore them.
     """
 
-    def chunk(index: int, *delta: Any, **more: Any) -> str:
+    def chunk(index: int, **delta: Any) -> str:
         beside = {"statistics": statistics(answer.sequences[index].meter)} if with_statistics else {}
-        return event_text(form.response([form.delta(index, *delta, **more)], chunk=True, **beside))
+        return event_text(form.response([form.delta(index, **delta)], chunk=True, **beside))
 
     forms = [each.settings.calls for each in answer.sequences]
     calls = [None if form is None else CallDeltas(form) for form in forms]
@@ -133,21 +133,8 @@ async def streamed(
         async for index, event in answer.events():
             if isinstance(event, Prefilled | DraftPrefilled):
                 yield f": prefill {index} {event.done} {event.total}\n\n"
-            elif isinstance(event, Thought) and event.text:
-                yield chunk(index, **{_THOUGHT: event.text})
-            elif isinstance(event, Text) and (read := calls[index]) is None:
-                yield chunk(index, event.text, event.tokens)
-            elif isinstance(event, Text) and read is not None:
-                text, deltas = read.feed(event.text)
-                if text or deltas:
-                    yield chunk(index, text, **({"tool_calls": deltas} if deltas else {}))
-            elif isinstance(event, Finished):
-                reason = _REASONS[event.reason]
-                if (read := calls[index]) is not None:
-                    if rest := read.flush():
-                        yield chunk(index, rest)
-                    reason = _CALLED if read.calls and reason == "stop" else reason
-                yield chunk(index, reason=reason)
+            for delta in _deltas(event, calls[index]):
+                yield chunk(index, **delta)
     except Exception as error:
         if not isinstance(error, ApiError):
             report(error)
@@ -156,6 +143,24 @@ async def streamed(
     if with_usage:
         yield event_text(form.response([], chunk=True, usage=usage([each.meter for each in answer.sequences], choices)))
     yield _DONE
+
+
+def _deltas(event: Event, calls: CallDeltas | None) -> Iterator[dict[str, Any]]:
+    """Yield the arguments of `Form.delta` for each part of a choice in an event; `calls` reads calls of tools."""
+    if isinstance(event, Thought) and event.text:
+        yield {_THOUGHT: event.text}
+    elif isinstance(event, Text) and calls is not None:
+        text, found = calls.feed(event.text)
+        if text or found:
+            yield {"text": text} | ({"tool_calls": found} if found else {})
+    elif isinstance(event, Text):
+        yield {"text": event.text, "tokens": event.tokens}
+    elif isinstance(event, Finished):
+        if calls is not None and (rest := calls.flush()):
+            yield {"text": rest}
+        reason = _REASONS[event.reason]
+        called = calls is not None and reason == "stop" and are_whole(calls.calls)
+        yield {"reason": _CALLED if called else reason}
 
 
 LEAST = -9999.0  # for a probability of 0: JSON has no infinity

@@ -19,7 +19,6 @@ from offload.loading.tokenizers.tool_calls import ToolFormat
 from offload.metrics import Meter
 from offload.settings.config import GenerationConfig, Sampling, Speculation
 
-from ..options.settings import Settings
 from ..run.model_request import ModelRequest
 from .api_errors import ApiError, api_error
 from .api_request import ApiRequest, Prompt
@@ -52,7 +51,7 @@ class PromptEncoder:
                 check_prompt(self._opened.model.checkpoint.shape, ids, 0)
             except PromptError as error:
                 raise ApiError(400, error.message, param="prompt") from None
-            new = self._new_tokens(len(ids), settings, "max_new_tokens" in wanted.options)
+            new = self._new_tokens(len(ids), wanted, settings.generation.max_new_tokens)
             for choice in range(wanted.choices):
                 config = replace(settings.generation, seed=(first + choice) % 2**63, max_new_tokens=new)
                 is_chat = wanted.messages is not None
@@ -69,6 +68,7 @@ class PromptEncoder:
         if wanted.tools is not None:
             wanted.tools.check(check)
             options["constraint"] = wanted.tools.constraint(self._opened.model.tokenizer)
+            check_schema(check, options["constraint"], "tools")  # compiled here, not in the engine's thread
         try:
             return self._opened.overridden(options, partial(secrets.randbits, 32), raw=raw)
         except UsageError as error:
@@ -103,9 +103,11 @@ class PromptEncoder:
         ids = max((len(each) for each in wanted.prompts if not isinstance(each, str)), default=0)
         if ids < self._context and max(lengths) <= self._most_characters:
             return
-        found = f"{ids:,} tokens" if ids >= self._context else f"{max(lengths):,} characters"
+        raise self._too_long(wanted, f"{ids:,} tokens" if ids >= self._context else f"{max(lengths):,} characters")
+
+    def _too_long(self, wanted: ApiRequest, found: str) -> ApiError:
         message = f"the prompt has {found}; with the answer it may have {self._context:,} tokens"
-        raise ApiError(400, message, _TOO_LONG, "messages" if wanted.prompts == () else "prompt")
+        return ApiError(400, message, _TOO_LONG, wanted.content)
 
     def _think(self, wanted: ApiRequest) -> bool | None:
         """Return whether a reasoning model is to think, as the request says, else the command; None: its default."""
@@ -117,17 +119,15 @@ class PromptEncoder:
             return prompt
         return self._opened.model.tokenizer.encode(prompt, True)
 
-    def _new_tokens(self, length: int, settings: Settings, exact: bool) -> int:
+    def _new_tokens(self, length: int, wanted: ApiRequest, most: int) -> int:
         """Return how many tokens may follow: what was asked for, or what is left where the request does not say."""
-        wanted, left = settings.generation.max_new_tokens, self._context - length
-        if left < 1 or (exact and wanted > left):
-            raise ApiError(
-                400,
-                f"the prompt has {length:,} tokens and the answer {wanted:,}; both together may have {self._context:,}",
-                _TOO_LONG,
-                "messages",
-            )
-        return min(wanted, left)
+        left = self._context - length
+        if left < 1:
+            raise self._too_long(wanted, f"{length:,} tokens")
+        if most > left and "max_new_tokens" in wanted.options:
+            message = f"max_tokens is {most:,} and the prompt has {length:,} tokens; both together may have "
+            raise ApiError(400, f"{message}{self._context:,}", _TOO_LONG, "max_tokens")
+        return min(most, left)
 
 
 _SENT = (Prefilled, DraftPrefilled, Thought, Text, Finished)  # events that a client may see
@@ -169,7 +169,6 @@ class ServedSequence:
         self._tokenizer, self._post = tokenizer, post
 
     def request(self, key: int) -> BatchRequest:
-        """Return what the batch is to do."""
         wanted = self.settings
         return BatchRequest(
             *(key, wanted.ids, wanted.sampling, wanted.config, wanted.speculation, self._text),

@@ -132,6 +132,8 @@ class ServeOptions:
         if self.separates_keys and not self.keys:
             hint = f"give --api-key-file FILE or set {ENVIRONMENT}"
             raise SettingsError("--cache-scope key separates by API key, and there is none", hint)
+        if not self.body:
+            raise SettingsError("--max-body is 0", "give a size, such as 100MiB, or leave it out")
         for origin in self.origins:
             _check_origin(origin, bool(self.keys))
 

@@ -41,7 +41,6 @@ class ServerMetrics:
         Gauge("sequences_waiting", "Sequences in the queue", **named).set_function(lambda: engine.num_waiting)
 
     def response(self, path: str, status: int) -> None:
-        """Count a response."""
         self._requests.labels(path, str(status)).inc()
 
     def ended(self, sequence: ServedSequence, event: BatchEvent) -> None:

@@ -13,7 +13,7 @@ from offload.loading.tokenizers.tool_calls import HARMONY, CallPiece, CallReader
 from offload.settings.constraint import GRAMMAR, JSON_SCHEMA, Constraint
 from offload.short_repr import short_repr
 
-from .api_errors import ApiError
+from .api_errors import ApiError, sound
 
 MOST_TOOLS = 128
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}").fullmatch
@@ -91,12 +91,16 @@ def _tool(value: Any, where: str) -> Tool:
     function = value.get("function") if isinstance(value, dict) and value.get("type") == "function" else None
     if not isinstance(function, dict):
         raise ApiError(400, f'{where} is no object with the type "function" and a function', param=where)
+    sound(json.dumps(value, ensure_ascii=False), where)
     name, parameters = function.get("name"), function.get("parameters")
     if not isinstance(name, str) or not _NAME(name):
         message = f"the name of {where} is {short_repr(name)}; give 1 to 64 letters, digits, _ . and -"
         raise ApiError(400, message, param=where)
     if not isinstance(parameters, dict):
         message = f'{where}.function has no parameters; without any they are {{"type": "object", "properties": {{}}}}'
+        raise ApiError(400, message, param=where)
+    if (kind := parameters.get("type", "object")) != "object":
+        message = f"the parameters of {name} have the type {short_repr(kind)}; arguments are an object"
         raise ApiError(400, message, param=where)
     return Tool(name, {"type": "object"} | parameters)
 
@@ -158,6 +162,14 @@ class CallDeltas:
     def flush(self) -> str:
         """Return the text that is left at the end."""
         return self._reader.flush()
+
+
+def are_whole(calls: Any) -> bool:
+    """Return whether there are calls, and no stop string has cut the arguments of the last one."""
+    try:
+        return bool(calls) and isinstance(json.loads(calls[-1]["function"]["arguments"]), dict)
+    except (ValueError, RecursionError):
+        return False
 
 
 def whole_message(text: str, form: ToolFormat) -> dict[str, Any]:

@@ -170,7 +170,6 @@ class Task:
 
     @classmethod
     def unpacked(cls, section: list[Any], name: str, text: str, ids: list[int], new_tokens: int | None) -> Task:
-        """Return the task of `packed`."""
         prompt = None if new_tokens is None else Prompt(ids, new_tokens, name)
         document, question, headings, file = section
         return cls(Section(document, question, tuple(headings), file), Document(name, text), ids, prompt)

@@ -24,8 +24,7 @@ from ..output.terminal import Terminal
 from ..output.turns import Section, Turn, Turns
 from ..run.job import check_parallel
 from ..run.model_request import ModelRequest
-from ..run.ray_cluster import joined, mapped, worker_job, workers_of
-from ..run.ray_worker import LoadedWorker, WorkerJob
+from ..run.ray_cluster import LoadedWorker, WorkerJob, joined, mapped, worker_job, workers_of
 from .instructions import AnswerStyle, Templates
 from .map_reduce import MapReduce, Task, part_facts, steps
 from .passages import Answer, FinishedParts, PartsLeft, generate_in_order
@@ -79,7 +78,6 @@ class Worker(LoadedWorker):
     """Answers what is asked about documents. An error of the machine is that of its documents."""
 
     def __init__(self, job: WorkerJob, output: OutputOptions, options: SummaryOptions) -> None:
-        """Load the model."""
         self._longest, self._options = job.longest, options
         super().__init__(job, output)
 

@@ -63,17 +63,8 @@ def run_summaries(
     summary: SummaryRequest, request: Request, terminal: Terminal, output: OutputOptions, renderer: Renderer
 ) -> int:
     """Write the answers in order; return the exit code. Raises as `Job.run`."""
-    opened = open_request(request.about([each.text for each in summary.documents]), terminal, output.quiet)
     notices = Notices(terminal, renderer, output.quiet)
-    tasks = _tasks(summary, opened, notices)
-    if request.extend_context:
-        opened = opened.stretched([task.ids for task in tasks], terminal)
-    elif not (summary.map_reduce or request.truncate or all(_fits(task, opened) for task in tasks)):
-        longest = max(len(task.ids) for task in tasks) + opened.settings.generation.max_new_tokens
-        longer = notices.with_longer_model(opened, longest, _names(tasks, opened))
-        if longer is not None:
-            opened, tasks = longer, _tasks(summary, longer, notices)
-    tasks = [_with_prompt(task, opened, summary, notices) for task in tasks]
+    opened, tasks = _open(summary, request, notices)
     opened.print_settings(opened.settings.generation.max_new_tokens, terminal, output.verbose)
     finished = FinishedParts(request.home or default_home(), part_facts(opened), terminal.warn, request.group)
     reading = MapReduce(opened, summary.templates, finished, terminal, output.quiet)
@@ -112,6 +103,20 @@ def run_summaries(
         finished.clear()
 
     return Job(opened, longest, terminal, output, renderer).run(work)
+
+
+def _open(summary: SummaryRequest, request: Request, notices: Notices) -> tuple[ModelRequest, list[Task]]:
+    """Return the model, another with a longer context where that of the request was not chosen, and what to read."""
+    opened = open_request(request.about([each.text for each in summary.documents]), notices.terminal, notices.quiet)
+    tasks = _tasks(summary, opened, notices)
+    if request.extend_context:
+        opened = opened.stretched([task.ids for task in tasks], notices.terminal)
+    elif not (summary.map_reduce or request.truncate or all(_fits(task, opened) for task in tasks)):
+        longest = max(len(task.ids) for task in tasks) + opened.settings.generation.max_new_tokens
+        longer = notices.with_longer_model(opened, longest, _names(tasks, opened))
+        if longer is not None:
+            opened, tasks = longer, _tasks(summary, longer, notices)
+    return opened, [_with_prompt(task, opened, summary, notices) for task in tasks]
 
 
 def _documents(summary: SummaryRequest, opened: ModelRequest, notices: Notices) -> list[Document]:

@@ -17,16 +17,7 @@ from torch import Tensor
 from ...architecture.dims import Dimensions, LinearAttention
 from .checks import FLOATS, address, check, check_head_dim, require
 from .kv_groups import Groups, check_groups
-from .library import (
-    BLOCK,
-    PIECE,
-    Append,
-    Attention,
-    Delta,
-    KeyScores,
-    Merge,
-    Observation,
-)
+from .structs import BLOCK, PIECE, Append, Attention, Delta, KeyScores, Merge, Observation
 
 if TYPE_CHECKING:
     from .kernel import Kernel

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .library import BLOCK, MAX_HEAD_DIM
+from .structs import BLOCK, MAX_HEAD_DIM
 
 FLOATS = (torch.bfloat16, torch.float32)
 

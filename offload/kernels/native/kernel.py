@@ -12,25 +12,23 @@ from torch import Tensor
 from ...architecture.dims import LinearAttention
 from .calls import delta_call, score_call
 from .checks import check, require
-from .library import (
-    LEVELS,
+from .library import LEVELS, KernelUnavailable, open_library
+from .recording import APPEND, ATTEND, COPY, GATE, LINEAR, NORM, UNPACK, recorder
+from .row_calls import pack_call, product_call, rows_call, unpack_call
+from .structs import (
     NO_MEMORY,
     Append,
     Attention,
     Choice,
     Copy,
     Format,
-    KernelUnavailable,
     Merge,
     Observation,
     Packing,
     Pass,
     Quantize,
     Rounding,
-    open_library,
 )
-from .recording import APPEND, ATTEND, COPY, GATE, LINEAR, NORM, UNPACK, recorder
-from .row_calls import pack_call, product_call, rows_call, unpack_call
 
 DTYPES = (torch.bfloat16, torch.float32)
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ...settings.kv_formats import KV_FORMATS, PACKED_KV, PLANE_KV
 from .checks import FLOATS, check, check_head_dim, require
-from .library import BLOCK, FLOAT8, LEVEL_COUNT, PACKED, PLANE, PLANE_ALONE, SPAN, Format, Quantize
+from .structs import BLOCK, FLOAT8, LEVEL_COUNT, PACKED, PLANE, PLANE_ALONE, SPAN, Format, Quantize
 
 ALONE = "plane alone"
 _PACKED = {"packed": PACKED, "plane": PLANE, ALONE: PLANE_ALONE}

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...system.numa import new_memory
-from .library import BLOCK
+from .structs import BLOCK
 
 _SMALL = 2**16  # bytes: caches hold such a weight, or it is read in no time
 _MAPPING = 2**26  # bytes that smaller weights share

@@ -16,9 +16,9 @@ from ...architecture.dims import LinearAttention
 from ..quantized import QuantizedFormat, QuantizedTensor
 from .kernel import DTYPES, Kernel
 from .layout import pack_weight, unpack_weight, weight_rows
-from .library import BLOCK, MAX_HEAD_DIM, Format
 from .panels import format_struct, pack_quantized, unpack_quantized
 from .recording import Recording, recorder
+from .structs import BLOCK, MAX_HEAD_DIM, Format
 
 
 class NativeOperations:

@@ -8,7 +8,7 @@ from torch import Tensor
 from ...settings.kv_formats import PACKED_KV
 from .checks import check, check_head_dim, require
 from .kv_groups import check_packed_dim
-from .library import BLOCK, Packing
+from .structs import BLOCK, Packing
 
 RUN_BLOCKS = PACKED_KV.run // BLOCK
 

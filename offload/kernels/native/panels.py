@@ -13,7 +13,7 @@ from ..quantized import QuantizedFormat, QuantizedTensor
 from .checks import require
 from .kernel import Kernel
 from .layout import panel_memory
-from .library import BLOCK, FLOAT8, LEVEL_COUNT, Format, Rounding
+from .structs import BLOCK, FLOAT8, LEVEL_COUNT, Format, Rounding
 
 CODE_BYTES = {4: 256, 5: 320, 6: 384, 8: 512}  # of a group of 32 inputs and 16 outputs
 REFITS = 2  # least-squares fits of a rounded weight: each next one gains half as much as the last one

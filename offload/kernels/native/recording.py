@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from . import library
+from . import structs
 from .checks import check, require
-from .library import Call, LayerCalls, Pass
+from .structs import Call, LayerCalls, Pass
 
 if TYPE_CHECKING:
     from .kernel import Kernel
@@ -90,21 +90,21 @@ class RecordedLayers:
         self._parts = recording.parts(_PARTS)
         self._passes = [Pass(calls, None, len(calls)) for calls in self._parts]
         self._head = [] if head is None else [Pass(calls, None, len(calls)) for calls in head.parts(1)]
-        self._sequences = (library.Sequence * 0)()
+        self._sequences = (structs.Sequence * 0)()
 
     def run(
         self, kernel: Kernel, sequences: Sequence[tuple[SequenceCalls, PassInputs]], with_head: bool = False
     ) -> None:
         """Run a pass of sequences, whose rows follow each other. Raises what the kernel raises."""
         if len(self._sequences) < len(sequences):
-            self._sequences = (library.Sequence * len(sequences))()
-        structs, rows = self._sequences, 0
-        for fields, (calls, inputs) in zip(structs, sequences, strict=False):
+            self._sequences = (structs.Sequence * len(sequences))()
+        filled, rows = self._sequences, 0
+        for fields, (calls, inputs) in zip(filled, sequences, strict=False):
             fields.first, fields.layers = rows, calls.layers
             _fill(fields, inputs)
             rows += inputs.tokens
         for part in (*self._passes, *self._head) if with_head else self._passes:
-            part.sequences, part.sequence_count, part.rows = structs, len(sequences), rows
+            part.sequences, part.sequence_count, part.rows = filled, len(sequences), rows
             kernel.run(part)
 
 
@@ -119,7 +119,7 @@ def _array(calls: Sequence[Call]) -> ctypes.Array[Call]:
     return (Call * len(calls))(*calls)
 
 
-def _fill(fields: library.Sequence, given: PassInputs) -> None:
+def _fill(fields: structs.Sequence, given: PassInputs) -> None:
     parents = given.parents
     if parents is not None:
         check("parents", parents, (len(parents),), torch.int32)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .checks import FLOATS, address, check, require
-from .library import BLOCK, GROUP_INPUTS, Format, Pack, Product, Rows, Unpack
+from .structs import BLOCK, GROUP_INPUTS, Format, Pack, Product, Rows, Unpack
 
 
 def product_call(

@@ -1,4 +1,4 @@
-/* The kernel's argument structs and memory layout, which offload/kernels/native/library.py mirrors. */
+/* The kernel's argument structs and memory layout, which offload/kernels/native/structs.py mirrors. */
 #ifndef TRIFORCE_TYPES_H
 #define TRIFORCE_TYPES_H
 

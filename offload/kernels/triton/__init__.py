@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ...errors import Degraded
+from ...short_repr import first_line
 
 __all__ = ["BLOCKS", "PLAIN", "ROWS", "serves", "serves_quantized", "serves_rows", "why_not"]
 ROWS = 64  # tokens of a pass at most: a prompt's chunks are bound by arithmetic, which torch's kernels do better
@@ -108,7 +109,7 @@ def _runs(kernels: Callable[[], None]) -> bool:
         with torch.inference_mode():
             kernels()
     except Exception as error:  # of the compiler, the driver, or a GPU with too little shared memory
-        reason = str(error).strip().splitlines() or [type(error).__name__]
-        warnings.warn(f"Triton's kernels are not used, and steps will be slower: {reason[0]}", Degraded, stacklevel=3)
+        reason = first_line(error)
+        warnings.warn(f"Triton's kernels are not used, and steps will be slower: {reason}", Degraded, stacklevel=3)
         return False
     return True

@@ -53,7 +53,6 @@ def load_state(
 
 @triton.jit
 def store_state(state, dims, is_row, wanted, top, total, acc):
-    """Store what `load_state` returns."""
     tl.store(state, top, mask=is_row)
     tl.store(state + 1, total, mask=is_row)
     tl.store(state[:, None] + 2 + dims[None, :], acc, mask=wanted)

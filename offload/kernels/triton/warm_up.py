@@ -18,6 +18,7 @@ from .. import triton
 from ..kv_groups import quantize_groups
 from . import BLOCKS, ROWS
 from .accumulate import (
+    GroupAccumulator,
     attend_growing,
     attend_keys,
     attend_packed,
@@ -26,7 +27,6 @@ from .accumulate import (
     attend_table,
     attend_table_before,
 )
-from .group_accumulator import GroupAccumulator
 from .ops import attend_pages, new_state, useful_splits
 from .packed_ops import attend_runs, pack_runs, unpack_runs
 from .row_ops import append, gated, rms_norm

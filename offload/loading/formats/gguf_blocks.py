@@ -46,7 +46,6 @@ def _split_plain(kind: QuantizedFormat, blocks: Tensor) -> QuantizedTensor:
 
 
 def _split_bytes(kind: QuantizedFormat, blocks: Tensor) -> QuantizedTensor:
-    """Split Q8_0."""
     return QuantizedTensor(kind, blocks[..., 2:].view(torch.int8), _halves(blocks[..., :2]))
 
 

@@ -122,7 +122,6 @@ class TensorPlaces:
         return {name: size[0] for name, size in layer_sizes(self.shape, spec).items()}
 
     def find(self, name: str, part: Part | None = None) -> TensorPlace:
-        """Return where a tensor, or `part` of it, is."""
         match = _LAYER.fullmatch(name)
         if match is None:
             return TensorPlace(name, part)

@@ -9,11 +9,12 @@ from ...architecture.config import ModelShape
 from ...architecture.config_checks import check_of_config
 from ...architecture.dflash_shape import dflash_shape, is_dflash
 from ...architecture.dims import Dimensions
-from ...architecture.head_shape import MTP, eagle3_shape, is_head, mtp_dimensions
+from ...architecture.head_shape import MTP, OTHERS, eagle3_shape, is_head, mtp_dimensions
 from ...architecture.hf_config import read_shape
 from ...architecture.known_models import KNOWN, known_name, published_bits
 from ...architecture.parameters import WeightBits
 from ...errors import CheckpointError, FetchError, ModelNotFound, SettingsError, TriforceError, UnsupportedModel
+from ...short_repr import first_line
 from ...system.machine import default_home
 from ..checkpoint_json import read_json
 from ..formats.safetensors import QUANTIZED_FILE, Checkpoint, FolderCheckpoint, weight_files
@@ -112,8 +113,7 @@ def draft_dimensions(name: str, target: Dimensions) -> Dimensions:
     config = read_json(file) if file.is_file() else {}
     if is_assistant(config):
         if not isinstance(target, ModelShape):  # a well-known model
-            hint = "use a drafter of this target, or --draft lookup"
-            raise SettingsError(f"{name} drafts for a Gemma 4, and this target is none", hint)
+            raise SettingsError(f"{name} drafts for a Gemma 4, and this target is none", OTHERS)
         return assistant_shape(config, target, check_of_config(file)).dimensions
     if is_dflash(config):
         return dflash_shape(config, target, check_of_config(file)).dimensions
@@ -243,12 +243,7 @@ def _cached_config(hub_id: str) -> Path | None:
 
 
 def _fetched_config(hub_id: str) -> Path:
-    from huggingface_hub import hf_hub_download
-
-    try:
-        return Path(hf_hub_download(hub_id, "config.json"))
-    except Exception as error:  # huggingface_hub and its HTTP client raise dozens of types
-        raise _hub_error(hub_id, error) from error
+    return _download(hub_id, {"allow_patterns": ["config.json"]}) / "config.json"  # one file alone is tried for long
 
 
 def _hub_error(name: str, error: Exception) -> Exception:
@@ -264,7 +259,7 @@ def _hub_error(name: str, error: Exception) -> Exception:
     meant = "" if known_name(name) else did_you_mean(name)
     if isinstance(error, errors.RepositoryNotFoundError):
         return ModelNotFound(f"there is no folder and no public hub model {name}", meant + EVERY_FORM)
-    reason = (str(error).strip().splitlines() or [type(error).__name__])[0].removeprefix("Got: ")
+    reason = first_line(error).removeprefix("Got: ")
     return FetchError(
         f"no folder {name}, and the hub cannot be reached to fetch it: {reason}",
         f"{meant}check the network, or copy the model here and give --model its folder",

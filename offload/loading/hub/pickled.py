@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...architecture.hf_config import read_shape
 from ...errors import CheckpointError, FetchError
-from ...short_repr import short_text
+from ...short_repr import first_line, short_text
 from ...system.files import replace_file, sync_folder
 from ..formats.safetensors import FolderCheckpoint
 from ..formats.tensor_checks import check_tensors
@@ -166,6 +166,5 @@ def _load(file: Path) -> Any:
     except OSError:
         raise
     except Exception as error:  # corrupt archives and pickles raise many types
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        message = f"{file} cannot be read as tensors alone, so it is not read: {short_text(reason)}"
+        message = f"{file} cannot be read as tensors alone, so it is not read: {short_text(first_line(error))}"
         raise CheckpointError(message, _AGAIN) from error

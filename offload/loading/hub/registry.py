@@ -34,8 +34,7 @@ HUB_MODELS = {name: HubModel(each.hub_id, each.licence) for name, each in MODELS
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _LONGEST_HUB_ID = 96
 EVERY_FORM = (
-    "--model takes a name (`triforce pull --list` lists all), a hub id such as Qwen/Qwen3-0.6B, a folder, "
-    "or a .gguf file"
+    "a model is a name (`triforce pull --list` lists all), a hub id such as Qwen/Qwen3-0.6B, a folder, or a .gguf file"
 )
 _MOST_SUGGESTED = 3
 _VARIANT = re.compile(r"(instruct|chat|it)$")  # written behind a name by publishers
@@ -90,7 +89,7 @@ def is_hub_id(name: str) -> bool:
 
 def draft_error(error: TriforceError) -> TriforceError:
     """Return an error about a model as one about the draft model."""
-    hint = error.hint.replace("--model takes a name", "--draft takes lookup, none, self, mtp, a name")
+    hint = error.hint.replace("a model is a name", "--draft takes lookup, none, self, mtp, a name")
     return type(error)(f"the draft model: {error.message}", hint.replace("--model", "--draft"))
 
 

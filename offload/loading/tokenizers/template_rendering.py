@@ -44,62 +44,65 @@ def _template(source: str) -> Template:
 
 def _environment() -> ImmutableSandboxedEnvironment:
     """Return transformers' Jinja environment for chat templates."""
-
-    class GenerationTag(Extension):
-        """{% generation %} marks the assistant's text for training; when rendering, its body is used as it is."""
-
-        tags = {"generation"}  # noqa: RUF012
-
-        def parse(self, parser: Any) -> Any:
-            line = next(parser.stream).lineno
-            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-            return nodes.CallBlock(self.call_method("_body"), [], [], body).set_lineno(line)
-
-        def _body(self, caller: Any) -> str:
-            return caller()
-
-    class PlainDict:
-        """`dict` without the attributes through which a template could reach Python's internals."""
-
-        def __call__(self, *args: Any, **values: Any) -> dict:
-            return dict(*args, **values)
-
-        def fromkeys(self, *args: Any) -> dict:
-            return dict.fromkeys(*args)
-
-    class PlainNamespace(Namespace):
-        """Jinja's namespace, without underscore-prefixed attributes."""
-
-        def __init__(*args: Any, **values: Any) -> None:  # no `self`: it may be one of the values, as in Jinja's own
-            self, args = args[0], args[1:]
-            values = dict(*args, **values)
-            for name in values:
-                PlainNamespace.check_name(name)
-            Namespace.__init__(self, values)
-
-        def __setitem__(self, name: str, value: Any) -> None:
-            PlainNamespace.check_name(name)
-            Namespace.__setitem__(self, name, value)
-
-        @staticmethod
-        def check_name(name: Any) -> None:
-            if isinstance(name, str) and name.startswith("_"):
-                raise SecurityError(f"chat templates cannot store underscore-prefixed attributes, but got {name!r}")
-
-    def raise_exception(message: str) -> None:
-        raise TemplateError(message)
-
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, loopcontrols]
     )
     environment.filters["tojson"] = _to_json
     environment.globals |= {
-        "raise_exception": raise_exception,
+        "raise_exception": _raise_exception,
         "strftime_now": lambda format: datetime.now().strftime(format),
         "dict": PlainDict(),
         "namespace": PlainNamespace,
     }
     return environment
+
+
+class GenerationTag(Extension):
+    """{% generation %} marks the assistant's text for training; when rendering, its body is used as it is."""
+
+    tags = {"generation"}  # noqa: RUF012
+
+    def parse(self, parser: Any) -> Any:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.CallBlock(self.call_method("_body"), [], [], body).set_lineno(line)
+
+    def _body(self, caller: Any) -> str:
+        return caller()
+
+
+class PlainDict:
+    """`dict` without the attributes through which a template could reach Python's internals."""
+
+    def __call__(self, *args: Any, **values: Any) -> dict:
+        return dict(*args, **values)
+
+    def fromkeys(self, *args: Any) -> dict:
+        return dict.fromkeys(*args)
+
+
+class PlainNamespace(Namespace):
+    """Jinja's namespace, without underscore-prefixed attributes."""
+
+    def __init__(*args: Any, **values: Any) -> None:  # no `self`: it may be one of the values, as in Jinja's own
+        self, args = args[0], args[1:]
+        values = dict(*args, **values)
+        for name in values:
+            PlainNamespace.check_name(name)
+        Namespace.__init__(self, values)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        PlainNamespace.check_name(name)
+        Namespace.__setitem__(self, name, value)
+
+    @staticmethod
+    def check_name(name: Any) -> None:
+        if isinstance(name, str) and name.startswith("_"):
+            raise SecurityError(f"chat templates cannot store underscore-prefixed attributes, but got {name!r}")
+
+
+def _raise_exception(message: str) -> None:
+    raise TemplateError(message)
 
 
 def _to_json(

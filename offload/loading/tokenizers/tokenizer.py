@@ -68,7 +68,6 @@ class Tokenizer:
 
     @property
     def has_chat_template(self) -> bool:
-        """Return whether the model has a chat template."""
         return self._template is not None
 
     @property

@@ -42,7 +42,6 @@ class Cycle(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """The rows of the verification."""
         return (self.drafted if self.parents is None else len(self.parents)) + 1
 
     @property

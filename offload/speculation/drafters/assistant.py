@@ -44,12 +44,10 @@ class AssistantRunner(HeadRunner):
         return cast("FullCache", self.sources[0].cache).store.span > 0
 
     def read(self, sequence: TokenSequence) -> Generator[DraftPrefilled]:
-        """Do nothing: there is no cache."""
         yield from ()
 
     @torch.inference_mode()
     def rows(self, sequence: TokenSequence, draft: Sequence[int] = ()) -> Tensor:
-        """Return the row `[1, hidden]` behind a sequence, from which its next token is drafted."""
         assert not draft, "an assistant verifies nothing"
         end = len(sequence) - 1
         features = self._features(sequence, end - 1, 1)

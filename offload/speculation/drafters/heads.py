@@ -99,7 +99,10 @@ class HeadRunner:
         if kept < self._first or self.cache.truncate(min(kept, self.cache.length)) < kept:
             self.cache.truncate(0)
             self._true = self._first = 0
-        first = max(min(positions.start for positions in self._kept(sequence)), end - self.reach, 0)
+        first, kept_rows = end, list(self._kept(sequence))
+        while starts := [positions.start for positions in kept_rows if first - 1 in positions]:
+            first = min(starts)  # there may be gaps before: a source has not run what another one has
+        first = max(first, end - self.reach, 0)
         if self.cache.length < first:
             self.cache.truncate(0)
             self.cache.skip(first)

@@ -37,7 +37,6 @@ class SuffixIndex:
         self._match_end = -1
 
     def append(self, token: int) -> None:
-        """Append a token to the text."""
         tokens, targets, more, link, length = self._token, self._target, self._more, self._link, self._length
         state, target = self._last, -1
         new = self._new_state(length[state] + 1, 0, self.size)
@@ -65,16 +64,6 @@ class SuffixIndex:
         self._match, self._match_end = (match, length[match]), self._end[match]
         self._end[match] = self.size
         self.size += 1
-
-    @property
-    def num_states(self) -> int:
-        """The number of states of the automaton; at most twice the number of tokens."""
-        return len(self._length)
-
-    @property
-    def num_transitions(self) -> int:
-        """The number of transitions between states; at most three times the number of tokens."""
-        return sum(token != _NONE for token in self._token) + sum(map(len, self._more.values()))
 
     def _new_state(self, length: int, link: int, end: int) -> int:
         new = len(self._length)

@@ -195,7 +195,6 @@ class StepGraphs:
         return self._recordings[key]
 
     def _try(self, recording: _Recording) -> bool:
-        """Record; return whether that was possible."""
 
         def run() -> Tensor:
             return self._model.through(recording.ids, recording.step)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ...kernels.native import Kernel
 from ...kernels.native.checks import check
-from ...kernels.native.library import COUPLED, DISTRIBUTION, DRAWN, GREEDY, NO_TOKEN, Choice
+from ...kernels.native.structs import COUPLED, DISTRIBUTION, DRAWN, GREEDY, NO_TOKEN, Choice
 from ...settings.config import Sampling
 from .noise import Noise
 from .penalties import Penalties

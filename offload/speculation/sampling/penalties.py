@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...kernels.native.library import PenaltyTerms
+from ...kernels.native.structs import PenaltyTerms
 from ...memory.host_memory import upload
 from ...settings.config import Sampling
 

@@ -53,7 +53,6 @@ def paths(before: Sequence[int], tokens: Sequence[int], parents: Sequence[int]) 
 
 
 def chain(tokens: int) -> tuple[int, ...]:
-    """Return the parents of a chain."""
     return tuple(range(ROOT, tokens - 1))
 
 

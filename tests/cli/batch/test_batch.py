@@ -5,12 +5,14 @@ import re
 
 import pytest
 
+from offload.batching.request import BatchRequest
 from offload.engine import Engine
 from offload.errors import OutOfMemory, SettingsError
 from offload.speculation.sampling.warp import Sampler
 from tests.support.command import assert_error
 from triforce_cli.batch.batch_files import ResultFile, open_batch
 from triforce_cli.run.model_request import ModelRequest
+from triforce_cli.run.text_generator import TextRun
 
 GREEDY = ("-n", "12", "--temperature", "0")
 
@@ -129,18 +131,20 @@ def test_a_bad_line_is_an_error_event_and_the_others_go_on(triforce, prompts, tm
         ({"id": "z", "prompt": " \n"}, "z", "the prompt is empty"),
         ({"id": True, "prompt": "a"}, None, "id is True"),
         ({"id": "good", "prompt": "a"}, "good", "line 1 has the same id"),
-        ({"prompt": "a", "temperature": -1}, 9, "temperature is -1"),
-        ({"prompt": "a", "dry_multiplier": 1e-320}, 10, "dry-multiplier is 1e-320"),
-        ({"prompt": "a", "top_k": 1.5}, 11, "top_k is 1.5"),
-        ({"prompt": "a", "stop": [1]}, 12, "stop is [1]"),
-        ({"prompt": "a", "max_new_tokens": 10**6}, 13, "context"),
-        ({"prompt": "long " * 4000}, 14, "context"),
-        ({"prompt": "a", "raw": True, "system": "b"}, 15, "contradict"),
-        ('{"prompt": "\\ud800"}', 16, "surrogate"),
+        ('{"id": 1e999, "prompt": "a"}', None, "id is a number without end"),
+        ({"prompt": "a", "temperature": -1}, 10, "temperature is -1"),
+        ({"prompt": "a", "dry_multiplier": 1e-320}, 11, "dry-multiplier is 1e-320"),
+        ({"prompt": "a", "top_k": 1.5}, 12, "top_k is 1.5"),
+        ({"prompt": "a", "stop": [1]}, 13, "stop is [1]"),
+        ({"prompt": "a", "max_new_tokens": 10**6}, 14, "context"),
+        ({"prompt": "long " * 4000}, 15, "context"),
+        ({"prompt": "a", "raw": True, "system": "b"}, 16, "contradict"),
+        ('{"prompt": "\\ud800"}', 17, "surrogate"),
         ('{"prompt": NaN}', None, "NaN"),
         ({"id": None, "prompt": "a"}, None, "id is None"),
-        ({"prompt": "a", "json_schema": {"type": "txt"}}, 19, "at its top: Invalid type"),
-        ({"prompt": "a", "regex": "a", "choices": ["b"]}, 20, "contradict each other"),
+        ({"prompt": "a", "json_schema": {"type": "txt"}}, 20, "at its top: Invalid type"),
+        ({"prompt": "a", "regex": "a", "choices": ["b"]}, 21, "contradict each other"),
+        ({"prompt": "a", "n_predict": 2}, 22, "unknown key 'n_predict'"),
     ]
     file = prompts(good, *(line for line, _, _ in bad), {"id": "last", "prompt": "Then"})
     result = triforce("generate", "--batch", file, *GREEDY, "--parallel", "2")
@@ -150,6 +154,7 @@ def test_a_bad_line_is_an_error_event_and_the_others_go_on(triforce, prompts, tm
     errors = {event["line"]: event for event in events if event["type"] == "error"}
     for line, (_, id, message) in enumerate(bad, 2):
         assert errors[line]["id"] == id and message in errors[line]["message"] and errors[line]["hint"]
+    assert errors[22]["hint"] == "did you mean max_new_tokens?"
     assert {event["id"] for event in events if event["type"] == "result"} == {"good", "last"}
     (tmp_path / "latin.jsonl").write_bytes(b'\xef\xbb\xbf{"prompt": "a"}\r\n{"prompt": "caf\xe9"}\n')
     latin = parsed(triforce("generate", "--batch", tmp_path / "latin.jsonl", *GREEDY).stdout)
@@ -170,11 +175,14 @@ def test_a_run_is_resumed_from_its_output(triforce, prompts, tmp_path):
     assert out.read_bytes().startswith(whole)
     (added,) = parsed(out.read_bytes()[len(whole) :].decode())
     assert (added["type"], added["id"], added["text"]) == ("result", "2", single(triforce, "Tell 2", *GREEDY)[0])
+    before = out.read_bytes()
     changed = triforce("generate", "--batch", prompts({"id": "a", "prompt": "Changed"}), "-o", out, *GREEDY)
     assert changed.stderr.startswith("1 of 1 requests has a result already: not run again, even if a prompt")
-    before = out.read_bytes()
-    assert triforce("generate", "--batch", prompts(*lines), "-o", out, *GREEDY).returncode == 0
-    assert out.read_bytes() == before
+    assert changed.returncode == 0 and out.read_bytes() == before
+    repeated = triforce("generate", "--batch", prompts(*lines, {"id": 2, "prompt": "Another"}), "-o", out, *GREEDY)
+    assert repeated.returncode == 1 and "3 of 4 requests have a result already" in repeated.stderr
+    (error,) = parsed(out.read_bytes()[len(before) :].decode())
+    assert (error["line"], error["message"]) == (4, "line 2 has the same id")
 
 
 def test_a_request_that_failed_is_run_again(tmp_path):
@@ -259,15 +267,31 @@ def test_an_interrupt_keeps_what_is_finished_and_says_how_to_resume(triforce, pr
     assert set(by_id(out.read_text())) == {3, 12, 11}
 
 
+def test_an_interrupt_while_a_sequence_begins_ends_those_that_run(triforce, prompts, monkeypatch):
+    begun, request = [], TextRun.request
+
+    def interrupted(run, key):
+        begun.append(key)
+        if len(begun) == 2:
+            raise KeyboardInterrupt
+        return request(run, key)
+
+    monkeypatch.setattr(TextRun, "request", interrupted)
+    file = prompts({"prompt": "Once"}, {"prompt": "Twice"})
+    result = triforce("generate", "--batch", file, *GREEDY, "--parallel", "2")
+    assert (result.returncode, result.stdout) == (130, "")
+    assert result.stderr.startswith("interrupted after 0 results; ")
+
+
 def test_an_error_while_running_ends_one_request_alone(triforce, prompts, monkeypatch):
-    checked = Engine._checked
+    checked_ids = BatchRequest.checked_ids
 
-    def fails(engine, ids, config, settings):
-        if config.max_new_tokens == 5:
+    def fails(request, *models):
+        if request.config.max_new_tokens == 5:
             raise OutOfMemory("no room", "use less")
-        return checked(engine, ids, config, settings)
+        return checked_ids(request, *models)
 
-    monkeypatch.setattr(Engine, "_checked", fails)
+    monkeypatch.setattr(BatchRequest, "checked_ids", fails)
     result = triforce("generate", "--batch", prompts(*({"prompt": "a", "max_new_tokens": new} for new in (4, 5, 6))))
     events = parsed(result.stdout)
     assert result.returncode == 1

@@ -15,7 +15,7 @@ from triforce_cli.batch.batch_files import Shard, open_batch, parse_shard
 from triforce_cli.batch.ray_batch import Reader, Worker, pieces
 from triforce_cli.options.command_request import OutputOptions, Request
 from triforce_cli.options.settings import resolve
-from triforce_cli.run.ray_worker import RESULT, ROW, WorkerJob
+from triforce_cli.run.ray_cluster import RESULT, ROW, WorkerJob
 
 GREEDY = {"max_new_tokens": 12, "temperature": 0.0}
 

@@ -170,6 +170,8 @@ def test_the_first_token_of_a_prompt_that_an_endpoint_had_read_in_part():
 def test_llama_cpp_in_a_process_of_its_own_that_dies(tmp_path, monkeypatch):
     (tmp_path / "llama_cpp.py").write_text(FAKE_LLAMA)
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.gguf").touch()
     (peer,) = parse_peers("llama.cpp=a.gguf")
     peer._load = ["a.gguf", "cpu", "float32", 30]
     try:
@@ -208,6 +210,7 @@ def test_peers_that_cannot_run_are_refused_before_the_model_is_loaded(triforce_h
     monkeypatch.setattr("triforce_cli.bench.peers.find_spec", lambda name: None if name == "llama_cpp" else name)
     assert refused(triforce_here(*LADDER, "--peers", "transformer"), "there is no peer 'transformer'")
     assert refused(triforce_here(*LADDER, "--peers", "llama.cpp"), "needs llama-cpp-python, which is not installed")
+    assert refused(triforce_here(*LADDER, "--peers", "llama.cpp=absent.gguf"), "there is no file absent.gguf")
     assert refused(triforce_here("bench", TEXT, "--peers", "transformers"), "--peers is of --ladder")
     assert refused(triforce_here(*LADDER, "--peers", "transformers", "--extend-context"), "the model's own context")
     monkeypatch.setattr("triforce_cli.bench.peers.find_spec", lambda name: name)

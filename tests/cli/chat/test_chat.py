@@ -211,10 +211,13 @@ def test_a_session_is_resumed_where_it_ended(chat, book, tmp_path):
 
 
 def test_save_and_load(chat, tmp_path):
-    path = tmp_path / "with a space.json"
+    path, text = tmp_path / "with a space.json", tmp_path / "book.txt"
+    text.write_text("Alice")
     lines = (
         "Who?",
         f"/save '{path}'",
+        f"/save '{path}'",
+        f"/save {text}",
         "/undo",
         "Where?",
         "/load none",
@@ -225,8 +228,9 @@ def test_save_and_load(chat, tmp_path):
     )
     result = chat(*lines)
     errors = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
-    assert "none" in errors[0]  # before a hint to save or drop what would be lost
-    assert errors[1] == "error: 1 question of this conversation would be lost"
+    assert f"nothing is saved: {text} is no saved conversation" in errors[0] and text.read_text() == "Alice"
+    assert "none" in errors[1]  # before a hint to save or drop what would be lost
+    assert errors[2] == "error: 1 question of this conversation would be lost"
     assert "1 question answered" in result.stderr
 
 

@@ -15,6 +15,7 @@ import pytest
 
 from tests.support.terminal import Pty
 from triforce_cli.app import run
+from triforce_cli.run.text_generator import TextGenerator
 
 COLUMNS, ROWS = 100, 80
 INTERRUPT = "<interrupt>"
@@ -81,7 +82,7 @@ def at_a_terminal(triforce_here, endless_model_dir, interruptible):
         with streams[0], streams[1], streams[2], patch.dict(os.environ, {"TERM": term, "NO_COLOR": "1"}):
             typist.start()
             code = run(["chat", "--model", str(endless_model_dir), *map(str, args)])
-        typist.join(5)
+        typist.join(60)
         shown = typist.shown()
         assert not typist.missing, f"{typist.missing!r} was not shown: {shown}"
         assert termios.tcgetattr(source)[3] == before[3], "the terminal no longer echoes"
@@ -95,7 +96,20 @@ def at_a_terminal(triforce_here, endless_model_dir, interruptible):
 PROMPT = "> +context [0-9,]+/2,048.*/help$"
 
 
-def test_ctrl_c_keeps_what_was_said_and_ctrl_d_leaves(at_a_terminal, tmp_path):
+@pytest.fixture
+def slowly(monkeypatch):
+    """Let an answer of 1,500 tokens take 30 s or more: somebody types before its end, however busy the machine is."""
+    generate = TextGenerator.tokens
+
+    def generated(*args):
+        for event in generate(*args):
+            time.sleep(0.02)
+            yield event
+
+    monkeypatch.setattr(TextGenerator, "tokens", generated)
+
+
+def test_ctrl_c_keeps_what_was_said_and_ctrl_d_leaves(at_a_terminal, slowly, tmp_path):
     path = tmp_path / "saved.json"
     code, shown = at_a_terminal(
         (PROMPT, "Tell me a stroy\x1b[D\x7f\x7for"),  # the cursor keys and backspace edit it

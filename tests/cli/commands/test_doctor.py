@@ -54,7 +54,8 @@ def doctor(tmp_path, monkeypatch, capsys):
     before = torch.get_num_threads()
     for name in ("DEVICE", "KERNEL", "THREADS", "PROFILE", "COLOR"):
         monkeypatch.delenv(f"TRIFORCE_{name}", raising=False)
-    monkeypatch.setenv("TRIFORCE_HOME", str(tmp_path / "home"))
+    for name in ("HOME", "CONFIG"):
+        monkeypatch.setenv(f"TRIFORCE_{name}", str(tmp_path / name.lower()))
 
     def call(*args):
         code = run(["doctor", "--no-measure", *map(str, args)])
@@ -82,7 +83,7 @@ def without_kernel(tmp_path_factory):
 
     def call(*lines):
         command = [sys.executable, "-c", IN_TURN, json.dumps(lines, default=str)]
-        done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=120, check=False)
+        done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=500, check=False)
         assert (done.returncode, done.stderr) == (0, "")
         return json.loads(done.stdout)
 

@@ -6,6 +6,7 @@ import json
 import socket
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 
 import pytest
 
@@ -13,13 +14,13 @@ from offload.engine import Engine
 from offload.errors import TriforceError
 from offload.evaluation.tasks.task import Item
 from scripts.planted_model import write
-from tests.support.command import assert_error
+from tests.support.command import assert_error, refused
 from tests.support.models import make_tokenizer
 from tests.support.offloading import native_kernel
 from triforce_cli.evaluate import run
 from triforce_cli.evaluate.report import Evaluation
 from triforce_cli.evaluate.report_text import evaluation_text, heat_map
-from triforce_cli.evaluate.request import CHATTY
+from triforce_cli.evaluate.request import CHATTY, parse_depths
 from triforce_cli.evaluate.targets import Endpoint
 from triforce_cli.output.progress import ProgressDisplay
 
@@ -94,6 +95,8 @@ def test_a_report_says_which_caches_dropped_nothing():
     facts = {"machine": {"name": "a", "engine": "b"}, "model": "c"}
     text = str(evaluation_text(Evaluation(None, facts, records), 100))
     assert "no prompt is longer than what h2o, streaming-llm keep: take a longer --context" in text
+    narrow = str(evaluation_text(Evaluation(None, facts, records), 40)).splitlines()
+    assert max(map(len, narrow)) <= 40
 
 
 def test_the_colours_of_a_heat_map():
@@ -259,6 +262,34 @@ def test_an_error_of_a_mode_ends_that_mode_alone(triforce_here, server, tmp_path
     assert "score of 100" in answer.stdout
 
 
+def test_depths_are_a_number_or_percentages(triforce_here):
+    help = " ".join(triforce_here("evaluate", "--help").stdout.replace("│", "").split())
+    assert (
+        "--context N,... Tokens of each text: 8000, 16K. (4K) --depths N|LIST How many, or which: 10%,90%. (5)" in help
+    )
+    assert parse_depths("2") == (0.75, 0.25)
+    assert parse_depths("50%") == (0.5,) and parse_depths("10 %, 99.5%,10%") == (0.995, 0.1)
+    for text in ("0", "101", "50,60", "101%", "50%,", ""):
+        refused(triforce_here("evaluate", "--depths", text), f"--depths is {text!r}", "from 1 to 100", "10%,50%,90%")
+
+
+def test_a_report_is_not_lost_on_a_full_disk(triforce_here, server, tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("triforce_cli.output.output_files.replace_file", full)
+    table = tmp_path / "scores.csv"
+    command = ("evaluate", "--tasks", "single", "--depths", "1", "--context", "200", "--modes", f"{server}/v1")
+    answer = triforce_here(*command, "--csv", table)
+    assert answer.returncode == 1 and "score of 100" in answer.stdout
+    warning, error, hint = answer.stderr.splitlines()
+    kept = Path(warning.rpartition(" ")[2])
+    assert error == f"error: {table} cannot be written: No space left on device"
+    assert hint == f"hint: make room, then: mv {kept} {table}"
+    assert next(csv.DictReader(io.StringIO(kept.read_text())))["mode"] == f"{server}/v1"
+    kept.unlink()
+
+
 def test_an_endpoint_that_is_not_there(triforce_here):
     answer = triforce_here("evaluate", "--tasks", "single", "--modes", "http://127.0.0.1:1/v1", "--context", "200")
     assert_error(answer, 1, "http://127.0.0.1:1/v1/models", "does it run?")
@@ -305,7 +336,7 @@ def test_an_endpoint_that_speaks_no_http():
                 connection.recv(4096)
                 connection.sendall(b"SSH-2.0-test\r\n")
 
-        thread = threading.Thread(target=hello)
+        thread = threading.Thread(target=hello, daemon=True)
         thread.start()
         with pytest.raises(TriforceError, match="SSH-2"):
             _ = Endpoint(f"http://127.0.0.1:{port}/v1").facts

@@ -78,8 +78,8 @@ def test_no_prompt_on_a_terminal_gives_a_hint():
     error = refused(stdin=tty.stream("r"))
     tty.output()
     assert error.message == "no prompt"
-    for way in ('"Hello"', "--prompt-file", "|"):
-        assert way in error.hint
+    for way in ('triforce generate "Hello"', "triforce generate -f book.txt", "cat book.txt | triforce generate"):
+        assert f"({way})" in error.hint
 
 
 def test_blank_parts(book):

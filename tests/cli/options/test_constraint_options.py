@@ -44,6 +44,14 @@ def test_what_is_wrong_is_refused(params, message):
         constraint_of_flags(params)
 
 
+def test_a_schema_that_is_no_json_names_its_file(tmp_path):
+    file = tmp_path / "a.json"
+    for text, message in (('{"type":\n nul}', "Expecting value: line 2 column 2"), ("[" * 100_000, "recursion depth")):
+        file.write_text(text)
+        with pytest.raises(SettingsError, match=f"--json-schema {file} is not valid JSON: .*{message}"):
+            constraint_of_flags({"json_schema": str(file)})
+
+
 def test_quotations_are_of_one_document(triforce, tmp_path):
     (tmp_path / "a.txt").write_text("The whale was white.")
     (tmp_path / "b.txt").write_text("The sea was not.")

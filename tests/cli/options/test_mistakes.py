@@ -43,13 +43,46 @@ from triforce_cli.options.other_names import FIELDS, OPTIONS, names_of
         (("generate", "hi", "-n", "x"), ("--max-new-tokens takes a whole number", "--max-new-tokens 8")),
         (("generate", "hi", "-n"), ("error: -n takes a value", "see `triforce generate --help`")),
         (("generate", "hi", "--temperature", "hot"), ("--temperature takes a number", "--temperature 0.5")),
-        (("experiment", "link", "levels"), ("extra argument(s) (levels)", "see `triforce experiment --help`")),
+        (
+            ("experiment", "link", "levels"),
+            ("levels is one argument too many", "see `triforce experiment --help`"),
+        ),
         (("summarize", "README.md", "Who tells it?"), ("no file Who tells it?", '--question "Who tells it?"')),
+        (("summarize", "a", "--probabilities"), ("no option --probabilities", "`triforce generate` has it")),
+        (("generate", "hi", "--max-tokens", "-1"), ("error: --max-tokens is -1", "ask for at least 1")),
+        (("generate", "hi", "--max-tokens", "x"), ("error: --max-tokens takes a whole number",)),
+        (("profile", "--context", "999999999M"), ("--context: '999999999M' is more than 1,099,511,627,776 tokens",)),
+        (("serve", "--max-body", "9000000T"), ("--max-body: '9000000T' is more than 1,152,921,504,606,846,976",)),
+        (("cache", "prune", "--to", "x"), ("--to: 'x' is not a size",)),
+        (("generate", "--hlep"), ("no option --hlep", "did you mean --help?")),
+        (("generate", "hi", "--regex", "a", "--json-schema", "{}"), ("--json-schema and --regex contradict",)),
+        (("bench", "hi", "--repeats", "0"), ("error: --repeats takes numbers from 1",)),
+        (("serve", "--port", "99999"), ("error: --port takes numbers up to 65535",)),
+        (("serve", "--max-body", "0"), ("error: --max-body is 0",)),
+        (("cache", "rm"), ("error: ID is missing", "triforce cache rm --help")),
+        (("distill", "--data", "a", "-o", "h", "--tokens", "0"), ("--tokens: '0' is not a number of tokens",)),
+        (("pull", "smolm2"), ("did you mean smollm2-135m, SmolLM3-3B? a model is a name (",)),
+        (("distill",), ("error: --output is missing",)),
         (("cache", "remove"), ("no command 'remove'", "triforce cache --help")),
     ],
 )
 def test_the_hint_names_what_was_meant(triforce_here, args, words):
     refused(triforce_here(*args), *words)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "word"),
+    [
+        ("TEMPERATURE", "hot", "--temperature takes a number"),
+        ("TEMPERATURE", "-1", "temperature is -1.0"),
+        ("MEMORY", "abc", "--memory: 'abc' is not a size"),
+        ("CACHE", "maybe", "'--cache'"),
+    ],
+)
+def test_a_variable_that_gave_a_wrong_value_is_named(triforce_here, name, value, word):
+    result = triforce_here("generate", "hi", env={f"TRIFORCE_{name}": value})
+    assert result.stderr.count("environment variable") == 1
+    refused(result, word, f"hint: the value is that of the environment variable TRIFORCE_{name}; ")
 
 
 def test_paragraphs_of_help_are_broken_by_the_terminal(triforce_here):

@@ -190,7 +190,7 @@ def test_the_wait_for_pinned_memory_is_shown():
     play(json_renderer(Terminal(out, tty.stream(), stream(), {"NO_COLOR": "1"})), events)
     assert "pinning host memory: 0 of 60 GiB" in tty.output()
     for thread in set(threading.enumerate()) - before:
-        thread.join(5)
+        thread.join(60)
         assert not thread.is_alive(), "something is left that redraws it"
     assert json.loads(written(out).splitlines()[1]) == {"type": "pinning", "done": 12 * 2**30, "total": 60 * 2**30}
 

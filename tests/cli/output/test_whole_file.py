@@ -1,8 +1,12 @@
 """Files of the user's own that are written as a whole."""
 
 import stat
+from itertools import count
 
-from triforce_cli.output.output_files import write_file
+from offload.system.files import remove_temporaries
+from tests.support.interrupts import interrupted
+from triforce_cli.output import output_files
+from triforce_cli.output.output_files import whole_file, write_file
 
 
 def test_a_file_keeps_its_permissions(tmp_path):
@@ -14,3 +18,19 @@ def test_a_file_keeps_its_permissions(tmp_path):
     (tmp_path / "usual.txt").touch()
     assert new.stat().st_mode == (tmp_path / "usual.txt").stat().st_mode
     assert stat.S_IMODE(own.stat().st_mode) == 0o600
+
+
+def test_an_interrupt_at_any_line_loses_no_text_that_was_written(tmp_path):
+    path = tmp_path / "answer.txt"
+    for at in count():
+        path.write_text("old")
+        is_written = False
+        with interrupted(at, output_files, event="line") as hit, whole_file(path) as file:
+            file.write("new")
+            is_written = True
+        remove_temporaries()  # as at the process's end
+        assert [each.name for each in tmp_path.iterdir()] == ["answer.txt"]
+        assert path.read_text() == ("new" if is_written else "old"), hit
+        if not hit:
+            break
+    assert at > 15

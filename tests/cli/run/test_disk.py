@@ -57,10 +57,11 @@ def test_the_text_is_that_of_memory_and_nothing_is_left(triforce_here, args, on_
 
 
 def test_the_plan_says_what_lies_on_disk(triforce_here, on_disk, tmp_path):
+    free = free_on_disk(tmp_path)  # others may write meanwhile
     plan = json.loads(triforce_here(*on_disk, "--dry-run", "--json")[1])["plan"]
     disk, host = plan["memory"]["disk"], plan["memory"]["host"]
     assert plan["fits"] and plan["resident_layers"] < plan["layers"]
-    assert 0 < disk["total"] <= disk["limit"] <= free_on_disk(tmp_path) * 1.01
+    assert 0 < disk["total"] <= disk["limit"] <= max(free, free_on_disk(tmp_path)) * 1.01
     assert host["total"] <= host["limit"] == on_disk[-1]
     assert plan["plain"]["tbt"]["resources"]["disk"] > 0
     _, text, _ = triforce_here(*on_disk, "--dry-run")

@@ -24,6 +24,16 @@ def test_a_dry_run_prints_the_plan_and_loads_nothing(triforce, tiny_model_dir, t
         assert plan["memory"]["device"]["total"] == sum(plan["memory"]["device"]["parts"].values())
 
 
+def test_a_dry_run_leaves_the_answers_file_alone(triforce, tmp_path):
+    book, answer = tmp_path / "book.txt", tmp_path / "answer.txt"
+    book.write_text("The cat sat on the mat. " * 20)
+    answer.write_text("an answer")
+    for command in ("generate", "summarize"):
+        result = triforce(command, "-f", book, "--dry-run", "--output", answer)
+        assert result.returncode == 0 and "placement " in result.stdout
+        assert answer.read_text() == "an answer"
+
+
 def test_a_dry_run_that_does_not_fit(triforce):
     for command in ("generate", "bench"):
         result = triforce(command, "Once upon a time", "-n", "50", "--dry-run", "--memory", "100K", "--offload", "none")

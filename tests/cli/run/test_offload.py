@@ -90,13 +90,8 @@ def test_bench_takes_the_placement_that_leaves_least_on_the_device():
         (("--link", "5", "--offload", "host", "--host-share", "0"), "host-share goes with hybrid"),
         (("--link", "5", "--memory", "1KiB"), "do not fit"),
         (("--link", "5", "--offload", "stream", "--host-memory", "1KiB"), "host memory"),
-        (
-            (
-                "--link",
-                "0",
-            ),
-            "link is 0",
-        ),
+        (("--link", "0"), "link is 0"),
+        (("--link", "5", "--resident-layers", "3"), "--resident-layers is 3, and 2 layers of this model have"),
     ],
 )
 def test_impossible_placements_are_refused(triforce_here, args, message):

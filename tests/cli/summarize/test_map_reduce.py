@@ -4,19 +4,17 @@ import json
 import os
 import re
 import shutil
-import signal
 import stat
-import subprocess
-import sys
 from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
 
 from offload.errors import PromptError
-from tests.support.command import environment, uncolored
+from tests.support.command import uncolored
 from triforce_cli.input.documents import Document
 from triforce_cli.input.excerpts import split
+from triforce_cli.run.text_generator import TextGenerator
 from triforce_cli.summarize import map_reduce
 from triforce_cli.summarize.instructions import load_templates
 from triforce_cli.summarize.passages import FinishedParts
@@ -147,22 +145,25 @@ def test_notes_that_are_still_too_long_are_read_again(triforce_here, tmp_path):
     assert "of round 2: " in err
 
 
-def test_an_interrupted_run_is_resumed(triforce_here, tiny_model_dir, book, tmp_path):
+def test_an_interrupted_run_is_resumed(triforce_here, book, tmp_path, monkeypatch):
     whole = triforce_here("summarize", book, *ARGS)[1]
-    command = [sys.executable, "-m", "triforce_cli", "summarize", str(book), *ARGS, "--dtype", "float32"]
-    env = environment(tmp_path, tiny_model_dir) | {"TRIFORCE_THREADS": "1"}
-    del env["TRIFORCE_SEED"]  # with another seed a part is another part
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env) as process:
-        process.stderr.readline()  # how many parts, and how long they take
-        line = process.stderr.readline()
-        process.stderr.readline()  # by now the first part is saved
-        process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=60)
-    assert re.match(r"book\.txt, part 1 of \d+: ", line)
-    assert (process.returncode, out) == (130, "")
+    generate, begun = TextGenerator.tokens, []
+
+    def interrupted(generator, run):
+        begun.append(run)
+        for number, event in enumerate(generate(generator, run)):
+            if len(begun) == 3 and number == 9:
+                raise KeyboardInterrupt
+            yield event
+
+    with monkeypatch.context() as patches:
+        patches.setattr(TextGenerator, "tokens", interrupted)
+        code, out, err = triforce_here("summarize", book, *ARGS)
+    assert re.search(r"^book\.txt, part 1 of \d+: ", err, re.MULTILINE)
+    assert (code, out) == (130, "")
     assert err.endswith("the finished parts are saved: run the same command again to resume after them\n")
     files = finished_parts(tmp_path / "home")
-    assert files and all(path.suffix == ".json" for path in files)
+    assert len(files) == 2 and all(path.suffix == ".json" for path in files)
     assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {0o600}
     assert stat.S_IMODE(files[0].parent.stat().st_mode) == 0o700
     other = triforce_here("summarize", book, *ARGS, "--repetition-penalty", "1.1", "--json")

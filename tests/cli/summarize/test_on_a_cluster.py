@@ -10,8 +10,7 @@ import pytest
 
 from offload.errors import PromptError
 from tests.support.command import assert_error
-from triforce_cli.run.ray_cluster import Workers, joined
-from triforce_cli.run.ray_worker import RESULT, ROW
+from triforce_cli.run.ray_cluster import RESULT, ROW, Workers, joined
 from triforce_cli.summarize import ray_summaries
 from triforce_cli.summarize.ray_summaries import Worker
 

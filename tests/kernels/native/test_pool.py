@@ -28,12 +28,12 @@ LINUX = pytest.mark.skipif(
 class Work:
     """Calls of each kind, for decoding and for prefill, and their results by one thread."""
 
-    def __init__(self, kernel, dtype):
-        self._kernel, self._dtype = kernel, dtype
+    def __init__(self, kernel, dtype, rows=200, tokens=100, seen=1200):
+        self._kernel, self._dtype, self._seen = kernel, dtype, seen
         self._weight, self._norm = pack_weight(draw(500, 96, dtype=dtype, seed=1)), draw(96, dtype=dtype, seed=2)
-        self._x = {rows: draw(rows, 96, dtype=dtype, seed=rows) for rows in (1, 200)}
-        self._blocks = fill_blocks(*(draw(2, 1300, 64, dtype=dtype, seed=seed) for seed in (3, 4)))
-        self._q = {tokens: draw(tokens, 6, 64, dtype=dtype, seed=tokens) for tokens in (1, 100)}
+        self._x = {rows: draw(rows, 96, dtype=dtype, seed=rows) for rows in (1, rows)}
+        self._blocks = fill_blocks(*(draw(2, seen + tokens, 64, dtype=dtype, seed=seed) for seed in (3, 4)))
+        self._q = {tokens: draw(tokens, 6, 64, dtype=dtype, seed=tokens) for tokens in (1, tokens)}
 
     def run(self):
         """Return the results of all calls."""
@@ -43,7 +43,7 @@ class Work:
             found.append(self._kernel.norm(x, self._norm, 1e-5, torch.empty_like(x)))
             found.append(self._kernel.gate(x, torch.empty(rows, 48, dtype=self._dtype)))
         for q in self._q.values():
-            found += attention(self._kernel, q, self._blocks, 1200)
+            found += attention(self._kernel, q, self._blocks, self._seen)
         return found
 
 
@@ -88,13 +88,13 @@ def test_threads_and_busy_processes_change_no_bit(kernel, set_threads, dtype):
 def test_concurrent_callers_get_their_own_results(set_threads):
     """More callers than the pool has jobs: the others run their loops alone."""
     set_threads(3)
-    works = [Work(find_kernel(), dtype) for dtype in DTYPES * 3]
+    works = [Work(find_kernel(), dtype, rows=40, tokens=20, seen=600) for dtype in DTYPES * 3]
     expected = [work.run() for work in works]
     wrong, start = [], threading.Barrier(len(works))
 
     def call(number):
         start.wait()
-        wrong.extend(number for _ in range(30) if not same(works[number].run(), expected[number]))
+        wrong.extend(number for _ in range(100) if not same(works[number].run(), expected[number]))
 
     callers = [threading.Thread(target=call, args=(number,)) for number in range(len(works))]
     for caller in callers:

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from offload.kernels.native.library import BLOCK
 from offload.kernels.native.ops import NativeOperations
 from offload.kernels.native.panels import format_struct, pack_quantized, unpack_quantized
+from offload.kernels.native.structs import BLOCK
 from offload.loading.formats.gguf_blocks import FORMATS, split_blocks
 from tests.support.native_kernel import NAN, distance, draw
 from tests.support.quantized import random_blocks

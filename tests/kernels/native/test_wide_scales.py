@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from offload.kernels.native.library import BLOCK
 from offload.kernels.native.panels import format_struct, pack_quantized, unpack_quantized
+from offload.kernels.native.structs import BLOCK
 from offload.kernels.quantized import QuantizedFormat, QuantizedTensor
 from tests.support.native_kernel import NAN, distance, draw
 

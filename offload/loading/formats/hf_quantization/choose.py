@@ -146,7 +146,6 @@ class StoredMatrices:
         }
 
     def sizes(self) -> dict[str, tuple[int, ...]]:
-        """Return the sizes of the weights."""
         return {name: each.size for name, each in self._matrices.items()}
 
     def bits(self) -> dict[str, float]:

@@ -1,0 +1,91 @@
+"""Make the caches of drafters: the class of a selected cache that a kernel serves over the store of a full one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..architecture.footprint import PAGE_GRAIN
+from ..kernels import triton
+from ..memory.block_store import BlockStore
+from ..memory.packed_store import PackedStore
+from ..memory.plain_store import PlainStore
+from ..memory.quantized_store import QuantizedStore
+from ..memory.store import Store
+from ..settings.config import Speculation
+from ..settings.kv_formats import EXACT, KV_FORMATS, PLANE_KV
+from ..settings.method_sizes import budget_of, draft_chunk, format_of, middle_kind, selected_chunk, tail_tokens
+from ..settings.methods import MIDDLES
+from .block_table import TableCache
+from .chunk_table import ChunkTableCache
+from .full import FullCache
+from .plane import PlaneCache
+from .retrieval import CopiedCache, QuantizedCopiedCache
+from .selected import SelectedCache
+from .selection import Refresh
+from .streaming_llm import StreamingCache
+
+if TYPE_CHECKING:
+    from ..model.decoder import Model
+
+
+def draft_cache(model: Model, settings: Speculation) -> StreamingCache:
+    """Return an empty StreamingLLM cache for a draft model."""
+    chunk = draft_chunk(settings)
+    length = settings.sink + settings.window + chunk
+    sizes = settings.sink, settings.window, chunk, model.dtype, model.device
+    return StreamingCache(model.shape, model.rope(length), *sizes, model.sliding_rope(length), model.new_states())
+
+
+def selected_cache(full: FullCache, settings: Speculation, middle: str | None = None) -> SelectedCache:
+    """Return the cache of a middle level over a full one; its chunks are multiples of the store's grain.
+
+    `middle` is one of methods.MIDDLES; without it, the one of the settings.
+    """
+    store = full.store
+    # On a GPU also pages that are not the kernel's blocks are selected in their size, which the plan counts on.
+    is_paged = store.span and store.device.type != "cpu"
+    name = middle or middle_kind(settings)
+    assert name is not None, "there is a middle level"
+    chosen = MIDDLES[name]
+    kind = format_of(chosen.name, settings)
+    kind = kind if not KV_FORMATS[kind].is_copied or _may_quantize(store) else EXACT
+    grain = max(store.grain, PAGE_GRAIN if is_paged else 1, KV_FORMATS[kind].grain)
+    chunk = selected_chunk(settings, grain, store.span, full.capacity)
+    selector = chosen.load()(settings.sink, chunk)
+    if chosen.scores:
+        store.keep_mean_keys(chunk)
+    if chosen.follows:
+        full.followers.add(selector)
+    budget = max(full.capacity if chosen.whole else budget_of(settings, full.capacity), 2 * chunk)
+    sizes = budget, chunk, tail_tokens(settings)
+    return _selected_class(store, kind)(full, selector, Refresh(settings.rebuild_every), *sizes, kind)
+
+
+def _may_quantize(store: Store) -> bool:
+    """Return whether a kernel attends to quantised copies of what a full cache's store has."""
+    is_near = store.device.type != "cpu" or store.kernel is None  # its copies are plain keys and values
+    has_kernel = triton.why_not(store.device, store.dtype, store.shape.head_dim) is None
+    return isinstance(store, BlockStore) or (is_near and has_kernel and not store.shape.caps_scores)
+
+
+def may_have_alternative(full: FullCache) -> bool:
+    """Return whether there may be another selected cache over a full one.
+
+    It takes a block table alone, or a copy in a CPU's memory of KV that is streamed, where passes are slow. `auto` does
+    not weigh the cost of making that copy: over recorded texts, delaying the copy cost more than it saved.
+    """
+    store = full.store
+    return _selected_class(store) is TableCache or (store.span > 0 and store.device.type == "cpu")
+
+
+def _selected_class(store: Store, kind: str = EXACT) -> type[SelectedCache]:
+    """Return the class of the retrieval cache over a full cache's store: one without a copy, where a kernel can."""
+    if kind == PLANE_KV.name:
+        return PlaneCache
+    if isinstance(store, BlockStore | PackedStore | QuantizedStore) and not store.span:  # not over tiers
+        return TableCache
+    if not KV_FORMATS[kind].is_plain:
+        return QuantizedCopiedCache
+    if not isinstance(store, PlainStore) or store.shape.caps_scores or store.shape.has_sinks:
+        return CopiedCache
+    return ChunkTableCache if triton.serves(store.layer(0)[0][:1]) else CopiedCache
