@@ -11,11 +11,12 @@ from .batching.batch import Batch, BatchEvent
 from .batching.lane import Lane
 from .batching.memory import BatchMemory, has_pages
 from .batching.request import BatchRequest, Events
+from .batching.sessions import BatchSessions
 from .constraints.vocabulary import ConstraintVocabulary
 from .evaluation.answers import answer_chances, most_tokens
 from .events import Event, Prefilled
 from .kernels.linear import multiplies_natively
-from .kernels.native import Kernel, generate_on_one_thread, torch_on_one_thread
+from .kernels.native import generate_on_one_thread, torch_on_one_thread
 from .loading.prompt_checks import check_prompt, check_vocabulary, token_ids
 from .loading.quantized_copy import QuantizedCopies
 from .memory.factory import TieredStoreFactory
@@ -28,10 +29,9 @@ from .session.self_draft import SelfDraft
 from .session.session import Session
 from .settings.config import GenerationConfig, Sampling, Speculation
 from .settings.constraint import Constraint
-from .settings.method_sizes import check_forgetting, forgets, has_draft_model, rounded_flag, tree_nodes, uses_copy
+from .settings.method_sizes import check_forgetting, forgets, tree_nodes, uses_copy
 from .settings.tree_settings import MOST_NODES
 from .settings.validation import require
-from .speculation.drafters.heads import rows_needed
 from .speculation.levels.lossless import Replay, replay
 from .speculation.passes.runner import Runner
 from .speculation.passes.steps import AT_ONCE, Executor
@@ -80,6 +80,8 @@ class Engine:
         self._samplers = Samplers(model, dry_breakers, constraints)
         self._self_draft = None if copies is None else SelfDraft(model, copies, stores)
         self._batch_room: Callable[[int], int] | None = None
+        kernels = [each.operations.kernel for each in (model, draft) if each is not None]
+        self._kernel = kernels[0] if all(kernels) else None  # only then torch needs no threads of its own
 
     def generate(
         self,
@@ -96,14 +98,13 @@ class Engine:
         (`text_stream.stream_text`): `send(n)` after Tokens keeps the first n of all emitted tokens and ends the run.
         With `logprobs`, Tokens have the log-probabilities of each token and of so many of the likeliest at its place.
         Closing the iterator at any point is safe; after an exception the caches are dropped, and the next request runs
-        its whole prompt. Raises PromptError, when it is started, for ids outside the
-        vocabulary and for more tokens than the model's context, which do not matter to a cache that forgets; and
-        SettingsError for less than 0 log-probabilities.
+        its whole prompt. When it is started, raises PromptError for ids outside the vocabulary, and for more tokens
+        than the model's context unless the cache forgets; SettingsError for what the models cannot run.
         """
         request = BatchRequest(None, ids, sampling, config, speculation or Speculation(), logprobs=logprobs)
         settings, ids = request.speculation, request.checked_ids(self.model, self.draft)
         with self.sessions.session(len(ids) + config.max_new_tokens, tree_nodes(settings), settings) as session:
-            yield from generate_on_one_thread(self._kernel_of_all_models(), self._events(session, ids, request))
+            yield from generate_on_one_thread(self._kernel, self._events(session, ids, request))
 
     def _events(self, session: Session, ids: list[int], request: BatchRequest, executor: Executor = AT_ONCE) -> Events:
         """Return the events of a request with the token `ids` in a session, with passes that `executor` runs."""
@@ -120,7 +121,7 @@ class Engine:
         """
         if self._self_draft is None or not uses_copy(speculation):
             return None
-        with torch_on_one_thread(self._kernel_of_all_models()):
+        with torch_on_one_thread(self._kernel):
             return self._self_draft.copy_for(ids, len(ids) + config.max_new_tokens, speculation)
 
     def generate_batch(
@@ -134,17 +135,16 @@ class Engine:
         next one is asked for after another pass, and if no sequence runs the batch ends. A request that raises an
         exception ends with Failed, one that is cancelled with Cancelled before the next pass, and the others go on.
         Closing the iterator ends all, as do KeyboardInterrupt and SystemExit, and where several ranks run together an
-        exception that is no TriforceError. All that in one thread.
-        Raises SettingsError, when it is started, if `parallel` is less than 1.
+        exception that is no TriforceError. When it is started, raises SettingsError if `parallel` is less than 1.
         """
         require(parallel >= 1, f"parallel is {parallel}", "use 1 or more")
-        batch, memory = Batch(parallel, in_step=self.model.group.size > 1), self._batch_memory(parallel)
+        batch = Batch(parallel, in_step=self.model.group.size > 1)
+        sessions = BatchSessions(self.sessions, self._batch_memory(parallel), self.draft)
         sequences = (
-            None if request is None else (request.key, partial(self._start, request, memory), request.is_cancelled)
+            None if request is None else (request.key, partial(self._start, request, sessions), request.is_cancelled)
             for request in requests
         )
-        events = batch.run(sequences)
-        yield from generate_on_one_thread(self._kernel_of_all_models(), events)
+        yield from generate_on_one_thread(self._kernel, batch.run(sequences))
 
     def _batch_memory(self, parallel: int) -> BatchMemory | None:
         """Return the pages of a batch's sequences; None where there are none, and each sequence has its own memory."""
@@ -154,22 +154,13 @@ class Engine:
         limit = None if self._batch_room is None else self._batch_room(parallel)
         return BatchMemory(self.model, parallel, longest, limit, 1 if self.prompts is None else PROMPT_BLOCK)
 
-    def _start(self, request: BatchRequest, memory: BatchMemory | None, lane: Lane) -> Events:
-        """Return the events of a request, in caches of its own, with passes that the `lane` executes."""
-        return request.text(self._in_new_session(request, memory, lane))
+    def _start(self, request: BatchRequest, sessions: BatchSessions, lane: Lane) -> Events:
+        """Return the events of a request, in a session of its own, with passes that the `lane` executes."""
+        return request.text(self._in_batch(request, sessions, lane))
 
-    def _in_new_session(self, request: BatchRequest, memory: BatchMemory | None, lane: Lane) -> Events:
-        settings, ids = request.speculation, request.checked_ids(self.model, self.draft)
-        length, spare = len(ids) + request.config.max_new_tokens, tree_nodes(settings)
-        if memory is None or settings.approximate is not None or rounded_flag(settings) is not None:
-            session = self.sessions.new(length, spare, settings, scope=request.scope)
-            yield from self._events(session, ids, request, lane)
-            return
-        fresh = rows_needed(self.draft, settings) if has_draft_model(settings) and isinstance(self.draft, Head) else 1
-        with memory.allocated(ids, length, spare, lane, request.scope, fresh) as (allocation, shared):
-            session = self.sessions.new(length, spare, settings, allocation.store, request.scope)
-            allocation.runner = session.full
-            session.full.adopt(ids[:shared])
+    def _in_batch(self, request: BatchRequest, sessions: BatchSessions, lane: Lane) -> Events:
+        ids = request.checked_ids(self.model, self.draft)
+        with sessions.session(request, ids, lane) as session:
             yield from self._events(session, ids, request, lane)
 
     def replay(
@@ -193,8 +184,8 @@ class Engine:
         check_prompt(self.model.shape, ids, len(ids) + len(emitted))
         check_vocabulary(self.model.shape, emitted)
         sampler = self._samplers.new(sampling or Sampling(temperature=0), seed, ids[: len(ids) - generated])
-        capacity, kernel = max(len(ids) + len(emitted), length), self._kernel_of_all_models()
-        with self.sessions.session(capacity) as session, torch_on_one_thread(kernel):
+        capacity = max(len(ids) + len(emitted), length)
+        with self.sessions.session(capacity) as session, torch_on_one_thread(self._kernel):
             return replay(session.full, ids, emitted, sampler, generated)
 
     def answers(
@@ -210,7 +201,7 @@ class Engine:
         check_prompt(self.model.shape, ids, length)
         masks = self._samplers.masks(constraint, ids)
         masks.observe(written)
-        with self.sessions.session(length) as session, torch_on_one_thread(self._kernel_of_all_models()):
+        with self.sessions.session(length) as session, torch_on_one_thread(self._kernel):
             return answer_chances(session.full, [*ids, *written], masks, self.eos_ids)
 
     def evaluate(
@@ -220,8 +211,7 @@ class Engine:
 
         The target runs on the full cache, or on the approximate one that `speculation` asks for. `ids` are the longest
         text that it runs, but for `more` tokens after it, in one session as `generate` does. Yields the progress of
-        reading.
-        Raises PromptError as `generate` does, when it is started.
+        reading. Raises PromptError as `generate` does.
         """
         ids, settings = token_ids(ids), speculation or Speculation()
         if forgets(settings):
@@ -229,7 +219,7 @@ class Engine:
         length = len(ids) + more
         check_prompt(self.model.shape, ids, 0 if forgets(settings) else length)
         with self.sessions.session(length, settings=settings) as session:
-            return (yield from generate_on_one_thread(self._kernel_of_all_models(), run(session.full)))
+            return (yield from generate_on_one_thread(self._kernel, run(session.full)))
 
     @property
     def idle_session(self) -> Session | None:
@@ -257,12 +247,6 @@ class Engine:
         Without it, a batch takes what it needs, up to most of the free memory.
         """
         self._batch_room = room
-
-    def _kernel_of_all_models(self) -> Kernel | None:
-        """Return the native kernel if it computes all models: only then torch needs no threads of its own."""
-        models = [self.model] if self.draft is None else [self.model, self.draft]
-        kernels = [model.operations.kernel for model in models]
-        return kernels[0] if all(kernels) else None
 
     def without_end(self) -> Engine:
         """Return an engine over the same models that ends at no token: in benchmarks, methods emit equally many."""

@@ -14,6 +14,7 @@ from offload.loading.hub.download import open_checkpoint
 from offload.loading.weights_digest import are_unchanged, file_mark, file_state, weights_digest
 from tests.support.gguf import write_gguf
 from tests.support.models import make_hf_model, make_tokenizer
+from tests.support.waiting import until
 
 TENSORS = ((8, 40_000), (40_008, 64))  # of the file of the tests
 
@@ -36,13 +37,15 @@ def hashed(monkeypatch):
 
 
 def overwrite(path, position):
-    """Change one byte, and nothing else that can be set."""
+    """Change one byte, and nothing else that can be set; later by a tick of the file system's clock."""
+    before = path.stat().st_ctime_ns
     with path.open("r+b") as file:
         file.seek(position)
         byte = file.read(1)[0]
         file.seek(position)
         file.write(bytes([byte ^ 255]))
     os.utime(path, (1e9, 1e9))
+    until(lambda: path.stat().st_ctime_ns != before or os.utime(path, (1e9, 1e9)))
 
 
 def digest(path, notes=None):

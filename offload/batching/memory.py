@@ -1,7 +1,6 @@
 """The keys and values of a batch's sequences, in pages of one pool: what two prompts begin with is there once."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -73,20 +72,6 @@ class BatchMemory:
         self._unit = unit
         self._allocations: list[Allocation] = []
         self._last_finished: Allocation | None = None
-
-    @contextmanager
-    def allocated(
-        self, ids: Sequence[int], length: int, spare: int, lane: Pauses, scope: str = "", fresh: int = 1
-    ) -> Iterator[tuple[Allocation, int]]:
-        """Lend what `allocate` returns; what a sequence has written that fails is not shared."""
-        allocation, shared = self.allocate(ids, length, spare, lane, scope, fresh)
-        try:
-            yield allocation, shared
-        except Exception:
-            allocation.runner = None
-            raise
-        finally:
-            self.free(allocation)
 
     def allocate(
         self, ids: Sequence[int], length: int, spare: int, lane: Pauses, scope: str = "", fresh: int = 1

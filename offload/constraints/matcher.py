@@ -87,8 +87,14 @@ class AfterThinking:
     Between the two may be one token of blanks, as models write it.
     """
 
-    def __init__(self, matcher: Matcher, tokens: Sequence[bytes], closing: bytes, opening: bytes | None) -> None:
-        """`opening` is None if the answer begins within the thinking; else it may begin with that, or constrained."""
+    def __init__(
+        self, matcher: Matcher, tokens: Sequence[bytes], closing: bytes, opening: bytes | None, has_gap: bool = True
+    ) -> None:
+        """`opening` is None if the answer begins within the thinking; else it may begin with that, or constrained.
+
+        Without a gap, blanks after the thinking would be part of the answer.
+        """
+        self._has_gap = has_gap
         self._matcher, self._tokens, self._closing = matcher, tokens, closing
         self._opens = np.array([opening is not None and each == opening for each in tokens])
         self._blanks = np.array([bool(each) and not each.strip() for each in tokens])
@@ -111,7 +117,7 @@ class AfterThinking:
     def _think(self, thought: bytes, token: int) -> _Place:
         thought += self._tokens[token]
         if self._closing in thought:
-            return _Place(None, 0, is_gap=True)
+            return _Place(None, 0, self._has_gap)
         return _Place(thought[-len(self._closing) :], 0)
 
     def rollback(self, count: int) -> None:

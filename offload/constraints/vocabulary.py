@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 _LONGEST = 200  # bytes of a token: llguidance takes no longer ones, and no answer needs them
 _SENTINEL = "\x02"  # before a text that a tokenizer would put a space before
 _COMPILED = 64  # constraints that are kept
-_OPENING, _CLOSING, _FINAL = b"<think>", b"</think>", b"<|channel|>final<|message|>"
 
 
 class ConstraintVocabulary:
@@ -48,8 +47,8 @@ class ConstraintVocabulary:
         thinking = self._tokenizer.thinking(prompt) if constraint.after_thinking else None
         if thinking is None:
             return matcher
-        closing = _FINAL if thinking.marks else _CLOSING
-        return AfterThinking(matcher, self._bytes, closing, None if thinking.is_open or thinking.marks else _OPENING)
+        opening = None if thinking.is_open or thinking.begins is None else thinking.begins.encode()
+        return AfterThinking(matcher, self._bytes, thinking.ends.encode(), opening, thinking.has_gap)
 
     def _compiled(self, kind: str, text: str) -> Any:
         if not self._eos_ids:

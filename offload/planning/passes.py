@@ -42,6 +42,7 @@ class Passes:
         joining = 2 * LAUNCH_S if request.has_planes else 0.0
         self.page_share = (PAGE_ATTENTION_S + (PAGE_S - PAGE_ATTENTION_S + joining) / run) / PAGE_S
         self._full: dict[int, tuple[Time, float]] = {}
+        self._linears: dict[int, Pass] = {}
         self._drafting_bits, self.agreement = self._drafting_weights()
 
     def _drafting_weights(self) -> tuple[WeightBits | None, float]:
@@ -119,8 +120,10 @@ class Passes:
     def linears(self, rows: int) -> Pass:
         """Return the target's linear layers; weights that are not resident are copied over the link."""
         request, shape, placed = self.request, self.request.shape, self.placed
-        work = linear_pass(shape, request, rows, request.hardware.gpus, shape.layers - placed.weight_layers)
-        return with_experts_away(work, request, placed)
+        if rows not in self._linears:
+            work = linear_pass(shape, request, rows, request.hardware.gpus, shape.layers - placed.weight_layers)
+            self._linears[rows] = with_experts_away(work, request, placed)
+        return self._linears[rows]
 
     def retrieval(self, rows: int) -> float:
         """Return the seconds of a target pass over the retrieval cache."""

@@ -180,7 +180,7 @@ def test_what_ends_the_process_ends_all(endless_engine, monkeypatch, kind):
         list(fresh(endless_engine).generate_batch(requests(), 4))
 
 
-@pytest.mark.timeout(30)
+@pytest.mark.timeout(300)
 def test_a_sequence_whose_clean_up_fails_is_cancelled_alone(endless_engine, expected):
     def text(events):
         try:

@@ -20,7 +20,7 @@ def process(tiny_model_dir, tmp_path):
     def run(*args, env=()):
         settings = environment(tmp_path, tiny_model_dir) | dict(env)
         command = [*COMMAND, *args]
-        return subprocess.run(command, input="", capture_output=True, text=True, env=settings, timeout=120, check=False)
+        return subprocess.run(command, input="", capture_output=True, text=True, env=settings, timeout=500, check=False)
 
     return run
 

@@ -42,7 +42,7 @@ def bash(tiny_model_dir, tmp_path):
         command = ["bash", "-c", f"set -eo pipefail\n{script}"]
         stdin = subprocess.DEVNULL
         result = subprocess.run(
-            command, cwd=folder, env=env, stdin=stdin, capture_output=True, timeout=180, check=False, **more
+            command, cwd=folder, env=env, stdin=stdin, capture_output=True, timeout=500, check=False, **more
         )
         return result, folder
 

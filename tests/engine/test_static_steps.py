@@ -58,7 +58,7 @@ def test_nothing_is_recorded_after_the_first_token(engine, recorded, method, dra
     for prompt in (ids(100), ids(100, 1)):
         counts = [
             len(recorded)
-            for event in other.generate(prompt, GREEDY, GenerationConfig(max_new_tokens=40), wanted)
+            for event in other.generate(prompt, GREEDY, GenerationConfig(max_new_tokens=24), wanted)
             if isinstance(event, Tokens)
         ]
         assert len(counts) > 2

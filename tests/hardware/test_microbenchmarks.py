@@ -21,10 +21,11 @@ def test_the_host_is_measured(set_threads):
     assert found.host.bandwidth_gb_s is None or 0.1 < found.host.bandwidth_gb_s < 10_000
 
 
+@pytest.mark.usefixtures("set_threads")
 @pytest.mark.parametrize(("share", "busy"), [(0.1, True), (0.9, False)])
 def test_a_measurement_that_got_too_little_of_its_cores_is_of_a_busy_machine(monkeypatch, share, busy):
-    rate = share * torch.get_num_threads()
-    monkeypatch.setattr(microbenchmarks, "process_time", lambda: rate * microbenchmarks.perf_counter())
+    used = lambda: share * torch.get_num_threads() * microbenchmarks.perf_counter()  # noqa: E731
+    monkeypatch.setattr(microbenchmarks, "process_time", used)
     assert measure("cpu", "some CPU", SMALL).busy is busy
 
 

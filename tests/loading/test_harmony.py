@@ -2,12 +2,15 @@
 
 import pytest
 
+from offload.constraints.vocabulary import ConstraintVocabulary
 from offload.events import Finished, Text, Thought, Tokens
 from offload.loading.tokenizers.text_stream import TextLayer, stream_text
-from offload.loading.tokenizers.thinking import MARKS, Harmony
+from offload.loading.tokenizers.thinking import CLOSING, MARKS, OPENING, Harmony
 from offload.loading.tokenizers.tokenizer import Tokenizer
+from offload.settings.constraint import Constraint
 from tests.support.models import SPECIAL, TEMPLATE, make_tokenizer
 
+THINK = (OPENING, CLOSING)
 ANALYSIS = "<|channel|>analysis<|message|> Four <|en d.\n<|end|>"
 FINAL = "<|start|>assistant<|channel|>final<|message|>It is <|message|> 4. "
 TEXTS = [
@@ -32,20 +35,40 @@ def test_thinking_and_answer_are_apart_however_the_text_arrives(text, expected):
         assert not any(thought != thought.rstrip() for thought, _ in parts)
 
 
-def test_marks_are_decoded_and_other_special_tokens_are_not():
-    hf = make_tokenizer((*SPECIAL, *MARKS))
-    hf.add_special_tokens({"additional_special_tokens": [*SPECIAL[:2], *MARKS]})
-    hf.chat_template = TEMPLATE + "{# <|channel|> #}"
-    tokenizer = Tokenizer.from_transformers(hf)
-    ids = tokenizer.encode(ANALYSIS + FINAL + SPECIAL[2], special_tokens=True)
-    thinking = tokenizer.thinking([])
-    layer = TextLayer(tokenizer.decoder(thinking.marks), [], thinking)
+def tokenizer_with(marks):
+    """Return a tokenizer in whose vocabulary the marks of a template are special tokens."""
+    hf = make_tokenizer((*SPECIAL, *marks))
+    hf.add_special_tokens({"additional_special_tokens": [*SPECIAL[:2], *marks]})
+    hf.chat_template = TEMPLATE + "{# " + "".join(marks) + " #}"
+    return Tokenizer.from_transformers(hf)
+
+
+@pytest.mark.parametrize(
+    ("marks", "text", "thought", "answer"),
+    [
+        (MARKS, ANALYSIS + FINAL, "Four <|en d.", "It is <|message|> 4. "),
+        (THINK, "<think>\nFour.</think>\n\nIt is </think> 4.", "Four.", "It is </think> 4."),
+    ],
+)
+def test_marks_are_decoded_and_other_special_tokens_are_not(marks, text, thought, answer):
+    tokenizer = tokenizer_with(marks)
+    ids = tokenizer.encode(text + SPECIAL[2], special_tokens=True)
 
     def events():
         yield Tokens(ids)
         yield Finished("stop")
 
-    found = list(stream_text(events(), layer))
-    assert "".join(event.text for event in found if isinstance(event, Thought)) == "Four <|en d."
-    assert "".join(event.text for event in found if isinstance(event, Text)) == "It is <|message|> 4. "
+    found = list(stream_text(events(), TextLayer.after(tokenizer, [], (), is_chat=True)))
+    assert "".join(event.text for event in found if isinstance(event, Thought)) == thought
+    assert "".join(event.text for event in found if isinstance(event, Text)) == answer
     assert tokenizer.decoder(())([1, 2, 3]) == tokenizer.decode([1, 2, 3])
+
+
+@pytest.mark.parametrize(("marks", "begin"), [(MARKS, FINAL.partition("It")[0]), (THINK, "<think></think>")])
+def test_blanks_before_a_constrained_answer_are_no_part_of_it(marks, begin):
+    tokenizer = tokenizer_with(marks)
+    vocabulary = ConstraintVocabulary(lambda: tokenizer, len(tokenizer.vocabulary), [2])
+    masks = vocabulary.masks(Constraint("choices", '["yes"]', after_thinking=True), [])
+    masks.observe(tokenizer.encode(begin, False))
+    allowed = {tokenizer.token_bytes(token) for token in masks.allowed(()).nonzero()[0]}
+    assert {each for each in allowed if each.strip()} == {b"y"} and (len(allowed) > 1) == (marks == THINK)

@@ -172,7 +172,7 @@ def test_tokenizers_equal_those_of_transformers(loaded):
     assert ours.has_chat_template == bool(theirs.chat_template)
     assert ours.decode(range(len(theirs))) == theirs.decode(range(len(theirs)), skip_special_tokens=True)
 
-    @settings(max_examples=60, deadline=None, derandomize=True)
+    @settings(max_examples=25, deadline=None, derandomize=True)
     @given(TEXTS)
     def check(text):
         assert_equal(ours, theirs, text)

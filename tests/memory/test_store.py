@@ -45,7 +45,7 @@ def same(model, found, expected):
 
 
 @pytest.mark.daily(
-    "torch-5-hybrid-0", "torch-64-*-0", "native-bf16-5-stream-0", "native-fp32-150-*", "native-bf16-64-*"
+    "torch-150-hybrid-0", "torch-64-*-0", "native-bf16-5-stream-0", "native-fp32-150-*", "native-bf16-64-*"
 )
 @pytest.mark.parametrize(("mode", "resident"), MODES)
 @pytest.mark.parametrize("chunk", [5, PAGE, 150, CAPACITY])

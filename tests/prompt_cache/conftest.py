@@ -39,7 +39,7 @@ def run_both(machine):
     return run
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def plain(model_dir):
     """Return the tokens after the prompt without a prompt cache."""
     return said(engine_on(model_dir, None), PROMPT)[0]

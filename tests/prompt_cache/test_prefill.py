@@ -47,12 +47,17 @@ def test_windows_are_restored_with_the_layers_beside_them(tmp_path, home, operat
         assert said(engine(home), first)[0] == answers[0]
 
 
+@pytest.fixture(scope="module")
+def saved(model_dir, tmp_path_factory):
+    """The folder in which the blocks of a prompt are, and the tokens after it."""
+    folder = tmp_path_factory.mktemp("saved") / "prompts"
+    return folder, said(engine_on(model_dir, folder), ids(LENGTH))[0]
+
+
 @pytest.mark.parametrize("method", METHODS)
-def test_every_method_continues_after_a_restore(model_dir, home, method):
-    prompt = ids(LENGTH)
-    expected, _ = said(engine_on(model_dir, None), prompt)
-    said(engine_on(model_dir, home), prompt)
-    assert said(engine_on(model_dir, home), prompt, method) == (expected, 7 * TOKENS)
+def test_every_method_continues_after_a_restore(model_dir, saved, method):
+    folder, expected = saved
+    assert said(engine_on(model_dir, folder), ids(LENGTH), method) == (expected, 7 * TOKENS)
 
 
 @pytest.mark.parametrize(("mode", "resident"), [("stream", 0), ("hybrid", 1), ("host", 0)])

@@ -311,7 +311,7 @@ def test_without_a_gpu_there_is_an_error_with_a_hint(tmp_path):
         env=os.environ | {"PYTHON": sys.executable},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=500,
     )
     assert run.returncode == 1 and not run.stdout
     assert run.stderr.startswith("error: no CUDA GPU") and "\nhint: " in run.stderr

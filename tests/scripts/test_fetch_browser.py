@@ -39,7 +39,7 @@ class Checkout:
     def fetch(self):
         command = [self.bin / "bash", self.root / "scripts" / "fetch_browser.sh"]
         return subprocess.run(
-            command, capture_output=True, text=True, env=os.environ | {"PATH": str(self.bin)}, timeout=60, check=False
+            command, capture_output=True, text=True, env=os.environ | {"PATH": str(self.bin)}, timeout=500, check=False
         )
 
 

@@ -18,7 +18,7 @@ def run(script, *arguments):
     command = [sys.executable, SCRIPTS / script, *arguments]
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])  # of a checkout that is not installed
     env = os.environ | {"PYTHONPATH": path}
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, cwd=ROOT, env=env)
+    return subprocess.run(command, capture_output=True, text=True, timeout=500, check=False, cwd=ROOT, env=env)
 
 
 def test_pictures_are_up_to_date(tmp_path):

@@ -15,6 +15,7 @@ from tests.support.models import TEMPLATE
 from tests.support.serving import connected, opened_model, raw_connection, serve_options, serving, until_closed
 from tests.support.waiting import until
 from triforce_cli.serve import api_request, bodies, responses
+from triforce_cli.serve.api_errors import event_text
 from triforce_cli.serve.server_metrics import ServerMetrics
 
 LONG = 400  # tokens
@@ -392,3 +393,9 @@ def test_thinking_is_apart_from_the_answer(endless, tmp_path):
     events = [json.loads(line[6:]) for line in streamed.splitlines() if line.startswith("data: {")]
     thought = "".join(event["choices"][0]["delta"].get("reasoning_content", "") for event in events)
     assert thought.strip() == expected
+
+
+def test_an_event_is_one_line_for_clients_that_end_lines_as_unicode_does():
+    text = "".join(map(chr, range(0x3000)))
+    (line,) = event_text({"content": text}).rstrip("\n").splitlines()
+    assert json.loads(line.removeprefix("data: ")) == {"content": text}

@@ -121,6 +121,10 @@ def test_a_required_call_whole_and_streamed(caller):
     calls = [each for delta in deltas for each in delta.delta.tool_calls or []]
     assert (calls[0].function.name, calls[0].id[:5], deltas[-1].finish_reason) == ("count", "call_", "tool_calls")
     assert "".join(each.function.arguments for each in calls) == called.function.arguments
+    cut = caller.chat.completions.create(stop=['"n"'], **wanted).choices[0]
+    assert (cut.message.tool_calls[0].function.arguments, cut.finish_reason) == ("{", "stop")
+    *_, last = caller.chat.completions.create(stop=['"n"'], stream=True, **wanted)
+    assert last.choices[0].finish_reason == "stop"
 
 
 def test_the_engine_s_thread_which_all_wait_for_compiles_nothing(caller, monkeypatch):

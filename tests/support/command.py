@@ -90,7 +90,7 @@ def on_a_terminal(model, home, *args, env=(), stdout=None):
         stdout=stdout or stream,
         stderr=stream,
         env=settings,
-        timeout=120,
+        timeout=500,
         check=False,
     )
     return done.returncode, pty.output()

@@ -106,7 +106,7 @@ def _answer(pipe, folder, home, prompt, largest_file, limit):
     if largest_file is not None:  # to a write call this looks like a full disk
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, largest_file))
-    restoring.TRIAL = saving.PATIENCE = 1000.0  # see conftest.patience_with_disks
+    restoring.TRIAL = saving.PATIENCE = 1000.0  # see fixtures.patience_with_disks
     engine = engine_on(folder, home, limit=limit)
     pipe.send("ready")
     with warnings.catch_warnings(record=True) as caught:

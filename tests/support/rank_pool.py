@@ -69,7 +69,7 @@ class RankPool:
         for pipe in self._pipes:
             pipe.close()
         for process in self.processes:
-            process.join(10)
+            process.join(60)
             assert not process.is_alive(), "a rank did not end"
         self._folder.cleanup()
 
@@ -77,7 +77,7 @@ class RankPool:
 def _serve(pipe: Connection, rank: int, size: int, folder: str) -> None:
     os.environ.update({"RANK": str(rank), "WORLD_SIZE": str(size)})
     torch.set_num_threads(1)
-    group = Ranks(CPU, timeout=60, folder=Path(folder))
+    group = Ranks(CPU, timeout=_PATIENCE, folder=Path(folder))
     while True:
         try:
             function, args = pipe.recv()

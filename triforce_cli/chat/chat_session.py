@@ -89,7 +89,10 @@ class ChatSession:
     def used(self) -> int:
         """The tokens of the conversation so far. Raises PromptError."""
         if self._used is None or self._used[0] is not self.conversation:
-            self._used = self.conversation, len(self._encode(self.conversation, ""))
+            self._used = (
+                self.conversation,
+                len(self._encode(self.conversation, _ANY_QUESTION)),
+            )  # some take no empty one
         return self._used[1]
 
     def ask(self, question: str) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 from offload.errors import InternalError, TriforceError, UsageError
 
 INVALID = "invalid_request_error"
+_LINE_ENDS = {ord(each): f"\\u{ord(each):04x}" for each in "\x85\u2028\u2029"}  # in texts; JSON escapes the others
 
 
 class ApiError(Exception):
@@ -60,5 +61,8 @@ def sound(text: str, where: str) -> str:
 
 
 def event_text(value: Mapping[str, Any]) -> str:
-    """Return a server-sent event with an object of the API, such as a chunk or an error."""
-    return f"data: {json.dumps(value, ensure_ascii=False, separators=(',', ':'))}\n\n"
+    """Return a server-sent event with an object of the API, such as a chunk or an error.
+
+    Many clients, those that use httpx' or requests' lines among them, end a line at what Unicode ends one at.
+    """
+    return f"data: {json.dumps(value, ensure_ascii=False, separators=(',', ':')).translate(_LINE_ENDS)}\n\n"

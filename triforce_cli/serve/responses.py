@@ -13,7 +13,7 @@ from offload.metrics import Meter
 
 from .api_errors import ApiError, api_error, event_text
 from .sequences import Answer, ServedSequence
-from .tools import CallDeltas, whole_message
+from .tools import CallDeltas, are_whole, whole_message
 
 _CALLED = "tool_calls"
 _REASONS = {"eos": "stop", "stop": "stop", "length": "length"}
@@ -55,7 +55,7 @@ class Form:
             form = sequence.settings.calls
             message = {"content": meter.text} if form is None else whole_message(meter.text, form)
             content = {"message": {"role": "assistant", "refusal": None} | message | thought}
-            reason = _CALLED if message.get("tool_calls") and reason == "stop" else reason
+            reason = _CALLED if reason == "stop" and are_whole(message.get("tool_calls", ())) else reason
         end = {"logprobs": self.logprobs(tokens), "finish_reason": reason}
         return {"index": sequence.index} | content | end
 
@@ -159,7 +159,8 @@ def _deltas(event: Event, calls: CallDeltas | None) -> Iterator[dict[str, Any]]:
         if calls is not None and (rest := calls.flush()):
             yield {"text": rest}
         reason = _REASONS[event.reason]
-        yield {"reason": _CALLED if calls is not None and calls.calls and reason == "stop" else reason}
+        called = calls is not None and reason == "stop" and are_whole(calls.calls)
+        yield {"reason": _CALLED if called else reason}
 
 
 LEAST = -9999.0  # for a probability of 0: JSON has no infinity

@@ -164,6 +164,14 @@ class CallDeltas:
         return self._reader.flush()
 
 
+def are_whole(calls: Any) -> bool:
+    """Return whether there are calls, and no stop string has cut the arguments of the last one."""
+    try:
+        return bool(calls) and isinstance(json.loads(calls[-1]["function"]["arguments"]), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
 def whole_message(text: str, form: ToolFormat) -> dict[str, Any]:
     """Return the content of a whole message, and its calls."""
     deltas = CallDeltas(form)

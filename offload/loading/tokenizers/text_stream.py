@@ -135,10 +135,11 @@ class TextLayer:
 
         The special tokens of `calls` of tools are in the text.
         """
-        spelling = "" if calls is None else calls.begin + calls.middle + calls.end
-        marks = [name for name in tokenizer.special_ids if name in spelling] if spelling else []
         thinking = tokenizer.thinking(ids, calls is not None) if is_chat else None
-        return cls(tokenizer.decoder((*marks, *(() if thinking is None else thinking.marks))), stops, thinking)
+        spelling = "" if calls is None else calls.begin + calls.middle + calls.end
+        spelling += "" if thinking is None else "".join(thinking.marks)
+        marks = [name for name in tokenizer.special_ids if name in spelling] if spelling else []
+        return cls(tokenizer.decoder(marks), stops, thinking)
 
     def feed(self, ids: Sequence[int], logprobs: Sequence[Logprobs] = ()) -> tuple[int, TextPieces]:
         """Return the number of tokens up to a stop string in the answer, and what became final with them.

@@ -30,7 +30,9 @@ class Thinking:
     Only a text's beginning can be thinking: an answer that writes about <think> stays whole.
     """
 
-    marks: tuple[str, ...] = ()  # special tokens that have to be decoded
+    marks: tuple[str, ...] = (OPENING, CLOSING)  # that have to be decoded, if they are special tokens
+    begins, ends = OPENING, CLOSING  # the thinking; after its end, blanks may stand before the answer
+    has_gap = True
 
     def __init__(self, is_open: bool = False) -> None:
         """`is_open`: the prompt ends with <think>, as some chat templates write it, so the text begins by thinking."""
@@ -109,6 +111,7 @@ class Harmony:
     """Splits a text as `Thinking` does, by channels. Their marks are special tokens, which have to be decoded."""
 
     marks = MARKS
+    begins, ends, has_gap = None, f"{CHANNEL}{_FINAL}{MESSAGE}", False  # every answer begins with headers
 
     def __init__(self, has_calls: bool = False) -> None:
         """With `has_calls`, calls of functions are parts of the answer: CALL, the name, MESSAGE and the arguments."""

@@ -5,6 +5,7 @@ import re
 
 import pytest
 
+from offload.batching.request import BatchRequest
 from offload.engine import Engine
 from offload.errors import OutOfMemory, SettingsError
 from offload.speculation.sampling.warp import Sampler
@@ -283,14 +284,14 @@ def test_an_interrupt_while_a_sequence_begins_ends_those_that_run(triforce, prom
 
 
 def test_an_error_while_running_ends_one_request_alone(triforce, prompts, monkeypatch):
-    checked = Engine._checked
+    checked_ids = BatchRequest.checked_ids
 
-    def fails(engine, ids, config, settings):
-        if config.max_new_tokens == 5:
+    def fails(request, *models):
+        if request.config.max_new_tokens == 5:
             raise OutOfMemory("no room", "use less")
-        return checked(engine, ids, config, settings)
+        return checked_ids(request, *models)
 
-    monkeypatch.setattr(Engine, "_checked", fails)
+    monkeypatch.setattr(BatchRequest, "checked_ids", fails)
     result = triforce("generate", "--batch", prompts(*({"prompt": "a", "max_new_tokens": new} for new in (4, 5, 6))))
     events = parsed(result.stdout)
     assert result.returncode == 1

@@ -1,6 +1,7 @@
 """A line of `triforce chat` that fails with any exception: an error for that line, and the conversation goes on."""
 
 import json
+import shutil
 
 import pytest
 
@@ -9,6 +10,7 @@ from offload.events import Tokens
 from offload.loading.tokenizers.text_stream import StopStrings
 from offload.session.session import Session
 from offload.system import files
+from tests.support.models import TEMPLATE
 from triforce_cli.output.progress import ProgressDisplay
 
 COMMAND = ("chat", "--json", "-n", "8", "--temperature", "0.8", "--seed", "3", "--sampling", "coupled")
@@ -48,6 +50,15 @@ def test_what_was_said_stays_and_the_next_lines_are_answered(triforce_here, fail
     assert any(event["type"] == "reply" and event["command"] == "/stats" for event in events)
     assert answer.returncode == 1
     assert saved(tmp_path / "failed.json") == saved(tmp_path / "right.json")
+
+
+def test_a_template_that_takes_no_empty_question_is_not_given_one(triforce_here, tiny_model_dir, tmp_path):
+    """Editors show the tokens in use before each line: an error there would come back for ever."""
+    folder = shutil.copytree(tiny_model_dir, tmp_path / "strict")
+    strict = "{% for message in messages if not message.content %}{{ raise_exception('empty') }}{% endfor %}"
+    (folder / "chat_template.jinja").write_text(strict + TEMPLATE)
+    answer = triforce_here("chat", "--model", folder, stdin=b"/stats\n")
+    assert answer.returncode == 0 and "0 questions answered" in answer.stderr
 
 
 def interrupt(monkeypatch, owner, name, number, counts=lambda argument: True):

@@ -83,7 +83,7 @@ def without_kernel(tmp_path_factory):
 
     def call(*lines):
         command = [sys.executable, "-c", IN_TURN, json.dumps(lines, default=str)]
-        done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=120, check=False)
+        done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=500, check=False)
         assert (done.returncode, done.stderr) == (0, "")
         return json.loads(done.stdout)
 

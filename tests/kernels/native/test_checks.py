@@ -59,7 +59,7 @@ print("all refused")
 @pytest.mark.long
 def test_wrong_tensors_are_refused_without_assertions():
     run = subprocess.run(
-        [sys.executable, "-O", "-c", WITHOUT_ASSERTIONS], cwd=ROOT, capture_output=True, text=True, timeout=120
+        [sys.executable, "-O", "-c", WITHOUT_ASSERTIONS], cwd=ROOT, capture_output=True, text=True, timeout=300
     )
     assert (run.stdout, run.returncode) == ("all refused\n", 0), run.stdout + run.stderr
 

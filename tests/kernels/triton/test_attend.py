@@ -56,7 +56,7 @@ SHAPES = [  # tokens, heads, kv_heads, head_dim, seen, causal
 ]
 
 
-@pytest.mark.daily("(1,*", "(5,*", "(3,*", "(64,*dtype0", "(2,*", "(8,*")
+@pytest.mark.daily("(1, 8*", "(1, 1*dtype0", "(5,*dtype1", "(3,*dtype2", "(64,*dtype0", "(2,*dtype1", "(8,*dtype2")
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_attention_over_plain_keys_is_the_definition(shape, dtype):
