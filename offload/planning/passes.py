@@ -1,5 +1,6 @@
 """The times of a placed request's passes, by roofline.py: of the target, of the retrieval cache, of a draft model."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from ..architecture.footprint import page_tokens
@@ -61,9 +62,8 @@ class Passes:
     def full(self, rows: int) -> tuple[Time, float]:
         """Return the time of a target pass over the full cache, and the host's share with which it is fastest."""
         if rows not in self._full:
-            times = [
-                (pass_time(self._full_pass(rows, share), self.request.hardware), share) for share in self._shares()
-            ]
+            work = self._full_pass(rows)
+            times = [(pass_time(work(share), self.request.hardware), share) for share in self._shares()]
             self._full[rows] = min(times, key=lambda pair: pair[0].seconds)
         return self._full[rows]
 
@@ -79,7 +79,8 @@ class Passes:
             return [1.0]
         return [n / SHARES for n in range(SHARES + 1)] if placement.host_share is None else [placement.host_share]
 
-    def _full_pass(self, rows: int, share: float) -> Pass:
+    def _full_pass(self, rows: int) -> Callable[[float], Pass]:
+        """Return a function of the host's share: plans try many, and most of the work is the same with each."""
         request, shape = self.request, self.request.shape
         count, gpus = request.sequences, request.hardware.gpus
         windows = count * shape.window_bytes(request.tokens, request.itemsize)
@@ -92,24 +93,31 @@ class Passes:
         joined = 0.0
         if request.has_planes:  # plane B is copied; both are read and written once more before attention reads them
             copied, joined = offloaded * self._plane_b, 2 * offloaded
-        hosted = share * offloaded
         scoring = count * attention_flops(shape, request.tokens, rows)
         base = self.linears(rows)
-        return replace(
+        base = replace(
             base,
-            kv=(kv - hosted + joined) / gpus,
             kv_rate=request.kv_format.rate,
             kv_format=request.kv,
-            copied=base.copied + max(copied - hosted, 0) / gpus,
             disk=self.on_disk * (1 + again / self.placed.disk_layers) if self.on_disk else 0.0,
-            hosted=hosted,
-            attention_flops=scoring * (1 - hosted / kv) / gpus,
-            hosted_flops=scoring * hosted / kv,
             graphed=base.graphed and not offloaded and (request.hardware.shared or request.kv_format.is_exact),
-            pages=base.pages + (1 - share) * (layers + again) * count * self.pages * self.page_share,
-            folded_layers=count * (layers + again) if hosted else 0,
             away_layers=count * layers,
         )
+
+        def with_share(share: float) -> Pass:
+            hosted = share * offloaded
+            return replace(
+                base,
+                kv=(kv - hosted + joined) / gpus,
+                copied=base.copied + max(copied - hosted, 0) / gpus,
+                hosted=hosted,
+                attention_flops=scoring * (1 - hosted / kv) / gpus,
+                hosted_flops=scoring * hosted / kv,
+                pages=base.pages + (1 - share) * (layers + again) * count * self.pages * self.page_share,
+                folded_layers=count * (layers + again) if hosted else 0,
+            )
+
+        return with_share
 
     @property
     def _plane_b(self) -> float:
