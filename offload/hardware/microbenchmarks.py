@@ -12,7 +12,7 @@ import psutil
 import torch
 
 from ..kernels.linear import TorchLinear
-from ..kernels.native import use_threads
+from ..kernels.native.threads import usual_threads
 from ..system.machine import free_memory, usable_cores
 from ..system.scratch_file import ScratchFile
 from ..units import GIB, counted
@@ -53,12 +53,8 @@ def measure(device: torch.device | str, processor: str = "", sizes: BenchmarkSiz
         processor: the CPU's name, for the description.
     """
     device = torch.device(device)
-    threads = torch.get_num_threads()
-    use_threads(0 if os.environ.get("OMP_NUM_THREADS") else usable_cores())  # plans reckon from there for --threads
-    try:
+    with usual_threads():  # plans reckon from there for --threads
         host, busy = _host(sizes)
-    finally:
-        use_threads(threads)
     date, version = datetime.now(timezone.utc).date().isoformat(), str(torch.__version__)
     cores = f"{processor or 'CPU'}, {counted(usable_cores(), 'core')}"
     if device.type != "cuda":

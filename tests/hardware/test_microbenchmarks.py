@@ -11,7 +11,8 @@ from offload.units import counted
 SMALL = BenchmarkSizes(read=2**26, copy=2**22, host_rows=64, device_rows=256, disk=2**23)
 
 
-def test_the_host_is_measured(set_threads):
+def test_the_host_is_measured(set_threads, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
     set_threads(1)
     found = measure("cpu", "some CPU", SMALL)
     assert (found.device, found.gpus, found.gpu, found.link) == ("cpu", 0, None, None)

@@ -210,6 +210,7 @@ def test_a_body_that_stops_coming_is_refused_and_its_connection_closed(served, m
         slow.settimeout(0.01)
         while not (received := _received(slow)):
             slow.sendall(b" ")
+        slow.settimeout(60)
         for answer in (received + until_closed(slow), until_closed(silent)):
             assert answer.startswith(b"HTTP/1.1 408") and b"the request has not come within 0.1 seconds" in answer
 

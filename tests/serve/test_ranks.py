@@ -32,6 +32,10 @@ class Pair:
     def __init__(self):
         self._down, self._up, self.sent, self.lost = queue.Queue(), queue.Queue(), [], False
 
+    def lose(self):
+        self.lost = True
+        self._down.put("for the one that waits")
+
     def end(self, rank):
         pair = self
 
@@ -42,13 +46,18 @@ class Pair:
                 self.rank = rank
 
             def broadcast(self, value):
-                if pair.lost:
-                    raise RankLost("another rank has ended", "see what it said")
+                self.check()
                 if rank == 0:
                     pair.sent.append(value)
                     pair._down.put(value)
                     return value
-                return pair._down.get(timeout=60)
+                value = pair._down.get(timeout=60)
+                self.check()
+                return value
+
+            def check(self):
+                if pair.lost:
+                    raise RankLost("another rank has ended", "see what it said")
 
             def agree(self, numbers):
                 return self.broadcast(numbers)
@@ -63,8 +72,10 @@ class Pair:
 
 
 def settings(prompt=(1, 2, 3), new=8, **changes):
+    """Return a sequence that takes as many passes on both: these engines are in no group, and do not agree on times."""
     config = GenerationConfig(max_new_tokens=new, seed=3, stop=("never this",))
-    return replace(SequenceSettings(list(prompt), Sampling(temperature=1.0), config, Speculation("lookup")), **changes)
+    drafting = Speculation("lookup", gamma2=3)
+    return replace(SequenceSettings(list(prompt), Sampling(temperature=1.0), config, drafting), **changes)
 
 
 @pytest.fixture
@@ -145,9 +156,10 @@ def test_a_lost_rank_ends_requests_and_the_thread_with_its_error(started):
     engine.gave_up = gave_up.set
     _, events, done = asked(started, settings(new=1900))
     until(lambda: events)
-    started.pair.lost = True
+    started.pair.lose()
     assert done.wait(60) and events[-1].status in (500, 503)
-    assert gave_up.wait(60) and isinstance(engine.error, RankLost) and not engine.is_ready()
+    assert gave_up.wait(60) and isinstance(engine.error, RankLost)
+    until(lambda: not engine.is_ready())
 
 
 def test_the_other_ranks_hear_something_while_nothing_is_asked(started, monkeypatch):

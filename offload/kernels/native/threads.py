@@ -7,7 +7,8 @@ processors that the kernel's own pool needs (see pool.h), and beside another bus
 from __future__ import annotations
 
 import os
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 import torch
@@ -30,6 +31,17 @@ def use_threads(count: int) -> None:
         count = usable_cores()
     if count:
         torch.set_num_threads(count)
+
+
+@contextmanager
+def usual_threads() -> Iterator[None]:
+    """Let torch and the kernel run meanwhile on as many threads as without a call of `use_threads`."""
+    threads = torch.get_num_threads()
+    use_threads(0 if os.environ.get("OMP_NUM_THREADS") else usable_cores())
+    try:
+        yield
+    finally:
+        use_threads(threads)
 
 
 class torch_on_one_thread:

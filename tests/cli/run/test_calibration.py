@@ -133,9 +133,11 @@ def test_plans_for_this_machine_measure_it_once(triforce, config, args):
     assert file.stat().st_mtime_ns == before
 
 
-def test_rates_are_those_of_all_cores_whatever_threads_run(triforce, config, monkeypatch):
+def test_rates_are_those_of_all_cores_whatever_threads_run(triforce, config, monkeypatch, set_threads):
+    set_threads(1)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(measure, "usable_cores", lambda: 3)
+    monkeypatch.setattr("offload.kernels.native.threads.usable_cores", lambda: 3)
     assert triforce("generate", "Once", "--dry-run", "--threads", "1")[0] == 0
     assert load(config).host.cores == 3 and torch.get_num_threads() == 1
 
