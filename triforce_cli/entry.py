@@ -11,10 +11,10 @@ from .signals import DONE, INTERRUPTED, end, listen
 
 def main() -> None:
     """Run the command line and exit with its code."""
-    listen()
-    occupy_closed_streams()
     code = INTERRUPTED
     with suppress(KeyboardInterrupt):  # before the command has begun, or after its end
+        listen()
+        occupy_closed_streams()
         from .app import run, settle_libraries
         from .distributed.rank import finish
 

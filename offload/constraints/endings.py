@@ -122,12 +122,11 @@ _WORDS = re.compile(
 def check_grammar_ends(lark: str) -> None:
     """Raise SettingsError for a grammar in Lark's notation whose start contains itself in all of its alternatives."""
     rules = _rules(lark)
-    ending: set[str] = set()
-    while True:
-        more = {name for name, words in rules.items() if name not in ending and _can_end(words, rules, ending)}
-        if not more:
-            break
-        ending |= more
+    ending, left, before = set[str](), list(rules), -1
+    while len(left) != before:  # in turn from both sides, as in `_Endings`
+        before = len(left)
+        ending.update(name for name in reversed(left) if _can_end(rules[name], rules, ending))
+        left = [name for name in reversed(left) if name not in ending]
     if "start" in rules and "start" not in ending:
         raise SettingsError(
             "--grammar cannot end: each alternative of start, or of GBNF's root, contains a rule that contains itself",

@@ -1,9 +1,12 @@
 """Schemas and grammars -> languages: what they accept, and one clear error with the place for those that are wrong."""
 
 import json
+import time
+from contextlib import nullcontext
 
 import pytest
 
+from offload.constraints.endings import check_grammar_ends
 from offload.errors import SettingsError
 from offload.settings.constraint import Constraint
 from tests.support.constraints import accepts, byte_matcher
@@ -103,6 +106,15 @@ def test_the_place_of_an_error_is_not_looked_for_for_long(monkeypatch):
     monkeypatch.setattr("offload.constraints.grammar._PATIENCE", -1)
     with pytest.raises(SettingsError, match="at its top: Invalid type: txt"):
         byte_matcher("json-schema", '{"properties": {"a": {"type": "txt"}}}')
+
+
+def test_whether_a_chain_of_rules_ends_is_found_at_once():
+    rules = "".join(f"r{n}: r{n + 1}\n" for n in range(2000))
+    start = time.process_time()
+    for last, ends in (('"a"', True), ("r0", False)):
+        with nullcontext() if ends else pytest.raises(SettingsError, match="cannot end"):
+            check_grammar_ends(f"start: r0\n{rules}r2000: {last}\n")
+    assert time.process_time() - start < 1  # pass by pass, a rule in each, it would be 10 s
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """The queue: what is counted in it, what is refused before a prompt is encoded, and the end of the thread."""
 
+import asyncio
 import time
 
 import pytest
@@ -9,6 +10,7 @@ from offload.events import Finished, Text
 from offload.loading.tokenizers.conversation import USER, ChatMessage
 from triforce_cli.serve.api_errors import ApiError
 from triforce_cli.serve.api_request import ApiRequest
+from triforce_cli.serve.encoding_threads import EncodingThreads
 from triforce_cli.serve.engine_thread import EngineThread
 from triforce_cli.serve.sequences import PromptEncoder
 
@@ -115,3 +117,14 @@ def test_what_cannot_fit_is_refused_before_it_is_encoded(opened, encoder):
     ) as caught:
         encoder.sequences(ApiRequest(None, {"max_new_tokens": CONTEXT}, 1, False, False, False, prompts=[[1]]), "")
     assert caught.value.param == "max_tokens"
+
+
+def test_a_panic_of_a_library_ends_the_waiting():
+    class Panic(BaseException):
+        pass
+
+    def panicking():
+        raise Panic("in Rust")
+
+    with pytest.raises(RuntimeError, match="Panic: in Rust"):
+        asyncio.run(asyncio.wait_for(EncodingThreads().run(panicking), 10))

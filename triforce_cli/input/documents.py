@@ -130,6 +130,8 @@ def unreadable(path: Path, error: OSError | ValueError) -> PromptError:
 
 def _did_you_mean(path: Path) -> str:
     folder = path.parent
+    if path.parts[:1] in (("http:",), ("https:",)):
+        return f"fetch the page first: curl -LO {shlex.quote(str(path).replace(':/', '://', 1))}"
     if path.name.endswith("?"):
         return f'a question about a file is asked so: triforce summarize FILE --question "{path}"'
     try:

@@ -29,7 +29,7 @@ _AS_MODEL = "model files go to --model; the prompt is plain text"
 _BINARIES = (
     (b"%PDF-", "a PDF", "convert it to text first, such as: pdftotext book.pdf book.txt"),
     (b"PK\x03\x04", "a ZIP archive (or docx, odt, epub)", "unpack it, or save the document as plain text first"),
-    (b"\x1f\x8b", "gzip-compressed", "unpack it first, such as: gzip -dc book.txt.gz | triforce generate …"),
+    (b"\x1f\x8b", "gzip-compressed", "unpack it first, such as: gzip -dc book.txt.gz | triforce generate"),
     (b"BZh91AY&SY", "bzip2-compressed", _UNPACK),
     (b"\xfd7zXZ\x00", "xz-compressed", _UNPACK),
     (b"\x28\xb5\x2f\xfd", "zstd-compressed", _UNPACK),

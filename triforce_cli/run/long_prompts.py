@@ -43,6 +43,11 @@ def fits(opened: ModelRequest, tokens: int) -> bool:
     return forgets(opened.settings.speculation) or tokens <= (room(opened) if exact else opened.context - 1)
 
 
+def shorter_answer(opened: ModelRequest, tokens: int) -> int:
+    """Return how long the answer to so many tokens may be, if it is what is too long; 0 if the prompt is."""
+    return max(opened.context - tokens, 0) if room(opened) < opened.context // _LEAST_SHARE else 0
+
+
 @dataclass(frozen=True, slots=True)
 class Notices:
     """Says what is done with a text that is too long: on stderr, and a truncation with --json on stdout too."""
@@ -116,15 +121,18 @@ class Commands:
         time = f"{duration(longer.ttft_s)} to the first word on this machine, by the plan"
         return f"`{self._line('--model', longer.name)}` ({time})"
 
-    def refusal(self, error: PromptError, tokens: int, others: str = "") -> PromptError:
+    def refusal(self, error: PromptError, tokens: int, others: str = "", answer: int = 0) -> PromptError:
         """Return the error of a prompt that is too long for a chosen model, with whole commands that would work.
 
-        `others`: options that would work too.
+        `others`: options that would work too; `answer`: what `shorter_answer` returns.
         """
         others = others or ("--extend-context" if "--extend-context" in error.hint else "")
         reads_all = self.longer(tokens)
-        hints = [f"in parts: `{in_parts}`"] if (in_parts := self.in_parts()) else []
-        hints += [f"without the start: `{self._line('--truncate', START)}`"]
+        if answer:
+            hints = [f"with a shorter answer: `{self._line('--max-new-tokens', str(answer))}`"]
+        else:
+            hints = [f"in parts: `{in_parts}`"] if (in_parts := self.in_parts()) else []
+            hints += [f"without the start: `{self._line('--truncate', START)}`"]
         hints += [f"in one with another model: {reads_all}"] if reads_all else []
         hints += [f"or add {others}"] if others else []
         return PromptError(error.message, "\n".join(hints))
@@ -177,7 +185,8 @@ def fit_prompt(
             if fits(opened, len(ids)):
                 return opened, ids
         elif is_model_chosen(request):
-            raise commands.refusal(too_long(opened, len(ids)), len(ids) + new)
+            answer = shorter_answer(opened, len(ids))
+            raise commands.refusal(too_long(opened, len(ids)), len(ids) + new, answer=answer)
     dropped = request.truncate or (MIDDLE if prompt.question else START)
     if room(opened) < opened.context // _LEAST_SHARE:
         most = opened.context // _LEAST_SHARE

@@ -36,11 +36,14 @@ class EncodingThreads:
         future = loop.create_future()
 
         def work() -> None:
-            result, failure = None, None
+            result: Any = None
+            failure: Exception | None = None
             try:
                 result = function(*args)
             except Exception as error:
                 failure = error
+            except BaseException as error:  # a panic in a library's Rust, for which nobody shall wait in vain
+                failure = RuntimeError(f"{type(error).__name__}: {error}")
             with suppress(RuntimeError):  # the loop is closed: nobody waits any more
                 loop.call_soon_threadsafe(_settle, future, result, failure)
 

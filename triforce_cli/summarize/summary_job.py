@@ -18,7 +18,7 @@ from ..output.renderers import Renderer, tokenizing
 from ..output.terminal import Terminal
 from ..output.turns import sections
 from ..run.job import Job, Load, check_parallel
-from ..run.long_prompts import Commands, Notices, is_model_chosen, short, truncated
+from ..run.long_prompts import Commands, Notices, is_model_chosen, short, shorter_answer, truncated
 from ..run.model_request import ModelRequest, Prompt, open_request
 from ..signals import DONE
 from .instructions import AnswerStyle, Template, Templates
@@ -177,11 +177,11 @@ def _with_prompt(task: Task, opened: ModelRequest, summary: SummaryRequest, noti
         f"{name} takes {len(task.ids):,} tokens with the instruction, and the answer {new:,}; "
         f"the model's context has {opened.context:,}"
     )
-    others = (
-        f"--extend-context, or --from and --to for a piece of it, such as --to {max(opened.context - new - 256, 1)}"
-    )
+    answer, others = shorter_answer(opened, len(task.ids)), "--extend-context"
+    if not answer:
+        others += f", or --from and --to for a piece of it, such as --to {max(opened.context - new - 256, 1)}"
     sources = ", ".join(document.name for document in summary.documents)
-    raise Commands(request, notices.terminal, sources).refusal(error, len(task.ids) + new, others)
+    raise Commands(request, notices.terminal, sources).refusal(error, len(task.ids) + new, others, answer)
 
 
 def _names(tasks: Sequence[Task], opened: ModelRequest) -> str:

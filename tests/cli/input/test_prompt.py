@@ -175,7 +175,7 @@ def test_other_encodings(book, encoding, text):
 def test_binary_files_are_refused_with_their_format(book, data, word):
     error = refused(files=[book(data)])
     assert word in error.message and "book.txt" in error.message
-    assert ("pdftotext" in error.hint) == (word == "PDF")
+    assert ("pdftotext" in error.hint) == (word == "PDF") and "…" not in error.hint
 
 
 def test_text_about_formats_is_text(book):
@@ -189,6 +189,11 @@ def test_missing_file_with_a_suggestion(book, tmp_path):
     assert f"did you mean {tmp_path / 'frankenstein.txt'}?" in error.hint
     assert "did you mean" not in refused(files=[tmp_path / "zzz"]).hint
     assert "no folder" in refused(files=[tmp_path / "nowhere" / "book.txt"]).hint
+
+
+def test_an_address_of_a_page(tmp_path):
+    error = refused(files=["https://example.org/a?b=1"])
+    assert error.hint == "fetch the page first: curl -LO 'https://example.org/a?b=1'"
 
 
 def test_folder_and_unreadable_file(book, tmp_path):

@@ -83,6 +83,15 @@ def test_a_chosen_model_is_never_given_less(triforce_here, tiny_model_dir, book)
     assert "the end, are read" in err and "warning" not in err
 
 
+def test_an_answer_that_is_too_long_is_told_from_a_text(triforce_here, book):
+    Path("short.txt").write_text("The cat sat. " * 20)
+    for command in ("generate", "summarize"):
+        _, _, err = triforce_here(command, "--prompt-file", "short.txt", "-n", "2100")
+        line = re.search(r"with a shorter answer: `triforce (.*?)`", err)[1]
+        assert "in parts" not in err and "--to " not in err and "hint: or add --extend-context" in err
+        assert triforce_here(*line.split(), "--dry-run").returncode == 0
+
+
 @pytest.mark.parametrize("dropped", PARTS)
 def test_truncate_on_request(triforce_here, book, dropped):
     code, out, err = triforce_here("summarize", book, "--truncate", dropped, *QUICK, "--json")
