@@ -20,12 +20,6 @@ Newest = Literal["first", "meanwhile", "last"]
 Attend = Callable[[Tensor, Tensor, int, bool], Any]  # page, queries, seen, causal -> a partial result
 
 
-def _fill_lse(lse: Tensor | None, maximum: Tensor, total: Tensor) -> None:
-    """Fill `lse`, if there is one, with the log-sum-exp; in fp64 as in `attention.with_sinks`, for the same reason."""
-    if lse is not None:
-        lse.copy_(maximum.double() + total.double().log())
-
-
 class PassResult(Protocol):
     """What a pass over tiers adds to.
 
@@ -92,7 +86,8 @@ class TorchAccumulator:
         return torch.cat((self._max_lse.unsqueeze(-1), self._total.unsqueeze(-1), self._out), dim=-1)
 
     def output(self, lse: Tensor | None = None) -> Tensor:
-        _fill_lse(lse, self._max_lse, self._total)
+        if lse is not None:  # in fp64 as in `attention.with_sinks`, for the same reason
+            lse.copy_(self._max_lse.double() + self._total.double().log())
         return self._out.div_(self._total.unsqueeze(-1)).to(self._dtype)
 
 
@@ -129,7 +124,6 @@ class KernelAccumulator:
         return state
 
     def output(self, lse: Tensor | None = None) -> Tensor:
-        _fill_lse(lse, self._state[..., 0] * _LN2, self._state[..., 1])
         out = torch.empty_like(self._like)
-        self._kernel.merge(merge_call(self._state, out=out))
+        self._kernel.merge(merge_call(self._state, out=out, lse=lse))
         return out

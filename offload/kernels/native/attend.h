@@ -11,6 +11,8 @@ struct NAME(tree) { /* what the rows of a tree do not share; see tree.h */
     int32_t *path, *copied;
     int copies;
     char *values;
+    char *room; /* for the blocks of the span at `base` that are packed */
+    const char *unpacked[SPAN / BLOCK]; /* their keys, which values follow; NULL where a block is not packed */
 };
 
 struct NAME(work) { /* scratch memory of one thread */

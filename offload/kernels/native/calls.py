@@ -293,11 +293,13 @@ def delta_call(
     )
 
 
-def merge_call(into: Tensor, partials: Tensor | None = None, out: Tensor | None = None) -> Merge:
+def merge_call(
+    into: Tensor, partials: Tensor | None = None, out: Tensor | None = None, lse: Tensor | None = None
+) -> Merge:
     """Return a call that merges `partials` `[count, tokens, heads, 2 + head_dim]`, in order, into `into`.
 
     `into` is the running result; both are fp32. `out` `[tokens, heads, head_dim]`, fp32 or bf16, receives the attention
-    over everything merged.
+    over everything merged, and `lse` `[tokens, heads]` in fp32 its log-sum-exp.
     """
     tokens, heads, width = into.shape
     check_head_dim(width - 2)
@@ -306,10 +308,13 @@ def merge_call(into: Tensor, partials: Tensor | None = None, out: Tensor | None 
         check("partials", partials, (len(partials), *into.shape), torch.float32)
     if out is not None:
         check("out", out, (tokens, heads, width - 2), *FLOATS)
+    if lse is not None:
+        check("lse", lse, (tokens, heads), torch.float32)
     return Merge(
         into=into.data_ptr(),
         partials=address(partials),
         out=address(out),
+        lse=address(lse),
         rows=tokens * heads,
         pieces=0 if partials is None else len(partials),
         head_dim=width - 2,

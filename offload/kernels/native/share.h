@@ -31,6 +31,9 @@ NOINLINE static void NAME(finish_row)(const float *out, float sum, int dim, void
             ((float *)to)[d] = out[d] * over;
 }
 
+/* The log of the summed exponentials of one row, in the same bits wherever its pieces were merged. */
+NOINLINE static float NAME(log_sum)(float maximum, float sum) { return maximum * 0.693147181f + logf(sum); }
+
 /* Index of row `r` of a KV head among all rows [tokens][kv_heads * group]. */
 INLINE int64_t NAME(row_at)(const struct attention *a, int head, int64_t r) {
     return r / a->group * a->kv_heads * a->group + head * a->group + r % a->group;
@@ -42,7 +45,7 @@ NOINLINE static void NAME(finish)(const struct attention *a, int head, int64_t f
     for (int r = 0; r < rows; r++) {
         int64_t at = NAME(row_at)(a, head, first + r);
         if (a->lse)
-            a->lse[at] = p.maximum[r] * 0.693147181f + logf(p.sum[r]);
+            a->lse[at] = NAME(log_sum)(p.maximum[r], p.sum[r]);
         char *to = (char *)a->out + at * dim * (a->narrow_out ? 2 : 4);
         NAME(finish_row)(p.out + r * dim, p.sum[r], dim, to, a->narrow_out);
     }
@@ -196,6 +199,8 @@ TARGET static int NAME(merge_rows)(const void *call, int64_t first, int64_t last
             float *from = (float *)m->partials + (piece * m->rows + r) * (2 + dim);
             NAME(fold)(into, (struct NAME(partial)){from, from + 1, from + 2}, 1, dim);
         }
+        if (m->lse)
+            m->lse[r] = NAME(log_sum)(row[0], row[1]);
         if (m->out)
             NAME(finish_row)(row + 2, row[1], dim, (char *)m->out + r * dim * (m->narrow_out ? 2 : 4), m->narrow_out);
     }

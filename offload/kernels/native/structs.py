@@ -48,7 +48,7 @@ class Merge(ctypes.Structure):
     """`struct merge` of types.h."""
 
     _fields_ = (
-        *((name, c_void_p) for name in ("into", "partials", "out")),
+        *((name, c_void_p) for name in ("into", "partials", "out", "lse")),
         *((name, c_int64) for name in ("rows", "pieces")),
         *((name, c_int32) for name in ("head_dim", "narrow_out")),
     )

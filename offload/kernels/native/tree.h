@@ -20,19 +20,40 @@ INLINE struct NAME(work) *NAME(own_work)(const struct attention *a) {
     int64_t base = NAME(tree_base)(a), before = a->parents ? a->seen - 1 - base : 0;
     int64_t keys = a->parents ? (before + a->nodes + BLOCK - 1) / BLOCK * BLOCK : 0;
     int64_t most = keys < PIECE ? keys : PIECE; /* that one piece copies */
-    int64_t unpacked = HAS_TILES && a->quantized && is_packed(a->kv_format) ? (int64_t)4 * PIECE * a->head_dim : 0;
+    int packed = a->quantized && is_packed(a->kv_format);
+    int64_t unpacked = HAS_TILES && packed ? (int64_t)4 * PIECE * a->head_dim : 0;
+    int64_t room = a->parents && packed ? (int64_t)4 * SPAN * a->head_dim : 0;
     struct NAME(work) *w;
-    w = scratch(&own_memory, sizeof *w + unpacked + 4 * (ROW_GROUP * keys + keys + most + most * a->head_dim));
+    w = scratch(&own_memory, sizeof *w + unpacked + room + 4 * (ROW_GROUP * keys + keys + most + most * a->head_dim));
     if (!w)
         return w;
     w->unpacked = (char *)(w + 1);
-    float *scores = (float *)(w->unpacked + unpacked);
+    float *scores = (float *)(w->unpacked + unpacked + room);
     int32_t *path = (int32_t *)(scores + ROW_GROUP * keys);
     w->tree = (struct NAME(tree)){.base = base, .scores = scores, .stride = keys, .path = path, .copied = path + keys,
-                                  .values = (char *)(path + keys + most)};
+                                  .values = (char *)(path + keys + most), .room = w->unpacked + unpacked};
     for (int64_t i = 0; i < before; i++)
         path[i] = i;
     return w;
+}
+
+/* Unpack the blocks of the prefix in the tree's first span that are packed: their tokens are read one by one. */
+NOINLINE static void NAME(unpack_base)(const struct attention *a, struct NAME(tree) *t, int head) {
+    const int64_t half = (int64_t)2 * BLOCK * a->head_dim;
+    for (int j = 0; j < SPAN / BLOCK; j++) {
+        struct NAME(packed_span) none = {0};
+        char *to = t->room + 2 * j * half;
+        int packed = j * BLOCK < t->stride && NAME(packed_at)(a, head, t->base / BLOCK + j).run;
+        t->unpacked[j] = packed ? to : NULL;
+        if (packed)
+            NAME(unpack_blocks)(a, head, t->base / BLOCK + j, 0, none, to, to + half);
+    }
+}
+
+/* Return the keys of a block of the tree, counted from `base` on; its values follow them. */
+INLINE const char *NAME(tree_block)(const struct attention *a, const struct NAME(tree) *t, int head, int64_t block) {
+    const char *unpacked = block < SPAN / BLOCK ? t->unpacked[block] : NULL;
+    return unpacked ? unpacked : NAME(block)(a, head, t->base / BLOCK + block);
 }
 
 /* Set `path`: for each position from `base` on, where that key of the token's row is stored, counted from `base`. */
@@ -74,7 +95,7 @@ TARGET static void NAME(copy_values)(const struct attention *a, struct NAME(tree
         i++;
     for (; i < count || i % BLOCK; i++) {
         char *to = t->values + i / BLOCK * half;
-        const char *from = i < count ? NAME(block)(a, head, (t->base + path[i]) / BLOCK) + half : NULL;
+        const char *from = i < count ? NAME(tree_block)(a, t, head, path[i] / BLOCK) + half : NULL;
         NAME(copy_value)(a->head_dim, a->wide, from, i < count ? path[i] % BLOCK : 0, to, i % BLOCK);
         if (i < count)
             t->copied[i] = path[i];
@@ -91,8 +112,9 @@ INLINE int NAME(token_rows)(const struct attention *a, int64_t first, int rows) 
 /* Compute the scores of `rows` rows against everything stored from `base` on. */
 TARGET static void NAME(score_tree)(const struct attention *a, struct NAME(work) *w, int head, int rows) {
     struct NAME(tree) *t = &w->tree;
+    NAME(unpack_base)(a, t, head);
     for (int64_t at = 0; at < t->stride; at += BLOCK) {
-        const char *keys = NAME(block)(a, head, (t->base + at) / BLOCK);
+        const char *keys = NAME(tree_block)(a, t, head, at / BLOCK);
         NAME(score)(a, w->queries, &keys, &keys, 1, rows, a->wide, t->scores + at, t->stride);
     }
 }

@@ -3,10 +3,11 @@
 TARGET static void score_tree_by_tiles(const struct attention *a, struct NAME(work) *w, int head, int offset, int rows) {
     struct NAME(tree) *t = &w->tree;
     const char *keys[PIECE / BLOCK];
+    NAME(unpack_base)(a, t, head);
     for (int64_t at = 0; at < t->stride; at += PIECE) {
         int blocks = (int)((t->stride - at < PIECE ? t->stride - at : PIECE) / BLOCK);
         for (int j = 0; j < blocks; j++)
-            keys[j] = NAME(block)(a, head, (t->base + at) / BLOCK + j);
+            keys[j] = NAME(tree_block)(a, t, head, at / BLOCK + j);
         struct tile_product scores = score_product(a, w, offset, keys, keys, t->scores + at, t->stride);
         run_tile_product(&scores, rows, blocks);
     }

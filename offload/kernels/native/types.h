@@ -110,6 +110,7 @@ struct merge {
     float *into;           /* [rows][2 + head_dim]; initially maximum -INFINITY, sum 0 and output 0 */
     const float *partials; /* [pieces][rows][2 + head_dim] */
     void *out;             /* NULL, or [rows][head_dim], fp32 or bf16: attention over everything merged */
+    float *lse;            /* NULL, or [rows], with `out`: log of the summed exponentials */
     int64_t rows, pieces;
     int32_t head_dim;
     int32_t narrow_out;

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from offload.architecture.dims import Dimensions
+from offload.architecture.kv_formats import BLOCK
 from offload.kernels.native.calls import BlockCalls
 from offload.kernels.native.checks import InvalidCall
 from offload.kernels.native.kernel import find_kernel
@@ -174,14 +175,17 @@ def test_packed_blocks_are_read_in_any_order(kernel, kind, group):
     assert_equal(found, expected)
 
 
-@pytest.mark.parametrize("start", [511, 640, 700])
-def test_a_tree_follows_a_packed_prefix(kernel, start):
+@pytest.mark.parametrize(("start", "left_out"), [(511, 0), (640, 0), (700, 0), (640, 1), (649, 1)])
+def test_a_tree_follows_a_packed_prefix(kernel, start, left_out):
+    """Where a selection leaves an odd number of blocks out, some in the tree's first span are packed, and some not."""
     q, plain, rest, table, groups = packed_prefix(start, 40, 64, 3)
     table[:, start // RUN * RUN_BLOCKS :] = torch.arange(table.shape[1], dtype=torch.int32)[start // RUN * RUN_BLOCKS :]
     rest[:, start // RUN * RUN_BLOCKS :] = plain[:, start // RUN * RUN_BLOCKS :]
     parents = random_tree(40, start)
-    expected = attention(kernel, q, plain, start + 1, parents=parents)
-    assert_equal(attention(kernel, q, rest, start + 1, table, parents=parents, groups=groups), expected)
+    order = torch.arange(left_out, table.shape[1], dtype=torch.int32).repeat(len(table), 1)
+    table, seen = table[:, left_out:].contiguous(), start + 1 - left_out * BLOCK
+    expected = attention(kernel, q, plain, seen, order, parents=parents)
+    assert_equal(attention(kernel, q, rest, seen, table, parents=parents, groups=groups), expected)
 
 
 def test_keys_receive_the_same_attention(kernel):

@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 
-from offload.kernels.native.calls import merge_call
+from offload.kernels.accumulate import KernelAccumulator
 from tests.support.native_kernel import DTYPES, NAN, attention, draw, fill_blocks, partial_results, scatter_blocks
 
 pytestmark = pytest.mark.xdist_group("native")
@@ -83,7 +83,7 @@ def test_a_row_has_the_bits_of_its_chain(kernel, set_threads, dtype, start, toke
     found = attention(kernel, q, blocks, start + 1, table, parents=parents)
     assert_chains(found, kernel, q, k, v, start, parents)
     set_threads(2)
-    assert torch.equal(merged_partials(kernel, q, blocks, start + 1, table, parents), found[0])
+    assert_merged(found, kernel, q, blocks, start + 1, table, parents)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -96,17 +96,14 @@ def test_the_last_tokens_of_a_tree_are_the_same_alone(kernel, dtype, shape, last
     whole = attention(kernel, q, blocks := fill_blocks(k, v), 501, parents=parents)
     some = attention(kernel, q[-last:].contiguous(), blocks, 501, parents=parents)
     assert all(torch.equal(one[-last:], other) for one, other in zip(whole, some, strict=True))
-    assert torch.equal(merged_partials(kernel, q[-last:].contiguous(), blocks, 501, None, parents), some[0])
+    assert_merged(some, kernel, q[-last:].contiguous(), blocks, 501, None, parents)
 
 
-def merged_partials(kernel, q, blocks, seen, table, parents):
-    """Return the attention from the partial results of the pieces, merged as a caller does."""
-    tokens, heads, dim = q.shape
-    into, out = torch.zeros(tokens, heads, 2 + dim), torch.empty(tokens, heads, dim)
-    into[..., 0] = float("-inf")
-    partials = partial_results(kernel, q, blocks, seen, table, parents)
-    kernel.merge(merge_call(into, partials, out))
-    return out
+def assert_merged(expected, kernel, q, blocks, seen, table, parents):
+    """The partial results of the pieces, merged as stores over tiers do, have the bits of attention in one store."""
+    merged, lse = KernelAccumulator(kernel, q), torch.empty(q.shape[:2])
+    merged.add(slice(None), partial_results(kernel, q, blocks, seen, table, parents))
+    assert torch.equal(merged.output(lse), expected[0].to(q.dtype)) and torch.equal(lse, expected[1])
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
