@@ -157,23 +157,14 @@ def test_every_store_is_here():
     assert {type(each) for each in stores} == kinds - {BlockRing, _PlainBlocks}
 
 
-def test_append_returns_the_rotated_queries(store, rope, dtype):
+def test_append_returns_rotated_queries_and_each_token_attends_to_all_before_it_and_itself(store, rope, dtype, error):
     start = 0
     for tokens in PASSES:
         end = start + tokens
-        queries, _ = run(store, rope, IDS[:end], start)
-        for layer, found in enumerate(queries):
+        queries, rows = run(store, rope, IDS[:end], start)
+        for layer, (rotation, found) in enumerate(zip(queries, rows, strict=True)):
             q, _, _ = projected(IDS[start:end], layer, dtype)
-            assert close(found, rotated(q, rope, list(range(start, end))))
-        start = end
-
-
-def test_each_token_attends_to_all_before_it_and_itself(store, rope, dtype, error):
-    start = 0
-    for tokens in PASSES:
-        end = start + tokens
-        _, rows = run(store, rope, IDS[:end], start)
-        for layer, found in enumerate(rows):
+            assert close(rotation, rotated(q, rope, list(range(start, end))))
             assert found.dtype == dtype
             assert close(found, definition(IDS[:end], start, layer, rope, dtype), error)
         start = end

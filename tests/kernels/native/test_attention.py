@@ -125,7 +125,7 @@ def test_any_number_of_rows_gives_the_same_rows(kernel, is_emulated, dtype, grou
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("head_dim", [80, 128])
 def test_threads_and_company_change_no_bit(kernel, is_emulated, set_threads, dtype, head_dim):
-    """Few rows are split over the threads by pieces of the keys, many by rows; 28 groups of rows are many for three."""
+    """Few rows are split over the threads by pieces of the keys, many by rows; 14 groups of rows are many for three."""
     tokens, seen, kv_heads = (200, 520, 1) if is_emulated else (200, 900, 2)
     size = (tokens, 4, kv_heads, seen + tokens - 1, head_dim, dtype)
     q, k, v = inputs(*size)

@@ -2,6 +2,7 @@
 
 import shutil
 import subprocess
+from functools import cache
 
 import pytest
 import torch
@@ -130,16 +131,28 @@ def test_a_library_of_other_sources_is_not_called(tmp_path):
             open_library(library)
 
 
+@pytest.fixture(scope="module")
+def without_numbers(tmp_path_factory):
+    """Return a function that returns the folder of a model one of whose weights is NaN."""
+
+    @cache
+    def saved(weight):
+        source, folder = make_hf_model("llama", **WIDE), tmp_path_factory.mktemp(weight)
+        with torch.no_grad():
+            next(w for name, w in source.named_parameters() if weight in name).fill_(float("nan"))
+        source.save_pretrained(folder)
+        return folder
+
+    return saved
+
+
 @pytest.mark.daily("*-torch.bfloat16", "*-q_proj-*")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("weight", ["q_proj", "k_proj", "v_proj", "o_proj", "up_proj"])
-def test_weights_that_are_no_numbers_are_an_error(weight, dtype, kernel, tmp_path):
+def test_weights_that_are_no_numbers_are_an_error(weight, dtype, kernel, without_numbers):
     """At every level, whatever hides NaN on its way: a maximum, a fold, a rounding."""
-    source = make_hf_model("llama", **WIDE)
-    with torch.no_grad():
-        next(w for name, w in source.named_parameters() if weight in name).fill_(float("nan"))
-    source.save_pretrained(tmp_path)
-    model = load_model(FolderCheckpoint(tmp_path), dtype, CPU, lambda done, total: None, NativeOperations(kernel))
+    checkpoint = FolderCheckpoint(without_numbers(weight))
+    model = load_model(checkpoint, dtype, CPU, lambda done, total: None, NativeOperations(kernel))
     for count in (3, 520):  # more than a piece
         with pytest.raises(TriforceError, match="no numbers"):
             list(Engine(model, (), 512).generate(ids(count).tolist(), Sampling(temperature=0), GenerationConfig(4)))
