@@ -106,13 +106,11 @@ class LayeredStore(Store):
         return self._near(capacity)
 
     def gather(self, rows: Tensor, chunks: Tensor, size: int) -> tuple[Tensor, Tensor]:
-        first = self.resident_layers * self.shape.kv_heads
-        is_far = rows >= first
-        far = self.far.gather(rows[is_far] - first, chunks[is_far], size)
-        resident = self.resident.gather(rows[~is_far], chunks[~is_far], size)
-        keys, values = (x.new_empty((len(rows), *x.shape[1:])) for x in far)
-        for whole, *parts in zip((keys, values), far, resident, strict=True):
-            whole[is_far], whole[~is_far] = parts
+        first, shape = self.resident_layers * self.shape.kv_heads, (len(rows), size, self.shape.head_dim)
+        keys, values = (torch.empty(shape, dtype=self.dtype, device=self.device) for _ in range(2))
+        for store, some, before in ((self.far, rows >= first, first), (self.resident, rows < first, 0)):
+            if some.any():
+                keys[some], values[some] = store.gather(rows[some] - before, chunks[some], size)
         return keys, values
 
     def mean_keys(self, layer: int, start: int, end: int, chunk: int) -> Tensor:

@@ -221,3 +221,14 @@ def decode(cache):
     for _ in range(3):
         run(cache, [1, 2, 3])
         cache.truncate(1300)
+
+
+@pytest.mark.parametrize("layers", [range(1), range(1, 2)], ids=["resident", "others"])
+def test_chunks_of_some_layers_alone_are_gathered(layers):
+    """Of the chunks of a new selection, all may be in resident layers, or none."""
+    both = caches("host 1")
+    run_all(both, IDS, [600])
+    heads = tiny_shape().kv_heads
+    rows = torch.arange(layers.start * heads, layers.stop * heads)
+    found, expected = (cache.store.gather(rows, torch.full_like(rows, 3), 64) for cache in both)
+    assert all(torch.equal(*each) for each in zip(found, expected, strict=True))
