@@ -43,7 +43,8 @@ def replace_file(path: Path, *data: bytes | memoryview, sync: bool = True) -> No
                 os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        with suppress(OSError):  # the first error says what is wrong, and names what was asked for
+            os.unlink(temporary)
         raise
     finally:
         _written.discard(temporary)
