@@ -80,6 +80,11 @@ def remove_temporaries() -> None:
             pass
 
 
+def leave(name: str) -> None:
+    """Let a temporary file of this process stay when it ends."""
+    _written.discard(name)
+
+
 atexit.register(remove_temporaries)  # a signal between two steps of Python may leave one
 if fcntl is not None:
     os.register_at_fork(after_in_child=_written.clear)
