@@ -14,7 +14,7 @@ from collections.abc import Callable
 from functools import cache
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 
 DONE = 0  # also when the reader of a pipe has closed it
 FAILED = 1  # while running
@@ -83,7 +83,7 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
         if time.monotonic() - _first_at > _MERGED:
             _exit_at_once(INTERRUPTED)
         return
-    if _is_called_by_safetensors(frame):
+    if _must_wait(frame):
         _deliver_again(number)
     else:
         _first_at = time.monotonic()
@@ -95,15 +95,19 @@ def _terminate(number: int, frame: FrameType | None) -> None:
     """Raise SystemExit, so that the status line and partly fetched files are removed; during an import exit at once."""
     if _is_importing(frame):
         _exit_at_once(SIGNALLED + number)
-    if _is_called_by_safetensors(frame):
+    if _must_wait(frame):
         _deliver_again(number)
     elif not _is_ending:
         raise SystemExit(SIGNALLED + number)
 
 
-def _is_called_by_safetensors(frame: FrameType | None) -> bool:
-    """Return whether torch's storage code is running: its callers in Rust replace an interrupt by their own error."""
-    return _is_below(frame, lambda name: name.endswith(_TORCH_STORAGE))
+def _must_wait(frame: FrameType | None) -> bool:
+    """Return whether an exception would be lost now: callers of torch's storage code in Rust replace it by their own.
+
+    A loaded machine may also deliver a signal again while the first one's loss is still being handled.
+    """
+    lost = _deliver_lost.__code__
+    return _is_below(frame, lambda code: code is lost or code.co_filename.endswith(_TORCH_STORAGE))
 
 
 def _deliver_again(number: int) -> None:
@@ -137,13 +141,13 @@ def _exit_at_once(code: int) -> None:
 
 
 def _is_importing(frame: FrameType | None) -> bool:
-    return _is_below(frame, lambda name: name.startswith("<frozen importlib"))
+    return _is_below(frame, lambda code: code.co_filename.startswith("<frozen importlib"))
 
 
-def _is_below(frame: FrameType | None, is_wanted: Callable[[str], bool]) -> bool:
-    """Return whether a file whose name is wanted is running, or called what is running."""
+def _is_below(frame: FrameType | None, is_wanted: Callable[[CodeType], bool]) -> bool:
+    """Return whether code that is wanted is running, or called what is running."""
     while frame is not None:
-        if is_wanted(frame.f_code.co_filename):
+        if is_wanted(frame.f_code):
             return True
         frame = frame.f_back
     return False

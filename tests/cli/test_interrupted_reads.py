@@ -125,3 +125,22 @@ def test_a_signal_while_the_handlers_are_installed_ends_the_process_quietly(monk
         entry.main()
     assert ended.value.code == 130
     assert capsys.readouterr() == ("", "")
+
+
+def test_a_signal_that_is_delivered_again_too_soon_waits(monkeypatch, listening):
+    """On a loaded machine it may come while its own loss is being handled."""
+    again = []
+
+    def deliver_again(number):
+        again.append(number)
+        signals.answered()
+        if len(again) == 1:
+            signal.raise_signal(number)
+
+    class Deleted:
+        def __del__(self):
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(signals, "_deliver_again", deliver_again)
+    Deleted()
+    assert again == [signal.SIGINT] * 2
