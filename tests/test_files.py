@@ -98,7 +98,9 @@ def test_an_interrupt_as_soon_as_a_temporary_file_exists_removes_it(at, tmp_path
     assert os.listdir(tmp_path) == []
 
 
-def test_an_error_names_the_file_that_was_asked_for(tmp_path):
-    with pytest.raises(FileNotFoundError) as raised:
-        replace_file(tmp_path / "none" / "answer.txt", b"text")
-    assert raised.value.filename == str(tmp_path / "none" / "answer.txt")
+@pytest.mark.parametrize(("folder", "error"), [("none", FileNotFoundError), ("text", NotADirectoryError)])
+def test_an_error_names_the_file_that_was_asked_for(tmp_path, folder, error):
+    (tmp_path / "text").touch()
+    with pytest.raises(error) as raised:
+        replace_file(tmp_path / folder / "answer.txt", b"text")
+    assert raised.value.filename == str(tmp_path / folder / "answer.txt")

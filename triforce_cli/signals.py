@@ -123,10 +123,11 @@ def _deliver_again(number: int) -> None:
 
 def _deliver_lost(lost: "sys.UnraisableHookArgs") -> None:
     """Send a signal again whose exception could not be raised, as in a destructor: Python would only print it."""
+    code = getattr(lost.exc_value, "code", None)
     if isinstance(lost.exc_value, KeyboardInterrupt):
         _deliver_again(signal.SIGINT)
-    elif isinstance(lost.exc_value, SystemExit) and int(lost.exc_value.code or 0) > SIGNALLED:
-        _deliver_again(int(lost.exc_value.code or 0) - SIGNALLED)
+    elif isinstance(lost.exc_value, SystemExit) and isinstance(code, int) and code > SIGNALLED:
+        _deliver_again(code - SIGNALLED)
     else:
         sys.__unraisablehook__(lost)
 

@@ -43,7 +43,8 @@ def replace_file(path: Path, *data: bytes | memoryview, sync: bool = True) -> No
                 os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        with suppress(OSError):  # the first error says what is wrong, and names what was asked for
+            os.unlink(temporary)
         raise
     finally:
         _written.discard(temporary)
@@ -77,6 +78,11 @@ def remove_temporaries() -> None:
             os.unlink(name)
         except OSError:  # renamed, as most are
             pass
+
+
+def leave(name: str) -> None:
+    """Let a temporary file of this process stay when it ends."""
+    _written.discard(name)
 
 
 atexit.register(remove_temporaries)  # a signal between two steps of Python may leave one

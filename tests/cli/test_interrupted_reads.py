@@ -72,13 +72,15 @@ def test_a_signal_while_an_object_is_deleted_is_answered_behind_it(listening, nu
         delete()
 
 
-def test_another_error_of_a_destructor_is_printed(listening, capsys):
+@pytest.mark.parametrize("error", [ValueError("lost"), SystemExit("lost"), SystemExit(1)])
+def test_another_error_of_a_destructor_is_printed(listening, capsys, error):
     class Deleted:
         def __del__(self):
-            raise ValueError("lost")
+            raise error
 
     Deleted()
-    assert "ValueError: lost" in capsys.readouterr().err
+    printed = capsys.readouterr().err
+    assert printed.strip().endswith(f"{type(error).__name__}: {error}") and "unraisablehook" not in printed
 
 
 ENDING = """

@@ -70,3 +70,12 @@ def test_every_page_and_picture_is_linked():
     }
     wanted = {Path(page) for page in (ROOT / "docs").glob("*.md")} | set((ROOT / "docs" / "images").glob("*.svg"))
     assert wanted <= linked
+
+
+def test_source_files_that_pages_name_are_there():
+    tops = ("offload", "triforce_cli", "tests", "scripts", "examples")
+    there = [f"/{path.relative_to(ROOT)}" for top in tops for path in (ROOT / top).rglob("*.*")]
+    pages = "".join(page.read_text("utf-8") for page in PAGES if page.parent.name == "docs")
+    names = {name.lstrip("/") for name in re.findall(r"[\w/]*\w+\.(?:py|tsv|c|h)\b", pages)}
+    assert [name for name in names if not any(path.endswith(f"/{name}") for path in there)] == []
+    assert len(names) > 100

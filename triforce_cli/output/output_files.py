@@ -13,7 +13,7 @@ from tempfile import NamedTemporaryFile
 from typing import IO, Any
 
 from offload.errors import Degraded, SettingsError, TriforceError
-from offload.system.files import remove_leftovers, replace_file, temporary_for
+from offload.system.files import leave, remove_leftovers, replace_file, temporary_for
 
 from .stdout_formats import json_line
 
@@ -54,7 +54,8 @@ def write_file(path: Path, content: str | bytes) -> None:
 def whole_file(path: Path) -> Iterator[IO[str]]:
     """Open a file for text that replaces it at the end, with what there is then; not after an error without any text.
 
-    What is no regular file, such as /dev/null, is written to as it is. Raises OSError.
+    What is no regular file, such as /dev/null, is written to as it is. Raises OSError, and TriforceError that names
+    where the text is if the file cannot be replaced.
     """
     target = target_of(path)
     if target.exists() and not target.is_file():
@@ -82,11 +83,18 @@ def whole_file(path: Path) -> Iterator[IO[str]]:
 
 
 def _put_in_place(name: str, target: Path, is_complete: bool) -> None:
-    if is_complete or os.path.getsize(name):  # after an error or Ctrl-C: hours of work may be in it
+    if not is_complete and not os.path.getsize(name):  # else, after an error or Ctrl-C: hours of work may be in it
+        os.unlink(name)
+        return
+    try:
         os.chmod(name, permissions_of(target))
         os.replace(name, target)
-    else:
-        os.unlink(name)
+    except FileNotFoundError:
+        raise
+    except OSError as error:  # such as for another user's file in a folder like /tmp
+        leave(name)
+        move = f"mv {shlex.quote(name)} {shlex.quote(str(target))}"
+        raise TriforceError(f"{target} cannot be replaced: {error.strerror}", f"its text is there: {move}") from error
 
 
 def target_of(path: Path) -> Path:

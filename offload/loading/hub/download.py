@@ -243,7 +243,11 @@ def _cached_config(hub_id: str) -> Path | None:
 
 
 def _fetched_config(hub_id: str) -> Path:
-    return _download(hub_id, {"allow_patterns": ["config.json"]}) / "config.json"  # one file alone is tried for long
+    file = _download(hub_id, {"allow_patterns": ["config.json"]}) / "config.json"  # one file alone is tried for long
+    if not file.is_file():  # other files were cached, which are enough for `_download` without a network
+        hint = "check the network, or give --model a folder, or a .gguf file that you have fetched"
+        raise FetchError(f"{hub_id} has no config.json, or the hub cannot be reached to fetch it", hint)
+    return file
 
 
 def _hub_error(name: str, error: Exception) -> Exception:

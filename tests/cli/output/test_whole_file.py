@@ -1,8 +1,13 @@
 """Files of the user's own that are written as a whole."""
 
+import os
+import shlex
 import stat
 from itertools import count
 
+import pytest
+
+from offload.errors import TriforceError
 from offload.system.files import remove_temporaries
 from tests.support.interrupts import interrupted
 from triforce_cli.output import output_files
@@ -34,3 +39,18 @@ def test_an_interrupt_at_any_line_loses_no_text_that_was_written(tmp_path):
         if not hit:
             break
     assert at > 15
+
+
+def test_a_text_that_cannot_be_put_in_place_is_left_beside_it(tmp_path, monkeypatch):
+    """As of another user's file in a folder like /tmp, which anybody may write to and its owner alone may replace."""
+
+    def refused(*args):
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "replace", refused)
+    with pytest.raises(TriforceError, match="cannot be replaced") as raised, whole_file(tmp_path / "out.txt") as file:
+        file.write("hours of work")
+    remove_temporaries()  # as at the process's end
+    _, kept, target = shlex.split(raised.value.hint.partition(": ")[2])
+    with open(kept) as file:
+        assert (file.read(), target) == ("hours of work", str(tmp_path / "out.txt"))
