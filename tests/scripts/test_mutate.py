@@ -52,3 +52,19 @@ def test_a_mutation_that_no_test_notices_has_escaped_and_leaves_no_trace(copied)
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda each: each.reason)
 def test_each_mutation_is_caught(copied, mutation):
     assert copied.judge(mutation).startswith("caught")
+
+
+def test_the_tests_of_all_mutations_together_have_more_time_than_one(monkeypatch, capsys):
+    limits = []
+
+    def run(command, timeout, **rest):
+        limits.append(timeout)
+        return mutate.subprocess.CompletedProcess(command, mutate._FAILED if len(limits) > 1 else 0)
+
+    monkeypatch.setattr(mutate.subprocess, "run", run)
+    monkeypatch.setattr(mutate.shutil, "copytree", lambda *args, **kwargs: None)
+    monkeypatch.setattr(mutate.Mutation, "apply", lambda *args: "")
+    monkeypatch.setattr(mutate.Copy, "judge", lambda copy, mutation: copy._verdict(mutation.test))
+    assert mutate.main(["a pass runs chunks"]) == 0
+    assert limits == [None, mutate.TIMEOUT]
+    assert capsys.readouterr().out.endswith("1 mutations, 1 caught\n")
