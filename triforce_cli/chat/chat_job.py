@@ -21,7 +21,7 @@ from ..run.job import Job, Load
 from ..run.long_prompts import Commands, Notices, is_model_chosen, room, short, too_long, truncated
 from ..run.model_request import ModelRequest, open_request, stretch
 from ..run.packed_memory import packed_where_faster
-from .chat_session import ChatSession, with_known_ids
+from .chat_session import ANY_QUESTION, ChatSession, with_known_ids
 from .commands import completions, contents
 from .conversation import CONVERSATION, Conversation, Room
 from .loop import Lines, Loop
@@ -108,14 +108,13 @@ def _lines(request: Request, terminal: Terminal, replies: Replies) -> Lines:
     return Editor(terminal, (request.home or default_home()) / "chat_history", completions)
 
 
-_ANY_QUESTION = "?"
 _FREE = 4  # of the context, for questions and answers beside truncated documents: 1/4
 _JOINED = 8  # tokens by which a document in a conversation may exceed the document alone
 
 
 def prompt_tokens(conversation: Conversation, opened: ModelRequest, renderer: Renderer) -> int:
     """Return the tokens of a conversation with the shortest question."""
-    messages, progress = conversation.messages(_ANY_QUESTION), tokenizing(renderer)
+    messages, progress = conversation.messages(ANY_QUESTION), tokenizing(renderer)
     return len(opened.model.tokenizer.chat_turns(messages, progress, think=opened.think))
 
 

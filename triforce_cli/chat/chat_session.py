@@ -18,7 +18,7 @@ from ..run.text_generator import TextGenerator, TextRun
 from .conversation import Answer, Conversation, Room, save_conversation
 from .replies import Replies
 
-_ANY_QUESTION = "?"
+ANY_QUESTION = "?"  # to count tokens with: some templates take no empty message
 _MOST_UNSHOWN = 64  # tokens at the end of an answer that its text may lack
 
 
@@ -89,10 +89,7 @@ class ChatSession:
     def used(self) -> int:
         """The tokens of the conversation so far. Raises PromptError."""
         if self._used is None or self._used[0] is not self.conversation:
-            self._used = (
-                self.conversation,
-                len(self._encode(self.conversation, _ANY_QUESTION)),
-            )  # some take no empty one
+            self._used = self.conversation, len(self._encode(self.conversation, ANY_QUESTION))
         return self._used[1]
 
     def ask(self, question: str) -> None:
@@ -137,7 +134,7 @@ class ChatSession:
 
     def check(self, conversation: Conversation) -> None:
         """Raise PromptError if a changed conversation leaves no room for a question and its answer."""
-        tokens = len(self._encode(conversation, _ANY_QUESTION))
+        tokens = len(self._encode(conversation, ANY_QUESTION))
         if not self.room.answer_tokens(tokens, self.opened.settings.generation.max_new_tokens):
             raise self.room.refusal("the conversation would have", tokens, self.conversation, "again")
 
@@ -161,11 +158,11 @@ class ChatSession:
         shape = self.opened.model.checkpoint.shape
         if shape.rope_depends_on_length:  # the prompt of another length would be read anew
             return
-        without = len(self._encode(Conversation(), _ANY_QUESTION))
-        ids = self._encode(self.conversation, _ANY_QUESTION)[:-without]  # those that follow depend on the question
+        without = len(self._encode(Conversation(), ANY_QUESTION))
+        ids = self._encode(self.conversation, ANY_QUESTION)[:-without]  # those that follow depend on the question
         if not ids:
             return
-        prompt = Prompt(ids, 1, self._name(_ANY_QUESTION))
+        prompt = Prompt(ids, 1, self._name(ANY_QUESTION))
         self._generator.prepare(prompt, self._renderer)
         run = self._generator.begin(prompt, self._renderer, opened=self.opened)
         with closing(self._generator.tokens(run)) as events:
