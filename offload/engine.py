@@ -51,8 +51,7 @@ class Engine:
         model, draft: the target and the draft model.
         eos_ids: the tokens that end a run.
         stores: makes the tiered stores of full caches; None if these are on the device.
-        prompts: the prompt cache on disk, or None.
-        sessions: the caches of the last request, and new ones.
+        sessions: the caches of the last request, and new ones, with the prompt cache on disk.
     """
 
     def __init__(
@@ -75,7 +74,7 @@ class Engine:
         """
         self.model, self.draft = model, draft
         self.eos_ids = frozenset(eos_ids)
-        self.stores, self.prompts = stores, prompts
+        self.stores = stores
         self.sessions = SessionPool(model, draft, prefill_chunk, stores, prompts)
         self._samplers = Samplers(model, dry_breakers, constraints)
         self._self_draft = None if copies is None else SelfDraft(model, copies, stores)
@@ -152,7 +151,7 @@ class Engine:
             return None
         longest = self.model.shape.context + MOST_NODES
         limit = None if self._batch_room is None else self._batch_room(parallel)
-        return BatchMemory(self.model, parallel, longest, limit, 1 if self.prompts is None else PROMPT_BLOCK)
+        return BatchMemory(self.model, parallel, longest, limit, 1 if self.sessions.prompts is None else PROMPT_BLOCK)
 
     def _start(self, request: BatchRequest, sessions: BatchSessions, lane: Lane) -> Events:
         """Return the events of a request, in a session of its own, with passes that the `lane` executes."""
