@@ -6,7 +6,7 @@ import sys
 import threading
 from contextlib import suppress
 
-from .signals import DONE, INTERRUPTED, end, listen
+from .signals import DONE, INTERRUPTED, ignore_signals, listen
 
 
 def main() -> None:
@@ -23,7 +23,7 @@ def main() -> None:
         finish(code)
     if "torch" in sys.modules:
         exit_without_teardown(code)
-    end()
+    ignore_signals()
     sys.exit(code)
 
 
@@ -49,7 +49,7 @@ def exit_without_teardown(code: int) -> None:
         code = INTERRUPTED
     except SystemExit as exit_:  # SIGTERM
         code = int(exit_.code or DONE)
-    end()
+    ignore_signals()
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         try:

@@ -28,7 +28,7 @@ _TORCH_STORAGE = os.path.join("torch", "storage.py")
 _REDELIVERY = 0.01  # seconds
 _MERGED = 0.1  # seconds in which two signals are one: `timeout` and other wrappers send it twice
 _first_at: float | None = None  # when the Ctrl-C that has not been answered came
-_is_ending = False
+_is_exiting = False
 
 
 def listen() -> None:
@@ -43,10 +43,10 @@ def listen() -> None:
             signal.signal(getattr(signal, name), _terminate)
 
 
-def end() -> None:
+def ignore_signals() -> None:
     """Answer no signal any more but a second Ctrl-C: what is left to do is short, such as removing files."""
-    global _is_ending
-    _is_ending = True
+    global _is_exiting
+    _is_exiting = True
 
 
 def answered() -> None:
@@ -87,7 +87,7 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
         _deliver_again(number)
     else:
         _first_at = time.monotonic()
-        if not _is_ending:
+        if not _is_exiting:
             raise KeyboardInterrupt
 
 
@@ -97,7 +97,7 @@ def _terminate(number: int, frame: FrameType | None) -> None:
         _exit_at_once(SIGNALLED + number)
     if _must_wait(frame):
         _deliver_again(number)
-    elif not _is_ending:
+    elif not _is_exiting:
         raise SystemExit(SIGNALLED + number)
 
 

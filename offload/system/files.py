@@ -80,7 +80,7 @@ def remove_temporaries() -> None:
             pass
 
 
-def leave(name: str) -> None:
+def keep_temporary(name: str) -> None:
     """Let a temporary file of this process stay when it ends."""
     _written.discard(name)
 

@@ -112,7 +112,7 @@ def test_a_signal_while_threads_are_waited_for_ends_the_process(monkeypatch, lis
     monkeypatch.setattr(entry.threading, "_shutdown", lambda: signal.raise_signal(number))
     monkeypatch.setattr(entry.atexit, "_run_exitfuncs", lambda: ended.append("files"))
     monkeypatch.setattr(entry.os, "_exit", ended.append)
-    monkeypatch.setattr(signals, "_is_ending", False)
+    monkeypatch.setattr(signals, "_is_exiting", False)
     entry.exit_without_teardown(0)
     assert ended == ["files", code]
 
@@ -120,7 +120,7 @@ def test_a_signal_while_threads_are_waited_for_ends_the_process(monkeypatch, lis
 def test_a_signal_while_the_handlers_are_installed_ends_the_process_quietly(monkeypatch, listening, capsys):
     monkeypatch.setattr(signals, "_library", lambda: signal.raise_signal(signal.SIGINT))
     monkeypatch.setattr(entry, "exit_without_teardown", lambda code: None)
-    monkeypatch.setattr(signals, "_is_ending", False)
+    monkeypatch.setattr(signals, "_is_exiting", False)
     with pytest.raises(SystemExit) as ended:
         entry.main()
     assert ended.value.code == 130

@@ -35,7 +35,7 @@ MOST_PIPED = 64 * GIB  # bytes of a pipe, which are kept in a temporary file
 _MARK = b"\xef\xbb\xbf"
 
 
-Packed = tuple[int, int, str]  # as of `Line.packed`
+PackedLine = tuple[int, int, str]  # as of `Line.packed`
 
 
 class Line(NamedTuple):
@@ -52,7 +52,7 @@ class Line(NamedTuple):
             raise LineError(self.number, None, error)
         return parse_line(self.data, self.number)
 
-    def packed(self) -> Packed:
+    def packed(self) -> PackedLine:
         """Return the line for JSON, whatever its bytes are."""
         return self.number, self.start, self.data.decode("utf-8", "surrogateescape")
 

@@ -21,7 +21,7 @@ from ..run.model_request import ModelRequest
 from ..run.prompt_cache import LABEL
 from ..run.text_generator import TextGenerator
 from ..signals import DONE, FAILED
-from .batch_files import RESULT, BatchFile, Line, Packed, ResultFile, error_line, opened_for
+from .batch_files import RESULT, BatchFile, Line, PackedLine, ResultFile, error_line, opened_for
 from .line_request import Id, LineError, LineRequest, repeated
 
 Write = Callable[[str], None]
@@ -109,7 +109,7 @@ class BatchRun:
             else:
                 yield prompt
 
-    def _next(self) -> tuple[Packed, int] | None:
+    def _next(self) -> tuple[PackedLine, int] | None:
         """Return the next line that is not answered yet, packed, and the first one that has its id."""
         for line in self._source:
             try:

@@ -19,7 +19,7 @@ from ..output.terminal import Terminal
 from ..run.job import MOST
 from ..run.model_request import ModelRequest
 from ..run.ray_cluster import LoadedWorker, WorkerJob, Workers, joined, mapped, worker_job, workers_of
-from .batch_files import ERROR, BatchFile, Line, Packed, Survey, error_line
+from .batch_files import ERROR, BatchFile, Line, PackedLine, Survey, error_line
 from .batch_run import BatchOptions, BatchRun, end_interrupted, exit_code
 from .line_request import Id, LineError, LineRequest, repeated
 
@@ -35,7 +35,7 @@ class Worker(LoadedWorker):
     """Answers lines. An error of the machine is that of its lines."""
 
     def __init__(
-        self, job: WorkerJob, output: OutputOptions, parallel: int | str, read: Callable[[Places], list[Packed]]
+        self, job: WorkerJob, output: OutputOptions, parallel: int | str, read: Callable[[Places], list[PackedLine]]
     ) -> None:
         """Load the model. `read` returns the lines at places of the file, as `Reader.read`."""
         self._read, self._wanted = read, parallel
@@ -64,7 +64,7 @@ class Reader:
         """Open the file that another process of this machine has open: it may have no name."""
         self._file = BatchFile(open(f"/proc/{process}/fd/{descriptor}", "rb"), "the batch")  # noqa: SIM115
 
-    def read(self, places: Places) -> list[Packed]:
+    def read(self, places: Places) -> list[PackedLine]:
         return [self._file.line_at(*place).packed() for place in places]
 
 
@@ -176,7 +176,7 @@ def _results(
         yield from json.loads(results)
 
 
-def _read(reader: Any, places: Places) -> list[Packed]:
+def _read(reader: Any, places: Places) -> list[PackedLine]:
     import ray
 
     return ray.get(reader.read.remote(places))

@@ -13,7 +13,7 @@ from tempfile import NamedTemporaryFile
 from typing import IO, Any
 
 from offload.errors import Degraded, SettingsError, TriforceError
-from offload.system.files import leave, remove_leftovers, replace_file, temporary_for
+from offload.system.files import keep_temporary, remove_leftovers, replace_file, temporary_for
 
 from .stdout_formats import json_line
 
@@ -46,7 +46,7 @@ def write_file(path: Path, content: str | bytes) -> None:
         with NamedTemporaryFile(prefix="triforce-", suffix=path.suffix, delete=False) as kept:
             kept.write(data)
         warnings.warn(f"what was to be in {path} is in {kept.name}", Degraded, stacklevel=2)
-        move = f"mv {kept.name} {shlex.quote(str(path))}"
+        move = f"mv {shlex.quote(kept.name)} {shlex.quote(str(path))}"
         raise TriforceError(f"{path} cannot be written: {error.strerror}", f"make room, then: {move}") from error
 
 
@@ -92,7 +92,7 @@ def _put_in_place(name: str, target: Path, is_complete: bool) -> None:
     except FileNotFoundError:
         raise
     except OSError as error:  # such as for another user's file in a folder like /tmp
-        leave(name)
+        keep_temporary(name)
         move = f"mv {shlex.quote(name)} {shlex.quote(str(target))}"
         raise TriforceError(f"{target} cannot be replaced: {error.strerror}", f"its text is there: {move}") from error
 
