@@ -51,7 +51,7 @@ class Engine:
         model, draft: the target and the draft model.
         eos_ids: the tokens that end a run.
         stores: makes the tiered stores of full caches; None if these are on the device.
-        sessions: the caches of the last request, and new ones, with the prompt cache on disk.
+        sessions: the caches of the last request, and new ones.
     """
 
     def __init__(
@@ -151,7 +151,7 @@ class Engine:
             return None
         longest = self.model.shape.context + MOST_NODES
         limit = None if self._batch_room is None else self._batch_room(parallel)
-        return BatchMemory(self.model, parallel, longest, limit, 1 if self.sessions.prompts is None else PROMPT_BLOCK)
+        return BatchMemory(self.model, parallel, longest, limit, 1 if self.prompts is None else PROMPT_BLOCK)
 
     def _start(self, request: BatchRequest, sessions: BatchSessions, lane: Lane) -> Events:
         """Return the events of a request, in a session of its own, with passes that the `lane` executes."""
@@ -219,6 +219,11 @@ class Engine:
         check_prompt(self.model.shape, ids, 0 if forgets(settings) else length)
         with self.sessions.session(length, settings=settings) as session:
             return (yield from generate_on_one_thread(self._kernel, run(session.full)))
+
+    @property
+    def prompts(self) -> PromptCache | None:
+        """Return the prompt cache on disk, or None."""
+        return self.sessions.prompts
 
     @property
     def idle_session(self) -> Session | None:

@@ -109,8 +109,8 @@ def test_the_limit_is_that_of_all_ranks_of_a_machine(model_dir, home, monkeypatc
     limit = int(5.5 * files(home)[0].stat().st_size)
     PromptFolder(home).clear()
     engine = engine_on(model_dir, home, limit=limit)
-    engine.sessions.prompts.group = Alone()
-    engine.sessions.prompts.group.mates = 2
+    engine.prompts.group = Alone()
+    engine.prompts.group.mates = 2
 
     def write_as_both(path, *rest):
         (other := home / "of the other rank").mkdir(exist_ok=True)
