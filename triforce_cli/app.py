@@ -23,6 +23,7 @@ from .distributed import rank as ranks
 from .options import config_file
 from .options.config_file import unknown_variables
 from .options.mistakes import Command, Group, as_given, explained
+from .options.removed import refuse_removed
 from .options.settings import cache_home
 from .output.terminal import Terminal, stdout_closed
 from .signals import DONE, FAILED, INTERRUPTED, WRONG_USE
@@ -138,6 +139,7 @@ def run(args: Sequence[str]) -> int:
     command = _command(tuple(_needed(args)))
     ctx = None
     try:
+        refuse_removed(args[: args.index("--")] if "--" in args else args)
         with command.make_context("triforce", list(args), default_map=_configured(args)) as ctx:
             return command.invoke(ctx) or DONE
     except Exit as exit_:  # of help and version, which are printed

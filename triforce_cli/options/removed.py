@@ -1,0 +1,21 @@
+"""Options, values of options and commands of the last version that are gone: what to use instead.
+
+The next version drops this table: their names are then unknown like any others.
+"""
+
+from collections.abc import Sequence
+
+from offload.errors import UsageError
+
+REMOVED: dict[str, str] = {}  # "command", "--option" or "--option value" -> the hint
+
+
+def refuse_removed(args: Sequence[str]) -> None:
+    """Raise UsageError if `args` name a command, an option or a value that is gone, with what to use instead."""
+    words = [word for arg in args for word in (arg.split("=", 1) if arg.startswith("--") else [arg])]
+    for first, second in zip(words, [*words[1:], ""], strict=True):
+        for name in (first, f"{first} {second}"):
+            if name.startswith("--") and name in REMOVED:
+                raise UsageError(f"{name} was removed", REMOVED[name])
+    if args and args[0] in REMOVED:
+        raise UsageError(f"the command {args[0]} was removed", REMOVED[args[0]])
