@@ -13,7 +13,7 @@ REMOVED: dict[str, str] = {}  # "command", "--option" or "--option value" -> the
 def refuse_removed(args: Sequence[str]) -> None:
     """Raise UsageError if `args` name a command, an option or a value that is gone, with what to use instead."""
     words = [word for arg in args for word in (arg.split("=", 1) if arg.startswith("--") else [arg])]
-    for first, second in zip(words, [*words[1:], ""], strict=True):
+    for first, second in zip(words, [*words[1:], ""], strict=False):
         for name in (first, f"{first} {second}"):
             if name.startswith("--") and name in REMOVED:
                 raise UsageError(f"{name} was removed", REMOVED[name])
