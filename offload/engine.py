@@ -13,7 +13,6 @@ from .batching.memory import BatchMemory, has_pages
 from .batching.request import BatchRequest, Events
 from .batching.sessions import BatchSessions
 from .constraints.vocabulary import ConstraintVocabulary
-from .evaluation.answers import answer_chances, most_tokens
 from .events import Event, Prefilled
 from .kernels.linear import multiplies_natively
 from .kernels.native import generate_on_one_thread, torch_on_one_thread
@@ -28,7 +27,6 @@ from .session.pool import SessionPool
 from .session.self_draft import SelfDraft
 from .session.session import Session
 from .settings.config import GenerationConfig, Sampling, Speculation
-from .settings.constraint import Constraint
 from .settings.method_sizes import check_forgetting, forgets, tree_nodes, uses_copy
 from .settings.tree_settings import MOST_NODES
 from .settings.validation import require
@@ -186,22 +184,6 @@ class Engine:
         capacity = max(len(ids) + len(emitted), length)
         with self.sessions.session(capacity) as session, torch_on_one_thread(self._kernel):
             return replay(session.full, ids, emitted, sampler, generated)
-
-    def answers(
-        self, ids: Sequence[int], constraint: Constraint, length: int, written: Sequence[int] = ()
-    ) -> dict[tuple[int, ...], float]:
-        """Return the tokens of each answer that a constraint allows after `ids`, and its probability at temperature 1.
-
-        `length` is the sequence's limit, as for `replay`; `written` are tokens of the answer that came before, such as
-        what a model thought. For few answers, such as several choices: see `answer_chances`. Raises SettingsError and
-        PromptError as `generate` does.
-        """
-        ids, length = token_ids(ids), max(length, len(ids) + len(written) + most_tokens(constraint))
-        check_prompt(self.model.shape, ids, length)
-        masks = self._samplers.masks(constraint, ids)
-        masks.observe(written)
-        with self.sessions.session(length) as session, torch_on_one_thread(self._kernel):
-            return answer_chances(session.full, [*ids, *written], masks, self.eos_ids)
 
     def evaluate(
         self, ids: Sequence[int], run: Evaluation[_Result], speculation: Speculation | None = None, more: int = 0

@@ -73,7 +73,6 @@ class Summary:
     batch_size: float | None = None  # sequences that ran together, in the mean over this one's time
     masks: Mapping[str, Any] | None = None  # of a constraint: the fields of `MaskStatistics`
     quotes: Sequence[Mapping[str, Any]] | None = None  # the quotations of --quote: text, start and end in the document
-    choices: Mapping[str, float] | None = None  # the probability of each of --choices, with --probabilities
     verify: Mapping[str, Any] | None = None  # the comparison with plain decoding, if --verify was given
 
     @property

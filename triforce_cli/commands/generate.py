@@ -35,9 +35,6 @@ def generate(
         str | None, typer.Argument(help="Text, placed after files and stdin; - is stdin.", show_default=False)
     ] = None,
     prompt_file: options.PromptFiles = None,
-    probabilities: Annotated[
-        bool, options.option("--probabilities", rich_help_panel=options.FORM, help="Tell that of each of --choices.")
-    ] = False,
     batch: Annotated[
         str | None, _of_batch("--batch", metavar="FILE", help="Answer all prompts of a file of JSON lines.")
     ] = None,
@@ -145,8 +142,6 @@ def check_batch_flags(params: Mapping[str, Any]) -> None:
         raise SettingsError("--encoding is that of text files, and the lines of --batch are UTF-8", "leave it out")
     if params["quote"]:
         raise SettingsError("--quote is about one document, and --batch has many prompts", "leave one of the two out")
-    if params["probabilities"]:
-        raise SettingsError("--probabilities are told of a single answer, and --batch has many", "leave it out")
     if params["verify"]:
         raise SettingsError(
             "--verify compares a single text with plain decoding, and --batch has many",

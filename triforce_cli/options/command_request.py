@@ -46,7 +46,6 @@ class Request:
         verify: compare the output with plain decoding.
         dry_run: print the plan and load nothing.
         quote: whether the answer's quotations must be literal parts of the document.
-        probabilities: tell the probability of each of --choices.
         extend_context: extend the model's context where it is too short.
         truncate: the part of a document that is left out where the context is too short; None for none.
         group: the ranks that share the model; None where this process runs all of it.
@@ -63,7 +62,6 @@ class Request:
     verify: bool = False
     dry_run: bool = False
     quote: bool = False
-    probabilities: bool = False
     extend_context: bool = False
     truncate: str | None = None
     group: Group | None = None
@@ -194,9 +192,7 @@ def parse_request(ctx: typer.Context) -> Request:
     if settings.origins.get("cache_store") == "flag" and (cache.cache is False or not cache.cache_limit):
         off = "--no-cache" if cache.cache is False else "--cache-limit 0"
         raise SettingsError(f"--cache-store shares cached prompts, and {off} caches none", "leave one of the two out")
-    if params.get("probabilities") and params.get("choices") is None:
-        raise SettingsError("--probabilities are those of --choices", "add --choices, such as yes,no")
-    named = ("raw", "verify", "dry_run", "quote", "probabilities", "extend_context")
+    named = ("raw", "verify", "dry_run", "quote", "extend_context")
     warn_unused(settings, [settings.speculation.method], ctx.obj.terminal)
     arguments = given_arguments(ctx)
     more: dict[str, Any] = {name: bool(params.get(name)) for name in named} | {

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 
 from offload.errors import UsageError
 
-REMOVED: dict[str, str] = {}  # "command", "--option" or "--option value" -> the hint
+REMOVED: dict[str, str] = {
+    "--probabilities": "triforce serve has `logprobs`, with which clients compare the first tokens of choices",
+}  # "command", "--option" or "--option value" -> the hint
 
 
 def refuse_removed(args: Sequence[str]) -> None:

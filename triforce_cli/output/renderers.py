@@ -130,8 +130,6 @@ class Renderer:
             where = f"{each['document']}, " if "document" in each else ""
             where += f"characters {each['start']:,} to {each['end']:,}"
             self._terminal.note(f'{where}: "{short_text(each["text"])}"')
-        if summary.choices is not None and not self._quiet:
-            self._terminal.note(", ".join(f"{name} {100 * each:.1f} %" for name, each in summary.choices.items()))
         if not self._quiet and self._reports(summary):
             label = "" if self._part is None else f"{self._part.label}: "
             self._terminal.note(label + statistics_line(summary))

@@ -32,7 +32,7 @@ from ..output.progress import DownloadBar, RunFacts
 from ..output.terminal import Terminal
 from .processor import peak_memory
 
-_COMPARED = ("system", "raw", "think", "verify", "probabilities", "extend_context", "truncate")  # the same on all ranks
+_COMPARED = ("system", "raw", "think", "verify", "extend_context", "truncate")  # the same on all ranks
 
 
 @dataclass(frozen=True, slots=True)

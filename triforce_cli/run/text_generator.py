@@ -1,6 +1,5 @@
 """Texts from a loaded model, one prompt after the other: what is measured, written, kept and verified of each."""
 
-import json
 import time
 from collections.abc import Callable, Generator, Hashable, Sequence
 from dataclasses import replace
@@ -33,9 +32,9 @@ class TextRun:
         self.opened, self.prompt, self.renderer = opened, prompt, renderer
         self.meter = Meter(len(prompt.ids))
 
-    def _layer(self, stops: Sequence[str] | None = None) -> TextLayer:
+    def _layer(self) -> TextLayer:
         # With --raw, nothing is thought: all text is the answer.
-        stops = self.opened.settings.generation.stop if stops is None else stops
+        stops = self.opened.settings.generation.stop
         return TextLayer.after(self.opened.model.tokenizer, self.prompt.ids, stops, not self.opened.request.raw)
 
     @property
@@ -50,23 +49,6 @@ class TextRun:
     def request(self, key: Hashable) -> BatchRequest:
         opened = self.opened
         return BatchRequest(key, self.prompt.ids, opened.sampling, self.config, opened.settings.speculation, self.text)
-
-    @property
-    def thought(self) -> list[int]:
-        """The tokens before the first one of the answer, whose text may have been held back: it is no whole character.
-
-        Stop strings, which hold text back too, are no part of what separates thinking from the answer.
-        """
-        ids, layer = self.meter.ids, self._layer(stops=())
-        end = next((number for number, token in enumerate(ids) if layer.feed([token])[1].text), len(ids))
-        while end and self._answered(ids[:end]):
-            end -= 1
-        return ids[:end]
-
-    def _answered(self, ids: list[int]) -> str:
-        """Return all text of the answer in some tokens."""
-        layer = self._layer(stops=())
-        return layer.feed(ids)[1].text + layer.flush().text
 
     def observe(self, event: Event) -> None:
         """Measure and render an event."""
@@ -142,7 +124,7 @@ class TextGenerator:
         except Exception:
             events.close()  # at once: the next request is to have the engine's caches
             raise
-        if self._opened.request.verify or self._opened.request.probabilities:
+        if self._opened.request.verify:
             events.close()  # returns the session to the engine: a second one would double the KV memory
         try:
             keep()
@@ -190,8 +172,6 @@ class TextGenerator:
         """
         assert run.has_ended, "a generation ends with Finished"
         summary = self.summary(run, batch_size)
-        if self._opened.request.probabilities:
-            summary = replace(summary, choices=self._choices(run))
         if self._opened.request.verify:
             self._verify(run, summary)
         else:
@@ -209,15 +189,6 @@ class TextGenerator:
             facts["quotes"] = [_placed(each, parts) for each in quotations(run.meter.text, constraint.text)]
         facts = run.opened.summary_facts(run.prompt.new_tokens) | facts
         return run.meter.summary(run.meter.finish_reason or "interrupted", **facts)
-
-    def _choices(self, run: TextRun) -> dict[str, float]:
-        """Return the probability of each choice, after what the model has thought."""
-        constraint, prompt = run.opened.sampling.constraint, run.prompt
-        assert constraint is not None, "--probabilities are those of --choices"
-        found: dict[str, float] = dict.fromkeys(json.loads(constraint.text), 0.0)
-        for ids, chance in self.engine.answers(prompt.ids, constraint, prompt.length, run.thought).items():
-            found[self._opened.model.tokenizer.decode(ids).strip()] += chance
-        return found
 
     def _verify(self, run: TextRun, summary: Summary) -> None:
         """Finish with the comparison. Raises TriforceError after that if the output is not lossless."""

@@ -7,12 +7,10 @@ from typing import TYPE_CHECKING
 
 from ...model.decoder import Model
 from ...settings.config import Sampling
-from ...settings.constraint import Constraint
 from ...settings.validation import require_instance
 from .warp import Sampler
 
 if TYPE_CHECKING:
-    from ...constraints.masks import TokenMasks
     from ...constraints.vocabulary import ConstraintVocabulary
 
 
@@ -28,12 +26,10 @@ class Samplers:
     def new(self, sampling: Sampling, seed: int, prompt: Sequence[int]) -> Sampler:
         """Return the sampler of an answer to a prompt. Raises SettingsError for a constraint that cannot be met."""
         require_instance("sampling", sampling, Sampling)
-        masks = None if sampling.constraint is None else self.masks(sampling.constraint, prompt)
+        masks = None
+        if sampling.constraint is not None:
+            assert self._constraints is not None, "an engine without a tokenizer has no constraints"
+            masks = self._constraints.masks(sampling.constraint, prompt)
         breakers = self._breakers() if sampling.dry_multiplier > 0 else ()
         model = self._model
         return Sampler(sampling, seed, model.shape.vocab, model.device, breakers, model.operations.kernel, masks)
-
-    def masks(self, constraint: Constraint, prompt: Sequence[int]) -> TokenMasks:
-        """Return the masks of an answer to a prompt. Raises SettingsError as `new` does."""
-        assert self._constraints is not None, "an engine without a tokenizer has no constraints"
-        return self._constraints.masks(constraint, prompt)

@@ -85,34 +85,6 @@ def test_a_constraint_is_shown_in_words():
     assert value_text("constraint", None) == "none"
 
 
-def test_the_probabilities_of_choices_are_told_after_the_answer(triforce):
-    asked = ("generate", "Is the sea wet?", "--choices", "yes, no", "--probabilities", "-n", "5", "--temperature", "0")
-    found = triforce(*asked, "--json")
-    choices = json.loads(found.stdout.splitlines()[-1])["choices"]
-    assert list(choices) == ["yes", "no"] and sum(choices.values()) == pytest.approx(1, abs=1e-3)
-    text = triforce(*asked)
-    assert f"yes {100 * choices['yes']:.0f}"[:6] in text.stderr
-    assert text.stdout.strip() == max(choices, key=choices.get)
-    assert "add --choices" in triforce("generate", "a", "--probabilities").stderr
-
-
-@pytest.mark.parametrize("more", [(), ("--stop", "\u662fx"), ("-n", "1")])
-def test_probabilities_of_choices_whose_first_token_is_no_whole_character(triforce, more):
-    """Text is held back until a character is whole, or is no stop string; its tokens are the answer's all the same."""
-    found = triforce("generate", "Wet?", "--choices", "\u662f,\U0001f642", "--probabilities", "--json", *more)
-    assert found.returncode == 0, found.stderr
-    choices = json.loads(found.stdout.splitlines()[-1])["choices"]
-    assert list(choices) == ["\u662f", "\U0001f642"] and sum(choices.values()) == pytest.approx(1, abs=1e-3)
-
-
-def test_many_choices_need_no_more_room_than_the_longest_one(triforce):
-    """Otherwise their probabilities would need another cache than the answer, or none would be long enough."""
-    choices = ["yes", "no", *(f"perhaps {number}" for number in range(1000))]
-    found = triforce("generate", "Wet?", "--choices", ",".join(choices), "--probabilities", "--json", "-n", "2")
-    assert found.returncode == 0, found.stderr
-    assert sum(json.loads(found.stdout.splitlines()[-1])["choices"].values()) == pytest.approx(1, abs=1e-2)
-
-
 def test_quotations_of_several_files_that_are_too_long_have_no_hint_that_is_refused(triforce, tmp_path):
     (tmp_path / "a.txt").write_text("The whale was white. " * 400)
     (tmp_path / "b.txt").write_text("The sea was not. ")

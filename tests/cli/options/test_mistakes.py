@@ -48,7 +48,7 @@ from triforce_cli.options.other_names import FIELDS, OPTIONS, names_of
             ("levels is one argument too many", "see `triforce experiment --help`"),
         ),
         (("summarize", "README.md", "Who tells it?"), ("no file Who tells it?", '--question "Who tells it?"')),
-        (("summarize", "a", "--probabilities"), ("no option --probabilities", "`triforce generate` has it")),
+        (("generate", "a", "--probabilities"), ("--probabilities was removed", "logprobs")),
         (("generate", "hi", "--max-tokens", "-1"), ("error: --max-tokens is -1", "ask for at least 1")),
         (("generate", "hi", "--max-tokens", "x"), ("error: --max-tokens takes a whole number",)),
         (("profile", "--context", "999999999M"), ("--context: '999999999M' is more than 1,099,511,627,776 tokens",)),
