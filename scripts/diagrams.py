@@ -152,7 +152,6 @@ PURPOSE = {
     "distributed": "start ranks, or be one",
     "input": "files, pipes, encodings, PDF and EPUB → text",
     "output": "terminal, progress, renderers, tables",
-    "training": "heads that draft",
     "api": "open a model, ask it; diagnosis",
     "engine": "tokens in, events out",
     "session": "caches kept from prompt to prompt",

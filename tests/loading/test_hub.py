@@ -11,10 +11,6 @@ from offload.loading.hub.download import _HUB_FILES, _fetched_config, locate, op
 def test_folder_without_config_or_weights(llama_dir, tmp_path):
     with pytest.raises(ModelNotFound, match=r"no config\.json"):
         open_checkpoint(tmp_path)
-    (tmp_path / "training").mkdir()
-    (tmp_path / "training" / "settings.json").write_text("{}")
-    with pytest.raises(ModelNotFound, match="training has not ended"):
-        open_checkpoint(tmp_path)
     (llama_dir / "model.safetensors").unlink()
     (llama_dir / "pytorch_model.bin").write_bytes(b"")
     with pytest.raises(ModelNotFound, match="pickled"):

@@ -90,10 +90,6 @@ class FolderCheckpoint:
     def __init__(self, path: Path) -> None:
         self.path = path
         config = read_json(path / "config.json")
-        if not config and (path / "training" / "settings.json").exists():
-            raise ModelNotFound(
-                f"{path} has a head whose training has not ended", "repeat `triforce distill` to its end"
-            )
         if not config:
             raise ModelNotFound(f"{path} has no config.json", "--model takes a folder with config.json and safetensors")
         if (path / "warp_model.bin").exists():

@@ -60,9 +60,7 @@ from triforce_cli.options.other_names import FIELDS, OPTIONS, names_of
         (("serve", "--port", "99999"), ("error: --port takes numbers up to 65535",)),
         (("serve", "--max-body", "0"), ("error: --max-body is 0",)),
         (("cache", "rm"), ("error: ID is missing", "triforce cache rm --help")),
-        (("distill", "--data", "a", "-o", "h", "--tokens", "0"), ("--tokens: '0' is not a number of tokens",)),
         (("pull", "smolm2"), ("did you mean smollm2-135m, SmolLM3-3B? a model is a name (",)),
-        (("distill",), ("error: --output is missing",)),
         (("cache", "remove"), ("no command 'remove'", "triforce cache --help")),
     ],
 )
@@ -83,13 +81,6 @@ def test_a_variable_that_gave_a_wrong_value_is_named(triforce_here, name, value,
     result = triforce_here("generate", "hi", env={f"TRIFORCE_{name}": value})
     assert result.stderr.count("environment variable") == 1
     refused(result, word, f"hint: the value is that of the environment variable TRIFORCE_{name}; ")
-
-
-def test_paragraphs_of_help_are_broken_by_the_terminal(triforce_here):
-    code, out, _ = triforce_here("distill", "--help")
-    assert code == 0 and "A run that was stopped goes on where it was, if" in " ".join(out.split())
-    widths = [len(line.rstrip()) for line in out.partition("`--draft DIR`")[2].partition("Examples")[0].splitlines()]
-    assert min(widths[1:-3]) > 60  # none ends where the source ends
 
 
 def test_a_file_that_is_given_as_the_prompt(triforce_here, tmp_path, monkeypatch):
