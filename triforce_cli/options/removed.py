@@ -9,8 +9,6 @@ from offload.errors import UsageError
 
 REMOVED: dict[str, str] = {
     "--probabilities": "triforce serve has `logprobs`, with which clients compare the first tokens of choices",
-}  # "command", "--option" or "--option value" -> the hint
-REMOVED: dict[str, str] = {  # "command", "--option" or "--option value" -> the hint
     "distill": "`speculators` (https://github.com/vllm-project/speculators) trains heads; --draft loads them",
 }
 
