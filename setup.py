@@ -94,7 +94,6 @@ setup(
     packages=[
         *find_packages(include=["offload", "offload.*", "triforce_cli", "triforce_cli.*"]),
         "offload.profiles",  # data, see pyproject.toml
-        "triforce_cli.experiments",
     ],
     ext_modules=[KERNEL, INTERRUPT],
     cmdclass={"build_ext": BuildKernel},

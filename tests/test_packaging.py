@@ -85,7 +85,6 @@ def test_the_wheel_holds_the_packages_and_the_profiles(wheel):
     assert {name for name in names if name.endswith(".py")} == code
     shipped = {f"offload/profiles/{path.name}" for path in (ROOT / "profiles").glob("*.yaml")}
     assert shipped
-    shipped |= {f"triforce_cli/experiments/{path.name}" for path in (ROOT / "experiments").glob("*.yaml")}
     assert {name for name in names if name.endswith(".yaml")} == shipped
     templates = {f"triforce_cli/templates/{name}.txt" for name in ("document", "notes", "part")}
     assert {name for name in names if name.endswith(".txt") and "/templates/" in name} == templates

@@ -41,7 +41,7 @@ def test_the_dockerfile_names_what_is_there():
     python = {re.match(r"python:([\d.]+)-slim", text)[1] for name, text in found if name == "FROM"}
     assert python == {"3.11"}  # that of constraints.txt
     ignored = (ROOT / ".dockerignore").read_text().split()
-    assert not {"offload", "triforce_cli", "profiles", "experiments", "setup.py", "docs"} & set(ignored)
+    assert not {"offload", "triforce_cli", "profiles", "setup.py", "docs"} & set(ignored)
 
 
 def test_the_image_s_command_asks_for_a_key(triforce_here, monkeypatch):

@@ -132,7 +132,7 @@ def test_in_lock_step_the_slowest_draft_counts():
 
 # TriForce, arXiv 2404.11912, table 4: Llama2-7B-128K on an A100 at temperature 0. The acceptance is not published;
 # .87 is measured with SmolLM2 at a budget of 1,024 of 32K tokens of a book, .85 for 768 is interpolated to the .83
-# of 512. The paper's .92 has a budget of 4K. Temperature .6 and the naive policy are in experiments/batches.yaml.
+# of 512. The paper's .92 has a budget of 4K. Temperature .6 and the naive policy are in scripts/papers.py.
 @pytest.mark.parametrize(
     ("sequences", "context", "budget", "acceptance", "speedup"),
     [(2, 56, 1024, 0.87, 1.89), (6, 19, 768, 0.85, 1.90), (10, 12, 768, 0.85, 1.72)],

@@ -88,7 +88,7 @@ def open_prompts(asked: BenchRequest, tokenizer: Tokenizer, warn: Callable[[str]
 
 def _none_long_enough(asked: BenchRequest, longest: int) -> PromptError:
     hint = "give a data set with longer texts"
-    if asked.request.command == "bench":  # an experiment has its own context
+    if asked.request.command == "bench":
         hint = f"use a smaller --context, or {hint}"
     message = f"no text of the data set is long enough{_for_a_context(asked)}: the longest has"
     return PromptError(f"{message} {counted(longest, 'token')}", hint)

@@ -9,7 +9,7 @@ from offload.errors import SettingsError
 from offload.hardware.schema import InvalidValue, Key, dotted, refuse_unknown, type_hints
 from offload.short_repr import short_repr
 
-_EXAMPLES = "see the experiments that come with the program"
+_EXAMPLES = "files of `triforce chat` are written by its /save"
 _WORDS = {str: "text", int: "a whole number", float: "a number", bool: "true or false", dict: "keys and values"}
 
 
@@ -54,11 +54,3 @@ def _built(kind: Any, value: Any, key: Key) -> Any:
 
 def _wrong(key: Key, value: Any, wanted: str) -> InvalidValue:
     return InvalidValue(key, f"{dotted(key) or 'the file'} is {short_repr(value)}, not {wanted}", _EXAMPLES)
-
-
-def require(condition: bool, name: str, value: Any, hint: str) -> None:
-    """Raise InvalidValue for the value of a key unless the condition holds."""
-    if not condition:
-        raise InvalidValue(
-            tuple(name.split(".")), f"{name} is {'missing' if value is None else short_repr(value)}", hint
-        )

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from offload.errors import UsageError
 
 REMOVED: dict[str, str] = {
+    "experiment": "scripts/papers.py prints published values beside planned and measured ones; `bench` takes lists",
     "--probabilities": "triforce serve has `logprobs`, with which clients compare the first tokens of choices",
     "distill": "`speculators` (https://github.com/vllm-project/speculators) trains heads; --draft loads them",
 }

@@ -44,8 +44,8 @@ from triforce_cli.options.other_names import FIELDS, OPTIONS, names_of
         (("generate", "hi", "-n"), ("error: -n takes a value", "see `triforce generate --help`")),
         (("generate", "hi", "--temperature", "hot"), ("--temperature takes a number", "--temperature 0.5")),
         (
-            ("experiment", "link", "levels"),
-            ("levels is one argument too many", "see `triforce experiment --help`"),
+            ("pull", "link", "levels"),
+            ("levels is one argument too many", "see `triforce pull --help`"),
         ),
         (("summarize", "README.md", "Who tells it?"), ("no file Who tells it?", '--question "Who tells it?"')),
         (("generate", "a", "--probabilities"), ("--probabilities was removed", "logprobs")),
