@@ -34,7 +34,6 @@ _COMMANDS = (
     "chat",
     "serve",
     "bench",
-    "evaluate",
     "pull",
     "profile",
     "doctor",

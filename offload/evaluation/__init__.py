@@ -1,6 +1,5 @@
 """How well a model continues a text: perplexity, agreement with another run of it, and the needle test.
 
 For modes that change the answer: rounded weights, quantised or dropped keys and values. Nothing here knows which. A
-baseline that is no way to decode is here as well: the sliding window with recomputation. And how much of the attention
-the selections of the middle level keep, and on how few tokens it falls.
+baseline that is no way to decode is here as well: the sliding window with recomputation.
 """

@@ -107,7 +107,7 @@ def test_the_published_ratio_on_chip():
 
 @pytest.mark.parametrize(("name", "allowed"), [("temperature", 0.04), ("levels", 0.04), ("sequoia-a100", 0.16)])
 def test_the_authors_loop_explains_the_speed_ups_on_chip(name, allowed):
-    """TriForce at every temperature and both ablations within 4 %, the naive policy within 12 %, Sequoia within 16 %."""
+    """TriForce at every temperature and both ablations within 4 %, the naive policy within 12, Sequoia within 16."""
     for row in TABLES[name]():
         if "speedup" in row.published:
             within = 0.12 if row.what.startswith("naive") else allowed

@@ -1,6 +1,6 @@
 """Real texts as the scheduler meets them: recorded acceptances and step times, replayed without a model.
 
-They were recorded on two cores with scripts of version 0.1. Of each token they have how probably a middle level's is accepted, in
+They were recorded on two cores by version 0.1. Of each token they have how probably a middle level's is accepted, in
 percent, the kind of match that lookup had before it, and how many of the tokens that followed that match were right.
 """
 

@@ -25,7 +25,7 @@ from .declarations import AUTO, THINK
 from .settings import Settings, config_home, origin_of
 
 FILE = "config.yaml"
-COMMANDS = ("generate", "summarize", "chat", "serve", "bench", "evaluate", "profile", "doctor")  # those that read it
+COMMANDS = ("generate", "summarize", "chat", "serve", "bench", "profile", "doctor")  # those that read it
 OTHER_NAMES = {"coupled": "sampling"}  # settings that are written as their option is called
 _SETTINGS = [name for name in OPTION_NAMES if name not in ("stop", *OTHER_NAMES)]
 NAMES = ["profile", *_SETTINGS, *OTHER_NAMES.values(), "think"]
