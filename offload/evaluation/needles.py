@@ -1,4 +1,4 @@
-"""The needle test of `bench --quality`: the task `single` in the user's text, by the probability of the pass key.
+"""The needle test of `bench --quality`: a pass key said once in the user's text, by the probability of the pass key.
 
 The text itself goes on with the key, and no question stands before it: models of 135M parameters find that at 8K
 tokens, and instructions less often. The log-probability tells more than whether it is found: it also measures how
@@ -11,8 +11,6 @@ from dataclasses import dataclass
 
 from ..events import Prefilled
 from ..sequence import common_prefix
-from .tasks.needles import SINGLE
-from .tasks.task import Planted
 from .teacher_forcing import Predictor, score_text
 
 Encode = Callable[[str], list[int]]
@@ -47,12 +45,13 @@ def make_needles(text: Sequence[int], encode: Encode, count: int) -> list[Needle
     """
     draw = random.Random(0)
     depths = [None, *((index + 0.5) / count for index in reversed(range(count)))]
-    return [_make_needle(text, encode, depth, SINGLE.plant(draw, depth or 0.0)) for depth in depths]
+    return [_make_needle(text, encode, depth, str(draw.randint(1_000_000, 9_999_999))) for depth in depths]
 
 
-def _make_needle(text: Sequence[int], encode: Encode, depth: float | None, planted: Planted) -> Needle:
-    needle, question = encode(f"\n\n{planted.pieces[0][1]}\n\n"), encode(f"\n\n{planted.start}")
-    asked = encode(f"\n\n{planted.start} {planted.answers[0]}")
+def _make_needle(text: Sequence[int], encode: Encode, depth: float | None, key: str) -> Needle:
+    said = f"The pass key is {key}."
+    needle, question = encode(f"\n\n{said} Remember it. {said}\n\n"), encode("\n\nThe pass key is")
+    asked = encode(f"\n\nThe pass key is {key}")
     start = common_prefix(question, asked)  # a tokenizer may merge the last word and the space
     question, answer = asked[:start], asked[start:]
     room = len(text) - len(needle) - len(question) - len(answer)

@@ -10,7 +10,7 @@ from offload.errors import UsageError
 REMOVED: dict[str, str] = {
     "experiment": "scripts/papers.py prints published values beside planned and measured ones; `bench` takes lists",
     "--probabilities": "triforce serve has `logprobs`, with which clients compare the first tokens of choices",
-    "evaluate": "lm-eval measures tasks through `triforce serve` (docs/serve.md); `bench --quality` compares lossy modes",
+    "evaluate": "lm-eval measures through `triforce serve` (docs/serve.md); `bench --quality` compares lossy modes",
     "distill": "`speculators` (https://github.com/vllm-project/speculators) trains heads; --draft loads them",
 }
 
