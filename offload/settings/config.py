@@ -25,7 +25,7 @@ from .validation import (
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda")
-KERNELS = ("auto", "amx", "avx512", "avx2", "bf16", "neon", "portable", "off")
+KERNELS = ("auto", "avx512", "avx2", "bf16", "neon", "portable", "off")
 QUANTIZE = ("q4", "q5", "q6", "q8")
 METHODS = tuple(methods.METHODS)
 SELF = "self"

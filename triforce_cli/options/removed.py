@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from offload.errors import UsageError
 
 REMOVED: dict[str, str] = {
+    "--kernel amx": "leave it out: auto takes avx512 there",
     "--probabilities": "triforce serve has `logprobs`, with which clients compare the first tokens of choices",
 }  # "command", "--option" or "--option value" -> the hint
 
