@@ -199,14 +199,10 @@ class Speculation:
 
 @dataclass(frozen=True, slots=True)
 class Caching:
-    """Whether prompts are cached on disk, and how many bytes. `cache` None caches those over a minimum length.
-
-    `cache_store` is the URL of a store, for fsspec, that machines share.
-    """
+    """Whether prompts are cached on disk, and how many bytes. `cache` None caches those over a minimum length."""
 
     cache: bool | None = None
     cache_limit: int = 20 * GIB
-    cache_store: str | None = None
 
     def __post_init__(self) -> None:
         require_types(self)

@@ -280,7 +280,6 @@ def patience_with_disks():
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("offload.prompt_cache.restore.TRIAL", 1000.0)
         patched.setattr("offload.prompt_cache.writer.PATIENCE", 1000.0)
-        patched.setattr("offload.prompt_cache.store.PATIENCE", 1000.0)
         yield
 
 

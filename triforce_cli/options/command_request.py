@@ -188,10 +188,6 @@ def parse_request(ctx: typer.Context) -> Request:
             settings, settings.sampling(Sampling(temperature=0))
         )  # the model's own sampling is not known yet
     refuse_inexact(settings, params)
-    cache = settings.caching
-    if settings.origins.get("cache_store") == "flag" and (cache.cache is False or not cache.cache_limit):
-        off = "--no-cache" if cache.cache is False else "--cache-limit 0"
-        raise SettingsError(f"--cache-store shares cached prompts, and {off} caches none", "leave one of the two out")
     named = ("raw", "verify", "dry_run", "quote", "extend_context")
     warn_unused(settings, [settings.speculation.method], ctx.obj.terminal)
     arguments = given_arguments(ctx)

@@ -188,7 +188,6 @@ _PANELS: dict[str | None, dict[str, _Make]] = {
         "extend_context": _switch("--extend-context", help="Extend the context (YaRN)."),
         "cache": _setting(bool, "Keep prompts on disk.", "long ones", "--cache/--no-cache", metavar=None),
         "cache_limit": _size("Disk space for it.", "20GiB"),
-        "cache_store": _setting(str, "Share it: s3://bucket.", "none", metavar="URL"),
     },
     MEMORY: {
         "offload": _name("none, stream, host, hybrid or planes.", among=OFFLOADS),

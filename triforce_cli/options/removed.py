@@ -7,10 +7,11 @@ from collections.abc import Sequence
 
 from offload.errors import UsageError
 
-REMOVED: dict[str, str] = {
+REMOVED: dict[str, str] = {  # "command", "--option" or "--option value" -> the hint
     "--kernel amx": "leave it out: auto takes avx512 there",
     "--probabilities": "triforce serve has `logprobs`, with which clients compare the first tokens of choices",
-}  # "command", "--option" or "--option value" -> the hint
+    "--cache-store": "set TRIFORCE_HOME to a folder that all machines mount",
+}
 
 
 def refuse_removed(args: Sequence[str]) -> None:

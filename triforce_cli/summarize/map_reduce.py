@@ -149,7 +149,7 @@ def part_facts(request: ModelRequest) -> dict[str, Any]:
     model = [(file.name, file_mark(file, extents.get(file, ()))) for file in files if file.is_file()]
     resolved = request.resolved(settings.generation.max_new_tokens) | {"seed": seed}
     unimportant = {"profile", "threads", "memory", "host_memory", "resident_layers", "link_gb_s", "disk", "disk_limit"}
-    unimportant |= {"cache", "cache_limit", "cache_store", "join_timeout"}
+    unimportant |= {"cache", "cache_limit", "join_timeout"}
     return {"model": model, "settings": {name: value for name, value in resolved.items() if name not in unimportant}}
 
 
