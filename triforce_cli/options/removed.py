@@ -10,6 +10,8 @@ from offload.errors import UsageError
 REMOVED: dict[str, str] = {  # "command", "--option" or "--option value" -> the hint
     "--kernel amx": "leave it out: auto takes avx512 there",
     "--probabilities": "triforce serve has `logprobs`, with which clients compare the first tokens of choices",
+    "--nodes": "plan one machine; a run over several is torchrun's (docs/multi-gpu.md)",
+    "--node-link": "plan one machine; a run over several is torchrun's (docs/multi-gpu.md)",
     "--cache-store": "set TRIFORCE_HOME to a folder that all machines mount",
 }
 

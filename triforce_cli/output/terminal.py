@@ -90,11 +90,7 @@ class Terminal:
     def use_file(self, number: int) -> None:
         """Write to another one of several files; of one, or of none, it stays the same."""
         if len(self._files) > 1 and self._stdout is not self._files[number]:
-            self.redirect(self._files[number])
-
-    def redirect(self, stream: IO[str]) -> None:
-        """Write to another stream in the place of stdout."""
-        self._stdout, self._line_open, self._text_open = stream, False, False
+            self._stdout, self._line_open, self._text_open = self._files[number], False, False
 
     def _uses_color(self, choice: str, on_terminal: bool) -> bool:
         if choice != "auto":

@@ -6,7 +6,7 @@ It loses information, so it runs only with --map-reduce, or where the user left 
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from offload.errors import PromptError, SettingsError, TriforceError
@@ -161,23 +161,6 @@ class Task:
     document: Document
     ids: list[int]
     prompt: Prompt | None = None
-
-    def packed(self) -> list[Any]:
-        """Return the fields for JSON. The document's text goes along only where it is read in parts."""
-        whole = self.prompt
-        text, new_tokens = (self.document.text, None) if whole is None else ("", whole.new_tokens)
-        return [astuple(self.section), self.document.name, text, self.tokens, new_tokens]
-
-    @classmethod
-    def unpacked(cls, section: list[Any], name: str, text: str, ids: list[int], new_tokens: int | None) -> Task:
-        prompt = None if new_tokens is None else Prompt(ids, new_tokens, name)
-        document, question, headings, file = section
-        return cls(Section(document, question, tuple(headings), file), Document(name, text), ids, prompt)
-
-    @property
-    def tokens(self) -> list[int]:
-        """Return the tokens of the prompt, or of the document that is to be read in parts."""
-        return self.ids if self.prompt is None else self.prompt.ids
 
 
 def steps(task: Task, reading: MapReduce, style: AnswerStyle) -> Steps:
