@@ -77,7 +77,7 @@ def engine_on(
     prompts = None
     if home is not None:
         home.mkdir(exist_ok=True)
-        digest = weights_digest(checkpoint.extents(), home / "weights.json")
+        digest = weights_digest(checkpoint.files(), home / "weights.json")
         prompts = PromptCache(PromptFolder(home, limit), digest, "tiny", 0)
         prompts.label = "a prompt"
     engine = Engine(model, (), chunk, None, stores, prompts)

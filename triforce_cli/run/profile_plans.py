@@ -183,7 +183,7 @@ def _draft_shape(settings: Settings, model: str, target: Dimensions) -> Dimensio
 PATIENCE = 1800  # seconds: a model that reads longer before its first word is not taken without being asked for
 _WANTED = 600  # seconds until the first word; of the models that take no longer, the largest is the best
 _CONTINUE_ONLY = {"Yi-6B-200K", "Yi-34B-200K"}  # models without a chat template
-_HINDRANCES = "gated", "pickled"  # in the notes of models that --model alone does not fetch
+_HINDRANCES = "gated", "pickled"  # in the notes of models that a plan does not choose by itself
 
 
 @dataclass(frozen=True, slots=True)

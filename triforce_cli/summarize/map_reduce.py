@@ -11,7 +11,7 @@ from typing import Any
 
 from offload.errors import PromptError, SettingsError, TriforceError
 from offload.loading.tokenizers.tokenizer import EncodingProgress
-from offload.loading.weights_digest import file_mark
+from offload.loading.weights_digest import file_state
 from offload.units import counted
 
 from ..input.documents import Document
@@ -144,9 +144,9 @@ def part_facts(request: ModelRequest) -> dict[str, Any]:
     """Return everything that a part's notes depend on beside its prompt. A random seed is left out."""
     settings = request.settings
     seed = settings.generation.seed if "seed" in settings.values else None
-    path, extents = request.model.checkpoint.path, request.model.checkpoint.extents()
+    path = request.model.checkpoint.path
     files = sorted(path.iterdir()) if path.is_dir() else [path]
-    model = [(file.name, file_mark(file, extents.get(file, ()))) for file in files if file.is_file()]
+    model = [(file.name, file_state(file)) for file in files if file.is_file()]
     resolved = request.resolved(settings.generation.max_new_tokens) | {"seed": seed}
     unimportant = {"profile", "threads", "memory", "host_memory", "resident_layers", "link_gb_s", "disk", "disk_limit"}
     unimportant |= {"cache", "cache_limit", "join_timeout"}

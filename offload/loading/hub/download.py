@@ -20,7 +20,6 @@ from ..checkpoint_json import read_json
 from ..formats.safetensors import QUANTIZED_FILE, Checkpoint, FolderCheckpoint, weight_files
 from ..formats.tensor_checks import average_bits, check_tensors
 from .bundled import discard, fetch_embedded, installed_path
-from .pickled import convert_pickled, converted_folder, is_pickled
 from .registry import EVERY_FORM, HUB_MODELS, ModelSource, did_you_mean, is_hub_id, resolve
 from .staging import check_model_files
 
@@ -43,9 +42,9 @@ def locate(name: str, home: Path | None = None, progress: FetchProgress = silent
     Args:
         name: the value of --model.
         home: triforce's cache folder; None for the platform's. Hub models go to huggingface_hub's own cache.
-        progress: called while the embedded model is fetched, and while weights are converted.
-        refresh: what `pull` does beyond that: ask the hub even if the model is in its cache, replace a damaged
-            embedded model, and convert weights that exist only pickled. Without it they are refused.
+        progress: called while the embedded model is fetched.
+        refresh: what `pull` does beyond that: ask the hub even if the model is in its cache, and replace a damaged
+            embedded model.
 
     Raises:
         ModelNotFound, FetchError, CheckpointError, UnsupportedModel.
@@ -56,9 +55,8 @@ def locate(name: str, home: Path | None = None, progress: FetchProgress = silent
     if source.kind == "hub":
         if source.known in HUB_MODELS and HUB_MODELS[source.known].is_for_plans:
             raise UnsupportedModel(f"{source.known} is for plans alone", f"triforce profile --model {source.known}")
-        return _from_hub(source.target, home, progress, refresh)
-    path = Path(source.target)
-    return _unpickled(path, name, home, progress, refresh) if is_pickled(path) else path
+        return _from_hub(source.target, refresh)
+    return Path(source.target)
 
 
 def cached_models() -> list[str]:
@@ -175,16 +173,6 @@ def _embedded(name: str, home: Path, progress: FetchProgress, refresh: bool) -> 
     return installed or fetch_embedded(name, home, progress)
 
 
-def _unpickled(folder: Path, name: str, home: Path, progress: FetchProgress, refresh: bool) -> Path:
-    """Return the conversion of a folder with pickled weights, made now if `refresh`. Raises ModelNotFound without."""
-    converted = converted_folder(folder, home)
-    if converted.is_dir():
-        return converted
-    if refresh:
-        return convert_pickled(folder, home, progress)
-    raise ModelNotFound(f"{name} has only pickled weights", f"`triforce pull {name}` converts them once, safely")
-
-
 def _is_sound(path: Path) -> bool:
     """Return whether a folder's config, tensors and tokenizer can be read."""
     try:
@@ -196,17 +184,13 @@ def _is_sound(path: Path) -> bool:
     return True
 
 
-def _from_hub(name: str, home: Path, progress: FetchProgress, refresh: bool) -> Path:
-    cached = None if refresh else _cached_snapshot(name)
-    path = cached or _download(name, _HUB_FILES)
-    if refresh and not any(path.glob("*.safetensors")):
-        path = _download(name, _PICKLED_FILES)
-    if is_pickled(path):
-        return _unpickled(path, name, home, progress, refresh)
-    if not refresh and not any(path.glob("*.safetensors")):
-        hint = f"`triforce pull {name}` converts pytorch_model.bin once, if the model has that"
-        raise ModelNotFound(f"{name} has no safetensors weights", hint)
-    return path
+def _from_hub(name: str, refresh: bool) -> Path:
+    path = (None if refresh else _cached_snapshot(name)) or _download(name, _HUB_FILES)
+    return path if _has_weights(path) else _download(name, _PICKLED_FILES)
+
+
+def _has_weights(path: Path) -> bool:
+    return any(path.glob("*.safetensors")) or any(path.glob("pytorch_model*.bin"))
 
 
 def _cached_snapshot(name: str) -> Path | None:
@@ -216,11 +200,10 @@ def _cached_snapshot(name: str) -> Path | None:
 
     try:
         path = Path(snapshot_download(name, **_HUB_FILES, local_files_only=True))
-        if not is_pickled(path):  # an interrupted download leaves a folder without all of its files
-            try:
-                FolderCheckpoint(path)
-            except UnsupportedModel:  # such as a drafter of one target
-                weight_files(path)
+        try:  # an interrupted download leaves a folder without all of its files
+            FolderCheckpoint(path)
+        except UnsupportedModel:  # such as a drafter of one target
+            weight_files(path)
     except (LocalEntryNotFoundError, ModelNotFound, CheckpointError):
         return None
     return path
