@@ -156,7 +156,7 @@ def _tree(passes: Passes, method: str, acceptance: float) -> Decoding:
         return passes.full(rows)[0].seconds + 2 * passes.sample_s
 
     shape, rates = passes.request.speculation.tree_shape, ChildAcceptance(acceptance).rates(0)
-    tree = sized_tree(shape, rates, passes.draft_step, verify, passes.drafts_in_one_pass)
+    tree = sized_tree(shape, rates, passes.draft_step, verify)
     nodes = len(tree.parents)
     found = _verified(passes, method, tree.seconds - verify(nodes + 1), tree.tokens, nodes)
     return replace(found, gammas=(nodes, nodes), depth=tree_of(tree.parents).depth)

@@ -15,7 +15,7 @@ from offload import EngineConfig
 from offload.api.loader import open_model
 from offload.caches.streaming_llm import StreamingCache
 from offload.errors import CheckpointError, SettingsError
-from offload.loading.drafters import checked_drafter
+from offload.loading.heads import checked_drafter
 from offload.settings.distillation import Distillation
 from offload.training.distill import Distiller, Evaluated, Progressed
 from offload.training.head import Head, HeadShape, unrolled

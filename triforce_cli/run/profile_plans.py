@@ -226,7 +226,7 @@ def known_model(tokens: int, settings: Settings, terminal: Terminal) -> LongMode
 def _planned(name: str, tokens: int, settings: Settings, terminal: Terminal) -> LongModel | None:
     try:
         shape = KNOWN[name] if name in KNOWN else dimensions(name)
-        if shape.context < tokens or shape.in_one_pass:  # a drafter
+        if shape.context < tokens:
             return None
         plan = _plan_here(name, tokens, settings, terminal)
     except TriforceError:  # a model that is not supported, or a GPU that no profile describes

@@ -4,16 +4,13 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from ...architecture.assistant_shape import assistant_shape, is_assistant
-from ...architecture.config import ModelShape
 from ...architecture.config_checks import check_of_config
-from ...architecture.dflash_shape import dflash_shape, is_dflash
 from ...architecture.dims import Dimensions
-from ...architecture.head_shape import MTP, OTHERS, eagle3_shape, is_head, mtp_dimensions
+from ...architecture.head_shape import MTP, eagle3_shape, is_head, mtp_dimensions
 from ...architecture.hf_config import read_shape
 from ...architecture.known_models import KNOWN, known_name, published_bits
 from ...architecture.parameters import WeightBits
-from ...errors import CheckpointError, FetchError, ModelNotFound, SettingsError, TriforceError, UnsupportedModel
+from ...errors import CheckpointError, FetchError, ModelNotFound, TriforceError, UnsupportedModel
 from ...short_repr import first_line
 from ...system.machine import default_home
 from ..checkpoint_json import read_json
@@ -109,12 +106,6 @@ def draft_dimensions(name: str, target: Dimensions) -> Dimensions:
     is_path = source.kind == "path"
     file = Path(source.target) / "config.json" if is_path else _cached_config(name) or _fetched_config(name)
     config = read_json(file) if file.is_file() else {}
-    if is_assistant(config):
-        if not isinstance(target, ModelShape):  # a well-known model
-            raise SettingsError(f"{name} drafts for a Gemma 4, and this target is none", OTHERS)
-        return assistant_shape(config, target, check_of_config(file)).dimensions
-    if is_dflash(config):
-        return dflash_shape(config, target, check_of_config(file)).dimensions
     return eagle3_shape(config, target, check_of_config(file)).dimensions if is_head(config) else dimensions(name)
 
 

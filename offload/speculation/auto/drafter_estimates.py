@@ -141,11 +141,11 @@ class Arm:
         self._widest = max(self._widest, cycle.rows - 1)
         if self.trees is None:
             self._width += _WIDTH * ((cycle.rows - 1) / cycle.drafted - self._width)
-        if self.trees is None and not self.drafter.in_one_pass:
+        if self.trees is None:
             draft_s = min(cycle.draft_s, MAX_RATIO * self.times.of(float("inf")) * cycle.drafted)
             self.times.observe(cycle.drafted, draft_s)
             return draft_s
-        steps, rows = (1, cycle.drafted) if self.drafter.in_one_pass else (cycle.drafted, _rows_of_draft(cycle))
+        steps, rows = cycle.drafted, _rows_of_draft(cycle)
         draft_s = cycle.draft_s
         if self.row_times.known:
             draft_s = min(draft_s, MAX_RATIO * steps * self.row_times.of(rows))
@@ -175,8 +175,7 @@ class Arm:
                 gammas.append(limit)
             token_s = self.token_s
             for gamma in gammas:
-                draft_s = self._step_s(gamma) if self.drafter.in_one_pass else gamma * token_s
-                yield DraftOption(gamma, draft_s + self.steps.of(round(gamma * self._width) + 1), fade=fade)
+                yield DraftOption(gamma, gamma * token_s + self.steps.of(round(gamma * self._width) + 1), fade=fade)
 
     def _trees(self, kind: Hashable, limit: int, cycle: int) -> Iterator[DraftOption]:
         if self.trees is None:

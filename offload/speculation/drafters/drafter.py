@@ -17,7 +17,7 @@ from ..passes.runner import Runner
 from ..passes.selected_runner import SelectedRunner
 from ..sampling.warp import Sampler, read_tokens
 from ..trees.tree import Draft, DraftedTree
-from .draft_passes import DraftPasses, ParallelPasses
+from .draft_passes import DraftPasses
 from .grown_tree import GrowingDrafting, Growth
 
 LONGEST_DRAFT = 24  # tokens, unless there is room for more
@@ -31,7 +31,6 @@ class Drafter(Protocol):
     relative_cost: float  # prior: the time per drafted token, relative to a plain step of the verifier
     branches: bool  # whether it can draft trees
     longest: int  # tokens of its drafts, at most: the depth of trees
-    in_one_pass: bool  # whether one pass drafts all tokens: `relative_cost` is then that of the pass
 
     def draft_kind(self, sequence: TokenSequence) -> Hashable:
         """Return the kind of draft that `propose` would return now, or None if it would be empty.
@@ -68,8 +67,6 @@ class ModelDrafter:
     setups = 0
     branches = True
     longest = LONGEST_DRAFT
-    in_one_pass = False
-    passes: type[DraftPasses] = DraftPasses
     fades = False  # whether a draft's later tokens are accepted at another rate than its first
 
     def __init__(self, runner: Runner, sampler: Sampler, group: Group = ALONE, growth: Growth | None = None) -> None:
@@ -82,7 +79,7 @@ class ModelDrafter:
         self._runner = runner
         self._sampler = sampler
         self._group = group
-        self._passes = self.passes(runner, sampler)
+        self._passes = DraftPasses(runner, sampler)
         self._trees = GrowingDrafting(runner.model, self._passes, sampler, group)
         self.growth = growth
         if growth is not None:
@@ -125,13 +122,6 @@ class ModelDrafter:
 
     def observe(self, drafted: int, accepted: int) -> None:
         self._runner.observe(drafted, accepted)
-
-
-class ParallelDrafter(ModelDrafter):
-    """A draft model that drafts all tokens in one pass, none of which depends on the others."""
-
-    in_one_pass = fades = True
-    passes = ParallelPasses
 
 
 class SelectedDrafter(ModelDrafter):
@@ -193,15 +183,6 @@ class DraftRunner(Runner):
     def rows(self, sequence: TokenSequence, draft: Sequence[int] = ()) -> Tensor:
         self._skip(sequence)
         return super().rows(sequence, draft)
-
-    def slots(self, sequence: TokenSequence, depth: int) -> Tensor:
-        """Return hidden rows `[depth, hidden]` for the next tokens, of the last token and of mask tokens behind it.
-
-        The masks leave the cache with the next call, as a rejected draft does.
-        """
-        mask = self.model.shape.mask_token
-        assert mask is not None, "a model that was trained to draft in one pass"
-        return self.rows(sequence, [mask] * (depth - 1))
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return logits as a runner does, with -inf for the tokens that the target does not have.

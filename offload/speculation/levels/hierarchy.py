@@ -15,17 +15,15 @@ from ...settings.method_sizes import drafter_kind, middle_kind
 from ...settings.methods import LOOKUP, METHODS, MIDDLES, MODEL
 from ...settings.tree_settings import TreeSampling
 from ..auto.adaptive import HORIZON, AdaptiveScheduler
-from ..drafters.dflash import DFlashDrafter, DFlashRunner
 from ..drafters.drafter import (
     SELECTED_PRIOR,
     Drafter,
     DraftRunner,
     ModelDrafter,
-    ParallelDrafter,
     SelectedDrafter,
 )
 from ..drafters.grown_tree import TRAINED, Growth
-from ..drafters.heads import HeadDrafter, HeadRunner, ParallelHeadDrafter
+from ..drafters.heads import HeadDrafter, HeadRunner
 from ..drafters.ngram import LookupDrafter
 from ..passes.estimators import ROW_COST
 from ..passes.runner import Runner
@@ -36,7 +34,7 @@ from ..trees.drafted_trees import DraftTrees, draft_trees
 from .level import Level, LogprobsRecorder, Verifier
 
 Clock = Callable[[], float]  # seconds
-Trees = Callable[[bool], DraftTrees] | None
+Trees = Callable[[], DraftTrees] | None
 _CATCHING_UP = 4  # tokens that a draft model runs at once, at most: the last drafted one, those of the levels above
 
 
@@ -85,8 +83,7 @@ class Runners:
         for middle in filter(None, (self.middle, self.alternative)):
             middle.longest = lower + 1 if drafts else 1
         if isinstance(self.draft, DraftRunner):
-            in_one_pass = self.draft.model.shape.mask_token is not None
-            self.draft.longest = LONGEST_GAMMA + 1 if adaptive or in_one_pass else _CATCHING_UP
+            self.draft.longest = LONGEST_GAMMA + 1 if adaptive else _CATCHING_UP
 
     def prepare(self) -> None:
         """Record passes of the middle levels before decoding; the others have done so before they read the prompt."""
@@ -163,9 +160,6 @@ def _drafters(
     if kind == MODEL:
         assert runners.draft is not None
         if isinstance(runners.draft, HeadRunner):
-            cls = HeadDrafter if runners.draft.model.own.mask_token is None else ParallelHeadDrafter
-            cls = DFlashDrafter if isinstance(runners.draft, DFlashRunner) else cls
-            return [cls(runners.draft, sampler, group, growth)]
-        is_parallel = runners.draft.model.shape.mask_token is not None
-        return [(ParallelDrafter if is_parallel else ModelDrafter)(runners.draft, sampler, group, growth)]
+            return [HeadDrafter(runners.draft, sampler, group, growth)]
+        return [ModelDrafter(runners.draft, sampler, group, growth)]
     return [runners.lookup] if kind == LOOKUP else []
