@@ -85,7 +85,6 @@ def evaluate(
       triforce evaluate --modes http://127.0.0.1:8000/v1 --chat --json > scores.jsonl
     """
     terminal, quiet = ctx.obj.terminal, bool(ctx.params["quiet"])
-    terminal.require_stdout()
     flags, origins = given_options(ctx)
     if prompt_file:
         check_files(prompt_file)

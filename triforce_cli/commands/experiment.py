@@ -85,8 +85,6 @@ def experiment(
       triforce experiment budget --model Llama-3.1-8B -f book.txt --points runs.jsonl
     """
     terminal, quiet = ctx.obj.terminal, bool(ctx.params["quiet"])
-    if output is None or json:
-        terminal.require_stdout()
     if name == LIST:
         given = {"--quick": quick, "--prompt-file": prompt_file, "--data": data, "--points": points, "--plot": plot}
         _check_list({**given, "--output": output, "--dry-run": dry_run})

@@ -6,7 +6,6 @@ import json
 import socket
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
-from pathlib import Path
 
 import pytest
 
@@ -271,23 +270,6 @@ def test_depths_are_a_number_or_percentages(triforce_here):
     assert parse_depths("50%") == (0.5,) and parse_depths("10 %, 99.5%,10%") == (0.995, 0.1)
     for text in ("0", "101", "50,60", "101%", "50%,", ""):
         refused(triforce_here("evaluate", "--depths", text), f"--depths is {text!r}", "from 1 to 100", "10%,50%,90%")
-
-
-def test_a_report_is_not_lost_on_a_full_disk(triforce_here, server, tmp_path, monkeypatch):
-    def full(*_):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("triforce_cli.output.output_files.replace_file", full)
-    table = tmp_path / "scores.csv"
-    command = ("evaluate", "--tasks", "single", "--depths", "1", "--context", "200", "--modes", f"{server}/v1")
-    answer = triforce_here(*command, "--csv", table)
-    assert answer.returncode == 1 and "score of 100" in answer.stdout
-    warning, error, hint = answer.stderr.splitlines()
-    kept = Path(warning.rpartition(" ")[2])
-    assert error == f"error: {table} cannot be written: No space left on device"
-    assert hint == f"hint: make room, then: mv {kept} {table}"
-    assert next(csv.DictReader(io.StringIO(kept.read_text())))["mode"] == f"{server}/v1"
-    kept.unlink()
 
 
 def test_an_endpoint_that_is_not_there(triforce_here):

@@ -2,7 +2,6 @@
 
 import json
 import re
-from pathlib import Path
 
 import pytest
 
@@ -134,17 +133,6 @@ def test_a_plan_stands_beside_the_authors_code_with_both_errors_and_a_miss_is_na
     cell = r"[\d.]+x{} \| [+-][\d.]+% \(\*\*more than 1%\*\*\)"
     cells = (cell.format(r" \(planned\)"), cell.format(""))
     assert re.search(rf"^\| a plan \| 2.31x \| {cells[0]} \| {cells[1]} \| a paper \|$", out, re.M), out
-
-
-def test_a_report_is_not_lost_on_a_full_disk(triforce_here, tiny, tmp_path, monkeypatch):
-    def full(*_):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("triforce_cli.output.output_files.replace_file", full)
-    code, out, err = triforce_here("experiment", tiny(), "--dry-run", "--json", "--output", tmp_path / "r.md")
-    kept = Path(err.splitlines()[0].rpartition(" ")[2])
-    assert code == 1 and json.loads(out)["values"] and "a plan" in kept.read_text()
-    kept.unlink()
 
 
 def test_a_value_without_counterpart_says_why(triforce_here, tiny):
