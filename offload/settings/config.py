@@ -137,10 +137,9 @@ class Speculation:
         )
         hint = "use a positive number of tokens, or leave it out"
         require_tokens("rebuild-every", self.rebuild_every, 1, hint)
-        shape = TreeShape.parse(self.tree)
-        longest = max(LONGEST_GAMMA, (shape.nodes or 0) if shape.kind == "grown" else 0)
-        for name, gamma, most in (("gamma1", self.gamma1, LONGEST_GAMMA), ("gamma2", self.gamma2, longest)):
-            require_between(name, gamma, 1, most, f"use 1 to {most} tokens, or leave it out")
+        TreeShape.parse(self.tree)
+        for name, gamma in (("gamma1", self.gamma1), ("gamma2", self.gamma2)):
+            require_between(name, gamma, 1, LONGEST_GAMMA, f"use 1 to {LONGEST_GAMMA} tokens, or leave it out")
         require_one_of("retrieval-kv", self.retrieval_kv, (EXACT, *LOSSY_KV))
         require_one_of("tree-sampling", self.tree_sampling, TREE_SAMPLINGS)
         if self.middle is not None:

@@ -132,11 +132,6 @@ def warn_unused(settings: Settings, methods: Iterable[str], terminal: Terminal) 
     if settings.origins.get("middle") == "flag" and not has_middle:
         middle = settings.speculation.middle
         terminal.warn(f"--middle {middle} is not used: --method {', '.join(methods)} has no middle level")
-    tree = settings.speculation.tree
-    grows = has_middle or (drafters & {CHOSEN, MODEL} and settings.speculation.draft_model is not None)
-    if settings.origins.get("tree") == "flag" and tree.startswith("grown") and not grows:
-        drafter = "retrieval level or draft model"
-        terminal.warn(f"--tree {tree} is not used: --method {', '.join(methods)} has no {drafter} to draft it")
 
 
 def check_flags(ctx: typer.Context) -> None:

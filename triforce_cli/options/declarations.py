@@ -175,9 +175,7 @@ _PANELS: dict[str | None, dict[str, _Make]] = {
         "rebuild_every": _count("Retrieve again after N tokens.", "adaptive"),
         "gamma1": _count("Drafted for the retrieval cache.", "adaptive"),
         "gamma2": _count("Drafted for the full cache.", "adaptive"),
-        "tree": _setting(
-            str, "N nodes, auto, grown, k-ary:2x3x1.", metavar="TREE", among=("chain", "auto", "grown", "k-ary:")
-        ),
+        "tree": _setting(str, "N nodes, auto, k-ary:2x3x1.", metavar="TREE", among=("chain", "auto", "k-ary:")),
         "tree_sampling": _name("How siblings are drawn.", among=TREE_SAMPLINGS),
         "verify": _switch("--verify", help="Compare with plain decoding."),
     },

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from offload.errors import UsageError
 
 REMOVED: dict[str, str] = {  # "command", "--option" or "--option value" -> the hint
+    "--tree grown": "use --tree auto, or --tree 64 for the best tree of a size",
     "--kernel amx": "leave it out: auto takes avx512 there",
     "--probabilities": "triforce serve has `logprobs`, with which clients compare the first tokens of choices",
     "--nodes": "plan one machine; a run over several is torchrun's (docs/multi-gpu.md)",

@@ -87,7 +87,7 @@ class AdaptiveScheduler:
         self._chosen = self._best(candidates)
         if self._chosen is None:
             return None, 0
-        return self._chosen.arm.drafter, self._chosen.arm.depth(self._chosen.chosen, limit)
+        return self._chosen.arm.drafter, self._chosen.chosen.gamma
 
     @property
     def tree(self) -> DraftedTree | None:

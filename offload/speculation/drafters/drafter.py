@@ -18,7 +18,7 @@ from ..passes.selected_runner import SelectedRunner
 from ..sampling.warp import Sampler, read_tokens
 from ..trees.tree import Draft, DraftedTree
 from .draft_passes import DraftPasses
-from .grown_tree import GrowingDrafting, Growth
+from .tree_drafter import TreeDrafting
 
 LONGEST_DRAFT = 24  # tokens, unless there is room for more
 SELECTED_PRIOR = MIDDLES[RETRIEVAL].acceptance
@@ -69,10 +69,9 @@ class ModelDrafter:
     longest = LONGEST_DRAFT
     fades = False  # whether a draft's later tokens are accepted at another rate than its first
 
-    def __init__(self, runner: Runner, sampler: Sampler, group: Group = ALONE, growth: Growth | None = None) -> None:
+    def __init__(self, runner: Runner, sampler: Sampler, group: Group = ALONE) -> None:
         """Every rank of a `group` runs the whole draft model; the tokens that rank 0 draws are used by all.
 
-        With `growth`, drafts are trees that grow by it. Their later tokens are not told apart from the first ones.
         The tokens of a draft stay on the device until its end, and come to the host by one copy. Penalties need them
         on the host at once, with a copy for each.
         """
@@ -80,11 +79,7 @@ class ModelDrafter:
         self._sampler = sampler
         self._group = group
         self._passes = DraftPasses(runner, sampler)
-        self._trees = GrowingDrafting(runner.model, self._passes, sampler, group)
-        self.growth = growth
-        if growth is not None:
-            self.branches = self.fades = False
-            self.longest = growth.most
+        self._trees = TreeDrafting(runner.model, self._passes, sampler, group)
 
     def draft_kind(self, sequence: TokenSequence) -> Hashable:
         return True
@@ -97,8 +92,6 @@ class ModelDrafter:
 
     @torch.inference_mode()
     def propose(self, sequence: TokenSequence, limit: int, tree: DraftedTree | None = None) -> Draft:
-        if self.growth is not None:
-            return self._trees.grow(sequence, limit, self.growth)
         if tree is not None:
             return self._trees.propose(sequence, tree.within(limit))
         sampler, passes, before = self._sampler, self._passes, sequence.tentative
@@ -133,13 +126,9 @@ class SelectedDrafter(ModelDrafter):
         runner: SelectedRunner,
         sampler: Sampler,
         acceptance: float = SELECTED_PRIOR,
-        nodes: int = 0,
     ) -> None:
-        """The ranks that share the target agree on every token; `acceptance` is expected until it is known.
-
-        With `nodes`, trees of up to so many are grown.
-        """
-        super().__init__(runner, sampler, growth=Growth(nodes) if nodes else None)
+        """The ranks that share the target agree on every token; `acceptance` is expected until it is known."""
+        super().__init__(runner, sampler)
         self.name, self._prior = name, acceptance
         self._selected = runner
 

@@ -21,7 +21,6 @@ from ..passes.runner import Runner
 from ..passes.steps import AT_ONCE, Executor
 from ..sampling.warp import Sampler
 from .drafter import ModelDrafter
-from .grown_tree import Growth
 
 _SPARE = 16  # slots
 
@@ -153,8 +152,8 @@ class HeadDrafter(ModelDrafter):
 
     fades = True
 
-    def __init__(self, runner: HeadRunner, sampler: Sampler, group: Group, growth: Growth | None = None) -> None:
-        super().__init__(cast("Runner", runner), sampler, group, growth)
+    def __init__(self, runner: HeadRunner, sampler: Sampler, group: Group) -> None:
+        super().__init__(cast("Runner", runner), sampler, group)
         self.name = runner.model.own.kind
         self._head = runner
         # Shares of ranks may be uneven, but all ranks have to choose alike, and to grow the same trees.

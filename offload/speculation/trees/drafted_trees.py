@@ -179,10 +179,10 @@ def draft_trees(
 ) -> Callable[[], DraftTrees] | None:
     """Return what makes the chooser of a drafter's trees of a shape.
 
-    None for chains, and for trees that grow.
+    None for chains.
     With `may_be_chain`, as always for an automatic shape, chains are drafted where they are faster.
     """
-    if shape.kind in ("chain", "grown"):
+    if shape.kind == "chain":
         return None
     if may_be_chain or shape.kind == "auto":
         return lambda: FastestTrees(shape, sampling)
