@@ -13,7 +13,7 @@ WORKDIR /src
 COPY constraints.txt .
 RUN pip install --no-cache-dir --index-url "$TORCH" "$(grep '^torch==' constraints.txt)"
 COPY . .
-RUN pip install --no-cache-dir -c constraints.txt ".[serve,documents,store]"
+RUN pip install --no-cache-dir -c constraints.txt ".[serve,documents]"
 
 FROM python:3.11-slim
 # Triton compiles the GPU's kernels with a C compiler.

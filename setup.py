@@ -1,8 +1,8 @@
 """Builds the native kernel, an optional extension: without it triforce is installed and runs on torch alone.
 
-So is the handler of a second Ctrl-C, triforce_cli/interrupt.c. Both are plain shared libraries, loaded by ctypes, that
-need no headers of Python. The kernel needs a C compiler with GCC's vector extensions, but no headers of torch and no
-OpenMP: it has a thread pool of its own. The reason of its failed build is stored beside it, for `triforce doctor`.
+It is a plain shared library, loaded by ctypes. It needs a C compiler with GCC's vector extensions, but no headers of
+Python or torch and no OpenMP: it has a thread pool of its own. The reason of its failed build is stored beside it, for
+`triforce doctor`.
 """
 
 import os
@@ -29,22 +29,11 @@ KERNEL = Extension(
     py_limited_api=True,  # in its file name: one build for every Python version
 )
 
-INTERRUPT = Extension(
-    "triforce_cli._interrupt",
-    sources=["triforce_cli/interrupt.c"],
-    extra_compile_args=["-std=gnu11", "-O2", "-g0"],
-    optional=True,
-    py_limited_api=True,
-)
-
 
 class BuildKernel(build_ext):
     """The build step: needs no Python headers, and stores the reason of a failure."""
 
     def build_extension(self, ext):
-        if ext.name != KERNEL.name:
-            super().build_extension(ext)
-            return
         library = Path(self.get_ext_fullpath(ext.name))
         reason = library.parent / "build-error.txt"
         reason.unlink(missing_ok=True)
@@ -58,7 +47,7 @@ class BuildKernel(build_ext):
 
     def copy_extensions_to_source(self):
         """Copy the library, or the reason of a failure, to the sources; remove those of earlier builds."""
-        for old in [*FOLDER.glob("_kernel*"), *Path("triforce_cli").glob("_interrupt*"), FOLDER / "build-error.txt"]:
+        for old in [*FOLDER.glob("_kernel*"), FOLDER / "build-error.txt"]:
             old.unlink(missing_ok=True)
         super().copy_extensions_to_source()
         reason = Path(self.build_lib) / FOLDER / "build-error.txt"
@@ -95,7 +84,7 @@ setup(
         *find_packages(include=["offload", "offload.*", "triforce_cli", "triforce_cli.*"]),
         "offload.profiles",  # data, see pyproject.toml
     ],
-    ext_modules=[KERNEL, INTERRUPT],
+    ext_modules=[KERNEL],
     cmdclass={"build_ext": BuildKernel},
     # The libraries know nothing of Python's ABI: one wheel for every version of it from requires-python on.
     options={"bdist_wheel": {"py_limited_api": "cp310"}},

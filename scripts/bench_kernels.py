@@ -133,7 +133,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, nargs="+", default=[8000, 32000], help="lengths of the context")
     parser.add_argument("--model", default=EngineConfig().model)
     parser.add_argument("--dtype", default="auto")
-    parser.add_argument("--level", default="auto", help="of the kernel: amx, avx512, avx2, bf16, neon, portable")
+    parser.add_argument("--level", default="auto", help="of the kernel: avx512, avx2, bf16, neon, portable")
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()

@@ -27,7 +27,7 @@ from offload.parallel.shard import split
 
 ROOT, SIZE, SECONDS = Path(__file__).parents[1], 2, 100
 IDS, NEW = list(range(1, 301)), 12
-METHODS = (("ar", "chain"), ("retrieval", "chain"), ("retrieval", "grown"))
+METHODS = (("ar", "chain"), ("retrieval", "chain"))
 
 
 def shape() -> object:

@@ -28,7 +28,7 @@ from offload.settings.config import GenerationConfig, Sampling, Speculation
 ROOT = Path(__file__).parents[1]
 GREEDY = Sampling(temperature=0)
 SAMPLED = Sampling(temperature=0.1, top_p=1)  # random weights have logits of .16: divided by it, of 1.6
-METHODS = (("ar", "chain"), ("retrieval", "chain"), ("retrieval", "grown"), ("triforce", "chain"), ("auto", "chain"))
+METHODS = (("ar", "chain"), ("retrieval", "chain"), ("triforce", "chain"), ("auto", "chain"))
 LEAST_P = 1e-4  # of a chi-square test: a right distribution fails once in ten thousand such checks
 
 

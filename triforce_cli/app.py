@@ -25,7 +25,7 @@ from .options.config_file import unknown_variables
 from .options.mistakes import Command, Group, as_given, explained
 from .options.removed import refuse_removed
 from .options.settings import cache_home
-from .output.terminal import Terminal, stdout_closed
+from .output.terminal import Terminal
 from .signals import DONE, FAILED, INTERRUPTED, WRONG_USE
 
 _COMMANDS = (
@@ -39,14 +39,6 @@ _COMMANDS = (
     "doctor",
     "cache",
 )
-_PRINTING = (
-    "summarize",
-    "chat",
-    "bench",
-    "pull",
-    "profile",
-    "doctor",
-)  # to stdout, whatever their options are
 
 
 def _app_with(commands: Sequence[str]) -> typer.Typer:
@@ -99,8 +91,6 @@ def _start(
     warnings.showwarning = lambda message, *_: ctx.obj.terminal.warn(str(message))
     for warning in unknown_variables(os.environ):
         ctx.obj.terminal.warn(warning)
-    if ctx.invoked_subcommand in _PRINTING:
-        ctx.obj.terminal.require_stdout()
     if ctx.invoked_subcommand is None:
         typer.echo(ctx.get_help())
         raise Exit(WRONG_USE)
@@ -139,7 +129,7 @@ def run(args: Sequence[str]) -> int:
         with command.make_context("triforce", list(args), default_map=_configured(args)) as ctx:
             return command.invoke(ctx) or DONE
     except Exit as exit_:  # of help and version, which are printed
-        return exit_.exit_code if sys.stdout is not None else _report(stdout_closed(), Terminal())
+        return exit_.exit_code
     except (KeyboardInterrupt, Abort):
         return INTERRUPTED
     except BrokenPipeError:
@@ -177,7 +167,7 @@ def _abandon_output() -> int:
     """
     try:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except (AttributeError, OSError, ValueError):  # stdout was closed before the start
+    except (AttributeError, OSError, ValueError):  # a stream in memory
         pass
     return DONE
 

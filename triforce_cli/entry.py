@@ -6,7 +6,7 @@ import sys
 import threading
 from contextlib import suppress
 
-from .signals import DONE, INTERRUPTED, ignore_signals, listen
+from .signals import DONE, INTERRUPTED, listen
 
 
 def main() -> None:
@@ -14,7 +14,9 @@ def main() -> None:
     code = INTERRUPTED
     with suppress(KeyboardInterrupt):  # before the command has begun, or after its end
         listen()
-        occupy_closed_streams()
+        for name in ("stdout", "stderr"):
+            if getattr(sys, name) is None:  # closed by the shell: >&-
+                setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
         from .app import run, settle_libraries
         from .distributed.rank import finish
 
@@ -23,18 +25,7 @@ def main() -> None:
         finish(code)
     if "torch" in sys.modules:
         exit_without_teardown(code)
-    ignore_signals()
     sys.exit(code)
-
-
-def occupy_closed_streams() -> None:
-    """Open the null device in place of standard streams that are closed: no file of ours may get their numbers.
-
-    What a library in C prints there would be written into that file.
-    """
-    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
-        os.set_inheritable(number, True)
-    os.close(number)
 
 
 def exit_without_teardown(code: int) -> None:
@@ -49,11 +40,8 @@ def exit_without_teardown(code: int) -> None:
         code = INTERRUPTED
     except SystemExit as exit_:  # SIGTERM
         code = int(exit_.code or DONE)
-    ignore_signals()
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
-        try:
+        with suppress(OSError, ValueError):  # nobody reads it any more
             stream.flush()
-        except (AttributeError, OSError, ValueError):  # closed before the start, or nobody reads it any more
-            pass
     os._exit(code)

@@ -233,7 +233,7 @@ class OpenModel(FoundModel):
         Reads the weight files once, for their fingerprint. Raises OSError if the folder cannot be created.
         """
         folder.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        files = self.checkpoint.extents()
+        files = self.checkpoint.files()
         states = {path: file_state(path) for path in files}
         digest = weights_digest(files, folder.path / "weights.json")
         if self.checkpoint.quantization:

@@ -39,11 +39,6 @@ class ModelShape(Dimensions):
     norm_offset: float = 0.0  # is added to the norms' weights of a checkpoint
     rounds_embedding_scale: bool = False  # whether that factor is rounded to the model's dtype
     rotates_neighbours: bool = False  # whether RoPE rotates pairs of neighbours, and not of halves, in the checkpoint
-    mask_token: int | None = None  # stands for tokens that are not known, of a model that drafts several in one pass
-
-    @property
-    def in_one_pass(self) -> bool:
-        return self.mask_token is not None
 
     def spec(self, layer: int) -> LayerSpec:
         """Return what layer number `layer` computes."""

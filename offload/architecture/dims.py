@@ -37,11 +37,6 @@ class Dimensions(Parameters):
     gates_heads: bool = field(default=False, kw_only=True)  # whether q_proj has as many rows more, for gates
 
     @property
-    def in_one_pass(self) -> bool:
-        """Return whether the model drafts all tokens of a draft in one pass."""
-        return False
-
-    @property
     def group(self) -> int:
         """Return how many query heads share one KV head."""
         return self.heads // self.kv_heads

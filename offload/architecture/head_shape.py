@@ -20,8 +20,8 @@ from .hf_config import shape_from_config
 from .parameters import WeightBits
 from .weight_formats import level_of, rounded_bits
 
-EAGLE3, DFLASH = "eagle3", "dflash"
-_PARALLEL = "peagle"  # EAGLE-3 heads that draft all tokens in one pass, in the format of `speculators`
+EAGLE3 = "eagle3"
+_OTHER_KINDS = "dflash", "dspark", "assistant"  # of drafters, which are refused by name
 _TAPS = "eagle_aux_hidden_state_layer_ids"  # the layers whose inputs a head reads
 _EAGLE_LAYERS = ("llama", "qwen3")  # kinds of layers that EAGLE-3 heads have
 OF_TARGETS = {"layer_types": None, "sliding_window": None, "use_sliding_window": False, "max_window_layers": 0}
@@ -54,18 +54,12 @@ class HeadDimensions(Dimensions):
         row: numbers of each row of the target that is kept for it.
         more: parameters beside layers and output head.
         shares_head: whether the output head is the target's.
-        masks: whether it drafts all tokens in one pass, by mask tokens.
     """
 
     kind: str = field(default=EAGLE3, kw_only=True)
     row: int = field(default=0, kw_only=True)
     more: int = field(default=0, kw_only=True)
     shares_head: bool = field(default=False, kw_only=True)
-    masks: bool = field(default=False, kw_only=True)
-
-    @property
-    def in_one_pass(self) -> bool:
-        return self.masks or self.kind == DFLASH
 
     @property
     def outer_parameters(self) -> int:
@@ -111,7 +105,6 @@ class HeadShape:
         norm_before_fc: whether the rows are normalised together, and `fc_norm`, whether each is by itself.
         norm_output: whether the row that the next token is drafted from is normalised.
         window: tokens that its layers attend to; None for all.
-        mask_token: stands for tokens that are not known, of a head that drafts all in one pass (P-EAGLE).
     """
 
     kind: str
@@ -124,7 +117,6 @@ class HeadShape:
     fc_norm: bool = False
     norm_output: bool = False
     window: int | None = None
-    mask_token: int | None = None
 
     @property
     def dimensions(self) -> HeadDimensions:
@@ -135,20 +127,19 @@ class HeadShape:
         row = (1 + taps) * self.target_hidden
         if self.kind == MTP:
             projections, row, more = 0, self.target_hidden, 2 * own.hidden**2
-        changes = {
-            "vocab": self.vocab,
-            "kind": self.kind,
-            "row": row,
-            "more": more,
-            "masks": self.mask_token is not None,
-        }
+        changes = {"vocab": self.vocab, "kind": self.kind, "row": row, "more": more}
         return _dimensions(own, changes | {"shares_head": self.kind == MTP})
 
 
 def is_head(config: Mapping[str, Any]) -> bool:
     """Return whether a config.json is that of a head, and not of a model."""
-    names = config.get("architectures")
-    return "speculators_model_type" in config or "eagle3" in "".join(map(str, names or ())).lower()
+    return "speculators_model_type" in config or _kind(config) is not None
+
+
+def _kind(config: Mapping[str, Any]) -> str | None:
+    """Return the kind of drafter that a config names in its architectures or its type; None of a model."""
+    names = f"{config.get('architectures')} {config.get('model_type')}".lower()
+    return next((kind for kind in (EAGLE3, *_OTHER_KINDS) if kind in names), None)
 
 
 def eagle3_shape(config: Mapping[str, Any], target: Dimensions, check: ConfigCheck) -> HeadShape:
@@ -157,10 +148,9 @@ def eagle3_shape(config: Mapping[str, Any], target: Dimensions, check: ConfigChe
     Raises SettingsError if it was trained for another target, CheckpointError, UnsupportedModel.
     """
     is_speculators = "speculators_model_type" in config
-    kind = config.get("speculators_model_type", EAGLE3)
-    if kind not in (EAGLE3, _PARALLEL):
-        what = f"what runs: {EAGLE3}, {_PARALLEL}"
-        raise UnsupportedModel(f"drafters of the kind {short_repr(kind)} are not supported", what)
+    kind = config.get("speculators_model_type") or _kind(config) or EAGLE3
+    if kind != EAGLE3:
+        raise UnsupportedModel(f"drafters of the kind {short_repr(kind)} are not supported", f"what runs: {EAGLE3}")
     own = dict(_part(config, "transformer_layer_config") if is_speculators else config)
     eagle = _part(config, "eagle_config")
     if "hidden_size" not in own:
@@ -185,7 +175,6 @@ def eagle3_shape(config: Mapping[str, Any], target: Dimensions, check: ConfigChe
         fc_norm=bool(config.get("fc_norm", False)),
         norm_output=bool(config.get("norm_output", False)),
         window=_window(own),
-        mask_token=_mask_token(config, kind, target.vocab, check),
     )
 
 
@@ -209,19 +198,6 @@ def layer_ids(name: str, ids: Any, most: int, check: ConfigCheck) -> tuple[int, 
     if not is_right or len(set(ids)) < len(ids):
         raise check.error(name, ids, f"different numbers of 0 to {most}")
     return tuple(ids)
-
-
-def token_of(name: str, config: Mapping[str, Any], vocab: int, check: ConfigCheck) -> int:
-    """Return a token that a config names. Raises CheckpointError."""
-    if type(token := config.get(name)) is not int or not 0 <= token < vocab:
-        raise check.error(name, token, f"a token of the vocabulary of {vocab:,}")
-    return token
-
-
-def _mask_token(config: Mapping[str, Any], kind: str, vocab: int, check: ConfigCheck) -> int | None:
-    """Return the mask token of a head that drafts all tokens in one pass; None of others. Raises CheckpointError."""
-    name = "ptd_token_id" if "ptd_token_id" in config else "mask_token_id"
-    return None if config.get(name) is None and kind != _PARALLEL else token_of(name, config, vocab, check)
 
 
 def _window(own: Mapping[str, Any]) -> int | None:

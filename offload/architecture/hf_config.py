@@ -95,7 +95,6 @@ def shape_from_config(
         sliding_rope=sliding_rope if any(spec.window for spec in specs) else None,
         max_positions=values["max_position_embeddings"],
         dual_chunk=dual_chunk,
-        mask_token=_mask_token(values, check),
     )
     if shape.rotary_dim % 2 or not shape.rotary_dim:
         wanted = f"a part of {shape.head_dim} dimensions that is even"
@@ -234,22 +233,6 @@ def _refuse_features(values: Mapping[str, Any], rope: Mapping[str, Any], specs: 
     activation = activation_of(values["hidden_act"])
     if not activation or any(spec.activation != activation for spec in specs):
         raise UnsupportedModel(f"the activation {short_repr(values['hidden_act'])} is not supported", SUPPORTED)
-
-
-def _mask_token(values: Mapping[str, Any], check: ConfigCheck) -> int | None:
-    """Return the token that PARD (arXiv 2504.18583) appends to draft in one pass; None for other models.
-
-    Raises CheckpointError for one outside the vocabulary, UnsupportedModel for PARD-2, which is more than its model.
-    """
-    if values.get("pard2") or values.get("spd_type") == "pard2":
-        raise UnsupportedModel(
-            "PARD-2 adds hidden rows of the target by warp_model.bin, a pickle, which can run code and is not read",
-            "draft with a PARD model, such as amd/PARD-Qwen3-0.6B",
-        )
-    token: int | None = values.get("pard_token")
-    if token is not None and token >= values["vocab_size"]:
-        raise check.error("pard_token", token, f"a token of the vocabulary of {values['vocab_size']:,}")
-    return token
 
 
 def _eos_ids(values: Mapping[str, Any], generation: Mapping[str, Any], check: ConfigCheck) -> tuple[int, ...]:

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from ..architecture.kv_formats import BLOCK, GROUP
-from ..architecture.rope import rotate
 from ..kernels.native.kv_groups import Groups, kv_format, quantize_call
 from ..kernels.native.recording import PassInputs
 from ..memory.quantized_groups import GroupMemory
@@ -87,9 +86,6 @@ class TableCache(InPlaceCache):
     def attend(self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None, lse: Tensor | None = None) -> Tensor:
         q = append(self._store, layer, self.start, q, k, v, self.rows_of(layer), self.stored)
         return self._attend(layer, q, self.seen, self.tree, lse)
-
-    def lend(self, layer: int, q: Tensor) -> Tensor:
-        return self._attend(layer, rotate(q, self.rows_of(layer)), self.seen - 1)
 
     def _attend(self, layer: int, q: Tensor, seen: int, tree: Tree | None = None, lse: Tensor | None = None) -> Tensor:
         more = (self._groups[layer],) if self._groups else ()

@@ -3,7 +3,6 @@
 import torch
 from torch import Tensor
 
-from ..architecture.rope import rotate
 from ..kernels.attention import Partial, attend_masked, merge
 from ..kernels.triton import ROWS
 from ..kernels.triton.accumulate import attend_table, attend_table_before
@@ -43,10 +42,6 @@ class ChunkTableCache(InPlaceCache):
             for index, part in enumerate(q.split(ROWS))
         ]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-    def lend(self, layer: int, q: Tensor) -> Tensor:
-        table, lengths = self.table[layer, :, : self.selection.shape[1]], (self.seen - 1, self.tail_start)
-        return attend_table(rotate(q, self.rows_of(layer)), *self.store.layer(layer), table, self.chunk, lengths)
 
     def _attend_tree(self, q: Tensor, keys: Tensor, values: Tensor, table: Tensor) -> Tensor:
         at = slice(self.length, self.start + len(q))

@@ -7,7 +7,7 @@ from weakref import WeakSet
 import torch
 from torch import Tensor
 
-from ..architecture.rope import Rope, rotate, rows_of
+from ..architecture.rope import Rope, rows_of
 from ..kernels import triton
 from ..kernels.native.recording import PassInputs
 from ..kernels.native.structs import BLOCK
@@ -98,17 +98,6 @@ class FullCache(InFlightTokens):
             return self._attend_tree(layer, q, k, v, lse)
         q, start = self.append(layer, q, k, v)
         return self.store.attend(layer, q, start, lse=lse)
-
-    def begin_lending(self) -> None:
-        """Prepare `lend` and `lend_window`, until the next pass: here, do nothing."""
-
-    def lend(self, layer: int, q: Tensor) -> Tensor:
-        """Attend to the committed tokens with the query `[1, heads, head_dim]` of the token behind them; store nothing.
-
-        `layer` counts the layers that attend to all tokens. The store is one without tiers.
-        """
-        rows = rows_of(self.store.shape, layer, self.rope.rows(self.length, self.length + 1))
-        return self.store.attend(layer, rotate(q, rows), self.length - 1)
 
     def append(self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None) -> tuple[Tensor, int]:
         """Store keys and values as `attend` does; return the rotated queries, and the position of the first one."""

@@ -67,11 +67,6 @@ class InFlightTokens(ABC):
         """Run the tokens as `Attends.attend_linear`, for a layer number `layer` of those with linear attention."""
         return self.states.attend(layer, rule, rows, gates)
 
-    def lend_window(self, layer: int, q: Tensor) -> Tensor:
-        """Attend as `lend`, in a layer number `layer` of those that attend to a window."""
-        assert self.windows is not None
-        return self.windows.lend(layer, q, self.length)
-
     def positions(self) -> Tensor:
         """Return the positions of the pass's tokens, as `Attends.positions`."""
         if self.tree is None:

@@ -4,7 +4,6 @@ from collections.abc import Hashable
 
 from torch import Tensor
 
-from ..architecture.rope import rotate
 from ..kernels.native.recording import PassInputs
 from ..memory.packed_store import PackedStore
 from ..memory.store import Store, append
@@ -48,6 +47,3 @@ class PlaneCache(InPlaceCache):
     def attend(self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None, lse: Tensor | None = None) -> Tensor:
         q = append(self._store, layer, self.start, q, k, v, self.rows_of(layer), self.stored)
         return self._store.attend_plane(layer, q, self.length, self.tree, lse)
-
-    def lend(self, layer: int, q: Tensor) -> Tensor:
-        return self._store.attend_plane(layer, rotate(q, self.rows_of(layer)), self.length - 1)

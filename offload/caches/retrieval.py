@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from ..architecture.kv_formats import GROUP
-from ..architecture.rope import rotate
 from ..architecture.tier_footprint import GATHERED_BYTES
 from ..kernels.attention import attend_masked, merge
 from ..kernels.kv_groups import quantize_groups
@@ -133,9 +132,6 @@ class CopiedCache(SelectedCache):
         q = append(self.store, layer, position + self._held, q, k, v, self.rows_of(layer))
         return self.store.attend(layer, q, position, self.tree, lse)
 
-    def lend(self, layer: int, q: Tensor) -> Tensor:
-        return self.store.attend(layer, rotate(q, self.rows_of(layer)), self.position - 1)
-
     def _compact(self, keep: Sequence[int]) -> None:
         self.store.compact(self.position, keep)
 
@@ -184,9 +180,6 @@ class QuantizedCopiedCache(CopiedCache):
             self.attend_selected(layer, rows, result)
             part = merge([result.partial(), part])
         return part.output(lse, q.dtype)
-
-    def lend(self, layer: int, q: Tensor) -> Tensor:
-        return self._attend_causally(layer, rotate(q, self.rows_of(layer)), self.position - 1)
 
     def _attend_causally(self, layer: int, q: Tensor, position: int, lse: Tensor | None = None) -> Tensor:
         """Attend with the queries of tokens from `position` in the store on, and to all selected chunks."""

@@ -172,14 +172,6 @@ class SelectedCache(InFlightTokens):
     def _use(self, chosen: Tensor, chunks: int) -> None:
         """Attend from now on to the chunks `chosen` `[layers * kv_heads, slots]`, out of the first `chunks`."""
 
-    def begin_lending(self) -> None:
-        """Prepare `lend` and `lend_window`, until the next pass, by one that is never committed."""
-        self.begin(1)
-
-    @abstractmethod
-    def lend(self, layer: int, q: Tensor) -> Tensor:
-        """Attend as `FullCache.lend`."""
-
     @abstractmethod
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, lse: Tensor | None = None) -> Tensor:
         """Store and attend as in `KVCache`."""

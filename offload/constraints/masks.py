@@ -25,26 +25,28 @@ class TokenMasks:
         """`end_ids` end an answer; the first one is the one that the matcher knows."""
         self._matcher, self._vocab = matcher, vocab
         self._ends = list(end_ids)
-        self._unended: Allowed = np.ones(vocab, dtype=bool)
-        self._unended[[each for each in self._ends if each < vocab]] = False
+        self._in_vocab = [each for each in self._ends if each < vocab]
+        self._every: Allowed = np.ones(vocab, dtype=bool)
+        self._unended = self._every.copy()
+        self._unended[self._in_vocab] = False
         self._path: list[int] = []  # tokens after the history that the matcher has consumed
         self._is_left = False  # the history is not in the language
         self._known: dict[Path, Allowed | TriforceError | None] = {}
-        bits: Allowed = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little").view(bool)
-        self._biases = torch.from_numpy(np.where(bits, np.float32(0), np.float32(_NEVER)))  # [256, 8], of a byte's bits
-        self._every: np.ndarray = np.full(-(-vocab // 8), 255, dtype=np.uint8)
         self._seconds, self._computed, self._forced, self._rows = 0.0, 0, 0, 0
+
+    @property
+    def statistics(self) -> MaskStatistics:
+        return MaskStatistics(self._computed, self._seconds, self._forced, self._rows)
 
     def observe(self, ids: Sequence[int]) -> None:
         """Append tokens of the answer to the history. Raises TriforceError if they went past a dead end."""
-        start = time.perf_counter()
-        for count in range(1, len(ids)):
-            if isinstance(dead_end := self._known.get(tuple(ids[:count])), TriforceError):
+        start, added = time.perf_counter(), tuple(ids)
+        for count in range(1, len(added)):
+            if isinstance(dead_end := self._known.get(added[:count]), TriforceError):
                 raise dead_end
-        self._is_left = self._is_left or not self._move(ids)
-        count = len(ids)
+        self._is_left = self._is_left or not self._move(added)
         self._path.clear()
-        self._known = {path[count:]: mask for path, mask in self._known.items() if path[:count] == tuple(ids)}
+        self._known = {path[len(added) :]: mask for path, mask in self._known.items() if path[: len(added)] == added}
         self._seconds += time.perf_counter() - start
 
     def apply(self, logits: Tensor, paths: Sequence[Sequence[int]]) -> Tensor:
@@ -59,22 +61,15 @@ class TokenMasks:
             return logits
         start = time.perf_counter()
         self._rows += len(masks)
-        bias = self._bias(masks, logits.device)
-        bound = logits + bias
+        every = np.stack([self._every if mask is None else mask for mask in masks])
+        forbidden = ~torch.from_numpy(every).to(logits.device)
+        bound = logits.masked_fill(forbidden, _NEVER)
         best = bound.amax(dim=-1, keepdim=True)
         if logits.device.type != "cpu" or not best.min() > _NEVER:  # a GPU is not waited for
             ruled_out = (best == _NEVER) & logits.amax(dim=-1, keepdim=True).isfinite()
-            bound = torch.where(ruled_out, bias, bound)
+            bound = torch.where(ruled_out, torch.zeros_like(bound).masked_fill(forbidden, _NEVER), bound)
         self._seconds += time.perf_counter() - start
         return bound
-
-    def _bias(self, masks: Sequence[Allowed | None], device: torch.device) -> Tensor:
-        """Return 0 for what masks allow and -inf for the rest, `[rows, vocab]`; the masks are uploaded as bits."""
-        bits = np.concatenate([self._every if mask is None else np.packbits(mask, bitorder="little") for mask in masks])
-        indices = torch.from_numpy(bits.astype(np.int32)).to(device)
-        if self._biases.device != device:
-            self._biases = self._biases.to(device)
-        return self._biases.index_select(0, indices).view(len(masks), -1)[:, : self._vocab]
 
     def allowed(self, path: Path) -> Allowed | None:
         """Return which tokens may follow the history and a path, `[vocab]`; None if that is not allowed itself.
@@ -89,11 +84,9 @@ class TokenMasks:
             self._known[path] = self._compute(path)
             self._seconds += time.perf_counter() - start
         found = self._known[path]
-        if not isinstance(found, TriforceError):
-            return found
-        if path:
-            return None
-        raise found
+        if isinstance(found, TriforceError) and not path:
+            raise found
+        return None if isinstance(found, TriforceError) else found
 
     def possible(self, tokens: Sequence[int], parents: Sequence[int], before: Path = ()) -> list[int]:
         """Return the nodes of a tree of tokens, after the history and the path `before`, that may be accepted.
@@ -116,19 +109,13 @@ class TokenMasks:
         The last one may be an end of the answer.
         """
         found: list[int] = []
-        while len(found) < limit:
+        while len(found) < limit and (not found or found[-1] not in self._ends):
             mask = self.allowed(tuple(found))
             if mask is None or np.count_nonzero(mask) != 1:
                 break
             found.append(int(mask.argmax()))
-            if found[-1] in self._ends:
-                break
         self._forced += len(found)
         return found
-
-    @property
-    def statistics(self) -> MaskStatistics:
-        return MaskStatistics(self._computed, self._seconds, self._forced, self._rows)
 
     def _compute(self, path: Path) -> Allowed | TriforceError | None:
         try:
@@ -143,7 +130,7 @@ class TokenMasks:
         mask: Allowed = np.zeros(self._vocab, dtype=bool)
         count = min(len(found), self._vocab)
         mask[:count] = found[:count]
-        mask[[each for each in self._ends if each < self._vocab]] = found[self._ends[0]] if self._ends else False
+        mask[self._in_vocab] = found[self._ends[0]]
         return mask
 
     def _move(self, path: Sequence[int]) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 
@@ -61,11 +61,9 @@ class GrammarMatcher:
         return is_allowed
 
     def rollback(self, count: int) -> None:
-        if not count:
-            return
-        if not self._matcher.rollback(count):
-            raise TriforceError(f"the constraint cannot be rolled back: {self._matcher.get_error()}")
-        del self._consumed[-count:]
+        if count:
+            self._matcher.rollback(count)
+            del self._consumed[-count:]
 
     def allowed(self) -> Allowed:
         bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
@@ -81,6 +79,14 @@ class GrammarMatcher:
             raise TriforceError(f"the constraint allows no way on: {reason}", "simplify the schema or the grammar")
 
 
+class _Place(NamedTuple):
+    """Where `AfterThinking` is: the end of what is `thought`, None in the answer; tokens of it that are `consumed`."""
+
+    thought: bytes | None
+    consumed: int = 0
+    is_gap: bool = False
+
+
 class AfterThinking:
     """Constrains what comes after the thinking of a reasoning model, which is free.
 
@@ -94,31 +100,24 @@ class AfterThinking:
 
         Without a gap, blanks after the thinking would be part of the answer.
         """
-        self._has_gap = has_gap
-        self._matcher, self._tokens, self._closing = matcher, tokens, closing
+        self._matcher, self._tokens, self._closing, self._has_gap = matcher, tokens, closing, has_gap
         self._opens = np.array([opening is not None and each == opening for each in tokens])
         self._blanks = np.array([bool(each) and not each.strip() for each in tokens])
-        self._at = [_Place(b"" if opening is None else None, 0)]
+        self._at = [_Place(b"" if opening is None else None)]
 
     def consume(self, token: int) -> bool:
         place = self._at[-1]
         if place.thought is not None:
-            self._at.append(self._think(place.thought, token))
-        elif place.consumed == 0 and len(self._at) == 1 and self._opens[token]:
-            self._at.append(_Place(b"", 0))
-        elif place.is_gap and self._blanks[token]:
-            self._at.append(_Place(None, 0))
+            thought = place.thought + self._tokens[token]
+            ended = _Place(None, is_gap=self._has_gap)
+            self._at.append(ended if self._closing in thought else _Place(thought[-len(self._closing) :]))
+        elif (free := self._free(place)) is not None and free[token]:
+            self._at.append(_Place(None if place.is_gap else b""))
         elif self._matcher.consume(token):
             self._at.append(_Place(None, place.consumed + 1))
         else:
             return False
         return True
-
-    def _think(self, thought: bytes, token: int) -> _Place:
-        thought += self._tokens[token]
-        if self._closing in thought:
-            return _Place(None, 0, self._has_gap)
-        return _Place(thought[-len(self._closing) :], 0)
 
     def rollback(self, count: int) -> None:
         before = self._at[-1].consumed
@@ -130,21 +129,16 @@ class AfterThinking:
         place = self._at[-1]
         if place.thought is not None:
             return None
-        allowed = self._matcher.allowed()
-        if allowed is None or place.consumed:
+        allowed, free = self._matcher.allowed(), self._free(place)
+        if allowed is None or free is None:
             return allowed
-        more = self._opens if len(self._at) == 1 else self._blanks if place.is_gap else None
-        if more is not None:
-            allowed = allowed.copy()
-            count = min(len(more), len(allowed))
-            allowed[:count] |= more[:count]
+        allowed = allowed.copy()
+        count = min(len(free), len(allowed))
+        allowed[:count] |= free[:count]
         return allowed
 
-
-class _Place:
-    """Where `AfterThinking` is: the end of what is `thought`, None in the answer; tokens of it that are `consumed`."""
-
-    __slots__ = ("consumed", "is_gap", "thought")
-
-    def __init__(self, thought: bytes | None, consumed: int, is_gap: bool = False) -> None:
-        self.thought, self.consumed, self.is_gap = thought, consumed, is_gap
+    def _free(self, place: _Place) -> Allowed | None:
+        """Return the tokens that may stand before the answer: the beginning of the thinking, or blanks after it."""
+        if len(self._at) == 1:
+            return self._opens
+        return self._blanks if place.is_gap else None

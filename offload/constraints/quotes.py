@@ -17,7 +17,6 @@ _MARK = b'"'
 _OTHERS = tuple(mark.encode() for mark in "“”„‟«»")  # would be quotations that nobody checks: none is allowed
 _BLANKS = re.compile(r"\s+")
 _QUOTED = re.compile(r'"([^"]*)"')
-_LATER, _LONGEST_CHARACTER = bytes(range(0x80, 0xC0)), 4  # bytes of UTF-8: those after a character's first
 _AHEAD = 32  # bytes of the longest token within a quotation
 
 
@@ -51,11 +50,9 @@ class QuotableTokens:
         """`tokens` are the bytes of each token, none for one that is no text."""
         self.data = tokens
         self.numbers: dict[bytes, list[int]] = {}  # of tokens without a quotation mark
-        self.marked: list[int] = []  # tokens with one
+        self.marked = [token for token, data in enumerate(tokens) if _MARK in data]
         for token, data in enumerate(tokens):
-            if _MARK in data:
-                self.marked.append(token)
-            elif data and len(data) <= _AHEAD:
+            if data and _MARK not in data and len(data) <= _AHEAD:
                 self.numbers.setdefault(data, []).append(token)
         self.beginnings = {data[:length] for data in self.numbers for length in range(1, len(data) + 1)}
 
@@ -65,7 +62,7 @@ class QuoteMatcher:
 
     def __init__(self, document: str, tokens: QuotableTokens, eos: int) -> None:
         self._document = _BLANKS.sub(" ", document).encode()
-        self._quotable, self._tokens, self._eos = tokens, tokens.data, eos
+        self._tokens, self._eos = tokens, eos
         # Those outside of quotations and at their beginnings: all others, one for each text, would fill the memory.
         self._masks: dict[_State, Allowed] = {}
         self._states = [_State()]
@@ -77,7 +74,7 @@ class QuoteMatcher:
         return other
 
     def consume(self, token: int) -> bool:
-        data = self._tokens[token] if token < len(self._tokens) else b""
+        data = self._tokens.data[token]
         state = self._after(self._states[-1], data) if data else None
         if state is not None:
             self._states.append(state)
@@ -115,19 +112,19 @@ class QuoteMatcher:
         return _State(quoted, tail)
 
     def _outside(self, state: _State) -> Allowed:
-        allowed: Allowed = np.array([bool(data) and self._after(state, data) is not None for data in self._tokens])
+        allowed: Allowed = np.array([bool(data) and self._after(state, data) is not None for data in self._tokens.data])
         allowed[self._eos] = not state.tail
         return allowed
 
     def _inside(self, quoted: bytes) -> Allowed:
         """Return the tokens that go on with a quotation as the document does somewhere, or end it."""
-        allowed: Allowed = np.zeros(len(self._tokens), dtype=bool)
-        tokens, following = self._quotable, self._continuations(quoted)
+        tokens, following = self._tokens, self._continuations(quoted)
+        allowed: Allowed = np.zeros(len(tokens.data), dtype=bool)
         for length in range(1, _AHEAD + 1):
             following = {each for each in following if len(each) >= length and each[:length] in tokens.beginnings}
             for data in {each[:length] for each in following} & tokens.numbers.keys():
                 allowed[tokens.numbers[data]] = True
-        allowed[[token for token in tokens.marked if self._after(_State(quoted), self._tokens[token])]] = True
+        allowed[[token for token in tokens.marked if self._after(_State(quoted), tokens.data[token])]] = True
         return allowed
 
     def _continuations(self, quoted: bytes) -> set[bytes]:
@@ -150,7 +147,7 @@ def _goes_on(byte: int) -> bool:
 def _is_whole(text: bytes) -> bool:
     """Return whether a part of a text in UTF-8 that begins with a character ends with one."""
     try:
-        text[-_LONGEST_CHARACTER:].lstrip(_LATER).decode()
+        text.decode()
     except UnicodeDecodeError:
         return False
     return True

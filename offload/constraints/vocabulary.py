@@ -10,7 +10,7 @@ from ..errors import SettingsError
 from ..settings.constraint import QUOTE, Constraint
 from .grammar import compile_grammar
 from .masks import TokenMasks
-from .matcher import AfterThinking, GrammarMatcher, Matcher
+from .matcher import AfterThinking, GrammarMatcher
 from .quotes import QuotableTokens, QuoteMatcher
 
 if TYPE_CHECKING:
@@ -36,26 +36,21 @@ class ConstraintVocabulary:
 
     def masks(self, constraint: Constraint, prompt: Sequence[int]) -> TokenMasks:
         """Return the masks of an answer to a prompt. Raises SettingsError for a constraint that cannot be met."""
-        return TokenMasks(self._matcher(constraint, prompt), self._eos_ids, self._vocab)
+        matcher = self._prototype(constraint.kind, constraint.text).fork()
+        thinking = self._tokenizer.thinking(prompt) if constraint.after_thinking else None
+        if thinking is not None:
+            opening = None if thinking.is_open or thinking.begins is None else thinking.begins.encode()
+            matcher = AfterThinking(matcher, self._bytes, thinking.ends.encode(), opening, thinking.has_gap)
+        return TokenMasks(matcher, self._eos_ids, self._vocab)
 
     def check(self, constraint: Constraint) -> None:
         """Raise SettingsError for a constraint that cannot be met."""
         self._prototype(constraint.kind, constraint.text)
 
-    def _matcher(self, constraint: Constraint, prompt: Sequence[int]) -> Matcher:
-        matcher = self._prototype(constraint.kind, constraint.text).fork()
-        thinking = self._tokenizer.thinking(prompt) if constraint.after_thinking else None
-        if thinking is None:
-            return matcher
-        opening = None if thinking.is_open or thinking.begins is None else thinking.begins.encode()
-        return AfterThinking(matcher, self._bytes, thinking.ends.encode(), opening, thinking.has_gap)
-
     def _compiled(self, kind: str, text: str) -> Any:
         if not self._eos_ids:
-            raise SettingsError(
-                "the model has no end-of-sequence token, which an answer of a given form needs",
-                "name it in the model's generation_config.json, as eos_token_id",
-            )
+            hint = "name it in the model's generation_config.json, as eos_token_id"
+            raise SettingsError("the model has no end-of-sequence token, which an answer of a given form needs", hint)
         if kind == QUOTE:
             return QuoteMatcher(text, self._quotable, self._eos_ids[0])
         return GrammarMatcher(compile_grammar(kind, text, self._lltokenizer))
@@ -67,10 +62,9 @@ class ConstraintVocabulary:
     @cached_property
     def _bytes(self) -> list[bytes]:
         """The bytes of each token of the logits; none of those that no text has."""
-        count = len(self._tokenizer.vocabulary)
-        tokens = map(self._tokenizer.token_bytes, range(min(count, self._vocab)))
-        found = [token if len(token) <= _LONGEST else b"" for token in tokens]
-        return found + [b""] * (self._vocab - len(found))
+        count = min(len(self._tokenizer.vocabulary), self._vocab)
+        found = [data if len(data) <= _LONGEST else b"" for data in map(self._tokenizer.token_bytes, range(count))]
+        return found + [b""] * (self._vocab - count)
 
     @cached_property
     def _quotable(self) -> QuotableTokens:
@@ -81,8 +75,7 @@ class ConstraintVocabulary:
     def _lltokenizer(self) -> LLTokenizer:
         from llguidance import LLTokenizer, TokenizerWrapper
 
-        special = list(self._tokenizer.special_ids.values())
-        wrapped = TokenizerWrapper(_Encoder(self._tokenizer, self._bytes, self._eos_ids[0], special))
+        wrapped = TokenizerWrapper(_Encoder(self._tokenizer, self._bytes, self._eos_ids[0]))
         return LLTokenizer(wrapped, n_vocab=self._vocab, eos_token=self._eos_ids[0], slices=LLTokenizer.json_slices())
 
 
@@ -91,9 +84,9 @@ class _Encoder:
 
     bos_token_id = None
 
-    def __init__(self, tokenizer: Tokenizer, tokens: list[bytes], eos: int, special: Sequence[int]) -> None:
-        self._tokenizer, self.tokens = tokenizer, tokens
-        self.eos_token_id, self.special_token_ids = eos, list(special)
+    def __init__(self, tokenizer: Tokenizer, tokens: list[bytes], eos: int) -> None:
+        self._tokenizer, self.tokens, self.eos_token_id = tokenizer, tokens, eos
+        self.special_token_ids = list(tokenizer.special_ids.values())
 
     def __call__(self, text: bytes) -> list[int]:
         """Return the tokens of a text within an answer. Those of one at a beginning may have a space before it."""
@@ -101,5 +94,4 @@ class _Encoder:
         if b"".join(self.tokens[each] for each in ids) == text:
             return ids
         before = self._tokenizer.encode(_SENTINEL, False)
-        ids = self._tokenizer.encode(_SENTINEL + text.decode(), False)
-        return ids[len(before) :]
+        return self._tokenizer.encode(_SENTINEL + text.decode(), False)[len(before) :]

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..architecture.config import ModelShape
 from ..architecture.config_checks import ConfigCheck, check_of_config
-from ..architecture.head_shape import HeadDimensions, HeadShape, eagle3_shape, mtp_shape
+from ..architecture.head_shape import HeadDimensions, HeadShape, eagle3_shape, is_head, mtp_shape
 from ..architecture.weight_formats import format_of
 from ..errors import CheckpointError
 from ..kernels.ops import Operations
@@ -135,8 +135,6 @@ class Eagle3Checkpoint(HeadCheckpoint):
         yield from super().expected()
         for name in self._input_norms:
             yield name, (inputs if head.norm_before_fc else head.target_hidden,)
-        if head.mask_token is not None:
-            yield "mask_hidden", (1, inputs)
         if head.vocab != self.shape.vocab:
             yield "d2t", (head.vocab,)
         if hidden != head.target_hidden or head.vocab != self.shape.vocab:
@@ -165,7 +163,6 @@ class Eagle3Checkpoint(HeadCheckpoint):
             embedding=reader.table("model.embed_tokens").rows if has_embedding else target.embedding,
             head=reader.linear(False, "lm_head") if has_head else target.output_head,
             targets=_targets(read, own, found, self.path).to(target.device) if "d2t" in found else None,
-            mask=None if own.mask_token is None else reader.stacked("mask_hidden"),
             input_norms=[reader.norm(name) for name in self._input_norms],
         )
 
@@ -207,3 +204,18 @@ def _targets(read: Any, own: HeadShape, found: Sizes, path: Path) -> Tensor:
     raise CheckpointError(
         f"{path}: d2t does not give each of the drafter's tokens one of the target's", "fetch it again"
     )
+
+
+def is_drafter_folder(path: Path) -> bool:
+    """Return whether a path is the folder of a drafter of one target, and not of a model. Raises CheckpointError."""
+    return path.is_dir() and is_head(read_json(path / "config.json"))
+
+
+def checked_drafter(path: Path, target: ModelShape, is_mtp: bool = False) -> HeadCheckpoint:
+    """Return a drafter of a target that has been checked; `is_mtp`: the head in the target's own checkpoint.
+
+    Raises SettingsError if it is for another target, UnsupportedModel, CheckpointError, ModelNotFound.
+    """
+    checkpoint = (MTPCheckpoint if is_mtp else Eagle3Checkpoint)(path, target)
+    checkpoint.check()
+    return checkpoint

@@ -183,11 +183,6 @@ class Windows:
         rows = rows_of(self.shape, layer, tuple(x[done : done + len(q)] for x in self._rows))
         return self._ring.run(layer, q, k, v, rows, self._start + self._held + done, self._tree, self._held, lse)
 
-    def lend(self, layer: int, q: Tensor, length: int) -> Tensor:
-        """Attend with the query `[1, heads, head_dim]` of a token behind `length` ones to the newest of these alone."""
-        rows = rows_of(self.shape, layer, self._rope.rows(length, length + 1))
-        return self._ring.run(layer, q, None, None, rows, length - 1)
-
     def compact(self, start: int, keep: Sequence[int]) -> None:
         self._ring.compact(start, keep)
 

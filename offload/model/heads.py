@@ -118,7 +118,6 @@ class Eagle3(Head):
         head: Linear,
         targets: Tensor | None,
         input_norms: Sequence[Tensor] = (),
-        mask: Tensor | None = None,
     ) -> None:
         """Create a head; `weights` are those of `Head`.
 
@@ -127,24 +126,13 @@ class Eagle3(Head):
             head: `[vocab of the head, hidden]`.
             targets: the target's ids of the head's tokens; None if they are the same.
             input_norms: of all taps together, or of each.
-            mask: what stands for the taps of tokens that are not known, `[1, taps * hidden]`, of P-EAGLE.
         """
         super().__init__(*weights)
         self._embedding, self._head, self.targets = embedding, head, targets
-        self._input_norms, self._mask = input_norms, mask
+        self._input_norms = input_norms
 
     def features(self, rows: Tensor) -> Tensor:
-        return self._joined(self.target.tapped(rows, self.own.taps))
-
-    @torch.inference_mode()
-    def masked(self, count: int) -> tuple[Tensor, Tensor]:
-        """Return tokens `[count]` and features `[count, hidden]` of slots whose tokens are not known (P-EAGLE)."""
-        assert self._mask is not None and self.own.mask_token is not None, "a head that drafts in one pass"
-        ids = torch.full((count,), self.own.mask_token, device=self.device)
-        return ids, self._joined(self._mask).expand(count, -1).contiguous()
-
-    def _joined(self, taps: Tensor) -> Tensor:
-        """Return the features of taps `[tokens, taps * hidden]`."""
+        taps = self.target.tapped(rows, self.own.taps)
         if self._input_norms:
             parts = taps.chunk(len(self._input_norms), dim=1)
             norms = zip(parts, self._input_norms, strict=True)

@@ -11,7 +11,6 @@ from ..architecture.head_shape import HeadDimensions, published_acceptance
 from ..settings.config import LONGEST_GAMMA
 from ..settings.method_sizes import TAIL, drafter_kind, has_draft_model, has_middle
 from ..settings.methods import CHOSEN, LOOKUP, METHODS, MIDDLES
-from ..settings.tree_settings import GROWN_NODES
 from ..speculation.passes.estimators import expected_tokens
 from .passes import Passes
 from .request import PlanRequest
@@ -22,9 +21,6 @@ from .roofline import Time
 # models are accepted more often, so .35 is a guess.
 DRAFT_ACCEPTANCE = 0.35
 LOOKUP_ACCEPTANCE = 0.3  # n-gram lookup on summaries of books: it drafts at half of the positions, and 60 % is accepted
-# Of the tokens that a retrieval level drafts wrongly, what second and third children of a tree that grows catch, in 63
-# nodes: SmolLM2-135M on 1,024 of 6,000 tokens of two books, temperature 0.8, .26 and .34 (docs/trees.md).
-CAUGHT = 0.3
 _NEGLIGIBLE = 1e-9  # probability that a sequence of a batch still drafts
 EQUAL = 1.01  # within this factor of the best time, predictions cannot tell drafts apart: the shortest is chosen
 NEARLY = 1.05  # within this factor of the best time, a draft length is still worth trying
@@ -65,18 +61,14 @@ def predict(passes: Passes, method: str) -> Decoding:
     proposed, gamma1, acceptance = _proposal(passes, method)
     row = METHODS[method]
     tree = passes.request.speculation.tree_shape
-    if tree.kind not in ("chain", "grown") and row.middle is None and row.drafter != LOOKUP:
+    if tree.kind != "chain" and row.middle is None and row.drafter != LOOKUP:
         return _tree(passes, method, acceptance)
     gammas = GAMMAS if requested is None else (requested,)
     decodings = [_speculative(passes, method, gamma, gamma1, proposed, acceptance) for gamma in gammas]
     shortest = min(decoding.tbt.seconds for decoding in decodings)
     best = next(decoding for decoding in decodings if decoding.tbt.seconds <= EQUAL * shortest)
     near = [decoding.gamma2 for decoding in decodings if decoding.tbt.seconds <= NEARLY * shortest]
-    chain = replace(best, gammas=(min(near), max(near)))
-    if tree.kind != "grown" or row.middle is None:
-        return chain
-    grown = _grown(passes, method, acceptance, tree.nodes or GROWN_NODES)
-    return grown if grown.tbt.seconds < chain.tbt.seconds or _drafts_alone(passes, method) else chain
+    return replace(best, gammas=(min(near), max(near)))
 
 
 def _speculative(
@@ -97,29 +89,6 @@ def _verified(passes: Passes, method: str, drafting: float, tokens: float, nodes
     bound = time.bound if verifying >= drafting else "drafting"
     tbt = Time((drafting + verifying) / tokens, bound, resources | {"drafting": drafting / tokens})
     return Decoding(method, tbt, share, verifying, drafting, tokens, gamma2=nodes)
-
-
-def _drafts_alone(passes: Passes, method: str) -> bool:
-    """Return whether the middle level drafts without a drafter below it."""
-    return METHODS[method].drafter is None or passes.request.speculation.draft == "none"
-
-
-def _grown(passes: Passes, method: str, acceptance: float, nodes: int) -> Decoding:
-    """Predict decoding with trees of `nodes` nodes that the middle level grows, by their best depth.
-
-    Every depth is a pass of that level, over as many rows as there are branches. Second children catch a share of the
-    tokens for which the first ones are wrong.
-    """
-    request = passes.request
-    requested, caught = request.speculation.gamma2, acceptance + CAUGHT * (1 - acceptance)
-    steps = {rows: passes.retrieval(rows) + passes.sample_s for rows in (1, 2, 4, 8)}
-    selection, found = _selecting(passes, method), []
-    for depth in range(1, nodes + 1) if requested is None else (min(requested, nodes),):
-        rows = next((each for each in steps if each * depth >= nodes), max(steps))
-        tokens = expected_tokens(caught if rows > 1 else acceptance, depth)
-        each = _verified(passes, method, depth * steps[rows] + selection * tokens, tokens, nodes)
-        found.append(replace(each, gammas=(nodes, nodes), depth=depth))
-    return min(found, key=lambda each: each.tbt.seconds)
 
 
 def _waiting(request: PlanRequest, gamma1: int, gamma2: int) -> float:
@@ -156,7 +125,7 @@ def _tree(passes: Passes, method: str, acceptance: float) -> Decoding:
         return passes.full(rows)[0].seconds + 2 * passes.sample_s
 
     shape, rates = passes.request.speculation.tree_shape, ChildAcceptance(acceptance).rates(0)
-    tree = sized_tree(shape, rates, passes.draft_step, verify, passes.drafts_in_one_pass)
+    tree = sized_tree(shape, rates, passes.draft_step, verify)
     nodes = len(tree.parents)
     found = _verified(passes, method, tree.seconds - verify(nodes + 1), tree.tokens, nodes)
     return replace(found, gammas=(nodes, nodes), depth=tree_of(tree.parents).depth)

@@ -178,15 +178,8 @@ class Passes:
         keys = resident * kv / 2 / hardware.gpus
         return reading + keys / hardware.bandwidth / READ
 
-    @property
-    def drafts_in_one_pass(self) -> bool:
-        """Return whether the draft model drafts all tokens in one pass."""
-        return self.request.draft is not None and self.request.draft.in_one_pass
-
     def draft(self, tokens: int) -> float:
         """Return the seconds in which the draft model drafts a chain of `tokens` tokens; 0 for lookup."""
-        if self.drafts_in_one_pass:
-            return self.draft_step(tokens) + (tokens - 1) * self.sample_s
         return tokens * self.draft_step()
 
     def draft_step(self, rows: int = 1) -> float:

@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from torch import Tensor
 
@@ -20,16 +19,13 @@ from .block import Buffer, read_block
 from .fingerprint import TOKENS, chain
 from .folder import Header, PromptFolder, UnusableBlock
 
-if TYPE_CHECKING:
-    from .store import BlockStore
-
 
 @dataclass(frozen=True, slots=True)
 class Storage:
     """The folder of a model's prompts, and what the headers of their blocks say.
 
     `model` and `label` are display names; `kv` is the format of keys and values. `part` names the heads of this rank
-    where a group of ranks shards them. Machines share blocks by the `store`, if there is one.
+    where a group of ranks shards them.
     """
 
     folder: PromptFolder
@@ -37,7 +33,6 @@ class Storage:
     model: str
     label: str
     kv: str
-    store: BlockStore | None = None
 
     @property
     def part(self) -> str:

@@ -20,7 +20,6 @@ from .chain import Prompt, Storage
 from .fingerprint import LEAST, TOKENS, fingerprint, name_of_all, reusable_prefix
 from .folder import PromptFolder
 from .restore import Restoration
-from .store import BlockStore
 from .writer import MOST_COPIED, BlockWriter
 
 
@@ -33,9 +32,6 @@ class PromptCache:
         least: tokens; shorter prompts are neither saved nor restored.
         group: the ranks that share the model. Each saves its own heads, and all restore the same blocks.
         files: the weight files, as they were before the digest.
-
-    Attributes:
-        store: what machines share blocks by; None, until it is set, shares none.
     """
 
     def __init__(
@@ -51,7 +47,6 @@ class PromptCache:
         self.weights, self.model, self.least = weights, model, least
         self.label, self._files = "", files or {}
         self.places = Semaphore(MOST_COPIED)
-        self.store: BlockStore | None = None
 
     def is_of_loaded(self) -> bool:
         """Return whether weights that have been loaded since are those of the digest, on every rank; warn if not."""
@@ -77,7 +72,7 @@ class PromptCache:
 
     def storage(self, kv: str) -> Storage:
         """Return where the next prompt is stored, with keys and values in format `kv`."""
-        return Storage(self.folder, self.group, self.model, self.label, kv, self.store)
+        return Storage(self.folder, self.group, self.model, self.label, kv)
 
 
 class SequencePrompts:

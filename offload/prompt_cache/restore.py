@@ -67,11 +67,9 @@ class Restoration:
         The prompt's last token is not among them: it must be run for its logits, as the tokens whose rows are kept.
         """
         first, unit, cache = self._reusable.length // TOKENS, self._reusable.blocks, self._runner.cache
-        has_states, store = cache.states is not None, self._prompt.storage.store
+        has_states = cache.states is not None
         if has_states and not cache.continues(first * TOKENS):
             first = 0
-        if store is not None:
-            store.fetch(self._prompt, first, has_states)
         fresh = 1 if self._runner.kept is None else self._runner.kept.window
         reach = self._prompt.stored(first, max(len(sequence) - fresh, 0) // TOKENS)
         if has_states:

@@ -137,8 +137,6 @@ class BlockWriter:
         self._unmeasured += size
         prompt.folder.touch(path, self._now)
         self._wrote = True
-        if prompt.storage.store is not None:
-            prompt.storage.store.put(path)
 
     def _make_room(self, need: int, index: int) -> None:
         """Evict until `need` bytes and a tenth of the limit are free. Raises OSError if full."""

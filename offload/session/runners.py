@@ -6,9 +6,7 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 from ..caches.factory import draft_cache, may_have_alternative, selected_cache
-from ..model.assistant import Assistant
 from ..model.decoder import Model, QuantizedCopy
-from ..model.dflash import DFlash
 from ..model.heads import Head
 from ..settings.config import Speculation
 from ..settings.method_sizes import (
@@ -22,8 +20,6 @@ from ..settings.method_sizes import (
     tail_tokens,
 )
 from ..settings.methods import METHODS
-from ..speculation.drafters.assistant import AssistantRunner
-from ..speculation.drafters.dflash import DFlashRunner
 from ..speculation.drafters.drafter import DraftRunner
 from ..speculation.drafters.heads import HeadRunner
 from ..speculation.drafters.ngram import LookupDrafter
@@ -93,17 +89,12 @@ class SessionRunners:
         runner = self._keep(DRAFT, key, lambda: self._new_draft_runner(settings))
         if isinstance(runner, HeadRunner):
             runner.use([self._full, *filter(None, middles)])
-            if isinstance(runner, AssistantRunner) and not METHODS[settings.method].adaptive:
-                runner.check()
             for middle in runner.sources[1:]:
                 middle.keep_rows(1)
         return runner
 
     def _new_draft_runner(self, settings: Speculation) -> DraftRunner | HeadRunner:
-        if isinstance(self._draft, Assistant):
-            return AssistantRunner(self._draft)
         if isinstance(self._draft, Head):
-            runner = DFlashRunner if isinstance(self._draft, DFlash) else HeadRunner
-            return runner(self._draft, settings, [self._full])
+            return HeadRunner(self._draft, settings, [self._full])
         assert self._draft is not None, "requests with a draft model are refused where there is none"
         return DraftRunner(self._draft, draft_cache(self._draft, settings), draft_chunk(settings))

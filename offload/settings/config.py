@@ -25,7 +25,7 @@ from .validation import (
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda")
-KERNELS = ("auto", "amx", "avx512", "avx2", "bf16", "neon", "portable", "off")
+KERNELS = ("auto", "avx512", "avx2", "bf16", "neon", "portable", "off")
 QUANTIZE = ("q4", "q5", "q6", "q8")
 METHODS = tuple(methods.METHODS)
 SELF = "self"
@@ -137,10 +137,9 @@ class Speculation:
         )
         hint = "use a positive number of tokens, or leave it out"
         require_tokens("rebuild-every", self.rebuild_every, 1, hint)
-        shape = TreeShape.parse(self.tree)
-        longest = max(LONGEST_GAMMA, (shape.nodes or 0) if shape.kind == "grown" else 0)
-        for name, gamma, most in (("gamma1", self.gamma1, LONGEST_GAMMA), ("gamma2", self.gamma2, longest)):
-            require_between(name, gamma, 1, most, f"use 1 to {most} tokens, or leave it out")
+        TreeShape.parse(self.tree)
+        for name, gamma in (("gamma1", self.gamma1), ("gamma2", self.gamma2)):
+            require_between(name, gamma, 1, LONGEST_GAMMA, f"use 1 to {LONGEST_GAMMA} tokens, or leave it out")
         require_one_of("retrieval-kv", self.retrieval_kv, (EXACT, *LOSSY_KV))
         require_one_of("tree-sampling", self.tree_sampling, TREE_SAMPLINGS)
         if self.middle is not None:
@@ -199,14 +198,10 @@ class Speculation:
 
 @dataclass(frozen=True, slots=True)
 class Caching:
-    """Whether prompts are cached on disk, and how many bytes. `cache` None caches those over a minimum length.
-
-    `cache_store` is the URL of a store, for fsspec, that machines share.
-    """
+    """Whether prompts are cached on disk, and how many bytes. `cache` None caches those over a minimum length."""
 
     cache: bool | None = None
     cache_limit: int = 20 * GIB
-    cache_store: str | None = None
 
     def __post_init__(self) -> None:
         require_types(self)

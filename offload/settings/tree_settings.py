@@ -13,9 +13,7 @@ MOST_NODES = 1024
 MOST_AUTO_NODES = 768  # Sequoia's largest trees
 MOST_CHILDREN = 32  # of a node of a tree that is not k-ary
 DEEPEST = 32
-GROWN_NODES = 63  # of a tree that grows, by default: a verification has 64 rows, as many as a GPU's kernels take
-GROWN_CHILDREN = 3  # of a node of such a tree
-_HINT = "use a number of nodes, such as 64; auto; grown; chain; or a k-ary tree, such as k-ary:2x3x1"
+_HINT = "use a number of nodes, such as 64; auto; chain; or a k-ary tree, such as k-ary:2x3x1"
 
 
 class TreeSampling(str, Enum):
@@ -35,8 +33,7 @@ class TreeShape:
 
     Attributes:
         kind: chain; auto: the size and depth with the highest expected throughput; best: the best tree of `nodes` nodes
-            (Sequoia's); grown: up to `nodes`, where the drafter is unsure; k-ary: every node at depth d has `widths[d]`
-            children.
+            (Sequoia's); k-ary: every node at depth d has `widths[d]` children.
         nodes: of the tree; None if the kind does not fix it.
         widths: of a k-ary tree, from the root down.
     """
@@ -48,23 +45,22 @@ class TreeShape:
     @property
     def most_children(self) -> int:
         """Return how many children a node may have."""
-        if self.kind in ("chain", "grown"):
-            return GROWN_CHILDREN if self.kind == "grown" else 1
+        if self.kind == "chain":
+            return 1
         return max(self.widths, default=min(self.nodes or MOST_CHILDREN, MOST_CHILDREN))
 
     @classmethod
     def parse(cls, text: str) -> TreeShape:
-        """Return the shape that `text` names: `N`, `auto`, `grown`, `grown:N`, `chain` or `k-ary:2x3x...`.
+        """Return the shape that `text` names: `N`, `auto`, `chain` or `k-ary:2x3x...`.
 
         Raises SettingsError.
         """
-        if text in ("auto", "chain", "grown"):
-            return cls(text, GROWN_NODES if text == "grown" else None)
-        size = text.removeprefix("grown:")
-        if size.isascii() and size.isdigit():
-            nodes = int(size) if len(size) < 10 else MOST_NODES + 1
+        if text in ("auto", "chain"):
+            return cls(text)
+        if text.isascii() and text.isdigit():
+            nodes = int(text) if len(text) < 10 else MOST_NODES + 1
             require(1 <= nodes <= MOST_NODES, f"tree is {short_repr(text)}", f"use 1 to {MOST_NODES:,} nodes")
-            return cls("best" if size == text else "grown", nodes)
+            return cls("best", nodes)
         is_k_ary = re.fullmatch(r"k-ary:[0-9]{1,6}(x[0-9]{1,6})*", text) is not None
         require(is_k_ary, f"tree is {short_repr(text)}", _HINT)
         widths = tuple(map(int, text.removeprefix("k-ary:").split("x")))

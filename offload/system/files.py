@@ -4,29 +4,19 @@ Files, pipes and standard input are read in chunks, because Python handles signa
 refused; a pipe may have no end.
 """
 
-import atexit
-import hashlib
 import io
 import os
-import secrets
 import select
 import stat
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from tempfile import mkstemp
 from typing import IO, Any
 
 from ..units import size_text
 
-try:
-    import fcntl
-except ImportError:  # Windows, where a file that is open cannot be removed anyway
-    fcntl = None  # type: ignore[assignment]
-
 TEMPORARY = ".part-"  # prefix of the names of files that are being written
-_EXPIRY = 3600  # seconds after which such a file of the user's folders is removed, where no process writes it
-_written: set[str] = set()  # the temporary files of this process; of those that are finished, names of nothing
 
 
 def replace_file(path: Path, *data: bytes | memoryview, sync: bool = True) -> None:
@@ -34,9 +24,9 @@ def replace_file(path: Path, *data: bytes | memoryview, sync: bool = True) -> No
 
     Without `sync` a power cut may leave part of it there: for what is verified when it is read.
     """
-    temporary = _new_name(path)
+    handle, temporary = temporary_for(path)
     try:
-        with open(_create(temporary, path), "wb") as file:
+        with open(handle, "wb") as file:
             file.writelines(data)
             file.flush()
             if sync:
@@ -46,84 +36,14 @@ def replace_file(path: Path, *data: bytes | memoryview, sync: bool = True) -> No
         with suppress(OSError):  # the first error says what is wrong, and names what was asked for
             os.unlink(temporary)
         raise
-    finally:
-        _written.discard(temporary)
 
 
 def temporary_for(path: Path) -> tuple[int, str]:
     """Return the descriptor and the name of a new file beside `path`, its owner's only. Raises OSError."""
-    return _create(name := _new_name(path), path), name
-
-
-def _new_name(path: Path) -> str:
-    """Return a name for a temporary file, noted before the file exists: a signal may come as soon as it does."""
-    name = str(path.parent / f"{_prefix(path)}{secrets.token_hex(8)}")
-    _written.add(name)
-    return name
-
-
-def _create(name: str, path: Path) -> int:
     try:
-        handle = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o600)
+        return mkstemp(prefix=TEMPORARY, dir=path.parent)
     except OSError as error:  # it names a file that nobody asked for
         raise OSError(error.errno, error.strerror, str(path)) from error
-    _lock(handle)
-    return handle
-
-
-def remove_temporaries() -> None:
-    """Remove the temporary files of this process that exist: it ends, perhaps without unwinding."""
-    for name in list(_written):
-        try:
-            os.unlink(name)
-        except OSError:  # renamed, as most are
-            pass
-
-
-def keep_temporary(name: str) -> None:
-    """Let a temporary file of this process stay when it ends."""
-    _written.discard(name)
-
-
-atexit.register(remove_temporaries)  # a signal between two steps of Python may leave one
-if fcntl is not None:
-    os.register_at_fork(after_in_child=_written.clear)
-
-
-def remove_leftovers(path: Path) -> None:
-    """Remove what processes that were killed more than an hour ago have left of writing to `path`.
-
-    For files in folders of the user's own: caches sweep theirs.
-    """
-    for file in path.parent.glob(f"{_prefix(path)}*"):
-        try:
-            if time.time() - file.stat().st_mtime < _EXPIRY:
-                continue
-            handle = os.open(file, os.O_RDWR)
-            try:
-                if _lock(handle):
-                    file.unlink()
-            finally:
-                os.close(handle)
-        except OSError:  # another's, or another process was quicker
-            continue
-
-
-def _prefix(path: Path) -> str:
-    return f"{TEMPORARY}{hashlib.sha256(os.fsencode(path.name)).hexdigest()[:8]}-"
-
-
-def _lock(handle: int) -> bool:
-    """Lock an open file until its process ends or closes it; return False if another process has."""
-    if fcntl is None:
-        return True
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:  # a file system without locks
-        pass
-    return True
 
 
 def sync_folder(path: Path) -> None:

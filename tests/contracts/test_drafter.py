@@ -5,7 +5,7 @@ import torch
 
 from offload.sequence import TokenSequence
 from offload.speculation.trees.tree import DraftedTree, tree_of
-from tests.support.drafters import DRAFTERS, PARALLEL, VOCAB, new_subject
+from tests.support.drafters import DRAFTERS, VOCAB, new_subject
 
 # The suffix occurs several times before, so that lookup proposes a draft.
 TEXT = [3, 9, 4, 1, 7, 7, 2, 11, 5, 8] * 5 + [3, 9, 4, 1]
@@ -74,14 +74,11 @@ def test_a_draft_has_the_distributions_that_its_tokens_were_drawn_from_unless_de
 
 
 def test_each_token_follows_those_before_it(drafter, sequence):
-    """Greedily, a short draft is a prefix of a long one, and the rest is the draft behind that prefix.
-
-    Tokens of one pass follow the sequence alone.
-    """
+    """Greedily, a short draft is a prefix of a long one, and the rest is the draft behind that prefix."""
     whole = drafter.propose(sequence, 6).tokens
     assert drafter.propose(sequence, 2).tokens == whole[:2]
     sequence.extend(whole[:3])
-    assert drafter.in_one_pass or drafter.propose(sequence, 3).tokens[: len(whole) - 3] == whole[3:6]
+    assert drafter.propose(sequence, 3).tokens[: len(whole) - 3] == whole[3:6]
 
 
 def test_rejected_tokens_do_not_change_the_next_draft(drafter, sequence):
@@ -132,9 +129,8 @@ def test_the_next_draft_fits_the_sequence_whichever_path_was_accepted(kind, subj
     assert subject.drafter.propose(sequence, 3).tokens == proposed_by_a_fresh_drafter(kind, sequence.tokens, 3)
 
 
-@pytest.mark.parametrize("kind", ["draft model", PARALLEL])
-def test_the_first_path_of_a_greedy_tree_is_a_models_chain(kind, sequence):
-    drafter = new_subject(kind, sequence).drafter
+def test_the_first_path_of_a_greedy_tree_is_a_models_chain(sequence):
+    drafter = new_subject("draft model", sequence).drafter
     draft = drafter.propose(sequence, 3, TREE)
     assert [draft.tokens[node] for node in (0, 2, 5)] == drafter.propose(sequence, 3).tokens
 

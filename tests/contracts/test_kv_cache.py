@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 import offload.caches
 from offload.caches import chunk_table
 from offload.caches.retrieval import QuantizedCopiedCache
-from offload.model.dflash import DraftBlockCache
 from tests.support.caches import CACHES, new_subject
 from tests.support.retrieval import attend_table_by_torch
 from tests.support.stores import projected, tiny_shape
@@ -182,7 +181,7 @@ def test_every_cache_is_among_the_subjects():
     classes = {cls for module in modules for cls in vars(module).values() if isclass(cls) and hasattr(cls, "truncate")}
     caches = {cls for cls in classes if hasattr(cls, "hold") and not isabstract(cls) and not is_protocol(cls)}
     subjects = [*(new_subject(name) for name in CACHES), *(new_subject(name, torch.bfloat16) for name in IN_BF16)]
-    assert caches - {QuantizedCopiedCache, DraftBlockCache} == {type(each.cache) for each in subjects}
+    assert caches - {QuantizedCopiedCache} == {type(each.cache) for each in subjects}
 
 
 def is_protocol(cls):

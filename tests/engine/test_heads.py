@@ -11,7 +11,7 @@ from offload.batching.request import BatchRequest
 from offload.engine import Engine
 from offload.events import Restored
 from offload.kernels.ops import TorchOperations
-from offload.loading.drafters import checked_drafter
+from offload.loading.heads import checked_drafter
 from offload.settings.constraint import Constraint
 from offload.speculation.drafters.heads import HeadDrafter
 from tests.support.engine import GREEDY, SMALL, run, tokens

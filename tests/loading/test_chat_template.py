@@ -2,17 +2,11 @@
 
 # ruff: noqa: E501
 
-import threading
-
-import psutil
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from offload.loading.tokenizers import conversation
-from offload.loading.tokenizers.conversation import ChatTemplate, TemplateFailed
-from offload.system.limited_process import LimitedProcesses
+from offload.loading.tokenizers.conversation import ChatTemplate
 from tests.support.models import TEMPLATE
-from tests.support.waiting import until
 
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
 # Shortened, with the constructs of the originals.
@@ -187,11 +181,11 @@ UNSAFE = [
 
 
 def rendered(render):
-    """The text, or the type and the message of the error."""
+    """The text, or the type of the error."""
     try:
         return render()
     except Exception as error:
-        return getattr(error, "kind", type(error).__name__)
+        return type(error).__name__
 
 
 @pytest.mark.parametrize("chat", CHATS, ids=["user", "system"])
@@ -211,103 +205,6 @@ def test_of_several_templates_the_default_is_used():
     assert ChatTemplate({"tool_use": "tools", "default": "plain"}, {}).render(chat) == "plain"
     with pytest.raises(ValueError, match="no default: tool_use"):
         ChatTemplate({"tool_use": "tools"}, {}).render(chat)
-
-
-LOOPS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
-DOUBLED = "{% set ns = namespace(s='ab') %}{% for i in range(60) %}{% set ns.s = ns.s OP ns.s %}{% endfor %}"
-HUGE = [
-    DOUBLED.replace("OP", "+"),
-    DOUBLED.replace("OP", "~"),
-    DOUBLED.replace("'ab'", "[1]").replace("OP", "+"),
-    *(
-        "{{ 'a' * 10**9 }}",
-        "{{ '%*d' % (10**9, 1) }}",
-        "{{ '%1000000000d'|format(1) }}",
-        "{{ '{:{}}'.format(1, 10**9) }}",
-    ),
-    *(
-        "{{ 'a'.ljust(10**9) }}",
-        "{{ 'a'|center(10**9) }}",
-        "{{ 'a\nb'|indent(10**9) }}",
-        "{{ [1]|tojson(indent=10**9) }}",
-    ),
-    *(
-        "{{ ('a'*10**5).replace('', 'x'*10**5) }}",
-        "{{ range(99999)|join('x'*10**5) }}",
-        "{{ (1).to_bytes(10**9, 'big') }}",
-    ),
-    *("{{ [1]|batch(10**10, 'x')|list }}", "{{ raise_exception('a'*10**8) }}", "{{ strftime_now('%Y'*10**8) }}"),
-]
-ENDLESS = [
-    *(LOOPS, "{{ lipsum(n=10**7) }}", "{{ [1]|slice(10**10)|list }}", "{{ ('a '*10**7)|title }}"),
-    *("{{ ('http://a.b '*10**6)|urlize }}", "{{ ('a '*10**7)|wordwrap(1) }}", "{{ 1 }}" * 500_000),
-]
-DEEP = [
-    *("{% macro m() %}{{ m() }}{{ m() }}{% endmacro %}{{ m() }}", "{{ " + "(" * 100_000 + "1" + ")" * 100_000 + " }}"),
-    *(
-        "{{ " + "not " * 50_000 + "1 }}",
-        "{% if 1 %}" * 2000 + "{% endif %}" * 2000,
-        "{{ ''" + ".upper()" * 20_000 + " }}",
-    ),
-]
-
-
-def failure(source):
-    with pytest.raises(TemplateFailed) as caught:
-        ChatTemplate(source, SPECIAL).render(CHATS[0])
-    assert len(str(caught.value)) <= 300
-    return str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("source", "seconds", "words"),
-    [
-        (LOOPS, 0.2, "processor time"),
-        ("{{ 'a' * 10**9 }}", 60, "MiB of memory"),
-        ("{{ 'a' * 2 * 10**6 }}", 60, "2,000,000 characters"),
-    ],
-    ids=["time", "memory", "text"],
-)
-def test_a_template_has_limits(monkeypatch, source, seconds, words):
-    """A busy machine may take as many seconds to start its process."""
-    monkeypatch.setattr(conversation, "_SECONDS", seconds)
-    assert words in failure(source)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("source", [*HUGE, *ENDLESS, *DEEP], ids=lambda source: source[:40])
-def test_no_template_exceeds_the_limits(source):
-    assert any(word in failure(source) for word in ("memory", "processor time", "recursion", "characters"))
-
-
-def children():
-    return set(psutil.Process().children(recursive=True))
-
-
-def test_a_slow_template_does_not_stop_others(monkeypatch):
-    monkeypatch.setattr(conversation, "_SECONDS", 600)
-    processes, before = LimitedProcesses("offload.loading.tokenizers.template_rendering:render"), children()
-    monkeypatch.setattr(conversation, "LimitedProcesses", lambda handler: processes)
-    template = ChatTemplate("{% if messages[0].content == 'slow' %}" + LOOPS + "{% endif %}done", {})
-
-    def render_slowly():
-        with pytest.raises(TemplateFailed):
-            template.render([{"role": "user", "content": "slow"}])
-
-    slow = threading.Thread(target=render_slowly)
-    slow.start()
-    until(lambda: children() - before or not slow.is_alive())
-    assert template.render(CHATS[0]) == "done"
-    assert slow.is_alive()
-    processes.end()
-    slow.join(60)
-    assert not slow.is_alive()
-
-
-def test_long_messages_have_larger_limits():
-    text = "漢字" * 1_000_000
-    expected = f"<|im_start|>user\n{text}<|im_end|>"
-    assert expected in ChatTemplate(QWEN25, {}).render([{"role": "user", "content": text}])
 
 
 def test_lone_surrogates_are_kept():

@@ -36,7 +36,7 @@ def rendered(name, messages):
     source = ChatTemplate(TEMPLATES[name], {}).text_of(with_tools=True)
     special = {"bos_token": "<s>", "eos_token": "</s>"}
     variables = {"messages": messages, "tools": TOOLS, "add_generation_prompt": True} | special
-    return render(json.dumps({"source": source, "variables": variables, "most": 10**6}).encode()).decode()
+    return render(source, variables)
 
 
 def written(name):

@@ -64,7 +64,7 @@ def test_a_head_gives_the_single_process_s_tokens(rank_pool, folders, tmp_path):
     """Each rank has all of it, and reads the rows of all heads of the target."""
     head = str(save_eagle3(tmp_path / "head", taps=(0, 1)))
     sampled = Sampling(temperature=0.8, top_p=0.95)
-    for sampling, tree in ((GREEDY, "chain"), (GREEDY, "grown:7"), (sampled, "chain")):
+    for sampling, tree in ((GREEDY, "chain"), (GREEDY, "7"), (sampled, "chain")):
         expected = decode_with_head(ALONE, folders["llama"], head, sampling, tree)
         for found in rank_pool.run(decode_with_head, folders["llama"], head, sampling, tree):
             assert found == expected

@@ -153,4 +153,4 @@ def test_a_pipe_at_the_path_of_a_block_counts_as_damage(model_dir, home):
     with pytest.warns(Degraded, match=f"{path}: it is not a regular file"):
         assert said(engine_on(model_dir, home), prompt) == (expected, 6 * TOKENS)
     os.mkfifo(notes := home / "pipe.json")
-    assert weights_digest({path: []}, notes) == weights_digest({path: []}, home / "notes.json")
+    assert weights_digest([path], notes) == weights_digest([path], home / "notes.json")

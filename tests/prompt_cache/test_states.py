@@ -10,7 +10,7 @@ from offload.errors import Degraded
 from offload.events import Restored
 from offload.kernels.native.ops import NativeOperations
 from offload.kernels.ops import TorchOperations
-from offload.prompt_cache import store, writer
+from offload.prompt_cache import writer
 from tests.support.models import FAMILY_CASES, ids, make_hf_model
 from tests.support.offloading import native_kernel
 from tests.support.prompt_cache import engine_on, said, spoil
@@ -53,8 +53,7 @@ def test_a_prompt_is_restored_up_to_its_last_block(new_engine, plain, tmp_path):
 
 
 def test_a_common_beginning_is_restored_where_states_were_saved(new_engine, plain, tmp_path, monkeypatch):
-    for module in (writer, store):
-        monkeypatch.setattr(module, "EVERY", 2)
+    monkeypatch.setattr(writer, "EVERY", 2)
     said(new_engine(tmp_path), PROMPT)
     assert with_states(tmp_path) == [1, 3, 5, 6]
     other = PROMPT[:700] + ids(100, 7)
@@ -85,8 +84,7 @@ def test_what_is_in_memory_gives_way_to_more_on_disk(new_engine, plain, tmp_path
 
 
 def test_damaged_states_are_not_used_and_saved_again(new_engine, plain, tmp_path, monkeypatch):
-    for module in (writer, store):
-        monkeypatch.setattr(module, "EVERY", 4)
+    monkeypatch.setattr(writer, "EVERY", 4)
     expected, _ = said(new_engine(tmp_path), PROMPT)
     (path,) = tmp_path.glob("*/000006-*-states.safetensors")
     spoil(path)
@@ -96,8 +94,7 @@ def test_damaged_states_are_not_used_and_saved_again(new_engine, plain, tmp_path
 
 
 def test_blocks_behind_a_damaged_or_missing_one_are_computed(new_engine, tmp_path, monkeypatch):
-    for module in (writer, store):
-        monkeypatch.setattr(module, "EVERY", 2)
+    monkeypatch.setattr(writer, "EVERY", 2)
     expected, _ = said(new_engine(tmp_path), PROMPT)
     for change, restored in ((spoil, 256), (lambda path: path.unlink(), 256)):
         change(next(path for path in tmp_path.glob("*/000003-*.safetensors") if "states" not in path.name))

@@ -3,11 +3,9 @@
 import re
 import threading
 
-import psutil
 import pytest
 
 from offload.errors import PromptError
-from offload.system.limited_process import LimitedProcesses, Limits
 from tests.support.serving import raw_connection
 from tests.support.waiting import until
 from triforce_cli.input import converters
@@ -69,7 +67,7 @@ def test_other_pages_large_bodies_and_other_types_are_refused(client):
 def test_few_are_read_at_a_time(client, monkeypatch):
     going, go = threading.Semaphore(0), threading.Event()
 
-    def slow(data, *others, processes):
+    def slow(data, *others):
         going.release()
         assert go.wait(60)
         return data.decode()
@@ -103,7 +101,7 @@ def sending(served, data=b"king"):
 def test_who_leaves_gives_the_place_back_when_the_reading_has_ended(served, client, monkeypatch):
     going, go, before = threading.Semaphore(0), threading.Event(), closed(client)
 
-    def slow(data, *others, processes):
+    def slow(data, *others):
         going.release()
         assert go.wait(60)
         raise PromptError("nobody hears of it", "")
@@ -125,22 +123,3 @@ def closed(client):
     """Return how many documents nobody waited for."""
     found = re.search(r'requests_total{path="/documents",status="499"} (\d+)', client.get("/metrics").text)
     return 0 if found is None else int(found[1])
-
-
-def test_who_leaves_ends_the_conversion(served, client, monkeypatch):
-    """Python's own `eval` takes the place of a parser that a document keeps busy."""
-    ended, before = threading.Event(), set(psutil.Process().children())
-
-    def endless(data, name, suffix, warn, processes):
-        try:
-            processes.call(b"__import__('time').sleep(600)", Limits(2**26, 600))
-        finally:
-            ended.set()
-
-    monkeypatch.setattr(encoding_threads, "converting_processes", lambda: LimitedProcesses("builtins:eval"))
-    monkeypatch.setattr(encoding_threads, "text_of", endless)
-    connection = sending(served)
-    until(lambda: set(psutil.Process().children()) - before)
-    connection.close()
-    assert ended.wait(60)
-    until(lambda: not set(psutil.Process().children()) - before)

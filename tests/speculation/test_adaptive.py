@@ -14,7 +14,7 @@ from offload.speculation.passes.estimators import Acceptance, DraftTimes, StepTi
 class Fake:
     """A drafter with a given acceptance rate and a given time per token."""
 
-    longest, in_one_pass = 24, False
+    longest = 24
 
     def __init__(self, name, acceptance, seconds, relative_cost=0.2, prior=0.6):
         self.name, self.acceptance, self.seconds = name, acceptance, seconds

@@ -119,7 +119,7 @@ class World:
 
 
 class Lookup:
-    name, relative_cost, setups, longest, in_one_pass = "lookup", 0.0, 0, 24, False
+    name, relative_cost, setups, longest = "lookup", 0.0, 0, 24
 
     def __init__(self, world: World) -> None:
         self.world = world

@@ -10,8 +10,8 @@ from offload.caches.factory import selected_cache
 from offload.engine import Engine
 from offload.errors import CheckpointError, SettingsError, UnsupportedModel
 from offload.kernels.ops import TorchOperations
-from offload.loading.drafters import checked_drafter
 from offload.loading.formats.safetensors import FolderCheckpoint
+from offload.loading.heads import checked_drafter
 from offload.loading.weights import load_model
 from offload.parallel import ALONE
 from offload.parallel.shard import Alone
@@ -265,24 +265,6 @@ def test_a_target_without_mtp_is_told(target, tmp_path):
         checked_drafter(tmp_path, FolderCheckpoint(tmp_path).shape, is_mtp=True)
 
 
-def test_slots_of_one_pass_have_the_rows_of_plain_torch(target, reference, tmp_path):
-    """P-EAGLE: mask tokens with one learned row for all taps stand for what is not known."""
-    more = {"is_speculators": True, "speculators_model_type": "peagle", "mask_token_id": 7}
-    folder = save_eagle3(tmp_path / "head", **more)
-    head, sequence = head_of(target, folder), TokenSequence(ids(30))
-    expected = Eagle3Reference(folder, reference.model.embed_tokens.weight.detach())
-    runner, full = new_runner(target, head, sequence=sequence)
-    rows = target.tapped(full.kept.get(0, 29), head.own.taps)
-    features = expected.features(torch.cat((rows, expected.weights["mask_hidden"].expand(3, -1))))
-    wanted = expected.rows(torch.tensor([*sequence.tokens[1:], 7, 7, 7]), features)[-4:]
-    torch.testing.assert_close(runner.slots(sequence, 4), wanted, atol=2e-4, rtol=1e-3)
-    torch.testing.assert_close(runner.slots(sequence, 2), wanted[:2], atol=2e-4, rtol=1e-3)
-    engine = Engine(target, (), 64, head)
-    for method, tree in (("naive", "chain"), ("naive", "k-ary:2x2"), ("triforce", "chain")):
-        events = run(engine, ids(40), 20, method, "model", tree=tree, gamma1=3, gamma2=4)
-        assert tokens(events) == tokens(run(engine, ids(40), 20))
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("tree", ["chain", "k-ary:2x2"])
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
@@ -318,14 +300,13 @@ def test_a_step_reads_layers_fc_and_output_head(target, tmp_path):
 
 def test_what_is_rounded_of_a_head(target, tmp_path):
     """Matrices of layers and of the inputs to the level, the output head to 8 bits; everything else stays."""
-    more = {"is_speculators": True, "speculators_model_type": "peagle", "mask_token_id": 7}
-    checkpoint = checked_drafter(save_eagle3(tmp_path / "head", **more), target.shape)
+    checkpoint = checked_drafter(save_eagle3(tmp_path / "head"), target.shape)
     with checkpoint.opened(target, TorchOperations(), "q4") as (read, reader):
         errors = {}
         for name in checkpoint.sizes():
             stored = read(name).float()
             errors[name] = float((reader.stacked(name) - stored).norm() / stored.norm())
-    rounded = {name for name, size in checkpoint.sizes().items() if len(size) == 2} - {"mask_hidden"}
+    rounded = {name for name, size in checkpoint.sizes().items() if len(size) == 2}
     assert all((error > 0) == (name in rounded) for name, error in errors.items())
     assert errors["lm_head.weight"] < 0.01 < min(errors[name] for name in rounded - {"lm_head.weight"})
 

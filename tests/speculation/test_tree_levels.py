@@ -171,7 +171,7 @@ def levels(models, kind, name, shape, sampling, every=None, budget=None, window=
     depth = tree_of(parents.parents).depth
 
     def level(name, verifier, over, tree, gamma=depth):
-        scheduler = AdaptiveScheduler([over], gamma, trees=tree and (lambda in_one_pass: FixedTrees(tree)))
+        scheduler = AdaptiveScheduler([over], gamma, trees=tree and (lambda: FixedTrees(tree)))
         return Level(name, verifier, scheduler, sampler.generator)
 
     top = Verifier("full", full, sampler)

@@ -19,7 +19,7 @@ MEMORY = {"step": lambda rows: 0.010 + 0.0015 * (rows - 1), "draft_s": 0.003, "r
 class Fake:
     """A drafter whose step takes `draft_s` seconds, and a twentieth more for each further row."""
 
-    name, branches, setups, longest, in_one_pass = "draft", True, 0, 24, False
+    name, branches, setups, longest = "draft", True, 0, 24
 
     def __init__(self, relative_cost):
         self.relative_cost = relative_cost

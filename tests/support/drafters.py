@@ -17,7 +17,7 @@ from offload.loading.weights import load_model
 from offload.sequence import TokenSequence
 from offload.settings.config import Sampling, Speculation
 from offload.speculation.auto.adaptive import AdaptiveScheduler
-from offload.speculation.drafters.drafter import Drafter, DraftRunner, ModelDrafter, ParallelDrafter
+from offload.speculation.drafters.drafter import Drafter, DraftRunner, ModelDrafter
 from offload.speculation.drafters.ngram import LookupDrafter
 from offload.speculation.levels.level import Level, Verifier
 from offload.speculation.passes.runner import Runner
@@ -29,15 +29,13 @@ from tests.support.offloading import CPU
 VOCAB = 24  # few tokens: the text repeats itself, so that lookup has something to propose
 # Caches large enough for every token: a smaller one would make a fresh drafter propose other tokens.
 SETTINGS = Speculation("triforce", budget=400, chunk=4, window=400)
-PARALLEL = "draft model of one pass"
-DRAFTERS = ["lookup", "draft model", PARALLEL, "level", "level over lookup", "level over a draft model"]
+DRAFTERS = ["lookup", "draft model", "level", "level over lookup", "level over a draft model"]
 
 
 @cache
-def _model(seed: int, layers: int, mask_token: int | None = None):
+def _model(seed: int, layers: int):
     with TemporaryDirectory() as folder:
-        changes = {"num_hidden_layers": layers, "pard_token": mask_token}
-        make_hf_model("llama", seed, vocab_size=VOCAB, **changes).save_pretrained(folder)
+        make_hf_model("llama", seed, vocab_size=VOCAB, num_hidden_layers=layers).save_pretrained(folder)
         return load_model(FolderCheckpoint(Path(folder)), torch.float32, CPU, lambda done, total: None)
 
 
@@ -51,10 +49,10 @@ class Subject(NamedTuple):
 def new_subject(name: str, sequence: TokenSequence) -> Subject:
     """Make a drafter of one of the kinds in `DRAFTERS`, settled on a sequence."""
     sampler = Sampler(Sampling(temperature=0), 0, VOCAB, CPU)
-    draft_model = _model(1, 1, 6 if name == PARALLEL else None)
+    draft_model = _model(1, 1)
     runner = DraftRunner(draft_model, draft_cache(draft_model, SETTINGS), 16)
-    draft = (ParallelDrafter if name == PARALLEL else ModelDrafter)(runner, sampler)
-    if name in ("lookup", "draft model", PARALLEL):
+    draft = ModelDrafter(runner, sampler)
+    if name in ("lookup", "draft model"):
         return Subject(LookupDrafter() if name == "lookup" else draft, lambda sequence: None)
     target = _model(0, 2)
     full = Runner(target, target.new_cache(400), 64)

@@ -115,15 +115,6 @@ def _make_levels_long(items):
 
 
 @pytest.fixture(scope="session", autouse=True)
-def templates_share_processes():
-    """Chat templates are rendered by processes that start once for all tests, not once for each."""
-    from offload.loading.tokenizers import conversation
-
-    with patch.object(conversation, "LimitedProcesses", cache(conversation.LimitedProcesses)):
-        yield
-
-
-@pytest.fixture(scope="session", autouse=True)
 def interpreter_is_quick():
     """Kernels that Triton interprets take half of the time, where a test that was collected has imported it."""
     if "triton.runtime.interpreter" not in sys.modules:
@@ -289,7 +280,6 @@ def patience_with_disks():
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("offload.prompt_cache.restore.TRIAL", 1000.0)
         patched.setattr("offload.prompt_cache.writer.PATIENCE", 1000.0)
-        patched.setattr("offload.prompt_cache.store.PATIENCE", 1000.0)
         yield
 
 

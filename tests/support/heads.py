@@ -60,8 +60,6 @@ def save_eagle3(
         tensors["input_norm.weight"] = new(len(taps) * HIDDEN, norm=True)
     if config.get("fc_norm"):
         tensors |= {f"fc_norm.{i}.weight": new(HIDDEN, norm=True) for i in range(len(taps))}
-    if "mask_token_id" in config:
-        tensors["mask_hidden"] = new(1, len(taps) * HIDDEN)
     if vocab < known:
         ids = torch.randperm(known, generator=generator)[:vocab]
         tensors["d2t"] = ids.clone() if absolute else ids - torch.arange(vocab)

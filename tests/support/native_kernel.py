@@ -21,7 +21,7 @@ BUILD_SECONDS = 600  # by the wall: 6 s of a processor, which a busy machine may
 
 
 def build_emulated(cache: Path) -> Path:
-    """Return a library whose AVX-512 and AMX code runs on any x86 processor: special instructions are plain C.
+    """Return a library whose AVX-512 code runs on any x86 processor: special instructions are plain C.
 
     It is built once for the sources that it is built from, and kept in a folder that all test processes share.
     """

@@ -24,7 +24,6 @@ from offload.prompt_cache import restore as restoring
 from offload.prompt_cache import writer as saving
 from offload.prompt_cache.folder import PromptFolder
 from offload.prompt_cache.prefill import PromptCache
-from offload.prompt_cache.store import BlockStore
 from offload.settings.config import EXACT
 from tests.support.forked import CONTEXT, start_server
 
@@ -65,11 +64,10 @@ def engine_on(
     chunk=CHUNK,
     room=0,
     kv=EXACT,
-    store=None,
 ):
     """Make an engine with a tiny model, with a prompt cache in `home`, and reserve sessions of `room` tokens.
 
-    `kv` is the format of keys and values, `store` the URL of blocks that machines share.
+    `kv` is the format of keys and values.
     """
     checkpoint, operations = FolderCheckpoint(folder), operations or TorchOperations()
     model = load_model(checkpoint, dtype, CPU, lambda done, total: None, operations)
@@ -79,10 +77,9 @@ def engine_on(
     prompts = None
     if home is not None:
         home.mkdir(exist_ok=True)
-        digest = weights_digest(checkpoint.extents(), home / "weights.json")
+        digest = weights_digest(checkpoint.files(), home / "weights.json")
         prompts = PromptCache(PromptFolder(home, limit), digest, "tiny", 0)
         prompts.label = "a prompt"
-        prompts.store = store if store is None else BlockStore(store)
     engine = Engine(model, (), chunk, None, stores, prompts)
     engine.reserve(room)
     return engine

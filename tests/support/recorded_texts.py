@@ -65,7 +65,7 @@ class Replay:
 class Lookup:
     """The lookup drafter on a replay."""
 
-    name, relative_cost, setups, branches, longest, in_one_pass = "lookup", 0.0, 0, False, 24, False
+    name, relative_cost, setups, branches, longest = "lookup", 0.0, 0, False, 24
     prior = LookupDrafter.prior
 
     def __init__(self, replay: Replay) -> None:
@@ -91,7 +91,7 @@ class Lookup:
 class Middle:
     """A middle level on a replay: it drafts by passes over selected chunks, which verify what lookup proposes."""
 
-    longest, branches, in_one_pass = 24, False, False
+    longest, branches = 24, False
 
     def __init__(self, replay: Replay, name: str, scheduler: AdaptiveScheduler) -> None:
         self.name, self._replay, self._scheduler = name, replay, scheduler

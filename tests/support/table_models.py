@@ -51,8 +51,8 @@ class TableModel:
 
     device, group = torch.device("cpu"), ALONE
 
-    def __init__(self, logits: torch.Tensor, mask_token: int | None) -> None:
-        self.shape = SimpleNamespace(vocab=VOCAB, mask_token=mask_token)
+    def __init__(self, logits: torch.Tensor) -> None:
+        self.shape = SimpleNamespace(vocab=VOCAB)
         self._logits = logits.flatten(0, 1)
 
     def logits(self, states: torch.Tensor) -> torch.Tensor:
@@ -67,8 +67,8 @@ class TableRunner:
 
     copy = None
 
-    def __init__(self, logits: torch.Tensor, mask_token: int | None = None) -> None:
-        self.model = TableModel(logits, mask_token)
+    def __init__(self, logits: torch.Tensor) -> None:
+        self.model = TableModel(logits)
 
     def row_cost(self) -> float:
         return ROW_COST
@@ -81,9 +81,6 @@ class TableRunner:
 
     def scores(self, sequence, draft=()):
         return self.logits(self.rows(sequence, draft))
-
-    def slots(self, sequence, depth):
-        return self.rows(sequence, [self.model.shape.mask_token] * (depth - 1))
 
     def logits(self, hidden):
         return self.model.logits(hidden)
@@ -132,7 +129,6 @@ def hierarchy(
     group=ALONE,
     penalised=False,
     noise=None,
-    mask_token=None,
     masks=None,
     kernel=None,
     **trees,
@@ -141,13 +137,13 @@ def hierarchy(
 
     Each rank of a group has other random numbers and another clock. With `penalised`, the penalties of `sampling`
     apply, which the table cannot contain, and a `kernel` chooses; with `masks`, those of a constraint. With `noise`,
-    sampling is coupled; with a `mask_token`, drafts take one pass.
+    sampling is coupled.
     """
     settings = Speculation(method, "a model" if draft in DRAFTS else draft, gamma1=gammas[0], gamma2=gammas[1], **trees)
     copy = QuantizedCopy(None, settings.self_level, 0.6) if settings.drafts_itself else None
     tables = [TARGET, MIDDLE if copy is None else ROUNDED, DRAFTS.get(draft, TARGET)]
     full, middle, drafting = (TableRunner(each if penalised else warped(each, sampling)) for each in tables)
-    middle.copy, drafting.model.shape.mask_token = copy, mask_token
+    middle.copy = copy
     has_middle = method in ("triforce", "retrieval", "streaming", "auto")
     runners = Runners(full, middle if has_middle else None, drafting if draft in DRAFTS else None, LookupDrafter())
     if method == "auto":

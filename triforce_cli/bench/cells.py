@@ -136,5 +136,5 @@ def weights_of(model: OpenModel, home: Path | None) -> Weights:
     except OSError:
         pass  # the next run reads the files again
     notes = folder / "weights.json"
-    draft = None if model.draft is None else weights_digest(model.draft.extents(), notes)
-    return Weights(weights_digest(model.checkpoint.extents(), notes), draft)
+    draft = None if model.draft is None else weights_digest(model.draft.files(), notes)
+    return Weights(weights_digest(model.checkpoint.files(), notes), draft)

@@ -35,7 +35,6 @@ _FORGOTTEN = (
     "profile",
     "cache",
     "cache_limit",
-    "cache_store",
     "join_timeout",
     "disk",
     "disk_limit",

@@ -12,7 +12,7 @@ from offload.errors import PromptError, TriforceError
 from offload.hardware.schema import InvalidValue
 from offload.loading.tokenizers.conversation import ASSISTANT, SYSTEM, USER, ChatMessage
 from offload.short_repr import short_repr
-from offload.system.files import Unbounded, read_bounded, remove_leftovers, replace_file
+from offload.system.files import Unbounded, read_bounded, replace_file
 from offload.units import GIB, counted
 
 from ..input.documents import Document, unreadable
@@ -192,7 +192,6 @@ def save_conversation(path: Path, conversation: Conversation, model: str) -> Non
     content = {"format": _FORMAT, "version": _VERSION, "model": model, **asdict(conversation)}
     target = path.resolve()
     try:
-        remove_leftovers(target)
         replace_file(target, json.dumps(content, ensure_ascii=False, indent=1).encode("utf-8"), b"\n")
     except OSError as error:
         reason = error.strerror or str(error)

@@ -8,7 +8,7 @@ from offload.errors import PromptError, TriforceError
 
 from ..input.encoding import decode
 from ..output.terminal import Terminal
-from ..signals import DONE, FAILED, answered
+from ..signals import DONE, FAILED, listen
 from .chat_session import ChatSession
 from .commands import Leave, is_command, run_command
 from .replies import Replies
@@ -76,7 +76,7 @@ class Loop:
             except KeyboardInterrupt:
                 if not self._is_interactive:
                     raise
-                answered()
+                listen()
                 self._chat.replies.note("Ctrl-D or /quit leaves")
                 continue
             except TriforceError as error:
@@ -112,7 +112,7 @@ class Loop:
         except KeyboardInterrupt:
             if not self._is_interactive:
                 raise
-            answered()
+            listen()
             if stopped:
                 self._chat.replies.note(stopped)
 

@@ -50,8 +50,6 @@ _LIMIT = options.chosen("cache_limit")
 
 def _folder(ctx: typer.Context) -> PromptFolder:
     limit = ctx.params.get("cache_limit")
-    if ctx.params.get("json"):
-        ctx.obj.terminal.require_stdout()  # before anything is removed
     return prompt_folder(ctx.obj.home, Caching().cache_limit if limit is None else limit)
 
 

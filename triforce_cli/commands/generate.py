@@ -71,8 +71,6 @@ def generate(
 
       triforce generate --batch prompts.jsonl --output answers.jsonl --ray auto
     """
-    if output is None or ctx.params["dry_run"]:
-        ctx.obj.terminal.require_stdout()
     check_flags(ctx)
     check_batch_flags(ctx.params)
     if batch is not None:

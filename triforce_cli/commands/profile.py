@@ -12,7 +12,6 @@ from offload.hardware.calibration import Measured
 from offload.hardware.profiles import Profile
 from offload.loading.hub.download import dimensions
 from offload.planning.batch import MOST_SEQUENCES, plan_batches
-from offload.planning.nodes import MOST_NODES, NODE_LINK_GB_S, plan_nodes
 from offload.settings.config import DEFAULT_MODEL, check_part
 from offload.short_repr import short_repr
 from offload.units import parse_tokens
@@ -55,18 +54,6 @@ _SHARED = options.option(
     parser=parse_tokens,
     metavar="TOKENS",
 )
-_NODES = typer.Option(
-    "--nodes",
-    help="Also plan the prompt for so many such machines, such as 4 or 2,4,8. Planned only.",
-    metavar="N,...",
-)
-_NODE_LINK = options.option(
-    "--node-link",
-    help=options.described("With --nodes: GB/s between machines.", f"{NODE_LINK_GB_S:g}, InfiniBand NDR"),
-    min=0.001,
-    max=1e6,
-    metavar="X",
-)
 _CONTEXT = options.option(
     "--context",
     help=options.described("Prompt and answer in tokens, such as 128K.", "the model's, 128K at most"),
@@ -88,8 +75,6 @@ def profile(
     compare: Annotated[bool, typer.Option("--compare", help="One table over all profiles.")] = False,
     batch: Annotated[str | None, _BATCH] = None,
     shared_prefix: Annotated[int | None, _SHARED] = None,
-    nodes: Annotated[str | None, _NODES] = None,
-    node_link: Annotated[float | None, _NODE_LINK] = None,
     json: Annotated[bool, typer.Option("--json", help="The profile and its plan as one JSON object.")] = False,
 ) -> int:
     """List the hardware profiles, and plan a model and a context for one: memory use and predicted speed.
@@ -112,8 +97,6 @@ def profile(
 
       triforce profile --gpu a100 --model Llama-3.1-8B --context 8K --batch 1,4,16
 
-      triforce profile --gpu h100 --model LWM-Text-Chat-1M --context 1M --nodes 2,4,8
-
       triforce profile --compare --model Llama-3.1-70B
 
       triforce profile --gpu my-machine.yaml --json
@@ -124,9 +107,6 @@ def profile(
     flags, origins = given_options(ctx)
     _check(flags, measure, save)
     sizes = _sizes(batch, shared_prefix, compare)
-    counts = _numbers("nodes", nodes, "machines", range(2, MOST_NODES + 1), compare)
-    if node_link is not None and not counts:
-        raise SettingsError("--node-link needs --nodes", "add --nodes with a number of machines, such as 4")
     if compare and gpu is not None:
         raise SettingsError(f"--compare is a table of all profiles, and --gpu {gpu} is one", "leave out one of the two")
     target = find_target(gpu)
@@ -144,7 +124,6 @@ def profile(
     if gpu is None and not measure and not json:
         terminal.print(_list(target.profile, terminal.table_width))
     report = _with_batches(plan_target(target, asked, measured), sizes, shared_prefix or 0)
-    report = replace(report, nodes=plan_nodes(report.plan, counts, (node_link or NODE_LINK_GB_S) * 1e9))
     return print_plan(report, "generate", terminal, json)
 
 
@@ -164,18 +143,13 @@ def _sizes(batch: str | None, shared: int | None, compare: bool) -> list[int]:
     """Return the numbers of sequences that --batch asks for. Raises SettingsError."""
     if batch is None and shared is not None:
         raise SettingsError("--shared-prefix needs --batch", "add --batch with a number of sequences, such as 8")
-    return _numbers("batch", batch, "sequences", range(1, MOST_SEQUENCES + 1), compare)
-
-
-def _numbers(option: str, text: str | None, what: str, allowed: range, compare: bool) -> list[int]:
-    """Return the numbers that an option lists, none where it is not given. Raises SettingsError."""
-    if text is None:
+    if batch is None:
         return []
     if compare:
-        raise SettingsError(f"--{option} is not a column of --compare", "leave out one of the two, or choose a --gpu")
-    sizes = [part.strip() for part in text.split(",")]
-    if not all(size.isdecimal() and int(size) in allowed for size in sizes):
-        wrong = f"--{option} {short_repr(text)} does not list numbers of {what} from {allowed[0]} to {allowed[-1]:,}"
+        raise SettingsError("--batch is not a column of --compare", "leave out one of the two, or choose a --gpu")
+    sizes = [part.strip() for part in batch.split(",")]
+    if not all(size.isdecimal() and 1 <= int(size) <= MOST_SEQUENCES for size in sizes):
+        wrong = f"--batch {short_repr(batch)} does not list numbers of sequences from 1 to {MOST_SEQUENCES:,}"
         raise SettingsError(wrong, "write it like 8, or 2,4,16")
     return [int(size) for size in sizes]
 

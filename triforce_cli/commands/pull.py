@@ -17,7 +17,6 @@ def pull(
 ) -> None:
     """Fetch a model ahead of time, with a progress bar, and print its path.
 
-    Weights that exist only as pytorch_model.bin are converted to safetensors once, without running code from them.
 
     [bold]Examples[/bold]
 

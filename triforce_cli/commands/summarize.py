@@ -64,7 +64,6 @@ def summarize(
             metavar="N", help=options.described("Texts to generate at a time; auto: by memory.", "1"), among=(AUTO,)
         ),
     ] = "1",
-    ray: Annotated[str | None, options.option("--ray", **options.CLUSTER)] = None,
 ) -> int:
     """Summarize documents, or answer questions about them.
 
@@ -85,8 +84,6 @@ def summarize(
       triforce summarize chapter-*.txt --together --language German
 
       triforce summarize long.txt --map-reduce --length "300 words" --parallel 4
-
-      triforce summarize reports/*.pdf --bullets --ray auto
     """
     check_flags(ctx)
     terminal = ctx.obj.terminal
@@ -105,7 +102,7 @@ def summarize(
     style = AnswerStyle(length, bullets, focus, language, schema, ctx.params["quote"])
     templates = load_templates(prompt)
     _check_template(templates, prompt, ctx)
-    request, code = start_or_join_ranks(_with_length(parse_request(ctx), style), terminal, ray)
+    request, code = start_or_join_ranks(_with_length(parse_request(ctx), style), terminal)
     if code is not None:
         return code
     settings = astuple(style), astuple(templates), astuple(Range(start, end)), together, map_reduce, at_once
@@ -113,7 +110,7 @@ def summarize(
 
     def read() -> tuple[Any, ...]:
         documents = read_documents(sources, terminal.stdin, terminal.warn, ctx.params["encoding"])
-        return [astuple(each) for each in documents], asked, *settings, len(paths) > 1, ray
+        return [astuple(each) for each in documents], asked, *settings, len(paths) > 1
 
     parts = broadcast(request.group, read)
 

@@ -17,7 +17,7 @@ from offload.errors import SettingsError
 from offload.system.machine import usable_cores
 
 from ..output.terminal import Terminal
-from ..signals import FAILED, INTERRUPTED, SIGNALLED, WRONG_USE, answered
+from ..signals import FAILED, INTERRUPTED, SIGNALLED, WRONG_USE, listen
 from .rank import FOLDER, LAUNCHER, world_position
 
 if TYPE_CHECKING:
@@ -204,7 +204,7 @@ def _wait(processes: list[subprocess.Popen[bytes]]) -> dict[int, int]:
 def _end(processes: list[subprocess.Popen[bytes]], number: int, grace: float) -> None:
     """Send a signal to what still runs; kill what ignores it for long, or at once when a second signal arrives."""
     end = time.monotonic() + grace
-    answered()  # a second one is this function's too
+    listen()  # a second one is this function's too
     try:
         for process in processes:
             process.send_signal(number)

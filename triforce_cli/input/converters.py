@@ -1,132 +1,112 @@
-"""PDF, EPUB, DOCX and HTML -> text, by markitdown where it is installed; formats are recognised by their bytes.
+"""PDF, EPUB, DOCX and HTML -> text, by markitdown in a child process with limits; formats are told by their bytes."""
 
-Documents are not trusted: a few kilobytes can be made to unpack to gigabytes. They are unpacked and converted in a
-process with limits of memory and time, by conversion.py.
-"""
-
-import json
+import io
 import re
+import subprocess
+import sys
+import zipfile
 from collections.abc import Callable
+from contextlib import suppress
 from importlib.util import find_spec
 
 from offload.errors import PromptError
-from offload.system.limited_process import LimitedProcesses, LimitExceeded, Limits, Refused
+from offload.short_repr import short_text
 from offload.units import GIB
 
-from .conversion import ARCHIVE, NOT_INSTALLED
 from .encoding import decode
 
 _NAMES = {".pdf": "a PDF", ".epub": "an EPUB", ".docx": "a DOCX document", ".html": "an HTML page"}
+_CONVERTERS = {".pdf": "PdfConverter", ".epub": "EpubConverter", ".docx": "DocxConverter", ".html": "HtmlConverter"}
+_MEMBERS = {"META-INF/container.xml": ".epub", "word/document.xml": ".docx"}  # an archive's member that tells its kind
 _HTML_SUFFIXES = (".html", ".htm", ".xhtml")
 _COMMENT = rb"<!--(?:(?!-->).)*-->\s*"
 _HTML = re.compile(rb"\s*(<\?xml[^>]*>\s*)?(%b)*(<!doctype html|<html)\b" % _COMMENT, re.IGNORECASE | re.DOTALL)
 _HEAD = 1024  # bytes before which a PDF may begin, and within which an HTML page must say that it is one
-_INSTALL = 'install it in the folder of triforce: pip install ".[documents]"'
-_BY_HAND = {
-    ".pdf": "; or convert it first, such as: pdftotext book.pdf book.txt",
-    ".html": "; or give its source as it is, with the suffix .txt",
-}
-_BOMB = "it may be made to use up this machine's memory; if you trust it, turn it into text with another program"
-# The most that a conversion may take, with its unpacked bytes. Of a novel, a PDF takes 70 s a MiB, and others 2 s.
-_MEMORY, _BYTES_EACH = GIB, 16
-_SECONDS, _MOST_SECONDS = 30, 3600
-_SECONDS_PER_MIB = {".pdf": 240, ".epub": 10, ".docx": 10, ".html": 10}
+_BY_HAND = "or convert it first, such as: pdftotext book.pdf book.txt"
+_SECONDS, _SECONDS_PER_MIB = 60, 240  # a novel as a PDF takes 70 s a MiB
+_MEMORY = 4 * GIB  # a few kilobytes can be made to unpack to any size
+_MISSING = "MissingDependency"  # markitdown's exception without the package for one format
 
 
-def converting_processes() -> LimitedProcesses:
-    """Return processes for `text_of`, none of which has started."""
-    return LimitedProcesses(f"{__package__}.conversion:answer")
-
-
-_processes = converting_processes()
-
-
-def text_of(
-    data: bytes,
-    name: str,
-    suffix: str,
-    warn: Callable[[str], None],
-    encoding: str | None = None,
-    processes: LimitedProcesses = _processes,
-) -> str:
+def text_of(data: bytes, name: str, suffix: str, warn: Callable[[str], None], encoding: str | None = None) -> str:
     """Return the text of a document in any known format; `suffix` is that of its file, "" where it has none.
 
-    `encoding` is that of a text; None guesses it. Documents of people who do not trust each other should not meet in
-    the same `processes`.
-
-    Raises PromptError for what cannot be read, contains no text, or does not match its suffix.
+    `encoding` is that of a text; None guesses it. Raises PromptError for what cannot be read, contains no text, or does
+    not match its suffix.
     """
-    found = _recognised(data, name, suffix.lower(), processes)
-    return decode(data, name, warn, encoding) if found is None else _converted(data, name, *found, processes)
-
-
-def end_conversions() -> None:
-    """End the process that converts documents, which waits for the next one until then."""
-    _processes.close_idle()
-
-
-def _recognised(data: bytes, name: str, suffix: str, processes: LimitedProcesses) -> tuple[str, int] | None:
-    """Return the format's usual suffix and the unpacked bytes; None for text, and for binaries that `decode` refuses.
-
-    Raises PromptError.
-    """
-    if data.lstrip().startswith(b"%PDF-") or (suffix == ".pdf" and b"%PDF-" in data[:_HEAD]):
-        return ".pdf", len(data)
-    if data.startswith(b"PK\x03\x04"):
-        kind, size = _inside_archive(data, name, processes)
-        if kind:
-            return kind, size
-    if suffix in (".pdf", ".epub", ".docx"):
+    kind = _kind(data, suffix.lower())
+    if kind is None:
+        return decode(data, name, warn, encoding)
+    if kind not in _NAMES:
         raise PromptError(
-            f"{name} is not {_NAMES[suffix]}, although its name says so, or it is corrupt",
+            f"{name} is not {_NAMES[suffix.lower()]}, although its name says so, or it is corrupt",
             "check whether the file is complete; give a text file the suffix .txt",
         )
-    # A page's source is text too: the suffix .txt asks for it.
-    if suffix in _HTML_SUFFIXES or (not suffix and _HTML.match(data[:_HEAD].removeprefix(b"\xef\xbb\xbf"))):
-        return ".html", len(data)
-    return None
-
-
-def _inside_archive(data: bytes, name: str, processes: LimitedProcesses) -> tuple[str, int]:
-    """Return the kind of a document in an archive, "" for none, and its unpacked bytes. Raises PromptError."""
-    limits = Limits(_MEMORY // 4 + 2 * len(data), _SECONDS)
-    kind, size = json.loads(_answer(data, name, ARCHIVE, limits, processes))
-    return kind, size
-
-
-def _converted(data: bytes, name: str, kind: str, size: int, processes: LimitedProcesses) -> str:
-    """Return the text of a document of `size` bytes, unpacked. Raises PromptError."""
-    if find_spec("markitdown") is None:
-        raise _not_installed(name, kind)
-    seconds = _SECONDS + _SECONDS_PER_MIB[kind] * size / 2**20
-    limits = Limits(_MEMORY + _BYTES_EACH * size, min(seconds, _MOST_SECONDS))
-    text = _tidied(_answer(data, name, kind, limits, processes).decode("utf-8", "surrogatepass"))
+    text = _tidied(_converted(data, name, kind))
     if not text:
-        raise PromptError(
-            f"{name} is {_NAMES[kind]} without any text in it",
-            "if its pages are pictures (a scan), run OCR on it first, such as: ocrmypdf",
-        )
+        hint = "if its pages are pictures (a scan), run OCR on it first, such as: ocrmypdf"
+        raise PromptError(f"{name} is {_NAMES[kind]} without any text in it", hint)
     return text
 
 
-def _answer(data: bytes, name: str, kind: str, limits: Limits, processes: LimitedProcesses) -> bytes:
-    """Return what the process answers about a document. Raises PromptError."""
-    what = _NAMES.get(kind, "an archive")
+def _kind(data: bytes, suffix: str) -> str | None:
+    """Return the format's usual suffix, None for text, "" for bytes that are not what the suffix says."""
+    if data.lstrip().startswith(b"%PDF-") or (suffix == ".pdf" and b"%PDF-" in data[:_HEAD]):
+        return ".pdf"
+    if data.startswith(b"PK\x03\x04"):
+        with suppress(zipfile.BadZipFile, OSError, ValueError), zipfile.ZipFile(io.BytesIO(data)) as archive:
+            members = set(archive.namelist())
+            for member, kind in _MEMBERS.items():
+                if member in members:
+                    return kind
+    if suffix in (".pdf", ".epub", ".docx"):
+        return ""
+    # The source of a page is text too: the suffix .txt asks for it.
+    if suffix in _HTML_SUFFIXES or (not suffix and _HTML.match(data[:_HEAD].removeprefix(b"\xef\xbb\xbf"))):
+        return ".html"
+    return None
+
+
+def _converted(data: bytes, name: str, kind: str) -> str:
+    """Return the text of a document, converted in a process of its own. Raises PromptError."""
+    if find_spec("markitdown") is None:
+        raise _not_installed(name, kind)
+    program = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import convert; convert({kind!r})"
+    seconds = _SECONDS + _SECONDS_PER_MIB * len(data) / 2**20
     try:
-        return processes.call(kind.encode() + b"\n" + data, limits)
-    except LimitExceeded as error:
-        raise PromptError(f"{name} is {what} that {error}", _BOMB + _BY_HAND.get(kind, "")) from None
-    except Refused as error:
-        if str(error) == NOT_INSTALLED:
-            raise _not_installed(name, kind) from None
-        hint = _BOMB if kind == ARCHIVE else "it may be corrupt, cut off or protected" + _BY_HAND.get(kind, "")
-        raise PromptError(f"{name} is {what} that cannot be read: {error}", hint) from None
+        process = subprocess.run([sys.executable, "-c", program], input=data, capture_output=True, timeout=seconds)
+    except subprocess.TimeoutExpired:
+        raise PromptError(f"{name} is {_NAMES[kind]} that takes more than {seconds:.0f} s to read", _BY_HAND) from None
+    if process.returncode == 0:
+        return process.stdout.decode("utf-8")
+    if _MISSING.encode() in process.stderr:
+        raise _not_installed(name, kind)
+    lines = process.stderr.decode("utf-8", "replace").strip().splitlines() or [f"exit code {process.returncode}"]
+    hint = f"it may be corrupt, cut off, protected or too large; {_BY_HAND}"
+    raise PromptError(f"{name} is {_NAMES[kind]} that cannot be read: {short_text(lines[-1])}", hint)
+
+
+def convert(kind: str) -> None:
+    """Write the text of the document on standard input to standard output: the main function of the child process.
+
+    The converter is called directly: markitdown's dispatcher would pass a corrupt file on to the next that accepts it.
+    """
+    with suppress(ImportError, OSError, ValueError):  # a system without this limit
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
+    from markitdown import StreamInfo, converters
+
+    source = io.BytesIO(sys.stdin.buffer.read())
+    output = sys.stdout.buffer
+    sys.stdout = sys.stderr  # where a parser may print
+    text = getattr(converters, _CONVERTERS[kind])().convert(source, StreamInfo(extension=kind)).markdown
+    output.write(text.encode("utf-8", "replace"))
 
 
 def _not_installed(name: str, kind: str) -> PromptError:
-    return PromptError(
-        f"{name} is {_NAMES[kind]}, and the package that reads it is not installed", _INSTALL + _BY_HAND.get(kind, "")
-    )
+    hint = f'install it in the folder of triforce: pip install ".[documents]"; {_BY_HAND}'
+    return PromptError(f"{name} is {_NAMES[kind]}, and the package that reads it is not installed", hint)
 
 
 def _tidied(text: str) -> str:

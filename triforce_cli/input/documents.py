@@ -14,7 +14,7 @@ from offload.errors import PromptError
 from offload.system.files import Unbounded, read_bounded
 from offload.units import GIB
 
-from .converters import end_conversions, text_of
+from .converters import text_of
 from .encoding import decode
 
 Warn = Callable[[str], None]
@@ -40,10 +40,7 @@ def read_documents(files: Sequence[Path | str], stdin: Any, warn: Warn, encoding
 
     Raises PromptError for a file that cannot be read, is not text, or is blank.
     """
-    try:
-        documents = [Document(name_of(path), read(path, stdin, warn, encoding=encoding)) for path in checked(files)]
-    finally:
-        end_conversions()
+    documents = [Document(name_of(path), read(path, stdin, warn, encoding=encoding)) for path in checked(files)]
     for document in documents:
         if not document.text.strip():
             raise PromptError(f"{document.name} is empty", "give a document with some text")
@@ -178,12 +175,8 @@ def read_prompt(
         files, argument = [*files, STDIN], None
     paths = checked(files)
     implicit = STDIN not in paths and has_input(stdin)
-    try:
-        parts = [
-            (name_of(path), read(path, stdin, warn, encoding=encoding)) for path in (*paths, *([STDIN] * implicit))
-        ]
-    finally:
-        end_conversions()
+    named = (*paths, *([STDIN] * implicit))
+    parts = [(name_of(path), read(path, stdin, warn, encoding=encoding)) for path in named]
     if argument is not None:
         parts.append(("the prompt argument", _from_argument(argument, warn)))
     if not parts:

@@ -132,11 +132,6 @@ def warn_unused(settings: Settings, methods: Iterable[str], terminal: Terminal) 
     if settings.origins.get("middle") == "flag" and not has_middle:
         middle = settings.speculation.middle
         terminal.warn(f"--middle {middle} is not used: --method {', '.join(methods)} has no middle level")
-    tree = settings.speculation.tree
-    grows = has_middle or (drafters & {CHOSEN, MODEL} and settings.speculation.draft_model is not None)
-    if settings.origins.get("tree") == "flag" and tree.startswith("grown") and not grows:
-        drafter = "retrieval level or draft model"
-        terminal.warn(f"--tree {tree} is not used: --method {', '.join(methods)} has no {drafter} to draft it")
 
 
 def check_flags(ctx: typer.Context) -> None:
@@ -188,10 +183,6 @@ def parse_request(ctx: typer.Context) -> Request:
             settings, settings.sampling(Sampling(temperature=0))
         )  # the model's own sampling is not known yet
     refuse_inexact(settings, params)
-    cache = settings.caching
-    if settings.origins.get("cache_store") == "flag" and (cache.cache is False or not cache.cache_limit):
-        off = "--no-cache" if cache.cache is False else "--cache-limit 0"
-        raise SettingsError(f"--cache-store shares cached prompts, and {off} caches none", "leave one of the two out")
     named = ("raw", "verify", "dry_run", "quote", "extend_context")
     warn_unused(settings, [settings.speculation.method], ctx.obj.terminal)
     arguments = given_arguments(ctx)

@@ -175,9 +175,7 @@ _PANELS: dict[str | None, dict[str, _Make]] = {
         "rebuild_every": _count("Retrieve again after N tokens.", "adaptive"),
         "gamma1": _count("Drafted for the retrieval cache.", "adaptive"),
         "gamma2": _count("Drafted for the full cache.", "adaptive"),
-        "tree": _setting(
-            str, "N nodes, auto, grown, k-ary:2x3x1.", metavar="TREE", among=("chain", "auto", "grown", "k-ary:")
-        ),
+        "tree": _setting(str, "N nodes, auto, k-ary:2x3x1.", metavar="TREE", among=("chain", "auto", "k-ary:")),
         "tree_sampling": _name("How siblings are drawn.", among=TREE_SAMPLINGS),
         "verify": _switch("--verify", help="Compare with plain decoding."),
     },
@@ -188,7 +186,6 @@ _PANELS: dict[str | None, dict[str, _Make]] = {
         "extend_context": _switch("--extend-context", help="Extend the context (YaRN)."),
         "cache": _setting(bool, "Keep prompts on disk.", "long ones", "--cache/--no-cache", metavar=None),
         "cache_limit": _size("Disk space for it.", "20GiB"),
-        "cache_store": _setting(str, "Share it: s3://bucket.", "none", metavar="URL"),
     },
     MEMORY: {
         "offload": _name("none, stream, host, hybrid or planes.", among=OFFLOADS),

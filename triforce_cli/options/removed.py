@@ -7,11 +7,16 @@ from collections.abc import Sequence
 
 from offload.errors import UsageError
 
-REMOVED: dict[str, str] = {
+REMOVED: dict[str, str] = {  # "command", "--option" or "--option value" -> the hint
     "experiment": "scripts/papers.py prints published values beside planned and measured ones; `bench` takes lists",
     "--probabilities": "triforce serve has `logprobs`, with which clients compare the first tokens of choices",
     "evaluate": "lm-eval measures through `triforce serve` (docs/serve.md); `bench --quality` compares lossy modes",
     "distill": "`speculators` (https://github.com/vllm-project/speculators) trains heads; --draft loads them",
+    "--tree grown": "use --tree auto, or --tree 64 for the best tree of a size",
+    "--kernel amx": "leave it out: auto takes avx512 there",
+    "--nodes": "plan one machine; a run over several is torchrun's (docs/multi-gpu.md)",
+    "--node-link": "plan one machine; a run over several is torchrun's (docs/multi-gpu.md)",
+    "--cache-store": "set TRIFORCE_HOME to a folder that all machines mount",
 }
 
 

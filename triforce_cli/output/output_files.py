@@ -3,17 +3,14 @@
 import fcntl
 import json
 import os
-import shlex
 import stat
-import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 from typing import IO, Any
 
-from offload.errors import Degraded, SettingsError, TriforceError
-from offload.system.files import keep_temporary, remove_leftovers, replace_file, temporary_for
+from offload.errors import SettingsError, TriforceError
+from offload.system.files import replace_file, temporary_for
 
 from .stdout_formats import json_line
 
@@ -32,22 +29,11 @@ def check_file(path: Path, option: str, example: str) -> None:
 
 
 def write_file(path: Path, content: str | bytes) -> None:
-    """Replace a file, or that which a link leads to, by bytes or a text in UTF-8, as a whole.
-
-    Raises TriforceError after a warning that names a temporary file with the content: hours of work may be in it.
-    """
-    target, data = target_of(path), content.encode() if isinstance(content, str) else content
+    """Replace a file, or that which a link leads to, by bytes or a text in UTF-8, as a whole. Raises OSError."""
+    target = target_of(path)
     permissions = permissions_of(target)
-    remove_leftovers(target)
-    try:
-        replace_file(target, data)
-        os.chmod(target, permissions)
-    except OSError as error:
-        with NamedTemporaryFile(prefix="triforce-", suffix=path.suffix, delete=False) as kept:
-            kept.write(data)
-        warnings.warn(f"what was to be in {path} is in {kept.name}", Degraded, stacklevel=2)
-        move = f"mv {shlex.quote(kept.name)} {shlex.quote(str(path))}"
-        raise TriforceError(f"{path} cannot be written: {error.strerror}", f"make room, then: {move}") from error
+    replace_file(target, content.encode() if isinstance(content, str) else content)
+    os.chmod(target, permissions)
 
 
 @contextmanager
@@ -55,46 +41,36 @@ def whole_file(path: Path) -> Iterator[IO[str]]:
     """Open a file for text that replaces it at the end, with what there is then; not after an error without any text.
 
     What is no regular file, such as /dev/null, is written to as it is. Raises OSError, and TriforceError that names
-    where the text is if the file cannot be replaced.
+    where the text is if the file cannot be replaced, as another user's in a folder like /tmp.
     """
     target = target_of(path)
     if target.exists() and not target.is_file():
         with target.open("w", encoding="utf-8") as file:
             yield file
         return
-    remove_leftovers(target)
     handle, name = temporary_for(target)
     is_complete = False
     try:
-        try:
-            with open(handle, "w", encoding="utf-8") as file:
-                try:
-                    yield file
-                    is_complete = True
-                finally:
-                    file.flush()
-                    os.fsync(file.fileno())
-        finally:
-            _put_in_place(name, target, is_complete)
-    except (KeyboardInterrupt, SystemExit):  # which may have come while it was put there
-        with suppress(FileNotFoundError):
-            _put_in_place(name, target, is_complete)
-        raise
+        with open(handle, "w", encoding="utf-8") as file:
+            try:
+                yield file
+                is_complete = True
+            finally:  # after an error or Ctrl-C too: hours of work may be in it
+                file.flush()
+                os.fsync(file.fileno())
+    finally:
+        if not is_complete and not os.path.getsize(name):
+            os.unlink(name)
+        else:
+            _put_in_place(name, target)
 
 
-def _put_in_place(name: str, target: Path, is_complete: bool) -> None:
-    if not is_complete and not os.path.getsize(name):  # else, after an error or Ctrl-C: hours of work may be in it
-        os.unlink(name)
-        return
+def _put_in_place(name: str, target: Path) -> None:
     try:
         os.chmod(name, permissions_of(target))
         os.replace(name, target)
-    except FileNotFoundError:
-        raise
-    except OSError as error:  # such as for another user's file in a folder like /tmp
-        keep_temporary(name)
-        move = f"mv {shlex.quote(name)} {shlex.quote(str(target))}"
-        raise TriforceError(f"{target} cannot be replaced: {error.strerror}", f"its text is there: {move}") from error
+    except OSError as error:
+        raise TriforceError(f"{target} cannot be replaced: {error.strerror}", f"its text is in {name}") from error
 
 
 def target_of(path: Path) -> Path:

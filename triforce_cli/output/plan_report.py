@@ -12,7 +12,6 @@ from offload.planning.suggestions import Suggestion
 
 from ..signals import DONE, FAILED
 from .cursor import visible
-from .node_plans import node_fields
 from .plan_fields import batch_fields, command_line, measured_fields, plan_fields
 from .plan_table import comparison_text
 from .plan_text import DRAWN, WIDTH, PlanReport, plan_text
@@ -42,8 +41,7 @@ def print_plan(report: PlanReport, command: str, terminal: Terminal, json: bool)
     if json:
         profile = {} if report.profile is None else {"profile": asdict(report.profile)}
         fields = plan_fields(plan, report.suggestions)
-        fields |= {"batch": batch_fields(report.batches), "nodes": node_fields(report.nodes)}
-        fields |= {"draft_model": report.sibling}
+        fields |= {"batch": batch_fields(report.batches), "draft_model": report.sibling}
         terminal.write(json_line(type="plan", **profile, measured=measured_fields(report.measured), plan=fields))
     else:
         columns = terminal.table_width

@@ -8,7 +8,6 @@ from offload.hardware.calibration import Measured
 from offload.hardware.profiles import Profile
 from offload.planning.batch import Batches
 from offload.planning.latency import Decoding
-from offload.planning.nodes import NodePlan
 from offload.planning.placement import Tier, resident_tokens
 from offload.planning.plan import Plan
 from offload.planning.request import PlanRequest
@@ -19,7 +18,6 @@ from offload.units import GIB, counted
 
 from .cursor import visible
 from .format import duration, milliseconds
-from .node_plans import node_lines
 from .plan_fields import Argument, batch_lines
 
 BUSY = "measured while the machine was busy"
@@ -39,7 +37,6 @@ class PlanReport:
         source: where a well-known model's weights come from, with its licence.
         arguments: what the command line has beside the plan's own flags.
         batches: plans for several sequences together, if they were asked for.
-        nodes: plans for several machines, if they were asked for.
         sibling: a well-known model that could draft for the plan's, which has no draft model.
     """
 
@@ -50,7 +47,6 @@ class PlanReport:
     source: str = ""
     arguments: Sequence[Argument] = ()
     batches: Batches | None = None
-    nodes: Sequence[NodePlan] = ()
     sibling: str | None = None
 
 
@@ -81,7 +77,6 @@ def plan_text(report: PlanReport, drawn: bool, width: int = WIDTH) -> str:
     lines += _predictions(plan)
     if report.batches is not None:
         lines += batch_lines(report.batches)
-    lines += node_lines(report.nodes)
     return "".join(f"{line}\n" for line in lines)
 
 

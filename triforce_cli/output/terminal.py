@@ -17,8 +17,6 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.text import Text
 
-from offload.errors import TriforceError
-
 from .cursor import Cursor, visible
 from .output_files import whole_file
 from .tables import hanging
@@ -90,11 +88,7 @@ class Terminal:
     def use_file(self, number: int) -> None:
         """Write to another one of several files; of one, or of none, it stays the same."""
         if len(self._files) > 1 and self._stdout is not self._files[number]:
-            self.redirect(self._files[number])
-
-    def redirect(self, stream: IO[str]) -> None:
-        """Write to another stream in the place of stdout."""
-        self._stdout, self._line_open, self._text_open = stream, False, False
+            self._stdout, self._line_open, self._text_open = self._files[number], False, False
 
     def _uses_color(self, choice: str, on_terminal: bool) -> bool:
         if choice != "auto":
@@ -149,11 +143,10 @@ class Terminal:
     def write(self, text: str) -> None:
         """Write text to stdout: UTF-8, flushed, never through rich; on a terminal, control characters made visible.
 
-        Raises BrokenPipeError if the reader has closed the pipe, and as `require_stdout`.
+        Raises BrokenPipeError if the reader has closed the pipe.
         """
         if not text:
             return
-        self.require_stdout()
         self.end_thought()
         if self.stdout_is_terminal:
             text = visible(text)
@@ -183,13 +176,7 @@ class Terminal:
         self.cursor.resize(self.size()[0])
         self.cursor.feed(text)
 
-    def require_stdout(self) -> None:
-        """Raise TriforceError if the process was started with stdout closed: commands call it before long work."""
-        if self._stdout is None:
-            raise stdout_closed()
-
     def _put(self, text: str) -> None:
-        self.require_stdout()
         raw = getattr(self._stdout, "buffer", None)
         if raw is None:
             self._stdout.write(text)
@@ -282,11 +269,6 @@ class Terminal:
             self._stderr.flush()
         except (AttributeError, OSError, ValueError):
             pass
-
-
-def stdout_closed() -> TriforceError:
-    """Return the error of a process that was started with stdout closed."""
-    return TriforceError("standard output is closed, so the output would be lost", "redirect it, such as > output.txt")
 
 
 def stream_size(stream: Any) -> tuple[int, int]:

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 from offload.api.opened_model import OpenModel
 from offload.errors import OutOfMemory, SettingsError
-from offload.prompt_cache.store import BlockStore
 from offload.settings.config import Placement
 from offload.settings.method_sizes import stored_tokens
 from offload.units import counted, size_text
@@ -111,7 +110,6 @@ class Job:
         opened = opened if is_dry else packed_where_it_fits(opened, stored, terminal)
         self._opened, self._longest = opened, longest
         self._terminal, self._output, self._display = terminal, output, display
-        self._store: BlockStore | None = None
         self._tiers = None if is_dry else plan_tiers(opened.model, opened.settings, stored, terminal)
         self.is_offloaded = self._tiers is not None
         settings = opened.settings
@@ -130,11 +128,7 @@ class Job:
         A dry run prints the plan instead. Raises TriforceError, BrokenPipeError, KeyboardInterrupt.
         """
         if not self._opened.request.dry_run:
-            code = work(self._load) or DONE
-            if self._store is not None:
-                self._display.close()
-                self._store.drain()
-            return code
+            return work(self._load) or DONE
         report = plan_run(self._opened.model, self._opened.settings, self._longest, self._terminal)
         report = replace(report, arguments=self._opened.request.arguments)
         self._display.close()  # the plan is the output
@@ -148,7 +142,6 @@ class Job:
         self._display.loading(f"loading {settings.engine.model}")
         stored = stored_tokens(settings.speculation, longest)
         prompt_cache = open_prompt_cache(model, settings, opened.request.home, stored)
-        self._store = None if prompt_cache is None else prompt_cache.store
         started = time.perf_counter()
         room = model.kv_room(stored, memory_limit(model, settings, stored), int(opened.request.verify))
         engine = model.load(tiers=self._tiers, prompts=prompt_cache, capacity=longest if is_exact else 0)

@@ -183,7 +183,7 @@ def _draft_shape(settings: Settings, model: str, target: Dimensions) -> Dimensio
 PATIENCE = 1800  # seconds: a model that reads longer before its first word is not taken without being asked for
 _WANTED = 600  # seconds until the first word; of the models that take no longer, the largest is the best
 _CONTINUE_ONLY = {"Yi-6B-200K", "Yi-34B-200K"}  # models without a chat template
-_HINDRANCES = "gated", "pickled"  # in the notes of models that --model alone does not fetch
+_HINDRANCES = "gated", "pickled"  # in the notes of models that a plan does not choose by itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +226,7 @@ def known_model(tokens: int, settings: Settings, terminal: Terminal) -> LongMode
 def _planned(name: str, tokens: int, settings: Settings, terminal: Terminal) -> LongModel | None:
     try:
         shape = KNOWN[name] if name in KNOWN else dimensions(name)
-        if shape.context < tokens or shape.in_one_pass:  # a drafter
+        if shape.context < tokens:
             return None
         plan = _plan_here(name, tokens, settings, terminal)
     except TriforceError:  # a model that is not supported, or a GPU that no profile describes

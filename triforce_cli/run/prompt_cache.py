@@ -89,16 +89,10 @@ def _is_on(settings: Settings) -> bool:
 def open_prompt_cache(model: OpenModel, settings: Settings, home: Path | None, tokens: int = 0) -> PromptCache | None:
     """Return the prompt cache for sequences of up to `tokens`.
 
-    None if it is off, and, with a warning, if any rank cannot open it or has no memory for its buffers. Raises
-    SettingsError for a store that no URL names.
+    None if it is off, and, with a warning, if any rank cannot open it or has no memory for its buffers.
     """
     if not _is_on(settings):
         return None
-    store = None
-    if (url := settings.caching.cache_store) is not None:
-        from offload.prompt_cache.store import BlockStore  # torch is needed
-
-        store = BlockStore(url)
     prompt_cache, error = _open(model, settings, home, tokens)
     errors = model.group.collect(error)
     if any(errors):
@@ -106,8 +100,6 @@ def open_prompt_cache(model: OpenModel, settings: Settings, home: Path | None, t
         where = f"rank {rank}: " if len(errors) > 1 else ""
         warnings.warn(f"prompts are not cached: {where}{reason}", Degraded, stacklevel=2)
         return None
-    if prompt_cache is not None:
-        prompt_cache.store = store
     return prompt_cache
 
 

@@ -8,9 +8,8 @@ from pathlib import PurePath
 from typing import Any
 
 from offload.errors import PromptError
-from offload.system.limited_process import LimitedProcesses
 
-from ..input.converters import converting_processes, text_of
+from ..input.converters import text_of
 from ..input.encoding import ANOTHER
 from .api_errors import ApiError, busy
 
@@ -75,42 +74,34 @@ _LONGEST_NAME = 255  # characters
 
 
 class Documents:
-    """Reads documents in threads, each converted by a process of its own: one may be made to take that over."""
+    """Reads documents in threads; formats other than text are converted in a process with a time limit."""
 
     def __init__(self, threads: EncodingThreads, count_tokens: Callable[[str], int]) -> None:
         """`count_tokens` blocks, and raises ApiError for a text that is too long for the model."""
         self._threads, self._count_tokens = threads, count_tokens
-        self._reading: set[LimitedProcesses] = set()
+        self._reading = 0
 
     async def read(self, data: bytes, name: str) -> dict[str, Any]:
         """Return the name, the text, its tokens, and warnings about how it was read. Raises ApiError.
 
-        Cancelled, it ends the conversion; its place is free when its thread has ended.
+        The place of one that nobody waits for any more is free when its thread has ended.
         """
-        if len(self._reading) >= MOST:
+        if self._reading >= MOST:
             raise busy(f"{MOST} documents are being read already; try again soon", 2)
-        processes = converting_processes()
-        self._reading.add(processes)
-        reading = asyncio.ensure_future(self._threads.run(self._read, data, _shown(name), processes))
+        self._reading += 1
+        reading = asyncio.ensure_future(self._threads.run(self._read, data, _shown(name)))
 
         def free(ended: asyncio.Future[dict[str, Any]]) -> None:
-            self._reading.remove(processes)
+            self._reading -= 1
             _ = ended.cancelled() or ended.exception()  # else asyncio would report one that nobody waits for
 
         reading.add_done_callback(free)
-        try:
-            return await asyncio.shield(reading)
-        finally:
-            processes.end()
+        return await asyncio.shield(reading)
 
-    def end(self) -> None:
-        for processes in self._reading:
-            processes.end()
-
-    def _read(self, data: bytes, name: str, processes: LimitedProcesses) -> dict[str, Any]:
+    def _read(self, data: bytes, name: str) -> dict[str, Any]:
         warnings: list[str] = []
         try:
-            text = text_of(bytes(data), name, PurePath(name).suffix, warnings.append, processes=processes)
+            text = text_of(bytes(data), name, PurePath(name).suffix, warnings.append)
         except PromptError as error:
             raise ApiError(400, f"{error.message}; {error.hint}" if error.hint else error.message) from None
         if not text.strip():

@@ -104,7 +104,6 @@ class Endpoints:
     def expire(self) -> None:
         """Answer all requests with status 503: the time to end them is over. Called in the event loop."""
         self._engine.fail(_SHUTTING_DOWN)
-        self._documents.end()
         self.encoding.fail(unavailable(_SHUTTING_DOWN))
 
     async def chat(self, request: Request) -> Response:

@@ -6,12 +6,12 @@ It loses information, so it runs only with --map-reduce, or where the user left 
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from offload.errors import PromptError, SettingsError, TriforceError
 from offload.loading.tokenizers.tokenizer import EncodingProgress
-from offload.loading.weights_digest import file_mark
+from offload.loading.weights_digest import file_state
 from offload.units import counted
 
 from ..input.documents import Document
@@ -144,12 +144,12 @@ def part_facts(request: ModelRequest) -> dict[str, Any]:
     """Return everything that a part's notes depend on beside its prompt. A random seed is left out."""
     settings = request.settings
     seed = settings.generation.seed if "seed" in settings.values else None
-    path, extents = request.model.checkpoint.path, request.model.checkpoint.extents()
+    path = request.model.checkpoint.path
     files = sorted(path.iterdir()) if path.is_dir() else [path]
-    model = [(file.name, file_mark(file, extents.get(file, ()))) for file in files if file.is_file()]
+    model = [(file.name, file_state(file)) for file in files if file.is_file()]
     resolved = request.resolved(settings.generation.max_new_tokens) | {"seed": seed}
     unimportant = {"profile", "threads", "memory", "host_memory", "resident_layers", "link_gb_s", "disk", "disk_limit"}
-    unimportant |= {"cache", "cache_limit", "cache_store", "join_timeout"}
+    unimportant |= {"cache", "cache_limit", "join_timeout"}
     return {"model": model, "settings": {name: value for name, value in resolved.items() if name not in unimportant}}
 
 
@@ -161,23 +161,6 @@ class Task:
     document: Document
     ids: list[int]
     prompt: Prompt | None = None
-
-    def packed(self) -> list[Any]:
-        """Return the fields for JSON. The document's text goes along only where it is read in parts."""
-        whole = self.prompt
-        text, new_tokens = (self.document.text, None) if whole is None else ("", whole.new_tokens)
-        return [astuple(self.section), self.document.name, text, self.tokens, new_tokens]
-
-    @classmethod
-    def unpacked(cls, section: list[Any], name: str, text: str, ids: list[int], new_tokens: int | None) -> Task:
-        prompt = None if new_tokens is None else Prompt(ids, new_tokens, name)
-        document, question, headings, file = section
-        return cls(Section(document, question, tuple(headings), file), Document(name, text), ids, prompt)
-
-    @property
-    def tokens(self) -> list[int]:
-        """Return the tokens of the prompt, or of the document that is to be read in parts."""
-        return self.ids if self.prompt is None else self.prompt.ids
 
 
 def steps(task: Task, reading: MapReduce, style: AnswerStyle) -> Steps:

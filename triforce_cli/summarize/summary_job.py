@@ -20,7 +20,6 @@ from ..output.turns import sections
 from ..run.job import Job, Load, check_parallel
 from ..run.long_prompts import Commands, Notices, is_model_chosen, short, shorter_answer, truncated
 from ..run.model_request import ModelRequest, Prompt, open_request
-from ..signals import DONE
 from .instructions import AnswerStyle, Template, Templates
 from .map_reduce import MapReduce, Task, part_facts, steps, texts
 from .passages import Answer, FinishedParts, PartsLeft, generate_in_order
@@ -40,7 +39,6 @@ class SummaryRequest:
     map_reduce: bool = False
     parallel: int | str = 1  # texts to generate at a time, or "auto"
     apart: bool = False  # each document has an output file of its own
-    cluster: str | None = None  # the address of the Ray cluster that answers, if one does
 
     @classmethod
     def unpacked(
@@ -77,12 +75,6 @@ def run_summaries(
         asked = summary.map_reduce
         notices.note(f"{_names(long, opened)}: {count}" if asked else _parts_note(long, count, opened, terminal))
     longest = max(opened.context if task.prompt is None else task.prompt.length for task in tasks)
-    if summary.cluster is not None and not request.dry_run:
-        from .ray_summaries import SummaryOptions, run_on_cluster
-
-        options = SummaryOptions(summary.style, summary.templates, summary.parallel)
-        run_on_cluster(summary.cluster, tasks, options, opened, longest, terminal, output, renderer)
-        return DONE
     parallel = check_parallel(summary.parallel, opened, longest, None if long else len(tasks))
     answers = [Answer(task.section, steps(task, reading, summary.style)) for task in tasks]
 

@@ -17,9 +17,6 @@ struct NAME(tree) { /* what the rows of a tree do not share; see tree.h */
 
 struct NAME(work) { /* scratch memory of one thread */
     struct NAME(tree) tree;
-#if HAS_TILES
-    struct tile_work tiles;
-#endif
     float scores[ROW_GROUP * LONG_SPAN];
     uint16_t weights[ROW_GROUP * LONG_SPAN]; /* softmax numerators in bf16, for bf16 dot products */
     float queries[ROW_GROUP * MAX_HEAD_DIM];
@@ -29,11 +26,6 @@ struct NAME(work) { /* scratch memory of one thread */
     float partial[ROW_GROUP * (MAX_HEAD_DIM + 2)];
     float folded[ROW_GROUP * (MAX_HEAD_DIM + 2)];
     struct NAME(dequantized) dequantized;
-    char *unpacked; /* room for the blocks of a piece that are packed, for AMX */
-#if HAS_TILES
-    struct scales scales;
-    struct byte_work bytes;
-#endif
 };
 
 /*

@@ -2,8 +2,8 @@
  * Attention, linears and norms for a host CPU, near its memory bandwidth.
  *
  * Plain C with GCC's vector extensions and a thread pool of its own (pool.h). The same source is compiled once a level
- * (portable, NEON, AVX2 with FMA, AVX-512 with bf16 dot products); another, AMX, shares most code of the last one. The
- * caller takes a level for which `triforce_level` is not NULL. Functions return 0, 1 if an allocation failed, or 2 if an argument is invalid.
+ * (portable, NEON, AVX2 with FMA, AVX-512 with bf16 dot products). The caller takes a level for which `triforce_level` is
+ * not NULL. Functions return 0, 1 if an allocation failed, or 2 if an argument is invalid.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -105,7 +105,6 @@ static inline uint16_t narrow(float x) { /* to nearest, ties to even */
 #define LANES 8
 #define DOTS 0
 #define HAS_MAX 0
-#define HAS_TILES 0
 #define TARGET
 #include "level.h"
 
@@ -118,7 +117,6 @@ static inline uint16_t narrow(float x) { /* to nearest, ties to even */
 #define LANES 4
 #define DOTS 0
 #define HAS_MAX 1
-#define HAS_TILES 0
 #define TARGET
 #include "level.h"
 
@@ -134,7 +132,6 @@ static inline uint16_t narrow(float x) { /* to nearest, ties to even */
 #define LANES 4
 #define DOTS 1
 #define HAS_MAX 1
-#define HAS_TILES 0
 #define TARGET __attribute__((target("arch=armv8.2-a+bf16")))
 #include "level.h"
 
@@ -161,7 +158,6 @@ static int has_bf16(void) {
 #define LANES 8
 #define DOTS 0
 #define HAS_MAX 1
-#define HAS_TILES 0
 #define TARGET __attribute__((target("avx2,fma")))
 #include "level.h"
 #endif
@@ -172,20 +168,15 @@ static int has_bf16(void) {
 #ifdef TRIFORCE_EMULATE /* for tests on any processor: special instructions in plain C */
 #define HAS_BUILTINS 0
 #define AVX512 "avx2,fma"
-#define AMX AVX512
-#define BYTE_PERMUTATIONS "avx2"
 #else
 #define HAS_BUILTINS 1
-#define BYTE_PERMUTATIONS "avx512vbmi"
 #define AVX512 "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx512vnni,avx2,fma"
-#define AMX AVX512 ",avx512vbmi,amx-tile,amx-bf16,amx-int8"
 #endif
 
 #define LEVEL avx512
 #define LANES 16
 #define DOTS 1
 #define HAS_MAX HAS_BUILTINS
-#define HAS_TILES 1
 #define TARGET __attribute__((target(AVX512)))
 #include "level.h"
 #endif
@@ -219,8 +210,6 @@ const struct level *triforce_level(const char *name) {
                  __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni");
 #endif
 #if HAS_AVX512
-    if (avx512 && !strcmp(name, level_amx.name))
-        return __builtin_cpu_supports(BYTE_PERMUTATIONS) && has_tiles() ? &level_amx : NULL;
     if (avx512 && !strcmp(name, level_avx512.name))
         return &level_avx512;
 #endif

@@ -1,9 +1,5 @@
-/* One instruction set level of the kernel. kernel.c defines LEVEL, LANES, DOTS, HAS_MAX, HAS_TILES and TARGET. */
+/* One instruction set level of the kernel. kernel.c defines LEVEL, LANES, DOTS, HAS_MAX and TARGET. */
 #include "tile.h"
-
-#if HAS_TILES
-#include "amx.h"
-#endif
 
 #include "quantized.h"
 
@@ -26,14 +22,6 @@
 
 #include "attend.h"
 
-#if HAS_TILES
-#pragma push_macro("TARGET")
-#undef TARGET
-#define TARGET __attribute__((target(AMX)))
-#include "attend_amx.h"
-#pragma pop_macro("TARGET")
-#endif
-
 #include "share.h"
 
 #include "observe.h"
@@ -52,23 +40,6 @@ static const struct level NAME(level) = {EXPAND_STRING(LEVEL), NAME(attend), NAM
                                               NAME(linear), NAME(norm), NAME(gate), NAME(round),
                                               NAME(observe), NAME(score_keys), NAME(delta), QUANTIZE_GROUPS,
                                               NAME(largest), NAME(exponentials), NAME(collect)};
-
-#if HAS_TILES /* a level more: it differs in attention and linears of bf16 */
-#pragma push_macro("TARGET")
-#undef TARGET
-#define TARGET __attribute__((target(AMX)))
-#include "quantized_amx.h"
-
-#include "quantized_row_amx.h"
-
-#include "linear_amx.h"
-#pragma pop_macro("TARGET")
-
-static const struct level level_amx = {"amx",      attend_amx, attend_amx_all, NAME(merge), linear_amx,
-                                       NAME(norm), NAME(gate), NAME(round),    observe_amx,
-                                       NAME(score_keys), NAME(delta), QUANTIZE_GROUPS,
-                                       NAME(largest), NAME(exponentials), NAME(collect)};
-#endif
 
 #undef vec
 #undef ints
@@ -91,5 +62,4 @@ static const struct level level_amx = {"amx",      attend_amx, attend_amx_all, N
 #undef LANES
 #undef DOTS
 #undef HAS_MAX
-#undef HAS_TILES
 #undef TARGET

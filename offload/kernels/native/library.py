@@ -10,7 +10,7 @@ from pathlib import Path
 
 from . import structs
 
-LEVELS = ("amx", "avx512", "avx2", "bf16", "neon", "portable")  # the best first
+LEVELS = ("avx512", "avx2", "bf16", "neon", "portable")  # the best first
 FOLDER = Path(__file__).parent
 
 

@@ -8,7 +8,6 @@
 struct NAME(observed) {
     const struct observation *o;
     int64_t rows, keys, parts; /* parts: of a head's keys */
-    int tiles;                 /* 1: by AMX */
 };
 
 /* Add the weights of one row to `sums`. `factor`: the scale times log2(e); `lse` in powers of two; `visible` scores count. */
@@ -57,16 +56,6 @@ TARGET static void NAME(observe_group)(const struct observation *o, struct NAME(
     }
 }
 
-#if HAS_TILES
-TARGET static void observe_group_by_tiles(const struct observation *o, struct NAME(work) *w, struct NAME(group) g,
-                                          int64_t start, int64_t end, float *sums) {
-    for (int row = 0; row < g.rows; row += TILE_ROWS) {
-        int rows = g.rows - row < TILE_ROWS ? g.rows - row : TILE_ROWS;
-        score_keys_by_tiles(&o->attention, w, g.head, row, rows, start, end);
-        NAME(add_rows)(o, g.head, g.first + row, rows, start, end, w->tiles.scores, SCORE_STRIDE, sums);
-    }
-}
-#endif
 
 TARGET static int NAME(observe_parts)(const void *context, int64_t first, int64_t last) {
     const struct NAME(observed) *s = context;
@@ -79,12 +68,6 @@ TARGET static int NAME(observe_parts)(const void *context, int64_t first, int64_
         for (; g.first < s->rows; g.first += ROW_GROUP) {
             g.rows = s->rows - g.first < ROW_GROUP ? (int)(s->rows - g.first) : ROW_GROUP;
             NAME(load_queries)(a, g.head, g.first, g.rows, w->queries);
-#if HAS_TILES
-            if (s->tiles) {
-                observe_group_by_tiles(s->o, w, g, start, end, sums);
-                continue;
-            }
-#endif
             NAME(observe_group)(s->o, w, g, start, end, sums);
         }
         for (int64_t key = 0; key < end - start; key++)
@@ -93,8 +76,8 @@ TARGET static int NAME(observe_parts)(const void *context, int64_t first, int64_
     return !w;
 }
 
-TARGET static int NAME(observe_either)(const struct observation *o, int tiles) {
-    struct NAME(observed) s = {.o = o, .rows = (int64_t)o->attention.tokens * o->attention.group, .tiles = tiles};
+TARGET static int NAME(observe)(const struct observation *o) {
+    struct NAME(observed) s = {.o = o, .rows = (int64_t)o->attention.tokens * o->attention.group};
     if (!s.rows)
         return 0;
     s.keys = NAME(visible_keys)(&o->attention, s.rows - 1);
@@ -102,11 +85,4 @@ TARGET static int NAME(observe_either)(const struct observation *o, int tiles) {
     return pool_run(NAME(observe_parts), &s, s.parts * o->attention.kv_heads, o->attention.tokens >= LONG_ROWS);
 }
 
-TARGET static int NAME(observe)(const struct observation *o) { return NAME(observe_either)(o, 0); }
 
-#if HAS_TILES
-TARGET static int observe_amx(const struct observation *o) {
-    const struct attention *a = &o->attention;
-    return NAME(observe_either)(o, !a->wide && (!a->quantized || is_packed(a->kv_format)));
-}
-#endif

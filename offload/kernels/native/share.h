@@ -55,7 +55,6 @@ NOINLINE static void NAME(finish)(const struct attention *a, int head, int64_t f
 struct NAME(split) {
     const struct attention *a;
     int64_t rows, groups, pieces;
-    int tiles;       /* 1: by AMX */
     float *partials; /* of attend_split */
     int64_t size;    /* floats of one partial result there, and those that keep the next one off its cache lines */
 };
@@ -101,12 +100,6 @@ INLINE void NAME(run_piece)(const struct NAME(split) *s, struct NAME(work) *w, s
     int64_t start = piece * PIECE, end = g.end < start + PIECE ? g.end : start + PIECE;
     int64_t ahead = start + (1 + more) * PIECE;
     ahead = ahead < g.end ? ahead : g.end;
-#if HAS_TILES
-    if (s->tiles) {
-        attend_piece_amx(s->a, w, g.head, g.first, g.rows, start, end, ahead, p);
-        return;
-    }
-#endif
     NAME(piece)(s->a, w, g.head, g.first, g.rows, start, end, ahead, p);
 }
 
@@ -211,8 +204,8 @@ TARGET static int NAME(merge)(const struct merge *m) {
     return m->rows > 64 ? pool_run(NAME(merge_rows), m, m->rows, 0) : NAME(merge_rows)(m, 0, m->rows);
 }
 
-TARGET static int NAME(attend_parallel)(const struct attention *a, int tiles) {
-    struct NAME(split) s = {.a = a, .rows = (int64_t)a->tokens * a->group, .tiles = tiles};
+TARGET static int NAME(attend_parallel)(const struct attention *a) {
+    struct NAME(split) s = {.a = a, .rows = (int64_t)a->tokens * a->group};
     if (!s.rows)
         return 0;
     s.groups = (s.rows + ROW_GROUP - 1) / ROW_GROUP;
@@ -228,10 +221,10 @@ TARGET static int NAME(attend_parallel)(const struct attention *a, int tiles) {
     return NAME(attend_split)(&s, is_long);
 }
 
-/* Attend to a chain or a tree, by AMX where `tiles` is set. Returns 2 if a parent does not come before its child. */
-TARGET static int NAME(attend_either)(const struct attention *a, int tiles) {
+/* Attend to a chain or a tree. Returns 2 if a parent does not come before its child. */
+TARGET static int NAME(attend)(const struct attention *a) {
     if (!a->parents || !a->tokens)
-        return NAME(attend_parallel)(a, tiles);
+        return NAME(attend_parallel)(a);
     int32_t *depths = scratch(&tree_memory, sizeof *depths * a->nodes);
     if (!depths)
         return 1;
@@ -247,7 +240,7 @@ TARGET static int NAME(attend_either)(const struct attention *a, int tiles) {
         tree.parents = tree.depths = NULL;
         tree.seen += before;
     }
-    return NAME(attend_parallel)(&tree, tiles);
+    return NAME(attend_parallel)(&tree);
 }
 
 /* Calls that are divided among the threads together; `parts` and `groups` count those of the calls before. */
@@ -280,13 +273,13 @@ TARGET static int NAME(joint_folds)(const void *context, int64_t first, int64_t 
 }
 
 /* Attend to chains of a few rows, which are divided among the threads together. */
-TARGET static int NAME(attend_joint)(const struct attention *const *calls, int count, int tiles) {
+TARGET static int NAME(attend_joint)(const struct attention *const *calls, int count) {
     struct NAME(joint) j = {.count = count};
     int64_t floats = 0;
     for (int i = 0; i < count; i++) {
         const struct attention *a = calls[i];
         struct NAME(split) *s = &j.splits[i];
-        *s = (struct NAME(split)){.a = a, .rows = (int64_t)a->tokens * a->group, .tiles = tiles, .groups = 1};
+        *s = (struct NAME(split)){.a = a, .rows = (int64_t)a->tokens * a->group, .groups = 1};
         s->pieces = (NAME(most_visible)(a, 0, s->rows) + PIECE - 1) / PIECE;
         s->size = NAME(partial_size)(a, s->rows);
         j.groups[i + 1] = j.groups[i] + a->kv_heads;
@@ -303,29 +296,17 @@ TARGET static int NAME(attend_joint)(const struct attention *const *calls, int c
 }
 
 /* Attend for several sequences. Trees and calls of many rows are run one by one, as they are alone. */
-TARGET static int NAME(attend_each)(const struct attention *const *calls, int count, int tiles) {
+TARGET static int NAME(attend_all)(const struct attention *const *calls, int count) {
     const struct attention *joint[MOST_JOINT];
     int together = 0, failed = 0;
     for (int i = 0; i < count && !failed; i++) {
         const struct attention *a = calls[i];
         if (a->parents || a->partials || !a->tokens || a->tokens * a->group > ROW_GROUP || together == MOST_JOINT)
-            failed = NAME(attend_either)(a, tiles && !a->wide);
+            failed = NAME(attend)(a);
         else
             joint[together++] = a;
     }
-    return failed || !together ? failed : NAME(attend_joint)(joint, together, tiles && !joint[0]->wide);
+    return failed || !together ? failed : NAME(attend_joint)(joint, together);
 }
 
-TARGET static int NAME(attend)(const struct attention *a) { return NAME(attend_either)(a, 0); }
 
-TARGET static int NAME(attend_all)(const struct attention *const *calls, int count) {
-    return NAME(attend_each)(calls, count, 0);
-}
-
-#if HAS_TILES
-TARGET static int attend_amx_all(const struct attention *const *calls, int count) {
-    return NAME(attend_each)(calls, count, 1);
-}
-
-TARGET static int attend_amx(const struct attention *a) { return NAME(attend_either)(a, !a->wide); }
-#endif

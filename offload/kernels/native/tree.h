@@ -21,17 +21,15 @@ INLINE struct NAME(work) *NAME(own_work)(const struct attention *a) {
     int64_t keys = a->parents ? (before + a->nodes + BLOCK - 1) / BLOCK * BLOCK : 0;
     int64_t most = keys < PIECE ? keys : PIECE; /* that one piece copies */
     int packed = a->quantized && is_packed(a->kv_format);
-    int64_t unpacked = HAS_TILES && packed ? (int64_t)4 * PIECE * a->head_dim : 0;
     int64_t room = a->parents && packed ? (int64_t)4 * SPAN * a->head_dim : 0;
     struct NAME(work) *w;
-    w = scratch(&own_memory, sizeof *w + unpacked + room + 4 * (ROW_GROUP * keys + keys + most + most * a->head_dim));
+    w = scratch(&own_memory, sizeof *w + room + 4 * (ROW_GROUP * keys + keys + most + most * a->head_dim));
     if (!w)
         return w;
-    w->unpacked = (char *)(w + 1);
-    float *scores = (float *)(w->unpacked + unpacked + room);
+    float *scores = (float *)((char *)(w + 1) + room);
     int32_t *path = (int32_t *)(scores + ROW_GROUP * keys);
     w->tree = (struct NAME(tree)){.base = base, .scores = scores, .stride = keys, .path = path, .copied = path + keys,
-                                  .values = (char *)(path + keys + most), .room = w->unpacked + unpacked};
+                                  .values = (char *)(path + keys + most), .room = (char *)(w + 1)};
     for (int64_t i = 0; i < before; i++)
         path[i] = i;
     return w;

@@ -17,7 +17,6 @@ from ...short_repr import short_repr, short_text
 from ..tokenizers.gguf_tokenizer import tokenizer_from_metadata
 from ..tokenizers.tokenizer import Tokenizer
 from ..tokenizers.tokenizer_files import load_hf_tokenizer
-from ..weights_digest import Extents
 from .gguf_header import refuse_unused, refuse_variants
 from .gguf_tensors import GGUFTensors, open_gguf
 from .safetensors import TensorReader
@@ -162,8 +161,8 @@ class GGUFCheckpoint:
     def is_quantized(self) -> bool:
         return self._tensors.is_quantized
 
-    def extents(self) -> dict[Path, Extents]:
-        return {self.path: self._tensors.extents()}
+    def files(self) -> list[Path]:
+        return [self.path]
 
     def sizes(self) -> dict[str, tuple[int, ...]]:
         return self._tensors.sizes()

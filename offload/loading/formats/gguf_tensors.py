@@ -18,7 +18,6 @@ from ...architecture.config import ModelShape
 from ...architecture.families import FAMILIES, GGUFNames
 from ...errors import CheckpointError, UnsupportedModel
 from ...short_repr import short_text
-from ..weights_digest import Extents
 from .gguf_header import check_metadata
 from .layer_tensors import checkpoint_sizes, layer_sizes
 
@@ -123,10 +122,6 @@ class GGUFTensors:
             ours = ours and ours.removeprefix(prefix).replace("*", "0")
             if ours is None or ours not in layers[shape.spec(int(match["layer"]))]:
                 yield name
-
-    def extents(self) -> Extents:
-        """Return where the tensors are in the file."""
-        return [(int(tensor.data_offset), int(tensor.n_bytes)) for tensor in self._reader.tensors]
 
     @property
     def is_quantized(self) -> bool:

@@ -16,7 +16,6 @@ from ...kernels.native import KernelUnavailable, find_kernel
 from ...kernels.native.panels import REFITS, round_weight
 from ...kernels.quantized import QuantizedTensor
 from ..tokenizers.tokenizer import Tokenizer
-from ..weights_digest import Extents
 from .safetensors import Checkpoint, TensorReader
 
 # Weights that are rounded at a time. Torch runs operations on fewer than 2^15 numbers on the calling thread alone;
@@ -160,8 +159,8 @@ class QuantizedCheckpoint:
     def skipped(self) -> int:
         return self.original.skipped
 
-    def extents(self) -> dict[Path, Extents]:
-        return self.original.extents()
+    def files(self) -> list[Path]:
+        return self.original.files()
 
     def sizes(self) -> dict[str, tuple[int, ...]]:
         return self.original.sizes()

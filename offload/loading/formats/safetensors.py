@@ -1,10 +1,8 @@
 """The protocol of checkpoints, and the reader of folders with config.json and safetensors.
 
-Nothing is unpickled and no code from a checkpoint is run. A damaged file is found by its header, before any weight is
-read.
+No code from a checkpoint is run. A damaged file is found by its header, before any weight is read.
 """
 
-import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -21,7 +19,6 @@ from ...short_repr import short_text
 from ..checkpoint_json import read_json
 from ..tokenizers.tokenizer import Tokenizer
 from ..tokenizers.tokenizer_files import load_tokenizer
-from ..weights_digest import Extents
 from .gguf_tensors import GGUFTensors
 from .hf_quantization.choose import StoredMatrices, layout_of, quantization_text
 from .hf_quantization.stored import Header
@@ -62,8 +59,8 @@ class Checkpoint(Protocol):
     def quantization(self) -> str:
         """Return what decides, besides the files of weights, which values quantised weights have; "" for nothing."""
 
-    def extents(self) -> dict[Path, Extents]:
-        """Return the files that contain the weights, and where in each the tensors are."""
+    def files(self) -> list[Path]:
+        """Return the files that contain the weights."""
 
     def sizes(self) -> dict[str, tuple[int, ...]]:
         """Return every tensor's name and size, from the headers. Raises CheckpointError, UnsupportedModel."""
@@ -110,10 +107,8 @@ class FolderCheckpoint:
     def is_quantized(self) -> bool:
         return self._gguf.is_quantized if self._quantized else bool(self._stored or packed_bits(self._views))
 
-    def extents(self) -> dict[Path, Extents]:
-        if self._quantized:
-            return {self._quantized: self._gguf.extents()}
-        return {self.path / name: _extents(self.path / name) for name in self._files}
+    def files(self) -> list[Path]:
+        return [self.path / name for name in self._files]
 
     @cached_property
     def _gguf(self) -> GGUFTensors:
@@ -200,21 +195,20 @@ class _FileReader:
 
 def weight_files(path: Path) -> list[str]:
     """Return the names of a folder's weight files. Raises CheckpointError, ModelNotFound."""
-    index = read_json(path / "model.safetensors.index.json")
+    whole, index = "model.safetensors", read_json(path / "model.safetensors.index.json")
+    if not index and not (path / whole).exists():
+        whole, index = "pytorch_model.bin", read_json(path / "pytorch_model.bin.index.json")
     if index:
         shards = index.get("weight_map")
         if not isinstance(shards, dict) or not all(isinstance(name, str) for name in shards.values()):
-            raise CheckpointError(f"{path / 'model.safetensors.index.json'} has no weight map", "fetch the model again")
+            raise CheckpointError(f"{path} has an index of weights without a weight map", "fetch the model again")
         files = sorted(set(shards.values()))
         if outside := [name for name in files if Path(name).name != name]:
             raise CheckpointError(f"{path} names weights outside of the folder: {outside[0]}", "fetch the model again")
-    elif (path / "model.safetensors").exists():
-        files = ["model.safetensors"]
+    elif (path / whole).exists():
+        files = [whole]
     else:
-        pickled = any(path.glob("*.bin")) or any(path.glob("*.pt*"))
-        reason = "only pickled weights, which can run code when read" if pickled else "no model.safetensors"
-        hint = f"`triforce pull {path}` converts pytorch_model.bin once, safely; or use a .gguf file"
-        raise ModelNotFound(f"{path} has {reason}", hint)
+        raise ModelNotFound(f"{path} has no model.safetensors", "give a folder with it, or a .gguf file")
     missing = [name for name in files if not _is_there(path / name)]
     if missing or not files:
         raise CheckpointError(
@@ -222,17 +216,6 @@ def weight_files(path: Path) -> list[str]:
             "fetch the model again",
         )
     return files
-
-
-def _extents(path: Path) -> Extents:
-    """Return where the tensors of a safetensors file are: its library does not tell. Raises CheckpointError."""
-    try:
-        with path.open("rb") as file:
-            header = json.loads(file.read(start := int.from_bytes(file.read(8), "little")))
-        tensors = [each["data_offsets"] for name, each in header.items() if name != "__metadata__"]
-        return [(8 + start + first, last - first) for first, last in tensors]
-    except (ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{path} is corrupt: its header cannot be read", "fetch the model again") from error
 
 
 def _is_there(path: Path) -> bool:
@@ -247,6 +230,11 @@ def _opened(path: Path, framework: str) -> Iterator[Any]:
     """Yield an open safetensors file. Raises CheckpointError."""
     from safetensors import SafetensorError, safe_open
 
+    if path.suffix == ".bin":
+        from .pickled import PickledFile  # it imports torch
+
+        yield PickledFile(path)
+        return
     if path.exists() and not os.access(path, os.R_OK):
         raise CheckpointError(f"{path} may not be read: permission denied", "look at its permissions")
     try:

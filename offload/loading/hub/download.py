@@ -4,23 +4,19 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from ...architecture.assistant_shape import assistant_shape, is_assistant
-from ...architecture.config import ModelShape
 from ...architecture.config_checks import check_of_config
-from ...architecture.dflash_shape import dflash_shape, is_dflash
 from ...architecture.dims import Dimensions
-from ...architecture.head_shape import MTP, OTHERS, eagle3_shape, is_head, mtp_dimensions
+from ...architecture.head_shape import MTP, eagle3_shape, is_head, mtp_dimensions
 from ...architecture.hf_config import read_shape
 from ...architecture.known_models import KNOWN, known_name, published_bits
 from ...architecture.parameters import WeightBits
-from ...errors import CheckpointError, FetchError, ModelNotFound, SettingsError, TriforceError, UnsupportedModel
+from ...errors import CheckpointError, FetchError, ModelNotFound, TriforceError, UnsupportedModel
 from ...short_repr import first_line
 from ...system.machine import default_home
 from ..checkpoint_json import read_json
 from ..formats.safetensors import QUANTIZED_FILE, Checkpoint, FolderCheckpoint, weight_files
 from ..formats.tensor_checks import average_bits, check_tensors
 from .bundled import discard, fetch_embedded, installed_path
-from .pickled import convert_pickled, converted_folder, is_pickled
 from .registry import EVERY_FORM, HUB_MODELS, ModelSource, did_you_mean, is_hub_id, resolve
 from .staging import check_model_files
 
@@ -43,9 +39,9 @@ def locate(name: str, home: Path | None = None, progress: FetchProgress = silent
     Args:
         name: the value of --model.
         home: triforce's cache folder; None for the platform's. Hub models go to huggingface_hub's own cache.
-        progress: called while the embedded model is fetched, and while weights are converted.
-        refresh: what `pull` does beyond that: ask the hub even if the model is in its cache, replace a damaged
-            embedded model, and convert weights that exist only pickled. Without it they are refused.
+        progress: called while the embedded model is fetched.
+        refresh: what `pull` does beyond that: ask the hub even if the model is in its cache, and replace a damaged
+            embedded model.
 
     Raises:
         ModelNotFound, FetchError, CheckpointError, UnsupportedModel.
@@ -56,9 +52,8 @@ def locate(name: str, home: Path | None = None, progress: FetchProgress = silent
     if source.kind == "hub":
         if source.known in HUB_MODELS and HUB_MODELS[source.known].is_for_plans:
             raise UnsupportedModel(f"{source.known} is for plans alone", f"triforce profile --model {source.known}")
-        return _from_hub(source.target, home, progress, refresh)
-    path = Path(source.target)
-    return _unpickled(path, name, home, progress, refresh) if is_pickled(path) else path
+        return _from_hub(source.target, refresh)
+    return Path(source.target)
 
 
 def cached_models() -> list[str]:
@@ -111,12 +106,6 @@ def draft_dimensions(name: str, target: Dimensions) -> Dimensions:
     is_path = source.kind == "path"
     file = Path(source.target) / "config.json" if is_path else _cached_config(name) or _fetched_config(name)
     config = read_json(file) if file.is_file() else {}
-    if is_assistant(config):
-        if not isinstance(target, ModelShape):  # a well-known model
-            raise SettingsError(f"{name} drafts for a Gemma 4, and this target is none", OTHERS)
-        return assistant_shape(config, target, check_of_config(file)).dimensions
-    if is_dflash(config):
-        return dflash_shape(config, target, check_of_config(file)).dimensions
     return eagle3_shape(config, target, check_of_config(file)).dimensions if is_head(config) else dimensions(name)
 
 
@@ -175,16 +164,6 @@ def _embedded(name: str, home: Path, progress: FetchProgress, refresh: bool) -> 
     return installed or fetch_embedded(name, home, progress)
 
 
-def _unpickled(folder: Path, name: str, home: Path, progress: FetchProgress, refresh: bool) -> Path:
-    """Return the conversion of a folder with pickled weights, made now if `refresh`. Raises ModelNotFound without."""
-    converted = converted_folder(folder, home)
-    if converted.is_dir():
-        return converted
-    if refresh:
-        return convert_pickled(folder, home, progress)
-    raise ModelNotFound(f"{name} has only pickled weights", f"`triforce pull {name}` converts them once, safely")
-
-
 def _is_sound(path: Path) -> bool:
     """Return whether a folder's config, tensors and tokenizer can be read."""
     try:
@@ -196,17 +175,13 @@ def _is_sound(path: Path) -> bool:
     return True
 
 
-def _from_hub(name: str, home: Path, progress: FetchProgress, refresh: bool) -> Path:
-    cached = None if refresh else _cached_snapshot(name)
-    path = cached or _download(name, _HUB_FILES)
-    if refresh and not any(path.glob("*.safetensors")):
-        path = _download(name, _PICKLED_FILES)
-    if is_pickled(path):
-        return _unpickled(path, name, home, progress, refresh)
-    if not refresh and not any(path.glob("*.safetensors")):
-        hint = f"`triforce pull {name}` converts pytorch_model.bin once, if the model has that"
-        raise ModelNotFound(f"{name} has no safetensors weights", hint)
-    return path
+def _from_hub(name: str, refresh: bool) -> Path:
+    path = (None if refresh else _cached_snapshot(name)) or _download(name, _HUB_FILES)
+    return path if _has_weights(path) else _download(name, _PICKLED_FILES)
+
+
+def _has_weights(path: Path) -> bool:
+    return any(path.glob("*.safetensors")) or any(path.glob("pytorch_model*.bin"))
 
 
 def _cached_snapshot(name: str) -> Path | None:
@@ -216,11 +191,10 @@ def _cached_snapshot(name: str) -> Path | None:
 
     try:
         path = Path(snapshot_download(name, **_HUB_FILES, local_files_only=True))
-        if not is_pickled(path):  # an interrupted download leaves a folder without all of its files
-            try:
-                FolderCheckpoint(path)
-            except UnsupportedModel:  # such as a drafter of one target
-                weight_files(path)
+        try:  # an interrupted download leaves a folder without all of its files
+            FolderCheckpoint(path)
+        except UnsupportedModel:  # such as a drafter of one target
+            weight_files(path)
     except (LocalEntryNotFoundError, ModelNotFound, CheckpointError):
         return None
     return path

@@ -2,9 +2,6 @@
 
 So the prompt of a turn begins with the tokens of the turn before, whose keys and values are in memory. Encoding the
 rendered text as a whole would not do: a tokenizer may cut an answer's text in other places than the model did.
-
-A chat template is untrusted code from a checkpoint. It is rendered in a process of its own, with limits of memory and
-time: Jinja's sandbox keeps it from the rest of the program, but neither from endless loops nor from memory.
 """
 
 import itertools
@@ -15,7 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...errors import PromptError
-from ...system.limited_process import LimitedProcesses, LimitExceeded, Limits, Refused
+from ...short_repr import short_text
+from .template_rendering import render
 
 SYSTEM, USER, ASSISTANT = "system", "user", "assistant"
 
@@ -92,7 +90,9 @@ def _render(contents: Sequence[str | None], messages: Sequence[ChatMessage], ren
     except Exception as error:  # templates raise any type
         has_system = any(each.role == SYSTEM for each in messages)
         hint = "leave the system message out" if has_system else _OTHER_MODEL
-        raise PromptError(f"the model's chat template refuses this conversation: {error}", hint) from error
+        raise PromptError(
+            f"the model's chat template refuses this conversation: {short_text(str(error))}", hint
+        ) from error
 
 
 def _split(text: str, marks: Iterable[str]) -> list[str]:
@@ -115,18 +115,6 @@ def _check_none_dropped(contents: Mapping[str, ChatMessage], patterns: Sequence[
 Message = Mapping[str, Any]
 _SWITCH = "enable_thinking"  # the variable of a template
 _DEFAULT, _TOOL_USE = "default", "tool_use"  # transformers' names of templates
-_MEMORY, _SECONDS = 160 * 2**20, 2.0  # of a template with short messages; with its program it stays below 256 MiB
-_BYTES_EACH = 64  # more memory for each character of the messages: copies of up to 4 bytes
-_CHARACTERS_PER_S = 4_000_000
-_MOST_TEXT = 2**20  # characters that a template may add; a genuine one adds thousands
-
-
-class TemplateFailed(Exception):
-    """A template has raised an error or needs too much. `kind` is the name of the error's type."""
-
-    def __init__(self, kind: str, message: str) -> None:
-        super().__init__(message)
-        self.kind = kind
 
 
 class ChatTemplate:
@@ -140,7 +128,6 @@ class ChatTemplate:
     def __init__(self, source: str | Mapping[str, str], special_tokens: Mapping[str, str]) -> None:
         self._source = source
         self._special_tokens = dict(special_tokens)
-        self._processes = LimitedProcesses("offload.loading.tokenizers.template_rendering:render")
 
     @property
     def text(self) -> str:
@@ -168,8 +155,7 @@ class ChatTemplate:
 
         `tools` are those that may be called, as in OpenAI's API.
 
-        Raises TemplateFailed for what the template raises, and if it exceeds its limits; ValueError if there are
-        several templates and none is the default.
+        Raises what the template raises, and ValueError if there are several templates and none is the default.
         """
         variables = (
             {"messages": [dict(message) for message in messages], "tools": tools and list(tools), "documents": None}
@@ -177,17 +163,7 @@ class ChatTemplate:
             | ({} if think is None else {_SWITCH: think})
             | self._special_tokens
         )
-        values = [value for message in messages for value in message.values()]
-        size = sum(len(each if isinstance(each, str) else json.dumps(each)) for each in (*values, tools or ""))
-        request = {"source": self._chosen(bool(tools)), "variables": variables, "most": _MOST_TEXT + 4 * size}
-        data = json.dumps(request, ensure_ascii=False).encode("utf-8", "surrogatepass")
-        limits = Limits(_MEMORY + _BYTES_EACH * size, _SECONDS + size / _CHARACTERS_PER_S)
-        try:
-            return self._processes.call(data, limits).decode("utf-8", "surrogatepass")
-        except LimitExceeded as error:
-            raise TemplateFailed(type(error).__name__, f"it {error}") from None
-        except Refused as error:
-            raise TemplateFailed(*json.loads(str(error))) from None
+        return render(self._chosen(bool(tools)), variables)
 
     def _chosen(self, with_tools: bool) -> str:
         if not (text := self.text_of(with_tools)):

@@ -1,10 +1,10 @@
 """Renders chat templates exactly as transformers' `apply_chat_template` does, without importing transformers.
 
-This is what runs in a process of its own (conversation.py), in Jinja's sandbox: a template is untrusted code from a
-checkpoint, and the sandbox limits neither its memory nor its time.
+A template comes with a checkpoint and is not trusted: it runs in Jinja's sandbox, as in transformers.
 """
 
 import json
+from collections.abc import Mapping
 from datetime import datetime
 from functools import lru_cache
 from typing import Any
@@ -15,26 +15,10 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
-from ...short_repr import short_text
-from ...system.limited_process import Refused
 
-
-def render(request: bytes) -> bytes:
-    """Return the text of a template with its variables; both are JSON, as `request` is.
-
-    Raises Refused, with the type and the message of the error as JSON, for an error of the template, and for a text
-    with more characters than the request has under "most".
-    """
-    wanted = json.loads(request.decode("utf-8", "surrogatepass"))
-    try:
-        text = _template(wanted["source"]).render(**wanted["variables"])
-        if len(text) > wanted["most"]:
-            raise TemplateError(f"its text has {len(text):,} characters, for which at most {wanted['most']:,} may be")
-        return text.encode("utf-8", "surrogatepass")
-    except MemoryError:
-        raise
-    except Exception as error:  # templates raise any type
-        raise Refused(json.dumps([type(error).__name__, short_text(str(error))])) from error
+def render(source: str, variables: Mapping[str, Any]) -> str:
+    """Return the text of a template with its variables. Raises whatever the template raises."""
+    return _template(source).render(**variables)
 
 
 @lru_cache(maxsize=1)

@@ -48,14 +48,13 @@ class AdaptiveScheduler:
         gamma: int | None = None,
         may_pause: bool = False,
         horizon: int = HORIZON,
-        trees: Callable[[bool], DraftTrees] | None = None,
+        trees: Callable[[], DraftTrees] | None = None,
         row_cost: float = ROW_COST,
     ) -> None:
         self._may_pause = may_pause
         self._steps = StepTimes(row_cost) if trees is None else RowTimes(row_cost)
         self._arms = tuple(
-            Arm(each, self._steps, gamma, trees(each.in_one_pass) if trees is not None and each.branches else None)
-            for each in drafters
+            Arm(each, self._steps, gamma, trees() if trees is not None and each.branches else None) for each in drafters
         )
         self._budget = LossBudget(horizon)
         self._gain = GainMeter()
@@ -88,7 +87,7 @@ class AdaptiveScheduler:
         self._chosen = self._best(candidates)
         if self._chosen is None:
             return None, 0
-        return self._chosen.arm.drafter, self._chosen.arm.depth(self._chosen.chosen, limit)
+        return self._chosen.arm.drafter, self._chosen.chosen.gamma
 
     @property
     def tree(self) -> DraftedTree | None:

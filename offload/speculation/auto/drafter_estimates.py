@@ -11,7 +11,6 @@ from ..trees.tree import DraftedTree, Visit, tree_of, visits
 if TYPE_CHECKING:
     from ...sequence import TokenSequence
     from ..drafters.drafter import Drafter
-    from ..drafters.grown_tree import Growth
     from ..passes.estimators import StepTimes
     from ..trees.drafted_trees import DraftTrees
 
@@ -96,14 +95,6 @@ class Arm:
         self._deepest = gamma
         self._widest = 4  # nodes of a draft so far: trees double until the time of their rows is known
         self._drafts = 0
-        growth = getattr(drafter, "growth", None)
-        self._growth: Growth | None = growth if growth is not None and growth.is_weighed else None
-
-    def depth(self, chosen: DraftOption, limit: int) -> int:
-        """Return how deep a chosen draft may be: a tree that weighs its passes ends by itself."""
-        if self._growth is None or self._deepest is not None:
-            return chosen.gamma
-        return min(limit, self.drafter.longest)
 
     @property
     def token_s(self) -> float:
@@ -126,10 +117,6 @@ class Arm:
         plain = self.steps.of(1)
         self.times.relax(self.drafter.relative_cost * plain)
         guess = self.drafter.setup_cost(sequence) * plain
-        if self._growth is not None:
-            rows = self._widest + 1
-            row_s = (self.steps.of(rows) - plain) / (rows - 1)
-            self._growth.weigh(row_s / plain, self.token_s / plain, 2 * self._widest)
         fade = self._fade(kind, cycle) if getattr(self.drafter, "fades", False) else None
         options = [*self._chains(limit, fade), *self._trees(kind, limit, cycle)]
         believed = acceptance.rate(cycle, shift), acceptance.spread(cycle, shift)
@@ -141,11 +128,11 @@ class Arm:
         self._widest = max(self._widest, cycle.rows - 1)
         if self.trees is None:
             self._width += _WIDTH * ((cycle.rows - 1) / cycle.drafted - self._width)
-        if self.trees is None and not self.drafter.in_one_pass:
+        if self.trees is None:
             draft_s = min(cycle.draft_s, MAX_RATIO * self.times.of(float("inf")) * cycle.drafted)
             self.times.observe(cycle.drafted, draft_s)
             return draft_s
-        steps, rows = (1, cycle.drafted) if self.drafter.in_one_pass else (cycle.drafted, _rows_of_draft(cycle))
+        steps, rows = cycle.drafted, _rows_of_draft(cycle)
         draft_s = cycle.draft_s
         if self.row_times.known:
             draft_s = min(draft_s, MAX_RATIO * steps * self.row_times.of(rows))
@@ -175,8 +162,7 @@ class Arm:
                 gammas.append(limit)
             token_s = self.token_s
             for gamma in gammas:
-                draft_s = self._step_s(gamma) if self.drafter.in_one_pass else gamma * token_s
-                yield DraftOption(gamma, draft_s + self.steps.of(round(gamma * self._width) + 1), fade=fade)
+                yield DraftOption(gamma, gamma * token_s + self.steps.of(round(gamma * self._width) + 1), fade=fade)
 
     def _trees(self, kind: Hashable, limit: int, cycle: int) -> Iterator[DraftOption]:
         if self.trees is None:

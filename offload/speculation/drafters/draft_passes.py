@@ -1,6 +1,6 @@
-"""What the tokens of a draft are drawn from: logits of one pass for each of them, or of one pass for all."""
+"""What the tokens of a draft are drawn from: logits of a pass for each of them."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import cast
 
 import torch
@@ -68,28 +68,3 @@ class DraftPasses:
         logits = self._runner.logits(hidden)
         missing = self._vocab - logits.shape[1]
         return torch.nn.functional.pad(logits, (0, missing), value=float("-inf")) if missing else logits
-
-
-class ParallelPasses(DraftPasses):
-    """One pass for all tokens: the logits at a depth are the same, whatever was drawn before (PARD, arXiv 2504.18583).
-
-    Its runner has `slots`. What they leave in its cache is dropped by the next call with a sequence.
-    """
-
-    _left: Iterator[Tensor] = iter(())  # logits `[1, columns]` of the depths to come
-
-    def first(self, sequence: TokenSequence, depth: int) -> Tensor:
-        self._left = iter(self._logits(self._runner.slots(sequence, depth)).split(1))
-        return next(self._left)
-
-    def following(self, ids: Tensor) -> Tensor:
-        return next(self._left)
-
-    def following_nodes(self, ids: Tensor, parents: Sequence[int]) -> Tensor:
-        return next(self._left).expand(len(parents), -1)
-
-    def resolve(self, ids: Sequence[int]) -> None:
-        pass
-
-    def resolve_nodes(self, ids: Sequence[int]) -> None:
-        pass

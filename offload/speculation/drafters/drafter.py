@@ -17,8 +17,8 @@ from ..passes.runner import Runner
 from ..passes.selected_runner import SelectedRunner
 from ..sampling.warp import Sampler, read_tokens
 from ..trees.tree import Draft, DraftedTree
-from .draft_passes import DraftPasses, ParallelPasses
-from .grown_tree import GrowingDrafting, Growth
+from .draft_passes import DraftPasses
+from .tree_drafter import TreeDrafting
 
 LONGEST_DRAFT = 24  # tokens, unless there is room for more
 SELECTED_PRIOR = MIDDLES[RETRIEVAL].acceptance
@@ -31,7 +31,6 @@ class Drafter(Protocol):
     relative_cost: float  # prior: the time per drafted token, relative to a plain step of the verifier
     branches: bool  # whether it can draft trees
     longest: int  # tokens of its drafts, at most: the depth of trees
-    in_one_pass: bool  # whether one pass drafts all tokens: `relative_cost` is then that of the pass
 
     def draft_kind(self, sequence: TokenSequence) -> Hashable:
         """Return the kind of draft that `propose` would return now, or None if it would be empty.
@@ -68,26 +67,19 @@ class ModelDrafter:
     setups = 0
     branches = True
     longest = LONGEST_DRAFT
-    in_one_pass = False
-    passes: type[DraftPasses] = DraftPasses
     fades = False  # whether a draft's later tokens are accepted at another rate than its first
 
-    def __init__(self, runner: Runner, sampler: Sampler, group: Group = ALONE, growth: Growth | None = None) -> None:
+    def __init__(self, runner: Runner, sampler: Sampler, group: Group = ALONE) -> None:
         """Every rank of a `group` runs the whole draft model; the tokens that rank 0 draws are used by all.
 
-        With `growth`, drafts are trees that grow by it. Their later tokens are not told apart from the first ones.
         The tokens of a draft stay on the device until its end, and come to the host by one copy. Penalties need them
         on the host at once, with a copy for each.
         """
         self._runner = runner
         self._sampler = sampler
         self._group = group
-        self._passes = self.passes(runner, sampler)
-        self._trees = GrowingDrafting(runner.model, self._passes, sampler, group)
-        self.growth = growth
-        if growth is not None:
-            self.branches = self.fades = False
-            self.longest = growth.most
+        self._passes = DraftPasses(runner, sampler)
+        self._trees = TreeDrafting(runner.model, self._passes, sampler, group)
 
     def draft_kind(self, sequence: TokenSequence) -> Hashable:
         return True
@@ -100,8 +92,6 @@ class ModelDrafter:
 
     @torch.inference_mode()
     def propose(self, sequence: TokenSequence, limit: int, tree: DraftedTree | None = None) -> Draft:
-        if self.growth is not None:
-            return self._trees.grow(sequence, limit, self.growth)
         if tree is not None:
             return self._trees.propose(sequence, tree.within(limit))
         sampler, passes, before = self._sampler, self._passes, sequence.tentative
@@ -127,13 +117,6 @@ class ModelDrafter:
         self._runner.observe(drafted, accepted)
 
 
-class ParallelDrafter(ModelDrafter):
-    """A draft model that drafts all tokens in one pass, none of which depends on the others."""
-
-    in_one_pass = fades = True
-    passes = ParallelPasses
-
-
 class SelectedDrafter(ModelDrafter):
     """The target itself, which drafts trees on selected chunks of its full cache."""
 
@@ -143,13 +126,9 @@ class SelectedDrafter(ModelDrafter):
         runner: SelectedRunner,
         sampler: Sampler,
         acceptance: float = SELECTED_PRIOR,
-        nodes: int = 0,
     ) -> None:
-        """The ranks that share the target agree on every token; `acceptance` is expected until it is known.
-
-        With `nodes`, trees of up to so many are grown.
-        """
-        super().__init__(runner, sampler, growth=Growth(nodes) if nodes else None)
+        """The ranks that share the target agree on every token; `acceptance` is expected until it is known."""
+        super().__init__(runner, sampler)
         self.name, self._prior = name, acceptance
         self._selected = runner
 
@@ -193,15 +172,6 @@ class DraftRunner(Runner):
     def rows(self, sequence: TokenSequence, draft: Sequence[int] = ()) -> Tensor:
         self._skip(sequence)
         return super().rows(sequence, draft)
-
-    def slots(self, sequence: TokenSequence, depth: int) -> Tensor:
-        """Return hidden rows `[depth, hidden]` for the next tokens, of the last token and of mask tokens behind it.
-
-        The masks leave the cache with the next call, as a rejected draft does.
-        """
-        mask = self.model.shape.mask_token
-        assert mask is not None, "a model that was trained to draft in one pass"
-        return self.rows(sequence, [mask] * (depth - 1))
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return logits as a runner does, with -inf for the tokens that the target does not have.

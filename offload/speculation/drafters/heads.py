@@ -11,8 +11,7 @@ from ...caches.streaming_llm import StreamingCache
 from ...events import DraftPrefilled
 from ...memory.host_memory import upload
 from ...memory.tree_attention import Tree, tree_of
-from ...model.assistant import Assistant
-from ...model.heads import Eagle3, Head
+from ...model.heads import Head
 from ...parallel import Group
 from ...sequence import TokenSequence, Watermarks
 from ...settings.config import Speculation
@@ -21,9 +20,7 @@ from ..passes.hidden_rows import HiddenRows
 from ..passes.runner import Runner
 from ..passes.steps import AT_ONCE, Executor
 from ..sampling.warp import Sampler
-from .draft_passes import ParallelPasses
 from .drafter import ModelDrafter
-from .grown_tree import Growth
 
 _SPARE = 16  # slots
 
@@ -36,14 +33,12 @@ class HeadRunner:
     A slot attends to a window of slots before it, at positions inside of the window.
     """
 
-    cache_class: type[StreamingCache] = StreamingCache
-
     def __init__(self, head: Head, settings: Speculation, sources: Sequence[Runner]) -> None:
         """`sources` are the runners of the target, that of the full cache first; all of them keep their rows."""
         window, self._most = head_window(head, settings), draft_chunk(settings)
         shape, rope = head.shape, head.rope(window + self._most)
         self.model, self.sources = head, sources
-        self.cache = self.cache_class(shape, rope, 0, window, self._most, head.dtype, head.device)
+        self.cache = StreamingCache(shape, rope, 0, window, self._most, head.dtype, head.device)
         self.executor: Executor = AT_ONCE  # heads run by themselves
         self.reach = rows_needed(head, settings)
         self._true = 0  # slots in the cache, from the first on, whose features come from the full cache's rows
@@ -124,14 +119,6 @@ class HeadRunner:
             at = end
         return torch.cat(parts)
 
-    @torch.inference_mode()
-    def slots(self, sequence: TokenSequence, depth: int) -> Tensor:
-        """Return rows `[depth, hidden]` for the next tokens, of the last slot and of slots without tokens behind it."""
-        rows = self.rows(sequence)
-        if depth == 1:
-            return rows
-        return torch.cat((rows, self.model.run(*cast("Eagle3", self.model).masked(depth - 1), self.cache)))
-
     def step(self, ids: Tensor) -> Tensor:
         """Run a drafted token `[1]` behind the last slot; return its row `[1, hidden]`."""
         self._rows = self.model.run(ids, self.model.recycled(self._rows), self.cache)
@@ -165,8 +152,8 @@ class HeadDrafter(ModelDrafter):
 
     fades = True
 
-    def __init__(self, runner: HeadRunner, sampler: Sampler, group: Group, growth: Growth | None = None) -> None:
-        super().__init__(cast("Runner", runner), sampler, group, growth)
+    def __init__(self, runner: HeadRunner, sampler: Sampler, group: Group) -> None:
+        super().__init__(cast("Runner", runner), sampler, group)
         self.name = runner.model.own.kind
         self._head = runner
         # Shares of ranks may be uneven, but all ranks have to choose alike, and to grow the same trees.
@@ -180,13 +167,6 @@ class HeadDrafter(ModelDrafter):
         return len(sequence).bit_length() if self._head.has_rows(sequence) else None
 
 
-class ParallelHeadDrafter(HeadDrafter):
-    """A head that drafts all tokens in one pass (P-EAGLE): none of them depends on the others."""
-
-    in_one_pass = True
-    passes = ParallelPasses
-
-
 def head_window(head: Head, settings: Speculation) -> int:
     """Return how many slots a head attends to before those that it runs."""
     return min(filter(None, (head.own.window, settings.window)))
@@ -194,4 +174,4 @@ def head_window(head: Head, settings: Speculation) -> int:
 
 def rows_needed(head: Head, settings: Speculation) -> int:
     """Return of how many tokens before a prompt's end a head reads rows: with some more, rollbacks leave a window."""
-    return 1 if isinstance(head, Assistant) else head_window(head, settings) + _SPARE
+    return head_window(head, settings) + _SPARE

@@ -172,7 +172,6 @@ class LookupDrafter:
     setups = 0
     branches = True
     longest = 24
-    in_one_pass = False
 
     def __init__(self) -> None:
         self._index = SuffixIndex()

@@ -15,17 +15,14 @@ from ...settings.method_sizes import drafter_kind, middle_kind
 from ...settings.methods import LOOKUP, METHODS, MIDDLES, MODEL
 from ...settings.tree_settings import TreeSampling
 from ..auto.adaptive import HORIZON, AdaptiveScheduler
-from ..drafters.dflash import DFlashDrafter, DFlashRunner
 from ..drafters.drafter import (
     SELECTED_PRIOR,
     Drafter,
     DraftRunner,
     ModelDrafter,
-    ParallelDrafter,
     SelectedDrafter,
 )
-from ..drafters.grown_tree import TRAINED, Growth
-from ..drafters.heads import HeadDrafter, HeadRunner, ParallelHeadDrafter
+from ..drafters.heads import HeadDrafter, HeadRunner
 from ..drafters.ngram import LookupDrafter
 from ..passes.estimators import ROW_COST
 from ..passes.runner import Runner
@@ -36,7 +33,7 @@ from ..trees.drafted_trees import DraftTrees, draft_trees
 from .level import Level, LogprobsRecorder, Verifier
 
 Clock = Callable[[], float]  # seconds
-Trees = Callable[[bool], DraftTrees] | None
+Trees = Callable[[], DraftTrees] | None
 _CATCHING_UP = 4  # tokens that a draft model runs at once, at most: the last drafted one, those of the levels above
 
 
@@ -85,8 +82,7 @@ class Runners:
         for middle in filter(None, (self.middle, self.alternative)):
             middle.longest = lower + 1 if drafts else 1
         if isinstance(self.draft, DraftRunner):
-            in_one_pass = self.draft.model.shape.mask_token is not None
-            self.draft.longest = LONGEST_GAMMA + 1 if adaptive or in_one_pass else _CATCHING_UP
+            self.draft.longest = LONGEST_GAMMA + 1 if adaptive else _CATCHING_UP
 
     def prepare(self) -> None:
         """Record passes of the middle levels before decoding; the others have done so before they read the prompt."""
@@ -105,19 +101,14 @@ def build(
 ) -> Hierarchy:
     """Return the hierarchy of a method for an answer of `horizon` tokens. The ranks of `group` share the target.
 
-    With trees, the lowest drafter drafts them; without a drafter, the target on selected chunks. A draft model grows
-    them for the full cache alone. An adaptive method drafts trees for the full cache, where they are faster than
-    chains. `logprobs` records the log-probabilities of the tokens that are emitted.
+    With trees, the lowest drafter drafts them; without a drafter, the target on selected chunks. An adaptive method
+    drafts trees for the full cache, where they are faster than chains. `logprobs` records the log-probabilities of the
+    tokens that are emitted.
     """
     method, shape = METHODS[settings.method], settings.tree_shape
-    grows = shape.kind == "grown"
     drafters = _drafters(runners, settings, sampler, group)
     full_row = runners.full.row_cost() if drafters or runners.middle is not None else ROW_COST
     trees = draft_trees(shape, TreeSampling(settings.tree_sampling), may_be_chain=method.adaptive)
-    growing: list[Drafter] = []
-    if grows and drafter_kind(settings) == MODEL:
-        growth = Growth(shape.nodes or 0, TRAINED, full_row, drafters[0].relative_cost)
-        growing = _drafters(runners, settings, sampler, group, growth)
 
     def level(verifier: Verifier, over: list[Drafter], gamma: int | None, trees: Trees, prior: float) -> Level:
         cost = full_row if verifier is full else ROW_COST
@@ -136,17 +127,14 @@ def build(
     if runners.middle is not None:
         kind = middle_kind(settings)
         assert kind is not None, "there is a middle level"
-        if grows or (trees is not None and not drafters):
-            name, nodes = _middle_name(kind, runners.middle), shape.nodes or 0 if grows else 0
-            branching = [SelectedDrafter(name, runners.middle, sampler, MIDDLES[kind].acceptance, nodes)]
+        if trees is not None and not drafters:
+            name = _middle_name(kind, runners.middle)
+            branching = [SelectedDrafter(name, runners.middle, sampler, MIDDLES[kind].acceptance)]
         if drafters or not branching:
             middles = [middle(kind, runners.middle)]
             if runners.alternative is not None and method.alternative is not None:
                 middles.append(middle(method.alternative, runners.alternative))
-    if method.adaptive:
-        over = [*drafters, *growing, *middles, *branching]
-    else:
-        over = [*middles, *branching] or growing or drafters
+    over = [*drafters, *middles, *branching] if method.adaptive else [*middles, *branching] or drafters
     top = level(full, over, settings.gamma2, None if middles and not method.adaptive else trees, SELECTED_PRIOR)
     return Hierarchy(settings.method, top, (top, *middles))
 
@@ -155,17 +143,12 @@ def _middle_name(kind: str, runner: SelectedRunner) -> str:
     return kind if runner.copy is None else f"{kind}-{runner.copy.level}"
 
 
-def _drafters(
-    runners: Runners, settings: Speculation, sampler: Sampler, group: Group, growth: Growth | None = None
-) -> list[Drafter]:
-    """Return the method's drafter, if it has one; of trees that grow, if it is a model and there is `growth`."""
+def _drafters(runners: Runners, settings: Speculation, sampler: Sampler, group: Group) -> list[Drafter]:
+    """Return the method's drafter, if it has one."""
     kind = drafter_kind(settings)
     if kind == MODEL:
         assert runners.draft is not None
         if isinstance(runners.draft, HeadRunner):
-            cls = HeadDrafter if runners.draft.model.own.mask_token is None else ParallelHeadDrafter
-            cls = DFlashDrafter if isinstance(runners.draft, DFlashRunner) else cls
-            return [cls(runners.draft, sampler, group, growth)]
-        is_parallel = runners.draft.model.shape.mask_token is not None
-        return [(ParallelDrafter if is_parallel else ModelDrafter)(runners.draft, sampler, group, growth)]
+            return [HeadDrafter(runners.draft, sampler, group)]
+        return [ModelDrafter(runners.draft, sampler, group)]
     return [runners.lookup] if kind == LOOKUP else []

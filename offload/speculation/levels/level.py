@@ -116,7 +116,7 @@ class Verifier:
 class Level:
     """A verifier and the scheduler that chooses its drafters; itself a Drafter, of chains."""
 
-    branches = in_one_pass = False
+    branches = False
     longest = LONGEST_DRAFT
 
     def __init__(

@@ -37,7 +37,6 @@ def fastest_tree(
     overhead_s: float = 0.0,
     may_pause: bool = True,
     depths: Sequence[int] = range(1, DEEPEST + 1),
-    in_one_pass: bool = False,
 ) -> SizedTree:
     """Return the tree with the fewest expected seconds per token; without nodes, if plain decoding is the fastest.
 
@@ -51,7 +50,6 @@ def fastest_tree(
         overhead_s: seconds that every draft takes besides its steps.
         depths: the depths to consider, besides that of the deepest node that is worth a row.
         may_pause: whether plain decoding is a choice too.
-        in_one_pass: whether a draft takes one step alone, whose rows are its depth.
     """
     found = candidates(acceptance, nodes, depth)
     verify, draft = _Times(verify_s), _Times(draft_s)
@@ -64,7 +62,7 @@ def fastest_tree(
         counts = np.array([size for size in sizes if size < len(ranked)] + [len(ranked)])
         tokens = 1 + found.reached[ranked].cumsum()[counts - 1]
         rows = draft_rows(found, ranked, limit)[:, counts - 1]
-        steps = draft.of(np.count_nonzero(rows, axis=0)[None] if in_one_pass else rows).sum(axis=0)
+        steps = draft.of(rows).sum(axis=0)
         seconds = overhead_s + steps + verify.of(counts + 1)
         index = int((seconds / tokens).argmin())
         if seconds[index] / tokens[index] < best.token_s or (chosen is None and not may_pause):
@@ -73,9 +71,7 @@ def fastest_tree(
     return best if chosen is None else best._replace(parents=parents_of(found, chosen))
 
 
-def sized_tree(
-    shape: TreeShape, acceptance: Acceptance, draft_s: RowTimes, verify_s: RowTimes, in_one_pass: bool = False
-) -> SizedTree:
+def sized_tree(shape: TreeShape, acceptance: Acceptance, draft_s: RowTimes, verify_s: RowTimes) -> SizedTree:
     """Return the tree of a shape with the fewest expected seconds per token, as `fastest_tree` does.
 
     The number of nodes of a chain and of an automatic tree, and the depth of a tree of fixed size, are chosen.
@@ -85,15 +81,15 @@ def sized_tree(
         tree = tree_of(parents)
         inner = {node: tree.depths[node] for node in tree.parents if node >= 0}
         rows = [1, *(list(inner.values()).count(depth) for depth in range(tree.depth - 1))]
-        seconds = sum(map(draft_s, [tree.depth] if in_one_pass else rows)) + verify_s(len(parents) + 1)
+        seconds = sum(map(draft_s, rows)) + verify_s(len(parents) + 1)
         return SizedTree(parents, expected_tokens(parents, acceptance), seconds)
     if shape.kind == "best":
         times = draft_s, verify_s
-        return fastest_tree(acceptance, *times, shape.nodes, DEEPEST, (), may_pause=False, in_one_pass=in_one_pass)
+        return fastest_tree(acceptance, *times, shape.nodes, DEEPEST, (), may_pause=False)
     if shape.kind == "chain":
         first = tuple(row[:1] for row in acceptance) if isinstance(acceptance[0], tuple) else acceptance[:1]
-        return fastest_tree(first, draft_s, verify_s, DEEPEST, DEEPEST, in_one_pass=in_one_pass)
-    return fastest_tree(acceptance, draft_s, verify_s, SIZES[-1], DEEPEST, in_one_pass=in_one_pass)
+        return fastest_tree(first, draft_s, verify_s, DEEPEST, DEEPEST)
+    return fastest_tree(acceptance, draft_s, verify_s, SIZES[-1], DEEPEST)
 
 
 class _Times:

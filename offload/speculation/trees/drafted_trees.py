@@ -148,10 +148,9 @@ class FastestTrees(BestTrees):
 
     may_be_chain = True
 
-    def __init__(self, shape: TreeShape, sampling: TreeSampling, in_one_pass: bool) -> None:
-        """`in_one_pass`: whether a draft takes one step, whose rows are its depth."""
+    def __init__(self, shape: TreeShape, sampling: TreeSampling) -> None:
         super().__init__(shape.nodes or MOST_AUTO_NODES, sampling)
-        self._shape, self._in_one_pass = shape, in_one_pass
+        self._shape = shape
         self._found: dict[Hashable, tuple[int, SizedTree]] = {}  # by kind, with the cycle in which it was computed
 
     def best(
@@ -165,9 +164,9 @@ class FastestTrees(BestTrees):
 
     def _fastest(self, rates: tuple[float, ...], draft_s: RowTimes, verify_s: RowTimes, most_rows: int) -> SizedTree:
         if self._shape.kind != "auto":
-            return sized_tree(self._shape, rates, draft_s, verify_s, self._in_one_pass)
-        sizes, once = (min(self._nodes, most_rows - 1), DEEPEST), self._in_one_pass
-        return fastest_tree(rates, draft_s, verify_s, *sizes, may_pause=False, depths=_DEPTHS, in_one_pass=once)
+            return sized_tree(self._shape, rates, draft_s, verify_s)
+        nodes = min(self._nodes, most_rows - 1)
+        return fastest_tree(rates, draft_s, verify_s, nodes, DEEPEST, may_pause=False, depths=_DEPTHS)
 
 
 def _cut(tree: SizedTree, depth: int) -> SizedTree:
@@ -177,16 +176,16 @@ def _cut(tree: SizedTree, depth: int) -> SizedTree:
 
 def draft_trees(
     shape: TreeShape, sampling: TreeSampling, may_be_chain: bool = False
-) -> Callable[[bool], DraftTrees] | None:
-    """Return what makes the chooser of a drafter's trees of a shape, given whether it drafts in one pass.
+) -> Callable[[], DraftTrees] | None:
+    """Return what makes the chooser of a drafter's trees of a shape.
 
-    None for chains, and for trees that grow.
+    None for chains.
     With `may_be_chain`, as always for an automatic shape, chains are drafted where they are faster.
     """
-    if shape.kind in ("chain", "grown"):
+    if shape.kind == "chain":
         return None
     if may_be_chain or shape.kind == "auto":
-        return lambda in_one_pass: FastestTrees(shape, sampling, in_one_pass)
+        return lambda: FastestTrees(shape, sampling)
     if shape.kind == "k-ary":
-        return lambda _: FixedTrees(DraftedTree(k_ary(shape.widths), sampling))
-    return lambda _: BestTrees(shape.nodes, sampling)
+        return lambda: FixedTrees(DraftedTree(k_ary(shape.widths), sampling))
+    return lambda: BestTrees(shape.nodes, sampling)

@@ -1,4 +1,4 @@
-"""`generate --batch --ray` and `summarize --ray` on a real cluster of this machine, and after kills."""
+"""`generate --batch --ray` on a real cluster of this machine, and after kills."""
 
 import json
 import os
@@ -91,25 +91,3 @@ def test_no_cluster_at_an_address(triforce, tmp_path):
     result = triforce("generate", "--batch", batch, "--ray", "127.0.0.1:1")
     assert_error(result, 2, "--ray 127.0.0.1:1")
     assert "ray start --head" in result.stderr
-
-
-def test_summaries_survive_a_killed_worker_and_name_the_documents_of_a_machine_that_fails(endless_model_dir, tmp_path):
-    documents = []
-    for number in range(8):
-        documents.append(tmp_path / f"{number}.txt")
-        documents[-1].write_text(f"The cat of house {number} sat on the mat.\n\n" * 20)
-    base = [sys.executable, "-m", "triforce_cli", "summarize", *map(str, documents), "--model", str(endless_model_dir)]
-    base += ["-n", "300", "--temperature", "0", "--threads", "1"]
-    environment = os.environ | {"TRIFORCE_HOME": str(tmp_path / "home"), "RAY_DATA_DISABLE_PROGRESS_BARS": "1"}
-    alone = subprocess.run(base, capture_output=True, text=True, env=environment)
-    assert alone.returncode == 0, alone.stderr
-    run = subprocess.Popen([*base, "--ray", "local"], stdout=-1, stderr=-1, text=True, env=environment)
-    parts = tmp_path / "home" / "parts"
-    while not list(parts.glob("*.json")):  # the first document
-        assert run.poll() is None, run.stderr.read()
-        time.sleep(0.02)
-    children(run, "ray::MapWorker")[0].kill()
-    out, err = run.communicate()
-    assert run.returncode == 0 and "8 requests done" in err, err
-    assert out == alone.stdout
-    assert not list(parts.glob("*.json"))

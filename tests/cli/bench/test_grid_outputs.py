@@ -3,16 +3,10 @@
 import csv
 import json
 import shutil
-from io import StringIO
-from pathlib import Path
 from types import SimpleNamespace
 
-import pytest
-
-from offload.errors import Degraded, TriforceError
-from triforce_cli.bench import benchmark, measure
+from triforce_cli.bench import measure
 from triforce_cli.bench.plot import write_figure
-from triforce_cli.output.terminal import Terminal
 
 TEXT = " ".join(f"The cat went to house {number} and saw {number * 7} dogs there." for number in range(20))
 SMALL = ("--new", "6", "--repeats", "1", "--temperature", "0", "--gamma2", "2")
@@ -77,23 +71,6 @@ def test_a_csv_on_standard_output(triforce_here, tmp_path, monkeypatch):
     assert not (tmp_path / "-").exists()
     code, out, err = triforce_here(*args, "--json")
     assert (code, out) == (2, "") and "--csv - and --json both write to standard output" in err
-
-
-def test_no_output_is_lost_on_a_full_disk(tmp_path, monkeypatch):
-    def full(*_):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("triforce_cli.output.output_files.replace_file", full)
-    monkeypatch.setattr(benchmark, "csv_text", lambda report: "a table")
-    monkeypatch.setattr(benchmark, "page_text", lambda report: "a page")
-    report, out = SimpleNamespace(rows=[1], as_json=lambda interrupted: {"type": "bench"}), StringIO()
-    output = benchmark.BenchOutput(True, False, csv=tmp_path / "a.csv", page=tmp_path / "a.html")
-    with pytest.warns(Degraded) as warned, pytest.raises(TriforceError, match=r"a.html cannot be written: No space"):
-        output.write(report, Terminal(out), False)
-    kept = [Path(str(each.message).rpartition(" ")[2]) for each in warned]
-    assert out.getvalue() == '{"type": "bench"}\n' and [each.read_text() for each in kept] == ["a table", "a page"]
-    for each in kept:
-        each.unlink()
 
 
 def test_a_link_stays_one(triforce_here, tmp_path):

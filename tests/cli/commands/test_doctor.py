@@ -146,7 +146,7 @@ def test_the_kernel_in_use_and_all_levels(doctor):
     found = json.loads(doctor("--json"))["kernel"]
     assert found["asked"] == "auto"
     assert found["level"] == (found["levels"][0] if found["levels"] else None)
-    x86, arm = ["amx", "avx512", "avx2", "portable"], ["bf16", "neon", "portable"]
+    x86, arm = ["avx512", "avx2", "portable"], ["bf16", "neon", "portable"]
     assert found["levels"] in ([], *(levels[first:] for levels in (x86, arm) for first in range(len(levels))))
     assert bool(found["reason"]) == bool(found["hint"]) == (found["level"] is None)
     for level in LEVELS:

@@ -2,15 +2,13 @@
 
 import importlib
 import sys
-import time
 import zipfile
 import zlib
 
-import psutil
 import pytest
 
 from offload.errors import PromptError
-from triforce_cli.input import conversion, converters
+from triforce_cli.input import converters
 from triforce_cli.input.converters import text_of
 from triforce_cli.input.documents import Document, read_documents, read_prompt
 
@@ -197,47 +195,21 @@ def test_text_needs_no_markitdown(tmp_path, monkeypatch):
 
 
 def test_many_comments_take_linear_time():
-    """The time once doubled with each further comment."""
-    started = time.process_time()
-    assert text_of(b"<!--a-->\n" * 40 + b"# Notes", "x", "", print).endswith("# Notes")
-    assert time.process_time() - started < 5
+    """The time once doubled with each further comment: this would take years."""
+    assert text_of(b"<!--a-->\n" * 60 + b"# Notes", "x", "", print).endswith("# Notes")
 
 
-@pytest.mark.parametrize("kind", ["epub", "docx"])
-def test_an_archive_that_unpacks_to_too_much_is_refused(tmp_path, kind):
-    made = MAKERS[kind](tmp_path / f"book.{kind}", ["a" * 2**25])
-    assert made.stat().st_size < 2**16
-    assert "unpack to 32.0 MiB" in refused(made).message
+@pytest.mark.long
+def test_a_conversion_has_a_limit_of_memory(markitdown, tmp_path, monkeypatch):
+    monkeypatch.setattr(converters, "_SECONDS", 600)
+    made = pdf(tmp_path / "bomb.pdf", [" " * 2**30], deflated_twice)
+    assert made.stat().st_size < 2**14
+    assert "MemoryError" in refused(made).message
 
 
-def test_an_archive_of_too_many_parts_is_refused(tmp_path):
-    made = archive(tmp_path / "book.docx", {"word/document.xml": ""} | {str(i): "" for i in range(10_000)})
-    assert "10,001 parts" in refused(made).message
-
-
-def test_no_more_is_unpacked_than_was_declared(tmp_path):
-    """The declared size is a lie, and the checksum is that of what it covers."""
-    made = archive(tmp_path / "book.docx", {"word/document.xml": b"a" * 10**6, "b": b""})
-    data = bytearray(made.read_bytes())
-    for magic, place in ((b"PK\x03\x04", 14), (b"PK\x01\x02", 16)):
-        at = data.index(magic) + place
-        data[at : at + 4] = zlib.crc32(b"aaaaa").to_bytes(4, "little")
-        data[at + 8 : at + 12] = (5).to_bytes(4, "little")
-    with zipfile.ZipFile(conversion._unpacked(bytes(data))) as unpacked:
-        (first, _) = unpacked.infolist()
-        assert unpacked.read(first) == b"aaaaa" and first.compress_type == zipfile.ZIP_STORED
-
-
-def test_a_conversion_has_limits_and_leaves_no_process(markitdown, tmp_path, monkeypatch):
-    before = set(psutil.Process().children())
-    monkeypatch.setattr(converters, "_MEMORY", 2**28)
-    made = pdf(tmp_path / "bomb.pdf", [" " * 2**27], deflated_twice)
-    assert made.stat().st_size < 2**12
-    error = refused(made)
-    assert "256.0 MiB of memory" in error.message and "into text" in error.hint
-    monkeypatch.setattr(converters, "_SECONDS", 0.1)
-    assert "processor time" in refused(html(tmp_path / "page.html")).message  # importing the converter takes longer
-    assert not set(psutil.Process().children()) - before
+def test_a_conversion_has_a_limit_of_time(markitdown, tmp_path, monkeypatch):
+    monkeypatch.setattr(converters, "_SECONDS", 0.001)
+    assert "more than 0 s" in refused(html(tmp_path / "page.html")).message
 
 
 def test_a_deeply_nested_page_is_read(markitdown, tmp_path):

@@ -9,7 +9,6 @@ from offload.constraints.quotes import quotations
 from offload.errors import SettingsError
 from offload.settings.constraint import Constraint
 from triforce_cli.input.documents import read_prompt
-from triforce_cli.options.config_file import value_text
 from triforce_cli.options.constraint_options import constraint_of, constraint_of_flags
 from triforce_cli.run.text_generator import _placed
 
@@ -44,14 +43,6 @@ def test_what_is_wrong_is_refused(params, message):
         constraint_of_flags(params)
 
 
-def test_a_schema_that_is_no_json_names_its_file(tmp_path):
-    file = tmp_path / "a.json"
-    for text, message in (('{"type":\n nul}', "Expecting value: line 2 column 2"), ("[" * 100_000, "recursion depth")):
-        file.write_text(text)
-        with pytest.raises(SettingsError, match=f"--json-schema {file} is not valid JSON: .*{message}"):
-            constraint_of_flags({"json_schema": str(file)})
-
-
 def test_quotations_are_of_one_document(triforce, tmp_path):
     (tmp_path / "a.txt").write_text("The whale was white.")
     (tmp_path / "b.txt").write_text("The sea was not.")
@@ -77,18 +68,3 @@ def test_a_quotation_of_several_files_is_placed_in_its_own(tmp_path):
         assert texts[name][placed["start"] : placed["end"]].replace("\n", " ") == found.text
     alone = read_prompt("Why?", [tmp_path / "b.txt"], None, print)
     assert "document" not in _placed(next(quotations('"sea"', alone.document)), alone.parts)
-
-
-def test_a_constraint_is_shown_in_words():
-    assert value_text("constraint", {"kind": "choices", "text": '["yes", "no"]'}) == 'choices ["yes", "no"]'
-    assert value_text("constraint", {"kind": "quote", "text": None}) == "quote"
-    assert value_text("constraint", None) == "none"
-
-
-def test_quotations_of_several_files_that_are_too_long_have_no_hint_that_is_refused(triforce, tmp_path):
-    (tmp_path / "a.txt").write_text("The whale was white. " * 400)
-    (tmp_path / "b.txt").write_text("The sea was not. ")
-    asked = ("generate", "-f", tmp_path / "a.txt", "-n", "30")
-    assert "summarize" in triforce(*asked, "--quote").stderr
-    found = triforce(*asked, "-f", tmp_path / "b.txt", "--quote")
-    assert found.returncode == 2 and "--truncate" in found.stderr and "summarize" not in found.stderr

@@ -83,8 +83,7 @@ def test_the_cache_of_the_middle_level_is_chosen_and_an_unused_one_is_named(trif
     result = triforce(*text, "--method", "retrieval", "--middle", "h2o", "-v")
     assert result.stdout == plain.stdout
     assert "h2o→full" in result.stderr and "warning" not in result.stderr
-    unused = triforce(*text, "--method", "lookup", "--middle", "h2o", "--tree", "grown")
+    unused = triforce(*text, "--method", "lookup", "--middle", "h2o")
     assert (unused.returncode, unused.stdout) == (0, plain.stdout)
     assert "--middle h2o is not used: --method lookup" in unused.stderr
-    assert "--tree grown is not used: --method lookup" in unused.stderr
     assert triforce(*text, "--middle", "h20").returncode == 2
