@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _LENGTHS = options.described("Tokens of each text: 8000, 16K.", "4K")
 _NAMES = "model sink window budget chunk rebuild_every extend_context profile device dtype kernel threads prefill_chunk"
-_SETTINGS = options.chosen(f"{_NAMES} quiet encoding {options.PLACEMENT}")
+_SETTINGS = options.chosen(f"{_NAMES} quiet {options.PLACEMENT}")
 
 
 @options.accepts(_SETTINGS)
@@ -98,7 +98,7 @@ def evaluate(
     chosen = parse_tasks(names[0]), parse_evaluated(names[1])
     settings = resolve({**flags, "method": "ar"}, origins, ctx.params["profile"])
     request = Request(settings, ctx.obj.home, ctx.info_name, extend_context=bool(ctx.params["extend_context"]))
-    found = read_documents(prompt_file, terminal.stdin, terminal.warn, ctx.params["encoding"]) if prompt_file else []
+    found = read_documents(prompt_file, terminal.stdin, terminal.warn) if prompt_file else []
     text = "\n\n".join(each.text for each in found) if found else None
     lengths = tuple(context) if isinstance(context, Values) else (context,)
     asked = EvaluateRequest(request, *chosen, lengths, depths, seeds, text, modes is not None, chat, points)

@@ -6,7 +6,20 @@ import pytest
 
 from tests.support.command import assert_error
 
-SMALL = ("--tokens", "1K", "--length", "32", "--draft-vocab", "64", "--window", "32", "--depth", "2", "--steps", "4")
+SMALL = (
+    "--tokens",
+    "1K",
+    "--length",
+    "32",
+    "--draft-vocab",
+    "64",
+    "--set",
+    "window=32",
+    "--depth",
+    "2",
+    "--steps",
+    "4",
+)
 
 
 @pytest.fixture

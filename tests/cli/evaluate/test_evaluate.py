@@ -24,7 +24,7 @@ from triforce_cli.evaluate.targets import Endpoint
 from triforce_cli.output.progress import ProgressDisplay
 
 TASKS = ("--tasks", "single,quotation", "--context", "256", "--depths", "2")
-SMALL = ("--budget", "100", "--sink", "4", "--window", "24")
+SMALL = ("--budget", "100", "--set", "sink=4", "--set", "window=24")
 
 
 @pytest.fixture(scope="module")
@@ -160,7 +160,7 @@ def test_ctrl_c_writes_what_is_done(triforce_here, tmp_path, monkeypatch):
 
 def test_modes_that_cannot_run_are_left_out_unless_they_are_named(triforce_here):
     command = ("evaluate", "--tasks", "single", "--depths", "1", "--context", "200", "--json")
-    narrow = ("--budget", "48", "--sink", "4", "--window", "44")  # which leaves h2o no token to rank
+    narrow = ("--budget", "48", "--set", "sink=4", "--set", "window=44")  # which leaves h2o no token to rank
     answer = triforce_here(*command, *narrow)
     _, rows, _ = scores_of(answer)
     assert "exact" in rows and "h2o" not in rows and "warning: h2o is left out: the budget of 48" in answer.stderr
