@@ -26,7 +26,7 @@ from tests.support.command import refused
         (("generate", "hi", "-n"), ("error: -n takes a value", "see `triforce generate --help`")),
         (("generate", "hi", "--temperature", "hot"), ("temperature is 'hot'", "a number")),
         (("generate", "hi", "--memory", "much"), ("memory: 'much' is not a size",)),
-        (("generate", "hi", "--regex", "a", "--json-schema", "{}"), ("--json-schema and --regex contradict",)),
+        (("generate", "hi", "--regex", "a", "--json-schema", "{}"), ("contradict each other",)),
         (("serve", "--port", "99999"), ("--port is to be less than or equal to 65535",)),
         (("cache", "rm"), ("error: ID is missing", "triforce cache rm --help")),
         (("cache", "remove"), ("no command 'remove'", "triforce cache --help")),
