@@ -22,8 +22,8 @@ from offload.errors import Degraded, RankLost, UsageError, typed_error
 from .distributed import rank as ranks
 from .options import config_file
 from .options.config_file import unknown_variables
-from .options.mistakes import Command, Group, as_given, explained
-from .options.removed import refuse_removed
+from .options.mistakes import PARSED, Command, Group, explained, name_variable
+from .options.removed import refuse_removed_command
 from .options.settings import cache_home
 from .output.terminal import Terminal
 from .signals import DONE, FAILED, INTERRUPTED, WRONG_USE
@@ -125,7 +125,7 @@ def run(args: Sequence[str]) -> int:
     command = _command(tuple(_needed(args)))
     ctx = None
     try:
-        refuse_removed(args[: args.index("--")] if "--" in args else args)
+        refuse_removed_command(args)
         with command.make_context("triforce", list(args), default_map=_configured(args)) as ctx:
             return command.invoke(ctx) or DONE
     except Exit as exit_:  # of help and version, which are printed
@@ -145,7 +145,7 @@ def _report(error: Exception, terminal: Terminal, ctx: Any = None) -> int:
     """Print error: and hint:, after the traceback if TRIFORCE_DEBUG is set; return the exit code."""
     terminal.trace(error)
     message, hint, code = _explain(error)
-    message, hint = as_given(message, hint, {} if ctx is None else ctx.meta)
+    hint = name_variable(message, hint, None if ctx is None else ctx.meta.get(PARSED))
     ranks.report(message, hint, code, isinstance(error, RankLost), terminal)
     return code
 
@@ -153,7 +153,7 @@ def _report(error: Exception, terminal: Terminal, ctx: Any = None) -> int:
 def _explain(error: Exception) -> tuple[str, str, int]:
     if isinstance(error, TyperException):
         where = getattr(error, "ctx", None)
-        return *explained(error.format_message(), lambda: _command(_COMMANDS).commands, where), WRONG_USE
+        return *explained(error.format_message(), where), WRONG_USE
     if isinstance(error, OSError) and error.errno is not None:
         _abandon_output()  # or Python would try to write the rest again at exit
     typed = typed_error(error)

@@ -272,6 +272,6 @@ def check_fit(need: MemoryEstimate, free: int, may_pack: bool = False) -> None:
     lighter += "--kv packed, which loses nothing, " if may_pack else ""
     raise OutOfMemory(
         f"not enough memory: about {size_text(need.total)} needed ({listed}), {size_text(free)} may be used",
-        f"use {lighter}a shorter prompt, fewer --max-new-tokens, a smaller --prefill-chunk, --dtype bfloat16, --disk "
-        "with a folder on a fast drive or a smaller model",
+        f"use {lighter}a shorter prompt, fewer --max-new-tokens, a smaller --set prefill_chunk=N, --dtype bfloat16, "
+        "--disk with a folder on a fast drive or a smaller model",
     )

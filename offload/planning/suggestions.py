@@ -102,12 +102,12 @@ def _sizes(request: PlanRequest) -> Iterator[Suggestion]:
     settings = request.speculation
     if request.prefill_chunk > SMALLEST_CHUNK:
         chunks = _halves(request.prefill_chunk, SMALLEST_CHUNK)
-        yield from _first_fitting(chunks, lambda n: replace(request, prefill_chunk=n), "--prefill-chunk {}")
+        yield from _first_fitting(chunks, lambda n: replace(request, prefill_chunk=n), "--set prefill_chunk={}")
     if has_middle(settings, request.tokens):
         smaller = _halves(request.budget, max(SMALLEST_BUDGET, 4 * settings.chunk))
         yield from _first_fitting(smaller, lambda n: _decoded(request, budget=n), "--budget {}")
         coarser = [n for n in (16, 32, 64) if settings.chunk < n <= request.budget // 4]
-        yield from _first_fitting(coarser, lambda n: _decoded(request, chunk=n), "--chunk {}")
+        yield from _first_fitting(coarser, lambda n: _decoded(request, chunk=n), "--set chunk={}")
     yield from _smaller_copies(request)
     if has_middle(settings, request.tokens) or has_draft_model(settings):
         yield Suggestion("--method lookup, which needs no memory", _decoded(request, method="lookup"))
@@ -143,7 +143,8 @@ def _caps(request: PlanRequest) -> Iterator[Suggestion]:
         def with_cap(size: int, name: str = name) -> PlanRequest:
             return _placed(request, **{name: size * GIB})
 
-        yield from _first_fitting(sizes, with_cap, f"--{name.replace('_', '-')} {{}}GiB")
+        flag = "--set disk_limit={}GiB" if name == "disk_limit" else f"--{name.replace('_', '-')} {{}}GiB"
+        yield from _first_fitting(sizes, with_cap, flag)
 
 
 def _contexts(request: PlanRequest) -> Iterator[Suggestion]:

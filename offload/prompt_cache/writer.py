@@ -73,7 +73,7 @@ class BlockWriter:
     def _submit_block(self, index: int, seconds: float) -> None:
         start = index * TOKENS
         if not self._runner.cache.holds(start):  # windows have gone on; the blocks behind would not be restored
-            self._stop("the first tokens have left the windows; hint: --prefill-chunk 512")
+            self._stop("the first tokens have left the windows; hint: --set prefill_chunk=512")
             return
         dump = partial(self._runner.cache.dump, start, start + TOKENS)
         self._submit(index, seconds, self._prompt.paths[index], dump)

@@ -163,7 +163,7 @@ class Speculation:
         require(
             self.sink + window < self.kept_tokens,
             f"the budget of {self.kept_tokens:,} tokens leaves none beside {kept}",
-            "use a larger --budget, or a smaller --sink or --window",
+            "use a larger --budget, or a smaller sink or window, such as --set window=64",
         )
 
     @property

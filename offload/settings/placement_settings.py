@@ -65,7 +65,7 @@ class Placement:
         require(
             share is None or self.offload in ("auto", "hybrid"),
             f"host-share goes with hybrid, and offload is {self.offload}",
-            "use --offload hybrid, or leave --host-share out",
+            "use --offload hybrid, or leave host_share out",
         )
         require(
             link is None or SLOWEST_LINK <= link < math.inf,

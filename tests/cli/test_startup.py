@@ -68,7 +68,7 @@ REFUSED = [
 ]
 
 
-ANSWERED = [["--help"], ["pull", "--list"], ["generate", "--show-config"]]
+ANSWERED = [["--help"], ["pull", "--list"], ["generate", "--help"]]
 
 
 def test_what_is_refused_or_answered_without_torch(tmp_path):

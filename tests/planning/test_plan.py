@@ -283,7 +283,7 @@ def test_a_disk_takes_the_kv_for_which_memory_is_too_small():
 def test_a_disk_that_is_too_small_is_refused_with_the_numbers_and_a_way_out():
     plan = make_plan(on_disk(host_memory=100 * 10**6, disk_limit=2**20))
     assert "of disk (KV cache" in plan.shortage() and "where 1.0 MiB may be used" in plan.shortage()
-    assert any(each.text.startswith("--disk-limit 1GiB") for each in suggestions(plan.request))
+    assert any(each.text.startswith("--set disk_limit=1GiB") for each in suggestions(plan.request))
 
 
 def test_a_cpu_whose_memory_is_too_small_is_told_of_the_disk():

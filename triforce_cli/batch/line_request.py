@@ -14,7 +14,6 @@ from offload.short_repr import short_repr
 
 from ..options.constraint_options import constraint_of
 from ..options.declarations import THINK
-from ..options.other_names import other_name
 from ..options.settings import refuse_broken_text
 
 Id = str | int | float
@@ -114,8 +113,7 @@ def _id_of(values: Mapping[str, Any], line: int) -> Id:
 def _check_keys(values: Mapping[str, Any]) -> None:
     for name, value in values.items():
         if name not in _KEYS:
-            ours = getattr(other_name(name), "ours", "").replace("-", "_")
-            close = [ours] if ours in _KEYS else get_close_matches(name, _KEYS, 1)
+            close = get_close_matches(name, _KEYS, 1)
             known = f"did you mean {close[0]}?" if close else f"use {', '.join(_KEYS)}"
             raise PromptError(f"unknown key {short_repr(name)}", known)
         _check_type(name, value)

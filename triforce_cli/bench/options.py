@@ -91,11 +91,9 @@ Needles = Annotated[int | None, _quality("--needles", min=0, max=100, metavar="N
 
 # The settings, which `settings.given_options` reads from the context; those in AXES may be lists.
 SETTINGS = options.chosen(
-    "model max_new_tokens quiet temperature top_p top_k min_p repetition_penalty frequency_penalty presence_penalty "
-    "dry_multiplier dry_base dry_allowed_length dry_range no_repeat_ngram coupled seed draft middle sink window budget "
-    "chunk rebuild_every gamma1 gamma2 tree tree_sampling extend_context profile device dtype kernel quantize kv "
-    f"threads prefill_chunk {options.PLACEMENT} tensor_parallel join_timeout dry_run show_config cache cache_limit "
-    "encoding"
+    "model max_new_tokens quiet temperature top_p top_k min_p repetition_penalty seed draft middle budget "
+    "gamma1 gamma2 tree extend_context profile device dtype kernel quantize kv "
+    f"threads {options.PLACEMENT} tensor_parallel set dry_run cache"
 )
 SETTINGS |= {"max_new_tokens": MaxNewTokens, "cache": Cache}
 SETTINGS |= {name: each for name, each in options.FORMS.items() if name != "quote"}

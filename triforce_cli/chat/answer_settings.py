@@ -10,7 +10,7 @@ from offload.settings.config import GenerationConfig, Sampling, check_part
 from offload.settings.generation import parse_sampling
 
 from ..options.config_file import value_text
-from ..options.other_names import other_name
+from ..options.other_names import hint_for
 from ..run.model_request import ModelRequest
 
 _NAMES = {"sampling": "coupled"}  # options of another name than their setting's
@@ -55,11 +55,8 @@ def _option(name: str) -> str:
 
 def _setting(name: str) -> str:
     option = _option(name)
-    row = None if option in PARAMETERS else other_name(option)
-    if row is not None and row.ours in PARAMETERS:
-        return PARAMETERS[row.ours]
-    if row is not None and row.hint:
-        raise SettingsError(f"there is no setting {name}", f"on the command line: {row.hint}; /set lists the settings")
+    if option not in PARAMETERS and (hint := hint_for(option)):
+        raise SettingsError(f"there is no setting {name}", f"on the command line: {hint}; /set lists the settings")
     if option not in PARAMETERS:
         raise SettingsError(f"there is no setting {name}", f"{did_you_mean(option, PARAMETERS)}/set lists them")
     return PARAMETERS[option]

@@ -9,7 +9,6 @@ from offload.hardware.schema import did_you_mean
 from offload.units import counted
 
 from ..input.documents import name_of, read_documents
-from ..options.other_names import other_name
 from ..output.statistics import detail_lines, statistics_line
 from .answer_settings import PARAMETERS, described, parse_parameter
 from .chat_session import ChatSession
@@ -41,10 +40,7 @@ def is_command(line: str) -> bool:
 def run_command(line: str, chat: ChatSession) -> None:
     """Run a command line. Raises TriforceError with what is wrong with it, Leave, and as the session does."""
     name, _, argument = line.strip().partition(" ")
-    row = other_name(name)
-    command = COMMANDS.get(name) or COMMANDS.get(row.ours if row else "")
-    if command is None and row is not None:
-        raise PromptError(f"there is no command {name}", row.hint)
+    command = COMMANDS.get({"/exit": "/quit", "/bye": "/quit", "/?": "/help"}.get(name, name))
     if command is None:
         hint = f"{did_you_mean(name, COMMANDS)}/help lists them; // begins a question with a slash"
         raise PromptError(f"there is no command {name}", hint)

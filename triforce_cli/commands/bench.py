@@ -27,7 +27,6 @@ from ..input.dataset import check_dataset, read_dataset
 from ..input.documents import check_files, read_documents, read_prompt
 from ..options import declarations as options
 from ..options.command_request import Request, given_arguments, start_or_join_ranks, warn_unused
-from ..options.config_file import show_config
 from ..options.constraint_options import constraint_of_flags
 from ..options.distinct_files import check_distinct, named_files
 from ..options.mistakes import warn_of_file
@@ -101,7 +100,7 @@ def bench(
 
       triforce bench -f book.txt --context 2K,8K --temperature 0,0.6,1 --methods triforce --points runs.jsonl
 
-      triforce bench -f book.txt --context 4K --prompts 5 --budget 256,1024 --chunk 16,32 --csv grid.csv --plot grid.png
+      triforce bench -f book.txt --context 4K --prompts 5 --budget 256,1024 --csv grid.csv --plot grid.png
 
       triforce bench --data pg19/ --prompts 5 --context 8K --methods retrieval
 
@@ -138,8 +137,6 @@ def bench(
             raise SettingsError(f"--page writes HTML, and {page} has another suffix", "name it ladder.html")
         check_file(page, "--page", "ladder.html")
     settings = resolve(flags, origins, ctx.params["profile"])
-    if ctx.params["show_config"]:
-        show_config(ctx, settings)
     if as_grid and "seed" not in settings.values:  # drawn at random, no run could be found again
         settings = replace(settings, generation=replace(settings.generation, seed=0))
     resolve_model(settings.engine.model)
@@ -220,19 +217,17 @@ def _texts(
 
     Raises PromptError, FetchError.
     """
-    terminal, encoding = ctx.obj.terminal, ctx.params["encoding"]
+    terminal = ctx.obj.terminal
     if data is not None:
         if prompt is not None or files:
             raise PromptError("--data takes its prompts from a data set alone", "leave the other prompts out")
-        if encoding is not None:
-            raise SettingsError("--encoding is that of --prompt-file and standard input", "leave it out with --data")
         found = read_dataset(data, terminal.warn)
         return [(each.name, each.text) for each in found], {each.name: ask(each.question) for each in found}
     if not each_file:
-        return [("prompt", read_prompt(prompt, files, terminal.stdin, terminal.warn, encoding).text)], {}
+        return [("prompt", read_prompt(prompt, files, terminal.stdin, terminal.warn).text)], {}
     if prompt is not None or not files:
         raise PromptError("--each-file takes its prompts from --prompt-file alone", "give each with -f FILE")
-    found = read_documents(files, terminal.stdin, terminal.warn, encoding)
+    found = read_documents(files, terminal.stdin, terminal.warn)
     return [(Path(document.name).name, document.text) for document in found], {}
 
 

@@ -17,7 +17,7 @@ from offload.units import parse_size, size_text
 
 from ..options import declarations as options
 from ..options.mistakes import Command, Group
-from ..options.settings import cache_home
+from ..options.settings import cache_home, given_options
 from ..output.stdout_formats import json_line
 from ..run.prompt_cache import details, entries_table, prompt_folder
 from ..signals import WRONG_USE
@@ -45,11 +45,11 @@ def _complete_id(incomplete: str) -> list[tuple[str, str]]:
 
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")]
-_LIMIT = options.chosen("cache_limit")
+_LIMIT = options.chosen("set")
 
 
 def _folder(ctx: typer.Context) -> PromptFolder:
-    limit = ctx.params.get("cache_limit")
+    limit = given_options(ctx)[0].get("cache_limit")
     return prompt_folder(ctx.obj.home, Caching().cache_limit if limit is None else limit)
 
 

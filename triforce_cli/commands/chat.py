@@ -70,16 +70,14 @@ def chat(
         raise SettingsError("a conversation runs on one GPU", "use --tensor-parallel 1")
     conversation = _conversation(path, request.system)
     known = {document.text for document in conversation.documents}
-    for document in read_documents(files, None, terminal.warn, ctx.params["encoding"]):
+    for document in read_documents(files, None, terminal.warn):
         conversation = conversation if document.text in known else conversation.added(document)
 
     output = parse_output_options(ctx)
     with closing(renderer_for(terminal, *astuple(output))) as renderer:
         from ..chat.chat_job import ChatRequest, run_chat  # from here on torch is needed
 
-        return run_chat(
-            ChatRequest(conversation, path, context, ctx.params["encoding"]), request, terminal, output, renderer
-        )
+        return run_chat(ChatRequest(conversation, path, context), request, terminal, output, renderer)
 
 
 def _conversation(path: Path | None, system: str | None) -> Conversation:

@@ -10,7 +10,7 @@ import typer
 
 from offload.errors import SettingsError
 
-from ..batch.batch_files import WHOLE, ResultFile, open_batch, parse_shard
+from ..batch.batch_files import WHOLE, ResultFile, open_batch
 from ..distributed.rank import broadcast
 from ..input.documents import PromptText, check_files, read_prompt
 from ..options import declarations as options
@@ -42,9 +42,6 @@ def generate(
         str | None, _of_batch("--output", "-o", metavar="FILE", help="Write here; with --batch, resumable.")
     ] = None,
     parallel: Annotated[Any, _of_batch("--parallel", metavar="N", help=_AT_A_TIME, parser=parse_parallel)] = None,
-    shard: Annotated[
-        Any, _of_batch("--shard", metavar="I/N", help="Answer part I of N, from 0, of the file.", parser=parse_shard)
-    ] = None,
     ray: Annotated[str | None, _of_batch("--ray", **options.CLUSTER)] = None,
 ) -> int:
     """Generate text from a prompt of any length, printed as it comes.
@@ -85,7 +82,7 @@ def generate(
     request, code = start_or_join_ranks(parse_request(ctx), terminal)
     if code is not None:
         return code
-    texts = prompt, prompt_file or [], terminal.stdin, terminal.warn, ctx.params["encoding"]
+    texts = prompt, prompt_file or [], terminal.stdin, terminal.warn
     text = PromptText(**broadcast(request.group, lambda: asdict(read_prompt(*texts))))
 
     form = parse_output_options(ctx)
@@ -109,9 +106,7 @@ def _generate_batch(ctx: typer.Context, path: str, output: str | None) -> int:
     with ExitStack() as opened:
         file = results = None
         if request.is_first:
-            file = opened.enter_context(
-                closing(open_batch(path, terminal.stdin, terminal.warn, params["shard"] or WHOLE))
-            )
+            file = opened.enter_context(closing(open_batch(path, terminal.stdin, terminal.warn, WHOLE)))
             if output is not None and not request.dry_run:
                 results = opened.enter_context(closing(ResultFile(Path(output), terminal.warn)))
         # Results on stdout may come back to the screen through a pipe, onto the line.
@@ -129,15 +124,13 @@ def _generate_batch(ctx: typer.Context, path: str, output: str | None) -> int:
 def check_batch_flags(params: Mapping[str, Any]) -> None:
     """Raise SettingsError for flags that only a batch takes, or only a single prompt."""
     if params["batch"] is None:
-        for name in ("parallel", "shard", "ray"):
+        for name in ("parallel", "ray"):
             if params[name] is not None:
                 raise SettingsError(f"--{name} goes with --batch", "a single prompt runs alone; or give --batch FILE")
         return
     if params["prompt"] is not None or params["prompt_file"]:
         given = "--prompt-file" if params["prompt_file"] else "the prompt argument"
         raise SettingsError(f"--batch has its prompts in a file, and {given} gives another", "leave one of the two out")
-    if params["encoding"] is not None:
-        raise SettingsError("--encoding is that of text files, and the lines of --batch are UTF-8", "leave it out")
     if params["quote"]:
         raise SettingsError("--quote is about one document, and --batch has many prompts", "leave one of the two out")
     if params["verify"]:

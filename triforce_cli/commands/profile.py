@@ -33,10 +33,7 @@ from ..run.profile_plans import (
     plan_target,
 )
 
-_DECODING = (
-    "method draft middle budget chunk gamma1 gamma2 tree tree_sampling dtype quantize kv threads prefill_chunk"
-    " extend_context"
-)
+_DECODING = "method draft middle budget gamma1 gamma2 tree dtype quantize kv threads extend_context set"
 _GPU = options.option(
     "--gpu",
     help=options.described("A profile, a part of its name such as 4090, or a YAML file.", "auto: this machine"),

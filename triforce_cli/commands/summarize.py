@@ -109,7 +109,7 @@ def summarize(
     asked = question or []
 
     def read() -> tuple[Any, ...]:
-        documents = read_documents(sources, terminal.stdin, terminal.warn, ctx.params["encoding"])
+        documents = read_documents(sources, terminal.stdin, terminal.warn)
         return [astuple(each) for each in documents], asked, *settings, len(paths) > 1
 
     parts = broadcast(request.group, read)

@@ -85,7 +85,7 @@ _state = _State()
 def join_group(settings: Settings) -> tuple[Group | None, Settings]:
     """Join the group that this process belongs to; return it, if any, and the settings with rank 0's seed.
 
-    Where --sampling is not given, that rank 0 has been given a seed chooses it for all.
+    Where coupled is not given, that rank 0 has been given a seed chooses it for all.
 
     Raises RankMissing.
     """

@@ -14,7 +14,6 @@ from offload.loading.hub.registry import draft_error
 from offload.loading.hub.registry import resolve as resolve_model
 from offload.settings.config import DRAFTS, Sampling, check_part
 from offload.settings.constraint import QUOTE, Constraint
-from offload.settings.generation import COUPLED, FASTEST
 from offload.settings.method_sizes import has_draft_model
 from offload.settings.methods import CHOSEN, LOOKUP, METHODS, MODEL
 from offload.short_repr import short_repr
@@ -24,7 +23,6 @@ from ..distributed.rank import join_group
 from ..input.excerpts import END, MIDDLE, PARTS, START
 from ..output.plan_fields import Argument
 from ..output.terminal import Terminal
-from .config_file import show_config
 from .constraint_options import constraint_of_flags
 from .declarations import AUTO, THINK
 from .mode_checks import refuse_inexact
@@ -105,8 +103,6 @@ def given_arguments(ctx: typer.Context) -> tuple[Argument, ...]:
         source, value = ctx.get_parameter_source(param.name), ctx.params.get(param.name)
         if source is None or source.name != "COMMANDLINE" or param.name in ("dry_run", "json"):
             continue
-        if param.name == "coupled":
-            value = COUPLED if value else FASTEST
         values = tuple(map(str, value)) if isinstance(value, list | tuple) else (str(value),)
         if param.param_type_name == "argument":
             given.append(Argument(None, values))
@@ -175,8 +171,6 @@ def parse_request(ctx: typer.Context) -> Request:
     """Return the request in the options of `groups.GENERATION`, the profile and the defaults. Raises SettingsError."""
     params = ctx.params
     settings = resolve(*given_options(ctx), params["profile"])
-    if params.get("show_config"):
-        show_config(ctx, settings)
     _check_models(settings)
     if params.get("verify"):
         refuse_unverifiable(

@@ -1,26 +1,25 @@
-"""The options that commands share, a row each, and a decorator that adds them; the dataclasses have the defaults."""
+"""The options that commands share, a row each, and a decorator that adds them; the dataclasses have the defaults.
+
+Settings that few people change have no option of their own: `--set NAME=VALUE`, their environment variable and
+config.yaml give them.
+"""
 
 import inspect
 import re
 from collections.abc import Callable, Sequence
 from copy import copy
-from dataclasses import fields
 from functools import partial, wraps
 from typing import Annotated, Any, get_args
 
 import typer
 
 from offload.errors import SettingsError
-from offload.settings.config import DEVICES, DRAFTS, DTYPES, GROUPS, KERNELS, METHODS, QUANTIZE
-from offload.settings.generation import COUPLED, FASTEST, parse_sampling
-from offload.settings.kv_formats import EXACT, LOSSY_KV, full_formats
+from offload.settings.config import DEVICES, DRAFTS, DTYPES, KERNELS, METHODS, QUANTIZE
+from offload.settings.kv_formats import LOSSY_KV, full_formats
 from offload.settings.methods import APPROXIMATIONS, MIDDLES
+from offload.settings.parse import DEFAULTS, parse_assignment, parse_setting
 from offload.settings.placement_settings import EXPERTS, OFFLOADS
-from offload.settings.tree_settings import TREE_SAMPLINGS
 from offload.short_repr import short_repr
-from offload.units import parse_size
-
-from ..input.encoding import encoding_named
 
 AUTO = "auto"
 _MOST_PARALLEL = 1024
@@ -42,7 +41,6 @@ def parse_parallel(text: str | int) -> int | str:
     return int(given)
 
 
-_DEFAULTS = {f.name: f.default for group in GROUPS for f in fields(group)}
 SAMPLING, SPECULATION, CONTEXT = "Sampling", "Speculative decoding", "Prompt and prompt cache"
 FORM = "Form of the answer"
 MEMORY, MACHINE, BATCH = "Memory and offloading", "Machine", "Many prompts"
@@ -79,9 +77,7 @@ def _naming(parse: Callable[[str], Any], name: str) -> Callable[[str], Any]:
     return parser
 
 
-def _setting(
-    kind: type, help: str, default: str | None = None, *names: str, metavar: str | None = "N", **rest: Any
-) -> _Make:
+def _setting(help: str, default: str | None = None, *names: str, metavar: str = "N", **rest: Any) -> _Make:
     """Return what makes an option with the setting's flag and environment variable.
 
     `default` describes its default, else it is shown; `names` are its flags, if not the setting's name.
@@ -89,14 +85,19 @@ def _setting(
 
     def make(name: str, panel: str | None) -> Any:
         shown: dict[str, Any] = {"show_envvar": False, "rich_help_panel": panel, "metavar": metavar}
-        shown |= {"help": described(help, default or str(_DEFAULTS[name])), "envvar": f"TRIFORCE_{name.upper()}"}
-        return Annotated[kind | None, option(*(names or (f"--{name.replace('_', '-')}",)), **shown | rest)]
+        shown |= {"help": described(help, default or str(DEFAULTS[name])), "envvar": f"TRIFORCE_{name.upper()}"}
+        shown["parser"] = partial(parse_setting, name)
+        return Annotated[str | None, option(*(names or (f"--{name.replace('_', '-')}",)), **shown | rest)]
 
     return make
 
 
-def _switch(*names: str, help: str) -> _Make:
-    return lambda name, panel: Annotated[bool, typer.Option(*names, help=help, rich_help_panel=panel)]
+def _switch(*names: str, help: str, envvar: str | None = None) -> _Make:
+    def make(name: str, panel: str | None) -> Any:
+        shown: dict[str, Any] = {"show_envvar": False, "show_default": False, "rich_help_panel": panel}
+        return Annotated[bool | None if envvar else bool, typer.Option(*names, help=help, envvar=envvar, **shown)]
+
+    return make
 
 
 def _other(kind: Any, *names: str, **rest: Any) -> _Make:
@@ -104,8 +105,8 @@ def _other(kind: Any, *names: str, **rest: Any) -> _Make:
     return lambda name, panel: Annotated[kind, option(*names, rich_help_panel=panel, **rest)]
 
 
-_count, _size = partial(_setting, int), partial(_setting, int, parser=parse_size, metavar="SIZE")
-_number, _name = partial(_setting, float, metavar="X"), partial(_setting, str, metavar="NAME")
+_size = partial(_setting, metavar="SIZE")
+_number, _name = partial(_setting, metavar="X"), partial(_setting, metavar="NAME")
 
 
 def _complete_model(incomplete: str) -> list[str]:
@@ -126,18 +127,24 @@ def _complete_from(*names: str) -> Any:
     return lambda incomplete: [name for name in names if name.startswith(incomplete)]
 
 
+def _checked_assignment(text: str) -> str:
+    """Return NAME=VALUE as it is. Raises SettingsError if there is no such setting, or its value has another type."""
+    parse_assignment(text)
+    return text
+
+
 # The options of every command that generates text, by the panel of the help; those that everybody uses have none.
 # `settings.given_options` and `request.parse_request` read them.
 _PANELS: dict[str | None, dict[str, _Make]] = {
     None: {
         "model": _setting(
-            str, "Name, hub id or path.", None, "--model", "-m", metavar="MODEL", autocompletion=_complete_model
+            "Name, hub id or path.", None, "--model", "-m", metavar="MODEL", autocompletion=_complete_model
         ),
-        "max_new_tokens": _count("Most tokens to generate.", None, "--max-new-tokens", "-n"),
+        "max_new_tokens": _setting("Most tokens to generate.", None, "--max-new-tokens", "-n"),
         "temperature": _number("0 is greedy, 1 is varied.", _MODELS),
         "system": _other(str | None, metavar="TEXT", help="System message."),
         "stop": _other(list[str] | None, "--stop", metavar="TEXT", help="End before this text; repeatable."),
-        "seed": _count("Random seed.", "random"),
+        "seed": _setting("Random seed: it gives one text.", "random"),
         "json": _switch("--json", help="JSON lines instead of text."),
         "quiet": _switch("--quiet", "-q", help="Only the text."),
         "verbose": _other(
@@ -146,73 +153,71 @@ _PANELS: dict[str | None, dict[str, _Make]] = {
     },
     SAMPLING: {
         "top_p": _number("Keep the likeliest up to this sum.", _MODELS),
-        "top_k": _count("Keep this many of the likeliest.", _MODELS),
+        "top_k": _setting("Keep this many of the likeliest.", _MODELS),
         "min_p": _number("Least share of the best one's.", _MODELS),
         "repetition_penalty": _number("Above 1: penalize repeats.", _MODELS),
-        "frequency_penalty": _number("Penalty for each occurrence.", _MODELS),
-        "presence_penalty": _number("Penalty for any occurrence.", _MODELS),
-        "dry_multiplier": _number("Penalty for repetitions (DRY).", _MODELS),
-        "dry_base": _number("Its growth for each token.", _MODELS),
-        "dry_allowed_length": _count("Repeated tokens without it.", _MODELS),
-        "dry_range": _count("Latest tokens that it looks at.", _MODELS),
-        "no_repeat_ngram": _count("Forbid n-grams to occur twice.", _MODELS),
-        "coupled": _name(
-            *("coupled: the seed gives one text.", "by --seed", "--sampling"),
-            parser=parse_sampling,
-            envvar="TRIFORCE_SAMPLING",
-            among=(COUPLED, FASTEST),
-        ),
     },
     SPECULATION: {
         "method": _name("Decoding method; all are lossless.", among=METHODS),
-        "draft": _setting(str, "Drafter: lookup, none, self, mtp, or a model or head.", metavar="MODEL", among=DRAFTS),
+        "draft": _setting("Drafter: lookup, none, mtp, or a model or head.", metavar="MODEL", among=DRAFTS),
         "middle": _name(f"{', '.join(MIDDLES)}.", "the method's", among=MIDDLES),
-        "sink": _count("First tokens that small caches keep."),
-        "window": _count("Latest tokens that a draft model sees."),
-        "budget": _count("Tokens in the retrieval cache.", "3 %"),
-        "chunk": _count("Tokens that are retrieved together."),
-        "retrieval_kv": _name(f"Retrieval cache in {', '.join(LOSSY_KV)}.", among=[EXACT, *LOSSY_KV]),
-        "rebuild_every": _count("Retrieve again after N tokens.", "adaptive"),
-        "gamma1": _count("Drafted for the retrieval cache.", "adaptive"),
-        "gamma2": _count("Drafted for the full cache.", "adaptive"),
-        "tree": _setting(str, "N nodes, auto, k-ary:2x3x1.", metavar="TREE", among=("chain", "auto", "k-ary:")),
-        "tree_sampling": _name("How siblings are drawn.", among=TREE_SAMPLINGS),
+        "budget": _setting("Tokens in the retrieval cache.", "3 %"),
+        "gamma2": _setting("Drafted for the full cache.", "adaptive"),
+        "tree": _setting("N nodes, auto, k-ary:2x3x1.", metavar="TREE", among=("chain", "auto", "k-ary:")),
         "verify": _switch("--verify", help="Compare with plain decoding."),
     },
     CONTEXT: {
         "raw": _switch("--raw", help="Use no chat template."),
-        "think": _setting(str, "Think before the answer.", AUTO, metavar="on|off", among=THINK),
+        "think": _other(
+            str | None,
+            "--think",
+            metavar="on|off",
+            help=described("Think before the answer.", AUTO),
+            envvar="TRIFORCE_THINK",
+            show_envvar=False,
+            among=THINK,
+        ),
         "show_thinking": _switch("--show-thinking", help="Thinking on stdout, too."),
         "extend_context": _switch("--extend-context", help="Extend the context (YaRN)."),
-        "cache": _setting(bool, "Keep prompts on disk.", "long ones", "--cache/--no-cache", metavar=None),
-        "cache_limit": _size("Disk space for it.", "20GiB"),
+        "cache": _switch(
+            "--cache/--no-cache", help=described("Keep prompts on disk.", "long ones"), envvar="TRIFORCE_CACHE"
+        ),
     },
     MEMORY: {
         "offload": _name("none, stream, host, hybrid or planes.", among=OFFLOADS),
         "memory": _size("Device memory, such as 22GiB.", "free"),
         "host_memory": _size("Host memory, such as 64GiB.", "free"),
-        "resident_layers": _count("Layers with KV on the device.", "most"),
-        "host_share": _number("The host's part of the KV.", "balanced"),
+        "resident_layers": _setting("Layers with KV on the device.", "most"),
         "link_gb_s": _number("Simulated link, on a CPU.", "none", "--link", metavar="GB/S"),
         "experts": _name("device, host, stream or hybrid.", among=EXPERTS),
-        "expert_layers": _count("Layers with experts on the device.", "most"),
-        "disk": _setting(str, "Folder for KV beyond host memory.", "none", metavar="PATH"),
-        "disk_limit": _size("Disk space for it.", "free"),
+        "disk": _setting("Folder for KV beyond host memory.", "none", metavar="PATH"),
         "approximate": _name(f"Lossy: {', '.join(APPROXIMATIONS)}.", "no", among=list(APPROXIMATIONS)),
         "kv": _name(f"auto, bf16, packed: exact; {', '.join(LOSSY_KV)}: lossy.", among=list(full_formats())),
         "dry_run": _switch("--dry-run", help="Print the plan; load nothing."),
     },
     MACHINE: {
-        "profile": _name("Hardware profile, or a YAML file.", "found", autocompletion=complete_profile),
+        "profile": _other(
+            str | None,
+            "--profile",
+            metavar="NAME",
+            help=described("Hardware profile, or a YAML file.", "found"),
+            envvar="TRIFORCE_PROFILE",
+            show_envvar=False,
+            autocompletion=complete_profile,
+        ),
         "device": _name("cpu or cuda.", among=DEVICES),
         "dtype": _name("bfloat16, float16, float32.", among=DTYPES),
         "kernel": _name("Level of the CPU kernel, or off.", among=KERNELS),
         "quantize": _name("Round the weights: q4, q5, q6, q8.", "no", among=QUANTIZE),
-        "threads": _count("CPU threads.", "all cores"),
-        "prefill_chunk": _count("Prompt tokens per forward pass."),
-        "tensor_parallel": _count("GPUs that share the model.", "profile's"),
-        "join_timeout": _number("Wait for the other ranks.", metavar="SECONDS"),
-        "show_config": _switch("--show-config", help="Print settings; run nothing."),
+        "threads": _setting("CPU threads.", "all cores"),
+        "tensor_parallel": _setting("GPUs that share the model.", "profile's"),
+        "set": _other(
+            list[str] | None,
+            "--set",
+            metavar="NAME=VALUE",
+            help="Any other setting (docs/options.md); repeatable.",
+            parser=_checked_assignment,
+        ),
     },
 }
 GENERATION = {name: make(name, panel) for panel, rows in _PANELS.items() for name, make in rows.items()}
@@ -220,12 +225,6 @@ GENERATION = {name: make(name, panel) for panel, rows in _PANELS.items() for nam
 PromptFiles = Annotated[
     list[str] | None, option("--prompt-file", "-f", metavar="FILE", help="Read a file; repeatable; - is stdin.")
 ]
-_ENCODING = _other(
-    *(str | None, "--encoding"),
-    metavar="NAME",
-    help=described("Of files, as cp1252.", "guessed"),
-    parser=encoding_named,
-)
 _TRUNCATE = _other(
     str | None, "--truncate", metavar="PART", help="Drop the start, middle or end.", among=("start", "middle", "end")
 )
@@ -239,13 +238,13 @@ _FORM = {
 }
 FORMS = {name: make(name, FORM) for name, make in _FORM.items()}
 READING = GENERATION | FORMS
-READING |= {"encoding": _ENCODING("", CONTEXT), "truncate": _TRUNCATE("", CONTEXT)}
-PLACEMENT = "offload memory host_memory resident_layers host_share link_gb_s experts expert_layers disk disk_limit"
+READING |= {"truncate": _TRUNCATE("", CONTEXT)}
+PLACEMENT = "offload memory host_memory resident_layers link_gb_s experts disk"
 
 
 def chosen(names: str) -> dict[str, Any]:
     """Return the options of these names, with blanks between."""
-    return {name: READING[name] for name in names.split()}
+    return {name: READING[name] for name in names.split() if name in READING}
 
 
 def with_default(name: str, default: str, help: str = "") -> Any:

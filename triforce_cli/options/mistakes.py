@@ -1,36 +1,34 @@
-"""Commands that accept other programs' names of options, and hints for mistyped commands and options."""
+"""The classes of commands, and hints for mistyped commands, options and prompts."""
 
 import re
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from inspect import cleandoc
 from pathlib import Path
 from typing import Any
 
 from typer.core import TyperCommand, TyperGroup
-from typer.exceptions import TyperException
 
 from offload.errors import SettingsError
 
-from .other_names import OPTIONS, SUBCOMMANDS, accepted, names_of, option_elsewhere, other_name
+from .other_names import COMMANDS, hint_for
+from .removed import refuse_removed_options
 
 _COMMAND, _OPTION = re.compile(r"No such command '(.*?)'"), re.compile(r"No such option: (--?[\w-]+)")
-_NUMBER = re.compile(r"Invalid value for '(--?[\w-]+).*': Input should be a valid (integer|number)")
-_LIMIT = re.compile(r"Invalid value for '(--?[\w-]+).*': Input should be (greater|less) than or equal to (\S+)")
+_RANGE = re.compile(r"Invalid value for '(--?[\w-]+).*': Input should be (?:a valid )?(.+)")
 _MISSING = re.compile(r"Missing (?:option|argument) '([^']+)'")
 _NO_VALUE = re.compile(r"Option '(--?[\w-]+)' requires an argument")
 _EXTRA = re.compile(r"Got unexpected extra argument\(s\) \((.*)\)", re.DOTALL)
 _LINE_BREAK = re.compile(r"(?<!\n)\n(?![\n ])")  # within a paragraph; examples are indented
 _CLOSE = 0.7  # --ctx-size is not --quantize
-_TYPED = f"{__name__}.typed"  # of a context's `meta`: the command's own, and other names that were typed, by ours
+PARSED = f"{__name__}.parsed"  # of a context's `meta`: the context of the command
 
 
-def explained(message: str, commands: Callable[[], Mapping[str, Any]], ctx: Any) -> tuple[str, str]:
+def explained(message: str, ctx: Any) -> tuple[str, str]:
     """Return the message of a usage error in plain words, and a hint that names what was probably meant.
 
-    `commands` returns all commands by name, slowly. `ctx` is the context of the command that could not be parsed; None
-    where there is none.
+    `ctx` is the context of the command that could not be parsed; None where there is none.
     """
     where = ctx.command_path if ctx is not None else "triforce"
     see = f"see `{where} --help`"
@@ -39,74 +37,51 @@ def explained(message: str, commands: Callable[[], Mapping[str, Any]], ctx: Any)
         return f"there is no command {match[1]!r}", f"{meant}{see}"
     if match := _OPTION.search(message):
         known = [*(name for param in ctx.command.params for name in param.opts), "--help"]
-        meant = _meant_option(match[1], known, ctx) or _elsewhere(match[1], commands(), where)
-        return f"there is no option {match[1]}", f"{meant}{see}"
+        return f"there is no option {match[1]}", f"{_meant_option(match[1], known)}{see}"
     if match := _EXTRA.search(message):
-        has_files = "prompt_file" in ctx.params and "name" not in ctx.params
-        return _extra_argument(match[1], ctx) if has_files else (f"{match[1]} is one argument too many", see)
+        if "prompt_file" in ctx.params and "name" not in ctx.params:
+            return _extra_argument(match[1], ctx)
+        return f"{match[1]} is one argument too many", see
     if match := _MISSING.search(message):
         return f"{match[1].rstrip('.')} is missing", see
-    if match := _LIMIT.search(message):
-        return f"{match[1]} takes numbers {'from' if match[2] == 'greater' else 'up to'} {match[3]}", see
-    if match := _NUMBER.search(message):  # the library's own words name its types
-        kind, example = ("a whole number", "8") if match[2] == "integer" else ("a number", "0.5")
-        message, see = f"{match[1]} takes {kind}", f"such as {match[1]} {example}; {see}"
+    if match := _RANGE.search(message):
+        return f"{match[1]} is to be {match[2].replace('integer', 'whole number')}", see
     if match := _NO_VALUE.search(message):
         return f"{match[1]} takes a value", see
     return message, see
 
 
-def as_given(message: str, hint: str, meta: Mapping[str, Any]) -> tuple[str, str]:
-    """Return an error that begins with an option with the name that was typed, or the variable that gave the value."""
-    ctx, typed = meta.get(_TYPED, (None, {}))
+def name_variable(message: str, hint: str, ctx: Any) -> str:
+    """Return the hint of an error that begins with an option, with the environment variable that gave the value."""
     match = re.match(r"(?:Invalid value for ')?(?:--)?([\w-]+)", message)
-    if match is None or ctx is None:
-        return message, hint
-    if match[1] in typed:
-        return f"--{typed[match[1]]}{message[match.end() :]}", hint
-    for param in ctx.command.params:
+    for param in () if match is None or ctx is None else ctx.command.params:
         source = ctx.get_parameter_source(param.name)
         if f"--{match[1]}" in param.opts and source is not None and source.name == "ENVIRONMENT":
-            hint = f"the value is that of the environment variable {param.envvar}; {hint}"
-    return message, hint
+            return f"the value is that of the environment variable {param.envvar}; {hint}"
+    return hint
 
 
 def _meant_command(name: str, known: list[str], where: str) -> str:
-    if where == "triforce" and (row := names_of(SUBCOMMANDS).get(name)) is not None:
-        return f"use {row.hint}; "
+    if where == "triforce" and name in COMMANDS:
+        return f"use {COMMANDS[name]}; "
     close = get_close_matches(name, known, 1)
     return f"did you mean {where} {close[0]}? " if close else ""
 
 
-def _meant_option(name: str, known: list[str], ctx: Any) -> str:
+def _meant_option(name: str, known: list[str]) -> str:
     """Return the beginning of a hint: what another program's option is here, else one that is spelled nearly so."""
-    if (row := other_name(name) or option_elsewhere(name)) is not None:
-        return f"{_instead(row.hint, row.ours, known, ctx)}; "
+    if hint := hint_for(name):
+        return f"{hint}; "
     beginning = [each for each in known if each.startswith(name) and name.strip("-")]
     meant = min(beginning, key=len, default="") or next(iter(get_close_matches(name, known, 1, _CLOSE)), "")
     return f"did you mean {meant}? " if meant else ""
 
 
-def _elsewhere(name: str, commands: Mapping[str, Any], where: str) -> str:
-    """Return the beginning of a hint: the first command that has an option which this one does not have."""
-    having = (each for each, command in commands.items() for param in command.params if name in param.opts)
-    found = next(having, None) if name.startswith("--") else None  # one letter has other meanings there
-    return f"`triforce {found}` has it, and `{where}` does not; " if found else ""
-
-
-def _instead(hint: str, ours: str, known: Sequence[str], ctx: Any) -> str:
-    """Return what to type instead of another program's option that a command does not accept."""
-    if f"--{ours}" in known or not ours:
-        return hint
-    return hint or f"elsewhere that is --{ours}, which {ctx.command_path} does not have"
-
-
-def refuse_other_short_options(given: Sequence[str], ctx: Any) -> None:
+def _refuse_other_short_options(given: Sequence[str], ctx: Any) -> None:
     """Raise SettingsError for an option such as -ngl, which would be read as -n with the value `gl`."""
-    known = names_of(OPTIONS)
-    wrong = next((each for each in given if each[:1] == "-" and each[1:2] != "-" and each in known), None)
-    if wrong is not None:
-        raise SettingsError(f"there is no option {wrong}", f"{known[wrong].hint}; see `{ctx.command_path} --help`")
+    for each in given:
+        if each[:1] == "-" and each[1:2] != "-" and (hint := hint_for(each)):
+            raise SettingsError(f"there is no option {each}", f"{hint}; see `{ctx.command_path} --help`")
 
 
 def _extra_argument(extra: str, ctx: Any) -> tuple[str, str]:
@@ -115,11 +90,11 @@ def _extra_argument(extra: str, ctx: Any) -> tuple[str, str]:
     message = f"{extra} is one more argument" + (" behind the prompt" if prompt else "")
     for file, rest in ((prompt, extra), (extra, prompt)):
         if is_file(file):
-            meant = f"{where} -f {shlex.quote(file)} {_quoted(rest) if rest else ''}".rstrip()
+            meant = f"{where} -f {shlex.quote(file)} {shlex.quote(rest) if rest else ''}".rstrip()
             return f"{file} is a file, and is taken for text" if prompt else message, f"-f reads a file: {meant}"
     if not prompt:
         return message, f"give files with -f: {where} -f FILE"
-    return message, f"quote the prompt: {where} {_quoted(f'{prompt} {extra}')}; -f FILE reads a file"
+    return message, f"quote the prompt: {where} {shlex.quote(f'{prompt} {extra}')}; -f FILE reads a file"
 
 
 def warn_of_file(ctx: Any, prompt: str | None) -> None:
@@ -127,10 +102,6 @@ def warn_of_file(ctx: Any, prompt: str | None) -> None:
     if prompt is not None and is_file(prompt):
         line = f"{ctx.command_path} -f {shlex.quote(prompt)}"
         ctx.obj.terminal.warn(f"the prompt is the text {prompt!r}; to read the file of that name: {line}")
-
-
-def _quoted(text: str) -> str:
-    return f'"{text}"' if not set(text) & set('"\\$`!') else shlex.quote(text)
 
 
 def is_file(text: str) -> bool:
@@ -142,7 +113,7 @@ def is_file(text: str) -> bool:
 
 
 class _Plain:
-    """A switch has no value, so that its help shows no type."""
+    """Show no type for a switch in the help."""
 
     def get_params(self, ctx: Any) -> list[Any]:
         params = super().get_params(ctx)
@@ -157,38 +128,21 @@ class Group(_Plain, TyperGroup):
 
 
 class Command(_Plain, TyperCommand):
-    """A command that accepts an option by another program's name, where that has an equal meaning."""
+    """A command that says what to use in place of removed and of other programs' options."""
 
     def __init__(self, *args: Any, help: str | None = None, **more: Any) -> None:
         # A terminal breaks the lines of a paragraph, not the source.
         super().__init__(*args, help=help and _LINE_BREAK.sub(" ", cleandoc(help)), **more)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        names = (name for param in self.params for name in (*param.opts, *param.secondary_opts))
-        own = frozenset(name[2:] for name in names if name.startswith("--"))
-
-        def ours(name: str) -> str:
-            found = accepted(name, own, self.name) if len(name) > 1 else name
-            if found != name:
-                typed[found] = name
-            return found
-
-        typed: dict[str, str] = {}
-        ctx.meta[_TYPED] = ctx, typed
-        ctx.token_normalize_func = ours
+        own: Mapping[str, Any] = {name: param for param in self.params for name in (*param.opts, *param.secondary_opts)}
+        ctx.token_normalize_func = lambda name: name.replace("_", "-") if len(name) > 1 else name
+        ctx.meta[PARSED] = ctx
         given = args[: args.index("--")] if "--" in args else list(args)  # the parser takes from `args`
+        refuse_removed_options(given, own)
+        _refuse_other_short_options(given, ctx)
         try:
-            rest = super().parse_args(ctx, args)
-        except TyperException as error:
-            refuse_other_short_options(given, ctx)
+            return super().parse_args(ctx, args)
+        except Exception as error:
             error.ctx = ctx  # an option without its value names no command
             raise
-        refuse_other_short_options([each for each in given if _is_value(each, ctx)], ctx)
-        return rest
-
-
-def _is_value(given: str, ctx: Any) -> bool:
-    """Return whether an argument such as -fa was taken for -f with the value `a`, where there is no such file."""
-    found = [ctx.params[param.name] for param in ctx.command.params if given[:2] in param.opts]
-    values = [value for each in found for value in (each if isinstance(each, list | tuple) else [each])]
-    return given[2:] in values and not Path(given[2:]).exists()

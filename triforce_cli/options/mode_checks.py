@@ -100,7 +100,7 @@ def approximation_warnings(settings: Settings) -> Iterator[str]:
         how = f"each step attends to about {counted(speculation.kept_tokens, 'token')} that it selects"
     yield f"--approximate {mode} changes the answer: {how}"
     if "window" in settings.values and "window" not in APPROXIMATIONS[mode].reads:
-        yield f"--window is not used by {mode}: its window is what --budget leaves beside the sink"
+        yield f"the window is not used by {mode}: its window is what --budget leaves beside the sink"
 
 
 def check_tiers(model: OpenModel, placement: Placement) -> None:
@@ -135,7 +135,7 @@ def warn_of_chunks(
     for asked, used in dict.fromkeys((each.chunk, model.selected_chunk(each, tokens, offloaded)) for each in methods):
         if used is not None and used != asked:
             few = f", and no more than {MOST_CHUNKS:,} chunks" if tokens > MOST_CHUNKS * asked else ""
-            terminal.warn(f"--chunk {asked} runs as {used}: whole blocks of the cache are selected here{few}")
+            terminal.warn(f"a chunk of {asked} runs as {used}: whole blocks of the cache are selected here{few}")
 
 
 def check_layers(placement: Placement, shape: Dimensions, has_one_memory: bool) -> None:

@@ -1,77 +1,58 @@
-"""What other programs call things, and what they are called here: the rows of other_names.tsv. Imports nothing heavy.
+"""What other programs call options, and what to use here. Imports nothing heavy."""
 
-A name of equal meaning is accepted; for any other there is a hint that says what to type instead.
-"""
-
-from functools import cache
-from pathlib import Path
-from typing import NamedTuple
-
-OPTIONS, SUBCOMMANDS = "options", "subcommands"  # of the command line
-COMMANDS, FIELDS = "commands", "fields"  # of a chat, of requests to serve
-_AS_ABOVE = '"'
-
-
-class OtherName(NamedTuple):
-    """A name that people know from another program.
-
-    Attributes:
-        name: without the dashes of a long option, with one dash for a short one; - stands for _ too.
-        programs: which call it so.
-        ours: the option of equal meaning, without dashes; "" if there is none.
-        hint: what to type instead, said by commands that do not accept the name.
-        commands: those that accept it, if they have the option `ours`; all where empty.
-    """
-
-    name: str
-    programs: str
-    ours: str = ""
-    hint: str = ""
-    commands: tuple[str, ...] = ()
-
-
-def names_of(kind: str) -> dict[str, OtherName]:
-    """Return the rows of a kind by their names, such as OPTIONS."""
-    return _tables()[kind]
-
-
-@cache
-def _tables() -> dict[str, dict[str, OtherName]]:
-    tables: dict[str, dict[str, OtherName]] = {}
-    hint = ""
-    for line in Path(__file__).with_suffix(".tsv").read_text("utf-8").splitlines():
-        if line.startswith("["):
-            rows = tables[line.strip("[]")] = {}
-        elif line and not line.startswith("#"):
-            name, programs, ours, said, commands = (line.split("\t") + [""] * 3)[:5]
-            hint = hint if said == _AS_ABOVE else said or hint
-            assert name not in rows, f"{name} twice"
-            rows[name] = OtherName(name, programs, ours, said and hint, tuple(commands.split()))
-    return tables
-
-
-def other_name(typed: str) -> OtherName | None:
-    """Return the row of a name: an option with its dashes, a field of a request, or a command of a chat."""
-    if typed.startswith("/"):
-        return names_of(COMMANDS).get(typed)
-    name = typed if typed.startswith("-") and not typed.startswith("--") else typed.lstrip("-").replace("_", "-")
-    return names_of(OPTIONS).get(name)
+_LIMIT = "use --max-new-tokens N"
+_THREADS = "use --threads N"
+_CONTEXT = "memory is planned for the prompt; use --truncate or --extend-context beyond the model's context"
+_PLACED = "the plan decides what lies where: --dry-run prints it, and --memory 22GiB limits it"
+_DRAFT = "use --draft MODEL"
+_KV = "use --kv packed, which is exact, or --kv q8, which is lossy"
+_TOKENS_DRAFTED = "the length of drafts is adaptive; --gamma2 N fixes it"
+_STREAM = "leave it out: text is written as it comes"
+_OPTIONS = {  # without their dashes; those of llama.cpp with one dash have it
+    "max-tokens": _LIMIT,
+    "num-predict": _LIMIT,
+    "n-predict": _LIMIT,
+    "temp": "use --temperature X",
+    "repeat-penalty": "use --repetition-penalty X, which looks at all tokens",
+    "prompt": 'the prompt is an argument: triforce generate "TEXT"; -f FILE reads a file',
+    "-p": 'the prompt is an argument: triforce generate "TEXT"; -f FILE reads a file',
+    "file": "use -f FILE",
+    "system-prompt": "use --system TEXT",
+    "ctx-size": _CONTEXT,
+    "num-ctx": _CONTEXT,
+    "max-model-len": _CONTEXT,
+    "-c": _CONTEXT,
+    "stream": _STREAM,
+    "no-stream": _STREAM,
+    "hf-repo": "use --model OWNER/NAME",
+    "-hf": "use --model OWNER/NAME",
+    "cache-type-k": _KV,
+    "cache-type-v": _KV,
+    "kv-cache-dtype": _KV,
+    "n-gpu-layers": _PLACED,
+    "gpu-layers": _PLACED,
+    "-ngl": _PLACED,
+    "gpu-memory-utilization": "use --memory SIZE, such as 22GiB",
+    "flash-attn": "leave it out: attention is chosen by what the machine can do",
+    "-fa": "leave it out: attention is chosen by what the machine can do",
+    "draft-model": _DRAFT,
+    "model-draft": _DRAFT,
+    "-md": _DRAFT,
+    "num-speculative-tokens": _TOKENS_DRAFTED,
+    "draft-max": _TOKENS_DRAFTED,
+    "tensor-parallel-size": "use --tensor-parallel N",
+    "n-threads": _THREADS,
+}
+COMMANDS = {  # of the command line
+    "run": 'triforce generate "a prompt"',
+    "ask": 'triforce summarize book.txt --question "Who tells it?"',
+    "list": "triforce cache list for cached prompts, or triforce doctor for models",
+    "version": "triforce --version",
+    "help": "triforce COMMAND --help",
+}
 
 
-def option_elsewhere(typed: str) -> OtherName | None:
-    """Return the row whose hint tells what to type instead of an option that only other commands have."""
-    ours = typed.lstrip("-")
-    return next((row for row in names_of(OPTIONS).values() if ours and row.ours == ours and row.hint), None)
-
-
-def accepted(typed: str, own: set[str] | frozenset[str], command: str) -> str:
-    """Return the long option that a command has for a long one as typed, without dashes; as typed if it has none.
-
-    `own`: the command's own long options, without dashes.
-    """
-    name = typed.replace("_", "-")
-    if typed in own or name in own:
-        return typed if typed in own else name
-    row = names_of(OPTIONS).get(name)
-    is_meant = row is not None and row.ours in own and command in (row.commands or (command,))
-    return row.ours if is_meant else typed
+def hint_for(option: str) -> str:
+    """Return what to use in place of another program's option, given with its dashes; "" if it is not known."""
+    is_long = not option.startswith("-") or option.startswith("--")
+    return _OPTIONS.get(option.lstrip("-").replace("_", "-") if is_long else option, "")

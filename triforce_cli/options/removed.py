@@ -3,7 +3,7 @@
 The next version drops this table: their names are then unknown like any others.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from offload.errors import UsageError
 
@@ -17,15 +17,50 @@ REMOVED: dict[str, str] = {  # "command", "--option" or "--option value" -> the 
     "--nodes": "plan one machine; a run over several is torchrun's (docs/multi-gpu.md)",
     "--node-link": "plan one machine; a run over several is torchrun's (docs/multi-gpu.md)",
     "--cache-store": "set TRIFORCE_HOME to a folder that all machines mount",
+    "--expert-layers": "leave it out: as many experts as fit are on the device",
+    "--retrieval-kv": "leave it out: the retrieval cache reads keys and values as they are",
+    "--encoding": "the encoding is recognised; convert what is not with iconv",
+    "--show-config": "use -vv, which prints all settings",
+    "--shard": "split the file, as with `split -n l/4 prompts.jsonl part-`, and answer each part with its own --output",
 }
 
+_SET = {  # options of settings that few people change
+    "sampling": "coupled=true",
+    "frequency-penalty": "frequency_penalty=0.5",
+    "presence-penalty": "presence_penalty=0.5",
+    "dry-multiplier": "dry_multiplier=0.8",
+    "dry-base": "dry_base=1.75",
+    "dry-allowed-length": "dry_allowed_length=2",
+    "dry-range": "dry_range=1000",
+    "no-repeat-ngram": "no_repeat_ngram=3",
+    "gamma1": "gamma1=4",
+    "sink": "sink=16",
+    "window": "window=240",
+    "chunk": "chunk=8",
+    "rebuild-every": "rebuild_every=64",
+    "tree-sampling": "tree_sampling=top-k",
+    "host-share": "host_share=0.5",
+    "cache-limit": "cache_limit=20GiB",
+    "disk-limit": "disk_limit=100GiB",
+    "prefill-chunk": "prefill_chunk=512",
+    "join-timeout": "join_timeout=300",
+}
+REMOVED |= {f"--{name}": f"use --set, such as --set {example}" for name, example in _SET.items()}
 
-def refuse_removed(args: Sequence[str]) -> None:
-    """Raise UsageError if `args` name a command, an option or a value that is gone, with what to use instead."""
+
+def refuse_removed_command(args: Sequence[str]) -> None:
+    """Raise UsageError if the first of `args` is a command that is gone, with what to use instead."""
+    if args and not args[0].startswith("-") and args[0] in REMOVED:
+        raise UsageError(f"the command {args[0]} was removed", REMOVED[args[0]])
+
+
+def refuse_removed_options(args: Sequence[str], own: Collection[str]) -> None:
+    """Raise UsageError if `args` name an option or a value that is gone, with what to use instead.
+
+    `own` are the options that the command has, with their dashes.
+    """
     words = [word for arg in args for word in (arg.split("=", 1) if arg.startswith("--") else [arg])]
     for first, second in zip(words, [*words[1:], ""], strict=False):
         for name in (first, f"{first} {second}"):
-            if name.startswith("--") and name in REMOVED:
+            if name.startswith("--") and name in REMOVED and name not in own:
                 raise UsageError(f"{name} was removed", REMOVED[name])
-    if args and args[0] in REMOVED:
-        raise UsageError(f"the command {args[0]} was removed", REMOVED[args[0]])

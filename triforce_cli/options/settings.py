@@ -30,6 +30,7 @@ from offload.settings.config import (
 from offload.settings.constraint import QUOTE
 from offload.settings.generation import FASTEST
 from offload.settings.methods import PLAIN
+from offload.settings.parse import NAMES, parse_assignment, parse_setting
 from offload.units import GIB
 
 NO_PROFILE = "none"  # the name for a GPU without a profile: it runs with the default settings
@@ -41,11 +42,50 @@ def option_names() -> set[str]:
 
 
 def given_options(ctx: typer.Context) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the settings that a flag, the environment or config.yaml gave, and for each which of them it was."""
-    values = {k: v for k, v in ctx.params.items() if k in option_names() and v not in (None, [], ())}
+    """Return the settings that a flag, the environment or config.yaml gave, and for each which of them it was.
+
+    Settings without an option come from --set, from their variable, or from config.yaml. Raises SettingsError.
+    """
+    values, origins = _given_without_option(ctx)
+    for name in option_names() & set(ctx.params):
+        if (value := ctx.params[name]) not in (None, [], ()):
+            values[name], origins[name] = value, origin_of(ctx, name)
+    for assignment in ctx.params.get("set") or []:
+        name, value = parse_assignment(assignment)
+        if origins.get(name) == "flag":
+            raise SettingsError(f"--set {assignment} repeats the option of that name", "leave one of the two out")
+        values[name], origins[name] = value, "flag"
     if "stop" in values:
         values["stop"] = tuple(values["stop"])
-    return values, {name: origin_of(ctx, name) for name in values}
+    return values, origins
+
+
+def _given_without_option(ctx: typer.Context) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return what config.yaml and the environment give for settings of which the command has no option."""
+    if "set" not in ctx.params:  # a command that reads few settings
+        return {}, {}
+    values: dict[str, Any] = {}
+    origins: dict[str, str] = {}
+    for name in NAMES:
+        if name in ctx.params or name == "stop":
+            continue
+        for origin, text in (
+            ("environment", os.environ.get(f"TRIFORCE_{name.upper()}")),
+            ("config", (ctx.default_map or {}).get(name)),
+        ):
+            if text not in (None, ""):
+                values[name], origins[name] = _parsed(name, text, origin), origin
+                break
+    return values, origins
+
+
+def _parsed(name: str, text: Any, origin: str) -> Any:
+    """Return the value of a setting. Raises SettingsError, which names the environment variable that gave it."""
+    try:
+        return parse_setting(name, text)
+    except SettingsError as error:
+        where = f"the value is that of the environment variable TRIFORCE_{name.upper()}; "
+        raise SettingsError(error.message, (where if origin == "environment" else "") + error.hint) from None
 
 
 def origin_of(ctx: typer.Context, name: str) -> str:
@@ -200,10 +240,10 @@ def refuse_unverifiable(settings: Settings, sampling: Sampling) -> None:
         return
     if "coupled" in settings.values:
         raise SettingsError(
-            "--verify needs draws that plain decoding repeats, and --sampling fastest has none",
-            "leave --sampling out and give a --seed, or use --temperature 0",
+            "--verify needs draws that plain decoding repeats, and coupled=false has none",
+            "leave coupled out and give a --seed, or use --temperature 0",
         )
     raise SettingsError(
         f"--verify needs draws that plain decoding repeats, and the temperature is {sampling.temperature}",
-        "add --sampling coupled or a --seed, or use --temperature 0",
+        "add a --seed, or use --temperature 0",
     )

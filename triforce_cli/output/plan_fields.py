@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -53,7 +54,13 @@ def command_line(command: str, plan: Plan, arguments: Sequence[Argument]) -> str
         # A profile is perhaps a file, which its name alone does not find.
         if argument.option in flags and (argument.option == "--profile" or argument.is_list):
             flags[flags.index(argument.option) + 1] = argument.values[0]
-    others = [argument for argument in arguments if argument.option is None or argument.option not in flags]
+    settings = {value.partition("=")[0] for flag, value in itertools.pairwise(flags) if flag == "--set"}
+    others = [
+        argument
+        for argument in arguments
+        if (argument.values[0].partition("=")[0] not in settings if argument.option == "--set" else True)
+        and (argument.option in (None, "--set") or argument.option not in flags)
+    ]
     return _line(command, flags, others)
 
 
@@ -82,17 +89,17 @@ def flags_of(plan: Plan) -> list[str]:
     if plan.offload != "none" and not plan.placed.uses_disk:
         flags += ["--resident-layers", str(plan.placed.resident_layers)]
     if plan.offload == "hybrid" and placement.host_share is not None:  # a planned one would not follow measured times
-        flags += ["--host-share", f"{placement.host_share:g}"]
+        flags += ["--set", f"host_share={placement.host_share:g}"]
     if plan.placed.away_layers and request.shape.experts is not None:
         kept = request.shape.experts.layers - plan.placed.away_layers
-        flags += ["--experts", plan.placed.experts, "--expert-layers", str(kept)]
+        flags += ["--experts", plan.placed.experts, "--set", f"expert_layers={kept}"]
     elif placement.experts != "auto":
         flags += ["--experts", placement.experts]
     if placement.disk is not None:
         flags += ["--disk", placement.disk]
     for name in ("memory", "host_memory", "disk_limit"):
         if (size := getattr(placement, name)) is not None:
-            flags += [f"--{name.replace('_', '-')}", f"{size // GIB}GiB" if size % GIB == 0 else str(size)]
+            flags += flag_of(name, f"{size // GIB}GiB" if size % GIB == 0 else str(size))
     if placement.link_gb_s is not None:
         flags += ["--link", f"{placement.link_gb_s:g}"]
     if request.hardware.threads:
@@ -109,8 +116,14 @@ def flags_of(plan: Plan) -> list[str]:
         settings = replace(settings, middle=None)
     for name in _SPECULATION:
         if (value := getattr(settings, name)) != Speculation.__dataclass_fields__[name].default:
-            flags += [f"--{name.replace('_', '-')}", str(value)]
-    return [*flags, "--prefill-chunk", str(request.prefill_chunk)]
+            flags += flag_of(name, str(value))
+    return [*flags, *flag_of("prefill_chunk", str(request.prefill_chunk))]
+
+
+def flag_of(name: str, value: str) -> list[str]:
+    """Return the arguments that give a setting a value: its own option, or --set."""
+    own = ("memory", "host_memory", "method", "draft", "budget", "gamma2", "middle", "tree")
+    return [f"--{name.replace('_', '-')}", value] if name in own else ["--set", f"{name}={value}"]
 
 
 def measured_fields(measured: Measured | None) -> dict[str, Any] | None:

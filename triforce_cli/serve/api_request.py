@@ -16,7 +16,7 @@ from offload.settings.config import check_part
 from offload.settings.constraint import JSON_SCHEMA, Constraint
 from offload.short_repr import short_repr
 
-from ..options.other_names import FIELDS, names_of, other_name
+from ..options.other_names import hint_for
 from .api_errors import ApiError, sound
 from .bodies import Prompt, messages_of, prompts_of
 from .tools import ToolRequest, tools_of
@@ -165,10 +165,7 @@ def _known(values: Mapping[str, Any], content: set[str], ignore_unknown: bool) -
 
 def _field(name: str, known: Set[str]) -> str:
     """Return the API's name of a field; the name itself if it is that, or if nobody knows it."""
-    if name in known or len(name) > _LONGEST_NAME:
-        return name
-    row = names_of(FIELDS).get(name) or other_name(name)
-    return name if row is None or not row.ours else _API_NAMES.get(row.ours, row.ours.replace("-", "_"))
+    return {"max_new_tokens": "max_tokens", "max_completion_tokens": "max_tokens"}.get(name, name)
 
 
 def _check_supported(values: Mapping[str, Any]) -> None:
@@ -188,8 +185,8 @@ def _unknown(name: str, known: Set[str]) -> ApiError:
     shown = short_repr(name)  # which has no half of a surrogate pair either
     close = get_close_matches(name, known, 1) if len(name) <= _LONGEST_NAME else []
     meant = f"; did you mean {close[0]}?" if close else ""
-    row = names_of(FIELDS).get(name)
-    meant = meant if row is None else f"; {row.hint}"
+    hint = hint_for(name) if len(name) <= _LONGEST_NAME else ""
+    meant = f"; {hint}" if hint else meant
     fields = ", ".join(sorted(known - _UNSUPPORTED.keys() - _IGNORED))
     message = f"unknown field {shown}{meant}; known are {fields}; triforce serve --ignore-unknown passes over others"
     return ApiError(400, message, "unknown_field", shown[1:-1])

@@ -37,9 +37,9 @@ def check_draft(
     needed = settings.sink + settings.window + draft_chunk(settings)
     if needed > shape.context:
         raise SettingsError(
-            f"the draft model's context of {shape.context:,} tokens is shorter than its cache: --sink, --window and "
+            f"the draft model's context of {shape.context:,} tokens is shorter than its cache: sink, window and "
             f"what it reads at once are {needed:,}",
-            "use a smaller --window or --sink",
+            "use a smaller window, such as --set window=64",
         )
     return different
 

@@ -53,7 +53,7 @@ def test_each_text_is_that_of_a_single_run(triforce, prompts):
         {"prompt": "The dog", "raw": True, "temperature": 1, "top_k": 20, "seed": 3},
         {"id": "system", "prompt": "Hi", "system": "You are brief.", "temperature": 0, "repetition_penalty": 1.3},
     )
-    for more in ((), ("--method", "triforce", "--budget", "16", "--chunk", "4", "--tree", "k-ary:2x2")):
+    for more in ((), ("--method", "triforce", "--budget", "16", "--set", "chunk=4", "--tree", "k-ary:2x2")):
         result = triforce("generate", "--batch", file, "-n", "12", "--parallel", "3", *more)
         assert result.returncode == 0, result.stderr
         found = by_id(result.stdout)

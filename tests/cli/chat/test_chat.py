@@ -111,20 +111,6 @@ def test_the_context_in_use_is_that_of_the_conversation_as_it_is(chat):
     assert empty == undone != asked
 
 
-def test_other_programs_commands_and_settings(chat):
-    lines = ("/set parameter num_predict 3", "/?", "/show", "/set num_ctx 4096", "/reset", "/bye", "Unasked?")
-    result = chat(*lines)
-    assert result.stdout == ""
-    assert "max-new-tokens  3" in result.stderr and "list the commands" in result.stderr
-    assert "0 questions" in result.stderr
-    errors = [line for line in result.stderr.splitlines() if line.startswith(("error: ", "hint: "))]
-    assert [line.split()[1:5] for line in errors[::2]] == [
-        ["there", "is", "no", "command"],
-        ["there", "is", "no", "setting"],
-    ]
-    assert "/set shows the settings" in errors[1] and "memory is planned" in errors[3]
-
-
 def test_a_wrong_line_is_an_error_and_the_others_go_on(chat):
     lines = [
         "/nope",

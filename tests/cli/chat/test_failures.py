@@ -13,7 +13,7 @@ from offload.system import files
 from tests.support.models import TEMPLATE
 from triforce_cli.output.progress import ProgressDisplay
 
-COMMAND = ("chat", "--json", "-n", "8", "--temperature", "0.8", "--seed", "3", "--sampling", "coupled")
+COMMAND = ("chat", "--json", "-n", "8", "--temperature", "0.8", "--seed", "3")
 
 
 @pytest.fixture

@@ -62,7 +62,7 @@ def test_short_prompts_are_not_cached_unless_asked(ask, triforce_here):
 
 
 def test_the_cache_stays_below_its_limit(ask, triforce_here):
-    _, err = ask("Who?", "--cache", "--cache-limit", "200k")
+    _, err = ask("Who?", "--cache", "--set", "cache_limit=200k")
     assert "limit" in err
     assert json.loads(triforce_here("cache", "list", "--json")[1])["size"] <= 200_000
 

@@ -178,7 +178,7 @@ def test_nodes_with_different_commands_are_refused(start):
 @pytest.mark.long
 def test_waiting_for_a_missing_rank_times_out(start):
     where = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    process = start([*GENERATE, "--join-timeout", "2", "hello"], **where)
+    process = start([*GENERATE, "--set", "join_timeout=2", "hello"], **where)
     _, err = process.communicate()
     assert process.returncode == 1
     assert "did not come together within 2 s" in err

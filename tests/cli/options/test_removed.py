@@ -4,7 +4,7 @@ import pytest
 
 from offload.errors import UsageError
 from triforce_cli.options import removed
-from triforce_cli.options.removed import refuse_removed
+from triforce_cli.options.removed import refuse_removed_command, refuse_removed_options
 
 
 @pytest.fixture(autouse=True)
@@ -15,19 +15,25 @@ def table(monkeypatch):
 @pytest.mark.parametrize(
     ("args", "hint"),
     [
-        (["old"], "use new"),
-        (["generate", "--gone"], "use --here"),
-        (["generate", "--gone=1"], "use --here"),
-        (["generate", "--kv", "q3"], "use --kv q8"),
-        (["generate", "--kv=q3"], "use --kv q8"),
+        (["hi", "--gone"], "use --here"),
+        (["--gone=1"], "use --here"),
+        (["--kv", "q3"], "use --kv q8"),
+        (["--kv=q3"], "use --kv q8"),
     ],
 )
 def test_what_is_gone_is_refused(args, hint):
     with pytest.raises(UsageError) as error:
-        refuse_removed(args)
+        refuse_removed_options(args, {"--kv"})
     assert error.value.hint == hint
 
 
-@pytest.mark.parametrize("args", [[], ["generate", "old"], ["generate", "--kv", "q8"], ["generate", "-f", "q3"]])
+def test_a_command_that_is_gone_is_refused():
+    with pytest.raises(UsageError, match="the command old was removed"):
+        refuse_removed_command(["old", "-h"])
+
+
+@pytest.mark.parametrize("args", [[], ["old"], ["--kv", "q8"], ["-f", "q3"]])
 def test_everything_else_passes(args):
-    refuse_removed(args)
+    refuse_removed_options(args, {"--kv"})
+    refuse_removed_options(["--gone"], {"--gone"})
+    refuse_removed_command(["generate", *args])

@@ -24,10 +24,10 @@ def test_wrong_use(triforce, tmp_path):
     assert_error(triforce("generate", "hi", "--temperatur", "1"), 2, "--temperature")
     assert_error(triforce("generate", "hi", "--temperature", "-1"), 2, "temperature is -1")
     assert_error(triforce("generate", "hi", "--top-p", "nan"), 2, "top-p")
-    assert_error(triforce("generate", "hi", "--dry-base", "0.5"), 2, "dry-base is 0.5", "from 1 to 100")
-    assert_error(triforce("generate", "hi", "--frequency-penalty", "3"), 2, "frequency-penalty is 3", "-2 to 2")
+    assert_error(triforce("generate", "hi", "--set", "dry_base=0.5"), 2, "dry-base is 0.5", "from 1 to 100")
+    assert_error(triforce("generate", "hi", "--set", "frequency_penalty=3"), 2, "frequency-penalty is 3", "-2 to 2")
     assert_error(triforce("generate", "hi", "--max-new-tokens", "0"), 2, "max-new-tokens")
-    assert_error(triforce("generate", "hi", "--max-new-tokens", "many"), 2, "--max-new-tokens")
+    assert_error(triforce("generate", "hi", "--max-new-tokens", "many"), 2, "max-new-tokens is 'many'")
     assert_error(triforce("generate", "hi", "--stop", ""), 2, "stop")
     assert_error(triforce("generate", "hi", "--kernel", "avx"), 2, "kernel is 'avx'", "portable")
     assert_error(triforce("generate", "hi", "--raw", "--system", "x"), 2, "contradict")
@@ -99,7 +99,7 @@ def test_values_as_a_user_writes_them(name, value, text):
 def test_penalties_come_from_flags_the_environment_and_profiles(triforce, tmp_path):
     mine = tmp_path / "mine.yaml"
     mine.write_text("name: mine\ndescription: x\ndevice: cpu\noptions: {dry_multiplier: 0.5, no_repeat_ngram: 4}\n")
-    args = ("generate", "hi", "-n", "2", "--json", "--profile", str(mine), "--presence-penalty", "0.5")
+    args = ("generate", "hi", "-n", "2", "--json", "--profile", str(mine), "--set", "presence_penalty=0.5")
     result = triforce(*args, env={"TRIFORCE_DRY_ALLOWED_LENGTH": "3"})
     settings = json.loads(result.stdout.splitlines()[-1])["settings"]
     names = ("dry_multiplier", "no_repeat_ngram", "presence_penalty", "dry_allowed_length", "frequency_penalty")

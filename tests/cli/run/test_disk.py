@@ -70,7 +70,7 @@ def test_the_plan_says_what_lies_on_disk(triforce_here, on_disk, tmp_path):
 
 def test_a_disk_limit_that_is_too_small_is_told_before_the_run(triforce_here, on_disk):
     for more in ((), ("--dry-run",)):
-        code, _, err = triforce_here(*on_disk, "--disk-limit", "10KB", *more)
+        code, _, err = triforce_here(*on_disk, "--set", "disk_limit=10KB", *more)
         assert code == 1
         assert "of disk (KV cache" in err and "where 9.8 KiB may be used" in err and "hint: " in err
 
@@ -111,7 +111,7 @@ def test_beside_a_device_the_disk_takes_what_host_memory_has_no_room_for(
 
 def test_a_gpu_is_planned_with_a_disk(triforce_here, tmp_path):
     asked = ("profile", "--gpu", "4090", "--model", "Llama-2-7B-128K", "--host-memory", "32GiB", "--json")
-    plan = json.loads(triforce_here(*asked, "--disk", tmp_path, "--disk-limit", "1000GiB")[1])["plan"]
+    plan = json.loads(triforce_here(*asked, "--disk", tmp_path, "--set", "disk_limit=1000GiB")[1])["plan"]
     assert plan["memory"]["disk"]["total"] > 0 and plan["memory"]["host"]["total"] <= 32 * 2**30
 
 

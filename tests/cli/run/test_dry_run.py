@@ -78,7 +78,7 @@ def test_the_command_of_a_plan_extends_the_context_and_names_the_draft(triforce,
     book = tmp_path / "book.txt"
     book.write_text("The cat sat on the mat. " * 900)
     for command in ("generate", "bench"):
-        args = (command, "-f", book, "--extend-context", "-n", "4", "--prefill-chunk", "256")
+        args = (command, "-f", book, "--extend-context", "-n", "4", "--set", "prefill_chunk=256")
         args += ("--draft", tiny_model_dir) if command == "generate" else ("--methods", "ar", "--repeats", "1")
         line = triforce(*args, "--dry-run").stdout.splitlines()[-1]
         words = shlex.split(line)[1:]

@@ -62,11 +62,7 @@ def test_a_dry_run_says_where_the_experts_are(triforce_here, folder):
     ("args", "message"),
     [
         (("--experts", "host"), "this device is the CPU"),
-        (("--expert-layers", "1"), "this device is the CPU"),
         ((*LINK, "--experts", "all"), "experts is 'all'"),
-        ((*LINK, "--experts", "device", "--expert-layers", "1"), "experts is device"),
-        ((*LINK, "--expert-layers", "-1"), "expert-layers is -1"),
-        ((*LINK, "--expert-layers", "3"), "--expert-layers is 3, and 2 layers of this model have experts"),
         ((*LINK, "--experts", "stream", "--approximate", "h2o"), "--approximate h2o"),
     ],
 )

@@ -30,7 +30,7 @@ def test_same_seed_same_text_and_only_text_on_stdout(triforce, process):
 def test_a_seed_gives_the_same_text_with_every_method(triforce):
     texts = {
         triforce("generate", "Once upon a time", "--raw", "-n", "24", "--seed", "7", "--temperature", "1", *more).stdout
-        for more in ((), ("--method", "ar"), ("--method", "lookup", "--gamma2", "3"), ("--sampling", "coupled"))
+        for more in ((), ("--method", "ar"), ("--method", "lookup", "--gamma2", "3"), ("--set", "coupled=true"))
     }
     assert len(texts) == 1
 
@@ -39,19 +39,18 @@ def test_the_reported_kind_of_sampling(triforce):
     for more, kind in (
         ((), "fastest"),
         (("--seed", "7"), "coupled"),
-        (("--seed", "7", "--sampling", "fastest"), "fastest"),
-        (("--sampling", "coupled"), "coupled"),
+        (("--seed", "7", "--set", "coupled=false"), "fastest"),
+        (("--set", "coupled=true"), "coupled"),
         (("--seed", "7", "--temperature", "0"), "greedy"),
     ):
         done = json.loads(triforce("generate", "Once", "--raw", "-n", "2", "--json", *more).stdout.splitlines()[-1])
         assert (done["sampling"], done["settings"]["coupled"]) == (kind, kind == "coupled" or "0" in more)
-    refused(triforce("generate", "Once", "--sampling", "best"), "'best'", "coupled or fastest")
+    refused(triforce("generate", "Once", "--set", "coupled=best"), "'best'", "true or false")
 
 
 def test_a_plan_s_command_line_repeats_the_kind_of_sampling(triforce):
-    for kind in ("coupled", "fastest"):
-        result = triforce("generate", "Once", "--dry-run", "--sampling", kind)
-        assert f"--sampling {kind}" in result.stdout.splitlines()[-1]
+    result = triforce("generate", "Once", "--dry-run", "--set", "coupled=true")
+    assert "--set coupled=true" in result.stdout.splitlines()[-1]
 
 
 def test_reported_seed_reproduces_the_text(triforce):
@@ -59,7 +58,7 @@ def test_reported_seed_reproduces_the_text(triforce):
     seed = re.search(r"^seed +(\d+)", first.stderr, re.M)[1]
     assert re.search(r"^setting .*more settings as by default \(-vv lists all\)$", first.stderr, re.M | re.S)
     assert not re.search(r" default$", first.stderr, re.M)
-    assert triforce("generate", "Once", *PLAIN, "--seed", seed, "--sampling", "fastest").stdout == first.stdout
+    assert triforce("generate", "Once", *PLAIN, "--seed", seed, "--set", "coupled=false").stdout == first.stdout
     assert triforce("generate", "Once", *PLAIN).stdout != first.stdout
 
 

@@ -17,7 +17,7 @@ GREEDY = ("--raw", "-n", "32", "--temperature", "0")
 def test_every_method_gives_the_text_of_plain_decoding(triforce, tiny_model_dir, method):
     _, plain, statistics = triforce("generate", PROMPT, *GREEDY, "--method", "ar")
     assert "→" not in statistics
-    sizes = ("--budget", "64", "--draft", tiny_model_dir, "--gamma1", "3")
+    sizes = ("--budget", "64", "--draft", tiny_model_dir, "--set", "gamma1=3")
     code, out, err = triforce("generate", PROMPT, *GREEDY, "--method", method, *sizes, "--verify", "--json", "-v")
     lines = [json.loads(line) for line in out.splitlines()]
     assert code == 0, err
@@ -40,7 +40,7 @@ def test_impossible_combinations_are_refused(triforce):
     refused(triforce("generate", "hi", "--method", "naive"), "draft model", "--draft")
     refused(triforce("generate", "hi", "--method", "naive", "--draft", "lookup"), "draft model")
     refused(triforce("generate", "hi", "--method", "speculative"), "'speculative'", "lookup")
-    refused(triforce("generate", "hi", "--chunk", "512", "--budget", "1024"), "1024", "512")
+    refused(triforce("generate", "hi", "--set", "chunk=512", "--budget", "1024"), "1024", "512")
     refused(triforce("generate", "hi", "--budget", "2"), "budget is 2")
     refused(triforce("generate", "hi", "--gamma2", "0"), "gamma2")
 
@@ -54,7 +54,7 @@ def test_a_combination_may_come_from_flag_environment_and_profile(triforce, tiny
     assert (code, done(out)["method"]) == (0, "naive"), err
     refused(triforce(*short), "draft model")
     mine.write_text(f"{about}options: {{draft: '{tiny_model_dir}', budget: 4096}}\n")
-    code, out, err = triforce(*short, "--method", "naive", "--chunk", "512")
+    code, out, err = triforce(*short, "--method", "naive", "--set", "chunk=512")
     assert (code, done(out)["method"]) == (0, "naive"), err
     monkeypatch.setenv("TRIFORCE_DRAFT", str(tiny_model_dir))
     code, out, err = triforce("generate", "hi", "--raw", "-n", "3", "--json", "--method", "naive")
@@ -64,17 +64,16 @@ def test_a_combination_may_come_from_flag_environment_and_profile(triforce, tiny
 def test_another_chunk_than_was_asked_for_is_said(triforce):
     text = ("generate", "the cat and the dog " * 60, "--raw", "-n", "4", "--temperature", "0", "--budget", "64")
     for more, sizes in (
-        (("--chunk", "8"), "8 runs as 16"),
-        (("--chunk", "16"), None),
-        (("--chunk", "8", "--method", "lookup"), None),  # selects nothing
-        (("--chunk", "8", "--kernel", "off"), None),
-        (("--chunk", "4", "--kernel", "off", "--kv", "exact", "--link", "1", "--resident-layers", "0"), None),
-        (("--chunk", "16", "--retrieval-kv", "q8"), "16 runs as 32"),
+        (("--set", "chunk=8"), "8 runs as 16"),
+        (("--set", "chunk=16"), None),
+        (("--set", "chunk=8", "--method", "lookup"), None),  # selects nothing
+        (("--set", "chunk=8", "--kernel", "off"), None),
+        (("--set", "chunk=4", "--kernel", "off", "--kv", "exact", "--link", "1", "--resident-layers", "0"), None),
     ):
         found = triforce(*text, "--method", "retrieval", *more)
-        said = [line for line in found.stderr.splitlines() if "--chunk" in line]
+        said = [line for line in found.stderr.splitlines() if "a chunk of" in line]
         assert found.returncode == 0 and len(said) == (sizes is not None), found.stderr
-        assert sizes is None or f"--chunk {sizes}: whole blocks" in said[0]
+        assert sizes is None or f"a chunk of {sizes}: whole blocks" in said[0]
 
 
 def test_the_cache_of_the_middle_level_is_chosen_and_an_unused_one_is_named(triforce):

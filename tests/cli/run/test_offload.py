@@ -22,7 +22,7 @@ GREEDY = ("--raw", "-n", "24", "--temperature", "0")
         ("--offload", "stream"),
         ("--offload", "hybrid", "--resident-layers", "1"),
         ("--offload", "host"),
-        ("--offload", "hybrid", "--host-share", "0.5", "--method", "retrieval", "--budget", "64"),
+        ("--offload", "hybrid", "--set", "host_share=0.5", "--method", "retrieval", "--budget", "64"),
     ],
     ids=" ".join,
 )
@@ -37,7 +37,7 @@ def test_every_placement_gives_the_same_text(triforce_here, placement):
 def test_weights_that_do_not_fit_are_streamed_over_the_link(triforce_here, tmp_path):
     make_hf_model("llama", num_hidden_layers=12).save_pretrained(tmp_path)
     make_tokenizer().save_pretrained(tmp_path)
-    args = ("generate", PROMPT, *GREEDY, "--model", tmp_path, "--prefill-chunk", "16", "--method", "lookup")
+    args = ("generate", PROMPT, *GREEDY, "--model", tmp_path, "--set", "prefill_chunk=16", "--method", "lookup")
     _, plain, _ = triforce_here(*args)
     tight = ("--link", "5", "--memory", "6800k")
     _, plan, _ = triforce_here(*args, *tight, "--dry-run", "--json")
@@ -86,8 +86,8 @@ def test_bench_takes_the_placement_that_leaves_least_on_the_device():
     ("args", "message"),
     [
         (("--offload", "stream"), "this device is the CPU"),
-        (("--host-share", "0.5"), "this device is the CPU"),
-        (("--link", "5", "--offload", "host", "--host-share", "0"), "host-share goes with hybrid"),
+        (("--set", "host_share=0.5"), "this device is the CPU"),
+        (("--link", "5", "--offload", "host", "--set", "host_share=0"), "host-share goes with hybrid"),
         (("--link", "5", "--memory", "1KiB"), "do not fit"),
         (("--link", "5", "--offload", "stream", "--host-memory", "1KiB"), "host memory"),
         (("--link", "0"), "link is 0"),

@@ -17,7 +17,6 @@ PROFILE = ("profile", "--gpu", "cpu", "--model", "Llama-3.1-8B", "--context", "1
         (("--dtype", "float16"), ("float16", "--dtype bfloat16")),
         (("--dtype", "bfloat16", "--kernel", "off"), ("--kv packed needs the native kernel",)),
         (("--dtype", "bfloat16"), ("--kv packed packs keys and values of heads of a multiple of 32", "heads of 16")),
-        (("--retrieval-kv", "packed"), ("retrieval-kv is 'packed'", "exact, q8, q4, fp8")),
     ],
 )
 def test_a_run_without_what_it_needs_is_refused(triforce, more, words):

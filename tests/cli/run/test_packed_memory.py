@@ -47,9 +47,7 @@ def test_keys_and_values_are_packed_where_that_is_clearly_faster(planned):
     assert planned(1.2, threads=2) == planned(1.2, level="portable") == "exact"  # measured otherwise
 
 
-@pytest.mark.parametrize(
-    "more", [("--kv", "bf16"), ("--dtype", "float32"), ("--retrieval-kv", "q8"), ("--kernel", "off")]
-)
+@pytest.mark.parametrize("more", [("--kv", "bf16"), ("--dtype", "float32"), ("--kernel", "off")])
 def test_what_was_asked_for_comes_first(planned, more):
     assert planned(1.2, *more) == "exact"
 

@@ -1,4 +1,4 @@
-"""`--tree` and `--tree-sampling` on the command line."""
+"""`--tree` on the command line."""
 
 import json
 import re
@@ -18,7 +18,7 @@ GREEDY = ("--raw", "--temperature", "0", "-n", "24")
 def test_a_tree_does_not_change_the_text(triforce, tiny_model_dir, method, tree, sampling):
     plain = triforce("generate", PROMPT, *GREEDY, "--method", "ar")[1]
     draft = ("--draft", tiny_model_dir if method == "naive" else "lookup")
-    more = ("--tree-sampling", sampling) if sampling else ()
+    more = ("--set", f"tree_sampling={sampling}") if sampling else ()
     code, out, err = triforce(
         "generate", PROMPT, *GREEDY, "--method", method, *draft, "--tree", tree, *more, "--json", "-v"
     )
@@ -56,7 +56,7 @@ def test_a_shape_comes_from_flag_environment_and_profile(triforce, tmp_path, mon
         (("--tree", "k-ary:2x"), ("'k-ary:2x'",)),
         (("--tree", "0"), ("1 to 1,024",)),
         (("--tree", "k-ary:9x9x9x9"), ("7,380 nodes", "smaller")),
-        (("--tree-sampling", "top_k"), ("'top_k'", "top-k")),
+        (("--set", "tree_sampling=top_k"), ("'top_k'", "top-k")),
     ],
 )
 def test_wrong_shapes_are_refused_with_a_hint(triforce, options, words):

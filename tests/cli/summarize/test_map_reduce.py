@@ -168,7 +168,7 @@ def test_an_interrupted_run_is_resumed(triforce_here, book, tmp_path, monkeypatc
     assert stat.S_IMODE(files[0].parent.stat().st_mode) == 0o700
     other = triforce_here("summarize", book, *ARGS, "--repetition-penalty", "1.1", "--json")
     assert not any(part["taken_over"] for part in parts_of(other[1]))  # another setting is another part
-    code, out, err = triforce_here("summarize", book, *ARGS, "--join-timeout", "31", "--json")
+    code, out, err = triforce_here("summarize", book, *ARGS, "--set", "join_timeout=31", "--json")
     assert code == 0, err
     taken = [part["taken_over"] for part in parts_of(out)]
     assert taken == sorted(taken, reverse=True) and sum(taken) == len(files)
