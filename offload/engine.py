@@ -17,17 +17,15 @@ from .events import Event, Prefilled
 from .kernels.linear import multiplies_natively
 from .kernels.native import generate_on_one_thread, torch_on_one_thread
 from .loading.prompt_checks import check_prompt, check_vocabulary, token_ids
-from .loading.quantized_copy import QuantizedCopies
 from .memory.factory import TieredStoreFactory
-from .model.decoder import Model, QuantizedCopy
+from .model.decoder import Model
 from .model.heads import Head
 from .prompt_cache.fingerprint import TOKENS as PROMPT_BLOCK
 from .prompt_cache.prefill import PromptCache
 from .session.pool import SessionPool
-from .session.self_draft import SelfDraft
 from .session.session import Session
 from .settings.config import GenerationConfig, Sampling, Speculation
-from .settings.method_sizes import check_forgetting, forgets, tree_nodes, uses_copy
+from .settings.method_sizes import check_forgetting, forgets, tree_nodes
 from .settings.tree_settings import MOST_NODES
 from .settings.validation import require
 from .speculation.levels.lossless import Replay, replay
@@ -61,13 +59,11 @@ class Engine:
         stores: TieredStoreFactory | None = None,
         prompts: PromptCache | None = None,
         dry_breakers: Callable[[], Collection[int]] = tuple,
-        copies: QuantizedCopies | None = None,
         constraints: ConstraintVocabulary | None = None,
     ) -> None:
         """`draft` is a draft model, or a head of `model`, which has the head's taps.
 
-        `dry_breakers` returns the ids of DRY's sequence breakers; it is called only for requests with DRY. `copies`
-        makes quantised copies of the model for `draft="self"`; without it, the model drafts with its own weights.
+        `dry_breakers` returns the ids of DRY's sequence breakers; it is called only for requests with DRY.
         `constraints` makes the masks of constrained answers.
         """
         self.model, self.draft = model, draft
@@ -75,7 +71,6 @@ class Engine:
         self.stores = stores
         self.sessions = SessionPool(model, draft, prefill_chunk, stores, prompts)
         self._samplers = Samplers(model, dry_breakers, constraints)
-        self._self_draft = None if copies is None else SelfDraft(model, copies, stores)
         self._batch_room: Callable[[int], int] | None = None
         kernels = [each.operations.kernel for each in (model, draft) if each is not None]
         self._kernel = kernels[0] if all(kernels) else None  # only then torch needs no threads of its own
@@ -107,19 +102,7 @@ class Engine:
         """Return the events of a request with the token `ids` in a session, with passes that `executor` runs."""
         config, settings = request.config, request.speculation
         sampler = self._samplers.new(request.sampling, config.seed or 0, ids)
-        draft_copy = self.prepare(ids, config, settings)
-        return session.generate(ids, sampler, config, settings, self.eos_ids, draft_copy, executor, request.logprobs)
-
-    def prepare(self, ids: Sequence[int], config: GenerationConfig, speculation: Speculation) -> QuantizedCopy | None:
-        """Return the quantised copy of the model that drafts for a request, making it first if need be; None for none.
-
-        `generate` does the same. Unless the request names the copy's level, it is chosen for the first such request:
-        by how many choices rounding changes on the end of `ids`, and by the bytes that steps read.
-        """
-        if self._self_draft is None or not uses_copy(speculation):
-            return None
-        with torch_on_one_thread(self._kernel):
-            return self._self_draft.copy_for(ids, len(ids) + config.max_new_tokens, speculation)
+        return session.generate(ids, sampler, config, settings, self.eos_ids, executor, request.logprobs)
 
     def generate_batch(
         self, requests: Iterable[BatchRequest | None], parallel: int

@@ -64,8 +64,8 @@ def test_what_never_happened_is_none():
         *("prefill_s", "prefill_tokens_per_s", "ttft_s", "tbt_median_s", "tbt_p95_s", "tokens_per_s"),
         *("seed", "sampling", "method", "model", "peak_memory_bytes", "link_bytes", "link_utilisation", "experts"),
         *("verifications", "tokens_per_verification", "verify", "load_s", "restore_s", "restored_tokens_per_s"),
-        *("quantize", "agreement", "self_draft", "self_agreement", "approximate", "kv", "batch_size"),
-        *("speedup", "plain_step_s", "cycle_s", "quotes", "choices", "masks"),
+        *("quantize", "agreement", "approximate", "kv", "batch_size"),
+        *("speedup", "plain_step_s", "cycle_s", "quotes", "masks"),
     }
     assert summary.acceptance == summary.time_share == {}
 

@@ -22,7 +22,6 @@ from ..memory.factory import host_kernel
 from ..parallel import ALONE, Group, Share, split
 from ..planning.batch import fitting_sequences, kv_room
 from ..planning.memory import USABLE, MemoryEstimate, check_fit, estimate
-from ..planning.self_draft import copy_bits
 from ..prompt_cache.chain import AHEAD
 from ..prompt_cache.fingerprint import TOKENS
 from ..prompt_cache.writer import MOST_COPIED
@@ -76,11 +75,6 @@ class FoundModel:
             quantized = self.checkpoint.quantized_bits()
         return average_bits(self.checkpoint.sizes(), quantized, self.dtype.itemsize)
 
-    @property
-    def copy_bits(self) -> WeightBits | None:
-        """Return the average bits of a weight of the quantised copy that drafts; None if there is none."""
-        return copy_bits(self.shape, self.speculation) if self._can_copy else None
-
     def estimate(self, tokens: int) -> MemoryEstimate:
         """Estimate the memory for a sequence of `tokens` whose KV cache is completely on this device."""
         return estimate(
@@ -93,7 +87,6 @@ class FoundModel:
             draft=self.draft_dimensions,
             in_place=self._retrieves_in_place,
             weight_bits=self.weight_bits,
-            copy_bits=self.copy_bits,
             kv=self.config.kv,
         )
 
@@ -166,11 +159,6 @@ class FoundModel:
         """Return whether the native kernel reads packed pages in host memory."""
         shape = self.checkpoint.shape.full_attention
         return self.device.type == "cpu" or host_kernel(shape, self.dtype) is not None
-
-    @property
-    def _can_copy(self) -> bool:
-        """Return whether a quantised copy of the model would read fewer bytes."""
-        return not self.checkpoint.is_quantized and self._operations(self.shape).serves_quantized(self.dtype)
 
     def _operations(self, shape: ModelShape) -> Operations:
         """Return the operations of one model, which own its result buffers. Raises SettingsError."""

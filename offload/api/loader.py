@@ -83,7 +83,6 @@ def open_model(
         draft = _open_draft(settings.draft_model, checkpoint, home, progress)
     opened = OpenModel(config, checkpoint, device, dtype, settings, draft, group)
     opened.check_kernel()
-    opened.check_self_draft(settings)
     opened.check_kv()
     if draft is not None:
         _ = opened.barred  # raises what is wrong before the weights are loaded

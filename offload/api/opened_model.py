@@ -19,6 +19,7 @@ from ..errors import SettingsError
 from ..kernels.native import use_threads
 from ..kernels.ops import Operations, choose_operations
 from ..kernels.triton.warm_up import Needs, warm_up
+from ..loading.agreement import agreement
 from ..loading.formats.quantization import QuantizedCheckpoint
 from ..loading.heads import HeadCheckpoint
 from ..loading.prompt_checks import new_tokens_in_context
@@ -27,10 +28,8 @@ from ..loading.quantization_checks import (
     check_offloaded_retrieval_kv,
     check_packed_kv,
     check_retrieval_kv,
-    check_self_draft,
     missing_kernel,
 )
-from ..loading.quantized_copy import QuantizedCopies, agreement
 from ..loading.tokenizers.tokenizer import Tokenizer
 from ..loading.tokenizers.vocabulary import check_draft, tokens_containing
 from ..loading.weights import Progress, load_model
@@ -45,10 +44,10 @@ from ..model.warm_up import warm_up_model
 from ..prompt_cache.fingerprint import LEAST
 from ..prompt_cache.folder import PromptFolder
 from ..prompt_cache.prefill import PromptCache
-from ..settings.config import Sampling, Speculation
+from ..settings.config import Sampling
 from ..settings.generation import DRY_BREAKERS
 from ..settings.kv_formats import KV_FORMATS, check_planes, tiered_format
-from ..settings.method_sizes import check_approximate, check_forgetting, check_trees, forgets, rounded_flag, uses_copy
+from ..settings.method_sizes import check_approximate, check_forgetting, check_trees, forgets, rounded_flag
 from ..settings.placement_settings import PLANES
 from ..weight_offloading.expert_tier import ExpertTier
 from ..weight_offloading.layer_stream import WeightTier
@@ -160,9 +159,8 @@ class OpenModel(FoundModel):
             self._compile(model, draft, tiers, capacity)
         if prompts is not None and not prompts.is_of_loaded():
             prompts = None
-        copies = QuantizedCopies(model, self.checkpoint, self.share) if self._can_copy else None
         eos_ids, chunk = self.checkpoint.shape.eos_ids, self.config.prefill_chunk
-        more = (prompts, lambda: self.dry_breakers, copies, self.constraints)
+        more = (prompts, lambda: self.dry_breakers, self.constraints)
         return Engine(model, eos_ids, chunk, draft, stores, *more)
 
     def _compile(self, model: Model, draft: object, tiers: TierSettings | None, capacity: int) -> None:
@@ -263,11 +261,6 @@ class OpenModel(FoundModel):
         draft = load_model(self.draft, self.dtype, self.device, progress, self._operations(self.draft.shape))
         draft.bar(self.barred)
         return draft
-
-    def check_self_draft(self, settings: Speculation) -> None:
-        """Raise SettingsError if a method drafts with a quantised copy of the model, and there can be none."""
-        if uses_copy(settings):
-            check_self_draft(settings, self.config, self.checkpoint, self.device, self.dtype)
 
     def check_kv(self) -> None:
         """Raise SettingsError for caches and trees that some layers do not have, or that no kernel attends to."""

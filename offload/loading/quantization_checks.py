@@ -34,25 +34,6 @@ def quantized(checkpoint: Checkpoint, config: EngineConfig, device: torch.device
     return QuantizedCheckpoint(checkpoint, config.quantize)
 
 
-def check_self_draft(
-    settings: Speculation, config: EngineConfig, checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype
-) -> None:
-    """Raise SettingsError if there can be no quantised copy of a model that drafts for itself.
-
-    A model that is quantised already needs none: it drafts with its own weights.
-    """
-    option = f"--draft {settings.draft}"
-    if checkpoint.is_quantized:
-        if settings.self_level is not None:
-            raise _refusal(option, "the weights are quantised already", "use --draft self: they are the drafter's too")
-    elif device.type != "cpu":
-        raise _refusal(option, f"the model runs on {device.type}", "use --device cpu")
-    elif reason := _why_not_here(config, device, dtype):
-        raise _refusal(option, *reason)
-    elif reason := why_not(checkpoint.shape, dtype, device):
-        raise _refusal(option, f"the native kernel cannot run this model: {reason}", "use --draft lookup")
-
-
 def _why_not_here(config: EngineConfig, device: torch.device, dtype: torch.dtype) -> tuple[str, str] | None:
     """Return why no weights can be quantised here, and a hint; None if they can."""
     if dtype != torch.bfloat16:

@@ -6,7 +6,6 @@ Rows are flat, `[tokens, hidden]`, whichever sequence they belong to.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator
-from dataclasses import dataclass
 from functools import cached_property, partial
 
 import torch
@@ -211,24 +210,6 @@ class Model:
         """Iterate over the layers; one may be valid only until the next one is taken."""
         return iter(self._layers)
 
-    def with_weights(self, layers: Iterable[Layer], head: Linear | None = None) -> Model:
-        """Return a model of the same shape with other layers, and maybe another head; all else is shared."""
-        head = self.output_head if head is None else head
-        model = Model(
-            self.shape,
-            self.operations,
-            self.embedding,
-            layers,
-            self.final_norm,
-            head,
-            self.group,
-            self._norm_bias,
-            self.dtype,
-            self._layer_embeddings,
-        )
-        model.tap(self.taps)
-        return model
-
     @property
     def scales_nothing(self) -> bool:
         """Return whether embedded rows and logits are what the embedding and the output head return."""
@@ -309,12 +290,3 @@ class Model:
 def joined(parts: list[Tensor]) -> Tensor:
     """Return rows of one width, side by side; a single part is not copied."""
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
-
-
-@dataclass(frozen=True, slots=True)
-class QuantizedCopy:
-    """A model with its weights rounded to `level`; `agreement`: how often both choose the same token on a prompt."""
-
-    model: Model
-    level: str
-    agreement: float

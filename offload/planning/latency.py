@@ -138,7 +138,7 @@ def _proposal(passes: Passes, method: str) -> tuple[Callable[[int], float], int,
     if row.middle is None:
         return (lambda tokens: 0.0, 0, LOOKUP_ACCEPTANCE) if row.drafter == LOOKUP else (passes.draft, 0, below)
     known = MIDDLES[settings.middle or row.middle].acceptance if request.acceptance is None else request.acceptance
-    acceptance = passes.agreement * known
+    acceptance = known
     if row.drafter is None or settings.draft == "none":
         each = passes.retrieval(1) + passes.sample_s
         return lambda tokens: tokens * each, 0, acceptance

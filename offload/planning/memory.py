@@ -35,11 +35,9 @@ from ..settings.method_sizes import (
     selected_chunk,
     selected_format,
     tree_nodes,
-    uses_copy,
 )
 from ..settings.methods import LOOKUP
 from ..units import GIB, counted, size_text
-from .self_draft import copy_bytes
 
 CUDA_BYTES = GIB // 2  # the driver's context and the libraries' workspaces
 # A graph of a thousand kernels: parameters and work queues in the driver, and the results that it keeps. A guess; no
@@ -63,7 +61,6 @@ class MemoryEstimate:
     retrieval: int  # selected KV and mean keys
     draft: int  # a draft model's weights, cache and activations
     cuda: int
-    copy: int  # the quantised copy of the weights that drafts
     lookup: int  # the n-gram lookup index, which lies in host memory: 0 for a GPU
     draft_cache: int = 0  # of `draft`: the cache, which every sequence has
     rope: int = 0  # of `activations`: the RoPE tables, likewise
@@ -87,7 +84,6 @@ class MemoryEstimate:
             f"KV cache of {counted(self.tokens, 'token')}": self.kv,
             "retrieval cache": self.retrieval,
             "draft model": self.draft,
-            "quantised copy": self.copy,
             "lookup index": self.lookup,
             "CUDA": self.cuda,
             "activations": self.activations,
@@ -128,7 +124,6 @@ def estimate(
     offloaded: int = 0,
     by_layers: bool = False,
     weight_bits: WeightBits | None = None,
-    copy_bits: WeightBits | None = None,
     kv: str = EXACT,
 ) -> MemoryEstimate:
     """Estimate the memory for a sequence of `tokens`, prompt and answer together.
@@ -143,7 +138,6 @@ def estimate(
         offloaded: layers whose KV is in host memory; `layer_kv` is nevertheless what it takes on a device.
         by_layers: prefill runs layer by layer.
         weight_bits: of quantised weights; None for weights of `itemsize` bytes.
-        copy_bits: of a quantised copy of the weights, counted if the method uses one; None for no copy.
         kv: the format of the full cache's keys and values.
     """
     on_cpu, bits = device == "cpu", weight_bits or WeightBits.of_dtype(itemsize)
@@ -163,7 +157,6 @@ def estimate(
         activations=activation_bytes(share, tokens, prefill_chunk, itemsize, on_cpu, prefill, selection) + dequantized,
         retrieval=retrieval,
         draft=_draft_bytes(draft, settings, bits, itemsize, on_cpu),
-        copy=0 if copy_bits is None or not uses_copy(settings) else copy_bytes(shape, copy_bits) // gpus,
         cuda=0
         if on_cpu
         else CUDA_BYTES + _graph_bytes(settings, tokens, gpus, not offloaded and KV_FORMATS[kv].is_exact),
@@ -268,8 +261,7 @@ def check_fit(need: MemoryEstimate, free: int, may_pack: bool = False) -> None:
     if need.total <= free:
         return
     listed = ", ".join(f"{name} {size_text(size)}" for name, size in need.parts.items() if size)
-    lighter = "--draft lookup, " if need.copy else ""
-    lighter += "--kv packed, which loses nothing, " if may_pack else ""
+    lighter = "--kv packed, which loses nothing, " if may_pack else ""
     raise OutOfMemory(
         f"not enough memory: about {size_text(need.total)} needed ({listed}), {size_text(free)} may be used",
         f"use {lighter}a shorter prompt, fewer --max-new-tokens, a smaller --set prefill_chunk=N, --dtype bfloat16, "

@@ -6,7 +6,6 @@ from dataclasses import replace
 from ..architecture.footprint import page_tokens
 from ..architecture.head_shape import drafter_bits
 from ..architecture.kv_formats import format_bytes, stored_bytes
-from ..architecture.parameters import WeightBits
 from ..architecture.tier_footprint import copied_pages, copy_bytes_for
 from ..hardware.rates import READ
 from ..settings.kv_formats import KV_FORMATS, PACKED_KV, PLANE_KV
@@ -16,7 +15,6 @@ from .pass_work import attention_flops, linear_pass, with_experts_away
 from .placement import Placed
 from .request import PlanRequest
 from .roofline import LAUNCH_S, PAGE_ATTENTION_S, PAGE_S, SAMPLE_S, Pass, Time, pass_time
-from .self_draft import best_level, bits_at, relative_costs, typical_agreements
 
 SHARES = 64  # steps of the search for the host's share
 
@@ -44,20 +42,6 @@ class Passes:
         self.page_share = (PAGE_ATTENTION_S + (PAGE_S - PAGE_ATTENTION_S + joining) / run) / PAGE_S
         self._full: dict[int, tuple[Time, float]] = {}
         self._linears: dict[int, Pass] = {}
-        self._drafting_bits, self.agreement = self._drafting_weights()
-
-    def _drafting_weights(self) -> tuple[WeightBits | None, float]:
-        """Return the bits of the copy that the retrieval cache is read with, None without one, and its agreement."""
-        request, shape = self.request, self.request.shape
-        if request.copy_bits is None:
-            return None, 1.0
-        agreements, budget = typical_agreements(shape), request.budget
-        hardware = request.hardware
-        source = hardware.disk_rate if self.placed.uses_disk else hardware.link
-        kv_cost = hardware.bandwidth / source if self.placed.resident_layers < shape.kv_layers else 1.0
-        costs = relative_costs(shape, shape.read_bytes(request.bits), request.itemsize, request.tokens, budget, kv_cost)
-        level = request.speculation.self_level or best_level(agreements, costs)
-        return bits_at(shape, level), agreements[level]
 
     def full(self, rows: int) -> tuple[Time, float]:
         """Return the time of a target pass over the full cache, and the host's share with which it is fastest."""
@@ -148,10 +132,12 @@ class Passes:
             exact = request.itemsize * 8 / KV_FORMATS[kind].number_bits(shape.head_dim)
             kv *= 1 + (exact - 1) * (1 - offloaded / shape.kv_layers)
         scoring = count * attention_flops(shape, budget, rows)
-        bits = self._drafting_bits
-        linears = self.linears(rows) if bits is None else linear_pass(shape, request, rows, gpus, 0, bits)
         work = replace(
-            linears, kv=kv / gpus, kv_rate=KV_FORMATS[kind].rate, kv_format=kind, attention_flops=scoring / gpus
+            self.linears(rows),
+            kv=kv / gpus,
+            kv_rate=KV_FORMATS[kind].rate,
+            kv_format=kind,
+            attention_flops=scoring / gpus,
         )
         if request.has_planes:  # drafted tokens are stored in open pages, by passes that are not recorded
             work = replace(work, graphed=False, away_layers=count * offloaded)

@@ -179,7 +179,6 @@ _ORDER = (
     "mean keys",
     "retrieval cache",
     "draft model",
-    "quantised copy",
     "lookup index",
     "staging",
 )

@@ -10,7 +10,6 @@ from ..settings.config import Placement, Speculation
 from ..settings.kv_formats import EXACT, KV_FORMATS, KVFormat
 from ..settings.method_sizes import middle_tokens, selected_format
 from ..settings.placement_settings import PLANES
-from .self_draft import copy_bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +28,6 @@ class PlanRequest:
         has_triton: on a GPU, Triton attends; the retrieval cache is then a list of chunks where no KV is offloaded.
         weight_bits: of quantised weights; None for weights of `itemsize` bytes.
         quantize: the level to which loading rounds the weights: q4, q5, q6, q8.
-        copies: with `draft="self"`, a quantised copy of the weights drafts; False: they are quantised already.
         kv: the format of the full cache's keys and values.
         packs: whether they can be packed over tiers: a kernel there reads them, and the model computes in bf16.
         packs_tiers_alone: whether AUTO has packed them: in the device's memory alone they would not be.
@@ -56,7 +54,6 @@ class PlanRequest:
     has_triton: bool = True
     weight_bits: WeightBits | None = None
     quantize: str | None = None
-    copies: bool = True
     kv: str = EXACT
     packs: bool = False
     packs_tiers_alone: bool = False
@@ -80,11 +77,6 @@ class PlanRequest:
     def bits(self) -> WeightBits:
         """Return the bits of the target's weights."""
         return self.weight_bits or WeightBits.of_dtype(self.itemsize)
-
-    @property
-    def copy_bits(self) -> WeightBits | None:
-        """Return the bits of the weights of the quantised copy that drafts, at most; None if there is none."""
-        return copy_bits(self.shape, self.speculation) if self.copies else None
 
     def kv_bytes(self, tokens: int) -> float:
         """Return the bytes of keys and values of all layers that a pass over `tokens` tokens reads."""

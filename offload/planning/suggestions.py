@@ -6,10 +6,9 @@ from typing import Any
 
 from ..architecture.weight_formats import rounded_bits
 from ..hardware.rates import Hardware
-from ..settings.config import QUANTIZE, SELF
+from ..settings.config import QUANTIZE
 from ..settings.kv_formats import EXACT, PACKED_KV
 from ..settings.method_sizes import has_draft_model, has_middle
-from ..settings.methods import LOOKUP
 from ..settings.placement_settings import PLANES
 from ..units import GIB, counted
 from .placement import place
@@ -108,21 +107,10 @@ def _sizes(request: PlanRequest) -> Iterator[Suggestion]:
         yield from _first_fitting(smaller, lambda n: _decoded(request, budget=n), "--budget {}")
         coarser = [n for n in (16, 32, 64) if settings.chunk < n <= request.budget // 4]
         yield from _first_fitting(coarser, lambda n: _decoded(request, chunk=n), "--set chunk={}")
-    yield from _smaller_copies(request)
     if has_middle(settings, request.tokens) or has_draft_model(settings):
         yield Suggestion("--method lookup, which needs no memory", _decoded(request, method="lookup"))
     if request.itemsize == 4:
         yield Suggestion("--dtype bfloat16", replace(request, itemsize=2))
-
-
-def _smaller_copies(request: PlanRequest) -> Iterator[Suggestion]:
-    """Yield a coarser quantised copy of the weights, and to draft without one."""
-    settings = request.speculation
-    if request.copy_bits is None:
-        return
-    level = settings.self_level or QUANTIZE[-1]
-    coarser = [f"{SELF}:{each}" for each in reversed(QUANTIZE) if each < level]
-    yield from _first_fitting([*coarser, LOOKUP], lambda name: _decoded(request, draft=name), "--draft {}")
 
 
 def _caps(request: PlanRequest) -> Iterator[Suggestion]:

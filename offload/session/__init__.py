@@ -1,1 +1,1 @@
-"""Sessions: one sequence with its caches, what is kept of it between requests, and the copy of a model that drafts."""
+"""Sessions: one sequence with its caches and what is kept of it between requests."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 from ..caches.factory import draft_cache, may_have_alternative, selected_cache
-from ..model.decoder import Model, QuantizedCopy
+from ..model.decoder import Model
 from ..model.heads import Head
 from ..settings.config import Speculation
 from ..settings.method_sizes import (
@@ -43,16 +43,16 @@ class SessionRunners:
         self.lookup = LookupDrafter()
         self.kept: dict[str, tuple[Hashable, Any]] = {}
 
-    def choose(self, settings: Speculation, tokens: int, copy: QuantizedCopy | None) -> Runners:
-        """Return the runners for a request of up to `tokens` tokens; a `copy` runs the retrieval cache."""
+    def choose(self, settings: Speculation, tokens: int) -> Runners:
+        """Return the runners for a request of up to `tokens` tokens."""
         middle = alternative = None
         settings = sized(settings, tokens)
         if not has_middle(settings, tokens):
             self._drop_observer()
         else:
-            middle = self._selected(MIDDLE, middle_kind(settings), settings, copy)
+            middle = self._selected(MIDDLE, middle_kind(settings), settings)
         if has_alternative(settings, tokens) and may_have_alternative(self._full.cache):
-            alternative = self._selected(ALTERNATIVE, METHODS[settings.method].alternative, settings, None)
+            alternative = self._selected(ALTERNATIVE, METHODS[settings.method].alternative, settings)
         else:
             self.kept.pop(ALTERNATIVE, None)  # it may be a copy, of which no plan knows
         draft = self._draft_runner(settings, [middle, alternative]) if has_draft_model(settings) else None
@@ -72,12 +72,12 @@ class SessionRunners:
             self.kept[use] = key, make()
         return self.kept[use][1]
 
-    def _selected(self, use: str, kind: str, settings: Speculation, copy: QuantizedCopy | None) -> SelectedRunner:
+    def _selected(self, use: str, kind: str, settings: Speculation) -> SelectedRunner:
         """Return the runner of a middle level."""
         sizes = settings.sink, settings.budget, settings.chunk, settings.rebuild_every, tail_tokens(settings)
-        key = None if copy is None else copy.level, kind, sizes, format_of(kind, settings)
+        key = kind, sizes, format_of(kind, settings)
         full = self._full
-        runner = self._keep(use, key, lambda: SelectedRunner(full, selected_cache(full.cache, settings, kind), copy))
+        runner = self._keep(use, key, lambda: SelectedRunner(full, selected_cache(full.cache, settings, kind)))
         runner.renew()
         return runner
 

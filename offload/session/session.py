@@ -5,7 +5,7 @@ from collections.abc import Generator, Sequence
 from ..events import Event, Finished, Pinned, Tokens
 from ..memory.factory import TieredStoreFactory
 from ..memory.store import Store
-from ..model.decoder import Model, QuantizedCopy
+from ..model.decoder import Model
 from ..model.heads import Head
 from ..prompt_cache.prefill import PromptCache
 from ..sequence import TokenSequence
@@ -74,11 +74,10 @@ class Session:
         config: GenerationConfig,
         settings: Speculation,
         eos_ids: frozenset[int],
-        copy: QuantizedCopy | None = None,
         executor: Executor = AT_ONCE,
         logprobs: int | None = None,
     ) -> Generator[Event, int | None]:
-        """See Engine.generate. With a `copy`, the retrieval cache is read with its weights.
+        """See Engine.generate.
 
         The `sampler` is a new one; the `executor` runs all passes.
         """
@@ -87,7 +86,7 @@ class Session:
         store = self.full.cache.store
         if store.has_planes:
             settings = drafting_from_planes(settings)
-        runners = self.runners.choose(settings, len(ids) + config.max_new_tokens, copy)
+        runners = self.runners.choose(settings, len(ids) + config.max_new_tokens)
         runners.use(executor)
         runners.expect(sized(settings, len(ids) + config.max_new_tokens))
         for done, total in store.prepare():

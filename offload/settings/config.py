@@ -28,10 +28,8 @@ DEVICES = ("auto", "cpu", "cuda")
 KERNELS = ("auto", "avx512", "avx2", "bf16", "neon", "portable", "off")
 QUANTIZE = ("q4", "q5", "q6", "q8")
 METHODS = tuple(methods.METHODS)
-SELF = "self"
 MTP = "mtp"  # the draft: a head in the target's own checkpoint
-SELF_DRAFTS = (SELF, *(f"{SELF}:{level}" for level in QUANTIZE))
-DRAFTS = ("lookup", "none", *SELF_DRAFTS)  # values of `draft` that are not the name of a model
+DRAFTS = ("lookup", "none")  # values of `draft` that are not the name of a model
 LONGEST_GAMMA = 32
 LEAST_BUDGET = 1024  # of the budgets that follow from a sequence's length
 DEFAULT_MODEL = "smollm2-135m"
@@ -91,9 +89,8 @@ class Speculation:
     values alone; None for all of them. Of these tokens the first `sink` ones and, for h2o and retrieval, the latest
     `window` ones are always kept.
 
-    `draft` is "lookup", "none", a model or a head, named as in EngineConfig.model, "mtp" for the head in the target's
-    checkpoint, or "self": lookup, with the retrieval cache on a quantised copy of the target's weights. "self:q4" names
-    the copy's level; otherwise the most promising is chosen.
+    `draft` is "lookup", "none", a model or a head, named as in EngineConfig.model, or "mtp" for the head in the
+    target's checkpoint.
     `sink` and `window` are tokens of a draft model's StreamingLLM cache; `budget` and `chunk` are tokens of the
     retrieval cache and of one chunk. A budget of None follows from the sequence's length (`levels.suggested_budget`);
     with `approximate` it is LEAST_BUDGET. `rebuild_every` (tokens), `gamma1` and `gamma2` (drafted tokens per
@@ -121,12 +118,7 @@ class Speculation:
     def __post_init__(self) -> None:
         require_types(self)
         require_one_of("method", self.method, METHODS)
-        require(bool(self.draft), "the draft's name is empty", "use lookup, none, self, or a model")
-        require(
-            self.draft in SELF_DRAFTS or not self.draft.startswith(f"{SELF}:"),
-            f"draft is {short_repr(self.draft)}",
-            f"use one of: {', '.join(SELF_DRAFTS)}",
-        )
+        require(bool(self.draft), "the draft's name is empty", "use lookup, none, or a model")
         require_tokens("sink", self.sink, 0, "use a number of tokens, such as 16")
         require_tokens("window", self.window, 1, "use a positive number of tokens, such as 240")
         require_tokens("chunk", self.chunk, 1, "use a positive number of tokens, such as 8")
@@ -170,16 +162,6 @@ class Speculation:
     def kept_tokens(self) -> int:
         """The tokens that an approximate cache keeps."""
         return LEAST_BUDGET if self.budget is None else self.budget
-
-    @property
-    def drafts_itself(self) -> bool:
-        """Whether the retrieval cache is read with a quantised copy of the target's weights."""
-        return self.draft in SELF_DRAFTS
-
-    @property
-    def self_level(self) -> str | None:
-        """The level of that copy, such as "q4"; None if it is to be chosen, or there is no copy."""
-        return self.draft.removeprefix(f"{SELF}:") if self.draft in SELF_DRAFTS[1:] else None
 
     @property
     def tree_shape(self) -> TreeShape:

@@ -62,7 +62,7 @@ def draft_capacity(settings: Speculation) -> int:
 def has_middle(settings: Speculation, tokens: int) -> bool:
     """Return whether a sequence that may reach `tokens` gets a retrieval cache."""
     method = METHODS[settings.method]
-    if method.adaptive and not settings.drafts_itself:
+    if method.adaptive:
         return method.middle is not None and _is_long(settings, tokens)
     return method.middle is not None
 
@@ -140,11 +140,6 @@ def sized(settings: Speculation, tokens: int) -> Speculation:
     return settings if settings.budget is not None else replace(settings, budget=budget_of(settings, tokens))
 
 
-def uses_copy(settings: Speculation) -> bool:
-    """Return whether the retrieval cache is read with a quantised copy of the target's weights."""
-    return settings.drafts_itself and METHODS[settings.method].middle is not None
-
-
 def drafter_kind(settings: Speculation) -> str | None:
     """Return the kind of the drafter: methods.LOOKUP, methods.MODEL, or None."""
     kind = METHODS[settings.method].drafter
@@ -152,7 +147,7 @@ def drafter_kind(settings: Speculation) -> str | None:
         return kind
     if settings.draft_model is not None:
         return MODEL
-    return LOOKUP if settings.draft == LOOKUP or settings.drafts_itself else None
+    return LOOKUP if settings.draft == LOOKUP else None
 
 
 def has_draft_model(settings: Speculation) -> bool:

@@ -6,10 +6,10 @@ import torch
 from offload.architecture.weight_formats import rounded_bits
 from offload.errors import SettingsError
 from offload.kernels.ops import CudaOperations, TorchOperations, choose_operations
+from offload.loading.agreement import TOKENS, agreement
 from offload.loading.formats.quantization import QuantizedCheckpoint
 from offload.loading.formats.safetensors import FolderCheckpoint
 from offload.loading.quantization_checks import check_quantize
-from offload.loading.quantized_copy import TOKENS, agreement
 from offload.loading.weights import load_model
 from offload.settings.config import EngineConfig
 from tests.support.models import ids, make_hf_model

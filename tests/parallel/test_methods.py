@@ -17,7 +17,7 @@ from tests.support.engine import GREEDY, SMALL
 from tests.support.engine import tokens as tokens_of
 from tests.support.heads import save_eagle3
 from tests.support.models import ids
-from tests.support.offloading import SmallPages, native_kernel
+from tests.support.offloading import SmallPages
 from tests.support.paths import DATA
 from tests.support.rank_pool import CPU, rank_engine
 from tests.support.table_models import DRAFTS, hierarchy, p_value
@@ -116,25 +116,6 @@ def test_trees_give_the_single_process_text(rank_pool, folders):
     settings = {"tree": "k-ary:2x2x1", "count": 12}
     for found in rank_pool.run(_sampled, folders["llama"], folders["draft"], cases, sampling, settings):
         assert found == [plain] * len(cases)
-
-
-@pytest.mark.skipif(native_kernel() is None, reason="there is no native kernel here")
-def test_ranks_draft_with_their_shares_of_one_copy(rank_pool, folders):
-    results = rank_pool.run(copied, folders["llama"])
-    assert len({level for level, *_ in results}) == 1
-    for _, plain, found in results:
-        assert found == plain
-
-
-def copied(group, folder):
-    config = EngineConfig(model=folder, dtype="bfloat16", device="cpu")
-    engine = open_model(config, speculation=Speculation("retrieval", "self", **SMALL), group=group).load()
-    count, found = GenerationConfig(max_new_tokens=16), []
-    for wanted in (Speculation("ar"), Speculation("retrieval", "self", **SMALL)):
-        events = engine.generate(ids(100), GREEDY, count, wanted)
-        found.append([token for event in events if isinstance(event, Tokens) for token in event.ids])
-    copy = engine.prepare(ids(100), count, wanted)
-    return copy.level, *found
 
 
 def test_every_rank_streams_its_own_heads(rank_pool, folders):

@@ -81,7 +81,6 @@ def test_the_official_client_s_parse(served):
         ({"response_format": form({"items": {"oneOf": [{"type": "string"}, {}]}})}, "at /items: alternatives of oneOf"),
         ({"response_format": form({"items": {"oneOf": [{"type": "string"}, {}]}})}, "; use anyOf"),
         ({"method": "none"}, "method is 'none'"),
-        ({"draft": "self"}, "draft is 'self'"),
         ({"method": "naive"}, "needs a draft model"),
     ],
 )

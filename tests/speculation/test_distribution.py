@@ -25,7 +25,6 @@ METHODS = [
     ("auto", "lookup", ADAPTIVE),
     *((method, draft, FIXED) for method, draft in itertools.product(("naive", "triforce"), DRAFTS)),
     *(("auto", draft, ADAPTIVE) for draft in DRAFTS),
-    ("auto", "self:q4", ADAPTIVE),
 ]
 CASES = [
     # Each run of the suite tests every method and drafter with one of the samplings; the long tests, all combinations.

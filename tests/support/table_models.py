@@ -6,7 +6,6 @@ from types import SimpleNamespace
 
 import torch
 
-from offload.model.decoder import QuantizedCopy
 from offload.parallel import ALONE
 from offload.sequence import TokenSequence
 from offload.settings.config import Sampling, Speculation
@@ -30,7 +29,6 @@ def table(seed: int, sharpness: float = 1.5) -> torch.Tensor:
 TARGET = table(1)
 MIDDLE = TARGET + 0.7 * table(4)  # like the target, but not the same
 ALTERNATIVE = TARGET + 0.7 * table(5)
-ROUNDED = MIDDLE.mul(0.7).round() / 0.7  # with quantised weights
 DRAFTS = {
     "good": TARGET + 0.5 * table(2),
     "uniform": torch.zeros_like(TARGET),
@@ -64,8 +62,6 @@ class TableRunner:
 
     relative_cost = 0.5
     setups = 0
-
-    copy = None
 
     def __init__(self, logits: torch.Tensor) -> None:
         self.model = TableModel(logits)
@@ -140,10 +136,8 @@ def hierarchy(
     sampling is coupled.
     """
     settings = Speculation(method, "a model" if draft in DRAFTS else draft, gamma1=gammas[0], gamma2=gammas[1], **trees)
-    copy = QuantizedCopy(None, settings.self_level, 0.6) if settings.drafts_itself else None
-    tables = [TARGET, MIDDLE if copy is None else ROUNDED, DRAFTS.get(draft, TARGET)]
+    tables = [TARGET, MIDDLE, DRAFTS.get(draft, TARGET)]
     full, middle, drafting = (TableRunner(each if penalised else warped(each, sampling)) for each in tables)
-    middle.copy = copy
     has_middle = method in ("triforce", "retrieval", "streaming", "auto")
     runners = Runners(full, middle if has_middle else None, drafting if draft in DRAFTS else None, LookupDrafter())
     if method == "auto":

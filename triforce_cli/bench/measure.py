@@ -32,7 +32,6 @@ from .report import GRID, LADDER, versioned
 from .rows import outputs_of
 from .runs import (
     Run,
-    prepare_copies,
     read_prompt,
     run_in_turn,
     run_once,
@@ -101,7 +100,6 @@ def _load_and_measure(run: Measurement, terminal: Terminal, quiet: bool, display
         run.agreement = warn_of_quantized_weights(bench.widest, engine, display, terminal)
         try:
             with run_status(terminal, quiet) as show:
-                prepare_copies(bench.widest, engine, display)
                 _measure(run, engine, display, show)
         except KeyboardInterrupt:
             run.interrupted = True

@@ -141,8 +141,6 @@ def open_bench(asked: BenchRequest, terminal: Terminal, quiet: bool) -> OpenBenc
     compared = {"methods": list(methods[0][2]), "repeats": asked.repeats, "context": asked.contexts}
     compared |= {"extend_context": request.extend_context, "prompts": asked.excerpts, "lists": dict(asked.axes)}
     model = open_shared_model(request, widest, compared, terminal, quiet)
-    for method in every.values():
-        model.check_self_draft(method)
     packed = broadcast(request.group, lambda: [p.packed() for p in open_prompts(asked, model.tokenizer, terminal.warn)])
     prompts = [BenchPrompt.unpacked(*prompt) for prompt in packed]
     longest = max((prompt.ids for prompt in prompts), key=len)

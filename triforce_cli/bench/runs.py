@@ -17,7 +17,7 @@ from offload.events import Prefilled, Tokens
 from offload.metrics import Meter, Summary
 from offload.settings.config import Speculation
 from offload.settings.generation import FASTEST
-from offload.settings.method_sizes import has_draft_model, tree_nodes, uses_copy
+from offload.settings.method_sizes import has_draft_model, tree_nodes
 
 from ..output.progress import ProgressDisplay, RunFacts
 from ..output.statistics import quantized_warning
@@ -67,7 +67,7 @@ def memory_of(benchmark: Benchmark) -> dict[str, int]:
     for name, method in benchmark.speculations.items():
         draft = benchmark.model.draft if has_draft_model(method) else None
         need = replace(benchmark.model, speculation=method, draft=draft).estimate(benchmark.length)
-        found[name] = need.kv + need.retrieval + need.draft + need.copy
+        found[name] = need.kv + need.retrieval + need.draft
     return found
 
 
@@ -83,14 +83,6 @@ def warn_of_quantized_weights(
     display.hide()
     terminal.warn(quantized_warning(level, agreement))
     return agreement
-
-
-def prepare_copies(benchmark: Benchmark, engine: Engine, display: ProgressDisplay) -> None:
-    """Make the quantised copies that some methods draft with, before their times are measured."""
-    for method in benchmark.speculations.values():
-        if uses_copy(method):
-            display.loading("rounding a copy of the weights, to draft with")
-            engine.prepare(benchmark.ids, benchmark.config, method)
 
 
 def read_prompt(benchmark: Benchmark, engine: Engine, display: ProgressDisplay) -> Meter:

@@ -120,8 +120,7 @@ def warn_unused(settings: Settings, methods: Iterable[str], terminal: Terminal) 
     """Warn if the draft, the middle level or the trees that were asked for are used by none of the methods."""
     methods, wanted = list(methods), settings.values.get("draft")
     drafters, has_middle = {METHODS[name].drafter for name in methods}, any(METHODS[name].middle for name in methods)
-    is_wanted = settings.speculation.drafts_itself or wanted not in (None, *DRAFTS)
-    is_used = has_middle if settings.speculation.drafts_itself else drafters & {CHOSEN, MODEL}
+    is_wanted, is_used = wanted not in (None, *DRAFTS), drafters & {CHOSEN, MODEL}
     if is_wanted and not is_used and not settings.origins.get("draft", "").startswith("profile"):
         how = "drafts by lookup" if LOOKUP in drafters else "uses no drafter"
         terminal.warn(f"--draft {wanted} is not used: --method {', '.join(methods)} {how}")

@@ -134,8 +134,6 @@ def _gain(summary: Summary) -> list[str]:
 
 def _speculation(summary: Summary) -> list[str]:
     parts = [] if summary.method is None else [summary.method]
-    if summary.self_draft is not None:
-        parts.append(f"drafts with its weights at {summary.self_draft} ({percent(summary.self_agreement)} agree)")
     if not summary.acceptance:
         return parts  # nothing was drafted: decoding was plain
     rates = accepted(summary.acceptance, summary.accepted_of_drafted)

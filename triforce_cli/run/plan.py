@@ -230,7 +230,6 @@ def request_on_this_machine(
         host_computes=model.host_computes,
         packs=model.packs,
         weight_bits=model.weight_bits,
-        copies=model.copy_bits is not None,
     )
     if settings.placement.memory is not None:
         beside_cache = replace(request.placement, memory=memory_limit(model, settings, tokens))

@@ -20,7 +20,6 @@ from offload.loading.hub.download import (
     describe_source,
     dimensions,
     draft_dimensions,
-    is_quantized,
     stored_bits,
 )
 from offload.loading.hub.registry import HUB_MODELS, draft_error
@@ -147,20 +146,13 @@ def _plan(
             f"use --context {shape.context} or less,{extend} --model with a longer context, or "
             "`triforce summarize --map-reduce`",
         )
-    speculation = settings.speculation
     settings = replace(settings, engine=replace(settings.engine, model=model))
     in_bf16 = settings.engine.dtype in ("auto", "bfloat16") and hardware.dtype == "bf16"
     stored = stored_bits(model) if in_bf16 else None
     if settings.placement.disk is not None:
         hardware = replace(hardware, disk_free=free_on_disk(Path(settings.placement.disk)))
     request = plan_request(settings, shape, tokens, hardware, _draft_shape(settings, model, shape), stored)
-    copies = speculation.drafts_itself and settings.engine.quantize is None and not is_quantized(model)
-    if copies and hardware.device != "cpu":
-        raise SettingsError(
-            f"--draft {speculation.draft} copies the weights on a CPU only, and {profile.name} is a GPU",
-            "use --draft lookup or a small model; or --quantize, which changes the model",
-        )
-    return plan_with_suggestions(replace(request, copies=copies))
+    return plan_with_suggestions(request)
 
 
 def _draft_shape(settings: Settings, model: str, target: Dimensions) -> Dimensions | None:

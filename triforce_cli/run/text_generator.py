@@ -1,6 +1,5 @@
 """Texts from a loaded model, one prompt after the other: what is measured, written, kept and verified of each."""
 
-import time
 from collections.abc import Callable, Generator, Hashable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -11,11 +10,9 @@ from offload.engine import Engine
 from offload.events import Event
 from offload.loading.tokenizers.text_stream import TextLayer, TextPieces, stream_text
 from offload.metrics import Meter, Summary
-from offload.model.decoder import QuantizedCopy
 from offload.prompt_cache.prefill import PromptCache
 from offload.settings.config import GenerationConfig
 from offload.settings.constraint import QUOTE
-from offload.settings.method_sizes import uses_copy
 
 from ..options.mode_checks import approximation_warnings
 from ..output.renderers import Renderer
@@ -91,7 +88,6 @@ class TextGenerator:
         self._agreement: float | None = None
         self._is_compared = False
         self._is_warned = False
-        self._copy: QuantizedCopy | None = None  # that drafts, once it has been made
 
     def generate(self, prompt: Prompt, renderer: Renderer, label: str = "") -> str:
         """Generate for a prompt, rendering events as they come; return the whole text.
@@ -138,7 +134,7 @@ class TextGenerator:
         return self.engine.generate(run.prompt.ids, opened.sampling, run.config, opened.settings.speculation)
 
     def prepare(self, prompt: Prompt, renderer: Renderer) -> None:
-        """Do what is done once, with the first prompt: warn of lossy modes, and make the copy that drafts."""
+        """Do what is done once, with the first prompt: warn of lossy modes."""
         settings = self._opened.settings
         if settings.engine.quantize is not None and not self._is_compared:
             renderer.loading(f"comparing {settings.engine.quantize} with the original weights")
@@ -147,12 +143,6 @@ class TextGenerator:
         for warning in () if self._is_warned else approximation_warnings(settings):
             renderer.warn(warning)
         self._is_warned = True
-        if uses_copy(settings.speculation) and self._copy is None:
-            renderer.loading("rounding a copy of the weights, to draft with")
-            started = time.perf_counter()
-            config = replace(settings.generation, max_new_tokens=prompt.new_tokens)
-            self._copy = self.engine.prepare(prompt.ids, config, settings.speculation)
-            self._load_s = (self._load_s or 0.0) + time.perf_counter() - started
 
     def begin(self, prompt: Prompt, renderer: Renderer, label: str = "", opened: ModelRequest | None = None) -> TextRun:
         """Return the run of a prompt, whose time begins now.
@@ -181,8 +171,6 @@ class TextGenerator:
     def summary(self, run: TextRun, batch_size: float = 1.0) -> Summary:
         """Return the summary of a run, interrupted if it has not ended."""
         facts: dict[str, Any] = {"load_s": self._load_s, "agreement": self._agreement, "batch_size": batch_size}
-        if self._copy is not None:
-            facts |= {"self_draft": self._copy.level, "self_agreement": self._copy.agreement}
         constraint = run.opened.sampling.constraint
         if constraint is not None and constraint.kind == QUOTE:
             parts = run.opened.request.parts

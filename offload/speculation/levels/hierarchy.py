@@ -117,9 +117,8 @@ def build(
         return Level(name, verifier, scheduler, sampler.generator, clock, group, prior)
 
     def middle(kind: str, runner: SelectedRunner) -> Level:
-        prior = MIDDLES[kind].acceptance * (1.0 if runner.copy is None else runner.copy.agreement)
-        verifier = Verifier(_middle_name(kind, runner), runner, sampler)
-        return level(verifier, drafters, settings.gamma1, None if method.adaptive else trees, prior)
+        verifier = Verifier(kind, runner, sampler)
+        return level(verifier, drafters, settings.gamma1, None if method.adaptive else trees, MIDDLES[kind].acceptance)
 
     full = Verifier("full", runners.full, sampler, logprobs)
     middles: list[Level] = []
@@ -128,8 +127,7 @@ def build(
         kind = middle_kind(settings)
         assert kind is not None, "there is a middle level"
         if trees is not None and not drafters:
-            name = _middle_name(kind, runners.middle)
-            branching = [SelectedDrafter(name, runners.middle, sampler, MIDDLES[kind].acceptance)]
+            branching = [SelectedDrafter(kind, runners.middle, sampler, MIDDLES[kind].acceptance)]
         if drafters or not branching:
             middles = [middle(kind, runners.middle)]
             if runners.alternative is not None and method.alternative is not None:
@@ -137,10 +135,6 @@ def build(
     over = [*drafters, *middles, *branching] if method.adaptive else [*middles, *branching] or drafters
     top = level(full, over, settings.gamma2, None if middles and not method.adaptive else trees, SELECTED_PRIOR)
     return Hierarchy(settings.method, top, (top, *middles))
-
-
-def _middle_name(kind: str, runner: SelectedRunner) -> str:
-    return kind if runner.copy is None else f"{kind}-{runner.copy.level}"
 
 
 def _drafters(runners: Runners, settings: Speculation, sampler: Sampler, group: Group) -> list[Drafter]:

@@ -1,27 +1,26 @@
 """A runner on a selection of another runner's cache: the middle level of speculation."""
 
 from ...caches.selected import SelectedCache
-from ...model.decoder import QuantizedCopy
 from ...sequence import TokenSequence
 from .estimators import ATTENTION_COST
 from .runner import Runner
 
 
 class SelectedRunner(Runner):
-    """A runner on a selection of the full cache of another runner with the same model, or a quantised copy of it.
+    """A runner on a selection of the full cache of another runner with the same model.
 
     It does not run tokens that are in the full cache, which must match the sequence's committed tokens.
     """
 
     cache: SelectedCache
 
-    def __init__(self, full: Runner, cache: SelectedCache, copy: QuantizedCopy | None = None) -> None:
-        super().__init__(full.model if copy is None else copy.model, cache)
-        self._full, self.copy = full, copy
+    def __init__(self, full: Runner, cache: SelectedCache) -> None:
+        super().__init__(full.model, cache)
+        self._full = full
         shape, itemsize = full.model.shape, full.model.dtype.itemsize
-        costs = full.model.read_cost, self.model.read_cost, ATTENTION_COST * shape.growing.kv_bytes(1, itemsize)
+        costs = full.model.read_cost, ATTENTION_COST * shape.growing.kv_bytes(1, itemsize)
         # Shares of ranks may be uneven, but all ranks have to choose alike: they use rank 0's.
-        self._full_weights, self._weights, self._kv_of_token = full.model.group.agree(costs)
+        self._weights, self._kv_of_token = full.model.group.agree(costs)
 
     def observe(self, drafted: int, accepted: int) -> None:
         self.cache.refresh.observe(drafted, accepted)
@@ -41,7 +40,7 @@ class SelectedRunner(Runner):
     def _read(self) -> tuple[float, float]:
         """Return the costs of the weights and the KV that a plain step of the full cache reads."""
         kv = self._kv_of_token * self._full.num_cached
-        return self._full_weights, self._full.cache.store.read_cost * kv
+        return self._weights, self._full.cache.store.read_cost * kv
 
     @property
     def setups(self) -> int:

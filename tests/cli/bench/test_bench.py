@@ -287,7 +287,7 @@ def test_trees_have_a_column_with_their_nodes(bench):
 
 
 def test_methods_with_trees():
-    names = parse_methods("sequoia,specinfer:tree=8,lookup:tree=k-ary:2x2,triforce:none:tree=auto,retrieval:self:q4")
+    names = parse_methods("sequoia,specinfer:tree=8,lookup:tree=k-ary:2x2,triforce:none:tree=auto")
     found = speculations(names, Speculation(draft="a-model", tree="16"))
     shapes = {name: (each.method, each.draft, each.tree, each.tree_sampling) for name, each in found.items()}
     assert shapes == {
@@ -296,7 +296,6 @@ def test_methods_with_trees():
         "specinfer:tree=8": ("naive", "a-model", "8", "with-replacement"),
         "lookup:tree=k-ary:2x2": ("lookup", "a-model", "k-ary:2x2", "without-replacement"),
         "triforce:none:tree=auto": ("triforce", "none", "auto", "without-replacement"),
-        "retrieval:self:q4": ("retrieval", "self:q4", "16", "without-replacement"),
     }
     found = speculations(
         parse_methods("triforce:none:middle=h2o:tree=4,auto:middle=streaming"), Speculation(middle="h2o")
