@@ -106,7 +106,6 @@ def wide(tmp_path_factory):
     ("kv", "wanted", "why"),
     [
         ("exact", Speculation(middle="plane"), "--middle plane reads packed keys and values"),
-        ("packed", Speculation("retrieval", middle="q4"), "--middle q4 needs keys and values without --kv packed"),
     ],
 )
 def test_what_reads_all_tokens_is_refused_without_the_keys_and_values_that_it_reads(wide, kv, wanted, why):

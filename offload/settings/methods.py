@@ -87,9 +87,8 @@ MIDDLES = {
         Middle(RETRIEVAL, f"{_SELECTION}:RetrievalSelector"),
         Middle(STREAMING, f"{_SELECTION}:RecencySelector", scores=False),
         Middle("h2o", f"{_SELECTION}:HeavyHitterSelector", follows=True),  # those with the most attention so far
-        # A part of packed keys and values, and a copy of all of them.
+        # A part of packed keys and values.
         Middle("plane", f"{_SELECTION}:RecencySelector", scores=False, whole="plane", acceptance=0.97),
-        Middle("q4", f"{_SELECTION}:RecencySelector", scores=False, whole="q4", acceptance=0.96),
     )
 }
 SELECTIONS = tuple(middle.name for middle in MIDDLES.values() if middle.whole is None)

@@ -136,16 +136,15 @@ def test_fixed_shapes_give_the_rows_of_growing_ones(model):
 
 def test_it_is_chosen_and_takes_the_bytes_that_are_counted(model):
     sizes = {}
-    asked = {"exact": {}, "q4": {"retrieval_kv": "q4"}, "of all tokens": {"middle": "q4"}}
+    asked = {"exact": {}, "q4": {"retrieval_kv": "q4"}}
     for kind, more in asked.items():
         full = setup("q8").full(model).cache
         wanted = Speculation("retrieval", budget=256, chunk=8, sink=4, **more)
         cache = selected_cache(full, wanted)
         assert isinstance(cache, QuantizedCopiedCache if more else CopiedCache)
-        assert cache.budget == (CAPACITY if kind == "of all tokens" else 256)
+        assert cache.budget == 256
         allocated = cache.store._keys.nbytes + cache.store._values.nbytes
         allocated += cache._groups.nbytes if more else 0
         sizes[kind] = allocated, retrieval_bytes(model.shape, wanted, CAPACITY, 4, Where("cuda"))
     queries = model.shape.layers * KEPT_QUERIES * model.shape.heads * model.shape.head_dim * 4
     assert sizes["q4"][0] == sizes["q4"][1] - queries < 0.6 * sizes["exact"][0]
-    assert sizes["of all tokens"][0] == sizes["of all tokens"][1] - queries

@@ -17,8 +17,8 @@ def fresh(engine):
     return Engine(engine.model, (), 100, engine.draft)
 
 
-@pytest.mark.daily("retrieval-*", "triforce-model-streaming", "triforce-model-q4", "auto-lookup-h2o")
-@pytest.mark.parametrize("middle", [*SELECTIONS, "q4"])
+@pytest.mark.daily("retrieval-*", "triforce-model-streaming", "auto-lookup-h2o")
+@pytest.mark.parametrize("middle", SELECTIONS)
 @pytest.mark.parametrize(("method", "draft"), [("retrieval", "none"), ("triforce", "model"), ("auto", "lookup")])
 def test_greedy_is_plain_greedy(endless_engine, middle, method, draft):
     prompt = ids(400)
@@ -56,4 +56,4 @@ def test_an_unknown_one_is_refused(endless_engine):
 
 
 def test_one_that_reads_all_tokens_is_no_selection():
-    assert set(MIDDLES) - set(SELECTIONS) == {"plane", "q4"}
+    assert set(MIDDLES) - set(SELECTIONS) == {"plane"}

@@ -12,6 +12,7 @@ REMOVED: dict[str, str] = {  # "command", "--option" or "--option value" -> the 
     "--probabilities": "triforce serve has `logprobs`, with which clients compare the first tokens of choices",
     "evaluate": "lm-eval measures through `triforce serve` (docs/serve.md); `bench --quality` compares lossy modes",
     "distill": "`speculators` (https://github.com/vllm-project/speculators) trains heads; --draft loads them",
+    "--middle q4": "use --middle plane with --kv packed, or leave --middle out",
     "--draft self": "use --draft lookup, or a small model with the same vocabulary",
     "--tree grown": "use --tree auto, or --tree 64 for the best tree of a size",
     "--kernel amx": "leave it out: auto takes avx512 there",
