@@ -37,9 +37,8 @@ class Measured:
     """Measured rates of a machine, in the units of Gpu, Link and Host; `gpu` and `link` describe each of its `gpus`.
 
     `date` is the day in UTC, as 2026-01-31; `machine` describes the hardware, without a host name; `torch` is the
-    version that measured. None where something could not be measured. `busy`: other work had so much of the machine
-    that it may be faster than that. `packed`: what packed keys and values gain in the host's memory, if that has been
-    measured. Raises SettingsError for impossible numbers.
+    version that measured. None where something could not be measured. `packed`: what packed keys and values gain in the
+    host's memory, if that has been measured. Raises SettingsError for impossible numbers.
     """
 
     date: str
@@ -50,7 +49,6 @@ class Measured:
     gpu: Gpu | None = None
     link: Link | None = None
     host: Host = field(default_factory=Host)
-    busy: bool = False
     packed: PackedGain | None = None
 
     def __post_init__(self) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from time import perf_counter, process_time
+from time import perf_counter
 
 import psutil
 import torch
@@ -23,7 +23,6 @@ _MIN_READ = 2**26  # bytes: less would measure the caches
 _RUNS = (3, 15)  # at least, at most
 _DISK_READ = 2**22  # bytes at once
 _LATENCY_COPY = 4  # bytes of a copy that takes the latency alone
-_LEAST_SHARE = 0.5  # of its cores' time, which a measurement gets on a machine that does nothing else
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,17 +53,17 @@ def measure(device: torch.device | str, processor: str = "", sizes: BenchmarkSiz
     """
     device = torch.device(device)
     with usual_threads():  # plans reckon from there for --threads
-        host, busy = _host(sizes)
+        host = _host(sizes)
     date, version = datetime.now(timezone.utc).date().isoformat(), str(torch.__version__)
     cores = f"{processor or 'CPU'}, {counted(usable_cores(), 'core')}"
     if device.type != "cuda":
-        return Measured(date, cores, version, "cpu", host=host, busy=busy)
+        return Measured(date, cores, version, "cpu", host=host)
     gpu = _gpu(device, sizes)
     names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     count = names.count(torch.cuda.get_device_name(device))
     link = _link(device, sizes) if gpu else None
     machine = f"{count}x {gpu.model if gpu else 'GPU'}, {cores}"
-    return Measured(date, machine, version, "cuda", count, gpu, link, host, busy)
+    return Measured(date, machine, version, "cuda", count, gpu, link, host)
 
 
 def read_rate(free: int, sizes: BenchmarkSizes = BenchmarkSizes()) -> float | None:
@@ -103,21 +102,13 @@ def disk_rate(folder: Path, sizes: BenchmarkSizes = BenchmarkSizes()) -> float:
     return rate
 
 
-def _host(sizes: BenchmarkSizes) -> tuple[Host, bool]:
-    """Return the host, and whether other work had most of its cores' time while it was measured.
-
-    The rates are by the clock all the same: CPU time over the threads would be wrong for what few of them do.
-    """
-    started, computed = perf_counter(), process_time()
-    bandwidth = read_rate(free_memory(torch.device("cpu")), sizes)  # by all threads
-    share = (process_time() - computed) / max(perf_counter() - started, 1e-9) / torch.get_num_threads()
-    host = Host(
+def _host(sizes: BenchmarkSizes) -> Host:
+    return Host(
         memory_gib=psutil.virtual_memory().total / GIB,
-        bandwidth_gb_s=bandwidth,
+        bandwidth_gb_s=read_rate(free_memory(torch.device("cpu")), sizes),  # by all threads
         bf16_gflops=_matmul_rate(torch.device("cpu"), sizes.host_rows, sizes.seconds),  # 10^9 a second
         cores=min(usable_cores(), torch.get_num_threads()),  # whose rates these are
     )
-    return host, bandwidth is not None and share < _LEAST_SHARE
 
 
 def _gpu(device: torch.device, sizes: BenchmarkSizes) -> Gpu | None:

@@ -213,7 +213,7 @@ def test_a_plan_begins_with_its_verdict():
     def first_line(asked):
         plan = make_plan(asked)
         ways = () if plan.fits else suggestions(asked, [HARDWARE["a100"]])
-        return plan_text(PlanReport(plan, ways), False).splitlines()[0]
+        return plan_text(PlanReport(plan, ways)).plain.splitlines()[0]
 
     refused = first_line(request("Llama-2-7B-128K", placement=Placement(offload="none")))
     assert refused == (
@@ -237,8 +237,9 @@ def test_a_context_of_one_token_and_a_memory_of_one_byte_are_written_as_such():
     plan = make_plan(request("SmolLM2-135M", tokens=1, placement=Placement(memory=1), budget=1024, method="ar"))
     assert plan.shortage().startswith("1 token does not fit: needs ")
     assert "where 1 B may be used" in plan.shortage()
-    assert "; 1 token of prompt and answer" in plan_text(
-        PlanReport(make_plan(replace(plan.request, placement=Placement()))), False
+    assert (
+        "; 1 token of prompt and answer"
+        in plan_text(PlanReport(make_plan(replace(plan.request, placement=Placement())))).plain
     )
 
 

@@ -13,7 +13,6 @@ import signal
 import sys
 import warnings
 from contextlib import suppress
-from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
@@ -128,14 +127,10 @@ def interpreter_is_quick():
 
 @pytest.fixture(scope="session")
 def measure_once():
-    """`microbenchmarks.measure`, which measures this machine once for the commands of all tests.
-
-    What others compute meanwhile does not count: plans would say so, or measure again, in some runs.
-    """
+    """`microbenchmarks.measure`, which measures this machine once for the commands of all tests."""
     from offload.hardware import microbenchmarks
 
-    measure = microbenchmarks.measure  # a test may replace it
-    return cache(lambda *args, **more: replace(measure(*args, **more), busy=False))
+    return cache(microbenchmarks.measure)
 
 
 @pytest.fixture(scope="session")
@@ -322,7 +317,6 @@ def triforce_here(tiny_model_dir, measure_once, tmp_path, monkeypatch, capsys):
     for name, value in chosen.items():
         monkeypatch.setenv(f"TRIFORCE_{name}", str(value))
     monkeypatch.setattr("offload.hardware.microbenchmarks.measure", measure_once)
-    monkeypatch.setattr("triforce_cli.run.measured_rates.is_quiet", lambda load=None: True)
     monkeypatch.setattr("triforce_cli.options.settings.secrets.randbits", random.Random(0).getrandbits)
 
     def call(*args, stdin: bytes | None = b"", env=()):

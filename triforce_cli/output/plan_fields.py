@@ -1,16 +1,16 @@
-"""A plan as command-line arguments, and plans as JSON fields (bytes, seconds and tokens) and lines."""
+"""A plan as command-line arguments, and plans as JSON fields (bytes, seconds and tokens)."""
 
 from __future__ import annotations
 
 import itertools
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from offload.settings.config import EXACT, Speculation
 from offload.settings.placement_settings import PLANES
-from offload.units import GIB, counted
+from offload.units import GIB
 
 if TYPE_CHECKING:  # every command imports this module, and few of them plan
     from offload.hardware.calibration import Measured
@@ -175,32 +175,6 @@ def tier_fields(tier: Tier) -> dict[str, Any]:
 def decoding_fields(decoding: Decoding) -> dict[str, Any]:
     """Return the fields of a method's predicted speed; tokens a second are those of one sequence."""
     return {**asdict(decoding), "tokens_per_s": 1 / decoding.tbt.seconds}
-
-
-def batch_lines(batches: Batches) -> Iterator[str]:
-    """Yield a line on how many sequences fit together, and one for each size: throughput, and what the batch brings."""
-    yield f"batches    {_fitting(batches)}"
-    for each in batches.plans:
-        yield f"{f'batch {each.sequences}':<10} {_throughput(each) if each.fits else each.together.shortage()}"
-
-
-def _fitting(batches: Batches) -> str:
-    from offload.planning.batch import MOST_SEQUENCES
-
-    shared = f", with a common beginning of {counted(batches.shared, 'token')}" if batches.shared else ""
-    if batches.fitting is None:
-        return f"how many sequences fit is not known, as the memory is not{shared}"
-    more = " or more" if batches.fitting == MOST_SEQUENCES else ""
-    return f"{counted(batches.fitting, 'sequence')}{more} fit{'s' * (batches.fitting == 1)} together{shared}"
-
-
-def _throughput(batch: BatchPlan) -> str:
-    """Return tokens a second of all sequences, plainly and by the method, and relative to one after the other."""
-    plain = f"plain {batch.plain_tokens_per_s:,.1f} tokens/s, {batch.plain_gain:.2f}x one after the other"
-    method = batch.together.chosen.method
-    if method == "ar":
-        return plain if batch.alone.chosen.method == "ar" else f"{plain}; speculation does not pay"
-    return f"{plain}; {method} {batch.tokens_per_s:,.1f}, {batch.gain:.2f}x; {batch.speedup:.2f}x plain"
 
 
 def batch_fields(batches: Batches | None) -> dict[str, Any] | None:

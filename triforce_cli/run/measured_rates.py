@@ -5,12 +5,9 @@ Imports torch only when it measures.
 
 import contextlib
 import os
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-
-import psutil
 
 from offload.errors import SettingsError, TriforceError, UnusableMeasurement
 from offload.hardware import calibration
@@ -21,7 +18,7 @@ from offload.hardware.rates import Hardware
 from ..options.settings import config_home, gpu_names
 from ..output.tables import Column, table
 from ..output.terminal import Terminal
-from .processor import OtherLoad, processor_name
+from .processor import processor_name
 
 _RATES = (
     ("gpu", "bandwidth_gb_s", "GPU memory", "GB/s"),
@@ -35,7 +32,6 @@ _RATES = (
     ("host", "disk_gb_s", "disk", "GB/s"),
 )
 _UNKNOWN = "-"
-_AGAIN, _SAMPLE = 60, 0.2  # seconds: the age of rates of a busy machine that are measured again, and of a look at it
 
 
 def load_measured(terminal: Terminal) -> Measured | None:
@@ -50,9 +46,8 @@ def load_measured(terminal: Terminal) -> Measured | None:
 def load_or_measure(on_gpu: bool, terminal: Terminal, disk: str | None = None) -> Measured | None:
     """Return the saved rates of this machine; without any, measure for about a second, and save them.
 
-    Rates of a busy machine are saved as such, and measured again as soon as it is quiet, or after a minute: the best
-    ones of the host count. What cannot be measured is left to data sheets: None. `on_gpu`: measure the first GPU too;
-    `disk`: and the disk of that folder, if its rate was not saved.
+    What cannot be measured is left to data sheets: None. `on_gpu`: measure the first GPU too; `disk`: and the disk of
+    that folder, if its rate was not saved.
     """
     measured = _load_or_measure(on_gpu, terminal)
     if disk is None or measured is None or measured.host.disk_gb_s is not None:
@@ -75,14 +70,13 @@ def measure_disk(folder: str, measured: Measured, terminal: Terminal) -> Measure
 def measure_packing(level: str, on_gpu: bool, terminal: Terminal) -> tuple[PackedGain | None, bool]:
     """Return what packed keys and values gain in this host's memory at a kernel level, and whether that is saved.
 
-    It is not if others compute meanwhile, which decide then. None if it cannot be measured.
+    None if it cannot be measured.
     """
     from offload.hardware.packed_gain import packed_gain
     from offload.system.machine import free_host_memory
 
-    load = OtherLoad()
     gain = packed_gain(free_host_memory(), level)
-    if gain is None or not is_quiet(load) or (measured := load_or_measure(on_gpu, terminal)) is None:
+    if gain is None or (measured := load_or_measure(on_gpu, terminal)) is None:
         return gain, False
     with contextlib.suppress(TriforceError):  # a read-only folder
         calibration.save(replace(measured, packed=gain), config_home(os.environ))
@@ -93,10 +87,9 @@ def measure_packing(level: str, on_gpu: bool, terminal: Terminal) -> tuple[Packe
 def _with_disk(measured: Measured, folder: str, terminal: Terminal) -> Measured:
     from offload.hardware.microbenchmarks import QUICK, disk_rate
 
-    load = OtherLoad()
     try:
         host = replace(measured.host, disk_gb_s=disk_rate(Path(folder), QUICK))
-        return replace(measured, host=host, busy=measured.busy or not is_quiet(load))
+        return replace(measured, host=host)
     except (TriforceError, OSError) as error:
         terminal.warn(f"the disk of {folder} was not measured: {error}")
         return measured
@@ -107,58 +100,18 @@ def _load_or_measure(on_gpu: bool, terminal: Terminal) -> Measured | None:
     folder = config_home(os.environ)
     if measured is None and (folder / calibration.FILE).exists():  # unusable, as the warning says
         return None
-    if measured is not None and not _is_outdated(measured, on_gpu):
+    if measured is not None:
         return measured
     from offload.hardware.microbenchmarks import QUICK, measure
 
     try:
-        load = OtherLoad()
         found = measure("cuda:0" if on_gpu else "cpu", processor_name(), sizes=QUICK)
-        found = _noted(found, load, again=measured is not None)
         if on_gpu and (found.gpu is None or found.link is None):
-            return measured
-        found = found if measured is None else _best(found, measured)
+            return None
         calibration.save(found, folder)
     except (TriforceError, RuntimeError, AssertionError):  # torch without CUDA, a GPU in use, a read-only folder
-        return measured
+        return None
     return found
-
-
-def _is_outdated(measured: Measured, on_gpu: bool) -> bool:
-    """Return whether rates of a busy machine may be measured better now; those of a GPU only with that GPU."""
-    if not measured.busy or measured.device != ("cuda" if on_gpu else "cpu"):
-        return False
-    return time.time() - (config_home(os.environ) / calibration.FILE).stat().st_mtime > _AGAIN or is_quiet()
-
-
-def _noted(measured: Measured, load: OtherLoad, again: bool = False) -> Measured:
-    """Return what was just measured, marked if the machine was busy with other `load` meanwhile.
-
-    If it seemed so before and only the load is low `again`, the cores may always get less than their time, as under a
-    quota: that is what the machine gives then.
-    """
-    return replace(measured, busy=(measured.busy and not again) or not is_quiet(load))
-
-
-def _best(found: Measured, earlier: Measured) -> Measured:
-    """Return what was found, with the host's rates that were better on the same machine: load only makes them worse."""
-    if found.machine != earlier.machine:
-        return found
-    rates = ("bandwidth_gb_s", "bf16_gflops", "disk_gb_s")
-    pairs = {rate: [getattr(each.host, rate) for each in (found, earlier)] for rate in rates}
-    best = {rate: max((each for each in pair if each is not None), default=None) for rate, pair in pairs.items()}
-    return replace(found, host=replace(found.host, **best), packed=found.packed or earlier.packed)
-
-
-def is_quiet(load: OtherLoad | None = None) -> bool:
-    """Return whether others left three quarters of the cores free: during a load that was measured, else just now.
-
-    Not the load average: that has what ended a minute ago, this program's own runs too, and not what has just begun.
-    """
-    if load is None:
-        load = OtherLoad()
-        time.sleep(_SAMPLE)
-    return load.cores() <= (psutil.cpu_count() or 1) / 4
 
 
 def save_measured(measured: Measured, terminal: Terminal) -> None:
@@ -184,8 +137,7 @@ def measure_here(chosen: Profile | None, found: Sequence[str], terminal: Termina
 
     if terminal.stderr_is_terminal:
         terminal.note("measuring this machine, which takes some seconds")
-    load = OtherLoad()
-    measured = _noted(measure(device, processor_name()), load)
+    measured = measure(device, processor_name())
     if device != "cpu" and (measured.gpu is None or measured.link is None):
         raise TriforceError("the GPU cannot be measured: its memory is in use", "try again when others have left it")
     return measured if disk is None else _with_disk(measured, disk, terminal)
@@ -196,7 +148,7 @@ def rates_text(measured: Measured, chosen: Profile | None, hardware: Hardware | 
     columns = (Column(""), Column("measured", right=True), Column("profile", right=True), Column(""))
     rows = table(columns, list(_rows(measured, chosen, hardware)), None).plain
     when = f"measured on {measured.date} with torch {measured.torch}"
-    return f"{measured.machine}; {when}{', while the machine was busy' if measured.busy else ''}\n\n{rows}\n"
+    return f"{measured.machine}; {when}\n\n{rows}\n"
 
 
 def _rows(measured: Measured, chosen: Profile | None, hardware: Hardware | None) -> Iterator[tuple[str, str, str, str]]:

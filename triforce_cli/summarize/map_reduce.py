@@ -17,7 +17,6 @@ from offload.units import counted
 from ..input.documents import Document
 from ..input.excerpts import split
 from ..output.format import about
-from ..output.plan_text import BUSY
 from ..output.terminal import Terminal
 from ..output.turns import Part, Section
 from ..run.model_request import ModelRequest, Prompt
@@ -69,8 +68,7 @@ class MapReduce:
             prompts, notes = prompts + notes // context, notes // context * self._note_tokens
         plan = report.plan
         seconds = prompts * (plan.ttft.seconds + self._note_tokens * plan.chosen.tbt.seconds)
-        is_busy = report.measured is not None and report.measured.busy
-        return about(seconds) + (f" by rates {BUSY}" if is_busy else "")
+        return about(seconds)
 
     def reduce(
         self, document: Document, note_taking: str, instruction: str, tokens: int

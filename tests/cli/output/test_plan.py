@@ -1,20 +1,16 @@
-"""A plan on the command line: its flags, and bars."""
+"""A plan on the command line: its flags, and its text."""
 
+import re
 import shlex
 from dataclasses import replace
 
-from hypothesis import given
-from hypothesis import strategies as st
-
 from offload.architecture.known_models import KNOWN
-from offload.planning.placement import resident_tokens
 from offload.planning.plan import make_plan
 from offload.settings.config import Placement
 from offload.units import GIB
 from tests.support.planning import request
 from triforce_cli.output.plan_fields import Argument, command_line, flags_of
-from triforce_cli.output.plan_report import laid_out
-from triforce_cli.output.plan_text import WIDTH, PlanReport, bar, plan_text, quantization_lines
+from triforce_cli.output.plan_text import PlanReport, comparison_text, plan_text
 
 
 def test_the_flags_of_a_plan_stand_for_it():
@@ -39,14 +35,14 @@ def test_the_flags_of_a_plan_stand_for_it():
 
 
 def test_a_plan_says_what_host_memory_it_was_given():
-    given = plan_text(PlanReport(make_plan(request(placement=Placement(host_memory=64 * GIB)))), drawn=False)
+    given = plan_text(PlanReport(make_plan(request(placement=Placement(host_memory=64 * GIB))))).plain
     assert "host       64.00 GiB (--host-memory), " in given
-    assert "memory not known" in plan_text(PlanReport(make_plan(request())), drawn=False)
+    assert "memory not known" in plan_text(PlanReport(make_plan(request()))).plain
 
 
 def test_a_plan_names_the_size_and_the_depth_of_its_tree():
     asked = request(gpu="a100", tokens=8192, method="naive", draft="a model", tree="k-ary:3x2x1")
-    text = plan_text(PlanReport(make_plan(replace(asked, draft=KNOWN["Llama-3.2-1B"]))), drawn=False)
+    text = plan_text(PlanReport(make_plan(replace(asked, draft=KNOWN["Llama-3.2-1B"])))).plain
     assert "a tree of 15, 3 deep, drafted, " in text
 
 
@@ -84,34 +80,24 @@ def test_a_command_line_keeps_a_list_of_which_the_plan_has_one_value():
     assert "gamma1=3" in words
 
 
-def test_no_more_tokens_fit_than_the_context_has():
-    asked = request(gpu="h100", tokens=8192)
-    short = replace(asked, shape=replace(asked.shape, context=16384))
-    for each, what, before in (
-        (asked, "all 131,072 of its context fit", "all 131,072"),
-        (short, "all 16,384 of its context fit", "all 16,384"),
-        (replace(short, tokens=32768), f"{resident_tokens(asked):,} tokens fit", f"{resident_tokens(asked):,}"),
-    ):
-        line = list(quantization_lines(make_plan(each)))[-1]
-        assert f" {what} with everything on the GPU" in line and line.endswith(f"a weight {before}")
+def test_a_plan_names_every_part_of_its_memories_and_fits_a_terminal():
+    plan = make_plan(request("Llama-2-7B-128K"))
+    text = plan_text(PlanReport(plan)).plain
+    for part in (*plan.device.parts, *plan.host.parts):
+        assert re.search(rf"^{re.escape(part)} +[\d.]+", text, re.M)
+    assert re.search(rf"^all +{plan.device.total / GIB:.2f} +{plan.host.total / GIB:.2f}$", text, re.M)
+    narrow = plan_text(PlanReport(plan), width=60).plain
+    assert all(len(line) <= 60 for line in narrow.splitlines())
+    assert " ".join(narrow.split())[:500].split()[:20] == text.split()[:20]
 
 
-@given(st.lists(st.integers(1, 10**12), min_size=1, max_size=7), st.integers(0, 10**12))
-def test_bars_are_as_long_as_their_sum(sizes, free):
-    whole = sum(sizes) + free
-    drawn = bar(sizes, whole, "abcdefg")
-    assert len(drawn) == WIDTH
-    assert len(drawn.rstrip(".")) == round(WIDTH * sum(sizes) / whole)
-    for size, mark in zip(sizes, "abcdefg", strict=False):
-        assert abs(drawn.count(mark) - WIDTH * size / whole) <= 1
-
-
-def test_the_fact_about_the_method_triforce_is_wrapped_between_words():
-    text = (
-        "triforce   109 ms a token, 9.2 tokens/s, 6.4x; bound by host memory\ntriforce generate -f book.txt --seed 1\n"
+def test_plans_are_compared_in_a_table_the_fastest_first():
+    plans = [make_plan(request("Llama-3.1-8B", gpu=gpu, tokens=8192)) for gpu in ("rtx-4090", "h100", "a100")]
+    plans.append(make_plan(request("Llama-2-7B-128K", placement=Placement(offload="none"))))
+    text = comparison_text(plans, 80).plain
+    rows = [line.split()[0] for line in text.splitlines() if re.search(r"x$", line)]
+    assert rows == sorted(
+        rows, key=lambda name: next(p for p in plans if p.request.hardware.name == name).chosen.tbt.seconds
     )
-    lines = laid_out(text, "█", 40).plain.splitlines()
-    assert all(len(line) <= 40 for line in lines)
-    assert " ".join(" ".join(lines[:-1]).split()).startswith(
-        "triforce 109 ms a token, 9.2 tokens/s, 6.4x; bound by host memory"
-    )
+    assert len(rows) == 3 and "1 profile too small: " in text
+    assert all(len(line) <= 80 for line in text.splitlines())

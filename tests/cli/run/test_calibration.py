@@ -83,8 +83,6 @@ def triforce(tiny_model_dir, config, machine, monkeypatch, capsys):
         monkeypatch.setenv(f"TRIFORCE_{name}", str(value))
     monkeypatch.setattr(measure, "QUICK", SMALL)
     monkeypatch.setattr(measure, "measure", partial(measure.measure, sizes=SMALL))
-    monkeypatch.setattr(measuring, "is_quiet", lambda load=None: True)
-    monkeypatch.setattr(measure, "process_time", lambda: before * measure.perf_counter())  # undisturbed
 
     def call(*args):
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO()))
@@ -140,41 +138,6 @@ def test_rates_are_those_of_all_cores_whatever_threads_run(triforce, config, mon
     monkeypatch.setattr("offload.kernels.native.threads.usable_cores", lambda: 3)
     assert triforce("generate", "Once", "--dry-run", "--threads", "1")[0] == 0
     assert load(config).host.cores == 3 and torch.get_num_threads() == 1
-
-
-def test_a_busy_machine_is_measured_again_when_it_is_quiet(triforce, config, monkeypatch):
-    monkeypatch.setattr(measuring, "is_quiet", lambda load=None: False)
-    assert "times      predicted from rates measured while the machine was busy" in triforce("profile")[1]
-    assert load(config).busy
-    save(replace(HOST, busy=True), config)
-    assert f"{HOST.host.bf16_gflops} GFLOP/s" in triforce("profile")[1]  # still busy: not measured each time
-    monkeypatch.setattr(measuring, "is_quiet", lambda load=None: True)
-    monkeypatch.setattr(measure, "process_time", lambda: 0.0)  # a quota: not measured at every start
-    assert "was busy" not in triforce("profile")[1]
-    assert load(config).date > HOST.date and not load(config).busy
-
-
-def test_of_the_rates_of_a_busy_machine_the_best_ones_count(triforce, config, monkeypatch, measures):
-    monkeypatch.setattr(measuring, "is_quiet", lambda load=None: False)
-    save(replace(HOST, busy=True), config)
-    measures(replace(HOST, host=replace(HOST.host, bandwidth_gb_s=3, bf16_gflops=2000)))
-    monkeypatch.setattr(measuring, "_AGAIN", -1)  # a minute later
-    assert triforce("profile")[0] == 0
-    assert load(config) == replace(HOST, host=replace(HOST.host, bf16_gflops=2000), busy=True)
-
-
-def test_load_counts_while_it_lasts(monkeypatch):
-    monkeypatch.setattr(measuring.psutil, "getloadavg", lambda: (100.0, 0.0, 0.0))  # of what has just ended
-    monkeypatch.setattr(measuring.psutil, "cpu_count", lambda: 8)
-    for cores, is_quiet in ((2.0, True), (2.1, False)):
-        monkeypatch.setattr(measuring.OtherLoad, "cores", lambda self, cores=cores: cores)
-        assert measuring.is_quiet() == is_quiet == measuring.is_quiet(measuring.OtherLoad())
-
-
-def test_rates_of_a_gpu_are_not_replaced_by_those_of_its_host_alone(triforce, config):
-    save(replace(MACHINE, busy=True), config)
-    assert triforce("profile")[0] == 0
-    assert load(config) == replace(MACHINE, busy=True)
 
 
 def test_a_folder_that_cannot_be_written_leaves_data_sheets(triforce, config):
