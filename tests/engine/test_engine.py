@@ -157,7 +157,7 @@ def test_a_missing_kernel_level_is_refused_before_the_model_is_located(level):
             open_model(EngineConfig(model="no-such-model", device="cpu", kernel=level))
 
 
-@pytest.mark.skipif(not kernel_state("auto").levels, reason="the kernel was not built here")
+@pytest.mark.skipif(not kernel_state("auto")["levels"], reason="the kernel was not built here")
 def test_a_draft_model_that_the_kernel_does_not_support_is_named(tiny_model_dir, tmp_path):
     make_hf_model("llama", num_attention_heads=8).save_pretrained(tmp_path)
     make_tokenizer().save_pretrained(tmp_path)
@@ -169,7 +169,7 @@ def test_a_draft_model_that_the_kernel_does_not_support_is_named(tiny_model_dir,
 
 
 def test_the_engine_describes_its_kernel(tiny_model_dir):
-    for kernel in ("off", *kernel_state("auto").levels):
+    for kernel in ("off", *kernel_state("auto")["levels"]):
         opened = open_model(EngineConfig(model=str(tiny_model_dir), device="cpu", dtype="float32", kernel=kernel))
         assert opened.kernel == kernel
         assert opened.load().describe() == "cpu, float32" + ("" if kernel == "off" else f", {kernel} kernel")

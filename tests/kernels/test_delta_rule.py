@@ -10,7 +10,7 @@ from offload.kernels.delta_rule import DeltaRule, run_delta_rule
 from offload.kernels.native import find_kernel
 
 SIZES = LinearAttention(key_heads=2, value_heads=4, key_dim=16, value_dim=48, kernel=4, layers=1)
-NATIVE = kernel_state("auto").levels
+NATIVE = kernel_state("auto")["levels"]
 
 
 @pytest.fixture(params=[None, *NATIVE])

@@ -38,7 +38,7 @@ def test_a_text_comes_back_decoded_with_its_tokens(client, opened, encoding, war
 @pytest.mark.parametrize(
     ("data", "name", "words"),
     [
-        (b"\x89PNG\r\n\x1a\n\0\0", "a.png", "a.png is a PNG image, not text; give plain text"),
+        (b"\x89PNG\r\n\x1a\n\0\0", "a.png", "a.png is no text: not valid utf-8"),
         (b"text \0 and more", "../\x1b[2Ja", "[2Ja is binary (it holds NUL bytes); give plain text"),
         (b"plain", "book.pdf", "book.pdf is not a PDF, although its name says so"),
         (b" \n", "", "the document is empty"),

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -18,20 +17,17 @@ from ..options.mode_checks import free_on_disk
 from ..options.settings import given_options, resolve
 from ..output.stdout_formats import json_line
 from ..output.tables import hanging
-from ..run.measured_rates import load_or_measure, measure_disk, measure_packing
-from ..run.processor import processor
+from ..run.measured_rates import load_or_measure, measure_disk
+from ..run.processor import processor_name
 from ..run.prompt_cache import prompt_folder
 
-if TYPE_CHECKING:
-    from offload.api.diagnosis import Report
-
-    from ..output.terminal import Terminal
+_NO_KERNEL = "install a C compiler such as gcc, then install triforce again; until then torch serves, more slowly"
 
 
 @options.accepts(options.chosen("profile device kernel threads disk"))
 def doctor(
     ctx: typer.Context,
-    no_measure: Annotated[bool, typer.Option("--no-measure", help="Do not measure memory, nor attention.")] = False,
+    no_measure: Annotated[bool, typer.Option("--no-measure", help="Do not measure memory.")] = False,
     json: Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")] = False,
 ) -> None:
     """Describe this machine and this installation, and whether the native kernel can be used.
@@ -51,96 +47,64 @@ def doctor(
     flags, origins = given_options(ctx)
     check_part(flags)
     settings = resolve(flags, origins, ctx.params["profile"])
-
-    import torch
-
     from offload.api.diagnosis import examine
 
-    terminal = ctx.obj.terminal
-    report = examine(settings.engine, processor(torch.device("cpu")), ctx.obj.home, measure=not no_measure)
-    folder = prompt_folder(ctx.obj.home, settings.caching.cache_limit)
-    size = sum(block.size for block in folder.blocks())
-    prompts = {"folder": folder.path, "entries": len(entries(folder)), "size_bytes": size, "limit_bytes": folder.limit}
-    disk = _disk(settings.placement.disk, not no_measure, report, terminal)
-    packed = _packed(not no_measure, report, terminal)
+    terminal, home = ctx.obj.terminal, ctx.obj.home
+    facts = examine(settings.engine, home, measure=not no_measure)
+    facts["processor"]["name"] = processor_name()
+    if (folder := settings.placement.disk) is not None:
+        measured = None if no_measure else load_or_measure(facts["device"]["used"] == "cuda", terminal)
+        measured = measured and measure_disk(folder, measured, terminal)
+        rate = measured and measured.host.disk_gb_s
+        facts["disk"] = {"folder": folder, "free_bytes": free_on_disk(Path(folder)), "read_gb_s": rate}
+    prompts = prompt_folder(home, settings.caching.cache_limit)
+    size = sum(block.size for block in prompts.blocks())
+    facts["prompts"] = {"folder": prompts.path, "entries": len(entries(prompts)), "size_bytes": size}
     if json:
-        terminal.write(json_line(type="doctor", **asdict(report), disk=disk, prompts=prompts, packed=packed))
+        terminal.write(json_line(type="doctor", **facts))
         return
-    rows = list(_rows(report, settings.origins))
-    if disk is not None:
-        rate = "" if disk["read_gb_s"] is None else f", read at {disk['read_gb_s']:.1f} GB/s"
-        rows.append(("disk", f"{_gib(disk['free_bytes'])} free{rate}, {disk['folder']}"))
-    if packed is not None:
-        kept = "" if packed["saved"] else "; not saved, as others compute meanwhile"
-        where = f"{counted(packed['threads'], 'thread')} at {packed['level']}"
-        rows.append(("packed", f"a token attends to --kv packed {packed['ratio']:.2f} times as fast, {where}{kept}"))
-    used = f"{_gib(size)} of {_gib(folder.limit)}, {folder.path}"
-    rows.append(("prompts", f"{counted(prompts['entries'], 'cached prompt')}, {used}"))
-    indent, columns = max(len(name) for name, _ in rows) + 2, terminal.table_width
-    lines = [f"{name:<{indent}}{text}" for name, text in rows]
-    if columns is not None:
-        lines = [part for line in lines for part in hanging(line, indent, columns)]
+    lines = [f"{name:<11}{text}" for name, text in _rows(facts, settings.origins)]
+    if (columns := terminal.table_width) is not None:
+        lines = [part for line in lines for part in hanging(line, 11, columns)]
     terminal.write("".join(f"{line}\n" for line in lines))
 
 
-def _disk(folder: str | None, measure: bool, report: Report, terminal: Terminal) -> dict[str, Any] | None:
-    """Return the facts about the disk of a folder; a measured rate, in GB/s, is saved for plans. Raises SettingsError.
+def _rows(facts: Mapping[str, Any], origins: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Yield a name and a text for each line; a line that continues another has no name."""
+    versions, processor, memory, kernel = (facts[name] for name in ("versions", "processor", "memory", "kernel"))
+    yield "triforce", ", ".join(f"{name} {versions[name]}" for name in ("triforce", "torch", "transformers", "python"))
+    yield "device", _asked("device", facts["device"]["used"], facts["device"], origins)
+    for number, gpu in enumerate(facts["device"]["gpus"]):
+        free = f"{_gib(gpu['memory_bytes'])}, {_gib(gpu['free_bytes'])} free"
+        yield f"GPU {number}", f"{gpu['name']}, {free}{_rate(', link', gpu['link_gb_s'])}"
+    yield "processor", processor["name"]
+    cores = f"{processor['cores'] or '?'} physical, {processor['logical_cores'] or '?'} logical"
+    yield "cores", f"{cores}, {counted(processor['threads'], 'thread')} for torch"
+    free = f"{_gib(memory['total_bytes'])}, {_gib(memory['free_bytes'])} free"
+    yield "memory", f"{free}{_rate(', read at', memory['read_gb_s'])}"
+    yield "kernel", _asked("kernel", kernel["level"], kernel, origins)
+    if not kernel["levels"]:
+        yield "", f"hint: {_NO_KERNEL}"
+    yield "levels", ", ".join(kernel["levels"]) or "none"
+    yield "families", ", ".join(facts["families"])
+    models = facts["cache"]["models"]
+    yield "models", f"{counted(len(models), 'model')}, {facts['cache']['folder'] / 'models'}"
+    yield from (("", f"{name}, {_gib(size)}") for name, size in models.items())
+    if disk := facts.get("disk"):
+        yield "disk", f"{_gib(disk['free_bytes'])} free{_rate(', read at', disk['read_gb_s'])}, {disk['folder']}"
+    prompts = facts["prompts"]
+    kept = counted(prompts["entries"], "cached prompt")
+    yield "prompts", f"{kept}, {_gib(prompts['size_bytes'])}, {prompts['folder']}"
 
-    The rate is None if it was not measured.
-    """
-    if folder is None:
-        return None
-    free, rate = free_on_disk(Path(folder)), None
-    if measure:
-        measured = load_or_measure(report.device.used == "cuda", terminal)
-        measured = measured and measure_disk(folder, measured, terminal)
-        rate = measured and measured.host.disk_gb_s
-    return {"folder": Path(folder), "free_bytes": free, "read_gb_s": rate}
+
+def _asked(name: str, used: str | None, found: Mapping[str, Any], origins: Mapping[str, str]) -> str:
+    by = f", by {origins[name]}" if name in origins else ""
+    state = used or f"none: {found['reason']}"
+    return f"{state} (asked for: {found['asked']}{by})"
 
 
-def _packed(measure: bool, report: Report, terminal: Terminal) -> dict[str, Any] | None:
-    """Return what packed keys and values gain in this host's memory, and whether that is saved for --kv auto."""
-    if not measure or report.kernel.level is None:
-        return None
-    gain, saved = measure_packing(report.kernel.level, report.device.used == "cuda", terminal)
-    return None if gain is None else {**asdict(gain), "saved": saved}
-
-
-def _rows(report: Report, origins: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Yield a name and a text for each line; continuation lines have no name."""
-
-    def asked(name: str, value: str) -> str:
-        return f"(asked for: {value}, by {origins[name]})" if name in origins else f"(asked for: {value})"
-
-    versions, device, kernel = report.versions, report.device, report.kernel
-    processor, memory = report.processor, report.memory
-    others = f"Python {versions.python}, torch {versions.torch}, transformers {versions.transformers}"
-    yield "triforce", f"{versions.triforce} ({others})"
-    yield "device", f"{device.used or f'none: {device.reason}'} {asked('device', device.asked)}"
-    for number, gpu in enumerate(device.gpus):
-        link = "" if gpu.link_gb_s is None else f", link {gpu.link_gb_s:.1f} GB/s"
-        yield f"GPU {number}", f"{gpu.name}, {_gib(gpu.memory_bytes)}, {_gib(gpu.free_bytes)} free{link}"
-    yield "processor", processor.name
-    physical = "" if processor.cores is None else f"{processor.cores} physical, "
-    threads = counted(processor.threads, "thread")
-    yield "cores", f"{physical}{processor.logical_cores or '?'} logical, {threads} for torch"
-    rate = "" if memory.read_gb_s is None else f", read at {memory.read_gb_s:.1f} GB/s"
-    yield "memory", f"{_gib(memory.total_bytes)}, {_gib(memory.free_bytes)} free{rate}"
-    if len(memory.nodes.numbers) > 1:
-        how = "interleaved" if memory.nodes.is_interleaved else f"not interleaved, as {memory.nodes.reason}"
-        yield "nodes", f"{len(memory.nodes.numbers)} with memory; weights and KV cache are {how}"
-    yield "kernel", f"{kernel.level or f'none: {kernel.reason}'} {asked('kernel', kernel.asked)}"
-    if kernel.hint:
-        yield "", f"hint: {kernel.hint}"
-    yield "levels", ", ".join(kernel.levels) or "none"
-    yield "OpenMP", "yes" if versions.openmp else "no: torch was built without it"
-    yield "families", ", ".join(report.families.native)
-    yield "", f"and, with torch for some operations of their layers: {', '.join(report.families.mixed)}"
-    yield "drafts", "; ".join(f"{draft} for {vocabulary}" for vocabulary, draft in report.draft_models.items())
-    models = report.cache.models
-    size = _gib(sum(model.size_bytes for model in models))
-    yield "models", f"{counted(len(models), 'model')}, {size}, {report.cache.folder / 'models'}"
-    yield from (("", f"{model.name}, {_gib(model.size_bytes)}") for model in models)
+def _rate(label: str, rate: float | None) -> str:
+    return "" if rate is None else f"{label} {rate:.1f} GB/s"
 
 
 def _gib(size: int) -> str:

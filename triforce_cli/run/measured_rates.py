@@ -11,7 +11,7 @@ from pathlib import Path
 
 from offload.errors import SettingsError, TriforceError, UnusableMeasurement
 from offload.hardware import calibration
-from offload.hardware.calibration import Measured, PackedGain
+from offload.hardware.calibration import Measured
 from offload.hardware.profiles import Profile, same_gpu
 from offload.hardware.rates import Hardware
 
@@ -65,23 +65,6 @@ def measure_disk(folder: str, measured: Measured, terminal: Terminal) -> Measure
         with contextlib.suppress(TriforceError):  # a read-only folder
             calibration.save(measured, config_home(os.environ))
     return measured
-
-
-def measure_packing(level: str, on_gpu: bool, terminal: Terminal) -> tuple[PackedGain | None, bool]:
-    """Return what packed keys and values gain in this host's memory at a kernel level, and whether that is saved.
-
-    None if it cannot be measured.
-    """
-    from offload.hardware.packed_gain import packed_gain
-    from offload.system.machine import free_host_memory
-
-    gain = packed_gain(free_host_memory(), level)
-    if gain is None or (measured := load_or_measure(on_gpu, terminal)) is None:
-        return gain, False
-    with contextlib.suppress(TriforceError):  # a read-only folder
-        calibration.save(replace(measured, packed=gain), config_home(os.environ))
-        return gain, True
-    return gain, False
 
 
 def _with_disk(measured: Measured, folder: str, terminal: Terminal) -> Measured:

@@ -9,29 +9,12 @@ import sys
 import pytest
 import torch
 
-from offload.api import diagnosis
-from offload.api.diagnosis import kernel_state, model_cache, read_rate
+from offload.api.diagnosis import kernel_state, read_rate
 from offload.kernels.native import LEVELS
-from offload.system.numa import Nodes
 from tests.support.paths import ROOT
 from triforce_cli.app import run
 
-NAMES = [
-    *(
-        "triforce",
-        "device",
-        "processor",
-        "cores",
-        "memory",
-        "kernel",
-        "levels",
-        "OpenMP",
-        "families",
-        "drafts",
-        "models",
-        "prompts",
-    )
-]
+NAMES = ["triforce", "device", "processor", "cores", "memory", "kernel", "levels", "families", "models", "prompts"]
 
 
 # Several command lines in one process, each with what it writes.
@@ -98,61 +81,40 @@ def rows(out):
     return {line[:column].strip(): line[column:] for line in lines}
 
 
-def test_lines_of_text(doctor):
+def test_lines_of_text(doctor, tmp_path):
+    for name, size in (("small", 3), ("large/part", 500), (".partial-1-x", 40)):
+        (tmp_path / "home" / "models" / name).mkdir(parents=True)
+        (tmp_path / "home" / "models" / name / "file").write_bytes(bytes(size))
     found = rows(doctor())
     gpus = [f"GPU {number}" for number in range(torch.cuda.device_count())]
     assert [name for name in found if name] == NAMES[:2] + gpus + NAMES[2:]
-    assert found["triforce"].endswith(")") and f"torch {torch.__version__}" in found["triforce"]
+    assert f"torch {torch.__version__}" in found["triforce"]
     assert "GiB free" in found["memory"] and "GB/s" not in found["memory"]
     assert f"{torch.get_num_threads()} thread" in found["cores"]
-    assert "Llama-68M for Llama 2; Llama-3.2-1B for Llama 3; " in found["drafts"]
-    assert found["families"] == "llama, mistral, qwen2, qwen3, phi3, mistral3"
-    assert found["models"].startswith("0 models, 0.00 GiB, ") and found["models"].endswith("models")
-    assert found["prompts"].startswith("0 cached prompts, 0.00 GiB of ") and found["prompts"].endswith("prompts")
-
-
-def test_the_disk_is_described(doctor, tmp_path):
-    found = json.loads(doctor("--json", "--disk", tmp_path))["disk"]
-    assert found["folder"] == str(tmp_path) and found["free_bytes"] > 0 and found["read_gb_s"] is None
-    assert f"GiB free, {tmp_path}\n" in doctor("--disk", tmp_path)
-
-
-def test_several_memory_nodes_are_described(doctor, monkeypatch):
-    for state, how in (
-        (Nodes((0, 1), True), "interleaved"),
-        (Nodes((0, 1), reason="of X"), "not interleaved, as of X"),
-    ):
-        monkeypatch.setattr(diagnosis, "nodes", lambda state=state: state)
-        assert rows(doctor())["nodes"] == f"2 with memory; weights and KV cache are {how}"
+    assert found["models"].startswith("2 models, ")
+    assert found["prompts"].startswith("0 cached prompts, 0.00 GiB, ") and found["prompts"].endswith("prompts")
 
 
 def test_one_json_object(doctor, tmp_path):
-    (line,) = doctor("--json", "--device", "cpu").splitlines()
+    (line,) = doctor("--json", "--device", "cpu", "--disk", tmp_path).splitlines()
     found = json.loads(line)
-    names = ["type", "device", "processor", "memory", "kernel", "cache", "families", "draft_models", "versions"]
-    assert list(found) == [*names, "disk", "prompts", "packed"] and found["packed"] is None
-    assert "qwen3" in found["families"]["native"] and "cohere" in found["families"]["mixed"]
-    assert "mistral3" in found["families"]["native"] and "gemma3" in found["families"]["mixed"]
-    assert found["draft_models"]["Llama 3"] == "Llama-3.2-1B"
+    assert {"qwen3", "cohere", "mistral", "gemma3_text"} <= set(found["families"])
     assert (found["type"], found["device"]["used"], found["memory"]["read_gb_s"]) == ("doctor", "cpu", None)
     assert found["memory"]["total_bytes"] >= found["memory"]["free_bytes"] > 0
     assert found["processor"]["name"] and found["processor"]["logical_cores"] >= 1
-    assert found["cache"] == {"folder": str(tmp_path / "home"), "size_bytes": 0, "models": []}
-    assert found["versions"]["torch"] == torch.__version__
-    assert found["versions"]["openmp"] == torch.backends.openmp.is_available()
+    assert found["cache"] == {"folder": str(tmp_path / "home"), "models": {}}
+    assert found["disk"]["folder"] == str(tmp_path) and found["disk"]["free_bytes"] > 0
+    documented = (ROOT / "docs" / "json-events.md").read_text("utf-8")
+    assert all(f"`{name}`" in documented for name in found)
 
 
 def test_the_kernel_in_use_and_all_levels(doctor):
     found = json.loads(doctor("--json"))["kernel"]
-    assert found["asked"] == "auto"
     assert found["level"] == (found["levels"][0] if found["levels"] else None)
-    x86, arm = ["avx512", "avx2", "portable"], ["bf16", "neon", "portable"]
-    assert found["levels"] in ([], *(levels[first:] for levels in (x86, arm) for first in range(len(levels))))
-    assert bool(found["reason"]) == bool(found["hint"]) == (found["level"] is None)
     for level in LEVELS:
         state = kernel_state(level)
-        assert state.level == (level if level in found["levels"] else None)
-        assert bool(state.reason) == bool(state.hint) == (state.level is None)
+        assert state["level"] == (level if level in found["levels"] else None)
+        assert bool(state["reason"]) == (state["level"] is None)
 
 
 def test_the_kernel_asked_for_by_flag_environment_and_profile(doctor, monkeypatch, tmp_path):
@@ -175,21 +137,6 @@ def test_a_missing_device_is_reported_with_its_reason(doctor):
     assert (found["asked"], found["used"], found["gpus"]) == ("cuda", None, [])
     assert "no CUDA device" in found["reason"]
     assert rows(doctor("--device", "cuda"))["device"].startswith("none: no CUDA device")
-
-
-def test_models_in_the_cache_folder(doctor, tmp_path):
-    for name, size in (("small", 3), ("large/part", 500), (".partial-1-x", 40)):
-        (tmp_path / "home" / "models" / name).mkdir(parents=True)
-        (tmp_path / "home" / "models" / name / "file").write_bytes(bytes(size))
-    found = model_cache(tmp_path / "home")
-    assert found.size_bytes == 543
-    assert [(model.name, model.size_bytes) for model in found.models] == [("large", 500), ("small", 3)]
-    shown = [line.split() for line in doctor().splitlines()[-4:]]
-    assert shown[0][:4] == ["models", "2", "models,", "0.00"]
-    assert shown[1:3] == [[f"{n},", "0.00", "GiB"] for n in ("large", "small")]
-    assert shown[3][:4] == ["prompts", "0", "cached", "prompts,"]
-    prompts = json.loads(doctor("--json"))["prompts"]
-    assert (prompts["entries"], prompts["size_bytes"], prompts["limit_bytes"]) == (0, 0, 20 * 2**30)
 
 
 def test_the_read_rate_is_measured_where_memory_is_free():
@@ -218,6 +165,6 @@ def test_without_the_kernel_torch_is_used_unless_a_level_is_asked_for(without_ke
 def test_a_terminal_breaks_no_word(on_a_terminal_here):
     code, output = on_a_terminal_here("doctor", "--no-measure")
     lines = output.replace("\r", "").splitlines()
-    drafts = next(number for number, line in enumerate(lines) if line.startswith("drafts"))
-    assert code == 0 and all(len(line) <= 80 for line in lines[: drafts + 2])
-    assert lines[drafts + 1].startswith(" " * 11) and lines[drafts + 1][11] != " "
+    families = next(number for number, line in enumerate(lines) if line.startswith("families"))
+    assert code == 0 and all(len(line) <= 80 for line in lines[: families + 2])
+    assert lines[families + 1].startswith(" " * 11) and lines[families + 1][11] != " "

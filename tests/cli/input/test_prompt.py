@@ -1,6 +1,5 @@
 """The prompt from files, stdin and argument, and the bytes that become it."""
 
-import codecs
 import io
 import os
 from pathlib import Path
@@ -116,17 +115,6 @@ def test_stdin_only_once():
     assert "closed" in refused(files=[Path("-")], stdin=None).message
 
 
-@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-32"])
-def test_unicode_is_read_as_it_is(book, encoding):
-    text = "“Café” 日本 👍\n"
-    assert read(files=[book(text.replace("\n", "\r\n").encode(encoding))]) == text
-
-
-def test_big_endian_and_old_newlines(book):
-    assert read(files=[book(codecs.BOM_UTF16_BE + "é\r日".encode("utf-16-be"))]) == "é\n日"
-    assert read(files=[book(codecs.BOM_UTF32_BE + "é日".encode("utf-32-be"))]) == "é日"
-
-
 def test_western_book_is_guessed_with_one_warning():
     warnings = []
     data = WESTERN.read_bytes()
@@ -134,48 +122,12 @@ def test_western_book_is_guessed_with_one_warning():
     assert len(warnings) == 1 and "cp1252" in warnings[0] and WESTERN.name in warnings[0]
 
 
-def test_one_western_letter_far_into_a_long_text(book):
-    text = "plain words on a line\n" * 20000 + "a café\n" + "plain words on a line\n" * 20000
-    assert read(files=[book(text.encode("cp1252"))], warn=lambda _: None) == text
-
-
 @pytest.mark.parametrize(
-    ("encoding", "text"),
-    [
-        ("cp1252", "Alle Menschen sind frei und gleich an Würde und Rechten geboren. Größe, Übermut."),
-        ("cp1252", "Les élèves ont été très heureux de découvrir la forêt où naît le fleuve."),
-        ("cp1252", "El niño soñó: ¿verdad? ¡Sí! Todos nacen libres e iguales en dignidad, según él."),
-        ("cp1250", "Příliš žluťoučký kůň úpěl ďábelské ódy. Řekl jsem mu, že to není možné."),
-        ("cp1251", "Вечером, когда уже стемнело, мы пошли домой по старой дороге вдоль реки."),
-        ("koi8-r", "Вечером, когда уже стемнело, мы пошли домой по старой дороге вдоль реки."),
-        ("shift_jis", "吾輩は猫である。名前はまだ無い。どこで生れたかとんと見当がつかぬ。"),
-        ("gb18030", "我是猫。还没有名字。在哪里出生的完全没有头绪。"),
-    ],
+    "data", [b"PK\x03\x04rest\0", b"GGUF\x03\x00\x00\x00", b"text\0text", bytes(range(1, 256)) * 20]
 )
-def test_other_encodings(book, encoding, text):
-    warnings = []
-    assert read(files=[book((text * 5).encode(encoding))], warn=warnings.append) == text * 5
-    assert len(warnings) == 1
-
-
-@pytest.mark.parametrize(
-    ("data", "word"),
-    [
-        (b"%PDF-1.7\nplain so far", "PDF"),
-        (b"PK\x03\x04rest", "ZIP"),
-        (b"\x1f\x8b\x08rest", "gzip"),
-        (b"\x89PNG\r\n\x1a\nrest", "PNG"),
-        (b"GGUF\x03\x00\x00\x00", "GGUF"),
-        (b'\x10\0\0\0\0\0\0\0{"a":', "safetensors"),
-        (b"text\0text", "binary"),
-        (codecs.BOM_UTF16_LE + b"\x00\xd8" * 20, "UTF-16"),
-        (bytes(range(1, 256)) * 20, "unknown encoding"),
-    ],
-)
-def test_binary_files_are_refused_with_their_format(book, data, word):
+def test_binary_files_are_refused(book, data):
     error = refused(files=[book(data)])
-    assert word in error.message and "book.txt" in error.message
-    assert ("pdftotext" in error.hint) == (word == "PDF") and "…" not in error.hint
+    assert "book.txt is " in error.message and error.hint
 
 
 def test_text_about_formats_is_text(book):

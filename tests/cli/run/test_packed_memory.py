@@ -5,8 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from offload.hardware import packed_gain as measuring
-from offload.hardware.calibration import Measured, PackedGain, load, save
+from offload.hardware.calibration import Measured, PackedGain, save
 from offload.hardware.schema import Host
 from tests.support.models import make_hf_model, make_tokenizer
 from tests.support.offloading import native_kernel
@@ -55,14 +54,3 @@ def test_the_text_is_the_same(triforce, model, tmp_path, planned):
     plain = triforce(*RUN, "--model", model).stdout
     assert planned(1.2) == "packed"
     assert triforce(*RUN, "--model", model).stdout == plain
-
-
-def test_doctor_measures_it_and_keeps_what_it_found(triforce, tmp_path, monkeypatch):
-    if native_kernel() is None:
-        pytest.skip("there is no native kernel here")
-    monkeypatch.setattr(measuring, "_TOKENS", 256)
-    monkeypatch.setattr("offload.api.diagnosis.read_rate", lambda free: None)
-    found = json.loads(triforce("doctor", "--json").stdout)["packed"]
-    assert found["ratio"] > 0 and (found["threads"], found["saved"]) == (1, True)
-    saved = load(tmp_path / "config")
-    assert saved.packed == PackedGain(found["ratio"], 1, found["level"])
