@@ -80,16 +80,13 @@ class Transferred:
 class ExpertsRun:
     """What the experts of `layers` layers in host memory have done so far.
 
-    They run in one `way`: host, stream or hybrid.
-
     Attributes:
         passes: layers of passes that ran some of them.
         experts: that ran, each counted once a layer of a pass.
         bytes: of weights that were read on the host, or copied to the device.
-        seconds: in which the host ran them; 0 where the device alone does.
+        seconds: in which the host ran them.
     """
 
-    way: str
     layers: int
     passes: int
     experts: int

@@ -49,7 +49,7 @@ from ..settings.generation import DRY_BREAKERS
 from ..settings.kv_formats import KV_FORMATS, check_planes, tiered_format
 from ..settings.method_sizes import check_approximate, check_forgetting, check_trees, forgets, rounded_flag
 from ..settings.placement_settings import PLANES
-from ..weight_offloading.expert_tier import ExpertTier
+from ..weight_offloading.experts import ExpertTier
 from ..weight_offloading.layer_stream import WeightTier
 from .found_model import FoundModel
 
@@ -179,7 +179,7 @@ class OpenModel(FoundModel):
         """Return where weights are that do not all stay on the device; None if they do."""
         if tiers.experts == "device":
             return None if tiers.weight_layers is None else WeightTier(tiers.weight_layers, link)
-        experts = ExpertTier(tiers.expert_layers, tiers.experts, link, self._host_operations, tiers.expert_rows)
+        experts = ExpertTier(tiers.expert_layers, link, self._host_operations, tiers.expert_rows)
         return WeightTier(self.shape.layers, link, experts)
 
     @property
@@ -192,17 +192,16 @@ class OpenModel(FoundModel):
         return self._host_operations.kernel is not None
 
     def check_experts(self, way: str) -> None:
-        """Raise SettingsError for experts that cannot be in host memory and run in this way: host, stream or hybrid."""
+        """Raise SettingsError for experts that cannot be in host memory, for the way host."""
         if way not in ("auto", "device") and self.checkpoint.shape.experts is None:
             raise SettingsError(
                 f"--experts {way} is for a mixture of experts, and {self.config.model} has one MLP in each layer",
                 "leave --experts out",
             )
-        is_hosted = way in ("host", "hybrid")
-        if is_hosted and not self.host_computes and self.weight_bits.is_quantized(self.dtype.itemsize):
+        if way == "host" and not self.host_computes and self.weight_bits.is_quantized(self.dtype.itemsize):
             raise SettingsError(
                 f"--experts {way} needs the native kernel for quantised weights, and it cannot be used on this host",
-                "use --experts stream; triforce doctor says more about the kernel",
+                "use --experts device; triforce doctor says more about the kernel",
             )
 
     def _check_tiers(self, tiers: TierSettings | None) -> None:

@@ -12,8 +12,6 @@ ACTIVATIONS = {  # transformers' names -> ours
     "gelu_pytorch_tanh": "gelu_tanh",
     "relu2": "relu2",
 }
-# Of a layer's experts: where a pass reads as many, copying the others too costs less than not knowing them in advance.
-NEARLY_ALL = 0.9
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +93,6 @@ class Experts:
         """Return the expected number of experts of a layer that `tokens` tokens read together."""
         return expected_experts(self.count, self.per_token, tokens)
 
-    def reads_all(self, tokens: float) -> bool:
-        """Return whether `tokens` tokens read so many that a layer's experts are copied ahead, all of them."""
-        return reads_all(self.count, self.per_token, tokens)
-
 
 def expected_experts(count: int, per_token: int, tokens: float) -> float:
     """Return the expected number of experts, of `count`, that `tokens` tokens read together, each `per_token` of them.
@@ -107,11 +101,6 @@ def expected_experts(count: int, per_token: int, tokens: float) -> float:
     others' (MoESD, arXiv 2505.19645). Where neighbouring tokens share more of them, they read fewer.
     """
     return count * (1 - (1 - per_token / count) ** tokens)
-
-
-def reads_all(count: int, per_token: int, tokens: float) -> bool:
-    """Return whether `tokens` tokens read nearly all of `count` experts, each `per_token` of them."""
-    return expected_experts(count, per_token, tokens) >= NEARLY_ALL * count
 
 
 def activation_of(name: Any) -> str:

@@ -15,7 +15,7 @@ from ..model.experts import ExpertWeights, SharedExpert
 from ..model.layer import DeltaWeights, Layer, LayerPass
 from ..model.row_inputs import LayerEmbeddings
 from ..parallel import ALONE, Group, Share
-from ..weight_offloading.expert_tier import ExpertMover
+from ..weight_offloading.experts import ExpertStore
 from ..weight_offloading.layer_stream import StreamedLayers, WeightTier
 from .formats.layer_tensors import layer_sizes
 from .formats.safetensors import Checkpoint
@@ -60,13 +60,12 @@ def load_layer(reader: WeightReader, shape: ModelShape, index: int, experts: Exp
 
 
 def load_layer_apart(
-    reader: WeightReader, host: WeightReader, shape: ModelShape, index: int, mover: ExpertMover
+    reader: WeightReader, host: WeightReader, shape: ModelShape, index: int, store: ExpertStore, operations: Operations
 ) -> Layer:
-    """Load a sparse layer whose experts are in host memory: by `host`, and everything else by `reader`."""
+    """Load a sparse layer whose experts are in host memory: by `host`, for `operations`, and the rest by `reader`."""
     spec = shape.spec(index)
     experts = _load_experts(host, shape, spec, f"model.layers.{index}.mlp", reader)
-    moved = mover.moved(experts, lambda do: LayerPass(spec, shape, do).activated)
-    return load_layer(reader, shape, index, moved)
+    return load_layer(reader, shape, index, store.add(experts, LayerPass(spec, shape, operations).activated))
 
 
 def _load_delta(reader: WeightReader, shape: ModelShape, prefix: str) -> DeltaWeights:
@@ -144,12 +143,13 @@ def load_model(
         reader, outside = reader_to(device, do), reader_to(_CPU, do)
         embedding, head = _load_ends(reader, shape)
         resident = shape.layers if tier is None else min(tier.resident, shape.layers)
-        mover = None if tier is None or tier.experts is None else ExpertMover(tier.experts, device, do)
+        experts = None if tier is None else tier.experts
+        store = None if experts is None else ExpertStore(experts, device, do)
         loaded = []
         for index in range(shape.layers):
-            if mover is not None and shape.spec(index).is_sparse and mover.takes_next():
-                host = reader_to(_CPU, mover.operations(do))
-                loaded.append(load_layer_apart(reader, host, shape, index, mover))
+            if store is not None and shape.spec(index).is_sparse and store.takes_next():
+                host = reader_to(_CPU, experts.operations)
+                loaded.append(load_layer_apart(reader, host, shape, index, store, experts.operations))
             else:
                 loaded.append(load_layer(reader if index < resident else outside, shape, index))
             progress(index + 1, shape.layers)
@@ -159,9 +159,9 @@ def load_model(
         norm, bias = _final_norm(reader, shape)
         own = _layer_embeddings(reader, outside, shape)
         model = Model(shape, do, embedding, layers, norm, head, group, bias, dtype, own)
-        if mover is not None:
-            mover.finish()
-            model.experts_run = mover.statistics.event
+        if store is not None:
+            store.allocate()
+            model.experts_run = store.statistics
         return model
 
 

@@ -112,8 +112,8 @@ class TieredStoreFactory:
 
     def describe(self, shape: ModelShape) -> str:
         """Return as text, with a comma before it, what is not on the device; "" if all is."""
-        settings, experts = self.settings, self.settings.experts
-        where = "" if experts == "device" else f", experts in host memory ({experts})"
+        settings = self.settings
+        where = "" if settings.experts == "device" else ", experts in host memory"
         if settings.resident_layers >= shape.kv_layers and settings.weight_layers is None:
             return where
         return f"{where}, KV offloaded ({settings.mode if settings.disk is None else 'disk'})"

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from ..architecture.footprint import LEAST_PAGE
 from ..architecture.tier_footprint import COPY_BYTES, RING_BUFFERS, copied_pages, disk_buffers
-from ..settings.placement_settings import EXPERTS, HYBRID_ROWS, PLANES, STREAMED
+from ..settings.placement_settings import COPIED_ROWS, EXPERTS, PLANES, STREAMED
 from ..settings.validation import require, require_types
 from ..short_repr import short_repr
 
@@ -30,9 +30,9 @@ class TierSettings:
         overlap: prefetch while the device computes.
         by_layers: prefill layer by layer, so that no page is read back.
         weight_layers: layers whose weights stay on the device; None for all.
-        experts: how experts run that are in host memory: host, stream or hybrid; device: they are with other weights.
+        experts: host: experts may be in host memory; device: they are with other weights.
         expert_layers: layers whose experts stay on the device nevertheless.
-        expert_rows: with hybrid, passes of so many rows or more copy experts, and the host runs those of others.
+        expert_rows: passes of so many rows or more copy experts to the device, and the host runs those of others.
         link_gb_s: simulate a link of this rate in 10^9 bytes/s, for a device that has none.
         host_bandwidth: slow host attention down to this rate in bytes/s, for experiments.
         disk: a folder; pages of layers that are not resident lie in a file there instead of host memory. They are
@@ -54,7 +54,7 @@ class TierSettings:
     weight_layers: int | None = None
     experts: str = "device"
     expert_layers: int = 0
-    expert_rows: int = HYBRID_ROWS
+    expert_rows: int = COPIED_ROWS
     link_gb_s: float | None = None
     host_bandwidth: float | None = None
     disk: Path | None = None

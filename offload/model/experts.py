@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -13,7 +13,7 @@ from ..architecture.layer_spec import expected_experts
 from ..kernels.ops import LocalLinear
 from ..parallel import Group
 
-Linears = Sequence[LocalLinear] | Mapping[int, LocalLinear]  # by the expert's number
+Linears = Sequence[LocalLinear]  # by the expert's number
 Groups = tuple[list[tuple[int, int]], Tensor]  # as `grouped` returns them
 _WIDE = 32  # numbers: torch computes fewer one by one, and rounds a sigmoid otherwise
 

@@ -33,10 +33,9 @@ def streamed_rows(request: PlanRequest) -> int:
     experts, hardware = request.shape.experts, request.hardware
     assert experts is not None, "only a mixture has experts to copy"
     each = request.shape.expert_bytes(request.bits) / experts.count / hardware.gpus / hardware.link
+    copying = experts.count * (each if hardware.shared else max(each, PAGE_S))
 
     def is_copied(rows: int) -> bool:
-        count = experts.count if experts.reads_all(rows) else experts.distinct(rows)
-        copying = count * (each if hardware.shared else max(each, PAGE_S))
         return copying <= hosted_experts_time(on_host(request, empty_pass(rows), 1), hardware)
 
     return 1 + bisect_left(range(1, _MOST_ROWS), True, key=is_copied)

@@ -58,11 +58,9 @@ def with_experts_away(work: Pass, request: PlanRequest, placed: Placed) -> Pass:
             linear_flops=work.linear_flops - hosted.hosted_expert_flops / gpus,
             experts=work.experts - run,
         )
-    pages = ARRANGED_PAGES[request.is_quantized] if placed.experts == "hybrid" else 1
-    if experts.reads_all(work.rows):
-        whole = experts.count * layers
-        return replace(work, copied=work.copied + whole * each / gpus, pages=work.pages + pages * whole)
-    return replace(work, chosen=run * each / gpus, pages=work.pages + pages * run)
+    whole = experts.count * layers
+    pages = work.pages + ARRANGED_PAGES[request.is_quantized] * whole
+    return replace(work, copied=work.copied + whole * each / gpus, pages=pages)
 
 
 def _is_graphed(shape: Dimensions, request: PlanRequest, streamed: int) -> bool:

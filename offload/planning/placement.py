@@ -48,17 +48,17 @@ class Placed:
     weight_layers: int  # whose weights stay on the device
     disk_layers: int  # whose KV lies on disk
     prefill_order: str  # "layers": loop over layers, then chunks, and no KV is read back; "chunks": chunks, then layers
-    experts: str = "device"  # how those run that are in host memory: host, stream, hybrid; device: none are
+    experts: str = "device"  # host: some are in host memory
     away_layers: int = 0  # whose experts are in host memory
-    streamed_rows: int = 0  # of the least pass that copies them, if they are hybrid
+    streamed_rows: int = 0  # of the least pass that copies them
 
     @property
     def fits(self) -> bool:
         return not self.device.missing and not self.host.missing and not self.disk.missing
 
     def experts_way(self, rows: int) -> str:
-        """Return how experts in host memory run in a pass over `rows` rows: host or stream."""
-        if self.experts != "hybrid":
+        """Return how experts in host memory run in a pass over `rows` rows: host, stream; device without any."""
+        if self.experts == "device":
             return self.experts
         return "stream" if rows >= self.streamed_rows else "host"
 
@@ -84,7 +84,7 @@ def placements(request: PlanRequest) -> list[Placed]:
     If none of them fits, but experts in host memory were asked for, they are those that do not.
     """
     placement = request.placement
-    ways, asked = request.expert_ways, placement.experts != "auto" or placement.expert_layers is not None
+    ways, asked = request.expert_ways, placement.experts != "auto"
     if not asked and _has_room(request):
         ways = ()
     found = [_in_best_order(request, way) for way in ways]
@@ -110,7 +110,7 @@ def _in_best_order(request: PlanRequest, way: str) -> Placed:
 
 def _reads_nothing_back(request: PlanRequest, placed: Placed) -> bool:
     """Return whether chunk after chunk of a prompt copies nothing to the device again."""
-    shape, streams = request.shape, placed.experts in ("stream", "hybrid")
+    shape, streams = request.shape, placed.experts == "host"
     return placed.resident_layers == shape.kv_layers and placed.weight_layers == shape.layers and not streams
 
 
@@ -126,7 +126,7 @@ def _place(request: PlanRequest, order: str, way: str = "device") -> Placed:
     on_disk = next((n for n in least if room is None or sum(sizes.on_host(*counts, n).values()) <= room), least[-1])
     host = Tier("host", _sorted(sizes.on_host(*counts, on_disk)), room)
     disk = Tier("disk", _sorted(sizes.on_disk(on_disk)), _disk_limit(request)) if on_disk else Tier("disk", {}, None)
-    rows = streamed_rows(request) if away and way == "hybrid" else 0
+    rows = streamed_rows(request) if away else 0
     return Placed(device, host, disk, kv, weights, on_disk, order, way if away else "device", away, rows)
 
 
@@ -240,18 +240,16 @@ def _resident_counts(request: PlanRequest, sizes: TierBytes, limit: int | None) 
 def _counts_of_experts(request: PlanRequest, sizes: TierBytes, limit: int | None) -> tuple[int, int, int]:
     """Return the layers whose weights but experts, and whose KV, stay on the device, and those whose experts do not.
 
-    All KV comes before any experts. Requested numbers are kept even if they do not fit.
+    All KV comes before any experts. A requested number of resident layers is kept even if it does not fit.
     """
     layers, sparse, wanted = request.shape.layers, sizes.sparse_layers, _wanted_kv(request)
-    asked = request.placement.expert_layers
-    away = sparse if asked is None else max(sparse - asked, 0)
     if limit is None:
-        return layers, wanted, 0 if asked is None else away
-    kv = wanted
+        return layers, wanted, 0
+    away, kv = sparse, wanted
     if not _keeps_all_kv(request) and request.placement.resident_layers is None:
         fitting = (kv for kv in range(wanted, -1, -1) if sizes.fit(layers, kv, limit, away))
         kv = next(fitting, min(sizes.smallest_kv, wanted))
     is_simulated = request.hardware.shared and request.placement.memory is None  # as in `_wanted_kv`
-    if asked is None and not is_simulated:
+    if not is_simulated:
         away = next((n for n in range(sparse + 1) if sizes.fit(layers, kv, limit, n)), sparse)
     return layers, kv, away

@@ -108,15 +108,12 @@ class PlanRequest:
 
     @property
     def expert_ways(self) -> tuple[str, ...]:
-        """Return how experts may run that are not on the device, the most promising way first; () for no such ways."""
+        """Return ("host",) if experts may be in host memory, else ()."""
         placement = self.placement
         if self.shape.experts is None or self.has_one_memory or placement.experts == "device":
             return ()
-        if placement.experts != "auto":
-            return (placement.experts,)
-        if placement.offload == "none" and placement.expert_layers is None:
-            return ()
-        return ("host", "stream", "hybrid") if self.host_computes else ("stream",)
+        may_choose = self.host_computes and placement.offload != "none"
+        return ("host",) if may_choose or placement.experts == "host" else ()
 
     @property
     def may_use_disk(self) -> bool:

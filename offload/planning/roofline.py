@@ -62,7 +62,7 @@ class Pass:
     the link. `hosted` is the KV in bytes to which the one host attends.
 
     Of experts in host memory, `hosted_weights` bytes are read there, for `hosted_experts` experts in `hosted_layers`
-    layers, while the device waits; `chosen` bytes are copied once a layer's router has run, so nothing hides them.
+    layers, while the device waits.
 
     `graphed` passes are launched at once, others operation by operation, the attention of each of the `sequences` by
     itself. `pages` are streamed, one after the other, and in `folded_layers` the host attends too.
@@ -92,7 +92,6 @@ class Pass:
     hosted_experts: float = 0.0
     hosted_expert_flops: float = 0.0
     hosted_layers: int = 0
-    chosen: float = 0.0
 
 
 def pass_time(work: Pass, hardware: Hardware) -> Time:
@@ -113,10 +112,10 @@ def pass_time(work: Pass, hardware: Hardware) -> Time:
     # What is attended to on the host of a GPU is read once, and its rows are computed page by page: these times add up.
     device, host = max(attending, scoring), (max if hardware.shared else sum)((hosted, host_scoring))
     both = device + host if hardware.shared else max(device, host)  # the same cores cannot do both at once
-    waiting = work.chosen / hardware.link + hosted_experts_time(work, hardware)  # for experts, layer by layer
+    waiting = hosted_experts_time(work, hardware)  # for experts, layer by layer
     computing = max(reading, multiplying) + both + latency
-    link = (work.copied + work.chosen) / hardware.link
-    copied = (work.copied + work.chosen) * hardware.gpus
+    link = work.copied / hardware.link
+    copied = work.copied * hardware.gpus
     bus = (copied + work.hosted + work.hosted_weights) / hardware.host_bandwidth / READ
     resources = {
         "link": link,

@@ -81,9 +81,6 @@ def _placements(request: PlanRequest) -> Iterator[Suggestion]:
     if request.shape.experts is not None and placement.experts == "device":
         what = "--experts auto, which keeps some experts in host memory"
         yield Suggestion(what, _placed(request, experts="auto"))
-    if placement.expert_layers:
-        what = "leaving --expert-layers out, which keeps as many as fit"
-        yield Suggestion(what, _placed(request, expert_layers=None))
     if placement.resident_layers is not None and placement.offload != "none":
         count = place(_placed(request, resident_layers=None)).resident_layers
         yield Suggestion(f"--resident-layers {count}", _placed(request, resident_layers=count))

@@ -31,8 +31,7 @@ class TierBytes:
 
     Args:
         order: of the prefill, as `Placed.prefill_order`.
-        way: how experts run that are not on the device, as `Placed.experts`. `away` below is the number of layers with
-            such experts.
+        way: as `Placed.experts`. `away` below is the number of layers with experts in host memory.
     """
 
     def __init__(self, request: PlanRequest, order: str, way: str = "device") -> None:
@@ -86,7 +85,7 @@ class TierBytes:
         if self._way != "device":
             parts["experts"] = (self.sparse_layers - away) * self._experts
             parts["weights"] -= self.sparse_layers * self._experts
-        if self._way in ("stream", "hybrid") and away:
+        if self._way == "host" and away:
             parts["staging"] += STAGING_BUFFERS * self._experts + self._arranging
         return parts
 
@@ -101,7 +100,7 @@ class TierBytes:
     def _arranging(self) -> int:
         """Return the bytes in which an expert that has arrived in the host's layout is unpacked."""
         request, experts = self._request, self._request.shape.experts
-        if self._way != "hybrid" or experts is None or request.hardware.shared:
+        if self._way == "device" or experts is None or request.hardware.shared:
             return 0
         return ARRANGED_EXPERTS[request.is_quantized] * self._experts // experts.count
 
@@ -116,7 +115,7 @@ class TierBytes:
             "experts": away * self._experts,
             "staging": BOUNCE_BUFFERS * DISK_READ_BYTES if on_disk else 0,
         }
-        if self._way in ("host", "hybrid") and away:
+        if self._way == "host" and away:
             parts["activations"] = min(request.prefill_chunk, request.tokens) * expert_row_bytes(self._share, 4)
         keeps_means = need.retrieval and not request.hardware.shared and request.kv_format.is_exact
         if keeps_means and whole_format(request.speculation) is None:  # made by that prefill

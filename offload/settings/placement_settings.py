@@ -12,8 +12,8 @@ SLOWEST_LINK = 0.0001  # GB/s of a simulated link: with a slower one, a single c
 PLANES = "planes"
 OFFLOADS = ("auto", "none", "stream", "host", "hybrid", PLANES)
 STREAMED = ("stream", PLANES)  # where the host attends to nothing
-EXPERTS = ("auto", "device", "host", "stream", "hybrid")
-HYBRID_ROWS = 32  # of the least pass for which hybrid copies experts, unless a plan has set it: as in llama.cpp
+EXPERTS = ("auto", "device", "host")
+COPIED_ROWS = 32  # of the least pass that copies experts to the device, unless a plan has set it: as in llama.cpp
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +27,9 @@ class Placement:
     fraction of the other layers' KV that the host attends to, None to balance host and device. `link_gb_s` simulates a
     link of so many 10^9 bytes per second to a device on the CPU, to try offloading without a GPU.
 
-    `experts`: how the experts of a mixture run that lie in host memory: host computes them there; stream copies the
-    chosen ones over the link; hybrid does that for passes of many rows, and computes others there; device keeps them
-    with the other weights; auto is the plan's choice. `expert_layers` keep theirs on the device, None for as many as
-    fit.
+    `experts`: where the experts of a mixture lie: host keeps those that do not fit the device in host memory, runs them
+    there in steps and copies them over the link for prompts; device keeps them with the other weights; auto is the
+    plan's choice.
 
     `disk` is a folder: on a CPU, KV for which `host_memory` is too small lies in a file there, of at most `disk_limit`
     bytes (None: as much as is free), which has no name and is gone after the run.
@@ -43,7 +42,6 @@ class Placement:
     host_share: float | None = None
     link_gb_s: float | None = None
     experts: str = "auto"
-    expert_layers: int | None = None
     disk: str | None = None
     disk_limit: int | None = None
 
@@ -53,14 +51,8 @@ class Placement:
         for name, size in (("memory", self.memory), ("host-memory", self.host_memory), ("disk-limit", self.disk_limit)):
             require_between(name, size, 1, MOST_BYTES, "use a size such as 22GiB, or leave it out")
         share, link = self.host_share, self.link_gb_s
-        for name, layers in (("resident-layers", self.resident_layers), ("expert-layers", self.expert_layers)):
-            require_between(name, layers, 0, 10_000, "use 0 to 10,000, or leave it out")
+        require_between("resident-layers", self.resident_layers, 0, 10_000, "use 0 to 10,000, or leave it out")
         require_one_of("experts", self.experts, EXPERTS)
-        require(
-            self.expert_layers is None or self.experts != "device",
-            "expert-layers keeps some experts in host memory, and experts is device",
-            "use --experts host, stream or hybrid, or leave --expert-layers out",
-        )
         require_between("host-share", share, 0, 1, "use a number from 0 to 1")
         require(
             share is None or self.offload in ("auto", "hybrid"),

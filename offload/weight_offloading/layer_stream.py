@@ -3,7 +3,6 @@
 They use the same ring as keys and values. A layer is one contiguous run of bytes, so it is one copy.
 """
 
-import mmap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -16,9 +15,8 @@ from ..memory.host_memory import allocator
 from ..memory.link import LINK_COST, Link
 from ..memory.prefetch import PrefetchItem, PrefetchRing
 from ..model.layer import Layer
-from .expert_tier import ExpertTier
-
-_ALIGNMENT = 256  # bytes; kernels are fastest on operands that begin there
+from .experts import ExpertTier
+from .packed_rows import copy_into, row_bytes, sizes_of, views
 
 
 @dataclass(frozen=True)
@@ -44,24 +42,19 @@ class StreamedLayers:
                 "weights of layers with linear attention cannot be streamed", "use --quantize, or a smaller model"
             )
         parts = _tensors(streamed[0])
-        if any(_sizes(layer) != _sizes(streamed[0]) for layer in streamed):
+        if any(sizes_of(_tensors(layer)) != sizes_of(parts) for layer in streamed):
             raise UnsupportedModel(
                 "weights whose layers differ, such as in how many bits they have, cannot be streamed",
                 "use a smaller model, or one whose layers are alike",
             )
-        offsets, size = [], 0
-        for tensor in parts:
-            offsets.append(size)
-            size += -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT
-        size += -size % mmap.PAGESIZE  # rows can be pinned one by one
+        size = row_bytes(parts)
         self._streamed = allocator(device)((len(streamed), size), torch.uint8)
         for row, layer in zip(self._streamed, streamed, strict=True):
-            for target, tensor in zip(_views(row, offsets, parts), _tensors(layer), strict=True):
-                target.copy_(tensor)
+            copy_into(row, _tensors(layer))
         buffers = torch.empty((2, size), dtype=torch.uint8, device=device).unbind()
         # Each layer's own linears: layers of equal sizes may be in different formats.
         self._over = {
-            (buffer.data_ptr(), index): _rebuilt(layer, iter(_views(buffer, offsets, parts)))
+            (buffer.data_ptr(), index): _rebuilt(layer, iter(views(buffer, parts)))
             for buffer in buffers
             for index, layer in enumerate(streamed)
         }
@@ -118,10 +111,6 @@ def _tensors(layer: Layer) -> list[Tensor]:
     return found
 
 
-def _sizes(layer: Layer) -> list[tuple[torch.dtype, torch.Size]]:
-    return [(tensor.dtype, tensor.shape) for tensor in _tensors(layer)]
-
-
 def _rebuilt(layer: Layer, tensors: Iterator[Tensor]) -> Layer:
     """Return the same layer with its tensors replaced, in the order of `_tensors`."""
     changes: dict[str, Any] = {}
@@ -132,10 +121,3 @@ def _rebuilt(layer: Layer, tensors: Iterator[Tensor]) -> Layer:
         elif part is not None:
             changes[field.name] = part.over([next(tensors) for _ in part.tensors()])
     return replace(layer, **changes)
-
-
-def _views(row: Tensor, offsets: Sequence[int], like: Sequence[Tensor]) -> list[Tensor]:
-    return [
-        row[offset : offset + each.nbytes].view(each.dtype).view(each.shape)
-        for offset, each in zip(offsets, like, strict=True)
-    ]

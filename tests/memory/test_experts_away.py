@@ -1,17 +1,15 @@
-"""Experts in host memory, run there or copied as they are chosen: the rows and tokens of a model that is all in one."""
+"""Experts in host memory, run there or copied to the device: the rows and tokens of a model that is all in one."""
 
-import time
 from dataclasses import dataclass
 
 import pytest
 import torch
 
 from offload import GenerationConfig, Speculation
-from offload.architecture.parameters import WeightBits
 from offload.batching.request import BatchRequest
 from offload.engine import Engine
 from offload.errors import UnsupportedModel
-from offload.events import ExpertsRun, Prefilled
+from offload.events import ExpertsRun
 from offload.kernels.native.ops import NativeOperations
 from offload.kernels.ops import CudaOperations, TorchOperations
 from offload.loading.formats.quantization import QuantizedCheckpoint
@@ -19,24 +17,21 @@ from offload.loading.formats.safetensors import FolderCheckpoint
 from offload.loading.weights import load_model
 from offload.memory.factory import TieredStoreFactory
 from offload.memory.link import TransferFailed
-from offload.model.experts import grouped, route, weighted_sum
 from offload.planning.placement import place
 from offload.planning.request import PlanRequest
-from offload.settings.config import METHODS, Placement
-from offload.weight_offloading import expert_stream as streams
-from offload.weight_offloading.expert_tier import ExpertTier
+from offload.settings.config import Placement
+from offload.weight_offloading import experts as module
+from offload.weight_offloading.experts import ExpertStore, ExpertTier
 from offload.weight_offloading.layer_stream import WeightTier
 from tests.support.engine import GREEDY, SMALL, run, tokens
 from tests.support.models import FAMILY_CASES, id_tensor, ids, make_hf_model
 from tests.support.offloading import CPU, PAGE, SmallPages, make_link, native_kernel, random_delays
 from tests.support.planning import HARDWARE
-from tests.support.waiting import until
 
 LENGTH, LAYERS, EXPERTS, CHOSEN = 60, 4, 8, 3
 ONE = 3 * 64 * 32 * 4  # bytes of an expert in fp32: six pages of the system
+ROWS = 9  # of the least pass that copies experts
 needs_kernel = pytest.mark.skipif(not native_kernel(), reason="no kernel")
-both_ways = pytest.mark.parametrize("way", ["host", "stream", "hybrid"])
-ROWS = 9  # of the least pass that copies experts, if they are hybrid
 
 
 @pytest.fixture(scope="module")
@@ -47,13 +42,13 @@ def folder(tmp_path_factory):
     return path
 
 
-def load(source, way=None, kept=0, link=None, operations=None, dtype=torch.float32, host=None, rows=ROWS):
-    """Load a model, all on one device without a `way`, else with the experts of but `kept` layers in host memory."""
+def load(source, kept=None, link=None, operations=None, dtype=torch.float32, host=None):
+    """Load a model, all on one device, or with the experts of but `kept` layers in host memory."""
     do, tier = operations or TorchOperations(), None
     checkpoint = source if hasattr(source, "tensors") else FolderCheckpoint(source)
-    if way is not None:
+    if kept is not None:
         link = link or make_link(before=random_delays(3))
-        tier = WeightTier(checkpoint.shape.layers, link, ExpertTier(kept, way, link, host or do, rows))
+        tier = WeightTier(checkpoint.shape.layers, link, ExpertTier(kept, link, host or do, ROWS))
     return load_model(checkpoint, dtype, CPU, lambda done, total: None, do, tier)
 
 
@@ -62,130 +57,24 @@ def rows_of(model, split, length=LENGTH):
     return torch.cat([model.forward(part, cache).clone() for part in id_tensor(length).split(split)])
 
 
-@pytest.mark.daily("native-7-*", "torch-7-0-*", "torch-60-1-*", "native-1-1-stream")
-@both_ways
-@pytest.mark.parametrize("kept", [0, 1, 3])
-@pytest.mark.parametrize("split", [1, 7, LENGTH])
-def test_experts_in_host_memory_give_the_same_rows(folder, operations, way, kept, split):
-    whole, model = load(folder, operations=operations), load(folder, way, kept, operations=operations)
+@pytest.mark.parametrize(("kept", "split"), [(0, 1), (0, 7), (0, LENGTH), (1, 20), (3, LENGTH)])
+def test_experts_in_host_memory_give_the_same_rows(folder, operations, kept, split):
+    whole, model = load(folder, operations=operations), load(folder, kept, operations=operations)
     assert torch.equal(rows_of(model, split), rows_of(whole, split))
 
 
 @needs_kernel
-@both_ways
 @pytest.mark.parametrize("case", ["qwen3-moe-mixed", "gpt-oss", "granite-moe", "qwen3-next"])
-def test_every_mixture_gives_the_same_rows_in_bf16(tmp_path, way, case):
+def test_every_mixture_gives_the_same_rows_in_bf16(tmp_path, case):
     make_hf_model(FAMILY_CASES[case][0], **FAMILY_CASES[case][1]).save_pretrained(tmp_path)
     more = {"operations": NativeOperations(native_kernel()), "dtype": torch.bfloat16}
-    assert torch.equal(rows_of(load(tmp_path, way, **more), 9), rows_of(load(tmp_path, **more), 9))
+    whole, model = load(tmp_path, **more), load(tmp_path, 0, **more)
+    for split in (ROWS - 1, ROWS):
+        assert torch.equal(rows_of(model, split), rows_of(whole, split))
 
 
 @needs_kernel
-@both_ways
-@pytest.mark.parametrize("level", ["q4", "q8"])
-def test_quantised_experts_give_the_same_rows(folder, way, level):
-    more = {"operations": NativeOperations(native_kernel()), "dtype": torch.bfloat16}
-    checkpoint = QuantizedCheckpoint(FolderCheckpoint(folder), level)
-    found, expected = (rows_of(load(checkpoint, each, **more), 9) for each in (way, None))
-    assert torch.equal(found, expected)
-
-
-@dataclass
-class Away:
-    """Engines over one tiny model: in one memory, and with its experts and perhaps its KV in host memory."""
-
-    folder: object
-    way: str
-    resident: int
-
-    def engine(self, whole=False):
-        if whole:
-            return Engine(load(self.folder), (), 16)
-        link = make_link()
-        settings = SmallPages("stream", self.resident, page_tokens=PAGE, experts=self.way, expert_layers=1)
-        stores = TieredStoreFactory(TorchOperations(), CPU, settings, link)
-        return Engine(load(self.folder, self.way, 1, link), (), 16, stores=stores)
-
-
-@pytest.mark.daily("4-hybrid", "4-stream")
-@both_ways
-@pytest.mark.parametrize("resident", [0, LAYERS])
-def test_every_method_emits_the_tokens_of_a_model_in_one_memory(folder, way, resident):
-    away = Away(folder, way, resident)
-    whole, engine, prompt = away.engine(whole=True), away.engine(), ids(90)
-    expected = tokens(run(whole, prompt, 24))
-    for method in METHODS:
-        if method != "naive":  # which needs a draft model
-            assert tokens(run(engine, prompt, 24, method)) == expected, method
-    assert tokens(run(engine, prompt, 24, "lookup", tree="5")) == expected
-
-
-@both_ways
-def test_sequences_of_a_batch_have_their_tokens(folder, way):
-    away, settings = Away(folder, way, LAYERS), Speculation("lookup", **SMALL)
-    whole, engine, config = away.engine(whole=True), away.engine(), GenerationConfig(max_new_tokens=20)
-    requests = [BatchRequest(key, ids(30 + 11 * key, key), GREEDY, config, settings) for key in range(4)]
-    found = {}
-    for key, event in engine.generate_batch(requests, 3):
-        found.setdefault(key, []).append(event)
-    for request in requests:
-        expected = tokens(run(whole, request.ids, 20))
-        assert tokens(found[request.key]) == expected
-
-
-@both_ways
-def test_statistics_say_what_the_experts_did(folder, way):
-    engine = Away(folder, way, LAYERS).engine()
-    events = run(engine, ids(50), 10)
-    last = [event for event in events if isinstance(event, ExpertsRun)][-1]
-    assert (last.way, last.layers) == (way, LAYERS - 1)
-    steps = tokens(events)
-    decoded = (LAYERS - 1) * len(steps)  # a step each, of a token
-    assert last.passes > decoded and CHOSEN * decoded < last.experts <= EXPERTS * last.passes
-    assert (last.seconds > 0) is (way != "stream")
-    if way == "host":
-        assert last.bytes == last.experts * ONE
-    assert any(isinstance(event, Prefilled) for event in events)
-
-
-def chosen_experts(model, split):
-    """Return how many distinct experts each part of a text chooses in each layer, from the model in one memory."""
-    found, layers = [], list(model.layers())
-    for layer in layers:
-        mixed = layer.experts
-        object.__setattr__(layer, "experts", _Counting(mixed, found))
-    rows_of(model, split)
-    return found
-
-
-class _Counting:
-    def __init__(self, experts, found):
-        self._experts, self._found = experts, found
-
-    def mixed(self, x, router, activated):
-        self._found.append(len(route(self._experts.router.wide(x), CHOSEN, router)[1].unique()))
-        return self._experts.mixed(x, router, activated)
-
-
-def test_only_chosen_experts_are_copied_for_a_few_tokens(folder):
-    link = make_link()
-    model = load(folder, "stream", link=link)
-    rows_of(model, 2)
-    assert link.statistics.bytes == sum(chosen_experts(load(folder), 2)) * ONE
-
-
-def test_passes_of_many_rows_are_copied_and_those_of_few_run_on_the_host(folder):
-    link = make_link()
-    model, whole = load(folder, "hybrid", link=link), load(folder)
-    for rows in (1, ROWS - 1, ROWS, LENGTH):
-        before = link.statistics.bytes
-        cache, expected = model.new_cache(LENGTH), whole.new_cache(LENGTH)
-        assert torch.equal(model.forward(id_tensor(rows), cache), whole.forward(id_tensor(rows), expected))
-        assert (link.statistics.bytes > before) is (rows >= ROWS)
-
-
-@needs_kernel
-@pytest.mark.parametrize("level", [None, "q4", "q5", "q8"])
+@pytest.mark.parametrize("level", [None, "q4", "q8"])
 def test_experts_in_the_host_s_layout_are_unpacked_for_the_device(tmp_path, level):
     """Where a device computes with another layout, as a GPU does: the bits of a model with all experts on it."""
     family, changes = FAMILY_CASES["gpt-oss"]  # with biases
@@ -193,56 +82,86 @@ def test_experts_in_the_host_s_layout_are_unpacked_for_the_device(tmp_path, leve
     checkpoint = FolderCheckpoint(tmp_path)
     checkpoint = QuantizedCheckpoint(checkpoint, level) if level else checkpoint
     device, host = CudaOperations(), NativeOperations(native_kernel())
-    more = {"operations": device, "dtype": torch.bfloat16}
-    whole = load(checkpoint, **more)
-    model = load(checkpoint, "hybrid", host=host, **more)
+    whole = load(checkpoint, operations=device, dtype=torch.bfloat16)
+    model = load(checkpoint, 0, operations=device, dtype=torch.bfloat16, host=host)
     assert torch.equal(rows_of(model, 20), rows_of(whole, 20))
-    hosted = load(checkpoint, "host", host=host, **more)
-    assert torch.equal(rows_of(model, ROWS - 1), rows_of(hosted, ROWS - 1))
+    torch.testing.assert_close(rows_of(model, 5).float(), rows_of(whole, 5).float(), atol=0.1, rtol=0.1)
 
 
-def test_nothing_but_rows_travels_for_experts_on_the_host(folder):
+@dataclass
+class Away:
+    """Engines over one tiny model: in one memory, and with its experts and perhaps its KV in host memory."""
+
+    folder: object
+    resident: int
+
+    def engine(self, whole=False):
+        if whole:
+            return Engine(load(self.folder), (), 16)
+        link = make_link()
+        settings = SmallPages("stream", self.resident, page_tokens=PAGE, experts="host", expert_layers=1)
+        stores = TieredStoreFactory(TorchOperations(), CPU, settings, link)
+        return Engine(load(self.folder, 1, link), (), 16, stores=stores)
+
+
+@pytest.mark.parametrize("resident", [0, LAYERS])
+def test_methods_emit_the_tokens_of_a_model_in_one_memory(folder, resident):
+    away = Away(folder, resident)
+    whole, engine, prompt = away.engine(whole=True), away.engine(), ids(90)
+    expected = tokens(run(whole, prompt, 24))
+    for method, changes in (("ar", {}), ("lookup", {"tree": "5"}), ("triforce", {})):
+        assert tokens(run(engine, prompt, 24, method, **changes)) == expected, method
+
+
+def test_sequences_of_a_batch_have_their_tokens(folder):
+    away, settings = Away(folder, LAYERS), Speculation("lookup", **SMALL)
+    whole, engine, config = away.engine(whole=True), away.engine(), GenerationConfig(max_new_tokens=20)
+    requests = [BatchRequest(key, ids(30 + 11 * key, key), GREEDY, config, settings) for key in range(4)]
+    found = {}
+    for key, event in engine.generate_batch(requests, 3):
+        found.setdefault(key, []).append(event)
+    for request in requests:
+        assert tokens(found[request.key]) == tokens(run(whole, request.ids, 20))
+
+
+def test_statistics_say_what_the_experts_did(folder):
+    engine = Away(folder, LAYERS).engine()
+    events = run(engine, ids(50), 10)
+    last = [event for event in events if isinstance(event, ExpertsRun)][-1]
+    decoded = (LAYERS - 1) * len(tokens(events))  # a step each, of a token
+    assert last.layers == LAYERS - 1 and last.passes > decoded and last.seconds > 0
+    assert CHOSEN * decoded < last.experts <= EXPERTS * last.passes
+    assert last.bytes >= decoded * CHOSEN * ONE + (LAYERS - 1) * EXPERTS * ONE
+
+
+def test_passes_of_many_rows_are_copied_and_those_of_few_run_on_the_host(folder):
     link = make_link()
-    rows_of(load(folder, "host", link=link), 2)
-    assert link.statistics.bytes == 0
+    model, whole = load(folder, 0, link), load(folder)
+    for rows in (1, ROWS - 1, ROWS, LENGTH):
+        before = link.statistics.bytes
+        cache, expected = model.new_cache(LENGTH), whole.new_cache(LENGTH)
+        assert torch.equal(model.forward(id_tensor(rows), cache), whole.forward(id_tensor(rows), expected))
+        assert (link.statistics.bytes > before) is (rows >= ROWS)
 
 
-def test_a_prompt_read_layer_by_layer_copies_each_expert_once(folder):
+def test_prompts_read_layer_by_layer_copy_each_layer_once_and_do_not_disturb_each_other(folder):
     link = make_link(before=random_delays(5))
-    model, whole = load(folder, "stream", 1, link), load(folder)
-    found, expected = model.new_cache(LENGTH), whole.new_cache(LENGTH)
-    list(model.forward_by_layers(id_tensor(LENGTH), found, 20))
-    list(whole.forward_by_layers(id_tensor(LENGTH), expected, 20))
+    model, whole = load(folder, 1, link), load(folder)
+    prompts = [id_tensor(LENGTH, seed) for seed in range(3)]
+    caches = [model.new_cache(LENGTH) for _ in prompts]
+    list(model.forward_by_layers(prompts[0], caches[0], 20))
     assert link.statistics.bytes == (LAYERS - 1) * EXPERTS * ONE
-    for one, other in zip(found.store.read(0, LENGTH), expected.store.read(0, LENGTH), strict=True):
-        assert torch.equal(one, other)
-
-
-def test_a_pass_that_needs_all_experts_reads_the_next_layer_ahead(folder):
-    seen = []
-    link = make_link(before=seen.append)
-    model = load(folder, "stream", link=link)
-    layers, began = list(model.layers()), []
-    stream = layers[0].experts.away.stream
-    begin = stream.begin
-
-    def noted(layer, chosen, whole):
-        began.append((layer, whole))
-        until(lambda: len(seen) >= (layer + 1) * EXPERTS * (layer > 0))
-        begin(layer, chosen, whole)
-
-    stream.begin = noted
-    rows_of(model, LENGTH)
-    assert began == [(layer, True) for layer in range(LAYERS)]
-    assert len(seen) == LAYERS * EXPERTS
-
-
-def test_the_last_layer_s_experts_stay_for_the_next_pass(folder):
-    """Where one layer has experts in host memory, nothing else takes their buffers."""
-    link = make_link()
-    model = load(folder, "stream", LAYERS - 1, link)
-    rows_of(model, 1)
-    assert link.statistics.bytes == chosen_experts(load(folder), LENGTH)[-1] * ONE
+    passes = [model.forward_by_layers(*each, 20) for each in zip(prompts[1:], caches[1:], strict=True)]
+    for _ in range(2):
+        for each in passes:
+            next(each)
+    passes[0].close()
+    list(passes[1])
+    for index in (0, 2):
+        expected = whole.new_cache(LENGTH)
+        list(whole.forward_by_layers(prompts[index], expected, 20))
+        for found, wanted in zip(caches[index].store.read(0, LENGTH), expected.store.read(0, LENGTH), strict=True):
+            assert torch.equal(found, wanted)
 
 
 def test_a_failed_copy_raises_and_the_next_pass_is_right(folder):
@@ -250,124 +169,70 @@ def test_a_failed_copy_raises_and_the_next_pass_is_right(folder):
 
     def fail(pairs):  # also at the retry
         seen.append(pairs)
-        if cable and len(seen) >= 8:
+        if cable and len(seen) >= 3:
             raise OSError("the cable is loose")
 
-    model, whole = load(folder, "stream", link=make_link(before=fail)), load(folder)
+    model, whole = load(folder, 0, make_link(before=fail)), load(folder)
     cache = model.new_cache(LENGTH)
     with pytest.raises(TransferFailed, match="the cable is loose"):
-        model.forward(id_tensor(5), cache)
+        model.forward(id_tensor(LENGTH), cache)
     assert cache.length == 0
     cable.clear()
-    for _ in range(3):
-        assert torch.equal(rows_of(model, 5), rows_of(whole, 5))
+    assert torch.equal(rows_of(model, 20), rows_of(whole, 20))
 
 
 def test_an_interrupted_pass_leaves_no_buffer_taken(folder, monkeypatch):
-    model, whole = load(folder, "stream"), load(folder)
-    expected, sums = rows_of(whole, 3), []
+    model, whole = load(folder, 0), load(folder)
+    sums, plain = [], module.weighted_sum
 
     def interrupted(*args):
         sums.append(args)
-        if len(sums) % 5 == 0:
+        if len(sums) % 3 == 0:
             raise KeyboardInterrupt
-        return weighted_sum(*args)
+        return plain(*args)
 
-    monkeypatch.setattr(streams, "weighted_sum", interrupted)
-    for _ in range(2 * EXPERTS):
+    monkeypatch.setattr(module, "weighted_sum", interrupted)
+    for _ in range(4):
         with pytest.raises(KeyboardInterrupt):
-            rows_of(model, 3)
+            rows_of(model, 10)
     monkeypatch.undo()
-    assert torch.equal(rows_of(model, 3), expected)
-
-
-def test_a_missing_wait_is_found(folder, monkeypatch):
-    link = make_link(before=lambda pairs: time.sleep(0.02))
-    monkeypatch.setattr(link, "wait", lambda ticket: None)
-    model = load(folder, "stream", link=link)
-    assert model.forward(id_tensor(5), model.new_cache(9)).isnan().any()
-
-
-def test_prompts_that_advance_in_turns_do_not_disturb_each_other(folder):
-    whole, model = load(folder), load(folder, "stream", 1)
-    prompts = [id_tensor(LENGTH, seed) for seed in range(3)]
-    caches = [model.new_cache(LENGTH) for _ in prompts]
-    passes = [model.forward_by_layers(*each, 20) for each in zip(prompts, caches, strict=True)]
-    for _ in range(2):
-        for each in passes:
-            next(each)
-    passes[1].close()
-    for index in (0, 2):
-        list(passes[index])
-        expected = whole.new_cache(LENGTH)
-        list(whole.forward_by_layers(prompts[index], expected, 20))
-        for found, wanted in zip(caches[index].store.read(0, LENGTH), expected.store.read(0, LENGTH), strict=True):
-            assert torch.equal(found, wanted)
+    assert torch.equal(rows_of(model, 10), rows_of(whole, 10))
 
 
 @needs_kernel
-def test_layers_whose_experts_have_other_formats_share_the_buffers(folder):
+def test_layers_may_have_other_formats_and_experts_of_a_layer_may_not(folder):
     """As in most GGUF files: some layers' matrices have more bits."""
     do, link = NativeOperations(native_kernel()), make_link()
-    stream = streams.ExpertStream(link, CPU, streams.ExpertStatistics("stream"))
-    layers, moved = [], []
-    for level in ("q4", "q8", "q4"):
+    layers = []
+    for level in ("q4", "q8"):
         checkpoint = QuantizedCheckpoint(FolderCheckpoint(folder), level)
         model = load_model(checkpoint, torch.bfloat16, CPU, lambda done, total: None, do)
         layers.append(next(model.layers()).experts)
-        moved.append(stream.add(layers[-1]))
-    stream.allocate()
-    assert len({stored.kind for stored in stream._layers}) == 2
+    store = ExpertStore(ExpertTier(0, link, do, 1), CPU, do)
+    moved = [store.add(each, do.gated) for each in layers]
+    store.allocate()
     x = torch.randn(5, 64, generator=torch.Generator().manual_seed(0)).bfloat16()
     with torch.inference_mode():
-        for experts, away in zip(layers, moved, strict=True):
-            weights, numbers = route(experts.router.wide(x), CHOSEN, "chosen")
-            expected = weighted_sum(experts.gate_up, experts.down, x, weights, grouped(numbers), do.gated)
-            assert torch.equal(away.weighted_sum(x, weights, numbers, do.gated), expected)
+        for whole, away in zip(layers, moved, strict=True):
+            assert torch.equal(away.mixed(x, "chosen", do.gated), whole.mixed(x, "chosen", do.gated))
+    object.__setattr__(layers[0], "down", (*layers[0].down[:-1], layers[1].down[-1]))
+    with pytest.raises(UnsupportedModel, match="different formats"):
+        store.add(layers[0], do.gated)
 
 
-@needs_kernel
-def test_experts_of_a_layer_that_differ_are_not_copied(folder):
-    do, link = NativeOperations(native_kernel()), make_link()
-    models = [
-        load_model(
-            QuantizedCheckpoint(FolderCheckpoint(folder), level), torch.bfloat16, CPU, lambda done, total: None, do
-        )
-        for level in ("q4", "q8")
-    ]
-    one, other = (next(model.layers()).experts for model in models)
-    stream = streams.ExpertStream(link, CPU, streams.ExpertStatistics("stream"))
-    object.__setattr__(one, "down", (*one.down[:-1], other.down[-1]))
-    with pytest.raises(UnsupportedModel, match="experts that differ"):
-        stream.add(one)
-
-
-@both_ways
-@pytest.mark.parametrize("kept", [0, 2])
-def test_memory_on_the_device_and_on_the_host_is_as_planned(folder, way, kept):
-    model = load(folder, way, kept)
-    placement = Placement(experts=way, expert_layers=kept, link_gb_s=5)
-    bits = WeightBits.of_dtype(4)
-    asked = PlanRequest("tiny", model.shape, 64, HARDWARE["cpu"], placement, Speculation(), 32, 4, weight_bits=bits)
-    placed = place(asked)
-    assert (placed.experts, placed.away_layers) == (way, LAYERS - kept)
-    experts = [layer.experts for layer in model.layers()]
-    kept_bytes = sum(
-        tensor.nbytes for each in experts for linear in (*each.gate_up, *each.down) for tensor in linear.tensors()
+def test_memory_on_the_device_and_on_the_host_is_as_planned(folder):
+    model, link = load(folder, 0), Placement(link_gb_s=5)
+    placement = Placement(experts="host", link_gb_s=5)
+    placed, whole = (
+        place(PlanRequest("tiny", model.shape, 64, HARDWARE["cpu"], each, Speculation(), 32, 4))
+        for each in (placement, link)
     )
-    assert placed.device.parts.get("experts", 0) == kept_bytes == kept * EXPERTS * ONE
-    assert placed.host.parts["experts"] == (LAYERS - kept) * EXPERTS * ONE
-    away = [each.away for each in experts if each.away is not None]
-    if way == "hybrid":  # one copy, of which the host computes, and which is copied
-        (row, *_), linear = away[0].streamed.stream._layers[0].rows, away[0].hosted.gate_up[0]
-        assert linear.tensors()[0].data_ptr() == row.data_ptr()
-        away = [each.streamed for each in away]
-    if way == "host":
-        linears = [linear for each in away for linear in (*each.gate_up, *each.down)]
-        assert sum(tensor.nbytes for linear in linears for tensor in linear.tensors()) == placed.host.parts["experts"]
-        return
-    stream = away[0].stream
-    assert sum(stored.rows.nbytes for stored in stream._layers) == placed.host.parts["experts"]
-    whole = place(PlanRequest("tiny", model.shape, 64, HARDWARE["cpu"], Placement(link_gb_s=5), Speculation(), 32, 4))
+    assert (placed.experts, placed.away_layers) == ("host", LAYERS)
+    away = [layer.experts.away for layer in model.layers()]
+    rows, linear = away[0].store._layers[0].rows, away[0].hosted[0][0]
+    assert (
+        linear.tensors()[0].data_ptr() == rows.data_ptr()
+    )  # one copy, of which the host computes, and which is copied
+    assert sum(layer.rows.nbytes for layer in away[0].store._layers) == placed.host.parts["experts"]
     staged = placed.device.parts["staging"] - whole.device.parts["staging"]
-    assert sum(buffer.nbytes for buffer in stream._ring.buffers) == staged == 2 * EXPERTS * ONE
+    assert sum(buffer.nbytes for buffer in away[0].store._ring.buffers) == staged == 2 * EXPERTS * ONE

@@ -19,7 +19,7 @@ from offload.memory import factory
 from offload.memory.cuda_link import CudaLink
 from offload.memory.factory import TieredStoreFactory
 from offload.settings.config import Speculation
-from offload.weight_offloading.expert_tier import ExpertTier
+from offload.weight_offloading.experts import ExpertTier
 from offload.weight_offloading.layer_stream import WeightTier
 from tests.support.fake_cuda import GPU
 from tests.support.offloading import SmallPages
@@ -252,30 +252,9 @@ def streamed_weights(model):
 
 
 @scenario
-def experts_that_are_copied_as_they_are_chosen(model):
-    link = CudaLink(GPU)
-    model = load(WeightTier(2, link, ExpertTier(0, "stream", link, TorchOperations())), MIXTURE)
-    near, other = (model.new_cache(CAPACITY) for _ in range(2))
-    run(model, near, 20, 1, 1, 2, 20, 1)
-    list(by_layers(model, near, 40, 20))
-    passing = by_layers(model, other, 30)
-    next(passing)
-    run(model, near, 1)
-    passing.close()
-    run(model, near, 20, 1)
-
-
-@scenario
-def experts_on_the_host(model):
-    link = CudaLink(GPU)
-    model = load(WeightTier(2, link, ExpertTier(1, "host", link, TorchOperations())), MIXTURE)
-    run(model, model.new_cache(CAPACITY), 20, 1, 2)
-
-
-@scenario
 def experts_that_are_copied_for_many_rows_and_run_on_the_host_for_few(model):
     link = CudaLink(GPU)
-    model = load(WeightTier(2, link, ExpertTier(0, "hybrid", link, TorchOperations(), 2)), MIXTURE)
+    model = load(WeightTier(2, link, ExpertTier(0, link, TorchOperations(), 2)), MIXTURE)
     near, other = (model.new_cache(CAPACITY) for _ in range(2))
     run(model, near, 20, 1, 2, 2, 20, 1, 2)
     list(by_layers(model, near, 21, 20))  # the last chunk of a layer runs on the host

@@ -19,7 +19,7 @@ from offload.parallel.linear import GatheredLinear, JoinedNorm
 from offload.parallel.shard import divide
 from offload.sequence import TokenSequence
 from offload.speculation.passes.runner import Runner
-from offload.weight_offloading.expert_tier import ExpertTier
+from offload.weight_offloading.experts import ExpertTier
 from offload.weight_offloading.layer_stream import WeightTier
 from tests.support.gguf import write_gguf
 from tests.support.models import FAMILY_CASES, VARIANTS, ids, make_hf_model
@@ -80,20 +80,19 @@ def hidden(group, path, vocab=None):
     return model.logits(rows), sum(read) / sum(math.prod(size) for size in checkpoint.sizes().values())
 
 
-def with_experts_away(group, path, way):
+def with_experts_away(group, path):
     """Return the logits of two passes with all experts in host memory."""
     checkpoint, link = open_checkpoint(Path(path)), make_link()
     share = None if group.size == 1 else split(checkpoint.shape, group.rank, group.size)
-    tier = WeightTier(checkpoint.shape.layers, link, ExpertTier(0, way, link, TorchOperations()))
+    tier = WeightTier(checkpoint.shape.layers, link, ExpertTier(0, link, TorchOperations()))
     model = load_model(checkpoint, torch.float32, CPU, lambda *_: None, tier=tier, group=group, share=share)
     runner = Runner(model, model.new_cache(64), 16)
     return model.logits(runner.rows(TokenSequence(ids(40)), ids(8, seed=1)))
 
 
-@pytest.mark.parametrize("way", ["host", "stream", "hybrid"])
-def test_ranks_share_experts_in_host_memory(rank_pool, tmp_path, way):
+def test_ranks_share_experts_in_host_memory(rank_pool, tmp_path):
     make_hf_model(FAMILY_CASES["gpt-oss"][0], **FAMILY_CASES["gpt-oss"][1]).save_pretrained(tmp_path)
-    expected, found = hidden(ALONE, str(tmp_path))[0], rank_pool.run(with_experts_away, str(tmp_path), way)
+    expected, found = hidden(ALONE, str(tmp_path))[0], rank_pool.run(with_experts_away, str(tmp_path))
     for logits in found:
         assert torch.equal(logits, found[0])
         torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-4)

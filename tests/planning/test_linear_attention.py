@@ -71,11 +71,10 @@ def test_a_plan_offloads_keys_and_values_but_no_weights(shape):
     assert not make_plan(replace(whole, placement=replace(whole.placement, experts="device"))).fits
 
 
-@pytest.mark.parametrize("way", ["host", "stream", "hybrid"])
-def test_experts_go_to_host_memory_and_a_shared_one_stays(shape, way):
+def test_experts_go_to_host_memory_and_a_shared_one_stays(shape):
     asked = replace(request(), shape=shape, tokens=200_000)
-    placed = make_plan(replace(asked, placement=replace(asked.placement, experts=way))).placed
-    assert (placed.weight_layers, placed.experts) == (48, way) and placed.away_layers > 0
+    placed = make_plan(replace(asked, placement=replace(asked.placement, experts="host"))).placed
+    assert (placed.weight_layers, placed.experts) == (48, "host") and placed.away_layers > 0
     each = 3 * 2048 * 512 * 2  # bytes of an expert
     assert placed.host.parts["experts"] == placed.away_layers * 512 * each
     always = 2 * (shape.parameters - 48 * 512 * 3 * 2048 * 512)

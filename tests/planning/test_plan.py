@@ -39,7 +39,7 @@ REQUESTS = st.builds(
         lambda offload, host_share, **others: Placement(
             offload, host_share=host_share if offload in ("auto", "hybrid") else None, **others
         ),
-        experts=st.sampled_from(["auto", "device", "host", "stream", "hybrid"]),
+        experts=st.sampled_from(["auto", "device", "host"]),
         offload=st.sampled_from(OFFLOADS),
         memory=st.none() | st.integers(1, 100 * GIB),
         host_memory=st.none() | st.integers(1, 300 * GIB),

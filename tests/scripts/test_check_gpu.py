@@ -72,7 +72,7 @@ def test_every_part_runs_on_the_cpu_and_the_table_is_printed_last(check, tmp_pat
         "--retrieval-kv q4, 1 rows",
     ]
     assert compared["triforce"] == ["plain decoding", "TriForce", "speed-up"]
-    assert compared["experts"] == [f"{way}, {count} rows" for way in ("stream", "host", "hybrid") for count in (1, 8)]
+    assert compared["experts"] == [f"host, {count} rows" for count in (1, 8)]
     assert compared["prefill"] == ["prefill"] and len(compared["resident steps"]) == 4
     assert all(
         each["measured"] > 0 and each["predicted"] > 0 for part in PARTS for each in results[part]["comparisons"]
@@ -189,14 +189,13 @@ def test_experts_on_the_host_that_are_wrong_are_found(check, monkeypatch):
     import gpu_experts
     from gpu_machine import Machine
 
-    from offload.weight_offloading.expert_tier import HostExperts
+    from offload.weight_offloading.experts import LayerExperts
 
-    machine, right = Machine("cpu"), HostExperts.weighted_sum
-    monkeypatch.setattr(HostExperts, "weighted_sum", lambda experts, *given: 1.5 * right(experts, *given))
+    machine, right = Machine("cpu"), LayerExperts.weighted_sum
+    monkeypatch.setattr(LayerExperts, "weighted_sum", lambda experts, *given: 1.5 * right(experts, *given))
     check.module.attempt("rates", 600, machine.rates)
     result = check.module.attempt("experts", 600, lambda rows: gpu_experts.experts(machine, rows))
     assert result["state"] == "failed" and "experts by host: an error of" in result["rows"][-1][2]
-    assert any(row[:2] == ("experts by stream", "as on the device") for row in result["rows"])
 
 
 def test_a_product_with_quantised_weights_that_is_wrong_is_found(check, monkeypatch):

@@ -90,7 +90,7 @@ SIZES = ("memory", "host_memory", "disk_limit", "cache_limit")
 _ABSENT = {
     **dict.fromkeys(("gamma1", "gamma2", "rebuild_every"), "adaptive"),
     **dict.fromkeys(("memory", "host_memory", "disk_limit"), "what is free"),
-    **dict.fromkeys(("resident_layers", "expert_layers"), "as many as fit"),
+    "resident_layers": "as many as fit",
     "host_share": "balanced",
     "budget": "by the length",
     "cache": "long prompts",

@@ -189,7 +189,7 @@ _PANELS: dict[str | None, dict[str, _Make]] = {
         "host_memory": _size("Host memory, such as 64GiB.", "free"),
         "resident_layers": _setting("Layers with KV on the device.", "most"),
         "link_gb_s": _number("Simulated link, on a CPU.", "none", "--link", metavar="GB/S"),
-        "experts": _name("device, host, stream or hybrid.", among=EXPERTS),
+        "experts": _name("device or host.", among=EXPERTS),
         "disk": _setting("Folder for KV beyond host memory.", "none", metavar="PATH"),
         "approximate": _name(f"Lossy: {', '.join(APPROXIMATIONS)}.", "no", among=list(APPROXIMATIONS)),
         "kv": _name(f"auto, bf16, packed: exact; {', '.join(LOSSY_KV)}: lossy.", among=list(full_formats())),

@@ -79,7 +79,7 @@ def dividing_flags(where: Placement) -> list[str]:
 def expert_flags(where: Placement) -> list[str]:
     """Return the flags that ask for experts in host memory, beside a device."""
     experts = None if where.experts in ("auto", "device") else where.experts
-    return _given({"experts": experts, "expert-layers": where.expert_layers})
+    return _given({"experts": experts})
 
 
 def _given(options: Mapping[str, Any]) -> list[str]:
@@ -148,12 +148,10 @@ def check_layers(placement: Placement, shape: Dimensions, has_one_memory: bool) 
                 f"{flag} divides experts between a device and the host, and this device is the CPU",
                 "leave it out: a CPU runs experts in its memory where they are; or simulate a link, such as --link 25",
             )
-    sparse = 0 if shape.experts is None else shape.experts.layers
-    resident = "resident", placement.resident_layers, shape.kv_layers, "a KV cache of all tokens"
-    for name, asked, layers, what in (resident, ("expert", placement.expert_layers, sparse, "experts")):
-        if asked is not None and asked > layers:
-            wrong = f"--{name}-layers is {asked:,}, and {layers} layers of this model have {what}"
-            raise SettingsError(wrong, f"use {layers} or fewer, or leave it out for as many as fit")
+    asked, layers = placement.resident_layers, shape.kv_layers
+    if asked is not None and asked > layers:
+        wrong = f"--resident-layers is {asked:,}, and {layers} layers of this model have a KV cache of all tokens"
+        raise SettingsError(wrong, f"use {layers} or fewer, or leave it out for as many as fit")
 
 
 def refuse_unread_format(settings: Settings) -> None:

@@ -90,9 +90,8 @@ def flags_of(plan: Plan) -> list[str]:
         flags += ["--resident-layers", str(plan.placed.resident_layers)]
     if plan.offload == "hybrid" and placement.host_share is not None:  # a planned one would not follow measured times
         flags += ["--set", f"host_share={placement.host_share:g}"]
-    if plan.placed.away_layers and request.shape.experts is not None:
-        kept = request.shape.experts.layers - plan.placed.away_layers
-        flags += ["--experts", plan.placed.experts, "--set", f"expert_layers={kept}"]
+    if plan.placed.away_layers:
+        flags += ["--experts", plan.placed.experts]
     elif placement.experts != "auto":
         flags += ["--experts", placement.experts]
     if placement.disk is not None:

@@ -93,12 +93,10 @@ def _tree(pair: str, tree: Mapping[str, Any]) -> str:
 
 
 def _experts(run: Mapping[str, Any]) -> str:
-    """Return `on the host in 2 layers: 5.1 in each of a pass, 12.3 MB read, 0.4 s`."""
-    ways = {"host": "on the host", "stream": "copied", "hybrid": "on the host or copied"}
-    where = f"{ways[run['way']]} in {counted(run['layers'], 'layer')}"
+    """Return `in host memory in 2 layers: 5.1 in each of a pass, 12.3 MB read, 0.4 s`."""
+    where = f"in host memory in {counted(run['layers'], 'layer')}"
     mean = f"{run['experts'] / max(run['passes'], 1):.1f} in each of a pass"
-    done = f"{size(run['bytes'])} read, {duration(run['seconds'])}" if run["way"] != "stream" else size(run["bytes"])
-    return f"{where}: {mean}, {done}"
+    return f"{where}: {mean}, {size(run['bytes'])} read, {duration(run['seconds'])}"
 
 
 def _masks(run: Mapping[str, Any]) -> list[str]:

@@ -82,7 +82,7 @@ def _alone(opened: ModelRequest) -> str:
     """Return why only one sequence can run at a time; "" if several can."""
     if opened.model.group.size > 1:
         return "several ranks"
-    placement = replace(opened.settings.placement, memory=None, host_memory=None, experts="auto", expert_layers=None)
+    placement = replace(opened.settings.placement, memory=None, host_memory=None, experts="auto")
     return "" if placement in (Placement(), Placement(offload="none")) else "offloaded keys and values"
 
 

@@ -25,7 +25,7 @@ from offload.planning.request import PlanRequest
 from offload.planning.suggestions import Suggestion, suggestions
 from offload.settings.kv_formats import KV_FORMATS, PACKED_DIMS, check_planes, tiered_format
 from offload.settings.method_sizes import check_middle
-from offload.settings.placement_settings import HYBRID_ROWS, PLANES
+from offload.settings.placement_settings import COPIED_ROWS, PLANES
 from offload.system.machine import free_host_memory, free_memory, usable_cores
 
 from ..distributed.launch import ranks_to_start
@@ -197,7 +197,7 @@ def _tier_settings(plan: Plan) -> TierSettings:
         weight_layers=where.weight_layers if where.weight_layers < plan.request.shape.layers else None,
         experts=where.experts,
         expert_layers=plan.request.shape.experts.layers - where.away_layers if where.away_layers else 0,
-        expert_rows=where.streamed_rows or HYBRID_ROWS,
+        expert_rows=where.streamed_rows or COPIED_ROWS,
         link_gb_s=placement.link_gb_s,
         copy_bytes=copy_bytes_for(plan.request.hardware.link),
         disk=Path(placement.disk) if where.uses_disk else None,

@@ -82,16 +82,16 @@ def test_experts_that_do_not_fit_are_planned_where_they_take_least_time(triforce
     lines = result.stdout.splitlines()
     (fact,) = (line for line in lines if line.startswith("experts    those"))
     (step,) = (line for line in lines if "a token reads 4 of 128 in each, " in line)
-    assert "of 36 layers in host memory (hybrid)" in fact
+    assert "of 36 layers in host memory (host)" in fact
     assert " ms on the host, " in step and " ms over the link, " in step and step.endswith(" ms on the device")
     command = shlex.split(lines[-1])
     again = triforce("profile", *("--gpu" if part == "--profile" else part for part in command[2:-2]), *base[5:])
     assert again.stdout == result.stdout
     plans = {
         way: json.loads(triforce(*args, "--experts", way, "--json").stdout)["plan"]
-        for way in ("auto", "host", "stream", "hybrid", "device")
+        for way in ("auto", "host", "device")
     }
-    assert plans["auto"] == plans["hybrid"] | {"flags": plans["auto"]["flags"]}
+    assert plans["auto"] == plans["host"] | {"flags": plans["auto"]["flags"]}
     assert plans["host"]["experts"] == "host" and 0 < plans["host"]["expert_layers"] < 36
     assert plans["host"]["expert_times"][0]["distinct"] == 4
     assert plans["device"]["experts"] == "device" and plans["device"]["weight_layers"] < 36
@@ -104,6 +104,8 @@ def test_experts_that_do_not_fit_are_planned_where_they_take_least_time(triforce
 def test_experts_are_not_moved_where_there_are_none_or_one_memory(triforce):
     dense = triforce("profile", "--gpu", "4090", "--model", "Llama-3.1-8B", "--experts", "host")
     assert_error(dense, 2, "--experts host is for a mixture of experts")
+    alone = triforce("profile", "--gpu", "cpu", "--model", "Qwen3-30B-A3B", "--experts", "host")
+    assert_error(alone, 2, "--experts host divides experts between a device and the host, and this device is the CPU")
 
 
 def test_70_billion_quantised_parameters_are_streamed_to_one_card(triforce):
