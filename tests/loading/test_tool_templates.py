@@ -1,4 +1,4 @@
-"""Templates of Hermes, Qwen, Llama 3, Mistral and gpt-oss: what they write of a call is what answers may be."""
+"""Templates of Hermes, Qwen, Llama 3 and Mistral: what they write of a call is what answers may be."""
 
 import json
 import re
@@ -7,10 +7,8 @@ import pytest
 
 from offload.constraints.grammar import compile_grammar
 from offload.constraints.matcher import GrammarMatcher
-from offload.loading.tokenizers.conversation import ChatTemplate
-from offload.loading.tokenizers.template_rendering import render
-from offload.loading.tokenizers.thinking import MARKS, Harmony
-from offload.loading.tokenizers.tool_calls import HARMONY, CallReader, Tool, calls_grammar, tool_format
+from offload.loading.tokenizers.chat_template import ChatTemplate
+from offload.loading.tokenizers.tool_calls import CallReader, Tool, calls_grammar, tool_format
 from tests.support.constraints import BYTES, accepts, lltokenizer
 from tests.support.tool_templates import TEMPLATES
 
@@ -22,9 +20,8 @@ TOOLS = [
 CALL = {"id": "a1b2c3d4e", "type": "function", "function": {"name": "weather", "arguments": {"place": "Oslo"}}}
 ASKED = [{"role": "user", "content": "How is it?"}]
 CALLED = [*ASKED, {"role": "assistant", "content": "", "tool_calls": [CALL]}]
-ANSWERED = [*CALLED, {"role": "tool", "content": "warm", "tool_call_id": CALL["id"]}]
-SPECIAL = {mark: 257 + number for number, mark in enumerate(("[TOOL_CALLS]", "[ARGS]", *MARKS))}
-ENDS = {"hermes": "<|im_end|>", "qwen": "<|im_end|>", "llama": "<|eot_id|>", "gpt-oss": "<|call|>"}
+SPECIAL = {mark: 257 + number for number, mark in enumerate(("[TOOL_CALLS]", "[ARGS]"))}
+ENDS = {"hermes": "<|im_end|>", "qwen": "<|im_end|>", "llama": "<|eot_id|>"}
 
 
 @pytest.fixture(params=TEMPLATES)
@@ -33,10 +30,7 @@ def name(request):
 
 
 def rendered(name, messages):
-    source = ChatTemplate(TEMPLATES[name], {}).text_of(with_tools=True)
-    special = {"bos_token": "<s>", "eos_token": "</s>"}
-    variables = {"messages": messages, "tools": TOOLS, "add_generation_prompt": True} | special
-    return render(source, variables)
+    return ChatTemplate(TEMPLATES[name], {"bos_token": "<s>", "eos_token": "</s>"}).render(messages, tools=TOOLS)
 
 
 def written(name):
@@ -47,16 +41,15 @@ def written(name):
 
 
 def form_of(name):
-    return tool_format(ChatTemplate(TEMPLATES[name], {}).text_of(with_tools=True))
+    return tool_format(ChatTemplate(TEMPLATES[name], {}).text(with_tools=True))
 
 
 def read(form, text, step=1):
     """Return the text and the calls of an answer that arrives in pieces."""
-    reader, harmony = CallReader(form), Harmony(has_calls=True) if form is HARMONY else None
+    reader = CallReader(form)
     content, names, arguments = "", [], {}
     for at in range(0, len(text), step):
-        piece = text[at : at + step]
-        more, pieces = reader.feed(piece if harmony is None else harmony.feed(piece)[1])
+        more, pieces = reader.feed(text[at : at + step])
         content += more
         for each in pieces:
             names += [] if each.name is None else [each.name]
@@ -83,18 +76,11 @@ def test_the_call_that_a_template_writes_is_read(name, step):
 
 
 def test_the_call_that_a_template_writes_is_an_answer_and_another_is_not(name):
+    assert form_of(name).id_length in ((9,) if name in ("mistral", "nemo", "magistral") else (None,))
     form, text = form_of(name), written(name).replace(f', "id": "{CALL["id"]}"', "")
     assert accepts(matcher(form), ids(text)) and accepts(matcher(form, False), ids(text))
     assert not accepts(matcher(form), ids(text.replace("weather", "whether")))
     assert not accepts(matcher(form), ids(text.replace("place", "plaice")))
-
-
-def test_a_result_is_in_the_next_prompt(name):
-    assert "warm" in rendered(name, ANSWERED)
-
-
-def test_ids_are_of_the_length_that_a_template_wants(name):
-    assert form_of(name).id_length in ((9,) if name in ("mistral", "nemo", "magistral") else (None,))
 
 
 @pytest.mark.parametrize("name", ["mistral", "nemo"])
@@ -113,27 +99,3 @@ def test_several_calls_or_one(name):
     for text in (one, "Well. " + one, "None."):
         assert accepts(matcher(form, False, False), ids(text))
     assert not accepts(matcher(form, False, False), ids(one + one.replace("weather", "time")))
-
-
-HEADERS = ["<|channel|>commentary to=functions.time <|constrain|>json<|message|>"]
-HEADERS += [
-    HEADERS[0].replace(" <|con", "<|con"),
-    " to=functions.time<|channel|>commentary <|constrain|>json<|message|>",
-]
-
-
-@pytest.mark.parametrize("header", HEADERS)
-@pytest.mark.parametrize("thought", ["", "<|channel|>analysis<|message|>Hm to=functions.x.<|end|><|start|>assistant"])
-def test_harmony_s_ways_to_write_a_call_after_thinking(header, thought):
-    text = f'{thought}{header}{{"place": "Rome"}}'
-    for is_required in (True, False):
-        assert accepts(matcher(HARMONY, is_required), ids(text))
-    for step in (1, 4, 1000):
-        assert read(HARMONY, text, step) == ("", ["time"], [{"place": "Rome"}])
-
-
-def test_harmony_s_answer_without_a_call():
-    text = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>It is warm."
-    assert accepts(matcher(HARMONY, False), ids(text)) and not accepts(matcher(HARMONY), ids(text))
-    assert not accepts(matcher(HARMONY, False), ids(text.replace("final", "finale")))
-    assert read(HARMONY, text) == ("It is warm.", [], [])

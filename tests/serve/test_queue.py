@@ -7,7 +7,7 @@ import pytest
 
 from offload.errors import TriforceError
 from offload.events import Finished, Text
-from offload.loading.tokenizers.conversation import USER, ChatMessage
+from offload.loading.tokenizers.chat_template import USER, ChatMessage
 from triforce_cli.serve.api_errors import ApiError
 from triforce_cli.serve.api_request import ApiRequest
 from triforce_cli.serve.encoding_threads import EncodingThreads

@@ -10,7 +10,7 @@ from pathlib import Path
 from offload.api.ask_options import join_texts
 from offload.errors import PromptError, TriforceError
 from offload.hardware.schema import InvalidValue
-from offload.loading.tokenizers.conversation import ASSISTANT, SYSTEM, USER, ChatMessage
+from offload.loading.tokenizers.chat_template import ASSISTANT, SYSTEM, USER, ChatMessage
 from offload.short_repr import short_repr
 from offload.system.files import Unbounded, read_bounded, replace_file
 from offload.units import GIB, counted

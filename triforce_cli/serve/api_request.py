@@ -11,7 +11,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from offload.errors import SettingsError
-from offload.loading.tokenizers.conversation import ChatMessage
+from offload.loading.tokenizers.chat_template import ChatMessage
 from offload.settings.config import check_part
 from offload.settings.constraint import JSON_SCHEMA, Constraint
 from offload.short_repr import short_repr

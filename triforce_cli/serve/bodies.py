@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from starlette.requests import Request
 
-from offload.loading.tokenizers.conversation import ASSISTANT, SYSTEM, USER, ChatMessage
+from offload.loading.tokenizers.chat_template import ASSISTANT, SYSTEM, USER, ChatMessage
 
 from .api_errors import ApiError, busy, sound
 from .tools import message_fields

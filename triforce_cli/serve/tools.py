@@ -9,7 +9,7 @@ from typing import Any
 
 from offload.errors import SettingsError
 from offload.loading.tokenizers.tokenizer import Tokenizer
-from offload.loading.tokenizers.tool_calls import HARMONY, CallPiece, CallReader, Tool, ToolFormat, calls_grammar
+from offload.loading.tokenizers.tool_calls import CallPiece, CallReader, Tool, ToolFormat, calls_grammar
 from offload.settings.constraint import GRAMMAR, JSON_SCHEMA, Constraint
 from offload.short_repr import short_repr
 
@@ -42,7 +42,7 @@ class ToolRequest:
         """Return what the answer must match. Raises ApiError for a model whose template has no tools."""
         form = self.form(tokenizer)
         text = calls_grammar(form, self.tools, self.is_required, tokenizer.special_ids, self.has_several)
-        return Constraint(GRAMMAR, text, after_thinking=False if form is HARMONY else None)
+        return Constraint(GRAMMAR, text)
 
     def form(self, tokenizer: Tokenizer) -> ToolFormat:
         """Return how the model writes calls. Raises ApiError."""

@@ -35,7 +35,6 @@ COHERE = Family(
     },
     aliases={"rms_norm_eps": "layer_norm_eps"},
     features=lambda values: {"logit_scale": values["logit_scale"], "rotates_neighbours": True},
-    unnamed_tokenizer="CohereTokenizer",
     gguf=GGUFNames(
         "command-r",
         keys={"rms_norm_eps": "attention.layer_norm_epsilon", "logit_scale": "logit_scale"},

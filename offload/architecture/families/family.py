@@ -57,7 +57,6 @@ def is_decoder(name: str) -> bool:
 
 Values = Mapping[str, Any]  # of a config.json, with defaults for absent ones
 _EXPERT = re.compile(r"\.(\d+)\.")  # the number in a layer's `mlp.experts.7.up_proj`
-GENERIC_TOKENIZER = "TokenizersBackend"  # transformers' class that uses tokenizer.json as it is
 FUSED_QKV = {"self_attn.qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")}
 FUSED_MLP = {"mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj")}
 
@@ -136,8 +135,6 @@ class Family:
         scales_queries: whether queries grow with their position as RoPE parameters say, see `ModelShape.query_scaling`.
         counts_scaled_positions: whether `max_position_embeddings` counts the positions after linear RoPE scaling.
         heads: returns the fields of `Dimensions` for KV heads, where those of layers with a window are others.
-        tokenizer: the class of tokenizers that transformers takes, whatever a checkpoint names; "": the one it names.
-        unnamed_tokenizer: the class that it takes where a checkpoint names none.
         features: returns further fields of `ModelShape`.
         tensors: the family's names of tensors, by Llama's, or those of `LAYER_NORMS`.
         fused: tensors that are several of Llama's, one below the other.
@@ -165,8 +162,6 @@ class Family:
     scales_queries: bool = False
     counts_scaled_positions: bool = False
     heads: Callable[[Values], dict[str, Any]] | None = None
-    tokenizer: str = ""
-    unnamed_tokenizer: str = GENERIC_TOKENIZER
     features: Callable[[Values], dict[str, Any]] = lambda values: {}
     tensors: Mapping[str, str] = field(default_factory=dict)
     fused: Mapping[str, Sequence[str]] = field(default_factory=dict)

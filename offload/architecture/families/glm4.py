@@ -1,7 +1,7 @@
 """GLM-4: norms before and behind attention and MLP, RoPE on neighbours in a half of each head, a fused MLP."""
 
 from ..layer_spec import LayerSpec
-from .family import FUSED_MLP, GENERIC_TOKENIZER, Family, GGUFNames
+from .family import FUSED_MLP, Family, GGUFNames
 
 GLM4 = Family(
     "glm4",
@@ -21,7 +21,6 @@ GLM4 = Family(
     has_partial_rope=True,
     features=lambda values: {"rotates_neighbours": True},
     fused=FUSED_MLP,
-    tokenizer=GENERIC_TOKENIZER,
     gguf=GGUFNames(
         "glm4",
         {

@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..layer_spec import LayerSpec
-from .family import GENERIC_TOKENIZER, GGUF_EXPERT_TENSORS, GGUF_EXPERTS, Family, GGUFNames, Values
+from .family import GGUF_EXPERT_TENSORS, GGUF_EXPERTS, Family, GGUFNames, Values
 
 
 def _layers(values: Values) -> list[LayerSpec]:
@@ -46,7 +46,6 @@ GRANITE = Family(
         "attention_multiplier": 1.0,
     },
     features=_features,
-    tokenizer=GENERIC_TOKENIZER,
     gguf=GGUFNames(
         "granite",
         keys=_KEYS,
@@ -65,7 +64,6 @@ GRANITE_MOE = replace(
         "block_sparse_moe.input_linear.weight": ("mlp.experts.*.gate_proj.weight", "mlp.experts.*.up_proj.weight"),
         "block_sparse_moe.output_linear.weight": ("mlp.experts.*.down_proj.weight",),
     },
-    tokenizer="",
     gguf=replace(
         GRANITE.gguf,
         architecture="granitemoe",

@@ -1,7 +1,7 @@
 """Mistral, Mistral-Nemo and Ministral, whose layers may have windows, or scale queries by position; and Mixtral."""
 
 from ..layer_spec import LayerSpec
-from .family import GENERIC_TOKENIZER, GGUF_EXPERTS, Family, GGUFNames, Values, layer_windows
+from .family import GGUF_EXPERTS, Family, GGUFNames, Values, layer_windows
 
 MISTRAL = Family(
     "mistral",
@@ -14,7 +14,6 @@ MISTRAL = Family(
         "sliding_window": 4096,
         "eos_token_id": 2,
     },
-    tokenizer=GENERIC_TOKENIZER,
 )
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from ...errors import UnsupportedModel
 from ..layer_spec import LayerSpec
-from .family import GENERIC_TOKENIZER, GGUF_EXPERT_TENSORS, GGUF_EXPERTS, Family, GGUFNames, Values, layer_windows
+from .family import GGUF_EXPERT_TENSORS, GGUF_EXPERTS, Family, GGUFNames, Values, layer_windows
 
 
 def _layers(values: Values) -> list[LayerSpec]:
@@ -29,7 +29,6 @@ OLMO2 = Family(
         "post_self_attn_layernorm": "post_attention_layernorm",
         "post_mlp_layernorm": "post_feedforward_layernorm",
     },
-    tokenizer=GENERIC_TOKENIZER,
     gguf=GGUFNames(
         "olmo2",
         {

@@ -1,7 +1,7 @@
 """Phi-3, Phi-3.5, Phi-4 and Phi-4-mini: Llama with fused tensors, and RoPE on a part of each head in the mini."""
 
 from ..layer_spec import LayerSpec
-from .family import FUSED_MLP, FUSED_QKV, GENERIC_TOKENIZER, Family, GGUFNames
+from .family import FUSED_MLP, FUSED_QKV, Family, GGUFNames
 
 PHI3 = Family(
     "phi3",
@@ -20,7 +20,6 @@ PHI3 = Family(
     only_rope=("default", "longrope"),  # as in transformers
     has_partial_rope=True,
     fused=FUSED_QKV | FUSED_MLP,
-    tokenizer=GENERIC_TOKENIZER,
     gguf=GGUFNames(
         "phi3",
         {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},

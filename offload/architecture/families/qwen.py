@@ -22,7 +22,6 @@ QWEN2 = Family(
     lambda values: [LayerSpec(qkv_bias=True)],
     _DEFAULTS,
     has_optional_window=True,
-    tokenizer="Qwen2Tokenizer",
     gguf=GGUFNames("qwen2"),
 )
 QWEN3 = Family(
@@ -30,7 +29,6 @@ QWEN3 = Family(
     _qwen3,
     _DEFAULTS | {"head_dim": 128},
     has_optional_window=True,
-    unnamed_tokenizer="Qwen2Tokenizer",
     gguf=GGUFNames("qwen3", {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}),
 )
 

@@ -38,7 +38,6 @@ STARCODER2 = Family(
     aliases={"attention_bias": "use_bias", "rms_norm_eps": "norm_epsilon"},
     mlp_matrices=2,
     tensors={"mlp.up_proj": "mlp.c_fc", "mlp.down_proj": "mlp.c_proj"},
-    unnamed_tokenizer="GPT2Tokenizer",
     gguf=GGUFNames(
         "starcoder2",
         {"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"},

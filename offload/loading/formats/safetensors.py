@@ -176,7 +176,7 @@ class FolderCheckpoint:
             yield self._stored.reader(plain) if self._stored else plain
 
     def load_tokenizer(self) -> Tokenizer:
-        return load_tokenizer(self.path, self.shape.family)
+        return load_tokenizer(self.path)
 
 
 class _FileReader:

@@ -1,6 +1,7 @@
 """Finds and fetches a model's files: a folder, a .gguf file, the embedded model or a hub id becomes a local path."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,9 +17,8 @@ from ...system.machine import default_home
 from ..checkpoint_json import read_json
 from ..formats.safetensors import QUANTIZED_FILE, Checkpoint, FolderCheckpoint, weight_files
 from ..formats.tensor_checks import average_bits, check_tensors
-from .bundled import discard, fetch_embedded, installed_path
-from .registry import EVERY_FORM, HUB_MODELS, ModelSource, did_you_mean, is_hub_id, resolve
-from .staging import check_model_files
+from .bundled import fetch_embedded
+from .registry import EVERY_FORM, HUB_MODELS, did_you_mean, is_hub_id, resolve
 
 FetchProgress = Callable[[str, int, int], None]  # the current step, units done, units in all
 # The weights once: repositories may have them again in folders, or consolidated beside the shards.
@@ -48,12 +48,17 @@ def locate(name: str, home: Path | None = None, progress: FetchProgress = silent
     """
     source, home = resolve(name), home or default_home()
     if source.kind == "embedded":
-        return _embedded(source.target, home, progress, refresh)
-    if source.kind == "hub":
-        if source.known in HUB_MODELS and HUB_MODELS[source.known].is_for_plans:
-            raise UnsupportedModel(f"{source.known} is for plans alone", f"triforce profile --model {source.known}")
-        return _from_hub(source.target, refresh)
-    return Path(source.target)
+        path = home / "models" / source.target
+        if path.is_dir() and refresh and not _is_sound(path):
+            shutil.rmtree(path)
+        return path if path.is_dir() else fetch_embedded(source.target, home, progress)
+    if source.kind == "path":
+        return Path(source.target)
+    if source.known in HUB_MODELS and HUB_MODELS[source.known].is_for_plans:
+        raise UnsupportedModel(f"{source.known} is for plans alone", f"triforce profile --model {source.known}")
+    path = (None if refresh else _cached_snapshot(source.target)) or _download(source.target, _HUB_FILES)
+    has_weights = any(path.glob("*.safetensors")) or any(path.glob("pytorch_model*.bin"))
+    return path if has_weights else _download(source.target, _PICKLED_FILES)
 
 
 def cached_models() -> list[str]:
@@ -85,7 +90,6 @@ def dimensions(name: str) -> Dimensions:
     source = resolve(name)
     if source.kind == "path":
         path = Path(source.target)
-        check_model_files(path)
         return read_shape(path / "config.json") if path.is_dir() else open_checkpoint(path).shape
     cached = _cached_config(source.target) if name == source.target and source.kind == "hub" else None
     if cached is None and source.known is not None:
@@ -137,31 +141,21 @@ def is_quantized(name: str) -> bool:
 
 def describe_source(name: str) -> str:
     """Return where a well-known model comes from, with its licence; empty for one that the user has named exactly."""
-    source: ModelSource = resolve(name)
-    if source.kind != "hub" or not source.note:
-        return ""
-    return f"{source.target}: {source.note}"
+    source = resolve(name)
+    return f"{source.target}: {source.note}" if source.kind == "hub" and source.note else ""
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
     """Read the config and headers of a path from `locate`. Raises ModelNotFound, UnsupportedModel, CheckpointError."""
-    check_model_files(path)
     if path.is_dir():
         return FolderCheckpoint(path)
-    with path.open("rb") as file:
-        if path.suffix == ".gguf" or file.read(4) == b"GGUF":
-            from ..formats.gguf import GGUFCheckpoint  # it imports torch
+    if path.is_file():
+        with path.open("rb") as file:
+            if path.suffix == ".gguf" or file.read(4) == b"GGUF":
+                from ..formats.gguf import GGUFCheckpoint  # it imports torch
 
-            return GGUFCheckpoint(path)
+                return GGUFCheckpoint(path)
     raise ModelNotFound(f"{path} is neither a folder nor a .gguf file", EVERY_FORM)
-
-
-def _embedded(name: str, home: Path, progress: FetchProgress, refresh: bool) -> Path:
-    installed = installed_path(name, home)
-    if installed and refresh and not _is_sound(installed):
-        discard(installed)
-        installed = None
-    return installed or fetch_embedded(name, home, progress)
 
 
 def _is_sound(path: Path) -> bool:
@@ -173,15 +167,6 @@ def _is_sound(path: Path) -> bool:
     except TriforceError:
         return False
     return True
-
-
-def _from_hub(name: str, refresh: bool) -> Path:
-    path = (None if refresh else _cached_snapshot(name)) or _download(name, _HUB_FILES)
-    return path if _has_weights(path) else _download(name, _PICKLED_FILES)
-
-
-def _has_weights(path: Path) -> bool:
-    return any(path.glob("*.safetensors")) or any(path.glob("pytorch_model*.bin"))
 
 
 def _cached_snapshot(name: str) -> Path | None:
@@ -231,14 +216,11 @@ def _hub_error(name: str, error: Exception) -> Exception:
     if type(error) in (OSError, PermissionError) and error.errno:  # local, not from the network
         return FetchError(f"cannot store {name}: {error}", "free some disk space, or set HF_HOME to a writable folder")
     if isinstance(error, errors.GatedRepoError):
-        return FetchError(
-            f"{name} is gated on the hub", f"accept its licence at https://huggingface.co/{name}, then `hf auth login`"
-        )
+        hint = f"accept its licence at https://huggingface.co/{name}, then `hf auth login`"
+        return FetchError(f"{name} is gated on the hub", hint)
     meant = "" if known_name(name) else did_you_mean(name)
     if isinstance(error, errors.RepositoryNotFoundError):
         return ModelNotFound(f"there is no folder and no public hub model {name}", meant + EVERY_FORM)
     reason = first_line(error).removeprefix("Got: ")
-    return FetchError(
-        f"no folder {name}, and the hub cannot be reached to fetch it: {reason}",
-        f"{meant}check the network, or copy the model here and give --model its folder",
-    )
+    hint = f"{meant}check the network, or copy the model here and give --model its folder"
+    return FetchError(f"no folder {name}, and the hub cannot be reached to fetch it: {reason}", hint)

@@ -25,18 +25,18 @@ class HubModel:
 
     @property
     def is_for_plans(self) -> bool:
-        """Return whether only its dimensions are known here: nothing computes its architecture."""
+        """Return whether the model can be planned but not run: its architecture is not implemented."""
         return "for plans alone" in self.note
 
 
 HUB_MODELS = {name: HubModel(each.hub_id, each.licence) for name, each in MODELS.items() if each.hub_id}
 
-HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
-_LONGEST_HUB_ID = 96
 EVERY_FORM = (
     "a model is a name (`triforce pull --list` lists all), a hub id such as Qwen/Qwen3-0.6B, a folder, or a .gguf file"
 )
 _MOST_SUGGESTED = 3
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+_LONGEST_HUB_ID = 96
 _VARIANT = re.compile(r"(instruct|chat|it)$")  # written behind a name by publishers
 
 
@@ -67,8 +67,12 @@ def resolve(name: str) -> ModelSource:
     if name in EMBEDDED:
         known = next((known for known, embedded in EMBEDDED_KNOWN.items() if embedded == name), None)
         return ModelSource("embedded", name, known)
-    path = as_path(name)
-    if path.exists():
+    try:
+        path = Path(name).expanduser()
+        exists = path.exists()
+    except (OSError, RuntimeError, ValueError) as error:  # no such user, too long a name, no permission
+        raise ModelNotFound(f"{name[:80]} is no usable path: {error}", EVERY_FORM) from error
+    if exists:
         return ModelSource("path", str(path))
     if path.suffix != ".gguf":
         if (source := _well_known(name)) is not None:
@@ -81,26 +85,15 @@ def resolve(name: str) -> ModelSource:
 
 def is_hub_id(name: str) -> bool:
     """Return whether the hub accepts a name as `owner/model`; others would be an error of its library."""
-    parts = name.split("/")
-    if not HUB_ID.fullmatch(name) or len(name) > _LONGEST_HUB_ID or name.endswith(".git"):
+    if not _HUB_ID.fullmatch(name) or len(name) > _LONGEST_HUB_ID or name.endswith(".git"):
         return False
-    return not any(part[0] in "-." or part[-1] in "-." or "--" in part or ".." in part for part in parts)
+    return not any(part[0] in "-." or part[-1] in "-." or "--" in part or ".." in part for part in name.split("/"))
 
 
 def draft_error(error: TriforceError) -> TriforceError:
     """Return an error about a model as one about the draft model."""
     hint = error.hint.replace("a model is a name", "--draft takes lookup, none, self, mtp, a name")
     return type(error)(f"the draft model: {error.message}", hint.replace("--model", "--draft"))
-
-
-def as_path(name: str) -> Path:
-    """Return a name as a path, existing or not. Raises ModelNotFound for what cannot be one."""
-    try:
-        path = Path(name).expanduser()
-        path.exists()
-        return path
-    except (OSError, RuntimeError, ValueError) as error:  # no such user, too long a name, no permission
-        raise ModelNotFound(f"{name[:80]} is no usable path: {error}", EVERY_FORM) from error
 
 
 def did_you_mean(name: str) -> str:

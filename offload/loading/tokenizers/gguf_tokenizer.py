@@ -8,8 +8,8 @@ from tokenizers import Tokenizer as Backend
 
 from ...errors import CheckpointError, UnsupportedModel
 from ...short_repr import short_repr, short_text
+from .text_pieces import GPT2_PATTERN, LLAMA3_PATTERN, QWEN_PATTERN
 from .tokenizer import Tokenizer
-from .tokenizer_classes import GPT2_PATTERN, LLAMA3_PATTERN, QWEN_PATTERN
 
 Metadata = Callable[[str], Any]  # the value of a key, None for an absent one
 _KEY = "tokenizer.ggml."

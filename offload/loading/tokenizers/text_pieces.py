@@ -2,8 +2,6 @@
 
 A cut lies between a letter and a whitespace character. The patterns of the byte-level tokenizers listed here match
 letters only up to whitespace, from left to right, so a match ends at each cut. BPE merges nothing across matches.
-
-Also the bytes that a token stands for.
 """
 
 from __future__ import annotations
@@ -13,12 +11,14 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from .tokenizer_classes import GPT2_PATTERN, LLAMA3_PATTERN, QWEN_PATTERN
-
 if TYPE_CHECKING:
     import tokenizers
 
-
+QWEN_PATTERN = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+LLAMA3_PATTERN = QWEN_PATTERN.replace(r"\p{N}|", r"\p{N}{1,3}|")
+GPT2_PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 PIECE = 2**16  # characters, at least: encoded in a fraction of a second, while no signal is answered
 _CUT = re.compile(r"[^\W\d_](?=[ \t\r\n])")
 _PATTERNS = (QWEN_PATTERN, LLAMA3_PATTERN, GPT2_PATTERN)
@@ -28,30 +28,28 @@ def can_cut(backend: tokenizers.Tokenizer) -> bool:
     """Return whether the token ids of a text are those of its pieces, one after the other."""
     from tokenizers import models, normalizers
 
-    model, normalizer = backend.model, backend.normalizer
-    if not isinstance(model, models.BPE) or model.dropout or backend.pre_tokenizer is None:
+    is_bpe = isinstance(backend.model, models.BPE) and not backend.model.dropout
+    if not is_bpe or backend.pre_tokenizer is None or not isinstance(backend.normalizer, (normalizers.NFC, type(None))):
         return False
-    if not (normalizer is None or isinstance(normalizer, normalizers.NFC)):
-        return False
-    steps = json.loads(backend.pre_tokenizer.__getstate__())
-    steps = steps["pretokenizers"] if steps["type"] == "Sequence" else [steps]
-    if not all(map(_keeps_cuts, steps)) or not any(map(_cuts, steps)):
-        return False
-    return not any(map(_crosses, backend.get_added_tokens_decoder().values()))
+    steps = steps_of(backend.pre_tokenizer, "pretokenizers")
+    splits = any(step["type"] == "Split" or step.get("use_regex") for step in steps)
+    return (
+        splits and all(map(_keeps_cuts, steps)) and not any(map(_crosses, backend.get_added_tokens_decoder().values()))
+    )
 
 
-def _cuts(step: dict[str, Any]) -> bool:
-    """Return whether a step of the pre-tokenizer splits the text at every cut."""
-    return step["type"] == "Split" or (step["type"] == "ByteLevel" and step.get("use_regex", True))
+def steps_of(part: Any, name: str) -> list[dict[str, Any]]:
+    """Return the steps of a tokenizer's part, which is one or a sequence of them, called `name`."""
+    state = json.loads(part.__getstate__())
+    return state[name] if state["type"] == "Sequence" else [state]
 
 
 def _keeps_cuts(step: dict[str, Any]) -> bool:
-    """Return whether a step gives the same for pieces as for the whole text."""
+    """Return whether a step of the pre-tokenizer gives the same for pieces as for the whole text."""
     if step["type"] == "ByteLevel":
         return not step["add_prefix_space"]
     if step["type"] == "Split":
-        isolated = step["behavior"] == "Isolated" and not step["invert"]
-        return isolated and step["pattern"].get("Regex") in _PATTERNS
+        return step["behavior"] == "Isolated" and not step["invert"] and step["pattern"].get("Regex") in _PATTERNS
     return step["type"] == "Digits"
 
 
@@ -70,54 +68,3 @@ def pieces(text: str, size: int) -> Iterator[str]:
         end = found.end() if found else len(text)
         yield text[start:end]
         start = end
-
-
-_BYTE = re.compile(r"<0x([0-9A-F]{2})>")
-_SPACE = "▁"  # in vocabularies of SentencePiece
-
-
-def _byte_of_character() -> dict[str, int]:
-    """Return the bytes by the characters that byte-level BPE writes for them, as GPT-2: those that print, themselves.
-
-    The others are the characters from U+0100 on, in order.
-    """
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(0x100) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(0x100 + at): byte for at, byte in enumerate(others)}
-
-
-_BYTES = _byte_of_character()
-
-
-class TokenBytes:
-    """Returns the bytes of tokens, which joined are the text in UTF-8.
-
-    Of a special token, which no text shows, they are its name; so are those of vocabularies of another kind than
-    byte-level BPE and SentencePiece.
-    """
-
-    def __init__(self, backend: tokenizers.Tokenizer) -> None:
-        self._backend = backend
-        steps = _decoding_steps(backend)
-        self._is_byte_level = any(step["type"] == "ByteLevel" for step in steps)
-        self._has_spaces = any(_SPACE in json.dumps(step, ensure_ascii=False) for step in steps)
-        added = backend.get_added_tokens_decoder().items()
-        self._special = {token: each.content for token, each in added if each.special}
-
-    def __call__(self, token: int) -> bytes:
-        """Return the bytes of a token; none for an id that is no token, of padded embeddings."""
-        if token in self._special:
-            return self._special[token].encode()
-        piece = self._backend.id_to_token(token) or ""
-        if self._is_byte_level:
-            return bytes(_BYTES[each] for each in piece) if all(map(_BYTES.__contains__, piece)) else piece.encode()
-        if found := _BYTE.fullmatch(piece):
-            return bytes([int(found[1], 16)])
-        return (piece.replace(_SPACE, " ") if self._has_spaces else piece).encode()
-
-
-def _decoding_steps(backend: tokenizers.Tokenizer) -> list[dict[str, Any]]:
-    if backend.decoder is None:
-        return []
-    state = json.loads(backend.decoder.__getstate__())
-    return state["decoders"] if state["type"] == "Sequence" else [state]

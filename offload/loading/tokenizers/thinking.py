@@ -2,10 +2,9 @@
 
 In the harmony format, which gpt-oss writes, a message is `<|channel|>NAME<|message|>TEXT<|end|>`, and the next one
 begins with `<|start|>assistant` (cookbook.openai.com, "OpenAI harmony response format"). Channel `final` has the
-answer; the others are thinking, but for calls of functions: `to=functions.NAME` before or after the channel.
+answer; the others are thinking.
 """
 
-import re
 from enum import Enum, auto
 
 OPENING, CLOSING = "<think>", "</think>"
@@ -18,10 +17,12 @@ def overlap(text: str, mark: str) -> int:
 
 
 class _At(Enum):
-    START = auto()  # of the text: it may begin with OPENING
+    START = auto()  # of the text: it may begin with thinking
+    HEADER = auto()  # of a message in harmony: nobody's text
     THINKING = auto()
     GAP = auto()  # between the thinking and the answer
     ANSWER = auto()
+    PLAIN = auto()  # a text without channels: all of it is the answer
 
 
 class Thinking:
@@ -85,38 +86,19 @@ class Thinking:
         return thought
 
 
-START, CHANNEL, MESSAGE, END, CONSTRAIN = MARKS = (
-    "<|start|>",
-    "<|channel|>",
-    "<|message|>",
-    "<|end|>",
-    "<|constrain|>",
-)
-_TO = "to=functions."
-CALL = f"{CHANNEL}commentary {_TO}"
-_RECEIVER = re.compile(re.escape(_TO) + r"([A-Za-z0-9_.-]+)")
+START, CHANNEL, MESSAGE, END = "<|start|>", "<|channel|>", "<|message|>", "<|end|>"
 _FINAL = "final"
 _BETWEEN = "\n\n"  # two messages of thinking
-
-
-class _In(Enum):
-    BEGINNING = auto()  # of the text: it may begin with a header
-    HEADER = auto()  # of a message: nobody's text
-    THINKING = auto()
-    ANSWER = auto()
-    PLAIN = auto()  # a text without channels: all of it is the answer
 
 
 class Harmony:
     """Splits a text as `Thinking` does, by channels. Their marks are special tokens, which have to be decoded."""
 
-    marks = MARKS
+    marks = (START, CHANNEL, MESSAGE, END, "<|constrain|>")
     begins, ends, has_gap = None, f"{CHANNEL}{_FINAL}{MESSAGE}", False  # every answer begins with headers
 
-    def __init__(self, has_calls: bool = False) -> None:
-        """With `has_calls`, calls of functions are parts of the answer: CALL, the name, MESSAGE and the arguments."""
-        self._has_calls = has_calls
-        self._at = _In.BEGINNING
+    def __init__(self) -> None:
+        self._at = _At.START
         self._pending = ""
         self._between = ""  # goes before the next thinking
         self._is_blank = True  # no thinking of this message has been returned yet
@@ -124,23 +106,23 @@ class Harmony:
     @property
     def is_open(self) -> bool:
         """Return whether what follows is thinking, or the header of a message."""
-        return self._at in (_In.THINKING, _In.HEADER)
+        return self._at in (_At.THINKING, _At.HEADER)
 
     def feed(self, text: str) -> tuple[str, str]:
         """Return the thinking and the answer that have become final; often "", never a part of a mark."""
         self._pending += text
         thought = answer = ""
-        if self._at is _In.BEGINNING:
+        if self._at is _At.START:
             self._begin()
         while True:
             at = self._at
-            if at is _In.HEADER:
-                answer += self._read_header()
-            elif at is _In.THINKING:
+            if at is _At.HEADER:
+                self._read_header()
+            elif at is _At.THINKING:
                 thought += self._think()
-            elif at is _In.ANSWER:
+            elif at is _At.ANSWER:
                 answer += self._body()
-            elif at is _In.PLAIN:
+            elif at is _At.PLAIN:
                 answer, self._pending = self._pending, ""
             if self._at is at:
                 return thought, answer
@@ -148,29 +130,24 @@ class Harmony:
     def flush(self) -> tuple[str, str]:
         """Return what is pending at the end: it was no mark. A header that has not ended is dropped."""
         pending, self._pending = self._pending, ""
-        if self._at is _In.HEADER:
+        if self._at is _At.HEADER:
             return "", ""
-        return (self._spaced(pending.rstrip()), "") if self._at is _In.THINKING else ("", pending)
+        return (self._spaced(pending.rstrip()), "") if self._at is _At.THINKING else ("", pending)
 
     def _begin(self) -> None:
         """Find out whether the text begins with a header, as soon as it has enough characters to tell."""
         text = self._pending.lstrip()
-        headers = (CHANNEL, START, _TO) if self._has_calls else (CHANNEL, START)
-        if text.startswith(headers):
-            self._at = _In.HEADER
-        elif not any(mark.startswith(text) for mark in headers):
-            self._at = _In.PLAIN
+        if text.startswith((CHANNEL, START)):
+            self._at = _At.HEADER
+        elif not any(mark.startswith(text) for mark in (CHANNEL, START)):
+            self._at = _At.PLAIN
 
-    def _read_header(self) -> str:
-        """Return what the header is for the answer: the beginning of a call, else nothing."""
+    def _read_header(self) -> None:
         header, mark, rest = self._pending.partition(MESSAGE)
-        if not mark:
-            return ""
-        receiver = _RECEIVER.search(header) if self._has_calls else None
-        is_answer = receiver is not None or header.partition(CHANNEL)[2].startswith(_FINAL)
-        self._at = _In.ANSWER if is_answer else _In.THINKING
-        self._pending, self._is_blank = rest, True
-        return "" if receiver is None else CALL + receiver[1] + MESSAGE
+        if mark:
+            is_answer = header.partition(CHANNEL)[2].startswith(_FINAL)
+            self._at = _At.ANSWER if is_answer else _At.THINKING
+            self._pending, self._is_blank = rest, True
 
     def _think(self) -> str:
         """Return the pending thinking up to END, without blanks at its ends."""
@@ -178,24 +155,22 @@ class Harmony:
             self._pending = self._pending.lstrip()
         body = self._body()
         thought = body.rstrip()
-        if self._at is _In.THINKING:
+        if self._at is _At.THINKING:
             self._pending = body[len(thought) :] + self._pending
         return self._spaced(thought)
 
     def _spaced(self, thought: str) -> str:
         """Return thinking with what separates it from the message before."""
-        if not thought:
-            return ""
-        if self._is_blank:
+        if thought and self._is_blank:
             thought, self._between = self._between + thought, _BETWEEN
-        self._is_blank = False
+            self._is_blank = False
         return thought
 
     def _body(self) -> str:
         """Return the pending text of a message up to END, without what may be its beginning."""
         body, mark, rest = self._pending.partition(END)
         if mark:
-            self._at, self._pending = _In.HEADER, rest
+            self._at, self._pending = _At.HEADER, rest
             return body
         kept = len(self._pending) - overlap(self._pending, END)
         body, self._pending = self._pending[:kept], self._pending[kept:]

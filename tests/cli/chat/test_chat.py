@@ -6,7 +6,7 @@ import pytest
 
 from offload import EngineConfig, GenerationConfig, Sampling, open_model
 from offload.events import Tokens
-from offload.loading.tokenizers.conversation import ASSISTANT, USER, ChatMessage
+from offload.loading.tokenizers.chat_template import ASSISTANT, USER, ChatMessage
 from tests.support.command import assert_error
 from triforce_cli.output.renderers import Renderer
 

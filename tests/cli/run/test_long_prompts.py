@@ -177,7 +177,7 @@ def test_a_model_in_the_hubs_cache_is_taken(bare, book, tiny_model_dir, tmp_path
 
 @pytest.mark.parametrize("dropped", PARTS)
 def test_a_cut_is_between_words_and_counts_its_tokens(tiny_model_dir, dropped):
-    tokenizer = load_tokenizer(tiny_model_dir, "llama")
+    tokenizer = load_tokenizer(tiny_model_dir)
     text = " ".join(f"{number}: Größe — naïve café, 書物は長い。" for number in range(200))
     spans = tokenizer.spans(text)
     cut, ids = truncate("a", text, spans, dropped, 500, lambda part: tokenizer.encode(f"<{part}>", True))
