@@ -8,13 +8,12 @@ import pytest
 from offload.constraints.vocabulary import ConstraintVocabulary
 from offload.events import Finished, Text, Tokens
 from offload.loading.tokenizers.text_stream import TextLayer, stream_text
-from offload.loading.tokenizers.thinking import MARKS
 from offload.loading.tokenizers.tokenizer import Tokenizer
 from tests.support.models import SPECIAL, make_tokenizer
 from tests.support.tool_templates import TEMPLATES
 from triforce_cli.serve.tools import CallDeltas, tools_of, whole_message
 
-NAMES = (*SPECIAL, "[TOOL_CALLS]", "[ARGS]", *MARKS)
+NAMES = (*SPECIAL, "[TOOL_CALLS]", "[ARGS]")
 EOS = NAMES.index(SPECIAL[2])
 PARAMETERS = {
     "type": "object",
