@@ -33,8 +33,7 @@ class Limits:
         return type(value) in (int, self.kind) and self.least <= value <= self.most
 
     def __str__(self) -> str:
-        kind = "a whole number" if self.kind is int else "a number"
-        return f"{kind} from {_text(self.least)} to {_text(self.most)}"
+        return f"{'a whole number' if self.kind is int else 'a number'} from {self.least:,} to {self.most:,}"
 
 
 NUMBERS = {
@@ -84,35 +83,16 @@ SWITCHES = (
     *("norm_topk_prob", "attention_k_eq_v", "enable_moe_block", "use_double_wide_mlp"),
 )
 
-_MOST_IDS = 2**32
-_BITS = (0, 1)
-
-
-def _text(number: float) -> str:
-    """Format a limit for an error message."""
-    return f"{number:,}" if isinstance(number, int) and number < 10**13 else f"{number:g}"
-
 
 @dataclass(frozen=True, slots=True)
 class ConfigCheck:
-    """The checks of one file.
-
-    Attributes:
-        place: the file's name, for error messages.
-        names: the file's own names of the values, by transformers' names.
-        hint: what the user can do about an error.
-    """
+    """The checks of one file: `place` is its name, and `hint` what the user can do about an error."""
 
     place: str
-    names: Mapping[str, str]
     hint: str
 
-    def naming(self, names: Mapping[str, str]) -> ConfigCheck:
-        """Return the same checks for a file that has its own `names`, too, of some values."""
-        return replace(self, names={**names, **self.names})
-
     def check(self, values: Mapping[str, Any]) -> None:
-        """Check a config's numbers, flags, token ids and heads, under transformers' names; its family is known.
+        """Check a config's numbers, flags, token ids and lists, under transformers' names; its family is known.
 
         Absent values are not checked: they have defaults. Raises CheckpointError with the name, the value and the
         values that are allowed.
@@ -120,96 +100,52 @@ class ConfigCheck:
         window, family = window_in_use(values), FAMILIES[values["model_type"]]
         for name, limits in NUMBERS.items():
             is_unused = name == "sliding_window" and window is None
-            if name in family.not_null:
-                limits = replace(limits, null=False)
             if name in OF_EXPERTS and values.get(name) is None:  # other families may have null
                 is_unused = "num_experts" not in family.defaults
             if name in values and not is_unused:
-                self.number(name, values[name], limits)
+                self.number(name, values[name], replace(limits, null=limits.null and name not in family.not_null))
         for name in SWITCHES:
-            if name in values and not isinstance(values[name], bool):
+            if not isinstance(values.get(name, False), bool):
                 raise self.error(name, values[name], "true or false")
         self.token_ids(values.get("eos_token_id"))
-        self.heads(values)
-        self._flags("no_rope_layers", values)
-        self._numbers_of_layers("mlp_only_layers", values)
-        self._layer_types(values)
-        self._per_layer_config(values)
+        layers = values.get("num_hidden_layers", 0)
+        for name, allowed, least in (
+            ("no_rope_layers", (0, 1), layers),
+            ("layer_types", family.layer_kinds, layers),
+            ("mlp_only_layers", range(10_000), 0),
+        ):
+            found = values.get(name)
+            is_list = isinstance(found, list) and len(found) >= least and all(each in allowed for each in found)
+            if found is not None and allowed and not is_list:
+                shown = f"of {' or '.join(map(str, allowed))} for every layer" if least else "of layers' numbers"
+                raise self.error(name, found, f"a list {shown}")
 
     def number(self, name: str, value: Any, limits: Limits) -> None:
         """Raise CheckpointError if a value is not within the limits."""
         if not limits.allow(value):
-            raise self.error(name, value, str(limits), f", such as {_text(limits.example)}")
+            raise self.error(name, value, f"{limits}, such as {limits.example:,}")
 
-    def error(self, name: str, value: Any, wanted: str, example: str = "") -> CheckpointError:
+    def error(self, name: str, value: Any, wanted: str) -> CheckpointError:
         """Return the error for one value; `wanted` completes "not ..."."""
-        message = f"{self.place}: {self.names.get(name, name)} is {short_repr(value)}, not {wanted}{example}"
-        return CheckpointError(message, self.hint)
+        return CheckpointError(f"{self.place}: {name} is {short_repr(value)}, not {wanted}", self.hint)
 
     def heads(self, values: Mapping[str, Any]) -> None:
         """Check that the numbers of heads and the head dimension are consistent. Raises CheckpointError."""
-        heads, hidden = values.get("num_attention_heads"), values.get("hidden_size")
-        kv_heads, head_dim = values.get("num_key_value_heads"), values.get("head_dim")
-        if heads and kv_heads and heads % kv_heads:
+        heads, kv_heads = values["num_attention_heads"], values.get("num_key_value_heads")
+        if kv_heads and heads % kv_heads:
             raise self.error("num_key_value_heads", kv_heads, f"a divisor of the {heads} attention heads")
-        if head_dim is None and heads and hidden:
-            head_dim = hidden // heads
-            if head_dim < 2:
-                raise self.error("num_attention_heads", heads, f"at most half of the hidden size of {hidden}")
-        self._even("head_dim", head_dim)
-        self._even("global_head_dim", values.get("global_head_dim"))
+        head_dim = values.get("head_dim")
+        if head_dim is None and (values["model_type"] == "llama" and values["hidden_size"] % heads):
+            raise self.error("num_attention_heads", heads, f"a divisor of the hidden size of {values['hidden_size']}")
+        for each in (head_dim or values["hidden_size"] // heads, values.get("global_head_dim") or 2):
+            if each < 2 or each % 2:
+                raise self.error("head_dim", each, "an even number: RoPE turns pairs")
 
-    def _even(self, name: str, head_dim: int | None) -> None:
-        if head_dim and head_dim % 2:
-            raise self.error(name, head_dim, "an even number: RoPE turns pairs")
-
-    def _flags(self, name: str, values: Mapping[str, Any]) -> None:
-        """Check a list with 0 or 1 for every layer, or null."""
-        flags, layers = values.get(name), values.get("num_hidden_layers", 0)
-        if flags is not None and not (
-            isinstance(flags, list)
-            and len(flags) >= layers
-            and all(type(flag) is int and flag in _BITS for flag in flags)
-        ):
-            raise self.error(name, flags, "a list with 0 or 1 for every layer")
-
-    def _numbers_of_layers(self, name: str, values: Mapping[str, Any]) -> None:
-        """Check a list of layers, by their numbers, or null."""
-        numbers = values.get(name)
-        if numbers is not None and not (
-            isinstance(numbers, list) and all(type(number) is int and number >= 0 for number in numbers)
-        ):
-            raise self.error(name, numbers, "a list of layers' numbers")
-
-    def _layer_types(self, values: Mapping[str, Any]) -> None:
-        """Check the list of each layer's kind, or null, where a family reads it."""
-        kinds, family = values.get("layer_types"), FAMILIES[values["model_type"]]
-        if kinds is None or not family.layer_kinds:
-            return
-        is_list = isinstance(kinds, list) and len(kinds) >= values.get("num_hidden_layers", 0)
-        if not is_list or any(kind not in family.layer_kinds for kind in kinds):
-            raise self.error("layer_types", kinds, f"a list with {' or '.join(family.layer_kinds)} for every layer")
-
-    def _per_layer_config(self, values: Mapping[str, Any]) -> None:
-        """Check values of single layers, by the layers' numbers, or null."""
-        name = "per_layer_config"
-        by_layer = values.get(name)
-        if by_layer is None:
-            return
-        is_mapping = isinstance(by_layer, Mapping) and all(str(layer).isdecimal() for layer in by_layer)
-        if not is_mapping or not all(isinstance(own, Mapping) for own in by_layer.values()):
-            raise self.error(name, by_layer, "values by the layers' numbers")
-        for own in by_layer.values():
-            for each in ("head_dim", "num_key_value_heads"):
-                if each in own:
-                    self.number(each, own[each], replace(NUMBERS[each], null=False))
-            self._even("head_dim", own.get("head_dim"))
-
-    def token_ids(self, value: Any, name: str = "eos_token_id") -> tuple[int, ...]:
+    def token_ids(self, value: Any) -> tuple[int, ...]:
         """Return the token ids in a config's value, which is null, one id or a list. Raises CheckpointError."""
         ids = value if isinstance(value, (list, tuple)) else () if value is None else (value,)
-        if not all(type(token) is int and 0 <= token < _MOST_IDS for token in ids):
-            raise self.error(name, value, "a token id, or a list of them")
+        if not all(type(token) is int and 0 <= token < 2**32 for token in ids):
+            raise self.error("eos_token_id", value, "a token id, or a list of them")
         return tuple(ids)
 
 
@@ -221,7 +157,7 @@ def window_in_use(values: Mapping[str, Any]) -> Any:
 
 def check_of_config(place: Any) -> ConfigCheck:
     """Return the checks of a config.json."""
-    return ConfigCheck(str(place), {}, "correct it there, or fetch the model again")
+    return ConfigCheck(str(place), "correct it there, or fetch the model again")
 
 
 def within_vocabulary(ids: Iterable[int], vocab: int) -> tuple[int, ...]:

@@ -21,19 +21,16 @@ from .layer_spec import FULL, LINEAR, SLIDING, Experts, LayerSpec, activation_of
 from .rope_config import (
     ROPE_TYPES,
     SUPPORTED,
-    check_rope_parameters,
     context_of,
     dual_chunk_tokens,
     rope_parameters,
-    sliding_rope_of,
     sliding_rope_parameters,
 )
 
+_REQUIRED = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+_REQUIRED += ("max_position_embeddings",)
 # transformers' defaults for values that a config leaves out.
 _DEFAULTS: dict[str, Any] = {
-    "hidden_size": 4096,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
     "num_key_value_heads": None,
     "head_dim": None,
     "hidden_act": "silu",
@@ -64,16 +61,18 @@ def shape_from_config(
     """
     config = text_config(config)
     family = family_of(config)
-    check = (check or check_of_config("config.json")).naming(own_names(config))
-    config = common_config(config)
-    check.check(config)
-    check_rope_parameters(config, check)
-    values = _with_defaults(config, check)
-    rope = rope_parameters(values, check)
-    specs, window = _specs_and_window(values, check)
+    check = check or check_of_config("config.json")
+    common = {theirs: ours for ours, theirs in family.aliases.items()}
+    config = {common.get(name, name): value for name, value in config.items()}
+    values = _DEFAULTS | family.defaults | config
+    if missing := [name for name in _REQUIRED if name not in values]:
+        raise CheckpointError(f"{check.place} has no {missing[0]}", check.hint)
+    check.check(values)
+    check.heads(values)
+    rope, sliding_rope = rope_parameters(values, check), sliding_rope_parameters(values, check)
+    specs, window = _specs_and_window(values, sliding_rope)
     _refuse_features(values, rope, specs)
     heads, dual_chunk = values["num_attention_heads"], dual_chunk_tokens(config, check)
-    sliding_rope = sliding_rope_parameters(values, check)
     shape = ModelShape(
         **family.features(values),
         mlp_matrices=family.mlp_matrices,
@@ -107,17 +106,16 @@ def read_shape(file: Path) -> ModelShape:
 
     Raises as `shape_from_config`, and ModelNotFound where there is no such file.
     """
+    if not file.is_file():
+        raise ModelNotFound(
+            f"there is no config.json in {file.parent}", "--model takes a folder with config.json and safetensors"
+        )
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        hint = "--model takes a folder with config.json and safetensors"
-        raise ModelNotFound(f"there is no config.json in {file.parent}", hint) from error
     except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(
-            f"cannot read {file}: {short_text(str(error))}", "copy the model's files again"
-        ) from error
+        raise CheckpointError(f"cannot read {file}: {short_text(str(error))}", "fetch the model again") from error
     if not isinstance(config, dict):
-        raise CheckpointError(f"{file} is not keys and values", "copy the model's files again")
+        raise CheckpointError(f"{file} is not keys and values", "fetch the model again")
     return shape_from_config(config, None, check_of_config(file))
 
 
@@ -176,29 +174,7 @@ def family_of(config: Mapping[str, Any]) -> Family:
     )
 
 
-def common_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a config of a known family with the names of values that families share."""
-    common = {theirs: ours for ours, theirs in FAMILIES[config["model_type"]].aliases.items()}
-    return {common.get(name, name): value for name, value in config.items()}
-
-
-def own_names(config: Mapping[str, Any]) -> dict[str, str]:
-    """Return the names that a config of a known family has of values that others call otherwise, by the others'."""
-    aliases = FAMILIES[config["model_type"]].aliases
-    return {ours: theirs for ours, theirs in aliases.items() if theirs in config}
-
-
-def _with_defaults(config: Mapping[str, Any], check: ConfigCheck) -> dict[str, Any]:
-    """Return a checked config with transformers' defaults for absent values. Raises CheckpointError."""
-    values = _DEFAULTS | FAMILIES[config["model_type"]].defaults | dict(config)
-    check.heads(values)
-    if values["model_type"] == "llama" and values["hidden_size"] % values["num_attention_heads"]:
-        hidden, heads = values["hidden_size"], values["num_attention_heads"]
-        raise check.error("num_attention_heads", heads, f"a divisor of the hidden size of {hidden}")
-    return values
-
-
-def _specs_and_window(values: Mapping[str, Any], check: ConfigCheck) -> tuple[tuple[LayerSpec, ...], int | None]:
+def _specs_and_window(values: Mapping[str, Any], sliding_rope: Any) -> tuple[tuple[LayerSpec, ...], int | None]:
     """Return the specs of the layers, and the window at which the context ends, None without one.
 
     It ends there where all layers have the same window: up to it, they attend to all tokens.
@@ -208,7 +184,7 @@ def _specs_and_window(values: Mapping[str, Any], check: ConfigCheck) -> tuple[tu
     if not family.has_layer_windows:
         return specs, window_in_use(values)
     windows = {spec.window for spec in specs}
-    if 0 in windows or sliding_rope_of(values, check) is not None:
+    if 0 in windows or sliding_rope is not None:
         return specs, None
     return tuple(replace(spec, window=0) for spec in specs), max(windows)
 

@@ -12,11 +12,12 @@ from .layer_spec import FULL, SLIDING
 
 ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "llama3", "longrope")  # of most families
 SUPPORTED = f"what runs: {', '.join(FAMILIES)}, with RoPE {', '.join(ROPE_TYPES)}"
-_STORES_ORIGINAL = ("llama3", "yarn", "longrope")  # RoPE types with `original_max_position_embeddings`
-ROPE_NUMBERS = {
+_ORIGINAL = "original_max_position_embeddings"
+_NUMBERS = {
     "rope_theta": Limits(float, 2, 1e30, 10000),
-    "factor": Limits(float, 1, 2**20, 4),
-    "original_max_position_embeddings": Limits(float, 2, MOST_TOKENS, 8192),
+    "partial_rotary_factor": Limits(float, 0, 1, 1),
+    "factor": Limits(float, 1, 2**20, 4, null=True),
+    _ORIGINAL: Limits(float, 2, MOST_TOKENS, 8192),
     "low_freq_factor": Limits(float, 1e-3, 1e6, 1),
     "high_freq_factor": Limits(float, 1e-3, 1e6, 4),
     "beta_fast": Limits(float, 1e-3, 1e6, 32, null=True),
@@ -25,105 +26,63 @@ ROPE_NUMBERS = {
     "llama_4_scaling_beta": Limits(float, 0, 1e3, 0.1),
     "mscale": Limits(float, 0, 1e3, 1, null=True),
     "mscale_all_dim": Limits(float, 0, 1e3, 1, null=True),
-    "partial_rotary_factor": Limits(float, 0, 1, 1),
 }
-DIVISOR = Limits(float, 1e-3, 1e6, 1)  # in the lists of longrope
-ROPE_LISTS = ("short_factor", "long_factor")
-EVERY_ROPE = ("rope_theta", "partial_rotary_factor")
-OF_ROPE_TYPE = {  # the parameters that transformers reads, and those that it requires
-    "linear": (("factor",), ("factor",)),
-    "dynamic": (("factor",), ("factor",)),
-    "yarn": (
-        (
-            *("factor", "original_max_position_embeddings", "beta_slow", "beta_fast"),
-            *("attention_factor", "mscale", "mscale_all_dim", "llama_4_scaling_beta"),
-        ),
-        ("factor",),
-    ),
-    "llama3": (
-        ("factor", "original_max_position_embeddings", "low_freq_factor", "high_freq_factor"),
-        ("factor", "low_freq_factor", "high_freq_factor"),
-    ),
-    "longrope": (("factor", "original_max_position_embeddings", "attention_factor", *ROPE_LISTS), ROPE_LISTS),
+_DIVISOR = Limits(float, 1e-3, 1e6, 1)
+_LISTS = ("short_factor", "long_factor")  # of longrope, with a divisor for each frequency
+_REQUIRED = {
+    "linear": ("factor",),
+    "dynamic": ("factor",),
+    "yarn": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+    "longrope": _LISTS,
 }
-QUERY_SCALING = ("llama_4_scaling_beta", "original_max_position_embeddings")
-RATIO_TYPES = ("yarn", "longrope")  # types whose factor may be null: the ratio of two contexts
-ASCENDING = (("low_freq_factor", "high_freq_factor"), ("beta_slow", "beta_fast"))
+_RATIO_TYPES = ("yarn", "longrope")  # types whose factor may be null: the ratio of two contexts
+_ASCENDING = (("low_freq_factor", "high_freq_factor"), ("beta_slow", "beta_fast"))
 
 
-def check_rope_parameters(values: Mapping[str, Any], check: ConfigCheck) -> None:
-    """Check the RoPE parameters of a config, before defaults are added. Raises CheckpointError."""
-    rope = _rope_of(values, check)
-    _check_rope(rope, check)
-    for name in QUERY_SCALING if FAMILIES[values["model_type"]].scales_queries else ():
-        if name in rope and QUERY_SCALING[0] in rope:  # whatever the type of RoPE reads
-            check.number(name, rope[name], ROPE_NUMBERS[name])
-    if sliding := sliding_rope_of(values, check):
-        _check_rope(sliding, check)
+def rope_parameters(values: Mapping[str, Any], check: ConfigCheck) -> dict[str, Any]:
+    """Return the RoPE parameters of a config with defaults, completed as transformers does.
 
-
-def _check_rope(rope: Mapping[str, Any], check: ConfigCheck) -> None:
-    """Check the merged RoPE parameters that the RoPE type reads."""
-    kind = rope.get("rope_type")
-    read, required = OF_ROPE_TYPE.get(kind if isinstance(kind, str) else "", ((), ()))
-    for name in required:
-        if name not in rope:
-            raise CheckpointError(f"{check.place}: RoPE {kind} without {name}", check.hint)
-    for name in (*EVERY_ROPE, *read):
-        if name not in rope or (name == "factor" and rope[name] is None and kind in RATIO_TYPES):
-            continue
-        if name in ROPE_LISTS:
-            _check_divisors(name, rope[name], check)
-        else:
-            check.number(name, rope[name], ROPE_NUMBERS[name])
-    if kind == "yarn" and not isinstance(rope.get("truncate", True), bool):
-        raise check.error("truncate", rope["truncate"], "true or false")
-    for lower, higher in ASCENDING:
-        first, second = rope.get(lower), rope.get(higher)
-        if lower in read and first is not None and second is not None and first >= second:
-            raise check.error(lower, first, f"below {check.names.get(higher, higher)}, which is {short_repr(second)}")
-
-
-def _check_divisors(name: str, value: Any, check: ConfigCheck) -> None:
-    """Check a list of longrope."""
-    if not isinstance(value, list) or not value or not all(map(DIVISOR.allow, value)):
-        raise check.error(name, value, f"a list with {DIVISOR} for every frequency")
-
-
-def _rope_of(values: Mapping[str, Any], check: ConfigCheck) -> dict[str, Any]:
-    """Return a config's RoPE parameters as one mapping, merged as transformers does.
-
-    Older files have `rope_scaling` with `type`, and `rope_theta` outside of it. Raises CheckpointError for anything
-    but a mapping of values, such as separate parameters for each kind of layer.
+    Older files have `rope_scaling` with `type`, and `rope_theta` outside of it. Raises CheckpointError.
     """
-    name = "rope_scaling" if values.get("rope_scaling") else "rope_parameters"
-    rope = values.get(name) or {}
+    family = FAMILIES[values["model_type"]]
+    rope = values.get("rope_scaling") or values.get("rope_parameters") or {}
     if _is_by_kind(rope, values):
         rope = rope.get(FULL) or {}
     if not isinstance(rope, Mapping) or any(isinstance(value, Mapping) for value in rope.values()):
-        raise check.error(name, rope, "RoPE parameters that hold for all layers")
+        raise check.error("rope_parameters", rope, "RoPE parameters that hold for all layers")
     merged = {"rope_type": rope.get("type", "default"), **rope}
-    family = FAMILIES[values["model_type"]]
     if isinstance(merged["rope_type"], str):
         merged["rope_type"] = family.rope_types.get(merged["rope_type"], merged["rope_type"])
-    if "rope_theta" in values:
-        merged.setdefault("rope_theta", values["rope_theta"])
-    if values.get("partial_rotary_factor") is not None:
-        merged.setdefault("partial_rotary_factor", values["partial_rotary_factor"])
+    for name in ("rope_theta", "partial_rotary_factor"):
+        if values.get(name) is not None:
+            merged.setdefault(name, values[name])
+    merged.setdefault("rope_theta", 10000.0)
+    _check_rope(merged, check)
+    if merged["rope_type"] in ("llama3", *_RATIO_TYPES):
+        if _ORIGINAL in family.defaults:  # a family that has it outside of the parameters
+            merged[_ORIGINAL] = values[_ORIGINAL]
+        merged.setdefault(_ORIGINAL, values["max_position_embeddings"])
     return merged
 
 
-def sliding_rope_of(values: Mapping[str, Any], check: ConfigCheck) -> dict[str, Any] | None:
-    """Return the RoPE parameters of layers with a window; None if they are those of the others."""
-    family, rope = FAMILIES[values["model_type"]], values.get("rope_parameters") or {}
-    if not family.has_layer_windows:
-        return None
-    if _is_by_kind(rope, values):
-        rope = rope.get(SLIDING)
-        if not isinstance(rope, Mapping) or any(isinstance(value, Mapping) for value in rope.values()):
-            raise check.error("rope_parameters", values["rope_parameters"], f"RoPE parameters with {SLIDING}")
-        return {"rope_type": "default", "rope_theta": 10000.0, **rope}
-    return family.sliding_rope(values) if family.sliding_rope else None
+def _check_rope(rope: Mapping[str, Any], check: ConfigCheck) -> None:
+    """Check the merged RoPE parameters. Raises CheckpointError."""
+    kind = rope["rope_type"]
+    for name in _REQUIRED.get(kind, ()) if isinstance(kind, str) else ():
+        if rope.get(name) is None and not (name == "factor" and kind in _RATIO_TYPES and name in rope):
+            raise CheckpointError(f"{check.place}: RoPE {kind} without {name}", check.hint)
+    for name, value in rope.items():
+        if name in _NUMBERS:
+            check.number(name, value, _NUMBERS[name])
+        elif name in _LISTS and not (isinstance(value, list) and value and all(map(_DIVISOR.allow, value))):
+            raise check.error(name, value, f"a list with {_DIVISOR} for every frequency")
+    if not isinstance(rope.get("truncate", True), bool):
+        raise check.error("truncate", rope["truncate"], "true or false")
+    for lower, higher in _ASCENDING:
+        first, second = rope.get(lower), rope.get(higher)
+        if first is not None and second is not None and first >= second:
+            raise check.error(lower, first, f"below {higher}, which is {short_repr(second)}")
 
 
 def _is_by_kind(rope: Any, values: Mapping[str, Any]) -> bool:
@@ -132,27 +91,22 @@ def _is_by_kind(rope: Any, values: Mapping[str, Any]) -> bool:
     return has_windows and isinstance(rope, Mapping) and FULL in rope
 
 
-def rope_parameters(values: Mapping[str, Any], check: ConfigCheck) -> dict[str, Any]:
-    """Return the RoPE parameters, completed as transformers does."""
-    rope = _rope_of(values, check)
-    rope.setdefault("rope_theta", 10000.0)
-    if rope["rope_type"] in _STORES_ORIGINAL:
-        name = "original_max_position_embeddings"
-        if name in FAMILIES[values["model_type"]].defaults:  # a family that has it outside of the parameters
-            rope[name] = values[name]
-        rope.setdefault(name, values["max_position_embeddings"])
-    return rope
-
-
 def sliding_rope_parameters(values: Mapping[str, Any], check: ConfigCheck) -> dict[str, Any] | None:
     """Return the RoPE parameters of the layers with a window; None if they are those of the others."""
-    rope = sliding_rope_of(values, check)
-    if rope is not None and rope.get("partial_rotary_factor", 1.0) != 1.0:
-        raise UnsupportedModel("RoPE on a part of each head in layers with a window is not supported", SUPPORTED)
-    if rope is not None and rope["rope_type"] != "default":
-        raise UnsupportedModel(
-            f"the RoPE type {short_repr(rope['rope_type'])} in layers with a window is not supported", SUPPORTED
-        )
+    family, rope = FAMILIES[values["model_type"]], values.get("rope_parameters") or {}
+    if not family.has_layer_windows:
+        return None
+    if _is_by_kind(rope, values):
+        if not isinstance(rope.get(SLIDING), Mapping):
+            raise check.error("rope_parameters", rope, f"RoPE parameters with {SLIDING}")
+        rope = {"rope_type": "default", "rope_theta": 10000.0, **rope[SLIDING]}
+    elif family.sliding_rope:
+        rope = family.sliding_rope(values)
+    else:
+        return None
+    _check_rope(rope, check)
+    if rope["rope_type"] != "default" or rope.get("partial_rotary_factor", 1.0) != 1.0:
+        raise UnsupportedModel("RoPE in layers with a window that is scaled, or on a part of each head", SUPPORTED)
     return rope
 
 
@@ -163,7 +117,7 @@ def positions_of(rope: Mapping[str, Any], positions: int) -> int:
     """
     kind, factor = rope.get("rope_type", "default"), rope.get("factor") or 1.0
     if kind == "yarn":
-        return max(positions, int((rope.get("original_max_position_embeddings") or positions) * factor))
+        return max(positions, int((rope.get(_ORIGINAL) or positions) * factor))
     return int(positions * factor) if kind in ("linear", "dynamic") else positions
 
 
@@ -182,11 +136,9 @@ def dual_chunk_tokens(config: Mapping[str, Any], check: ConfigCheck) -> int | No
     Raises CheckpointError for parameters that are wrong.
     """
     name = "dual_chunk_attention_config"
-    parameters = config.get(name)
-    if not parameters:
+    if not (parameters := config.get(name)):
         return None
-    names = ("chunk_size", "original_max_position_embeddings")
-    limits = [parameters.get(each) for each in names] if isinstance(parameters, Mapping) else []
+    limits = [parameters.get(each) for each in ("chunk_size", _ORIGINAL)] if isinstance(parameters, Mapping) else []
     found = [each for each in limits if each is not None]
     if not found or not all(type(each) is int and 0 < each <= MOST_TOKENS for each in found):
         raise check.error(name, parameters, "parameters with a chunk_size")

@@ -21,13 +21,7 @@ COHERE = Family(
     "cohere",
     _layers,
     {
-        "vocab_size": 256000,
-        "hidden_size": 8192,
-        "intermediate_size": 22528,
         "logit_scale": 0.0625,
-        "num_hidden_layers": 40,
-        "num_attention_heads": 64,
-        "max_position_embeddings": 8192,
         "rms_norm_eps": 1e-5,
         "tie_word_embeddings": True,
         "eos_token_id": 255001,

@@ -7,12 +7,7 @@ GLM4 = Family(
     "glm4",
     lambda values: [LayerSpec(qkv_bias=values["attention_bias"], post_norms=True)],
     {
-        "vocab_size": 151552,
-        "intermediate_size": 13696,
-        "num_hidden_layers": 40,
-        "num_key_value_heads": 2,
         "head_dim": 128,
-        "max_position_embeddings": 131072,
         "rms_norm_eps": 1.5625e-7,
         "attention_bias": True,
         "eos_token_id": [151329, 151336, 151338],

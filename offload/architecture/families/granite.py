@@ -36,9 +36,6 @@ GRANITE = Family(
     "granite",
     _layers,
     {
-        "vocab_size": 32000,
-        "intermediate_size": 11008,
-        "max_position_embeddings": 2048,
         "eos_token_id": 2,
         "embedding_multiplier": 1.0,
         "logits_scaling": 1.0,

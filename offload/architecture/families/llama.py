@@ -12,7 +12,7 @@ def _layers(values: Values) -> list[LayerSpec]:
 LLAMA = Family(
     "llama",
     _layers,
-    {"vocab_size": 32000, "intermediate_size": 11008, "max_position_embeddings": 2048, "eos_token_id": 2},
+    {"max_position_embeddings": 2048, "eos_token_id": 2},
     gguf=GGUFNames(  # Mistral's, too
         "llama", keys={"sliding_window": "attention.sliding_window"}, permutes=True, sparse="mixtral"
     ),

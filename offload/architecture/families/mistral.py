@@ -7,10 +7,6 @@ MISTRAL = Family(
     "mistral",
     lambda values: [LayerSpec(qkv_bias=values["attention_bias"])],
     {
-        "vocab_size": 32000,
-        "intermediate_size": 14336,
-        "max_position_embeddings": 131072,
-        "num_key_value_heads": 8,
         "sliding_window": 4096,
         "eos_token_id": 2,
     },
@@ -26,12 +22,7 @@ MINISTRAL3 = Family(
     "ministral3",
     MISTRAL.layers,
     {
-        "vocab_size": 131072,
-        "intermediate_size": 14336,
-        "num_hidden_layers": 34,
-        "num_key_value_heads": 8,
         "head_dim": 128,
-        "max_position_embeddings": 262144,
         "rms_norm_eps": 1e-5,
         "eos_token_id": 2,
         "rope_parameters": {
@@ -54,10 +45,6 @@ MIXTRAL = Family(
     "mixtral",
     lambda values: [LayerSpec(router="chosen")],
     {
-        "vocab_size": 32000,
-        "intermediate_size": 14336,
-        "num_key_value_heads": 8,
-        "max_position_embeddings": 131072,
         "rms_norm_eps": 1e-5,
         "eos_token_id": 2,
         "rope_theta": 1000000.0,

@@ -19,9 +19,6 @@ OLMO2 = Family(
     "olmo2",
     _layers,
     {
-        "vocab_size": 50304,
-        "intermediate_size": 11008,
-        "max_position_embeddings": 2048,
         "rms_norm_eps": 1e-5,
         "eos_token_id": 50279,
     },
@@ -71,12 +68,6 @@ OLMOE = Family(
     "olmoe",
     _sparse_layers,
     {
-        "vocab_size": 50304,
-        "hidden_size": 2048,
-        "intermediate_size": 2048,
-        "num_hidden_layers": 16,
-        "num_attention_heads": 16,
-        "max_position_embeddings": 4096,
         "rms_norm_eps": 1e-5,
         "eos_token_id": 50279,
         "num_experts": 64,

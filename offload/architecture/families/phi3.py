@@ -7,10 +7,6 @@ PHI3 = Family(
     "phi3",
     lambda values: [LayerSpec()],
     {
-        "vocab_size": 32064,
-        "hidden_size": 3072,
-        "intermediate_size": 8192,
-        "max_position_embeddings": 4096,
         "original_max_position_embeddings": 4096,
         "rms_norm_eps": 1e-5,
         "eos_token_id": 32000,

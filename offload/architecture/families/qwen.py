@@ -4,10 +4,6 @@ from ..layer_spec import LayerSpec
 from .family import GGUF_EXPERT_TENSORS, GGUF_EXPERTS, Family, GGUFNames, Values
 
 _DEFAULTS = {
-    "vocab_size": 151936,
-    "intermediate_size": 22016,
-    "max_position_embeddings": 32768,
-    "num_key_value_heads": 32,
     "sliding_window": 4096,
 }
 
@@ -52,12 +48,6 @@ QWEN3_MOE = Family(
     "qwen3_moe",
     _layers,
     {
-        "vocab_size": 151936,
-        "hidden_size": 2048,
-        "intermediate_size": 6144,
-        "num_hidden_layers": 24,
-        "num_key_value_heads": 4,
-        "max_position_embeddings": 32768,
         "sliding_window": 4096,
         "num_experts": 128,
         "num_experts_per_tok": 8,

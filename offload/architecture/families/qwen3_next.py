@@ -10,11 +10,7 @@ from ..layer_spec import LayerSpec, activation_of
 from .family import Family, Values, linear_layers
 
 _DEFAULTS = {
-    "hidden_size": 2048,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 2,
     "head_dim": 256,
-    "max_position_embeddings": 32768,
     "partial_rotary_factor": 0.25,
     "full_attention_interval": 4,
     "linear_conv_kernel_dim": 4,
@@ -68,9 +64,6 @@ QWEN3_NEXT = Family(
     defaults=_DEFAULTS
     | _EXPERTS
     | {
-        "vocab_size": 151936,
-        "num_hidden_layers": 48,
-        "intermediate_size": 5632,
         "num_experts": 512,
         "num_experts_per_tok": 10,
     },
@@ -84,19 +77,12 @@ QWEN3_NEXT = Family(
 )
 QWEN3_5 = Family(
     "qwen3_5_text",
-    defaults=_DEFAULTS
-    | {
-        "vocab_size": 248320,
-        "hidden_size": 4096,
-        "intermediate_size": 12288,
-        "num_hidden_layers": 32,
-        "num_key_value_heads": 4,
-    },
+    defaults=_DEFAULTS,
     **_COMMON,
 )
 QWEN3_5_MOE = Family(
     "qwen3_5_moe_text",
-    defaults=_DEFAULTS | _EXPERTS | {"vocab_size": 248320, "num_hidden_layers": 40, "intermediate_size": 512},
+    defaults=_DEFAULTS | _EXPERTS | {"intermediate_size": 512},
     stacked=_STACKED,
     **_COMMON,
 )

@@ -23,13 +23,6 @@ SMOLLM3 = Family(
     "smollm3",
     _layers,
     {
-        "vocab_size": 128256,
-        "hidden_size": 2048,
-        "intermediate_size": 11008,
-        "num_hidden_layers": 36,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 4,
-        "max_position_embeddings": 32768,
         "tie_word_embeddings": True,
         "eos_token_id": 128001,
         "rope_theta": 2000000.0,

@@ -23,14 +23,7 @@ STARCODER2 = Family(
     "starcoder2",
     _layers,
     {
-        "vocab_size": 49152,
-        "hidden_size": 3072,
-        "intermediate_size": 12288,
-        "num_hidden_layers": 30,
-        "num_attention_heads": 24,
-        "num_key_value_heads": 2,
         "hidden_act": "gelu_pytorch_tanh",
-        "max_position_embeddings": 4096,
         "rms_norm_eps": 1e-5,
         "attention_bias": True,
         "tie_word_embeddings": True,  # transformers' default of eos_token_id is not in the vocabulary

@@ -17,7 +17,6 @@ from ...short_repr import short_repr, short_text
 from ..tokenizers.gguf_tokenizer import tokenizer_from_metadata
 from ..tokenizers.tokenizer import Tokenizer
 from ..tokenizers.tokenizer_files import load_hf_tokenizer
-from .gguf_header import refuse_unused, refuse_variants
 from .gguf_tensors import GGUFTensors, open_gguf
 from .safetensors import TensorReader
 
@@ -31,19 +30,16 @@ _KEYS = {  # behind the name of the architecture
     "max_position_embeddings": "context_length",
     "rms_norm_eps": "attention.layer_norm_rms_epsilon",
 }
-_TOKEN_KEYS = {
-    "eos_token_id": "tokenizer.ggml.eos_token_id",
-    "eot_token_id": "tokenizer.ggml.eot_token_id",
-    "bos_token_id": "tokenizer.ggml.bos_token_id",
-}
-_NEEDED = (
-    *("num_attention_heads", "hidden_size", "intermediate_size", "num_hidden_layers"),
-    *("max_position_embeddings", "rms_norm_eps"),
-)
-_ROPE_KEYS = {
-    "rope_theta": "rope.freq_base",
-    "factor": "rope.scaling.factor",
-    "original_max_position_embeddings": "rope.scaling.original_context_length",
+_OPTIONAL = ("num_key_value_heads", "head_dim")
+_HINT = "fetch or convert the model again"
+_SAFETENSORS = "use the model's safetensors"
+_UNSUPPORTED = {  # keys that are absent or zero in what runs -> what others have
+    "expert_count": "mixtures of experts of this architecture",
+    "expert_shared_count": "experts that all tokens share",
+    "expert_group_count": "groups of experts",
+    "attention.sliding_window": "sliding windows in this architecture",
+    "rope.dimension_sections": "RoPE on several axes, as in models that read images,",
+    "nextn_predict_layers": "layers that predict further tokens",
 }
 
 
@@ -62,12 +58,13 @@ class GGUFCheckpoint:
         self.shape = self._shape()
         names = self._family.gguf
         self._tensors = GGUFTensors(path, self.shape.heads, self.shape.kv_heads, self._reader, names)
-        refuse_unused(self._tensors.unused(self.shape))
+        if name := next(self._tensors.unused(self.shape), None):
+            raise UnsupportedModel(f"GGUF models with the tensor {short_text(name)} are not supported", _SAFETENSORS)
 
     def _find_family(self) -> Family:
         """Return the family of the file's architecture. Raises UnsupportedModel."""
         architecture = self._value("general.architecture")
-        if not isinstance(architecture, str) or architecture not in GGUF_FAMILIES:
+        if architecture not in GGUF_FAMILIES:
             raise UnsupportedModel(
                 f"the GGUF architecture {short_text(str(architecture))} is not supported",
                 f"what runs: {', '.join(GGUF_FAMILIES)}",
@@ -76,73 +73,74 @@ class GGUFCheckpoint:
         has_experts = family.gguf.sparse and self._value(f"{architecture}.expert_count")
         return FAMILIES[family.gguf.sparse] if has_experts else family
 
-    def _key(self, name: str) -> str:
-        """Return a key of the file's architecture."""
-        return f"{self._family.gguf.architecture}.{name}"
-
     def _value(self, key: str, default: Any = None) -> Any:
         field = self._reader.get_field(key)
         return default if field is None else field.contents()
 
+    def _own(self, key: str, default: Any = None) -> Any:
+        """Return the value of a key behind the architecture's name."""
+        return self._value(f"{self._family.gguf.architecture}.{key}", default)
+
     def _shape(self) -> ModelShape:
         """Read the shape from the metadata. Raises CheckpointError, UnsupportedModel."""
-        keys = {ours: self._key(name) for ours, name in (_KEYS | dict(self._family.gguf.keys)).items()} | _TOKEN_KEYS
-        values = {ours: self._value(key) for ours, key in keys.items() if self._reader.get_field(key) is not None}
-        if missing := [keys[name] for name in _NEEDED if name not in values]:
-            raise CheckpointError(f"{self.path} lacks {missing[0]}", "convert the model again")
-        refuse_variants(self._family, lambda name: self._value(self._key(name)), values, self._sizes)
+        names = self._family.gguf
+        keys = _KEYS | dict(names.keys)
+        values = {ours: value for ours, key in keys.items() if (value := self._own(key)) is not None}
+        if missing := [keys[name] for name in _KEYS if name not in values and name not in _OPTIONAL]:
+            raise CheckpointError(f"{self.path} lacks {missing[0]}", _HINT)
+        self._refuse_variants(values)
         if values.get("sliding_window") == 0:  # "not set", as in llama.cpp
             values["sliding_window"] = None
-        rope_keys = {ours: self._key(name) for ours, name in _ROPE_KEYS.items()}
-        check = ConfigCheck(str(self.path), keys | rope_keys, "fetch or convert the model again")
-        extra = {"eos_token_id": check.token_ids(values.pop("eot_token_id", None), "eot_token_id")}
-        self.config = {"eos_token_id": None} | dict(self._family.gguf.left_out) | values
+        check = ConfigCheck(str(self.path), _HINT)
+        ids = {f"{name}_token_id": self._value(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "bos", "eot")}
+        extra = {"eos_token_id": check.token_ids(ids.pop("eot_token_id"))}
+        self.config = {**names.left_out, **values, **ids}
         self.config |= {
             "model_type": self._family.name,
-            "vocab_size": self._vocabulary(),
+            "vocab_size": int(self._sizes["token_embd.weight"][-1]) if "token_embd.weight" in self._sizes else None,
             "rope_parameters": self._rope(),
             "attention_bias": "blk.0.attn_q.bias" in self._sizes,
             "tie_word_embeddings": "output.weight" not in self._sizes,
         }
         shape = shape_from_config(self.config, extra, check=check)
-        rotated = self._value(self._key("rope.dimension_count"), shape.rotary_dim)
+        rotated = self._own("rope.dimension_count", shape.rotary_dim)
         if rotated != shape.rotary_dim:
-            shape = self._partial(shape, rotated, extra, check)
-        if self._family.gguf.adds_norm_offset:
+            if not self._family.has_partial_rope:
+                raise UnsupportedModel("RoPE on a part of each head is not supported", _SAFETENSORS)
+            self.config["rope_parameters"]["partial_rotary_factor"] = rotated / shape.head_dim
+            shape = shape_from_config(self.config, extra, check=check)
+        if names.adds_norm_offset:
             shape = replace(shape, norm_offset=0.0)
         return replace(shape, rope_divisors=self._divisors(shape.rotary_dim // 2))
 
-    def _partial(self, shape: ModelShape, rotated: Any, extra: dict, check: ConfigCheck) -> ModelShape:
-        """Return the shape with RoPE on the first `rotated` dimensions of a head. Raises UnsupportedModel."""
-        if not self._family.has_partial_rope or type(rotated) is not int or rotated % 2:
-            raise UnsupportedModel(
-                "RoPE on a part of each head is not supported", "what runs: dense models with RoPE on whole heads"
-            )
-        self.config["rope_parameters"]["partial_rotary_factor"] = rotated / shape.head_dim
-        return shape_from_config(self.config, extra, check=check)
+    def _refuse_variants(self, values: dict[str, Any]) -> None:
+        """Raise UnsupportedModel for variants that the decoder would compute as the plain model, and wrongly."""
+        names = self._family.gguf
+        if isinstance(values["num_attention_heads"], list) or isinstance(values.get("num_key_value_heads"), list):
+            raise UnsupportedModel("GGUF models whose layers differ in their heads are not supported", _SAFETENSORS)
+        for key, what in _UNSUPPORTED.items():
+            value = self._own(key)
+            if key not in names.keys.values() and (any(value) if isinstance(value, list) else value):
+                raise UnsupportedModel(f"{what} are not supported ({key} is {short_repr(value)})", _SAFETENSORS)
+        for key in names.switches:
+            if self._own(key) is False:
+                raise UnsupportedModel(f"{self._family.name} with {key} false is not supported", _SAFETENSORS)
+        if "rope_factors_long.weight" in self._sizes:
+            raise UnsupportedModel("GGUF models with longrope are not supported", _SAFETENSORS)
 
     def _rope(self) -> dict:
         """Return the RoPE parameters under transformers' names. Raises UnsupportedModel."""
-        rope = {"rope_type": "default", "rope_theta": self._value(self._key(_ROPE_KEYS["rope_theta"]), 10000.0)}
-        kind = self._value(self._key("rope.scaling.type"), "none")
+        rope = {"rope_type": "default", "rope_theta": self._own("rope.freq_base", 10000.0)}
+        kind = self._own("rope.scaling.type", "none")
         if kind == "none":
             return rope
         if kind not in ("linear", "yarn"):
-            raise UnsupportedModel(
-                f"the GGUF RoPE scaling {short_repr(kind)} is not supported", "what runs: none, linear, yarn"
-            )
-        rope |= {"rope_type": kind, "factor": self._value(self._key(_ROPE_KEYS["factor"]), 1.0)}
-        original = self._value(self._key(_ROPE_KEYS["original_max_position_embeddings"]))
-        if kind == "yarn" and original != 0 and original is not None:  # 0 is "not set", as in llama.cpp
+            raise UnsupportedModel(f"the GGUF RoPE scaling {short_repr(kind)} is not supported", _SAFETENSORS)
+        rope |= {"rope_type": kind, "factor": self._own("rope.scaling.factor", 1.0)}
+        original = self._own("rope.scaling.original_context_length")
+        if kind == "yarn" and original:  # 0 is "not set", as in llama.cpp
             rope["original_max_position_embeddings"] = original
         return rope | dict(self._family.gguf.yarn) if kind == "yarn" else rope
-
-    def _vocabulary(self) -> int:
-        """Return the vocabulary's size, from the embedding table. Raises CheckpointError."""
-        size = self._sizes.get("token_embd.weight", ())
-        if len(size) != 2:
-            raise CheckpointError(f"{self.path} lacks the matrix token_embd.weight", "convert the model again")
-        return int(size[-1])
 
     def _divisors(self, wanted: int) -> tuple[float, ...] | None:
         """Read the divisor of each frequency, as llama.cpp stores Llama 3's RoPE scaling. Raises CheckpointError."""
@@ -150,11 +148,7 @@ class GGUFCheckpoint:
             return None
         divisors = GGUFTensors(self.path, 1, 1, self._reader).dequantized("rope_freqs.weight")
         if divisors.shape != (wanted,) or not (torch.isfinite(divisors) & (divisors > 0)).all():
-            raise CheckpointError(
-                f"{self.path}: rope_freqs.weight is {short_repr(divisors.flatten().tolist())}, "
-                f"not {wanted} positive numbers",
-                "fetch or convert the model again",
-            )
+            raise CheckpointError(f"{self.path}: rope_freqs.weight is not {wanted} positive numbers", _HINT)
         return tuple(divisors.tolist())
 
     @property

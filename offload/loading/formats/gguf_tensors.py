@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...architecture.config import ModelShape
 from ...architecture.families import FAMILIES, GGUFNames
+from ...architecture.weight_formats import FORMATS
 from ...errors import CheckpointError, UnsupportedModel
 from ...short_repr import short_text
-from .gguf_header import check_metadata
 from .layer_tensors import checkpoint_sizes, layer_sizes
 
 if TYPE_CHECKING:
@@ -26,27 +26,36 @@ if TYPE_CHECKING:
 
     from ...kernels.quantized import QuantizedTensor
 
-_TENSORS = {
-    "model.embed_tokens": "token_embd",
-    "model.norm": "output_norm",
-    "lm_head": "output",
-    "input_layernorm": "attn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
+_MODULES = {  # llama.cpp's names of tensors -> transformers'
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
 }
 _FLOATS = ("F64", "F32", "F16", "BF16")  # ggml's names
-_NAMES = {theirs: ours for ours, theirs in _TENSORS.items()}
-_LLAMA = FAMILIES["llama"].gguf
 _BARE = ("self_attn.sinks",)  # whose names in safetensors do not end with .weight
 _FREQUENCIES = ("attn_rot_embd", "rope_freqs")  # RoPE's, of old files
-_LAYER = re.compile(r"blk\.(?P<layer>\d{1,9})\.(?P<stem>\w+)")
+_LAYER = re.compile(r"blk\.(\d{1,9})\.(\w+)")
 _STORED = re.compile(r"(?:blk\.(?P<layer>\d+)\.)?(?P<stem>\w+)\.(?P<kind>weight|bias)")
+
+
+def open_gguf(path: Path) -> Any:
+    """Return gguf's reader of a file. Raises CheckpointError."""
+    from gguf import GGUFReader
+
+    try:
+        return GGUFReader(path)
+    except Exception as error:  # the reader raises any exception for a damaged file
+        reason = short_text(str(error))
+        raise CheckpointError(f"{path} is corrupt, or not a GGUF file: {reason}", "fetch the model again") from error
 
 
 class Place(NamedTuple):
@@ -54,14 +63,6 @@ class Place(NamedTuple):
 
     name: str
     expert: int | None = None
-
-    def part(self, size: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the size of the tensor, from that of the file's."""
-        return size if self.expert is None else size[1:]
-
-
-def _part(data: Any, expert: int | None) -> Any:
-    return data if expert is None else data[expert]
 
 
 class GGUFTensors:
@@ -75,28 +76,21 @@ class GGUFTensors:
     ) -> None:
         self.path = path
         self._reader = reader or open_gguf(path)
-        names = names or _LLAMA
+        names = names or FAMILIES["llama"].gguf
         self._heads = {"attn_q": heads, "attn_k": kv_heads} if names.permutes else {}
-        self._modules = _NAMES | dict(names.tensors)
+        self._modules = _MODULES | dict(names.tensors)
         self._tensors = {tensor.name: tensor for tensor in self._reader.tensors}
 
     @cached_property
     def _names(self) -> dict[str, Place]:
         places = {}
-        for name in self._tensors:
+        for name, tensor in self._tensors.items():
             ours = self._transformers_name(name)
             if ours is not None and "*" in ours:
-                places |= {ours.replace("*", str(i)): Place(name, i) for i in range(self._experts(name))}
+                places |= {ours.replace("*", str(i)): Place(name, i) for i in range(int(tensor.shape[-1]))}
             elif ours is not None:
                 places[ours] = Place(name)
         return places
-
-    def _experts(self, name: str) -> int:
-        """Return of how many experts a tensor has the matrices. Raises CheckpointError."""
-        size = self._tensors[name].shape
-        if len(size) != (2 if name.endswith(".bias") else 3):
-            raise CheckpointError(f"{self.path}: {name} has no part for each expert", "convert the model again")
-        return int(size[-1])
 
     def _transformers_name(self, name: str) -> str | None:
         """Map blk.3.attn_q.weight to model.layers.3.self_attn.q_proj.weight; None for a tensor that is not a weight.
@@ -115,12 +109,11 @@ class GGUFTensors:
         layers = {spec: checkpoint_sizes(shape, layer_sizes(shape, spec)) for spec in dict.fromkeys(shape.specs)}
         for name in self._tensors:
             match = _LAYER.match(name)
-            if match is None or match["stem"] in _FREQUENCIES or int(match["layer"]) >= shape.layers:
+            if match is None or match[2] in _FREQUENCIES or int(match[1]) >= shape.layers:
                 continue
             ours = self._transformers_name(name)
-            prefix = f"model.layers.{match['layer']}."
-            ours = ours and ours.removeprefix(prefix).replace("*", "0")
-            if ours is None or ours not in layers[shape.spec(int(match["layer"]))]:
+            ours = ours and ours.removeprefix(f"model.layers.{match[1]}.").replace("*", "0")
+            if ours not in layers[shape.spec(int(match[1]))]:
                 yield name
 
     @property
@@ -129,25 +122,21 @@ class GGUFTensors:
         return any(tensor.tensor_type.name not in _FLOATS for tensor in self._tensors.values())
 
     def sizes(self) -> dict[str, tuple[int, ...]]:
-        """Return every tensor's name and size. Raises CheckpointError if tensors do not lie as the format requires."""
-        self._check_layout()
+        """Return every tensor's name and size."""
         sizes = {name: tuple(map(int, tensor.shape[::-1])) for name, tensor in self._tensors.items()}
-        return {ours: place.part(sizes[place.name]) for ours, place in self._names.items()}
+        return {
+            ours: sizes[name] if expert is None else sizes[name][1:] for ours, (name, expert) in self._names.items()
+        }
 
-    def _check_layout(self) -> None:
-        """Check that the tensors follow each other, each aligned. Raises CheckpointError."""
-        end, offset, alignment = self.path.stat().st_size, self._reader.data_offset, int(self._reader.alignment)
-        for tensor in self._reader.tensors:
-            if tensor.data_offset != offset:
-                raise CheckpointError(f"{self.path} is corrupt: {tensor.name} is misplaced", "fetch the model again")
-            if offset + tensor.n_bytes > end:
-                raise CheckpointError(f"{self.path} is truncated inside {tensor.name}", "fetch the model again")
-            offset += -(-tensor.n_bytes // alignment) * alignment
+    def _stored(self, name: str, expert: int | None) -> tuple[str, Any]:
+        """Return the type of a tensor of the file, and its data or one expert's part of it."""
+        tensor = self._tensors[name]
+        return tensor.tensor_type.name, tensor.data if expert is None else tensor.data[expert]
 
     def __call__(self, name: str, part: tuple[slice, ...] | None = None) -> Tensor:
         """Return a tensor dequantised to fp32: as a whole, and then sliced."""
-        stored, expert = self._names[name]
-        weight, order = self.dequantized(stored, expert), self._row_order(stored)
+        place = self._names[name]
+        weight, order = self.dequantized(*place), self._row_order(place.name)
         return (weight if order is None else weight[order])[part or ...]
 
     def dequantized(self, stored: str, expert: int | None = None) -> Tensor:
@@ -158,27 +147,26 @@ class GGUFTensors:
         import torch
         from gguf import dequantize
 
-        tensor = self._tensors[stored]
+        kind, data = self._stored(stored, expert)
         try:
-            return torch.from_numpy(dequantize(_part(tensor.data, expert), tensor.tensor_type).copy())
+            return torch.from_numpy(dequantize(data, self._tensors[stored].tensor_type).copy())
         except NotImplementedError as error:
-            kind = tensor.tensor_type.name
             raise UnsupportedModel(f"{self.path}: {stored} is quantised as {kind}", str(error)) from error
 
     def quantized(self, name: str) -> QuantizedTensor | None:
         """Return a tensor as it is stored, or None for types that the native kernel does not read."""
         import torch
 
-        from .gguf_blocks import FORMATS, split_blocks
+        from .gguf_blocks import split_blocks
 
-        stored, expert = self._names[name]
-        kind, data = self._tensors[stored].tensor_type.name, _part(self._tensors[stored].data, expert)
+        place = self._names[name]
+        kind, data = self._stored(*place)
         if kind not in FORMATS:
             return None
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch warns of memory that cannot be written to: nothing writes here
             mapped = torch.from_numpy(data)
-        order = self._row_order(stored)
+        order = self._row_order(place.name)
         return split_blocks(kind, mapped if order is None else mapped[order])
 
     @contextmanager
@@ -193,8 +181,6 @@ class GGUFTensors:
 
     def quantized_bits(self) -> dict[str, float]:
         """Return the bits of a weight of every tensor that `quantized` gives, scales included."""
-        from .gguf_blocks import FORMATS
-
         kinds = {ours: self._tensors[place.name].tensor_type.name for ours, place in self._names.items()}
         return {name: FORMATS[kind].bits_per_weight for name, kind in kinds.items() if kind in FORMATS}
 
@@ -207,16 +193,3 @@ class GGUFTensors:
             return None
         rows = int(self._tensors[stored].shape[-1])
         return torch.arange(rows).view(heads, rows // heads // 2, 2).transpose(1, 2).flatten()
-
-
-def open_gguf(path: Path) -> Any:
-    """Return gguf's reader of a file whose metadata has been checked. Raises CheckpointError."""
-    from gguf import GGUFReader
-
-    check_metadata(path)
-    try:
-        return GGUFReader(path)
-    except Exception as error:  # the reader raises any exception for a damaged file
-        raise CheckpointError(
-            f"{path} is corrupt, or not a GGUF file that can be read: {short_text(str(error))}", "fetch the model again"
-        ) from error
