@@ -15,7 +15,7 @@ from offload.architecture.config import ModelShape
 from offload.architecture.hf_config import shape_from_config
 from offload.caches.full import FullCache
 from offload.kernels.ops import TorchOperations
-from offload.loading.formats.tensor_checks import expected_sizes
+from offload.loading.formats.tensor_checks import expected_tensors
 from offload.loading.weights import load_model
 from offload.memory.factory import TieredStoreFactory
 from offload.model.decoder import Model
@@ -49,7 +49,7 @@ class RandomCheckpoint:
 
     def __init__(self, shape: ModelShape, dtype: torch.dtype, device: torch.device) -> None:
         self.shape = shape
-        self._sizes, self._dtype, self._device = expected_sizes(shape), dtype, device
+        self._sizes, self._dtype, self._device = dict(expected_tensors(shape)), dtype, device
 
     @contextmanager
     def tensors(self):

@@ -40,8 +40,6 @@ def _why_not_here(config: EngineConfig, device: torch.device, dtype: torch.dtype
         return f"the dtype is {str(dtype).removeprefix('torch.')}", "use --dtype bfloat16"
     if config.kernel == "off":
         return "the kernel is off", "use --kernel auto"
-    if device.type == "cuda":
-        return None
     try:
         find_kernel(config.kernel)
     except KernelUnavailable as error:
@@ -51,7 +49,7 @@ def _why_not_here(config: EngineConfig, device: torch.device, dtype: torch.dtype
 
 def _refusal(option: str, reason: str, hint: str) -> SettingsError:
     return SettingsError(
-        f"{option} needs a model in floating point, bfloat16, and on a CPU the native kernel: {reason}",
+        f"{option} needs a model in floating point, bfloat16, and the native kernel: {reason}",
         f"{hint}, or leave {option.split()[0]} out",
     )
 

@@ -13,7 +13,7 @@ from transformers import LlamaConfig
 from offload.architecture.hf_config import shape_from_config
 from offload.caches.factory import selected_cache
 from offload.kernels.ops import TorchOperations
-from offload.loading.formats.tensor_checks import expected_sizes
+from offload.loading.formats.tensor_checks import expected_tensors
 from offload.loading.weights import load_model
 from offload.memory import factory
 from offload.memory.cuda_link import CudaLink
@@ -56,7 +56,7 @@ class Checkpoint:
 
     @contextmanager
     def tensors(self):
-        sizes = expected_sizes(self.shape)
+        sizes = dict(expected_tensors(self.shape))
         yield lambda name, part=None: torch.randn(sizes[name])
 
 

@@ -11,7 +11,7 @@ from offload.architecture.hf_config import shape_from_config
 from offload.architecture.weight_formats import QuantizedFormat, format_of
 from offload.kernels.ops import CudaOperations
 from offload.kernels.quantized import QuantizedTensor
-from offload.loading.formats.tensor_checks import expected_sizes
+from offload.loading.formats.tensor_checks import expected_tensors
 from offload.loading.weights import load_model
 from offload.model.decoder import Model
 from offload.parallel import ALONE, Group, split
@@ -27,7 +27,7 @@ class _Checkpoint:
     path = Path("fake")
 
     def __init__(self, shape: ModelShape, level: str | None) -> None:
-        self.shape, self._sizes, self._level = shape, expected_sizes(shape), level
+        self.shape, self._sizes, self._level = shape, dict(expected_tensors(shape)), level
 
     @contextmanager
     def tensors(self):

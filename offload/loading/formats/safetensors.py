@@ -3,7 +3,6 @@
 No code from a checkpoint is run. A damaged file is found by its header, before any weight is read.
 """
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cached_property
@@ -89,14 +88,10 @@ class FolderCheckpoint:
         config = read_json(path / "config.json")
         if not config:
             raise ModelNotFound(f"{path} has no config.json", "--model takes a folder with config.json and safetensors")
-        if (path / "warp_model.bin").exists():
-            config["pard2"] = True  # this file is a part of it
         self.generation = read_json(path / "generation_config.json")
         self.shape = shape_from_config(config, self.generation, check=check_of_config(path / "config.json"))
-        self._name: Callable[[str], str] = str
-        self._reads: Callable[[str], bool] = is_decoder
-        if is_wrapper(config):
-            self._name, self._reads = text_name, is_text
+        self._name: Callable[[str], str] = text_name if is_wrapper(config) else str
+        self._reads: Callable[[str], bool] = is_text if is_wrapper(config) else is_decoder
         has_quantized = (path / QUANTIZED_FILE).is_file() and not any(path.glob("*.safetensors"))
         self._quantized = path / QUANTIZED_FILE if has_quantized else None
         self._layout = None if self._quantized else layout_of(config)
@@ -157,7 +152,7 @@ class FolderCheckpoint:
     @contextmanager
     def _opened_files(self, framework: str) -> Iterator[list[Any]]:
         with ExitStack() as stack:
-            yield [stack.enter_context(_opened(self.path / name, framework)) for name in sorted(set(self._files))]
+            yield [stack.enter_context(_opened(path, framework)) for path in self.files()]
 
     def quantized_bits(self) -> dict[str, float]:
         if self._quantized:
@@ -194,40 +189,24 @@ class _FileReader:
 
 
 def weight_files(path: Path) -> list[str]:
-    """Return the names of a folder's weight files. Raises CheckpointError, ModelNotFound."""
+    """Return the names of a folder's weight files, in order. Raises CheckpointError, ModelNotFound."""
     whole, index = "model.safetensors", read_json(path / "model.safetensors.index.json")
     if not index and not (path / whole).exists():
         whole, index = "pytorch_model.bin", read_json(path / "pytorch_model.bin.index.json")
-    if index:
-        shards = index.get("weight_map")
-        if not isinstance(shards, dict) or not all(isinstance(name, str) for name in shards.values()):
-            raise CheckpointError(f"{path} has an index of weights without a weight map", "fetch the model again")
-        files = sorted(set(shards.values()))
-        if outside := [name for name in files if Path(name).name != name]:
-            raise CheckpointError(f"{path} names weights outside of the folder: {outside[0]}", "fetch the model again")
-    elif (path / whole).exists():
-        files = [whole]
-    else:
+    if not index and not (path / whole).exists():
         raise ModelNotFound(f"{path} has no model.safetensors", "give a folder with it, or a .gguf file")
-    missing = [name for name in files if not _is_there(path / name)]
+    shards = index.get("weight_map", {}) if index else {"": whole}
+    files = sorted(map(str, set(shards.values()))) if isinstance(shards, dict) else []
+    missing = [name for name in files if Path(name).name != name or not (path / name).is_file()]
     if missing or not files:
-        raise CheckpointError(
-            f"{path} lacks {len(missing)} of {len(files)} shards: {short_text(', '.join(missing[:3]))}",
-            "fetch the model again",
-        )
+        names = short_text(", ".join(missing[:3]))
+        raise CheckpointError(f"{path} lacks {len(missing)} of {len(files)} shards: {names}", "fetch the model again")
     return files
-
-
-def _is_there(path: Path) -> bool:
-    try:
-        return path.is_file()
-    except (OSError, ValueError):  # a name that is too long or contains NUL
-        return False
 
 
 @contextmanager
 def _opened(path: Path, framework: str) -> Iterator[Any]:
-    """Yield an open safetensors file. Raises CheckpointError."""
+    """Yield an open file of weights. Raises CheckpointError."""
     from safetensors import SafetensorError, safe_open
 
     if path.suffix == ".bin":
@@ -235,12 +214,9 @@ def _opened(path: Path, framework: str) -> Iterator[Any]:
 
         yield PickledFile(path)
         return
-    if path.exists() and not os.access(path, os.R_OK):
-        raise CheckpointError(f"{path} may not be read: permission denied", "look at its permissions")
     try:
         with safe_open(path, framework=framework) as file:
             yield file
     except (SafetensorError, OSError) as error:
-        raise CheckpointError(
-            f"{path} is corrupt or truncated: {short_text(str(error))}", "fetch the model again"
-        ) from error
+        reason = short_text(str(error))
+        raise CheckpointError(f"{path} cannot be read, or is truncated: {reason}", "fetch the model again") from error

@@ -35,16 +35,10 @@ def expected_tensors(shape: ModelShape) -> Iterator[tuple[str, tuple[int, ...]]]
         yield "lm_head.weight", (shape.vocab, shape.hidden)
 
 
-def expected_sizes(shape: ModelShape) -> dict[str, tuple[int, ...]]:
-    """Return the name and size of every tensor that a checkpoint of this shape must contain."""
-    return dict(expected_tensors(shape))
-
-
 def check_tensors(checkpoint: Checkpoint) -> None:
     """Check by the headers that every expected tensor is there with its size. Raises CheckpointError."""
     found = checkpoint.sizes()
-    _check_layers(checkpoint, found)
-    _check_experts(checkpoint, found)
+    _check_counts(checkpoint, found)
     check_sizes(f"{checkpoint.path}: the model", expected_tensors(checkpoint.shape), found)
 
 
@@ -62,26 +56,19 @@ def check_sizes(
             )
 
 
-def _check_layers(checkpoint: Checkpoint, found: Iterable[str]) -> None:
-    """Raise CheckpointError for weights of more layers than the config says: the model would be run without them."""
-    layers = checkpoint.shape.layers
-    most = max((int(match[1]) + 1 for match in map(_LAYER.match, found) if match), default=0)
-    if most > layers:
-        raise CheckpointError(
-            f"{checkpoint.path} has weights of {counted(most, 'layer')}, its config says {layers:,}",
-            "correct num_hidden_layers in config.json, or fetch the model again",
-        )
-
-
-def _check_experts(checkpoint: Checkpoint, found: Iterable[str]) -> None:
-    """Raise CheckpointError for more experts than the config says: tokens would be routed among some of them."""
-    experts = checkpoint.shape.experts
-    most = max((int(match[1]) + 1 for match in map(_EXPERT.fullmatch, found) if match), default=0)
-    if experts is not None and most > experts.count:
-        raise CheckpointError(
-            f"{checkpoint.path} has weights of {counted(most, 'expert')} in a layer, its config says {experts.count:,}",
-            "correct the number of experts in config.json, or fetch the model again",
-        )
+def _check_counts(checkpoint: Checkpoint, found: Iterable[str]) -> None:
+    """Raise CheckpointError for weights of more layers or experts than the config says: they would be left out."""
+    shape = checkpoint.shape
+    for pattern, what, count in (
+        (_LAYER, "layer", shape.layers),
+        (_EXPERT, "expert", shape.experts and shape.experts.count),
+    ):
+        most = max((int(match[1]) + 1 for match in map(pattern.match, found) if match), default=0)
+        if count is not None and most > count:
+            raise CheckpointError(
+                f"{checkpoint.path} has weights of {counted(most, what)}, its config says {count:,}",
+                "config.json and the weights do not belong together; fetch them again",
+            )
 
 
 _PARTS = ("layers", "outer", "experts")

@@ -5,8 +5,8 @@ import torch
 
 from offload.kernels.native.panels import round_weight
 from offload.loading.formats.gguf_blocks import FORMATS
-from offload.loading.formats.quantization import quantize_by_torch
 from tests.support.native_kernel import draw
+from tests.support.rounding import quantize_by_torch
 
 pytestmark = pytest.mark.xdist_group("native")
 WEIGHTS = {

@@ -4,8 +4,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from ....errors import UnsupportedModel
-from ....short_repr import short_repr, short_text
+from ....errors import CheckpointError, UnsupportedModel
+from ....short_repr import short_text
 from .layouts import AWQLayout, CompressedTensorsLayout, Float8Layout, GPTQLayout
 from .stored import Header, Headers, Layout, ReadSmall, StoredMatrix
 
@@ -13,7 +13,7 @@ _HINT = (
     "what runs: fp8 (e4m3), gptq and awq in 4 bits, gptq in 8, compressed-tensors in int4, int8 and fp8; "
     "or use the unquantised model, or a GGUF file of it"
 )
-_FORMATS = ("dense", "pack-quantized", "int-quantized", "float-quantized", "naive-quantized")  # compressed-tensors
+_FORMATS = (None, "dense", "pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "mixed-precision")
 
 
 def layout_of(config: Mapping[str, Any]) -> Layout | None:
@@ -24,13 +24,12 @@ def layout_of(config: Mapping[str, Any]) -> Layout | None:
     settings = _settings(config)
     if not settings:
         return None
-    method = settings.get("quant_method", "unknown") if isinstance(settings, Mapping) else "unknown"
+    method = settings.get("quant_method") if isinstance(settings, Mapping) else None
     if method == "mxfp4":
         return None
-    choose = _CHOICES.get(method) if isinstance(method, str) else None
-    if choose is None:
+    if method not in _CHOICES:
         raise _refusal(str(method))
-    return choose(settings)
+    return _CHOICES[method](settings)
 
 
 def quantization_text(config: Mapping[str, Any]) -> str:
@@ -50,7 +49,7 @@ def _gptq(settings: Mapping[str, Any]) -> GPTQLayout:
     """Choose the version of GPTQ. Layouts for one kernel, such as marlin, have their own names."""
     version = settings.get("checkpoint_format") or settings.get("format") or "gptq"
     if version not in ("gptq", "gptq_v2") or settings.get("is_marlin_format"):
-        raise _refusal(f"gptq, packed as {short_repr(version)}")
+        raise _refusal(f"gptq, packed as {version}")
     group = settings.get("group_size")
     group = group if isinstance(group, int) and group > 0 else None  # -1: one group of all inputs
     return GPTQLayout(symmetric=settings.get("sym", True) is True, less_one=version == "gptq", group=group)
@@ -64,37 +63,28 @@ def _awq(settings: Mapping[str, Any]) -> AWQLayout:
 
 
 def _float8(settings: Mapping[str, Any]) -> Float8Layout:
-    block = settings.get("weight_block_size")
-    return Float8Layout() if block is None else Float8Layout(_block(block))
+    return _in_blocks(settings.get("weight_block_size"))
 
 
 def _compressed_tensors(settings: Mapping[str, Any]) -> CompressedTensorsLayout:
-    groups = _groups(settings)
-    for each in (settings, *groups):
-        if each.get("format") is not None and each["format"] not in (*_FORMATS, "mixed-precision"):
-            raise _refusal(f"compressed-tensors, {short_repr(each['format'])}")
-    if settings.get("quantization_status", "compressed") != "compressed":
-        raise _refusal(f"compressed-tensors, status {short_repr(settings['quantization_status'])}")
-    if settings.get("transform_config"):
-        raise _refusal("compressed-tensors with transforms")
-    sparsity = settings.get("sparsity_config")
-    if isinstance(sparsity, Mapping) and sparsity.get("format", "dense") != "dense":
-        raise _refusal(f"compressed-tensors, {short_repr(sparsity['format'])}")
-    blocks = [each["weights"].get("block_structure") for each in groups if isinstance(each.get("weights"), Mapping)]
-    given = [block for block in blocks if block is not None]
-    return CompressedTensorsLayout(Float8Layout(_block(given[0])) if given else Float8Layout())
+    groups = list((settings.get("config_groups") or {}).values())
+    sparsity = settings.get("sparsity_config") or {}
+    formats = [each.get("format") for each in (settings, *groups, sparsity)]
+    if wrong := [each for each in formats if each not in _FORMATS]:
+        raise _refusal(f"compressed-tensors, {wrong[0]}")
+    if settings.get("quantization_status", "compressed") != "compressed" or settings.get("transform_config"):
+        raise _refusal("compressed-tensors that are not compressed, or transformed")
+    blocks = [(each.get("weights") or {}).get("block_structure") for each in groups]
+    return CompressedTensorsLayout(_in_blocks(next((block for block in blocks if block is not None), None)))
 
 
-def _groups(settings: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    groups = settings.get("config_groups")
-    return [each for each in groups.values() if isinstance(each, Mapping)] if isinstance(groups, Mapping) else []
-
-
-def _block(block: Any) -> tuple[int, int]:
-    """Return the rows and inputs of a block. Raises UnsupportedModel."""
+def _in_blocks(block: Any) -> Float8Layout:
+    """Return the layout of FP8 in blocks of so many rows and inputs. Raises UnsupportedModel."""
+    if block is None:
+        return Float8Layout()
     if not isinstance(block, list) or len(block) != 2 or not all(type(each) is int and each > 0 for each in block):
-        raise _refusal(f"fp8 in blocks of {short_repr(block)}")
-    return block[0], block[1]
+        raise _refusal(f"fp8 in blocks of {block}")
+    return Float8Layout((block[0], block[1]))
 
 
 _CHOICES = {"gptq": _gptq, "awq": _awq, "fp8": _float8, "compressed-tensors": _compressed_tensors}
@@ -133,7 +123,11 @@ class StoredMatrices:
 
     def __init__(self, layout: Layout, headers: Headers, read: ReadSmall) -> None:
         self._layout = layout
-        self._matrices = {f"{each.stem}.weight": each for each in layout.matrices(headers, read)}
+        try:
+            self._matrices = {f"{each.stem}.weight": each for each in layout.matrices(headers, read)}
+        except (KeyError, ValueError, IndexError, ZeroDivisionError) as error:
+            what = f"quantised weights are damaged, or not as their config says: {short_text(str(error))}"
+            raise CheckpointError(what, "fetch the model again") from error
 
     def __bool__(self) -> bool:
         return bool(self._matrices)

@@ -22,8 +22,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ....errors import CheckpointError, UnsupportedModel
-from .stored import FLOATS, HINT, Headers, ReadSmall, StoredMatrix, Values, check_order, mismatch, required, stems
+from ....errors import UnsupportedModel
+from .stored import HINT, Headers, ReadSmall, StoredMatrix, Values, check_fits, check_order, stems
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -47,16 +47,15 @@ class GPTQLayout:
     group: int | None = None
 
     def matrices(self, headers: Headers, read: ReadSmall) -> Iterator[StoredMatrix]:
-        for stem in stems(headers, ".qweight"):
-            packed, rows = required(headers, f"{stem}.qweight", 2, "I32")
-            groups, columns = required(headers, f"{stem}.qzeros", 2, "I32")
+        for stem in stems(headers, ".qweight", "I32"):
+            packed, rows = headers[f"{stem}.qweight"].size
+            groups, columns = headers[f"{stem}.qzeros"].size
             bits = 32 * columns / rows
             if bits not in (4, 8):
                 raise UnsupportedModel(f"GPTQ with {bits:g} bits is not supported: {stem}", HINT)
             inputs = int(32 * packed // bits)
             group = -(-inputs // groups) if self.group is None or groups == 1 else self.group
-            if required(headers, f"{stem}.scales", 2, *FLOATS) != (groups, rows) or -(-inputs // group) != groups:
-                raise mismatch(f"{stem}.scales", headers[f"{stem}.scales"].size)
+            check_fits(f"{stem}.scales", headers, (-(-inputs // group), rows))
             check_order(headers, read, f"{stem}.g_idx", inputs, group)
             yield StoredMatrix(stem, (rows, inputs), int(bits), group, not self.symmetric)
 
@@ -78,14 +77,12 @@ class AWQLayout:
     """AWQ with 4 bits and zero points."""
 
     def matrices(self, headers: Headers, read: ReadSmall) -> Iterator[StoredMatrix]:
-        for stem in stems(headers, ".qweight"):
-            inputs, columns = required(headers, f"{stem}.qweight", 2, "I32")
-            groups, rows = required(headers, f"{stem}.scales", 2, *FLOATS)
-            if rows != 8 * columns or inputs % groups:
-                raise mismatch(f"{stem}.scales", (groups, rows))
-            if (found := required(headers, f"{stem}.qzeros", 2, "I32")) != (groups, columns):
-                raise mismatch(f"{stem}.qzeros", found)
-            yield StoredMatrix(stem, (rows, inputs), 4, inputs // groups, has_zeros=True)
+        for stem in stems(headers, ".qweight", "I32"):
+            inputs, columns = headers[f"{stem}.qweight"].size
+            groups = headers[f"{stem}.scales"].size[0]
+            check_fits(f"{stem}.scales", headers, (groups, 8 * columns))
+            check_fits(f"{stem}.qzeros", headers, (groups, columns))
+            yield StoredMatrix(stem, (8 * columns, inputs), 4, inputs // groups, has_zeros=True)
 
     def read(self, matrix: StoredMatrix, tensor: Callable[[str], Tensor]) -> Values:
         from .codes import levels_of, unpacked, with_zeros
@@ -97,9 +94,6 @@ class AWQLayout:
         return with_zeros(codes.contiguous(), tensor(f"{matrix.stem}.scales").T, levels_of(zeros, 4))
 
 
-_SCALES = ("weight_scale_inv", "weight_scale")
-
-
 @dataclass(frozen=True)
 class Float8Layout:
     """FP8; `block` are the rows and inputs that share a scale, where scales are a matrix of blocks."""
@@ -108,20 +102,14 @@ class Float8Layout:
 
     def matrices(self, headers: Headers, read: ReadSmall) -> Iterator[StoredMatrix]:
         for stem in stems(headers, ".weight", "F8_E4M3"):
-            size = required(headers, f"{stem}.weight", 2, "F8_E4M3")
-            name = next((f"{stem}.{each}" for each in _SCALES if f"{stem}.{each}" in headers), None)
-            if name is None:
-                raise CheckpointError(f"the tensor {stem}.{_SCALES[0]} is missing", "fetch the model again")
-            scales = required(headers, name, len(headers[name].size), *FLOATS)
-            yield StoredMatrix(stem, size, 8, self._group(name, size, scales), is_float=True, scales=name)
-
-    def _group(self, name: str, size: tuple[int, int], scales: tuple[int, ...]) -> int:
-        """Return the inputs that share a scale. Raises CheckpointError."""
-        if scales in ((), (1,), (1, 1), (size[0],), (size[0], 1)):
-            return size[1]
-        if scales == tuple(-(-count // each) for count, each in zip(size, self.block, strict=True)):
-            return self.block[1]
-        raise mismatch(name, scales)
+            rows, inputs = size = headers[f"{stem}.weight"].size
+            name = f"{stem}.weight_scale_inv"
+            name = name if name in headers else f"{stem}.weight_scale"
+            blocks = tuple(-(-count // each) for count, each in zip(size, self.block, strict=True))
+            check_fits(name, headers, (), (1,), (1, 1), (rows,), (rows, 1), blocks)
+            has_blocks = headers[name].size == blocks and blocks not in ((1, 1), (rows, 1))
+            group = self.block[1] if has_blocks else inputs
+            yield StoredMatrix(stem, size, 8, group, is_float=True, scales=name)
 
     def read(self, matrix: StoredMatrix, tensor: Callable[[str], Tensor]) -> Values:
         rows, inputs = matrix.size
@@ -141,40 +129,28 @@ class CompressedTensorsLayout:
 
     def matrices(self, headers: Headers, read: ReadSmall) -> Iterator[StoredMatrix]:
         yield from self.float8.matrices(headers, read)
-        for stem in stems(headers, ".weight_packed"):
-            yield self._packed(stem, headers, read)
+        for stem in stems(headers, ".weight_packed", "I32"):
+            size = tuple(map(int, read(f"{stem}.weight_shape")))
+            columns = headers[f"{stem}.weight_packed"].size[1]
+            bits = next((bits for bits in (4, 8) if -(-size[1] // (32 // bits)) == columns), None)
+            if bits is None:
+                each = 32 * columns / size[1]
+                raise UnsupportedModel(f"compressed-tensors with {each:g} bits is not supported: {stem}", HINT)
+            yield self._matrix(f"{stem}.weight_packed", size, bits, headers, read)
         for stem in stems(headers, ".weight", "I8"):
-            yield self._matrix(f"{stem}.weight", required(headers, f"{stem}.weight", 2, "I8"), 8, headers, read)
-
-    def _packed(self, stem: str, headers: Headers, read: ReadSmall) -> StoredMatrix:
-        rows, columns = required(headers, f"{stem}.weight_packed", 2, "I32")
-        required(headers, f"{stem}.weight_shape", 1, "I64", "I32")
-        size = tuple(map(int, read(f"{stem}.weight_shape")))
-        if len(size) != 2 or size[0] != rows or size[1] < 1:
-            raise mismatch(f"{stem}.weight_shape", size)
-        bits = next((bits for bits in (4, 8) if -(-size[1] // (32 // bits)) == columns), None)
-        if bits is None:
-            raise UnsupportedModel(
-                f"compressed-tensors with {32 * columns / size[1]:g} bits is not supported: {stem}", HINT
-            )
-        return self._matrix(f"{stem}.weight_packed", size, bits, headers, read)
+            yield self._matrix(f"{stem}.weight", headers[f"{stem}.weight"].size, 8, headers, read)
 
     def _matrix(self, codes: str, size: tuple[int, int], bits: int, headers: Headers, read: ReadSmall) -> StoredMatrix:
         """Check the scales and zero points of integers."""
         stem = codes.rpartition(".")[0]
-        scales = headers.get(f"{stem}.weight_scale")
-        found = required(headers, f"{stem}.weight_scale", 1 if scales and len(scales.size) == 1 else 2, *FLOATS)
-        if found not in ((1,), (1, 1)) and (found[0] != size[0] or len(found) != 2 or size[1] % found[1]):
-            raise mismatch(f"{stem}.weight_scale", found)
-        group = size[1] // found[-1]
+        scales = headers[f"{stem}.weight_scale"].size
+        check_fits(f"{stem}.weight_scale", headers, (1,), (1, 1), (size[0], scales[-1]))
+        group = size[1] // scales[-1]
         check_order(headers, read, f"{stem}.weight_g_idx", size[1], group)
-        name = f"{stem}.weight_zero_point"
-        if name in headers:
-            zeros = required(headers, name, len(found), "I8", "I32")
-            packed = (-(-size[0] // (32 // bits)), found[-1])
-            if zeros != (packed if headers[name].dtype == "I32" else found):
-                raise mismatch(name, zeros)
-        return StoredMatrix(stem, size, bits, group, has_zeros=name in headers, codes=codes)
+        zeros = f"{stem}.weight_zero_point"
+        if zeros in headers:
+            check_fits(zeros, headers, scales, (-(-size[0] // (32 // bits)), scales[-1]))
+        return StoredMatrix(stem, size, bits, group, has_zeros=zeros in headers, codes=codes)
 
     def read(self, matrix: StoredMatrix, tensor: Callable[[str], Tensor]) -> Values:
         if matrix.is_float:

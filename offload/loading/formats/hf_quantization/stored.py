@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from ....kernels.quantized import QuantizedFormat
 
-
-FLOATS = ("F32", "F16", "BF16")  # safetensors' names of the types that scales have
 HINT = "use the unquantised model, or a GGUF file of it"
 
 
@@ -90,40 +88,24 @@ class Layout(Protocol):
         """Read one of them; `tensor` reads a tensor by its name."""
 
 
-def stems(headers: Headers, ending: str, *dtypes: str) -> list[str]:
-    """Return the names before `ending` of the tensors that have one of the dtypes, if any are given."""
+def stems(headers: Headers, ending: str, dtype: str) -> list[str]:
+    """Return the names before `ending` of the tensors that have a dtype."""
     return [
-        name.removesuffix(ending)
-        for name, header in headers.items()
-        if name.endswith(ending) and (not dtypes or header.dtype in dtypes)
+        name.removesuffix(ending) for name, header in headers.items() if name.endswith(ending) and header.dtype == dtype
     ]
 
 
-def required(headers: Headers, name: str, axes: int, *dtypes: str) -> tuple[int, ...]:
-    """Return the size of a tensor that must be there. Raises CheckpointError for another dtype or number of axes."""
-    header = headers.get(name)
-    if header is None:
-        raise CheckpointError(f"the tensor {name} is missing", "fetch the model again")
-    if header.dtype not in dtypes:
-        raise UnsupportedModel(f"{name} is stored as {header.dtype}, not as {' or '.join(dtypes)}", HINT)
-    if len(header.size) != axes or 0 in header.size:
-        raise mismatch(name, header.size)
-    return header.size
-
-
-def mismatch(name: str, size: Iterable[int]) -> CheckpointError:
-    """Return the error for a tensor whose size does not fit the others."""
-    return CheckpointError(f"{name} is {list(size)}, which does not fit the other tensors", "fetch the model again")
+def check_fits(name: str, headers: Headers, *sizes: tuple[int, ...]) -> None:
+    """Raise CheckpointError unless a tensor is there with one of some sizes."""
+    found = headers[name].size if name in headers else None
+    if found not in sizes:
+        what = "is missing" if found is None else f"is {list(found)}, which does not fit the other tensors"
+        raise CheckpointError(f"{name} {what}", "fetch the model again")
 
 
 def check_order(headers: Headers, read: ReadSmall, name: str, inputs: int, group: int) -> None:
     """Raise UnsupportedModel if the inputs of a group are not neighbours: if they were sorted by activation."""
-    if name not in headers or group >= inputs:
-        return
-    order = read(name)
-    if order.shape != (inputs,):
-        raise mismatch(name, order.shape)
-    if order.tolist() != [i // group for i in range(inputs)]:
+    if name in headers and group < inputs and read(name).tolist() != [i // group for i in range(inputs)]:
         raise UnsupportedModel(
             f"groups of inputs sorted by activation (desc_act, actorder) are not supported: {name}",
             "use a model quantised without desc_act, or a GGUF file of it",
