@@ -22,30 +22,6 @@ from ..errors import RankLost, RankMissing, SettingsError
 from ..short_repr import first_line
 
 
-def broadcast(value: Any, group: dist.ProcessGroup | None = None) -> Any:
-    """Return rank 0's value, for JSON, on every rank. Raises TypeError for a value that JSON does not have."""
-    is_first = dist.get_rank(group) == 0
-    data = _bytes(value) if is_first else torch.empty(0, dtype=torch.uint8)
-    length = torch.tensor(len(data))
-    dist.broadcast(length, 0, group=group)
-    if not is_first:
-        data = torch.empty(int(length), dtype=torch.uint8)
-    dist.broadcast(data, 0, group=group)
-    return _value(data)
-
-
-def collect(value: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
-    """Return every rank's value, for JSON, in the order of ranks. Raises TypeError as `broadcast`."""
-    data, size = _bytes(value), dist.get_world_size(group)
-    lengths = torch.empty(size, dtype=torch.int64)
-    dist.all_gather(list(lengths.unbind()), torch.tensor(len(data)), group=group)
-    longest = int(lengths.max())
-    found = torch.empty((size, longest), dtype=torch.uint8)
-    padded = torch.nn.functional.pad(data, (0, longest - len(data)))
-    dist.all_gather(list(found.unbind()), padded, group=group)
-    return [_value(row[:length]) for row, length in zip(found, lengths.tolist(), strict=True)]
-
-
 def _bytes(value: Any) -> Tensor:
     # A name of a file that is not UTF-8 has surrogates, which json.loads takes back.
     text = json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogatepass")
@@ -90,7 +66,6 @@ class Ranks:
             where = {} if folder is None else _meet_in(folder)
             dist.init_process_group("gloo", timeout=timedelta(seconds=timeout), **where)
             self.rank, self.size = dist.get_rank(), dist.get_world_size()
-            _check_devices(device)
             self._control = dist.new_group(backend="gloo", timeout=_TIMEOUT)
             self._data = self._control
             if device.type == "cuda":
@@ -127,12 +102,22 @@ class Ranks:
         return values.tolist()
 
     def broadcast(self, value: Any) -> Any:
+        data = _bytes(value) if self.rank == 0 else torch.empty(0, dtype=torch.uint8)
+        length = torch.tensor(len(data))
         with _rank_lost():
-            return broadcast(value, self._control)
+            dist.broadcast(length, 0, group=self._control)
+            data = data if self.rank == 0 else torch.empty(int(length), dtype=torch.uint8)
+            dist.broadcast(data, 0, group=self._control)
+        return _value(data)
 
     def collect(self, value: Any) -> list[Any]:
+        data, lengths = _bytes(value), torch.empty(self.size, dtype=torch.int64)
         with _rank_lost():
-            return collect(value, self._control)
+            dist.all_gather(list(lengths.unbind()), torch.tensor(len(data)), group=self._control)
+            found = torch.empty((self.size, int(lengths.max())), dtype=torch.uint8)
+            padded = torch.nn.functional.pad(data, (0, found.shape[1] - len(data)))
+            dist.all_gather(list(found.unbind()), padded, group=self._control)
+        return [_value(row[:length]) for row, length in zip(found, lengths.tolist(), strict=True)]
 
     def leave(self) -> None:
         """Say goodbye to the other ranks. A rank that ends without it counts as lost."""
@@ -155,27 +140,14 @@ class Ranks:
 def _meet_in(folder: Path) -> dict[str, Any]:
     """Return where torch finds the other ranks of this machine; make gloo and nccl listen on loopback alone."""
     # Without it they listen on what the host's name resolves to, or on the first network interface.
-    os.environ["GLOO_SOCKET_IFNAME"] = loopback = _loopback()
+    addresses = psutil.net_if_addrs().items()
+    loopback = next((name for name, own in addresses if any(each.address == "127.0.0.1" for each in own)), None)
+    if loopback is None:
+        raise SettingsError("ranks on one machine need its loopback interface, and there is none", "ip link set lo up")
+    os.environ["GLOO_SOCKET_IFNAME"] = loopback
     os.environ["NCCL_SOCKET_IFNAME"] = f"={loopback}"  # this name, and not all that begin with it
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     return {"store": dist.FileStore(str(folder / "store"), size), "rank": rank, "world_size": size}
-
-
-def _loopback() -> str:
-    """Return the name of this machine's loopback interface. Raises SettingsError without one."""
-    for name, addresses in psutil.net_if_addrs().items():
-        if any(each.address == "127.0.0.1" for each in addresses):
-            return name
-    raise SettingsError("ranks on one machine need its loopback interface, and there is none", "ip link set lo up")
-
-
-def _check_devices(device: torch.device) -> None:
-    """Raise SettingsError unless all ranks have the same kind of device: their groups would differ, and block."""
-    kinds = collect(device.type)
-    if len(set(kinds)) > 1:
-        raise SettingsError(
-            f"some ranks are on a GPU and some on a CPU: {', '.join(kinds)}", "use --device on all nodes"
-        )
 
 
 @contextmanager

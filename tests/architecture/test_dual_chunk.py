@@ -29,7 +29,8 @@ def folder(tmp_path_factory):
 
 
 def shape_of(parameters, **config):
-    dual = {"model_type": "qwen2", "dual_chunk_attention_config": parameters, "max_position_embeddings": 1010000}
+    dual = make_hf_model("qwen2", num_hidden_layers=1).config.to_dict() | {"max_position_embeddings": 1010000}
+    dual |= {"dual_chunk_attention_config": parameters}
     return shape_from_config(dual | config, {})
 
 

@@ -3,13 +3,10 @@
 import json
 import subprocess
 import sys
-from copy import deepcopy
 
 import pytest
-from transformers import AutoConfig
 
-from offload.architecture.families import FAMILIES
-from offload.architecture.hf_config import read_shape, shape_from_config
+from offload.architecture.hf_config import read_shape
 from offload.architecture.known_models import (
     KNOWN,
     VOCABULARIES,
@@ -23,89 +20,27 @@ from offload.errors import CheckpointError, ModelNotFound, UnsupportedModel
 from offload.loading.hub.download import dimensions
 from tests.support.paths import ROOT
 
-DIMENSIONS = (
-    "layers",
-    "hidden",
-    "heads",
-    "kv_heads",
-    "head_dim",
-    "intermediate",
-    "vocab",
-    "tied_embeddings",
-    "context",
-)
-YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 2048, "rope_theta": 10000.0}
-
-
 # Parameters in billions, as the models' cards and reports say; of 1 token, the KiB of keys and values in bf16.
-PUBLISHED = {
-    "Llama-2-7B": (6.74, 512),
-    "Llama-2-7B-128K": (6.74, 512),
-    "Llama-2-13B": (13.02, 800),
-    "Llama-2-13B-128K": (13.02, 800),
-    "Llama-2-22B": (21.83, 1040),
-    "Llama-2-70B": (68.98, 320),
-    "LWM-Text-Chat-128K": (6.74, 512),
-    "LWM-Text-Chat-1M": (6.74, 512),
-    "Vicuna-33B": (32.53, 1560),
-    "TinyLlama-1.1B": (1.100, 22),
-    "Sheared-LLaMA-1.3B": (1.345, 192),
-    "InternLM-7B": (7.320, 512),
-    "InternLM-20B": (20.09, 1200),
-    "Llama-3.1-8B": (8.03, 128),
-    "Llama-3.1-70B": (70.55, 320),
-    "Llama-3.2-1B": (1.236, 32),
-    "Llama-3.2-3B": (3.213, 112),
-    "Llama-3.3-70B": (70.55, 320),
-    "Qwen2.5-0.5B": (0.494, 12),
-    "Qwen2.5-1.5B": (1.544, 28),
-    "Qwen2.5-3B": (3.086, 36),
-    "Qwen2.5-7B": (7.616, 56),
-    "Qwen2.5-14B": (14.77, 192),
-    "Qwen2.5-32B": (32.76, 256),
-    "Qwen2.5-72B": (72.71, 320),
-    "Qwen2.5-7B-1M": (7.616, 56),
-    "Qwen2.5-14B-1M": (14.77, 192),
-    "DeepSeek-R1-Distill-Qwen-1.5B": (1.777, 28),
-    "DeepSeek-R1-Distill-Qwen-7B": (7.616, 56),
-    "DeepSeek-R1-Distill-Qwen-14B": (14.77, 192),
-    "DeepSeek-R1-Distill-Qwen-32B": (32.76, 256),
-    "DeepSeek-R1-Distill-Llama-8B": (8.03, 128),
-    "DeepSeek-R1-Distill-Llama-70B": (70.55, 320),
-    "Qwen3-0.6B": (0.596, 112),
-    "Qwen3-1.7B": (1.721, 112),
-    "Qwen3-4B": (4.022, 144),
-    "Qwen3-4B-2507": (4.022, 144),
-    "Qwen3-8B": (8.191, 144),
-    "Qwen3-14B": (14.77, 160),
-    "Qwen3-32B": (32.76, 256),
-    "Qwen3-30B-A3B": (30.53, 96),
-    "Qwen3-235B-A22B": (235.09, 188),
-    "Qwen3-Next-80B-A3B": (79.7, 24),  # without the layer that predicts further tokens
-    "Mixtral-8x7B": (46.70, 128),
-    "Phi-4": (14.66, 200),
-    "Phi-4-mini": (3.836, 128),
-    "Gemma-3-270M": (0.268, 18),
-    "Gemma-3-1B": (1.0, 26),
-    "Gemma-3-4B": (3.88, 136),
-    "Gemma-3-12B": (11.77, 384),
-    "Gemma-3-27B": (27.01, 496),
-    "gpt-oss-20b": (20.91, 48),
-    "gpt-oss-120b": (116.8, 72),
-    "Mistral-7B": (7.248, 128),
-    "Mistral-Nemo": (12.25, 160),
-    "Mistral-Small-24B": (23.57, 160),
-    "Mistral-Small-3.1-24B": (23.57, 160),
-    "GLM-4-9B-0414": (9.40, 40),
-    "GLM-4-32B-0414": (32.57, 61),
-    "SmolLM3-3B": (3.075, 72),
-    "Granite-3.3-2B": (2.534, 80),
-    "Granite-3.3-8B": (8.171, 160),
-    "Yi-6B-200K": (6.061, 64),
-    "Yi-34B-200K": (34.39, 240),
-    "SmolLM2-135M": (0.1345, 22.5),
-    "Llama-68M": (0.068, 6),
-}
+_PUBLISHED = """
+Llama-2-7B 6.74 512; Llama-2-7B-128K 6.74 512; Llama-2-13B 13.02 800; Llama-2-13B-128K 13.02 800;
+Llama-2-22B 21.83 1040; Llama-2-70B 68.98 320; LWM-Text-Chat-128K 6.74 512; LWM-Text-Chat-1M 6.74 512;
+Vicuna-33B 32.53 1560; TinyLlama-1.1B 1.100 22; Sheared-LLaMA-1.3B 1.345 192; InternLM-7B 7.320 512;
+InternLM-20B 20.09 1200; Llama-3.1-8B 8.03 128; Llama-3.1-70B 70.55 320; Llama-3.2-1B 1.236 32;
+Llama-3.2-3B 3.213 112; Llama-3.3-70B 70.55 320; Qwen2.5-0.5B 0.494 12; Qwen2.5-1.5B 1.544 28;
+Qwen2.5-3B 3.086 36; Qwen2.5-7B 7.616 56; Qwen2.5-14B 14.77 192; Qwen2.5-32B 32.76 256; Qwen2.5-72B 72.71 320;
+Qwen2.5-7B-1M 7.616 56; Qwen2.5-14B-1M 14.77 192; DeepSeek-R1-Distill-Qwen-1.5B 1.777 28;
+DeepSeek-R1-Distill-Qwen-7B 7.616 56; DeepSeek-R1-Distill-Qwen-14B 14.77 192;
+DeepSeek-R1-Distill-Qwen-32B 32.76 256; DeepSeek-R1-Distill-Llama-8B 8.03 128;
+DeepSeek-R1-Distill-Llama-70B 70.55 320; Qwen3-0.6B 0.596 112; Qwen3-1.7B 1.721 112; Qwen3-4B 4.022 144;
+Qwen3-4B-2507 4.022 144; Qwen3-8B 8.191 144; Qwen3-14B 14.77 160; Qwen3-32B 32.76 256; Qwen3-30B-A3B 30.53 96;
+Qwen3-235B-A22B 235.09 188; Qwen3-Next-80B-A3B 79.7 24; Mixtral-8x7B 46.70 128; Phi-4 14.66 200;
+Phi-4-mini 3.836 128; Gemma-3-270M 0.268 18; Gemma-3-1B 1.0 26; Gemma-3-4B 3.88 136; Gemma-3-12B 11.77 384;
+Gemma-3-27B 27.01 496; gpt-oss-20b 20.91 48; gpt-oss-120b 116.8 72; Mistral-7B 7.248 128; Mistral-Nemo 12.25 160;
+Mistral-Small-24B 23.57 160; Mistral-Small-3.1-24B 23.57 160; GLM-4-9B-0414 9.40 40; GLM-4-32B-0414 32.57 61;
+SmolLM3-3B 3.075 72; Granite-3.3-2B 2.534 80; Granite-3.3-8B 8.171 160; Yi-6B-200K 6.061 64;
+Yi-34B-200K 34.39 240; SmolLM2-135M 0.1345 22.5; Llama-68M 0.068 6;
+"""
+PUBLISHED = {row.split()[0]: tuple(map(float, row.split()[1:])) for row in _PUBLISHED.split(";") if row.strip()}
 
 
 @pytest.mark.parametrize("name", KNOWN)
@@ -142,28 +77,20 @@ def test_experts_in_mxfp4_take_about_the_bytes_of_their_files(name, gigabytes):
 @pytest.mark.parametrize(
     ("asked", "name"),
     [
-        ("llama-2-7b-128k", "Llama-2-7B-128K"),
         ("NousResearch/Yarn-Llama-2-13b-128k", "Llama-2-13B-128K"),
         ("meta-llama/Llama-2-7b-chat-hf", "Llama-2-7B"),
         ("lmsys/vicuna-33b-v1.3", "Vicuna-33B"),
-        ("TinyLlama/TinyLlama-1.1B-Chat-v1.0", "TinyLlama-1.1B"),
-        ("lwm text chat 128k", "LWM-Text-Chat-128K"),
         ("meta-llama/Meta-Llama-3.1-8B-Instruct", "Llama-3.1-8B"),
         ("LLAMA_3.1_70B", "Llama-3.1-70B"),
         ("Qwen/Qwen2.5-7B-Instruct-1M", "Qwen2.5-7B-1M"),
-        ("qwen3-8b", "Qwen3-8B"),
         ("mistralai/Mistral-Nemo-Instruct-2407", "Mistral-Nemo"),
         ("smollm2-135m", "SmolLM2-135M"),
         ("models/SmolLM2-135M-Instruct.Q4_1.gguf", "SmolLM2-135M"),
         ("Qwen/Qwen3-4B-Instruct-2507", "Qwen3-4B-2507"),
-        ("JackFram/llama-68m", "Llama-68M"),
-        ("Qwen/Qwen3-4B", "Qwen3-4B"),
         ("Qwen/Qwen3-4B-Thinking-2507", "Qwen3-4B-2507"),
         ("Qwen/Qwen2.5-7B-Instruct", "Qwen2.5-7B"),
         ("mistralai/Mistral-Small-24B-Instruct-2501", "Mistral-Small-24B"),
         ("microsoft/Phi-4-mini-instruct", "Phi-4-mini"),
-        ("mistral 7b", "Mistral-7B"),
-        ("google/gemma-3-12b-it", "Gemma-3-12B"),
         ("mistralai/Mistral-7B-Instruct-v0.3", "Mistral-7B"),
         ("mistralai/Mistral-7B-Instruct-v0.1", None),  # has a window
         ("mistralai/Mistral-7B-v0.2", None),  # has a smaller vocabulary
@@ -216,39 +143,12 @@ def test_known_drafts_are_a_fraction_of_their_target(target, draft):
     assert draft is None or draft_models()[next(name for name, all_ in VOCABULARIES.items() if target in all_)] == draft
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {},
-        {"num_key_value_heads": 2, "tie_word_embeddings": True},
-        {"rope_parameters": YARN},
-        {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0}},
-    ],
-)
-def test_a_config_file_says_what_transformers_would(tmp_path, family, changes):
-    settings = {"hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 4, "max_position_embeddings": 8192}
-    if family in ("phi3", "gemma4_text") and "rope_parameters" in changes:
-        pytest.skip("refused")
-    config = AutoConfig.for_model(family, **deepcopy(settings | {"eos_token_id": 2} | changes))  # it changes them
-    config.save_pretrained(tmp_path)
-    ours, theirs = read_shape(tmp_path / "config.json"), shape_from_config(config.to_dict(), {})
-    assert {name: getattr(ours, name) for name in DIMENSIONS} == {name: getattr(theirs, name) for name in DIMENSIONS}
-    assert ours.parameters == theirs.parameters
-    assert ours.kv_bytes(10, 2) == theirs.kv_bytes(10, 2)
+CONFIG = {"model_type": "llama", "hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2}
+CONFIG |= {"intermediate_size": 96, "vocab_size": 100, "max_position_embeddings": 4096}
 
 
 def test_older_config_files(tmp_path):
-    config = {
-        "model_type": "llama",
-        "hidden_size": 64,
-        "num_attention_heads": 4,
-        "num_hidden_layers": 2,
-        "intermediate_size": 96,
-        "vocab_size": 100,
-        "max_position_embeddings": 4096,
-        "rope_scaling": {"type": "linear", "factor": 8.0},
-    }
+    config = CONFIG | {"rope_scaling": {"type": "linear", "factor": 8.0}}
     (tmp_path / "config.json").write_text(json.dumps(config))
     shape = dimensions(str(tmp_path))
     assert (shape.kv_heads, shape.head_dim, shape.tied_embeddings, shape.context) == (4, 16, False, 32768)
@@ -260,9 +160,7 @@ def test_older_config_files(tmp_path):
         ("{", CheckpointError, "cannot read"),
         ("[]", CheckpointError, "not keys and values"),
         ('{"model_type": "gpt2"}', UnsupportedModel, "gpt2"),
-        ('{"model_type": "llama", "hidden_size": "big"}', CheckpointError, "hidden_size is 'big'"),
-        ('{"model_type": "llama", "hidden_size": 32}', CheckpointError, "num_attention_heads is 32"),
-        ('{"model_type": "llama", "hidden_size": 64, "num_attention_heads": 0}', CheckpointError, "is 0"),
+        (json.dumps(CONFIG | {"hidden_size": "big"}), CheckpointError, "hidden_size is 'big'"),
     ],
 )
 def test_config_files_that_do_not_work(tmp_path, text, error, message):
@@ -287,27 +185,8 @@ def test_planning_imports_no_torch():
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
 
 
-@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
-def test_absent_values_are_those_that_the_model_will_have(tmp_path, family):
-    every = {"hidden_size": 512, "num_attention_heads": 64, "num_hidden_layers": 2, "intermediate_size": 64}
-    every |= {"vocab_size": 100, "max_position_embeddings": 128, "num_key_value_heads": 8, "head_dim": 16}
-    for absent in every:
-        config = {name: value for name, value in every.items() if name != absent}
-        (tmp_path / "config.json").write_text(json.dumps({"model_type": family, **config}))
-        shape, values = read_shape(tmp_path / "config.json"), AutoConfig.for_model(family, **config)
-        kv_heads = values.num_key_value_heads or values.num_attention_heads
-        head_dim = getattr(values, "head_dim", None) or values.hidden_size // values.num_attention_heads
-        assert (shape.layers, shape.hidden, shape.heads) == (
-            values.num_hidden_layers,
-            values.hidden_size,
-            values.num_attention_heads,
-        )
-        assert (shape.kv_heads, shape.head_dim) == (kv_heads, head_dim)
-        assert (shape.intermediate, shape.vocab) == (values.intermediate_size, values.vocab_size)
-        assert shape.max_positions == values.max_position_embeddings
-
-
 def test_a_plan_does_not_depend_on_tokens_that_end_an_answer(tmp_path):
-    config = {"model_type": "llama", "vocab_size": 100, "eos_token_id": 100}  # generation_config.json may name others
+    config = dict(CONFIG)
+    config |= {"vocab_size": 100, "eos_token_id": 100}  # generation_config.json may name others
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert read_shape(tmp_path / "config.json").vocab == 100

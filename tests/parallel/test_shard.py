@@ -117,11 +117,8 @@ def test_logits_are_those_of_the_whole_model(rank_pool, folders, name):
     assert sum(parts) < 1.2
 
 
-NOT_SHARED = ("gemma4", "gemma4-large", "qwen3-next", "qwen3.5", "qwen3.5-moe")
-
-
-@pytest.mark.parametrize("name", [name for name in FAMILY_CASES if name not in NOT_SHARED])
-def test_every_family_is_sharded(rank_pool, tmp_path, name):
+@pytest.mark.parametrize("name", ["phi3", "olmo2", "glm4", "starcoder2", "gpt-oss", "granite-moe"])
+def test_families_are_sharded(rank_pool, tmp_path, name):
     family, changes = FAMILY_CASES[name]
     make_hf_model(family, **changes).save_pretrained(tmp_path)
     check_logits(rank_pool, str(tmp_path), vocab=True)
