@@ -1,12 +1,9 @@
 """The decoder against transformers: every family, every RoPE type, whole, chunked and token by token."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 
 from offload.architecture.hf_config import shape_from_config
-from offload.errors import CheckpointError
 from offload.loading.formats.safetensors import FolderCheckpoint
 from offload.loading.formats.tensor_checks import check_tensors
 from offload.loading.weights import load_model
@@ -36,11 +33,8 @@ LONGROPE = {
 CASES = {
     "llama": ("llama", {}),
     "llama-mha-untied": ("llama", {"num_key_value_heads": 4, "tie_word_embeddings": False}),
-    "llama-tied-biased": ("llama", {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True}),
     "llama-own-head-dim": ("llama", {"head_dim": 24}),
-    "mistral": ("mistral", {"sliding_window": None}),
     "qwen2": ("qwen2", {}),
-    "qwen3": ("qwen3", {"head_dim": 32}),
     "qwen3-biased": ("qwen3", {"head_dim": 32, "attention_bias": True}),
     "linear": ("llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}}),
     "dynamic": ("llama", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}}),
@@ -92,29 +86,18 @@ def reference_logits(reference, ids):
         return reference(ids[None], use_cache=False).logits[0]
 
 
-def test_whole_prompt_gives_transformers_logits(pair):
-    reference, model, ids = pair
-    found = model.logits(model.forward(ids, model.new_cache(len(ids))))
-    assert (found - reference_logits(reference, ids)).abs().max() < 1e-4
-
-
-@pytest.mark.daily("*-7", "llama-1", "yarn-1", "longrope-*")
-@pytest.mark.parametrize("chunk", [1, 7, 64])
-def test_chunked_prefill_and_decode_give_transformers_logits(pair, chunk):
+def test_whole_and_chunked_prefill_and_decode_give_transformers_logits(pair):
     reference, model, ids = pair
     expected = reference_logits(reference, ids)
-    runner, sequence = Runner(model, model.new_cache(len(ids)), chunk), TokenSequence(ids[:PROMPT].tolist())
+    assert expected.std() > 0.05, "the comparison would mean nothing"
+    assert (model.logits(model.forward(ids, model.new_cache(len(ids)))) - expected).abs().max() < 1e-4
+    runner, sequence = Runner(model, model.new_cache(len(ids)), 64), TokenSequence(ids[:PROMPT].tolist())
     assert list(runner.prefill(sequence))[-1].done == PROMPT
     for position in range(PROMPT, PROMPT + DECODED):
         found = model.logits(runner.rows(sequence))
         assert (found - expected[position - 1]).abs().max() < 1e-4
         sequence.extend([int(ids[position])])
     assert runner.cache.length == len(ids) - 1
-
-
-def test_logits_vary_enough_for_the_comparison_to_mean_something(pair):
-    reference, _, ids = pair
-    assert reference_logits(reference, ids).std() > 0.05
 
 
 def test_dynamic_rope_beyond_the_trained_length_scales_to_what_the_cache_may_reach(tmp_path):
@@ -162,15 +145,6 @@ def test_rope_scaling_stretches_the_context(kind, context):
     more = {"yarn": YARN, "llama3": LLAMA3}.get(kind, {"factor": 4.0} if kind != "default" else {})
     config = make_hf_model("llama", max_position_embeddings=64, rope_parameters=known | more).config
     assert shape_from_config(config.to_dict(), {}).context == context
-
-
-def test_rope_parameters_of_the_wrong_length_are_refused(tmp_path):
-    wrong = LONGROPE | {"short_factor": [1.0], "long_factor": [1.0]}
-    make_hf_model("llama").save_pretrained(tmp_path)
-    model = ours(tmp_path)
-    model.shape = replace(model.shape, rope=wrong)
-    with pytest.raises(CheckpointError, match="8 are wanted"):
-        model.rope(10)
 
 
 def test_bf16_blocks_of_rows_agree_with_single_rows(tmp_path):

@@ -19,7 +19,7 @@ from offload.kernels.ops import TorchOperations
 from offload.loading.formats.hf_quantization.stored import Header
 from offload.loading.formats.quantization import QuantizedCheckpoint
 from offload.loading.formats.safetensors import FolderCheckpoint
-from offload.loading.formats.stacked_experts import ExpertReader, expert_headers, expert_views, packed_bits
+from offload.loading.formats.stacked_experts import ExpertReader, expert_headers, expert_views
 from offload.loading.formats.tensor_checks import check_tensors
 from offload.loading.weights import load_model
 from offload.model.experts import ExpertWeights, route
@@ -72,7 +72,7 @@ def test_weights_are_a_softmax_over_all_experts_or_over_the_chosen():
 
 
 @needs_kernel
-@pytest.mark.parametrize(("name", "level"), [("qwen3-moe", None), ("qwen3-moe", "q4"), ("gpt-oss", None)])
+@pytest.mark.parametrize(("name", "level"), [("qwen3-moe", "q4"), ("gpt-oss", None)])
 def test_a_token_has_the_same_bits_whatever_rows_are_beside_it(folder, tmp_path, name, level):
     if name != "qwen3-moe":
         family, changes = FAMILY_CASES[name]
@@ -92,14 +92,6 @@ def test_passes_whose_calls_depend_on_the_tokens_are_not_recorded(folder, tmp_pa
     for path, expected in ((tmp_path, True), (folder, False)):
         model = load(FolderCheckpoint(path), NativeOperations(native_kernel()))
         assert (recorded_passes(model, model.new_cache(64)) is not None) is expected
-
-
-@pytest.mark.parametrize("resident", [0, 1])
-def test_streamed_experts_give_the_same_rows(folder, resident):
-    checkpoint = FolderCheckpoint(folder)
-    whole, model = load(checkpoint), load(checkpoint, tier=WeightTier(resident, make_link()))
-    expected, found = (each.forward(id_tensor(30), each.new_cache(30)) for each in (whole, model))
-    assert torch.equal(found, expected)
 
 
 def test_layers_that_differ_are_not_streamed(tmp_path):
@@ -125,25 +117,27 @@ def test_what_a_pass_reads_is_what_was_planned(folder):
     assert model.read_cost == model.read_cost_of(1) < 0.7 * model.read_cost_of(100)
 
 
+CONFIG = {"model_type": "qwen3_moe", "hidden_size": 64, "intermediate_size": 96, "vocab_size": 267}
+CONFIG |= {"num_attention_heads": 4, "num_hidden_layers": 6, "max_position_embeddings": 512}
+
+
 @pytest.mark.parametrize(
     ("change", "match"),
     [
         ({"num_experts_per_tok": 9}, "num_experts_per_tok is 9, not at most the number of experts, 8"),
         ({"num_experts": "8"}, "num_experts is"),
-        ({"num_local_experts": "8"}, "num_local_experts is"),
         ({"decoder_sparse_step": 0}, "decoder_sparse_step"),
         ({"mlp_only_layers": [True]}, "mlp_only_layers"),
         ({"norm_topk_prob": 1}, "norm_topk_prob"),
     ],
 )
 def test_wrong_numbers_of_experts_are_named(change, match):
-    usual = {} if "num_local_experts" in change else {"num_experts": 8}
     with pytest.raises(CheckpointError, match=match):
-        shape_from_config({"model_type": "qwen3_moe"} | usual | change, {})
+        shape_from_config(CONFIG | {"num_experts": 8} | change, {})
 
 
 def test_layers_without_experts_are_dense():
-    config = {"model_type": "qwen3_moe", "num_hidden_layers": 6, "decoder_sparse_step": 2}
+    config = CONFIG | {"decoder_sparse_step": 2}
     shape = shape_from_config(config | {"mlp_only_layers": [3]}, {})
     assert [spec.is_sparse for spec in shape.specs] == [False, True, False, False, False, True]
     assert (shape.experts.layers, shape.dense_layers) == (2, 4)
@@ -209,25 +203,6 @@ def test_experts_of_gpt_oss_have_clamped_gates_and_biases():
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-5)
 
 
-def test_experts_in_mxfp4_are_those_of_transformers():
-    random = torch.Generator().manual_seed(0)
-    blocks = torch.randint(0, 256, (3, 8, 2, 16), dtype=torch.uint8, generator=random)
-    scales = torch.randint(110, 130, (3, 8, 2), dtype=torch.uint8, generator=random)
-    expected = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32)  # [experts, inputs, outputs]
-    name = "model.layers.7.mlp.experts.gate_up_proj"
-    tensors = {f"{name}_blocks": blocks, f"{name}_scales": scales}
-    family = replace(FAMILIES["llama"], stacked=GPT_OSS, transposes_experts=True, interleaves_experts=True)
-    views = expert_views(family, {name: Header("U8", tuple(x.shape)) for name, x in tensors.items()})
-    read = ExpertReader(lambda name, part=None: tensors[name][part or ...], views)
-    assert set(packed_bits(views).values()) == {4.5} and len(views) == 6
-    for expert in range(3):
-        for start, each in enumerate(("gate", "up")):
-            ours = f"model.layers.7.mlp.experts.{expert}.{each}_proj.weight"
-            assert (views[ours].rows, views[ours].columns) == (4, (64,))
-            assert torch.equal(read.quantized(ours).dequantized(), expected[expert].T[start::2])
-            assert torch.equal(read(ours, (slice(1, 3),)), expected[expert].T[start::2][1:3])
-
-
 @pytest.mark.parametrize("scales", [None, Header("U8", (3, 8, 3)), Header("F32", (3, 8, 2))])
 def test_codes_of_mxfp4_without_their_scales_are_refused(scales):
     name = "model.layers.0.mlp.experts.down_proj"
@@ -236,13 +211,12 @@ def test_codes_of_mxfp4_without_their_scales_are_refused(scales):
         expert_views(replace(FAMILIES["llama"], stacked=GPT_OSS), headers)
 
 
-@pytest.mark.parametrize("name", ["mixtral", "granite-moe"])
-def test_more_experts_than_the_config_says_are_refused(tmp_path, name):
-    family, changes = FAMILY_CASES[name]
+def test_more_experts_than_the_config_says_are_refused(tmp_path):
+    family, changes = FAMILY_CASES["mixtral"]
     make_hf_model(family, num_hidden_layers=1, **changes).save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"num_local_experts": 3}))
-    with pytest.raises(CheckpointError, match="4 experts in a layer, its config says 3"):
+    with pytest.raises(CheckpointError, match="4 experts, its config says 3"):
         check_tensors(FolderCheckpoint(tmp_path))
 
 

@@ -13,10 +13,10 @@ from tests.support.checkpoints import IDS, logits
 from tests.support.gguf import write_gguf
 from tests.support.models import make_hf_model, make_tokenizer
 
-NAN, INFINITE = float("nan"), float("inf")
+NAN = float("nan")
 
 
-@pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q8_0", "Q4_1", "Q5_0"])
+@pytest.mark.parametrize("kind", ["F16", "BF16", "Q4_1"])
 def test_gguf_gives_the_dequantised_models_logits(llama_dir, tmp_path, kind):
     from transformers import AutoModelForCausalLM
 
@@ -62,7 +62,7 @@ def test_gguf_of_another_architecture_is_refused(llama_dir, tmp_path):
         GGUFCheckpoint(tmp_path / "model.gguf")
 
 
-@pytest.mark.parametrize("keep", [0, 10, 300, 0.5, 0.99])
+@pytest.mark.parametrize("keep", [0, 300, 0.5, 0.99])
 def test_truncated_gguf_is_found_before_loading(llama_dir, tmp_path, keep):
     from transformers import AutoModelForCausalLM
 
@@ -83,46 +83,18 @@ def gguf(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    "field",
+    ("key", "name", "value"),
     [
-        *("general.architecture", "llama.rope.scaling.type", "tokenizer.ggml.model", "tokenizer.ggml.tokens"),
-        *("tokenizer.ggml.merges", "tokenizer.chat_template"),
+        ("llama.block_count", "num_hidden_layers", 0),
+        ("llama.attention.head_count_kv", "num_key_value_heads", 3),
+        ("llama.attention.layer_norm_rms_epsilon", "rms_norm_eps", NAN),
+        ("llama.rope.freq_base", "rope_theta", 0.0),
+        ("llama.rope.scaling.factor", "factor", -2.0),
+        ("tokenizer.ggml.eos_token_id", "eos_token_id", 2**32 - 1),
     ],
 )
-def test_a_string_that_is_no_text_is_found_in_every_field(gguf, tmp_path, field):
-    """transformers decodes all of them for the tokenizer, and this program some."""
-    found = GGUFReader(gguf).fields[field]
-    at = found.offset + sum(part.nbytes for part in found.parts[:-1])
-    data = bytearray(gguf.read_bytes())
-    data[at] = 0xFF
-    (tmp_path / "model.gguf").write_bytes(data)
-    with pytest.raises(CheckpointError, match=rf"model\.gguf is corrupt: {field}.* is not UTF-8"):
-        GGUFCheckpoint(tmp_path / "model.gguf")
-
-
-def test_a_damaged_length_is_no_endless_loop(gguf, tmp_path):
-    found = GGUFReader(gguf).fields["tokenizer.ggml.token_type"]
-    at = found.offset + sum(part.nbytes for part in found.parts[:4])
-    data = bytearray(gguf.read_bytes())
-    data[at : at + 8] = (2**60).to_bytes(8, "little")
-    (tmp_path / "model.gguf").write_bytes(data)
-    with pytest.raises(CheckpointError, match=r"corrupt: tokenizer\.ggml\.token_type ends beyond the file"):
-        GGUFCheckpoint(tmp_path / "model.gguf")
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        *(("llama.block_count", 10**7), ("llama.block_count", 0), ("llama.embedding_length", 0)),
-        *(("llama.attention.head_count", 0), ("llama.attention.head_count_kv", 3), ("llama.context_length", 0)),
-        *(("llama.attention.layer_norm_rms_epsilon", x) for x in (0.0, -1.0, NAN, 1e38)),
-        *(("llama.rope.freq_base", x) for x in (0.0, -1.0, NAN, INFINITE)),
-        *(("llama.rope.scaling.factor", x) for x in (0.0, -2.0, NAN, 1e38)),
-        *(("llama.rope.scaling.original_context_length", 1), ("eos_token_id", 2**32 - 1)),
-    ],
-)
-def test_impossible_metadata_is_refused_by_its_name(gguf, tmp_path, name, value):
-    field = GGUFReader(gguf).fields[name if "." in name else f"tokenizer.ggml.{name}"]
+def test_impossible_metadata_is_refused_by_name(gguf, tmp_path, key, name, value):
+    field = GGUFReader(gguf).fields[key]
     at = field.offset + sum(part.nbytes for part in field.parts[:-1])
     data = bytearray(gguf.read_bytes())
     data[at : at + 4] = np.array([value], field.parts[-1].dtype).tobytes()
@@ -136,18 +108,8 @@ def test_impossible_metadata_is_refused_by_its_name(gguf, tmp_path, name, value)
 def test_impossible_rope_divisors_are_refused(tmp_path, divisors):
     extra = [("rope_freqs.weight", divisors.astype(np.float32))]
     write_gguf(tmp_path / "model.gguf", make_hf_model("llama", tie_word_embeddings=False), extra=extra)
-    with pytest.raises(CheckpointError, match=r"rope_freqs\.weight is .*not 8 positive numbers"):
+    with pytest.raises(CheckpointError, match=r"rope_freqs\.weight is not 8 positive numbers"):
         GGUFCheckpoint(tmp_path / "model.gguf")
-
-
-def test_tensors_that_are_not_one_after_the_other_are_refused(gguf, tmp_path):
-    field = GGUFReader(gguf).tensors[3].field
-    at = field.offset + sum(part.nbytes for part in field.parts[:-1])
-    data = bytearray(gguf.read_bytes())
-    data[at] ^= 64
-    (tmp_path / "model.gguf").write_bytes(data)
-    with pytest.raises(CheckpointError, match="misplaced"):
-        check_tensors(GGUFCheckpoint(tmp_path / "model.gguf"))
 
 
 @pytest.mark.parametrize("name", ["abc", "blk.attn_q.weight", "a.b.c.d.attn_q.weight", "."])
@@ -163,14 +125,3 @@ def test_yarn_without_an_original_context_is_taken_from_the_model_s(tmp_path):
     model = make_hf_model("llama", tie_word_embeddings=False, max_position_embeddings=512)
     write_gguf(path, model, rope={"factor": 4.0, "original_max_position_embeddings": 0})
     assert GGUFCheckpoint(path).shape.context == 2048
-
-
-@pytest.mark.parametrize("version", [1, 4])
-def test_another_version_of_gguf_is_named(tmp_path, version):
-    path = tmp_path / "model.gguf"
-    write_gguf(path, make_hf_model("llama", tie_word_embeddings=False))
-    data = bytearray(path.read_bytes())
-    data[4] = version
-    path.write_bytes(data)
-    with pytest.raises(UnsupportedModel, match=f"GGUF of version {version}"):
-        GGUFCheckpoint(path)

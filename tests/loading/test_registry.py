@@ -109,17 +109,6 @@ def test_the_dimensions_of_an_unreachable_hub_model(hub_cache):
     assert dimensions("someone/Llama-3.1-8B-Instruct-GGUF") == KNOWN["Llama-3.1-8B"]
 
 
-def test_the_dimensions_of_a_gguf_file_come_from_its_header(tmp_path, llama_dir):
-    from gguf import GGMLQuantizationType
-    from transformers import AutoModelForCausalLM
-
-    from tests.support.gguf import write_gguf
-
-    path = tmp_path / "model.gguf"
-    write_gguf(path, AutoModelForCausalLM.from_pretrained(llama_dir), GGMLQuantizationType.F32)
-    assert dimensions(str(path)).hidden == dimensions(str(llama_dir)).hidden
-
-
 @pytest.mark.parametrize("name", ["a/b--c", "a/..", "a/b.", "a/b.git", "a/" + "b" * 120, "-a/b", "a/-b"])
 def test_a_name_that_the_hub_would_refuse_is_no_hub_id(name):
     with pytest.raises(ModelNotFound, match="no model at"):

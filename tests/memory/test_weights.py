@@ -1,13 +1,11 @@
 """Streamed weights give the model's output, whatever stays on the device."""
 
-import time
 from contextlib import contextmanager
 
 import pytest
 import torch
 
 from offload.kernels.native.ops import NativeOperations
-from offload.kernels.ops import TorchOperations
 from offload.loading.formats.safetensors import FolderCheckpoint
 from offload.loading.weights import load_model
 from offload.memory.link import TransferFailed
@@ -20,9 +18,9 @@ LENGTH = 60
 needs_kernel = pytest.mark.skipif(native_kernel() is None, reason="no native kernel")
 
 
-@pytest.fixture(params=["llama", "qwen2", "qwen3"])
-def folder(request, tmp_path):
-    make_hf_model(request.param, num_hidden_layers=4).save_pretrained(tmp_path)
+@pytest.fixture
+def folder(tmp_path):
+    make_hf_model("qwen2", num_hidden_layers=4).save_pretrained(tmp_path)
     return tmp_path
 
 
@@ -30,7 +28,7 @@ def load(folder, operations, tier=None):
     return load_model(FolderCheckpoint(folder), torch.float32, CPU, lambda done, total: None, operations, tier)
 
 
-@pytest.mark.parametrize("resident", [0, 1, 3])
+@pytest.mark.parametrize("resident", [0, 3])
 def test_streamed_weights_give_the_same_rows(folder, operations, resident):
     whole = load(folder, operations)
     model = load(folder, operations, WeightTier(resident, make_link(before=random_delays(3))))
@@ -95,14 +93,6 @@ def test_a_failed_copy_of_weights_raises_and_the_next_pass_is_right(folder, oper
     cable.clear()
     whole = load(folder, operations)
     assert torch.equal(model.forward(id_tensor(5), cache), whole.forward(id_tensor(5), whole.new_cache(LENGTH)))
-
-
-def test_a_missing_wait_is_found(tmp_path, monkeypatch):
-    make_hf_model("llama").save_pretrained(tmp_path)
-    link = make_link(before=lambda pairs: time.sleep(0.02))
-    monkeypatch.setattr(link, "wait", lambda ticket: None)
-    model = load(tmp_path, TorchOperations(), WeightTier(0, link))
-    assert model.forward(id_tensor(5), model.new_cache(9)).isnan().any()
 
 
 def test_interleaved_passes_do_not_disturb_each_other(folder, operations):
