@@ -3,7 +3,6 @@
 Reads what their configs say, in the plain format and in that of `speculators`. Imports no torch.
 """
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -14,7 +13,6 @@ from ..short_repr import short_repr
 from .config import ModelShape
 from .config_checks import ConfigCheck
 from .dims import Dimensions
-from .families import FAMILIES
 from .families.family import text_config
 from .hf_config import shape_from_config
 from .parameters import WeightBits
@@ -155,7 +153,6 @@ def eagle3_shape(config: Mapping[str, Any], target: Dimensions, check: ConfigChe
     eagle = _part(config, "eagle_config")
     if "hidden_size" not in own:
         raise check.error("hidden_size", None, "the width of the drafter's layers")
-    _check_family(config, target)
     name = own.get("model_type") if own.get("model_type") in _EAGLE_LAYERS else "llama"
     layers = shape_from_config({"tie_word_embeddings": False} | own | OF_TARGETS | {"model_type": name}, None, check)
     check_target("vocabulary", layers.vocab, target.vocab)
@@ -205,21 +202,6 @@ def _window(own: Mapping[str, Any]) -> int | None:
     has_window = "sliding_attention" in (own.get("layer_types") or ()) or own.get("use_sliding_window") is True
     window = own.get("sliding_window")
     return window if has_window and type(window) is int and window > 0 else None
-
-
-def _check_family(config: Mapping[str, Any], target: Dimensions) -> None:
-    """Raise SettingsError if a head in the format of `speculators` names a target of another family."""
-    names = _part(_part(config, "speculators_config"), "verifier").get("architectures") or ()
-    families = {_bare(name): name for name in FAMILIES}
-    theirs = {families.get(_bare(str(name))) for name in names} - {None}
-    ours = getattr(target, "family", None)  # a plan may know the dimensions alone
-    if theirs and ours is not None and ours not in theirs:
-        raise other_target(f"a {' or '.join(map(str, theirs))}, and this one is a {ours}")
-
-
-def _bare(name: str) -> str:
-    """Return an architecture's or a family's name as both spell it."""
-    return re.sub("for(causallm|conditionalgeneration)$|text$", "", name.lower().replace("_", ""))
 
 
 def _part(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:

@@ -111,7 +111,7 @@ def test_a_missing_rope_parameter_is_named(llama_dir, name):
 def test_rope_that_only_together_is_impossible(llama_dir):
     """A dynamic base grows with an exponent of dim / (dim - 2)."""
     edit_config(llama_dir, rope_parameters=FACTOR | {"rope_type": "dynamic"}, head_dim=2)
-    with pytest.raises(CheckpointError, match=r"dynamic.*do not work"):
+    with pytest.raises(CheckpointError, match=r"dynamic.*do not work together"):
         check_frequencies(FolderCheckpoint(llama_dir).shape)
     edit_config(llama_dir, rope_parameters=LONGROPE | {"long_factor": [2.0] * 7}, head_dim=16)
     with pytest.raises(CheckpointError, match="long_factor has 7 numbers"):

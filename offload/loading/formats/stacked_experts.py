@@ -43,8 +43,9 @@ def expert_views(family: Family, headers: Headers) -> dict[str, View]:
     for name, header in headers.items():
         match = _LAYER.fullmatch(name)
         if match is not None and match[2] in family.stacked:
-            if match[3]:
-                _check_packed(name, headers)
+            exponents = headers.get(_scales_of(name))
+            if match[3] and (exponents is None or header.size != (*exponents.size, _GROUP // 2)):
+                raise CheckpointError(f"{name} and its scales are not MXFP4", "fetch the model again")
             names = [f"{match[1]}{each}" for each in family.stacked[match[2]]]
             views |= dict(_views(family, name, header, names, bool(match[3])))
     return views
@@ -69,13 +70,6 @@ def _views(
             start = number if step > 1 else number * rows
             view = View(name, expert, start, step, rows, columns, is_transposed, is_packed)
             yield each.replace("*", str(expert)), view
-
-
-def _check_packed(name: str, headers: Headers) -> None:
-    """Check the headers of codes and exponents in MXFP4. Raises CheckpointError."""
-    codes, exponents = headers[name], headers.get(_scales_of(name))
-    if exponents is None or {codes.dtype, exponents.dtype} != {"U8"} or codes.size != (*exponents.size, _GROUP // 2):
-        raise CheckpointError(f"{name} and its scales are not MXFP4", "fetch the model again")
 
 
 def _scales_of(blocks: str) -> str:
@@ -124,12 +118,10 @@ class ExpertReader:
         view = self._views.get(name)
         if view is None:
             return self._read.quantized(name)
-        return _mxfp4(*self._packed(view)) if view.is_packed else None
-
-    def _packed(self, view: View) -> tuple[Any, Any]:
-        """Return the bytes of codes `[rows, groups, 16]` and the exponents `[rows, groups]` of a matrix."""
+        if not view.is_packed:
+            return None
         some = slice(view.start, view.start + view.step * view.rows, view.step)
-        return self._of_expert(view, view.tensor)[some], self._of_expert(view, _scales_of(view.tensor))[some]
+        return _mxfp4(self._of_expert(view, view.tensor)[some], self._of_expert(view, _scales_of(view.tensor))[some])
 
 
 def _mxfp4(packed: Any, exponents: Any) -> QuantizedTensor:

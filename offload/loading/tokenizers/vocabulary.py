@@ -1,7 +1,7 @@
 """Checks whether one model can draft for another, before either is loaded."""
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 
 from ...architecture.config import ModelShape
 from ...errors import SettingsError
@@ -31,9 +31,16 @@ def check_draft(
     ours, theirs = ({n: token for token, n in each.vocabulary.items()} for each in (target, draft))
     different = sorted(n for n in ours.keys() | theirs.keys() if ours.get(n) != theirs.get(n))
     common = ours.keys() & theirs.keys()
-    replaced = [n for n in different if n in common]
-    if len(replaced) > _MOST_DIFFERENT * len(common) or len(common) - len(replaced) < _LEAST_SHARED * len(ours):
-        raise _another_vocabulary(ours, theirs, different, sibling)
+    same = len(common) - sum(n in common for n in different)
+    if same < (1 - _MOST_DIFFERENT) * len(common) or same < _LEAST_SHARED * len(ours):
+        first = different[0]
+        one, other = (short_repr(each[first]) if first in each else "no token" for each in (theirs, ours))
+        smaller = "draft with a smaller model of the same family"
+        raise SettingsError(
+            f"the draft model's vocabulary is another one: {len(theirs):,} tokens where the target has {len(ours):,}, "
+            f"and {len(different):,} ids are not the same; the first is {first}, {one} where the target has {other}",
+            f"{smaller if sibling is None else f'use --draft {sibling}'}, or use --draft lookup",
+        )
     needed = settings.sink + settings.window + draft_chunk(settings)
     if needed > shape.context:
         raise SettingsError(
@@ -42,25 +49,6 @@ def check_draft(
             "use a smaller window, such as --set window=64",
         )
     return different
-
-
-def _another_vocabulary(
-    ours: Mapping[int, str], theirs: Mapping[int, str], different: Sequence[int], sibling: str | None
-) -> SettingsError:
-    first = different[0]
-    hint = "draft with a smaller model of the same family, or use --draft lookup"
-    if sibling is not None:
-        hint = f"use --draft {sibling}, which has the target's, or --draft lookup"
-    return SettingsError(
-        f"the draft model's vocabulary is another one: {len(theirs):,} tokens where the target has {len(ours):,}, and "
-        f"{len(different):,} ids are not the same; the first is {first}, {_token(theirs, first)} where the target has "
-        f"{_token(ours, first)}",
-        hint,
-    )
-
-
-def _token(vocabulary: Mapping[int, str], number: int) -> str:
-    return short_repr(vocabulary[number]) if number in vocabulary else "no token"
 
 
 def tokens_containing(vocabulary: Mapping[str, int], texts: Collection[str]) -> frozenset[int]:
