@@ -15,7 +15,6 @@ REMOVED: dict[str, str] = {  # "command", "--option" or "--option value" -> the 
     "--middle q4": "use --middle plane with --kv packed, or leave --middle out",
     "--draft self": "use --draft lookup, or a small model with the same vocabulary",
     "--tree grown": "use --tree auto, or --tree 64 for the best tree of a size",
-    "--expert-layers": "leave it out: as many as fit stay on the device",
     "--experts stream": "--experts host copies them for prompts",
     "--experts hybrid": "--experts host does both: it runs them there for steps, and copies them for prompts",
     "--kernel amx": "leave it out: auto takes avx512 there",
