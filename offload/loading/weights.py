@@ -1,6 +1,6 @@
 """Loads a checkpoint's tensors into the decoder's fused weights, on one device in one dtype."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -188,24 +188,6 @@ def _layer_embeddings(reader: WeightReader, outside: WeightReader, shape: ModelS
         projection=reader.linear(False, "model.per_layer_model_projection"),
         norm=reader.wide("model.per_layer_projection_norm.weight"),
     )
-
-
-def load_layers(
-    checkpoint: Checkpoint, model: Model, share: Share | None, indices: Sequence[int] | None = None
-) -> Iterator[Layer]:
-    """Yield all layers of a model, or those of some `indices`, from another checkpoint of its shape."""
-    with checkpoint.tensors() as read:
-        reader = WeightReader(read, model.dtype, model.device, model.operations, model.group, share, checkpoint.shape)
-        for index in range(model.shape.layers) if indices is None else indices:
-            yield load_layer(reader, model.shape, index)
-
-
-def load_head(checkpoint: Checkpoint, model: Model, share: Share | None) -> Linear:
-    """Return the output head of a model from another checkpoint of its shape."""
-    name = "model.embed_tokens" if model.shape.tied_embeddings else "lm_head"
-    with checkpoint.tensors() as read:
-        reader = WeightReader(read, model.dtype, model.device, model.operations, model.group, share, checkpoint.shape)
-        return reader.gathered(reader.linear(False, name))
 
 
 @contextmanager
