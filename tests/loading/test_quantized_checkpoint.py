@@ -7,6 +7,7 @@ from offload.architecture.weight_formats import rounded_bits
 from offload.errors import SettingsError
 from offload.kernels.native import KernelUnavailable
 from offload.kernels.ops import CudaOperations, TorchOperations
+from offload.loading.agreement import TOKENS, agreement
 from offload.loading.formats.quantization import QuantizedCheckpoint
 from offload.loading.formats.safetensors import FolderCheckpoint
 from offload.loading.quantization_checks import check_quantize
