@@ -127,7 +127,7 @@ CONFIG |= {"num_attention_heads": 4, "num_hidden_layers": 6, "max_position_embed
         ({"num_experts_per_tok": 9}, "num_experts_per_tok is 9, not at most the number of experts, 8"),
         ({"num_experts": "8"}, "num_experts is"),
         ({"decoder_sparse_step": 0}, "decoder_sparse_step"),
-        ({"mlp_only_layers": [True]}, "mlp_only_layers"),
+        ({"mlp_only_layers": [-1]}, "mlp_only_layers"),
         ({"norm_topk_prob": 1}, "norm_topk_prob"),
     ],
 )

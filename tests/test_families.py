@@ -248,7 +248,7 @@ def test_gguf_files_may_say_that_there_are_no_windows_and_axes(tmp_path):
         ("granite", {"residual_multiplier": "0.2"}, "residual_multiplier"),
         ("starcoder2", {"norm_epsilon": -1.0}, "rms_norm_eps"),
         ("starcoder2", {"use_bias": "yes"}, "attention_bias"),
-        ("phi3", {"partial_rotary_factor": 0.01}, "partial_rotary_factor"),
+        ("phi3", {"partial_rotary_factor": 0.01, "eos_token_id": 2}, "partial_rotary_factor"),
     ],
 )
 def test_wrong_values_are_named(family, change, name):

@@ -4,7 +4,6 @@ The config is that of transformers (config.json). It is read here, with the same
 transformers takes seconds. Imports nothing heavy.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 
 from ..errors import CheckpointError, ModelNotFound, UnsupportedModel
 from ..short_repr import short_repr, short_text
+from .checkpoint_json import read_json
 from .config import ModelShape
 from .config_checks import ConfigCheck, check_of_config, window_in_use, within_vocabulary
 from .dims import WINDOW_SLACK, LinearAttention
@@ -106,16 +106,10 @@ def read_shape(file: Path) -> ModelShape:
 
     Raises as `shape_from_config`, and ModelNotFound where there is no such file.
     """
-    if not file.is_file():
-        raise ModelNotFound(
-            f"there is no config.json in {file.parent}", "--model takes a folder with config.json and safetensors"
-        )
-    try:
-        config = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"cannot read {file}: {short_text(str(error))}", "fetch the model again") from error
-    if not isinstance(config, dict):
-        raise CheckpointError(f"{file} is not keys and values", "fetch the model again")
+    config = read_json(file)
+    if not config:
+        hint = "--model takes a folder with config.json and safetensors"
+        raise ModelNotFound(f"there is no config.json in {file.parent}", hint)
     return shape_from_config(config, None, check_of_config(file))
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..architecture.checkpoint_json import read_json
 from ..architecture.config import ModelShape
 from ..architecture.config_checks import ConfigCheck, check_of_config
 from ..architecture.head_shape import HeadDimensions, HeadShape, eagle3_shape, is_head, mtp_shape
@@ -22,7 +23,6 @@ from ..model.decoder import Model
 from ..model.heads import MTP, Eagle3, Head
 from ..model.layer import Layer
 from ..parallel import ALONE
-from .checkpoint_json import read_json
 from .formats.layer_tensors import Sizes, checkpoint_sizes, layer_sizes
 from .formats.quantization import QuantizingReader
 from .formats.safetensors import FolderCheckpoint, TensorReader, weight_files

@@ -243,13 +243,13 @@ def _counts_of_experts(request: PlanRequest, sizes: TierBytes, limit: int | None
     All KV comes before any experts. A requested number of resident layers is kept even if it does not fit.
     """
     layers, sparse, wanted = request.shape.layers, sizes.sparse_layers, _wanted_kv(request)
+    is_simulated = request.hardware.shared and request.placement.memory is None  # as in `_wanted_kv`
     if limit is None:
-        return layers, wanted, 0
+        return layers, wanted, sparse if is_simulated else 0
     away, kv = sparse, wanted
     if not _keeps_all_kv(request) and request.placement.resident_layers is None:
         fitting = (kv for kv in range(wanted, -1, -1) if sizes.fit(layers, kv, limit, away))
         kv = next(fitting, min(sizes.smallest_kv, wanted))
-    is_simulated = request.hardware.shared and request.placement.memory is None  # as in `_wanted_kv`
     if not is_simulated:
         away = next((n for n in range(sparse + 1) if sizes.fit(layers, kv, limit, n)), sparse)
     return layers, kv, away

@@ -126,7 +126,8 @@ def test_configs_are_read_as_by_transformers(tmp_path):
     assert compared > 40
 
 
-MORE = {"num_key_value_heads": 2, "eos_token_id": 2, "head_dim": 16, "intermediate_size": 96}
+MORE = {"num_key_value_heads": 2, "eos_token_id": 2, "head_dim": 16, "num_hidden_layers": 6}
+MORE |= {"vocab_size_per_layer_input": 267}
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -135,7 +136,7 @@ MORE = {"num_key_value_heads": 2, "eos_token_id": 2, "head_dim": 16, "intermedia
     [
         {},
         {"sliding_window_pattern": 3, "full_attention_interval": 2},
-        {"layer_types": ["full_attention", "sliding_attention", "sliding_attention", "full_attention"]},
+        {"layer_types": ["full_attention", *["sliding_attention"] * 4, "full_attention"]},
     ],
 )
 def test_other_values_and_kinds_of_layers_are_those_of_transformers(family, change, tmp_path):
@@ -152,7 +153,7 @@ def test_other_values_and_kinds_of_layers_are_those_of_transformers(family, chan
     if FAMILIES[family].has_layer_windows:
         expected = [theirs.sliding_window if kind == "sliding_attention" else 0 for kind in theirs.layer_types]
         if all(expected):  # up to there, they attend to all tokens
-            assert shape.context == shape.sliding_window == min(theirs.sliding_window, 512)
+            assert (shape.sliding_window, shape.context) == (theirs.sliding_window, min(theirs.sliding_window, 512))
         else:
             assert [shape.spec(layer).window for layer in range(shape.layers)] == expected
     if FAMILIES[family].has_linear_layers:

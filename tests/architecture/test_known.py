@@ -157,8 +157,8 @@ def test_older_config_files(tmp_path):
 @pytest.mark.parametrize(
     ("text", "error", "message"),
     [
-        ("{", CheckpointError, "cannot read"),
-        ("[]", CheckpointError, "not keys and values"),
+        ("{", CheckpointError, "cannot be read"),
+        ("[]", CheckpointError, "does not hold a JSON object"),
         ('{"model_type": "gpt2"}', UnsupportedModel, "gpt2"),
         (json.dumps(CONFIG | {"hidden_size": "big"}), CheckpointError, "hidden_size is 'big'"),
     ],

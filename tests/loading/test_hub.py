@@ -5,7 +5,7 @@ import json
 import pytest
 
 from offload.errors import CheckpointError, FetchError, ModelNotFound
-from offload.loading.hub.download import _HUB_FILES, _fetched_config, locate, open_checkpoint
+from offload.loading.hub.download import _HUB_FILES, dimensions, locate, open_checkpoint
 
 
 def test_folder_without_config_or_weights(llama_dir, tmp_path):
@@ -61,11 +61,11 @@ def test_a_mistyped_id_that_the_hub_does_not_give_has_a_hint(monkeypatch, name, 
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", unreachable)
     with pytest.raises(FetchError, match="to fetch it: ConnectError: no network") as raised:
-        _fetched_config(name)
+        dimensions(name)
     assert raised.value.hint.startswith(hint)
 
 
 def test_a_model_of_which_other_files_are_cached_may_need_the_network(tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *args, **kwargs: str(tmp_path))
     with pytest.raises(FetchError, match=r"someone/own has no config\.json, or the hub cannot be reached"):
-        _fetched_config("someone/own")
+        dimensions("someone/own")

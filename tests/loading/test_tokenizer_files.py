@@ -52,7 +52,7 @@ def truncating():
     return tokenizer
 
 
-LLAMA2 = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": {"content": "<unk>", "special": True}}
+LLAMA2 = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
 FLAGS = {"special": True, "normalized": False, "lstrip": False, "rstrip": False, "single_word": False}
 DECODER = {str(token): FLAGS | {"content": content} for token, content in enumerate(SPECIAL)}
 EXTRA = {"267": FLAGS | {"content": "<extra>", "special": False}}

@@ -9,13 +9,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
+from ...architecture.checkpoint_json import read_json
 from ...architecture.config import ModelShape
 from ...architecture.config_checks import check_of_config
 from ...architecture.families.family import is_decoder, is_text, is_wrapper, text_name
 from ...architecture.hf_config import shape_from_config
 from ...errors import CheckpointError, ModelNotFound, UnsupportedModel
 from ...short_repr import short_text
-from ..checkpoint_json import read_json
 from ..tokenizers.tokenizer import Tokenizer
 from ..tokenizers.tokenizer_files import load_tokenizer
 from .gguf_tensors import GGUFTensors

@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+from ...architecture.checkpoint_json import read_json
 from ...architecture.config_checks import check_of_config
 from ...architecture.dims import Dimensions
 from ...architecture.head_shape import MTP, eagle3_shape, is_head, mtp_dimensions
@@ -14,11 +15,10 @@ from ...architecture.parameters import WeightBits
 from ...errors import CheckpointError, FetchError, ModelNotFound, TriforceError, UnsupportedModel
 from ...short_repr import first_line
 from ...system.machine import default_home
-from ..checkpoint_json import read_json
-from ..formats.safetensors import QUANTIZED_FILE, Checkpoint, FolderCheckpoint, weight_files
+from ..formats.safetensors import Checkpoint, FolderCheckpoint, weight_files
 from ..formats.tensor_checks import average_bits, check_tensors
 from .bundled import fetch_embedded
-from .registry import EVERY_FORM, HUB_MODELS, did_you_mean, is_hub_id, resolve
+from .registry import EVERY_FORM, HUB_MODELS, ModelSource, did_you_mean, is_hub_id, resolve
 
 FetchProgress = Callable[[str, int, int], None]  # the current step, units done, units in all
 # The weights once: repositories may have them again in folders, or consolidated beside the shards.
@@ -88,13 +88,18 @@ def dimensions(name: str) -> Dimensions:
     not in the hub's cache; of a GGUF file, the header. Raises as `locate`, UnsupportedModel.
     """
     source = resolve(name)
-    if source.kind == "path":
-        path = Path(source.target)
-        return read_shape(path / "config.json") if path.is_dir() else open_checkpoint(path).shape
-    cached = _cached_config(source.target) if name == source.target and source.kind == "hub" else None
-    if cached is None and source.known is not None:
+    if source.kind == "path" and Path(source.target).is_file():
+        return open_checkpoint(Path(source.target)).shape
+    if source.known is not None and (source.kind == "embedded" or not _is_cached(name)):
         return KNOWN[source.known]
-    return read_shape(cached or _fetched_config(source.target))
+    return read_shape(_config_file(source, source.target))
+
+
+def _is_cached(name: str) -> bool:
+    """Return whether a hub model's config.json is in the hub's cache, by the name that the user gave."""
+    from huggingface_hub import try_to_load_from_cache
+
+    return is_hub_id(name) and isinstance(try_to_load_from_cache(name, "config.json"), str)
 
 
 def draft_dimensions(name: str, target: Dimensions) -> Dimensions:
@@ -107,9 +112,8 @@ def draft_dimensions(name: str, target: Dimensions) -> Dimensions:
     source = resolve(name)
     if source.known is not None or source.kind == "embedded":
         return dimensions(name)
-    is_path = source.kind == "path"
-    file = Path(source.target) / "config.json" if is_path else _cached_config(name) or _fetched_config(name)
-    config = read_json(file) if file.is_file() else {}
+    file = _config_file(source, source.target)
+    config = read_json(file)
     return eagle3_shape(config, target, check_of_config(file)).dimensions if is_head(config) else dimensions(name)
 
 
@@ -128,15 +132,6 @@ def stored_bits(name: str) -> WeightBits | None:
     except TriforceError:
         return None
     return average_bits(sizes, quantized, 2)
-
-
-def is_quantized(name: str) -> bool:
-    """Return whether a model's weights are quantised; those on a hub are not looked at. Raises as `dimensions`."""
-    source = resolve(name)
-    if source.kind == "path":
-        path = Path(source.target)
-        return (path / QUANTIZED_FILE).exists() if path.is_dir() else open_checkpoint(path).is_quantized
-    return source.kind == "embedded"
 
 
 def describe_source(name: str) -> str:
@@ -194,18 +189,19 @@ def _download(name: str, files: dict[str, list[str]]) -> Path:
         raise _hub_error(name, error) from error
 
 
-def _cached_config(hub_id: str) -> Path | None:
+def _config_file(source: ModelSource, name: str) -> Path:
+    """Return the config.json of a folder or a hub model, which is fetched if it is not in the hub's cache."""
+    if source.kind == "path":
+        return Path(source.target) / "config.json"
     from huggingface_hub import try_to_load_from_cache
 
-    found = try_to_load_from_cache(hub_id, "config.json")
-    return Path(found) if isinstance(found, str) else None
-
-
-def _fetched_config(hub_id: str) -> Path:
-    file = _download(hub_id, {"allow_patterns": ["config.json"]}) / "config.json"  # one file alone is tried for long
+    found = try_to_load_from_cache(name, "config.json")
+    if isinstance(found, str):
+        return Path(found)
+    file = _download(name, {"allow_patterns": ["config.json"]}) / "config.json"  # one file alone is tried for long
     if not file.is_file():  # other files were cached, which are enough for `_download` without a network
         hint = "check the network, or give --model a folder, or a .gguf file that you have fetched"
-        raise FetchError(f"{hub_id} has no config.json, or the hub cannot be reached to fetch it", hint)
+        raise FetchError(f"{name} has no config.json, or the hub cannot be reached to fetch it", hint)
     return file
 
 

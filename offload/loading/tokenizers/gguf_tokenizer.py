@@ -6,10 +6,10 @@ from typing import Any
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as Backend
 
-from ...errors import CheckpointError, UnsupportedModel
-from ...short_repr import short_repr, short_text
+from ...errors import UnsupportedModel
+from ...short_repr import short_text
 from .text_pieces import GPT2_PATTERN, LLAMA3_PATTERN, QWEN_PATTERN
-from .tokenizer import Tokenizer
+from .tokenizer import Tokenizer, tokenizer_errors
 
 Metadata = Callable[[str], Any]  # the value of a key, None for an absent one
 _KEY = "tokenizer.ggml."
@@ -41,42 +41,31 @@ def tokenizer_from_metadata(read: Metadata) -> Tokenizer:
             f"the GGUF tokenizer {short_text(str(model))} ({short_text(str(pre))}) is not supported",
             f"what runs for this architecture: gpt2 with {', '.join(_PATTERNS)}; or use the model's safetensors",
         )
-    tokens, merges = (_strings(read, name) for name in ("tokens", "merges"))
-    backend = _backend(tokens, merges, pre)
-    _add_tokens(backend, tokens, read(f"{_KEY}token_type"))
-    special = {name: tokens[at] for name, key in _SPECIAL.items() if (at := _token(read, key, len(tokens))) is not None}
-    if read(f"{_KEY}add_bos_token") is True and "bos_token" in special:
-        _begin_with(backend, special["bos_token"])
+    with tokenizer_errors("the GGUF file's tokenizer is damaged"):
+        tokens = read(f"{_KEY}tokens")
+        backend = _backend(tokens, read(f"{_KEY}merges"), pre)
+        whole = [
+            AddedToken(token, special=kind == _CONTROL, normalized=False)  # matched in a text as a whole
+            for token, kind in zip(tokens, read(f"{_KEY}token_type"), strict=True)
+            if kind in (_CONTROL, _USER_DEFINED)
+        ]
+        backend.add_tokens(whole)
+        ids = {name: read(f"{_KEY}{key}") for name, key in _SPECIAL.items()}
+        special = {name: tokens[token] for name, token in ids.items() if token is not None}
+        if read(f"{_KEY}add_bos_token") is True and "bos_token" in special:
+            begin = special["bos_token"]
+            backend.post_processor = processors.TemplateProcessing(
+                single=f"{begin}:0 $A:0", special_tokens=[(begin, backend.token_to_id(begin))]
+            )
     template = read("tokenizer.chat_template")
     return Tokenizer(backend, template if isinstance(template, str) else None, special)
 
 
-def _strings(read: Metadata, name: str) -> list[str]:
-    values = read(f"{_KEY}{name}")
-    if not isinstance(values, list) or not values or not all(isinstance(value, str) for value in values):
-        raise CheckpointError(f"the GGUF file lacks {_KEY}{name}", "fetch or convert the model again")
-    return values
-
-
-def _token(read: Metadata, key: str, count: int) -> int | None:
-    """Return a token's id, None for none. Raises CheckpointError."""
-    value = read(f"{_KEY}{key}")
-    if value is not None and not (type(value) is int and 0 <= value < count):
-        raise CheckpointError(f"{_KEY}{key} is {short_repr(value)}, not a token", "fetch or convert the model again")
-    return value
-
-
 def _backend(tokens: list[str], merges: list[str], pre: str) -> Any:
-    """Return a `tokenizers.Tokenizer` without added tokens. Raises CheckpointError."""
+    """Return a `tokenizers.Tokenizer` without added tokens."""
+    vocabulary = {token: at for at, token in enumerate(tokens)}
     pairs = [tuple(merge.split(" ")) for merge in merges]
-    try:
-        vocabulary = {token: at for at, token in enumerate(tokens)}
-        model = models.BPE(vocab=vocabulary, merges=pairs, ignore_merges=pre in _WHOLE_FIRST)
-    except Exception as error:  # tokenizers raises Exception itself
-        raise CheckpointError(
-            f"the GGUF file's tokenizer is damaged: {short_text(str(error))}", "fetch or convert the model again"
-        ) from error
-    backend = Backend(model)
+    backend = Backend(models.BPE(vocab=vocabulary, merges=pairs, ignore_merges=pre in _WHOLE_FIRST))
     if pre in _COMPOSED:
         backend.normalizer = normalizers.NFC()
     splits = [pre_tokenizers.Split(Regex(pattern), behavior="isolated") for pattern in _PATTERNS[pre]]
@@ -84,25 +73,4 @@ def _backend(tokens: list[str], merges: list[str], pre: str) -> Any:
         [*splits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
     )
     backend.decoder = decoders.ByteLevel()
-    backend.post_processor = processors.TemplateProcessing(single="$A:0", pair="$A:0 $B:1")
     return backend
-
-
-def _add_tokens(backend: Any, tokens: list[str], types: Any) -> None:
-    """Mark the tokens that are matched in a text as a whole. Raises CheckpointError."""
-    if not isinstance(types, list) or len(types) != len(tokens):
-        raise CheckpointError(f"the GGUF file lacks {_KEY}token_type", "fetch or convert the model again")
-    whole = [
-        AddedToken(token, special=kind == _CONTROL, normalized=False)
-        for token, kind in zip(tokens, types, strict=True)
-        if kind in (_CONTROL, _USER_DEFINED)
-    ]
-    backend.add_tokens(whole)
-
-
-def _begin_with(backend: Any, token: str) -> None:
-    """Put a token in front of every text."""
-    name = [(token, backend.token_to_id(token))]
-    backend.post_processor = processors.TemplateProcessing(
-        single=f"{token}:0 $A:0", pair=f"{token}:0 $A:0 {token}:1 $B:1", special_tokens=name
-    )

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ...architecture.checkpoint_json import read_json
 from ...errors import CheckpointError
-from ..checkpoint_json import read_json
 from .tokenizer import Tokenizer, tokenizer_errors
 
 _OTHERS = ("tokenizer.model", "vocab.json")

@@ -39,7 +39,7 @@ def test_the_summary_says_what_the_experts_did(triforce_here, folder):
     assert code == 0 and done["settings"]["experts"] == "host"
     assert done["verify"]["equal"] and "experts in host memory" in done["verify"]["compared_with"]
     run = done["experts"]
-    assert run["layers"] == 2 and run["seconds"] > 0
+    assert run["layers"] == 2
     assert 3 * run["passes"] <= run["experts"] <= 8 * run["passes"] and run["bytes"] > 0
 
 

@@ -144,7 +144,8 @@ class CompressedTensorsLayout:
         """Check the scales and zero points of integers."""
         stem = codes.rpartition(".")[0]
         scales = headers[f"{stem}.weight_scale"].size
-        check_fits(f"{stem}.weight_scale", headers, (1,), (1, 1), (size[0], scales[-1]))
+        by_group = [(size[0], scales[-1])] if size[1] % scales[-1] == 0 else []
+        check_fits(f"{stem}.weight_scale", headers, (1,), (1, 1), *by_group)
         group = size[1] // scales[-1]
         check_order(headers, read, f"{stem}.weight_g_idx", size[1], group)
         zeros = f"{stem}.weight_zero_point"

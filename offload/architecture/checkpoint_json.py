@@ -11,7 +11,7 @@ def read_json(path: Path) -> dict:
     """Read a JSON object from a file of a checkpoint; {} if there is no such file. Raises CheckpointError."""
     try:
         value = json.loads(path.read_text("utf-8"))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return {}
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} cannot be read: {short_text(str(error))}", "fetch the model again") from error
