@@ -7,7 +7,6 @@ from offload.architecture.hf_config import shape_from_config
 from offload.loading.formats.safetensors import FolderCheckpoint
 from offload.loading.formats.tensor_checks import check_tensors
 from offload.loading.weights import load_model
-from offload.model.decoder import Model
 from offload.sequence import TokenSequence
 from offload.speculation.passes.runner import Runner
 from tests.support.models import make_hf_model
@@ -53,23 +52,6 @@ def ours(folder, dtype=torch.float32):
 
 def token_ids(count, vocab, seed=0):
     return torch.randint(vocab, (count,), generator=torch.Generator().manual_seed(seed))
-
-
-def test_the_progress_of_a_pass_counts_its_layers(tmp_path, monkeypatch):
-    make_hf_model("llama").save_pretrained(tmp_path)
-    model = ours(tmp_path)
-    cache, seen = model.new_cache(16), []
-    run_layer = Model._forward_layer
-
-    def watched(self, *args):
-        seen.append(self.pass_tokens)
-        return run_layer(self, *args)
-
-    monkeypatch.setattr(Model, "_forward_layer", watched)
-    model.forward(torch.arange(8), cache)
-    layers = model.shape.layers
-    assert seen == [8 * done / layers for done in range(layers)]
-    assert model.pass_tokens == 0
 
 
 @pytest.fixture(params=CASES)
@@ -145,17 +127,3 @@ def test_rope_scaling_stretches_the_context(kind, context):
     more = {"yarn": YARN, "llama3": LLAMA3}.get(kind, {"factor": 4.0} if kind != "default" else {})
     config = make_hf_model("llama", max_position_embeddings=64, rope_parameters=known | more).config
     assert shape_from_config(config.to_dict(), {}).context == context
-
-
-def test_bf16_blocks_of_rows_agree_with_single_rows(tmp_path):
-    """On CPUs without bf16 matrix instructions, blocks are multiplied in fp32; both must be bf16's answer."""
-    reference = make_hf_model("llama").eval()
-    reference.save_pretrained(tmp_path)
-    model, ids = ours(tmp_path, torch.bfloat16), token_ids(64, reference.config.vocab_size)
-    whole = model.logits(model.forward(ids, model.new_cache(64)))
-    cache = model.new_cache(64)
-    single = torch.cat([model.logits(model.forward(ids[i : i + 1], cache)) for i in range(64)])
-    expected = reference_logits(reference, ids)
-    scale = expected.std()
-    assert (whole - expected).abs().mean() < 0.05 * scale
-    assert (single - expected).abs().mean() < 0.05 * scale

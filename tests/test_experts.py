@@ -22,7 +22,7 @@ from offload.loading.formats.safetensors import FolderCheckpoint
 from offload.loading.formats.stacked_experts import ExpertReader, expert_headers, expert_views
 from offload.loading.formats.tensor_checks import check_tensors
 from offload.loading.weights import load_model
-from offload.model.experts import ExpertWeights, route
+from offload.model.experts import ExpertWeights
 from offload.model.layer import LayerPass
 from offload.parallel import ALONE
 from offload.speculation.passes.recorded_passes import recorded_passes
@@ -42,33 +42,6 @@ def folder(tmp_path_factory):
 
 def load(checkpoint, operations=None, dtype=torch.float32, tier=None):
     return load_model(checkpoint, dtype, CPU, lambda done, total: None, operations or TorchOperations(), tier)
-
-
-def by_token(experts, x, router):
-    """Return what `mixed` does, one token and one expert at a time."""
-    weights, chosen = route(experts.router.wide(x), experts.per_token, router)
-    rows = []
-    for row, theirs, numbers in zip(x, weights, chosen, strict=True):
-        gate_up = (experts.gate_up[i](row[None]).clone().chunk(2, dim=1) for i in numbers)
-        outs = [experts.down[i].wide(gate.silu() * up) for i, (gate, up) in zip(numbers, gate_up, strict=True)]
-        rows.append(sum(weight * out[0] for weight, out in zip(theirs, outs, strict=True)))
-    return torch.stack(rows)
-
-
-@pytest.mark.parametrize("router", ["all", "chosen"])
-def test_each_token_gets_the_weighted_sum_of_its_experts(folder, router, monkeypatch):
-    monkeypatch.setattr(torch.Tensor, "silu", torch.nn.functional.silu, raising=False)
-    do = TorchOperations()
-    experts, x = next(load(FolderCheckpoint(folder)).layers()).experts, torch.randn(9, 64)
-    torch.testing.assert_close(experts.mixed(x, router, do.gated), by_token(experts, x, router), atol=1e-5, rtol=1e-5)
-
-
-def test_weights_are_a_softmax_over_all_experts_or_over_the_chosen():
-    logits = torch.tensor([[1.0, 4.0, 2.0, 3.0]])
-    weights, experts = route(logits, 2, "all")
-    assert experts.tolist() == [[1, 3]]
-    assert torch.allclose(weights, logits.softmax(-1)[:, [1, 3]])
-    assert torch.allclose(route(logits, 2, "chosen")[0], logits[:, [1, 3]].softmax(-1))
 
 
 @needs_kernel
@@ -144,17 +117,6 @@ def test_layers_without_experts_are_dense():
     assert shape_from_config(config | {"num_experts": 0}, {}).experts is None
 
 
-def test_a_tensor_that_is_no_list_of_matrices_is_refused(tmp_path):
-    family, changes = FAMILY_CASES["granite-moe"]
-    make_hf_model(family, num_hidden_layers=1, **changes).save_pretrained(tmp_path)
-    file, name = tmp_path / "model.safetensors", "model.layers.0.block_sparse_moe.input_linear.weight"
-    tensors = load_file(file)
-    for wrong in (tensors[name][0, 0], tensors[name][0], tensors[name][:, :-1].contiguous()):
-        save_file(tensors | {name: wrong}, file)
-        with pytest.raises(CheckpointError, match="not a list of matrices"):
-            check_tensors(FolderCheckpoint(tmp_path))
-
-
 def gpt_oss():
     """Return transformers' experts of a tiny gpt-oss, and ours, read from its tensors under the file's names."""
     settings = {"num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 32, "head_dim": 16}
@@ -201,14 +163,6 @@ def test_experts_of_gpt_oss_have_clamped_gates_and_biases():
         inner = experts.gate_up[0](x)
     assert inner.abs().max() > 8, "nothing is clamped"
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-5)
-
-
-@pytest.mark.parametrize("scales", [None, Header("U8", (3, 8, 3))])
-def test_codes_of_mxfp4_without_their_scales_are_refused(scales):
-    name = "model.layers.0.mlp.experts.down_proj"
-    headers = {f"{name}_blocks": Header("U8", (3, 8, 2, 16))} | ({f"{name}_scales": scales} if scales else {})
-    with pytest.raises(CheckpointError, match="not MXFP4"):
-        expert_views(replace(FAMILIES["llama"], stacked=GPT_OSS), headers)
 
 
 def test_more_experts_than_the_config_says_are_refused(tmp_path):

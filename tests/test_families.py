@@ -1,7 +1,6 @@
 """Every family against transformers, on torch and on the native kernel, and every method against plain decoding."""
 
 import json
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,35 +10,26 @@ from safetensors.torch import load_file, save_file
 from transformers import (
     AutoConfig,
     AutoModelForImageTextToText,
-    Gemma3Config,
-    Gemma3ForConditionalGeneration,
     Gemma4Config,
     Gemma4ForConditionalGeneration,
 )
 
 from offload import GenerationConfig, Speculation, Tokens
-from offload.api.loader import open_model
 from offload.architecture.families import FAMILIES
 from offload.architecture.hf_config import read_shape, shape_from_config
-from offload.architecture.layer_spec import LayerSpec
 from offload.batching.request import BatchRequest
 from offload.engine import Engine
 from offload.errors import CheckpointError, SettingsError, UnsupportedModel
 from offload.kernels.native.ops import NativeOperations, why_not
 from offload.kernels.ops import TorchOperations, choose_operations
 from offload.loading.formats.gguf import GGUFCheckpoint
-from offload.loading.formats.layer_tensors import TensorPlaces
 from offload.loading.formats.safetensors import FolderCheckpoint
 from offload.loading.formats.tensor_checks import check_tensors
 from offload.loading.weights import load_model
-from offload.memory.tree_attention import tree_of
-from offload.model.layer import LayerPass
 from offload.prompt_cache.fingerprint import fingerprint
-from offload.settings.config import EngineConfig
-from offload.settings.methods import APPROXIMATIONS
 from tests.support.engine import GREEDY, run, tokens
 from tests.support.gguf import write_family
-from tests.support.models import FAMILY_CASES, MERGES, id_tensor, ids, make_hf_model, make_tokenizer
+from tests.support.models import FAMILY_CASES, id_tensor, ids, make_hf_model
 from tests.support.offloading import native_kernel, settings, tiered_cache
 
 CPU = torch.device("cpu")
@@ -106,20 +96,6 @@ def test_methods_are_greedy_equal_to_plain_decoding(case):
     for method in ("ar", "lookup", "triforce"):
         found[method] = tokens(run(engine, ids(50), 8, method, "model", gamma1=2, gamma2=3))
     assert set(map(tuple, found.values())) == {tuple(found["ar"])}
-
-
-def test_queries_grow_with_the_depth_in_a_tree(tmp_path, native):
-    family, changes = FAMILY_CASES["ministral3"]
-    make_hf_model(family, **changes).save_pretrained(tmp_path)
-    model = load(FolderCheckpoint(tmp_path), native)
-    cache, prompt, drafted = model.new_cache(80), IDS[:62], IDS[62:68]
-    model.forward(prompt, cache)
-    tree = tree_of((-1, 0, 0, 1, 2, 4))  # paths 0, 1, 3 and 0, 2, 4, 5: from position 64 on, the factor is another
-    found = model.forward_tree(drafted, cache, tree)
-    for path in ([0, 1, 3], [0, 2, 4, 5]):
-        chain = torch.cat((prompt, drafted[path]))
-        expected = model.forward(chain, model.new_cache(80))[len(prompt) :]
-        assert (found[path] - expected).abs().max() < 1e-4
 
 
 @pytest.mark.skipif(not native_kernel(), reason="no kernel")
@@ -210,36 +186,6 @@ def test_gguf_files_with_a_tensor_that_is_not_used_are_refused_by_its_name(name,
         GGUFCheckpoint(tmp_path / "model.gguf")
 
 
-def test_starcoder2_from_gguf_splits_digits_off_and_ends_at_its_window(tmp_path):
-    tokenizer = make_tokenizer()
-    merges = [*MERGES, ("Ġ", "Ġ")]
-    vocabulary = {"ĠĠ": len(tokenizer)} | tokenizer.get_vocab()
-
-    def add(writer):
-        writer.add_tokenizer_model("gpt2")
-        writer.add_tokenizer_pre("starcoder")
-        writer.add_token_list(sorted(vocabulary, key=vocabulary.get))
-        writer.add_token_types([1] * len(vocabulary))
-        writer.add_token_merges([" ".join(pair) for pair in merges])
-
-    model = make_hf_model("starcoder2", num_hidden_layers=1, max_position_embeddings=16384)
-    write_family(tmp_path / "model.gguf", model, change=add)
-    checkpoint = GGUFCheckpoint(tmp_path / "model.gguf")
-    assert checkpoint.shape.context == checkpoint.shape.sliding_window == 4096
-    found = checkpoint.load_tokenizer().encode("  12", special_tokens=True)
-    assert found == [vocabulary[piece] for piece in ("ĠĠ", "1", "2")]
-
-
-def test_gguf_files_may_say_that_there_are_no_windows_and_axes(tmp_path):
-    def zeros(writer):
-        writer.add_sliding_window(0)
-        writer.add_rope_dimension_sections([0, 0, 0, 0])
-        writer.add_rope_scaling_finetuned(True)
-
-    write_family(tmp_path / "model.gguf", make_hf_model("granite", num_hidden_layers=1), change=zeros)
-    assert GGUFCheckpoint(tmp_path / "model.gguf").shape.sliding_window is None
-
-
 @pytest.mark.parametrize(
     ("family", "change", "name"),
     [
@@ -272,30 +218,6 @@ def test_heads_that_a_family_cannot_have_are_refused_by_name(family, change, tmp
         read_shape(tmp_path / "config.json")
 
 
-@pytest.mark.parametrize("name", ["gemma4", "olmo3"])
-def test_no_layer_needs_to_have_a_window(name, tmp_path):
-    family, changes = FAMILY_CASES[name]
-    kinds = ["full_attention"] * len(changes["layer_types"])
-    reference = make_hf_model(family, **changes | {"layer_types": kinds}).eval()
-    reference.save_pretrained(tmp_path)
-    model = open_model(EngineConfig(str(tmp_path), device="cpu", dtype="float32")).load().model
-    with torch.inference_mode():
-        expected = reference(IDS[None], use_cache=False).logits[0]
-    assert (model.logits(model.forward(IDS, model.new_cache(len(IDS)))) - expected).abs().max() < 1e-4
-
-
-@pytest.mark.parametrize("approximate", APPROXIMATIONS)
-def test_approximate_caches_lend_keys_and_values_to_other_layers(approximate, tmp_path, native):
-    family, changes = FAMILY_CASES["gemma4"]
-    make_hf_model(family, **changes | {"layer_types": ["full_attention"] * 6}).save_pretrained(tmp_path)
-    model = load(FolderCheckpoint(tmp_path), native)
-    whole, part = (
-        tokens(run(Engine(model, (), 32), ids(60), 20, approximate=approximate, budget=budget)) for budget in (128, 32)
-    )
-    assert whole == tokens(run(Engine(model, (), 32), ids(60), 20))
-    assert whole != part
-
-
 @pytest.mark.parametrize("change", [{"head_dim": 24}, {"hidden_size_per_layer_input": 24}])
 def test_torch_computes_what_the_native_kernel_has_no_widths_for(change):
     family, changes = FAMILY_CASES["gemma4"]
@@ -303,26 +225,6 @@ def test_torch_computes_what_the_native_kernel_has_no_widths_for(change):
     assert shape.head_dim == 32
     assert "24" in why_not(shape, torch.bfloat16, CPU)
     assert isinstance(choose_operations("auto", shape, torch.bfloat16, CPU), TorchOperations)
-
-
-def test_the_text_part_of_gemma_3_loads_from_a_config_without_usual_values(tmp_path):
-    kinds = ["sliding_attention", "full_attention"]
-    text = make_hf_model("gemma3_text", head_dim=16, sliding_window=21, layer_types=kinds).config.to_dict()
-    vision = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
-    config = Gemma3Config(text_config=text, vision_config=vision | {"image_size": 28, "patch_size": 14})
-    torch.manual_seed(0)
-    reference = Gemma3ForConditionalGeneration(config).eval()
-    reference.save_pretrained(tmp_path)
-    stored = json.loads((tmp_path / "config.json").read_text())
-    for name in ("hidden_activation", "rms_norm_eps", "tie_word_embeddings", "query_pre_attn_scalar"):
-        stored["text_config"].pop(name, None)
-    (tmp_path / "config.json").write_text(json.dumps(stored))
-    with torch.inference_mode():
-        expected = reference(input_ids=IDS[None]).logits[0]
-    model = load(FolderCheckpoint(tmp_path), False)
-    assert (model.logits(model.forward(IDS, model.new_cache(len(IDS)))) - expected).abs().max() < 1e-4
-    shape = read_shape(tmp_path / "config.json")
-    assert (shape.parameters, shape.kv_bytes(9, 2)) == (model.shape.parameters, model.shape.kv_bytes(9, 2))
 
 
 @pytest.mark.parametrize("name", ["qwen3.5-moe"])
@@ -365,15 +267,6 @@ def test_the_text_part_of_gemma_4_loads(tmp_path):
     assert (shape.parameters, shape.kv_bytes(9, 2)) == (model.shape.parameters, model.shape.kv_bytes(9, 2))
 
 
-def test_a_scaled_residual_is_rounded_as_by_transformers_whatever_rows_are_beside_it():
-    x, rows = (torch.randn(3, 90, generator=torch.Generator().manual_seed(seed)).bfloat16() for seed in (0, 1))
-    layers = LayerPass(LayerSpec(residual_scale=0.22), None, TorchOperations())
-    whole = layers._add(x.clone(), torch.clone, rows, None)
-    each = [layers._add(x[i : i + 1].clone(), torch.clone, rows[i : i + 1], None) for i in range(3)]
-    assert torch.equal(whole, x + rows * 0.22)
-    assert torch.equal(whole, torch.cat(each))
-
-
 def test_prompt_caches_tell_layers_apart(tmp_path):
     found = set()
     for scale in (0.4, 0.5):
@@ -381,15 +274,6 @@ def test_prompt_caches_tell_layers_apart(tmp_path):
         model = load(FolderCheckpoint(tmp_path), False)
         found.add(fingerprint(model, model.new_cache(64), 16, ""))
     assert len(found) == 2
-
-
-@pytest.mark.parametrize("family", ["cohere", "glm4"])
-def test_norms_of_all_heads_in_another_order_are_refused(family):
-    shape = shape_from_config({"model_type": family, "eos_token_id": 2} | SIZES, {})
-    every = tuple(replace(spec, qk_norm="projection") for spec in shape.specs)
-    places = TensorPlaces(replace(shape, specs=every))
-    with pytest.raises(UnsupportedModel, match="norms of q and k"):
-        places.find("model.layers.0.self_attn.q_proj.weight")
 
 
 def test_every_family_is_tested():

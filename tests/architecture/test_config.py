@@ -172,11 +172,6 @@ def test_a_model_without_attention_to_all_tokens_is_refused():
         shape_from_config({"model_type": "qwen3_next", "linear_num_key_heads": 24} | SIZES, {})
 
 
-def test_experts_of_which_a_token_chooses_no_known_number_are_refused():
-    with pytest.raises(CheckpointError, match="num_experts"):
-        shape_from_config({"model_type": "granite", "num_experts": 3} | SIZES, {})
-
-
 def test_a_config_without_its_sizes_is_refused_by_name():
     with pytest.raises(CheckpointError, match="has no vocab_size"):
         shape_from_config({"model_type": "llama"}, {})
@@ -188,8 +183,8 @@ def test_generation_config_adds_ends_of_sequence():
 
 
 @pytest.mark.parametrize("rope", SCALED, ids=lambda rope: rope.get("rope_type") or rope["type"])
-@pytest.mark.parametrize("length", [100, 3000])
-def test_rotations_are_bitwise_those_of_transformers(rope, length, tmp_path):
+def test_rotations_are_bitwise_those_of_transformers(rope, tmp_path):
+    length = 3000
     values = {"model_type": "llama"} | SIZES | {"max_position_embeddings": 1024}
     values |= {"rope_theta": 500000.0, "rope_scaling": rope}
     config = by_transformers(values, tmp_path)

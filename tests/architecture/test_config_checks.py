@@ -6,7 +6,6 @@ from offload.architecture.rope import check_frequencies
 from offload.errors import CheckpointError, UnsupportedModel
 from offload.loading.formats.safetensors import FolderCheckpoint
 from tests.support.checkpoints import edit_config
-from tests.support.models import make_hf_model
 
 
 @pytest.mark.parametrize(
@@ -143,8 +142,3 @@ def test_an_end_that_cannot_be_drawn_is_refused(llama_dir, ids):
     edit_config(llama_dir, eos_token_id=ids)
     with pytest.raises(CheckpointError, match="eos_token_id is 267, and the vocabulary has 267 tokens"):
         FolderCheckpoint(llama_dir)
-
-
-def test_sliding_window_bounds_the_context(tmp_path):
-    make_hf_model("mistral", sliding_window=100).save_pretrained(tmp_path)
-    assert FolderCheckpoint(tmp_path).shape.context == 100

@@ -14,9 +14,8 @@ from offload.architecture.known_models import (
     draft_for,
     draft_models,
     known_name,
-    published_bits,
 )
-from offload.errors import CheckpointError, ModelNotFound, UnsupportedModel
+from offload.errors import CheckpointError, UnsupportedModel
 from offload.loading.hub.download import dimensions
 from tests.support.paths import ROOT
 
@@ -60,18 +59,6 @@ def test_a_token_activates_the_published_number_of_parameters(name, billions):
     shape = KNOWN[name]
     assert shape.active_layer_parameters + shape.outer_parameters == pytest.approx(billions * 1e9, rel=0.01)
     assert shape.read_parameters == shape.active_layer_parameters + shape.vocab * shape.hidden
-
-
-@pytest.mark.parametrize(("name", "gigabytes"), [("gpt-oss-20b", 13.8), ("gpt-oss-120b", 65.2)])
-def test_experts_in_mxfp4_take_about_the_bytes_of_their_files(name, gigabytes):
-    shape, bits = KNOWN[name], published_bits(name)
-    size = shape.layers * shape.layer_bytes(bits) + shape.outer_bytes(bits)
-    assert size == pytest.approx(gigabytes * 1e9, rel=0.06)  # there, 32 weights share a scale of 8 bits, here of 16
-    experts = shape.layers * 4 * 3 * 2880 * 2880  # a token reads four
-    rest = shape.layers * 2880 * (shape.experts.count + 2 * 64 * 64 + 2 * 8 * 64)  # routers and attention
-    read = experts * 4.5 / 8 + (rest + shape.vocab * 2880) * 2
-    assert shape.read_bytes(bits) == pytest.approx(read, rel=1e-6)
-    assert published_bits("Qwen3-8B") is None and published_bits(None) is None
 
 
 @pytest.mark.parametrize(
@@ -166,11 +153,6 @@ def test_older_config_files(tmp_path):
 def test_config_files_that_do_not_work(tmp_path, text, error, message):
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(error, match=message):
-        dimensions(str(tmp_path))
-
-
-def test_a_folder_without_a_config(tmp_path):
-    with pytest.raises(ModelNotFound, match=r"no config\.json"):
         dimensions(str(tmp_path))
 
 

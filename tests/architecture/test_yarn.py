@@ -5,7 +5,7 @@ import warnings
 import pytest
 import torch
 
-from offload import EngineConfig, GenerationConfig, Sampling, Tokens, open_model
+from offload import EngineConfig, open_model
 from offload.architecture.hf_config import shape_from_config
 from offload.architecture.yarn import factor_for, stretched
 from offload.errors import PromptError, UnsupportedModel
@@ -40,19 +40,6 @@ def test_logits_are_those_of_transformers_yarn(short_model_dir):
         expected, other = reference(ids[None]).logits[0], plain(ids[None]).logits[0]
     assert torch.allclose(found, expected, atol=2e-3)
     assert not torch.allclose(found, other, atol=0.1)
-
-
-def test_greedy_decoding_beyond_the_own_context_is_that_of_transformers(short_model_dir):
-    from transformers import AutoModelForCausalLM
-
-    ids = list(range(5, 105))
-    yarn = DEFAULT | {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": LENGTH}
-    reference = AutoModelForCausalLM.from_pretrained(short_model_dir, rope_parameters=yarn, dtype=torch.float32)
-    expected = reference.generate(torch.tensor([ids]), max_new_tokens=20, do_sample=False)[0, 100:].tolist()
-    expected = expected[: expected.index(2)] if 2 in expected else expected
-    engine = open_model(EngineConfig(str(short_model_dir), "cpu", "float32")).stretched(120).load()
-    events = engine.generate(ids, Sampling(temperature=0), GenerationConfig(max_new_tokens=20))
-    assert [token for event in events if isinstance(event, Tokens) for token in event.ids] == expected
 
 
 def test_the_factor_is_whole_and_a_context_that_suffices_stays(short_model_dir):

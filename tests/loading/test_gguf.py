@@ -46,13 +46,6 @@ def test_gguf_rope_divisors_are_applied(llama_dir, tmp_path):
     assert (logits(GGUFCheckpoint(tmp_path / "model.gguf")) - expected).abs().max() < 1e-4
 
 
-def test_gguf_is_known_by_its_first_bytes(llama_dir, tmp_path):
-    from transformers import AutoModelForCausalLM
-
-    write_gguf(tmp_path / "blob", AutoModelForCausalLM.from_pretrained(llama_dir), GGMLQuantizationType.F32)
-    assert isinstance(open_checkpoint(tmp_path / "blob"), GGUFCheckpoint)
-
-
 def test_gguf_of_another_architecture_is_refused(llama_dir, tmp_path):
     from transformers import AutoModelForCausalLM
 
@@ -117,11 +110,3 @@ def test_tensors_with_other_names_do_no_harm(tmp_path, name):
     model = make_hf_model("llama", tie_word_embeddings=False)
     write_gguf(tmp_path / "model.gguf", model, extra=[(name, np.ones(4, np.float32))])
     check_tensors(GGUFCheckpoint(tmp_path / "model.gguf"))
-
-
-def test_yarn_without_an_original_context_is_taken_from_the_model_s(tmp_path):
-    """0 is "not set", as llama.cpp writes it."""
-    path = tmp_path / "model.gguf"
-    model = make_hf_model("llama", tie_word_embeddings=False, max_position_embeddings=512)
-    write_gguf(path, model, rope={"factor": 4.0, "original_max_position_embeddings": 0})
-    assert GGUFCheckpoint(path).shape.context == 2048

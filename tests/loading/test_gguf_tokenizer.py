@@ -30,11 +30,6 @@ def ids(text, **changes):
     return tokenizer_from_metadata(metadata(**changes).get).encode(text, special_tokens=True)
 
 
-@pytest.mark.parametrize("text", ["the winter of 1816", "<|im_start|>user\n “naïve”\r\n\t 日本<|im_end|>", ""])
-def test_a_text_has_the_tokens_of_transformers(text):
-    assert ids(text) == make_tokenizer().encode(text)
-
-
 def test_a_book_has_the_tokens_of_transformers():
     text = (DATA / "moby-dick-opening.txt").read_text("utf-8")[:20000]
     assert ids(text) == make_tokenizer().encode(text)

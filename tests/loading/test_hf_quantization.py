@@ -2,21 +2,18 @@
 
 from functools import partial
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from offload.errors import CheckpointError, UnsupportedModel
 from offload.kernels.ops import TorchOperations
-from offload.loading.formats.hf_quantization.choose import layout_of
 from offload.loading.formats.hf_quantization.codes import dequantized
 from offload.loading.formats.hf_quantization.layouts import Float8Layout
 from offload.loading.formats.hf_quantization.stored import Header
 from offload.loading.formats.safetensors import FolderCheckpoint
 from offload.loading.formats.tensor_checks import check_tensors
 from offload.loading.weights import load_model
-from offload.parallel.shard import split
 from tests.support.checkpoints import edit_config
 from tests.support.hf_quantization import (
     awq,
@@ -105,18 +102,6 @@ def test_as_many_blocks_as_rows_are_not_taken_for_a_scale_of_each_row():
     assert torch.equal(dequantized(matrix, Float8Layout().read(matrix, tensors.__getitem__)), expected)
 
 
-@pytest.mark.parametrize(("size", "group"), [(128, 128), (-1, 576), (1024, 576)])
-def test_the_last_group_of_gptq_may_be_smaller(size, group):
-    inputs, rows = 576, 64
-    groups = -(-inputs // group)
-    sizes = {"qweight": (inputs // 8, rows), "qzeros": (groups, rows // 8), "scales": (groups, rows)}
-    headers = {f"a.{name}": Header("F16" if name == "scales" else "I32", each) for name, each in sizes.items()}
-    headers["a.g_idx"] = Header("I32", (inputs,))
-    layout = layout_of({"quantization_config": GPTQ | {"group_size": size}})
-    (matrix,) = layout.matrices(headers, lambda name: np.arange(inputs) // group)
-    assert matrix.group == group
-
-
 def test_logits_are_those_of_the_same_weights_in_floating_point(stored, native_operations):
     checkpoint, plain, _, bits = stored
     expected = logits(plain, torch.float32, TorchOperations())[0].double()
@@ -130,21 +115,6 @@ def test_logits_are_those_of_the_same_weights_in_floating_point(stored, native_o
     if bits is not None:
         size = 2 * checkpoint.shape.intermediate * checkpoint.shape.hidden
         assert layer.gate_up.tensors()[0].nbytes * 8 == size * bits
-
-
-@pytest.mark.parametrize("rank", [2])
-@pytest.mark.parametrize("case", ["awq", "fp8"])
-def test_a_rank_has_its_part(tmp_path, native_operations, case, rank):
-    """Parts of 64 columns cut what shares a scale in FP8, and stay quantised."""
-    checkpoint, _, values, _ = write(tmp_path / case, case, num_attention_heads=4, num_key_value_heads=4, head_dim=32)
-    share = split(checkpoint.shape, rank, 3)
-    with checkpoint.tensors() as read:
-        name = "model.layers.1.mlp.down_proj.weight"
-        rows, columns = share.part(name)
-        part = read.quantized(name).rows(rows).columns(columns)
-        assert (part.dequantized() - values[name][rows, columns]).abs().max() <= 2**-22 * values[name].abs().max()
-    model = load_model(checkpoint, torch.bfloat16, CPU, lambda done, total: None, native_operations, share=share)
-    assert model._layers[1].down._linear.tensors()[0].dtype == torch.uint8
 
 
 @pytest.mark.parametrize("case", ["awq", "fp8"])
@@ -209,13 +179,3 @@ def test_tensors_that_do_not_fit_each_other_are_an_error(tmp_path, case, name, x
     write(tmp_path / case, case, num_hidden_layers=1)
     with pytest.raises((CheckpointError, UnsupportedModel), match="up_proj"):
         change(tmp_path / case, f"model.layers.0.mlp.up_proj.{name}", x).sizes()
-
-
-def test_nan_is_shown(tmp_path):
-    write(tmp_path / "fp8", "fp8", num_hidden_layers=1)
-    name = "model.layers.0.mlp.up_proj.weight"
-    codes = load_file(tmp_path / "fp8" / "model.safetensors")[name]
-    codes.view(torch.uint8)[5, 7] = 0xFF
-    with change(tmp_path / "fp8", name, codes).tensors() as read:
-        assert read.quantized(name) is None
-        assert read(name).isnan().sum() == 1

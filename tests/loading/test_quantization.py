@@ -3,9 +3,7 @@
 import pytest
 import torch
 
-from offload.loading.formats.gguf_blocks import FORMATS, split_blocks
 from offload.loading.formats.quantization import format_of, quantize
-from tests.support.quantized import random_blocks
 
 SIZE = (48, 512)
 NAME = "model.layers.0.mlp.down_proj.weight"
@@ -33,27 +31,6 @@ def test_the_error_is_that_of_rounding_and_less_with_each_bit(dtype):
     assert sorted(errors.values(), reverse=True) == list(errors.values())
     for level, step in RANGES.items():
         assert 0.85 < errors[level] / (step / 12**0.5) < 1.1, level
-
-
-@pytest.mark.parametrize("level", ["q4", "q5"])
-def test_scale_and_minimum_fit_better_than_the_range_does(level):
-    """Outliers stretch the range of a group; least squares does not follow them as far."""
-    weight = draw(*SIZE) ** 3
-    kind = format_of(level, NAME, SIZE)
-    groups, most = weight.view(-1, 32), len(kind.levels) - 1
-    low = groups.amin(1, keepdim=True)
-    step = (groups.amax(1, keepdim=True) - low) / most
-    by_range = ((groups - low) / step).round() * step + low
-    assert error(weight, level) < 0.97 * ((by_range - groups).norm() / groups.norm()).item()
-
-
-@pytest.mark.parametrize("name", ["Q4_1", "Q5_1", "Q8_0"])
-def test_weights_on_a_grid_keep_their_values(name):
-    data, _ = random_blocks(name, *SIZE)
-    weight = split_blocks(name, torch.from_numpy(data)).dequantized()
-    found = quantize(weight, FORMATS[name]).dequantized()
-    assert (found - weight).abs().max() <= 2**-11 * weight.abs().max()  # the grid's ends may not be taken
-    assert (found == weight).float().mean() > 0.9
 
 
 def test_each_group_is_rounded_by_itself():

@@ -6,7 +6,7 @@ import torch
 from offload.architecture.weight_formats import rounded_bits
 from offload.errors import SettingsError
 from offload.kernels.native import KernelUnavailable
-from offload.kernels.ops import CudaOperations, TorchOperations
+from offload.kernels.ops import TorchOperations
 from offload.loading.agreement import TOKENS, agreement
 from offload.loading.formats.quantization import QuantizedCheckpoint
 from offload.loading.formats.safetensors import FolderCheckpoint
@@ -83,16 +83,6 @@ def test_it_needs_bf16_and_the_native_kernel(monkeypatch):
     monkeypatch.setattr("offload.loading.quantization_checks.find_kernel", missing)
     with pytest.raises(SettingsError, match="no native kernel: no compiler"):
         check_quantize(config, CPU, torch.bfloat16)
-
-
-@pytest.mark.parametrize("level", LEVELS)
-def test_a_gpus_layout_computes_with_the_rounded_weights(checkpoint, level):
-    """By torch's operations on a CPU, in place of Triton's kernels."""
-    quantized = QuantizedCheckpoint(checkpoint, level)
-    model = load(quantized, torch.bfloat16, CudaOperations())
-    expected = logits(load(quantized, torch.float32, TorchOperations()), ids(40)).double()
-    assert distance(logits(model, ids(40)), expected) < 0.02
-    assert model._layers[0].down.tensors()[0].dtype in (torch.uint8, torch.int8)
 
 
 @pytest.mark.parametrize("level", LEVELS)

@@ -1,22 +1,16 @@
 """Models whose weights stay quantised in memory, against the same weights dequantised."""
 
-import re
-import shutil
-from pathlib import Path
-
 import pytest
 import torch
 from gguf import GGMLQuantizationType
 
 from offload.api.loader import open_model
-from offload.events import Tokens
 from offload.kernels.ops import TorchOperations
 from offload.loading.formats.gguf import GGUFCheckpoint
 from offload.loading.formats.safetensors import FolderCheckpoint
 from offload.loading.hub.bundled import copy_tensors
 from offload.loading.weights import load_model
-from offload.settings.config import EngineConfig, GenerationConfig, Sampling, Speculation
-from tests.support.engine import SMALL
+from offload.settings.config import EngineConfig
 from tests.support.gguf import write_gguf
 from tests.support.models import make_hf_model, make_tokenizer
 from tests.support.native_kernel import distance
@@ -49,14 +43,6 @@ def test_logits_are_those_of_the_dequantised_weights(gguf, native_operations):
     assert {linear.tensors()[0].dtype for linear in (layer.qkv, layer.o, layer.gate_up, layer.down)} == {torch.uint8}
 
 
-@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="needs Linux's account of memory")
-def test_pages_of_the_file_do_not_stay_in_memory(gguf, native_operations):
-    checkpoint = GGUFCheckpoint(gguf)
-    load_model(checkpoint, torch.bfloat16, CPU, lambda done, total: None, native_operations)
-    mapping = Path("/proc/self/smaps").read_text().split(str(gguf))[1]
-    assert re.search(r"Rss: +(\d+) kB", mapping)[1] == "0"
-
-
 def test_a_folder_with_the_same_tensors_gives_the_same_bits(gguf, native_operations, tmp_path):
     """As the embedded model is installed: config.json, and a GGUF file without a vocabulary."""
     checkpoint = GGUFCheckpoint(gguf)
@@ -70,23 +56,6 @@ def test_a_folder_with_the_same_tensors_gives_the_same_bits(gguf, native_operati
     (tmp_path / "model.gguf").write_bytes(gguf.read_bytes()[:3000])
     with pytest.raises(Exception, match=r"corrupt|truncated"):
         FolderCheckpoint(tmp_path).sizes()
-
-
-@pytest.mark.parametrize("method", ["retrieval", "triforce", "lookup"])
-def test_speculation_gives_the_tokens_of_plain_decoding(tmp_path, native_operations, method):
-    path = tmp_path / "model.gguf"
-    write_gguf(path, make_hf_model("llama"), GGMLQuantizationType.Q4_1, tokenizer=make_tokenizer())
-    draft = tmp_path / "draft.gguf"
-    shutil.copy(path, draft)
-    config = EngineConfig(model=str(path), device="cpu")
-    engine = open_model(config, speculation=Speculation(method, str(draft), **SMALL)).load()
-
-    def tokens(speculation):
-        options = GenerationConfig(max_new_tokens=40)
-        events = engine.generate(list(range(3, 103)), Sampling(temperature=0), options, speculation)
-        return [token for event in events if isinstance(event, Tokens) for token in event.ids]
-
-    assert tokens(Speculation(method, str(draft), **SMALL)) == tokens(Speculation("ar"))
 
 
 @pytest.mark.skipif(native_kernel() is None, reason="there is no native kernel here")

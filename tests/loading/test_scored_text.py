@@ -55,12 +55,6 @@ def test_tokens_come_with_their_text_and_begin_where_they_say(text, run, stop):
         assert all(token.offset < emitted for token in each.tokens)
 
 
-def test_a_token_waits_while_its_text_may_be_a_stop_string():
-    texts, spelt = streamed("one, two", ["two!"])
-    assert spelt == "one, two" and all(each.text for each in texts)
-    assert len(texts[-1].tokens) == len(TOKENIZER.encode("two", special_tokens=False))  # they turned out to be none
-
-
 @pytest.mark.parametrize("run", [1, 4, 100])
 def test_what_is_thought_has_none(run):
     thought = "<think>\nLet me sée.\n</think>"
@@ -101,8 +95,3 @@ def test_added_tokens_that_are_text_are_decoded_as_text_is(step, piece, added):
     of = TokenBytes(raw)
     assert b"".join(map(of, [0, 1, 0, 2])).decode() == raw.decode([0, 1, 0, 2])
     assert of(3) == "▁end▁".encode()
-
-
-def test_a_vocabulary_without_a_decoder_is_as_it_is_spelt():
-    of = TokenBytes(RawTokenizer(models.WordLevel({"the": 0, "▁a": 1})))
-    assert [of(0), of(1)] == [b"the", "▁a".encode()]

@@ -97,12 +97,6 @@ def test_stop_strings_cut_at_the_first_that_completes_however_the_text_arrives(t
     assert watched(text, stops, range(len(text) + 1)) == expected
 
 
-def test_text_without_a_possible_stop_is_not_held_back():
-    watcher = StopStrings(["END"])
-    assert watcher.feed("the E") == ("the ", False)
-    assert watcher.feed("x") == ("Ex", False)
-
-
 class Source:
     """Engine events that know whether they were closed."""
 
@@ -133,14 +127,6 @@ def test_a_stop_string_ends_the_engine(run):
     assert TOKENIZER.decode(emitted) == "one, two, th"  # no token behind the one that completes it
     assert source.kept == len(emitted)
     assert source.closed
-
-
-def test_held_text_comes_before_the_end():
-    source = Source("one, tw")
-    events = list(stream_text(source.events(), TextLayer(TOKENIZER.decode, ["two"], None)))
-    assert "".join(event.text for event in events if isinstance(event, Text)) == "one, tw"
-    assert events[-1] == Finished("length")
-    assert all(event.text for event in events if isinstance(event, Text))
 
 
 def test_a_stop_string_in_what_was_held_back_is_the_reason_of_the_end():

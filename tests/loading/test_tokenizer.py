@@ -10,16 +10,6 @@ HF = make_tokenizer()
 TOKENIZER = Tokenizer.from_transformers(HF)
 
 
-def test_the_chat_template_is_applied_and_tokenised_once():
-    ids = TOKENIZER.chat("Hello", "Be brief.")
-    expected = HF.apply_chat_template(
-        [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}],
-        add_generation_prompt=True,
-    )
-    assert ids == expected["input_ids"]
-    assert TOKENIZER.has_chat_template
-
-
 def test_added_tokens_in_a_document_stay_text():
     """Also those that are not special: <think> in a text must not begin thinking. Runs of spaces are text anyway."""
     hf = make_tokenizer()

@@ -31,8 +31,3 @@ def test_values_arrive_as_they_were_sent(rank_pool):
 def test_nothing_between_processes_is_pickled(package):
     sources = list(Path(package.__file__).parent.rglob("*.py"))
     assert [source for source in sources if UNPICKLING.search(source.read_text("utf-8"))] == []
-
-
-def test_what_unpickles_is_recognised():
-    found = "dist.all_gather_object(a)", "from torch.distributed.elastic import a", "from torch.distributed import run"
-    assert all(map(UNPICKLING.search, found))

@@ -15,7 +15,6 @@ from tests.batching.test_batch import collect
 from tests.batching.test_batch import request as batch_request
 from tests.support.engine import GREEDY, SMALL
 from tests.support.engine import tokens as tokens_of
-from tests.support.heads import save_eagle3
 from tests.support.models import ids
 from tests.support.offloading import SmallPages
 from tests.support.rank_pool import CPU, rank_engine
@@ -53,23 +52,6 @@ def test_every_method_gives_the_single_process_greedy_output(rank_pool, folders,
             assert tokens == plain, case
 
 
-def decode_with_head(group, folder, head, sampling, tree):
-    cases = [("naive", "model"), ("triforce", "model")]
-    return decode(group, folder, head, cases, sampling, gamma1=2, gamma2=3, tree=tree)
-
-
-def test_a_head_gives_the_single_process_s_tokens(rank_pool, folders, tmp_path):
-    """Each rank has all of it, and reads the rows of all heads of the target."""
-    head = str(save_eagle3(tmp_path / "head", taps=(0, 1)))
-    sampled = Sampling(temperature=0.8, top_p=0.95)
-    for sampling, tree in ((GREEDY, "chain"), (GREEDY, "7"), (sampled, "chain")):
-        expected = decode_with_head(ALONE, folders["llama"], head, sampling, tree)
-        for found in rank_pool.run(decode_with_head, folders["llama"], head, sampling, tree):
-            assert found == expected
-    (plain,) = decode(ALONE, folders["llama"], head, [("ar", "lookup")])
-    assert decode_with_head(ALONE, folders["llama"], head, GREEDY, "chain") == [plain] * 2
-
-
 def decode_together(group, folder, draft):
     """Return the tokens of sequences that run together, with several methods; two of them begin alike."""
     prompts = [ids(90), ids(300), [*ids(300), *ids(9, 1)], ids(40)]
@@ -94,15 +76,6 @@ def test_coupled_sampling_gives_the_single_process_text_with_every_method(rank_p
     (plain,) = decode(ALONE, folders["llama"], folders["draft"], [("ar", "lookup")], sampling)
     for found in rank_pool.run(_sampled, folders["llama"], folders["draft"], METHODS_AND_DRAFTS, sampling, {}):
         assert found == [plain] * len(METHODS_AND_DRAFTS)
-
-
-def test_trees_give_the_single_process_text(rank_pool, folders):
-    """With coupled sampling. The middle level and the draft model branch."""
-    cases, sampling = [("retrieval", "none"), ("naive", "model")], Sampling(temperature=0.6, coupled=True)
-    (plain,) = decode(ALONE, folders["llama"], folders["draft"], [("ar", "lookup")], sampling, 12)
-    settings = {"tree": "k-ary:2x2x1", "count": 12}
-    for found in rank_pool.run(_sampled, folders["llama"], folders["draft"], cases, sampling, settings):
-        assert found == [plain] * len(cases)
 
 
 def test_every_rank_streams_its_own_heads(rank_pool, folders):

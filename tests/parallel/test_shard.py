@@ -3,7 +3,6 @@
 import math
 from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,22 +14,19 @@ from offload.kernels.ops import TorchOperations
 from offload.loading.hub.download import open_checkpoint
 from offload.loading.weights import load_model
 from offload.parallel import ALONE, split
-from offload.parallel.linear import GatheredLinear, JoinedNorm
-from offload.parallel.shard import divide
 from offload.sequence import TokenSequence
 from offload.speculation.passes.runner import Runner
 from offload.weight_offloading.experts import ExpertTier
 from offload.weight_offloading.layer_stream import WeightTier
 from tests.support.gguf import write_gguf
-from tests.support.models import FAMILY_CASES, VARIANTS, ids, make_hf_model
+from tests.support.models import FAMILY_CASES, ids, make_hf_model
 from tests.support.offloading import make_link
 from tests.support.rank_pool import CPU
 
 
-@pytest.mark.parametrize("size", [2, 3, 4])
-@pytest.mark.parametrize("name", list(VARIANTS))
-def test_shares_make_up_the_whole(folders, name, size):
-    shape = open_checkpoint(Path(folders[name])).shape
+@pytest.mark.parametrize("size", [2, 3])
+def test_shares_make_up_the_whole(folders, size):
+    shape = open_checkpoint(Path(folders["qwen3-uneven"])).shape
     shares = [split(shape, rank, size, vocab=True) for rank in range(size)]
     assert [head for share in shares for head in share.heads] == list(range(shape.heads))
     assert [column for share in shares for column in share.columns] == list(range(shape.intermediate))
@@ -45,21 +41,6 @@ def test_more_ranks_than_heads_are_refused(folders):
     with pytest.raises(SettingsError) as caught:
         split(shape, 0, 5)
     assert "--tensor-parallel 4" in caught.value.hint
-
-
-def test_division_into_uneven_ranges():
-    assert divide(7, 3) == (range(0, 3), range(3, 5), range(5, 7))
-
-
-@pytest.mark.parametrize("size", [2, 3])
-def test_each_token_of_a_sharded_vocabulary_is_on_one_rank(size):
-    table = torch.randn(11, 4)
-    parts, found = divide(len(table), size), torch.zeros_like(table)
-    for rank, part in enumerate(parts):
-        linear = SimpleNamespace(rows=table[part.start : part.stop].__getitem__)
-        group = SimpleNamespace(rank=rank, size=size, sum=lambda x: x)
-        found += GatheredLinear(linear, group, parts).rows(torch.arange(len(table)))
-    assert torch.equal(found, table)
 
 
 def hidden(group, path, vocab=None):
@@ -108,7 +89,7 @@ def check_logits(rank_pool, path, vocab=None):
     return [part for _, part in found]
 
 
-@pytest.mark.parametrize("name", list(VARIANTS))
+@pytest.mark.parametrize("name", ["llama-biased", "qwen3-uneven", "mqa"])
 def test_logits_are_those_of_the_whole_model(rank_pool, folders, name):
     check_logits(rank_pool, folders[name], vocab=False)
     parts = check_logits(rank_pool, folders[name], vocab=True)
@@ -122,20 +103,6 @@ def test_families_are_sharded(rank_pool, tmp_path, name):
     family, changes = FAMILY_CASES[name]
     make_hf_model(family, **changes).save_pretrained(tmp_path)
     check_logits(rank_pool, str(tmp_path), vocab=True)
-
-
-def test_a_norm_over_all_heads_sums_each_row_alone():
-    """Each token's bits are the same in any company."""
-    random = torch.Generator().manual_seed(0)
-    for heads, kv_heads in ((4, 1), (16, 16)):
-        q, k = (torch.randn(37, each, 128, generator=random) for each in (heads, kv_heads))
-        weights = tuple(torch.rand(each * 128, generator=random) for each in (heads, kv_heads))
-        norm = JoinedNorm(weights, (heads * 128, kv_heads * 128), True, ALONE)
-        whole, alone = norm(q, k, 1e-5), [norm(*each, 1e-5) for each in zip(q.split(1), k.split(1), strict=True)]
-        for index, (x, weight) in enumerate(zip((q, k), weights, strict=True)):
-            assert torch.equal(whole[index], torch.cat([each[index] for each in alone]))
-            expected = torch.nn.functional.rms_norm(x.flatten(1), weight.shape, weight, 1e-5).view(x.shape)
-            torch.testing.assert_close(whole[index], expected)
 
 
 @pytest.mark.parametrize(("name", "match"), [("gemma4", "heads of two kinds"), ("qwen3.5", "linear attention")])
