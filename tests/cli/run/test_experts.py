@@ -48,7 +48,7 @@ def test_a_dry_run_says_where_the_experts_are(triforce_here, folder):
     plan = json.loads(triforce_here(*args, "--json")[1])["plan"]
     assert (plan["experts"], plan["expert_layers"]) == ("host", 0)
     assert plan["memory"]["host"]["parts"]["experts"] > 0
-    assert "of 2 of 2 layers in host memory, run there by passes below" in triforce_here(*args)[1]
+    assert "of 2 of 2 layers in host memory (host)" in triforce_here(*args)[1]
 
 
 @pytest.mark.parametrize(
