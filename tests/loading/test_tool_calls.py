@@ -6,14 +6,13 @@ import pytest
 
 from offload.constraints.grammar import compile_grammar
 from offload.constraints.matcher import GrammarMatcher
-from offload.loading.tokenizers.tool_calls import FORMATS, HARMONY, CallReader, Tool, calls_grammar, tool_format
+from offload.loading.tokenizers.tool_calls import FORMATS, CallReader, Tool, calls_grammar, tool_format
 from tests.support.constraints import BYTES, accepts, lltokenizer
 
 TOOLS = [
     Tool("add", {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}),
     Tool("stop", {"type": "object", "properties": {}}),
 ]
-SPELT = [form for form in FORMATS if form is not HARMONY]  # whose calls are always spelt as the format says
 IDS = ["mistral-new", "mistral", "nemo", "mistral-other", "hermes", "llama"]
 
 
@@ -26,7 +25,7 @@ def call(form, name, arguments):
     return f"{form.begin}{name}{form.middle}{arguments}{form.end}"
 
 
-@pytest.mark.parametrize("form", SPELT, ids=IDS)
+@pytest.mark.parametrize("form", FORMATS, ids=IDS)
 def test_what_an_answer_may_be(form):
     good, other = call(form, "add", '{"a": 3}'), call(form, "sub", '{"a": 3}')
     wrong = call(form, "add", '{"a": "3"}')
@@ -38,7 +37,7 @@ def test_what_an_answer_may_be(form):
     assert not accepts(matcher(form, True), b"No tool is needed.")
 
 
-@pytest.mark.parametrize("form", SPELT, ids=IDS)
+@pytest.mark.parametrize("form", FORMATS, ids=IDS)
 @pytest.mark.parametrize("step", [1, 3, 1000])
 def test_a_text_and_its_calls_however_they_arrive(form, step):
     arguments = ['{"a": 3, "b": "}]\\"{"}', "{}"]
@@ -55,15 +54,15 @@ def test_a_text_and_its_calls_however_they_arrive(form, step):
 
 
 def test_a_text_without_calls_is_whole():
-    reader = CallReader(SPELT[4])
+    reader = CallReader(FORMATS[4])
     text = "a <tool_cal and <tool_call>\n<"
     assert reader.feed(text)[0] + reader.flush() == text
 
 
 def test_templates_tell_their_format():
-    assert tool_format("{{ tools }} <tool_call>") is SPELT[4]
-    assert tool_format("{{ tools }} [TOOL_CALLS] [ARGS]") is SPELT[0]
-    assert tool_format("{{ tools }} ipython {'\"parameters\": '}") is SPELT[5]
+    assert tool_format("{{ tools }} <tool_call>") is FORMATS[4]
+    assert tool_format("{{ tools }} [TOOL_CALLS] [ARGS]") is FORMATS[0]
+    assert tool_format("{{ tools }} ipython {'\"parameters\": '}") is FORMATS[5]
     assert tool_format("{{ tools }} <tool_call>{{ name }}<arg_key>") is None  # GLM 4.5
     assert tool_format("{{ tools }} {'\"parameters\": '}") is None
     assert tool_format("<tool_call>") is None and tool_format("{{ tools }} <tool_call><function=x>") is None

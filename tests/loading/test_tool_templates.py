@@ -1,4 +1,4 @@
-"""Templates of Hermes, Qwen, Llama 3, Mistral and gpt-oss: what they write of a call is what answers may be."""
+"""Templates of Hermes, Qwen, Llama 3 and Mistral: what they write of a call is what answers may be."""
 
 import json
 import re
@@ -9,8 +9,7 @@ from offload.constraints.grammar import compile_grammar
 from offload.constraints.matcher import GrammarMatcher
 from offload.loading.tokenizers.conversation import ChatTemplate
 from offload.loading.tokenizers.template_rendering import render
-from offload.loading.tokenizers.thinking import MARKS, Harmony
-from offload.loading.tokenizers.tool_calls import HARMONY, CallReader, Tool, calls_grammar, tool_format
+from offload.loading.tokenizers.tool_calls import CallReader, Tool, calls_grammar, tool_format
 from tests.support.constraints import BYTES, accepts, lltokenizer
 from tests.support.tool_templates import TEMPLATES
 
@@ -23,8 +22,8 @@ CALL = {"id": "a1b2c3d4e", "type": "function", "function": {"name": "weather", "
 ASKED = [{"role": "user", "content": "How is it?"}]
 CALLED = [*ASKED, {"role": "assistant", "content": "", "tool_calls": [CALL]}]
 ANSWERED = [*CALLED, {"role": "tool", "content": "warm", "tool_call_id": CALL["id"]}]
-SPECIAL = {mark: 257 + number for number, mark in enumerate(("[TOOL_CALLS]", "[ARGS]", *MARKS))}
-ENDS = {"hermes": "<|im_end|>", "qwen": "<|im_end|>", "llama": "<|eot_id|>", "gpt-oss": "<|call|>"}
+SPECIAL = {mark: 257 + number for number, mark in enumerate(("[TOOL_CALLS]", "[ARGS]"))}
+ENDS = {"hermes": "<|im_end|>", "qwen": "<|im_end|>", "llama": "<|eot_id|>"}
 
 
 @pytest.fixture(params=TEMPLATES)
@@ -52,11 +51,10 @@ def form_of(name):
 
 def read(form, text, step=1):
     """Return the text and the calls of an answer that arrives in pieces."""
-    reader, harmony = CallReader(form), Harmony(has_calls=True) if form is HARMONY else None
+    reader = CallReader(form)
     content, names, arguments = "", [], {}
     for at in range(0, len(text), step):
-        piece = text[at : at + step]
-        more, pieces = reader.feed(piece if harmony is None else harmony.feed(piece)[1])
+        more, pieces = reader.feed(text[at : at + step])
         content += more
         for each in pieces:
             names += [] if each.name is None else [each.name]
@@ -113,27 +111,3 @@ def test_several_calls_or_one(name):
     for text in (one, "Well. " + one, "None."):
         assert accepts(matcher(form, False, False), ids(text))
     assert not accepts(matcher(form, False, False), ids(one + one.replace("weather", "time")))
-
-
-HEADERS = ["<|channel|>commentary to=functions.time <|constrain|>json<|message|>"]
-HEADERS += [
-    HEADERS[0].replace(" <|con", "<|con"),
-    " to=functions.time<|channel|>commentary <|constrain|>json<|message|>",
-]
-
-
-@pytest.mark.parametrize("header", HEADERS)
-@pytest.mark.parametrize("thought", ["", "<|channel|>analysis<|message|>Hm to=functions.x.<|end|><|start|>assistant"])
-def test_harmony_s_ways_to_write_a_call_after_thinking(header, thought):
-    text = f'{thought}{header}{{"place": "Rome"}}'
-    for is_required in (True, False):
-        assert accepts(matcher(HARMONY, is_required), ids(text))
-    for step in (1, 4, 1000):
-        assert read(HARMONY, text, step) == ("", ["time"], [{"place": "Rome"}])
-
-
-def test_harmony_s_answer_without_a_call():
-    text = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>It is warm."
-    assert accepts(matcher(HARMONY, False), ids(text)) and not accepts(matcher(HARMONY), ids(text))
-    assert not accepts(matcher(HARMONY, False), ids(text.replace("final", "finale")))
-    assert read(HARMONY, text) == ("It is warm.", [], [])

@@ -102,29 +102,5 @@ MAGISTRAL = """{{- bos_token }}[AVAILABLE_TOOLS]{{ tools | tojson }}[/AVAILABLE_
   {%- endif %}
 {%- endfor %}
 """
-GPT_OSS = """{{- "<|start|>system<|message|># Valid channels: analysis, commentary, final.<|end|>" }}
-{{- "<|start|>developer<|message|># Tools\\n\\n## functions\\n\\nnamespace functions {\\n\\n" }}
-{%- for tool in tools or [] %}{{- "type " + tool.function.name + " = (_: any) => any;\\n\\n" }}{%- endfor %}
-{{- "} // namespace functions<|end|>" }}
-{%- set last = namespace(name=none) %}
-{%- for message in messages %}
-  {%- if message.role == "assistant" and "tool_calls" in message %}
-    {%- set tool_call = message.tool_calls[0].function %}{%- set last.name = tool_call.name %}
-    {{- "<|start|>assistant to=" }}{{- "functions." + tool_call.name + "<|channel|>commentary " }}
-    {{- "json<|message|>" }}{{- tool_call.arguments|tojson }}{{- "<|call|>" }}
-  {%- elif message.role == "assistant" %}
-    {{- "<|start|>assistant<|channel|>final<|message|>" + message.content + "<|end|>" }}
-  {%- elif message.role == "tool" %}
-    {%- if last.name is none %}
-      {{- raise_exception("Message has tool role, but there was no previous assistant message with a tool call!") }}
-    {%- endif %}
-    {{- "<|start|>functions." + last.name + " to=assistant<|channel|>commentary<|message|>" }}
-    {{- message.content|tojson }}{{- "<|end|>" }}
-  {%- else %}{{- "<|start|>user<|message|>" + message.content + "<|end|>" }}
-  {%- endif %}
-{%- endfor %}
-{{- "<|start|>assistant" }}
-"""
 NOUS = {"default": "{% for message in messages %}{{ message.content }}{% endfor %}", "tool_use": HERMES}
 TEMPLATES = {"hermes": NOUS, "qwen": QWEN, "llama": LLAMA, "mistral": MISTRAL, "nemo": NEMO, "magistral": MAGISTRAL}
-TEMPLATES |= {"gpt-oss": GPT_OSS}

@@ -135,7 +135,7 @@ class TextLayer:
 
         The special tokens of `calls` of tools are in the text.
         """
-        thinking = tokenizer.thinking(ids, calls is not None) if is_chat else None
+        thinking = tokenizer.thinking(ids) if is_chat else None
         spelling = "" if calls is None else calls.begin + calls.middle + calls.end
         spelling += "" if thinking is None else "".join(thinking.marks)
         marks = [name for name in tokenizer.special_ids if name in spelling] if spelling else []

@@ -5,7 +5,6 @@ begins with `<|start|>assistant` (cookbook.openai.com, "OpenAI harmony response 
 answer; the others are thinking, but for calls of functions: `to=functions.NAME` before or after the channel.
 """
 
-import re
 from enum import Enum, auto
 
 OPENING, CLOSING = "<think>", "</think>"
@@ -92,9 +91,6 @@ START, CHANNEL, MESSAGE, END, CONSTRAIN = MARKS = (
     "<|end|>",
     "<|constrain|>",
 )
-_TO = "to=functions."
-CALL = f"{CHANNEL}commentary {_TO}"
-_RECEIVER = re.compile(re.escape(_TO) + r"([A-Za-z0-9_.-]+)")
 _FINAL = "final"
 _BETWEEN = "\n\n"  # two messages of thinking
 
@@ -113,9 +109,7 @@ class Harmony:
     marks = MARKS
     begins, ends, has_gap = None, f"{CHANNEL}{_FINAL}{MESSAGE}", False  # every answer begins with headers
 
-    def __init__(self, has_calls: bool = False) -> None:
-        """With `has_calls`, calls of functions are parts of the answer: CALL, the name, MESSAGE and the arguments."""
-        self._has_calls = has_calls
+    def __init__(self) -> None:
         self._at = _In.BEGINNING
         self._pending = ""
         self._between = ""  # goes before the next thinking
@@ -135,7 +129,7 @@ class Harmony:
         while True:
             at = self._at
             if at is _In.HEADER:
-                answer += self._read_header()
+                self._read_header()
             elif at is _In.THINKING:
                 thought += self._think()
             elif at is _In.ANSWER:
@@ -155,22 +149,16 @@ class Harmony:
     def _begin(self) -> None:
         """Find out whether the text begins with a header, as soon as it has enough characters to tell."""
         text = self._pending.lstrip()
-        headers = (CHANNEL, START, _TO) if self._has_calls else (CHANNEL, START)
-        if text.startswith(headers):
+        if text.startswith((CHANNEL, START)):
             self._at = _In.HEADER
-        elif not any(mark.startswith(text) for mark in headers):
+        elif not any(mark.startswith(text) for mark in (CHANNEL, START)):
             self._at = _In.PLAIN
 
-    def _read_header(self) -> str:
-        """Return what the header is for the answer: the beginning of a call, else nothing."""
+    def _read_header(self) -> None:
         header, mark, rest = self._pending.partition(MESSAGE)
-        if not mark:
-            return ""
-        receiver = _RECEIVER.search(header) if self._has_calls else None
-        is_answer = receiver is not None or header.partition(CHANNEL)[2].startswith(_FINAL)
-        self._at = _In.ANSWER if is_answer else _In.THINKING
-        self._pending, self._is_blank = rest, True
-        return "" if receiver is None else CALL + receiver[1] + MESSAGE
+        if mark:
+            self._at = _In.ANSWER if header.partition(CHANNEL)[2].startswith(_FINAL) else _In.THINKING
+            self._pending, self._is_blank = rest, True
 
     def _think(self) -> str:
         """Return the pending thinking up to END, without blanks at its ends."""

@@ -227,13 +227,10 @@ class Tokenizer:
         added = self._backend.get_added_tokens_decoder().items()
         return {each.content: token for token, each in added if each.special}
 
-    def thinking(self, ids: Sequence[int], has_calls: bool = False) -> Thinking | Harmony | None:
-        """Return what separates thinking from the answer after a prompt of the chat template; None: it never thinks.
-
-        With `has_calls`, the answer may call tools.
-        """
+    def thinking(self, ids: Sequence[int]) -> Thinking | Harmony | None:
+        """Return what separates thinking from the answer after a prompt of the chat template; None: it never thinks."""
         if self._template is not None and CHANNEL in self._template.text:
-            return Harmony(has_calls)
+            return Harmony()
         if self._template is None or not any(mark in self._template.text for mark in (OPENING, CLOSING)):
             return None
         end = self._decode(list(ids[-_LONGEST_OPENING:]), skip_special_tokens=False)

@@ -1,17 +1,15 @@
 """How chat templates write calls of tools: the grammar of an answer that may or must call one, and the calls in a text.
 
 Hermes and Qwen: `<tool_call>` around a JSON object; Mistral: a list, or name and arguments, after [TOOL_CALLS]; Llama
-3: a JSON object alone; gpt-oss: a message to the function (harmony, see thinking.py). A format is a row here.
+3: a JSON object alone. A format is a row here.
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from .thinking import CALL, CHANNEL, END, MESSAGE, START, overlap
-
-Parts = Callable[[str], str]
+from .thinking import overlap
 
 
 class Tool(NamedTuple):
@@ -37,10 +35,8 @@ class ToolFormat:
     id_length: int | None = None  # of a call's id, where the template wants just so many letters and digits
 
 
-HARMONY = ToolFormat((CHANNEL, "functions"), CALL, MESSAGE, "", CHANNEL)  # as `Harmony` makes it of several spellings
 _NAMED, _NEXT = '{"name": "', '}, {"name": "'
 FORMATS = (
-    HARMONY,
     ToolFormat(("[TOOL_CALLS]", "[ARGS]"), "[TOOL_CALLS]", "[ARGS]", "", "[TOOL_CALLS]", id_length=9),
     *(
         ToolFormat((mark,), f"{mark}{_NAMED}", '", "arguments": ', "}]", "[TOOL_CALLS]", _NEXT, 9)
@@ -79,8 +75,6 @@ def calls_grammar(
         return json.dumps(text) if text else ""
 
     schemas = [json.dumps(dict(tool.parameters) | {"x-guidance": _FORM}) for tool in tools]
-    if form is HARMONY:
-        return _harmony_grammar([tool.name for tool in tools], schemas, is_required, parts)
     named = [f"{parts(tool.name + form.middle)} %json {schema}" for tool, schema in zip(tools, schemas, strict=True)]
     one = f"({' | '.join(named)})"
     more = f"({parts(form.between)} {one})*" if form.between and has_several else ""
@@ -91,28 +85,6 @@ def calls_grammar(
     if form.trigger in special:
         return f"start: {start}\ncall: TEXT {parts(form.trigger)} {rest}\nTEXT: /(.|\\n)*/\n"
     return f"start: {start}\ncall: opening {rest}\nopening[lazy]: TEXT {parts(form.trigger)}\nTEXT: /(.|\\n)*/\n"
-
-
-def _harmony_grammar(names: Sequence[str], schemas: Sequence[str], is_required: bool, parts: Parts) -> str:
-    """Return the grammar of a whole answer: thinking, then the text of channel `final`, or a call.
-
-    The receiver stands behind the channel, as in OpenAI's description of the format, or before it, as in gpt-oss' chat
-    template.
-    """
-    header = f'" "? ({parts("<|constrain|>")})? "json" {parts(MESSAGE)}'
-    after = [f"{json.dumps(name)} header %json {schema}" for name, schema in zip(names, schemas, strict=True)]
-    before = [
-        f"{json.dumps(name)} {parts(CHANNEL)} commentary header %json {schema}"
-        for name, schema in zip(names, schemas, strict=True)
-    ]
-    final = "" if is_required else f"| {parts(CHANNEL + 'final' + MESSAGE)} TEXT"
-    return f"""start: (thought {parts(START + "assistant")})* (call {final})
-thought: {parts(CHANNEL)} ("analysis" | "commentary") {parts(MESSAGE)} TEXT {parts(END)}
-call: {parts(CALL)} ({" | ".join(after)}) | " to=functions." ({" | ".join(before)})
-header: {header}
-commentary: "commentary"
-TEXT: /(.|\\n)*/
-"""
 
 
 class CallPiece(NamedTuple):
