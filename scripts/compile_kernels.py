@@ -131,12 +131,12 @@ def _attention(model: str, group: int, head_dim: int, rows: int) -> Iterator[Var
             "attend", "attend_kernel", f"{model} {kind} {rows} rows", pointers, sizes | constants,
             keys * head_dim * 4, {"num_stages": stages}, head_dim,
         )  # fmt: skip
-    for kind, bits in (("q8", 8), ("q4", 4), ("fp8", 8)):
-        constants = {"BITS": bits, "IS_FLOAT": kind == "fp8", "FRESH": True}
+    for kind in ("q8",):
+        constants = {"FRESH": True}
         yield Variant(
             "quantized_kv", "attend_groups_kernel", f"{model} {kind} {rows} rows",
             {"q_ptr": "*bf16", "groups_ptr": "*u8", "state_ptr": "*fp32", "scale": "fp32"}, sizes | constants,
-            4 * head_dim + 128 + 8 * head_dim * bits, {"num_stages": 2}, head_dim,
+            4 * head_dim + 128 + 64 * head_dim, {"num_stages": 2}, head_dim,
         )  # fmt: skip
 
     for kind, is_plane in (("packed", False), ("plane A", True)):

@@ -8,14 +8,13 @@ from pathlib import Path
 
 import torch
 from gpu_machine import Machine, SmallPages
-from gpu_models import filled_runner, llama, random_model, resident_cache, run_rows, run_steps
+from gpu_models import llama, random_model, run_rows
 from gpu_rows import Rows, Skipped
 from torch import Tensor
 
 from offload.architecture.config import ModelShape
 from offload.architecture.footprint import page_tokens
 from offload.architecture.kv_formats import GROUP
-from offload.caches.factory import selected_cache
 from offload.caches.full import FullCache
 from offload.kernels import triton
 from offload.kernels.kv_groups import dequantize_groups, quantize_groups
@@ -29,8 +28,8 @@ from offload.memory.store import Store
 from offload.model.decoder import Model
 from offload.planning.passes import Passes
 from offload.planning.placement import place
-from offload.settings.config import EXACT, Speculation
-from offload.speculation.passes.selected_runner import SelectedRunner
+from offload.settings.config import Speculation
+from offload.settings.kv_formats import EXACT
 
 MOST_ERROR = 1e-2  # of a pass in 16 bits, beside another order of its sums
 RESIDENT = 1  # layers
@@ -41,7 +40,7 @@ PLACES = ("stream", "host", "hybrid", "disk")
 def quantised_kv(machine: Machine, rows: Rows) -> dict:
     """Compare passes over tiers with those over one memory, and that with dequantised keys and values; time them."""
     shape = llama(2, 32, 2, 64, 128, 8192) if machine.small else llama(4, 4096, 32, 14336, 32000, 131072, 8)
-    tokens, kinds = (300, ("q4",)) if machine.small else (32768 + 300, ("q4", "q8", "fp8"))
+    tokens, kinds = (300 if machine.small else 32768 + 300), ("q8",)
     if (reason := triton.why_not(machine.device, machine.dtype, shape.head_dim)) is not None:
         raise Skipped(f"Triton does not run here: {reason}")
     model = random_model(shape, machine.dtype, machine.device)
@@ -63,7 +62,6 @@ def quantised_kv(machine: Machine, rows: Rows) -> dict:
         del one
         machine.clear()
         model.kv = EXACT
-        _time_retrieval(machine, rows, model, kind, tokens)
     return {"shape": f"{shape.layers} layers of {shape.hidden}, {tokens:,} tokens"}
 
 
@@ -81,7 +79,7 @@ def _groups(machine: Machine, shape: ModelShape, kind: str, number: int) -> Tens
     """Return the groups `[kv_heads, n, bytes]` of a page of random keys and values, those of its number."""
     random = torch.Generator(machine.device).manual_seed(number)
     size = (2, shape.kv_heads, _page(machine, shape) // GROUP, GROUP, shape.head_dim)
-    return quantize_groups(*torch.randn(size, generator=random, device=machine.device), kind)
+    return quantize_groups(*torch.randn(size, generator=random, device=machine.device))
 
 
 def _page(machine: Machine, shape: ModelShape) -> int:
@@ -136,9 +134,9 @@ def _check_attention(machine: Machine, rows: Rows, store: DeviceQuantizedStore) 
     shape, groups = store.shape, store.groups.memory[0][:, :8]
     random = torch.Generator(machine.device).manual_seed(5)
     q = torch.randn((3, shape.heads, shape.head_dim), generator=random, device=machine.device).to(machine.dtype)
-    result = GroupAccumulator(q, shape.kv_heads, store.kind)
+    result = GroupAccumulator(q, shape.kv_heads)
     result.attend_groups(slice(0, 3), groups, 0, 8)
-    both = dequantize_groups(groups, shape.head_dim, store.kind, torch.float64)
+    both = dequantize_groups(groups, shape.head_dim, torch.float64)
     keys, values = (x.flatten(1, 2).repeat_interleave(shape.heads // shape.kv_heads, 0) for x in both)
     logits = torch.einsum("thd,hkd->htk", q.double(), keys) * shape.head_dim**-0.5
     expected = torch.einsum("htk,hkd->thd", logits.softmax(-1), values)
@@ -152,19 +150,6 @@ def _time(machine: Machine, rows: Rows, what: str, model: Model, cache: FullCach
     for count in (1,) if machine.small else (1, 8, 22):
         took = machine.seconds(lambda count=count: run_rows(model, cache, count), *_times(machine, 3, 1))
         rows.compare(f"{what}, {count} rows", took, passes.full(count)[0].seconds)
-
-
-def _time_retrieval(machine: Machine, rows: Rows, model: Model, kind: str, tokens: int) -> None:
-    """Measure steps of a retrieval cache with quantised copies, over an exact full cache on the device."""
-    settings = Speculation("retrieval", budget=128 if machine.small else 4096, chunk=32, retrieval_kv=kind)
-    full = filled_runner(model, resident_cache(model, tokens))
-    middle = SelectedRunner(full, selected_cache(full.cache, settings))
-    run_rows(model, full.cache, 1)  # the query that selects
-    asked = machine.request(model.shape, tokens, settings, "none")
-    passes = Passes(asked, place(asked))
-    for count in (1,) if machine.small else (1, 8, 22):
-        took = machine.seconds(lambda count=count: run_steps(middle, tokens, count), *_times(machine, 10, 2))
-        rows.compare(f"--retrieval-kv {kind}, {count} rows", took, passes.retrieval(count))
 
 
 def _times(machine: Machine, times: int, warm: int) -> tuple[int, int]:

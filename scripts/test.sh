@@ -10,9 +10,6 @@ source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 
 set_up test
 cd "$root"
-if "$root/scripts/fetch_browser.sh" && [[ -x "$venv/browser/chromium" ]]; then
-    export TRIFORCE_TEST_BROWSER="${TRIFORCE_TEST_BROWSER:-$venv/browser/chromium}"
-fi
 "$venv/bin/python" -m ruff check .
 "$venv/bin/python" -m ruff format --check .
 "$venv/bin/lint-imports"

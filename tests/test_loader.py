@@ -7,7 +7,6 @@ from tokenizers.pre_tokenizers import ByteLevel
 
 from offload import EngineConfig, Speculation, open_model
 from offload.errors import SettingsError
-from offload.memory.tier_settings import TierSettings
 from tests.support.models import FAMILY_CASES, make_hf_model, make_tokenizer
 
 
@@ -60,13 +59,6 @@ def test_a_window_beyond_the_draft_s_context_is_refused(tiny_model_dir, draft_mo
         open_model(EngineConfig(model=str(tiny_model_dir)), speculation=wanted)
 
 
-def test_quantised_copies_are_of_keys_and_values_in_memory(tiny_model_dir):
-    speculation = Speculation("retrieval", retrieval_kv="q8")
-    opened = open_model(EngineConfig(model=str(tiny_model_dir), device="cpu"), speculation=speculation)
-    with pytest.raises(SettingsError, match="--retrieval-kv q8 is for keys and values in memory"):
-        opened.load(tiers=TierSettings("stream", 0, link_gb_s=1.0))
-
-
 @pytest.mark.parametrize(("name", "why"), [("gemma2", "caps attention scores"), ("gpt-oss", "has attention sinks")])
 def test_quantised_keys_are_refused_where_attention_to_them_lacks_what_the_model_needs(tmp_path, name, why):
     family, changes = FAMILY_CASES[name]
@@ -113,10 +105,3 @@ def test_what_reads_all_tokens_is_refused_without_the_keys_and_values_that_it_re
     with pytest.raises(SettingsError, match=why):
         open_model(config, speculation=wanted)
     open_model(config, speculation=replace(wanted, method="ar"))
-
-
-def test_two_thirds_of_the_bits_are_read_in_memory_alone(wide):
-    config = EngineConfig(model=wide, device="cpu", dtype="bfloat16", kv="packed")
-    opened = open_model(config, speculation=Speculation("retrieval", middle="plane"))
-    with pytest.raises(SettingsError, match="--middle plane is for keys and values in memory"):
-        opened.load(tiers=TierSettings("stream", 0, link_gb_s=1.0))

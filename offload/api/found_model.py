@@ -27,7 +27,7 @@ from ..prompt_cache.fingerprint import TOKENS
 from ..prompt_cache.writer import MOST_COPIED
 from ..settings.config import EngineConfig, Speculation
 from ..settings.kv_formats import KV_FORMATS, PACKED_KV, saved_format
-from ..settings.method_sizes import has_middle, selected_format
+from ..settings.method_sizes import has_middle
 from ..settings.methods import APPROXIMATIONS
 from ..system.machine import free_memory
 
@@ -95,8 +95,7 @@ class FoundModel:
         """Return whether the retrieval cache copies nothing where all KV is on the device."""
         if self.device.type == "cpu":
             return self.kernel != "off"
-        kinds = self.config.kv, selected_format(self.speculation)
-        return all(KV_FORMATS[kind].is_plain for kind in kinds) and find_spec("triton") is not None
+        return KV_FORMATS[self.config.kv].is_plain and find_spec("triton") is not None
 
     def selected_chunk(self, settings: Speculation, tokens: int, offloaded: bool) -> int | None:
         """Return how many tokens are selected together in a sequence of up to `tokens`; None if nothing is selected.

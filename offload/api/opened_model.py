@@ -25,9 +25,7 @@ from ..loading.heads import HeadCheckpoint
 from ..loading.prompt_checks import new_tokens_in_context
 from ..loading.quantization_checks import (
     check_kv,
-    check_offloaded_retrieval_kv,
     check_packed_kv,
-    check_retrieval_kv,
     missing_kernel,
 )
 from ..loading.tokenizers.tokenizer import Tokenizer
@@ -47,7 +45,7 @@ from ..prompt_cache.prefill import PromptCache
 from ..settings.config import Sampling
 from ..settings.generation import DRY_BREAKERS
 from ..settings.kv_formats import KV_FORMATS, check_planes, tiered_format
-from ..settings.method_sizes import check_approximate, check_forgetting, check_trees, forgets, rounded_flag
+from ..settings.method_sizes import check_approximate, check_forgetting, check_middle, check_trees, forgets
 from ..settings.placement_settings import PLANES
 from ..weight_offloading.experts import ExpertTier
 from ..weight_offloading.layer_stream import WeightTier
@@ -169,7 +167,7 @@ class OpenModel(FoundModel):
         table = chunk if tiers is None and self._retrieves_in_place else None
         kv = self.config.kv if tiers is None else tiered_format(self.config.kv, self.packs)
         has_planes = tiers is not None and tiers.mode == PLANES
-        own = Needs(kv, self.speculation.retrieval_kv, table or 0, tiers is not None, has_planes, tiers is None)
+        own = Needs(kv, table or 0, tiers is not None, has_planes, tiers is None)
         for each, needs in ((model, own), (draft, Needs())):
             if isinstance(each, Model):  # a head has what the model has
                 warm_up(each.shape.full_attention, self.dtype, self.device, needs)
@@ -217,7 +215,6 @@ class OpenModel(FoundModel):
             has_planes = tiers.mode == PLANES
             if has_planes:
                 check_planes(tiered_format(self.config.kv, self.packs))
-            check_offloaded_retrieval_kv(self.speculation, self.device, has_planes)
             if KV_FORMATS[self.config.kv].is_packed and not self._unpacks:
                 raise SettingsError(
                     f"--kv {self.config.kv} needs the native kernel, too, for a GPU's offloaded keys and values",
@@ -268,11 +265,11 @@ class OpenModel(FoundModel):
         models = filter(None, (self.checkpoint, self.draft))
         check_trees(settings, any(model.shape.linear for model in models), shape.vocab)
         missing = None
-        if not KV_FORMATS[kv].is_plain or rounded_flag(settings) is not None:
+        if not KV_FORMATS[kv].is_plain:
             missing = missing_kernel(self.device, self.dtype, self.shape.head_dim, self.kernel)
         check_packed_kv(kv, shape, self.device, self.dtype, self.kernel)
         check_kv(kv, settings, shape, missing)
-        check_retrieval_kv(kv, settings, shape, self.device, missing)
+        check_middle(kv, settings, self.device.type)
 
     def check_kernel(self) -> None:
         """Raise SettingsError if the configured level cannot run both models."""

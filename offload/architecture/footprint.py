@@ -11,11 +11,9 @@ from ..settings.method_sizes import (
     has_alternative,
     middle_tokens,
     selected_chunk,
-    selected_format,
     tail_tokens,
 )
 from .dims import Dimensions
-from .kv_formats import format_bytes
 from .tier_footprint import GATHERED_BYTES
 
 
@@ -95,7 +93,7 @@ def retrieval_bytes(shape: Dimensions, settings: Speculation, tokens: int, items
     chunks, slots = tokens // chunk, middle_tokens(settings, tokens) // chunk
     table = shape.layers * shape.kv_heads * slots * 4
     copied = shape.kv_bytes(tail_tokens(settings) + chunk + PADDING, itemsize)
-    copied += shape.layers * format_bytes(shape, selected_format(settings), slots * chunk, itemsize)
+    copied += shape.kv_bytes(slots * chunk, itemsize)
     caches = 1 + has_second_cache(settings, tokens, where)
     selected = caches * (table if where.in_place else copied)
     queries = shape.layers * KEPT_QUERIES * shape.heads * shape.head_dim * itemsize
@@ -105,16 +103,14 @@ def retrieval_bytes(shape: Dimensions, settings: Speculation, tokens: int, items
 def chunk_of(settings: Speculation, tokens: int, where: Where, in_blocks: bool = True) -> int:
     """Return how many tokens are selected together: whole blocks of the native kernel, where it attends or could.
 
-    Of quantised keys and values, those of the full cache or of the retrieval cache alone, they are groups. No chunk
+    Of quantised keys and values they are groups. No chunk
     crosses the end of a page. `in_blocks`: pages lie in the kernel's blocks.
     """
     device, offloaded, in_place, kv = where
     grain = PAGE_GRAIN if (offloaded and in_blocks) or (in_place and device == "cpu") else 1
     # A page has one of the two sizes, and no chunk crosses its end.
     span = 0 if not offloaded else _MOST if settings.chunk > LEAST_PAGE else LEAST_PAGE
-    selected = KV_FORMATS[selected_format(settings)]
-    if not KV_FORMATS[kv].is_plain or (not selected.is_plain and (in_place or device != "cpu")):
-        grain = max(grain, KV_FORMATS[kv].grain, selected.grain)
+    grain = max(grain, KV_FORMATS[kv].grain)
     return selected_chunk(settings, grain, span, tokens)
 
 

@@ -7,7 +7,7 @@ from ..model.decoder import Model
 from ..model.heads import Head
 from ..session.pool import SessionPool
 from ..session.session import Session
-from ..settings.method_sizes import has_draft_model, rounded_flag, tree_nodes
+from ..settings.method_sizes import has_draft_model, tree_nodes
 from ..speculation.drafters.heads import rows_needed
 from .lane import Lane
 from .memory import BatchMemory
@@ -25,7 +25,7 @@ class BatchSessions:
         """Lend a session for the token `ids` of a request; its sequence waits for room, as its `lane` lets it."""
         settings, draft = request.speculation, self._draft
         length, spare = len(ids) + request.config.max_new_tokens, tree_nodes(settings)
-        if self._memory is None or settings.approximate is not None or rounded_flag(settings) is not None:
+        if self._memory is None or settings.approximate is not None:
             yield self._pool.new(length, spare, settings, scope=request.scope)
             return
         fresh = rows_needed(draft, settings) if has_draft_model(settings) and isinstance(draft, Head) else 1

@@ -1,7 +1,7 @@
 """The base of caches that a target runs on instead of its full cache: a cache is a file, and a row in `methods`."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 
 from torch import Tensor
 
@@ -21,8 +21,6 @@ class ApproximateCache(ABC):
     is_recordable = has_static_steps = False
     is_dumpable = False  # whether a prompt's keys and values can be saved and restored
     windows = states = None
-    passes = 1  # tokens of a prompt that are always run in one pass
-    identity: tuple[Hashable, ...] = ()  # what a prompt's keys and values depend on beside the tokens and the model
 
     def __init__(self, full: FullCache, settings: Speculation) -> None:
         """Make an empty cache with the sizes of the settings over an empty full cache."""

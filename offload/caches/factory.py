@@ -12,14 +12,14 @@ from ..memory.plain_store import PlainStore
 from ..memory.quantized_store import QuantizedStore
 from ..memory.store import Store
 from ..settings.config import Speculation
-from ..settings.kv_formats import EXACT, KV_FORMATS, PLANE_KV
-from ..settings.method_sizes import budget_of, draft_chunk, format_of, middle_kind, selected_chunk, tail_tokens
+from ..settings.kv_formats import PLANE_KV
+from ..settings.method_sizes import budget_of, draft_chunk, middle_kind, selected_chunk, tail_tokens
 from ..settings.methods import MIDDLES
 from .block_table import TableCache
 from .chunk_table import ChunkTableCache
 from .full import FullCache
 from .plane import PlaneCache
-from .retrieval import CopiedCache, QuantizedCopiedCache
+from .retrieval import CopiedCache
 from .selected import SelectedCache
 from .selection import Refresh
 from .streaming_llm import StreamingCache
@@ -47,9 +47,7 @@ def selected_cache(full: FullCache, settings: Speculation, middle: str | None = 
     name = middle or middle_kind(settings)
     assert name is not None, "there is a middle level"
     chosen = MIDDLES[name]
-    kind = format_of(chosen.name, settings)
-    kind = kind if not KV_FORMATS[kind].is_copied or _may_quantize(store) else EXACT
-    grain = max(store.grain, PAGE_GRAIN if is_paged else 1, KV_FORMATS[kind].grain)
+    grain = max(store.grain, PAGE_GRAIN if is_paged else 1)
     chunk = selected_chunk(settings, grain, store.span, full.capacity)
     selector = chosen.load()(settings.sink, chunk)
     if chosen.scores:
@@ -58,14 +56,7 @@ def selected_cache(full: FullCache, settings: Speculation, middle: str | None = 
         full.followers.add(selector)
     budget = max(full.capacity if chosen.whole else budget_of(settings, full.capacity), 2 * chunk)
     sizes = budget, chunk, tail_tokens(settings)
-    return _selected_class(store, kind)(full, selector, Refresh(settings.rebuild_every), *sizes, kind)
-
-
-def _may_quantize(store: Store) -> bool:
-    """Return whether a kernel attends to quantised copies of what a full cache's store has."""
-    is_near = store.device.type != "cpu" or store.kernel is None  # its copies are plain keys and values
-    has_kernel = triton.why_not(store.device, store.dtype, store.shape.head_dim) is None
-    return isinstance(store, BlockStore) or (is_near and has_kernel and not store.shape.caps_scores)
+    return _selected_class(store, chosen.whole)(full, selector, Refresh(settings.rebuild_every), *sizes)
 
 
 def may_have_alternative(full: FullCache) -> bool:
@@ -78,14 +69,12 @@ def may_have_alternative(full: FullCache) -> bool:
     return _selected_class(store) is TableCache or (store.span > 0 and store.device.type == "cpu")
 
 
-def _selected_class(store: Store, kind: str = EXACT) -> type[SelectedCache]:
+def _selected_class(store: Store, whole: str | None = None) -> type[SelectedCache]:
     """Return the class of the retrieval cache over a full cache's store: one without a copy, where a kernel can."""
-    if kind == PLANE_KV.name:
+    if whole == PLANE_KV.name:
         return PlaneCache
     if isinstance(store, BlockStore | PackedStore | QuantizedStore) and not store.span:  # not over tiers
         return TableCache
-    if not KV_FORMATS[kind].is_plain:
-        return QuantizedCopiedCache
     if not isinstance(store, PlainStore) or store.shape.caps_scores or store.shape.has_sinks:
         return CopiedCache
     return ChunkTableCache if triton.serves(store.layer(0)[0][:1]) else CopiedCache

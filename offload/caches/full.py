@@ -34,9 +34,6 @@ class FullCache(InFlightTokens):
     prompts.
     """
 
-    passes = 1  # tokens of a prompt that are always run in one pass
-    identity = ()  # what a prompt's keys and values depend on beside the tokens and the model
-
     def __init__(
         self,
         store: Store,

@@ -103,15 +103,11 @@ class TargetCache(KVCache, Protocol):
 
     Attributes:
         windows, states: of the layers that attend to a window, and of those with linear attention; None without any.
-        passes: tokens of a prompt that are always run in one pass.
-        identity: what a prompt's keys and values depend on beside the tokens and the model.
         is_dumpable: whether this is a DumpableCache.
     """
 
     windows: Windows | None
     states: States | None
-    passes: int
-    identity: tuple[Hashable, ...]
     is_dumpable: bool
 
     @property

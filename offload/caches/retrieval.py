@@ -6,15 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..architecture.kv_formats import GROUP
 from ..architecture.tier_footprint import GATHERED_BYTES
-from ..kernels.attention import attend_masked, merge
-from ..kernels.kv_groups import quantize_groups
-from ..kernels.triton.accumulate import GroupAccumulator
 from ..memory.plain_store import PlainStore
 from ..memory.store import append
 from ..memory.tree_attention import Tree
-from ..settings.kv_formats import KV_FORMATS
 from ..settings.method_sizes import PADDING
 from .selected import SelectedCache
 from .static_step import StoreStep
@@ -139,83 +134,3 @@ class CopiedCache(SelectedCache):
         super().truncate(length)
         self.exact_end = min(self.exact_end, length)
         return length
-
-
-class QuantizedCopiedCache(CopiedCache):
-    """Slots of quantised groups in memory of their own; `store` has the tail alone, as it is in the full cache."""
-
-    def _allocate(self) -> None:
-        assert self.chunk % GROUP == 0, "chunks are whole groups"
-        super()._allocate()
-        shape = self.store.shape
-        size = (shape.layers, shape.kv_heads, self.budget // GROUP, KV_FORMATS[self._kind].run_bytes(shape.head_dim))
-        self._groups = torch.empty(size, dtype=torch.uint8, device=self.store.device)
-
-    def _new_store(self) -> Any:
-        return self._full.store.near(self._room + PADDING)
-
-    def position_of(self, token: int) -> int:
-        return token - self.tail_start
-
-    def _put(self, rows: Tensor, slots: Tensor, keys: Tensor, values: Tensor) -> None:
-        each = self.chunk // GROUP
-        slotted = self._groups.flatten(0, 1).unflatten(1, (-1, each))  # [rows, slots, groups, bytes]
-        most = max(_AT_ONCE // (4 * self.chunk * keys.shape[2]), 1)
-        for some in (slice(start, start + most) for start in range(0, len(rows), most)):
-            new_keys, new_values = (x[some].unflatten(1, (each, GROUP)) for x in (keys, values))
-            slotted[rows[some], slots[some]] = quantize_groups(new_keys, new_values, self._kind)
-
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, lse: Tensor | None = None) -> Tensor:
-        position = self.position
-        q = self.store.append(layer, position + self._held, q, k, v, self.rows_of(layer))
-        if self.tree is None:
-            return self._attend_causally(layer, q, position, lse)
-        keys, values = self.store.layer(layer)
-        rows, result = slice(0, len(q)), GroupAccumulator(q, len(keys), self._kind)
-        at = slice(0, position + len(self.tree))
-        sees = self.tree.on(q.device).sees[-len(q) :]
-        mask = torch.cat((sees.new_ones((len(q), position)), sees), dim=1)
-        part = attend_masked(q, keys[:, at], values[:, at], mask)
-        if self.selection.shape[1]:
-            self.attend_selected(layer, rows, result)
-            part = merge([result.partial(), part])
-        return part.output(lse, q.dtype)
-
-    def _attend_causally(self, layer: int, q: Tensor, position: int, lse: Tensor | None = None) -> Tensor:
-        """Attend with the queries of tokens from `position` in the store on, and to all selected chunks."""
-        keys, values = self.store.layer(layer)
-        rows, result = slice(0, len(q)), GroupAccumulator(q, len(keys), self._kind)
-        result.attend_exact(rows, keys, values, None, 0, position)
-        self.attend_selected(layer, rows, result)
-        return result.output(lse)
-
-    def attend_selected(self, layer: int, rows: slice, result: GroupAccumulator) -> None:
-        """Add a layer's selected chunks, of which every row sees all."""
-        result.attend_groups(rows, self._groups[layer], 0, self.step_key() * self.chunk // GROUP)
-
-    def step_key(self) -> int:
-        """Return how many chunks of a row are selected, or will be by the selection that is due: a launch has it."""
-        if self._rebuild:
-            return min(self._slots, max(self._full.length - 1, 0) // self.chunk)
-        return self.selection.shape[1]
-
-    def clear(self) -> None:
-        super().clear()
-        self._groups.zero_()
-
-    def new_step(self, rows: int) -> StoreStep:
-        return QuantizedStep(self, rows, self._kind)
-
-
-class QuantizedStep(StoreStep):
-    """A step over a QuantizedCopiedCache: over the tail as it grows, and over the selected chunks."""
-
-    def __init__(self, cache: QuantizedCopiedCache, rows: int, kind: str) -> None:
-        super().__init__(cache, cache.store, rows)
-        self._kind = kind
-
-    def _attend(self, layer: int, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        result = GroupAccumulator(q, len(keys), self._kind)
-        result.attend_growing(keys, values, self._inputs.seen)
-        self._cache.attend_selected(layer, slice(0, len(q)), result)
-        return result.output()

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from ..architecture.rope import rows_of
 from ..memory.tree_attention import Tree
-from ..settings.kv_formats import EXACT, KV_FORMATS
 from .full import FullCache
 from .in_flight import InFlightTokens
 from .selection import Refresh, Selector, choose
@@ -33,12 +32,8 @@ class SelectedCache(InFlightTokens):
         budget: int,
         chunk: int,
         tail: int,
-        kind: str = EXACT,
     ) -> None:
-        """Select up to `budget` tokens in chunks of `chunk`; the tail has `tail` tokens, twice the longest draft.
-
-        `kind` is the format in which selected chunks are attended to. Those of another one than EXACT are copies.
-        """
+        """Select up to `budget` tokens in chunks of `chunk`; the tail has `tail` tokens, twice the longest draft."""
         self._full, self._selector, self.refresh, self.rope = full, selector, refresh, full.rope
         self.chunk, self._slots = chunk, min(budget, full.capacity) // chunk
         self._tail, self._room = tail, tail + chunk
@@ -49,7 +44,6 @@ class SelectedCache(InFlightTokens):
         self._windows_end = 0  # up to there, they are copies of the full cache's
         self.states = None if full.states is None else full.states.like()
         self._states_end = -1  # the full cache's length when they were copied from its; -1: to be copied
-        self._kind = kind
         shape = full.store.shape
         self.selection = torch.empty((shape.layers * shape.kv_heads, 0), dtype=torch.long, device=full.store.device)
         self._allocate()
@@ -71,7 +65,7 @@ class SelectedCache(InFlightTokens):
     @property
     def read_share(self) -> float:
         """The time to attend to a token of the selected chunks, relative to the full cache's."""
-        return KV_FORMATS[self._kind].relative_time(self._full.store.shape.head_dim)
+        return 1.0
 
     @property
     def selects_for_free(self) -> bool:

@@ -9,8 +9,8 @@ from ..kernels.native import KernelUnavailable, find_kernel
 from ..kernels.native.ops import why_not
 from ..kernels.native.structs import SPAN
 from ..settings.config import EngineConfig, Speculation
-from ..settings.kv_formats import KV_FORMATS, PLANE_KV
-from ..settings.method_sizes import check_middle, forgets, rounded_flag, whole_format
+from ..settings.kv_formats import KV_FORMATS
+from ..settings.method_sizes import forgets
 from ..settings.validation import require
 from .formats.quantization import QuantizedCheckpoint
 from .formats.safetensors import Checkpoint
@@ -95,33 +95,3 @@ def check_packed_kv(kv: str, shape: ModelShape, device: torch.device, dtype: tor
     require(has_kernel, f"--kv {kv} needs the native kernel", f"{hint}; triforce doctor says more")
     dim = shape.full_attention.head_dim
     require(dim % SPAN == 0, f"{what} of heads of a multiple of {SPAN}, and {shape.family} has heads of {dim}", hint)
-
-
-def check_retrieval_kv(
-    kv: str, settings: Speculation, shape: ModelShape, device: torch.device, missing: str | None
-) -> None:
-    """Raise SettingsError if the retrieval cache's format does not work beside the full cache's; see `check_kv`."""
-    check_middle(kv, settings, device.type)
-    flag = rounded_flag(settings)
-    if flag is None or whole_format(settings) == PLANE_KV.name:
-        return
-    hint = f"leave {flag.split()[0]} out"
-    is_plain = KV_FORMATS[kv].is_plain
-    require(is_plain, f"{flag} needs keys and values without --kv {kv}", "leave one of the two out")
-    require(missing is None, f"{flag} needs {missing}", hint)
-    require(
-        device.type == "cpu" or not shape.caps_scores,
-        f"{flag} does not work with {shape.family} on a GPU, which caps attention scores",
-        hint,
-    )
-
-
-def check_offloaded_retrieval_kv(settings: Speculation, device: torch.device, has_planes: bool) -> None:
-    """Raise SettingsError if a CPU's retrieval cache would copy keys and values from another tier unquantised."""
-    flag = rounded_flag(settings)
-    reads_plane = has_planes and whole_format(settings) == PLANE_KV.name
-    require(
-        flag is None or device.type != "cpu" or reads_plane,
-        f"{flag} is for keys and values in memory, and these are offloaded",
-        f"leave {str(flag).split()[0]} out, or offloading",
-    )

@@ -49,14 +49,14 @@ class DeviceQuantizedStore(QuantizedMemory):
                 begin = at + (part.start + first) * GROUP
                 tokens = slice(begin, begin + len(inside) * GROUP)
                 both = (x[:, tokens].unflatten(1, (-1, GROUP)) for x in self.ring.store.layer(layer))
-                memory[:, inside.start : inside.stop] = quantize_groups(*both, self.kind)
+                memory[:, inside.start : inside.stop] = quantize_groups(*both)
 
     def decode(self, groups: Tensor) -> tuple[Tensor, Tensor]:
-        keys, values = (x.flatten(1, 2) for x in dequantize_groups(groups, self.shape.head_dim, self.kind, self.dtype))
+        keys, values = (x.flatten(1, 2) for x in dequantize_groups(groups, self.shape.head_dim, self.dtype))
         return keys, values
 
     def decode_keys(self, groups: Tensor) -> Tensor:
-        return dequantize_keys(groups, self.shape.head_dim, self.kind).flatten(1, 2)
+        return dequantize_keys(groups, self.shape.head_dim).flatten(1, 2)
 
     def attend(self, layer: int, q: Tensor, start: int, tree: Tree | None = None, lse: Tensor | None = None) -> Tensor:
         if tree is not None:
@@ -65,7 +65,7 @@ class DeviceQuantizedStore(QuantizedMemory):
             return self._attend_tiers(self.tiers, layer, q, start, lse)
         runs = []
         for at, some in runs_of_one_kind(start, len(q)):
-            result = GroupAccumulator(q[some], self.shape.kv_heads, self.kind)
+            result = GroupAccumulator(q[some], self.shape.kv_heads)
             rows = slice(0, some.stop - some.start)
             self._attend_exact(layer, result, rows, at)
             self._attend_near(layer, result, rows, at // WINDOW * WINDOW // GROUP)
@@ -85,7 +85,7 @@ class DeviceQuantizedStore(QuantizedMemory):
             result.attend_groups(rows, groups, _first_group(page), end)
 
     def _attend_tiers(self, tiers: GroupTiers, layer: int, q: Tensor, start: int, lse: Tensor | None) -> Tensor:
-        result = GroupAccumulator(q, self.shape.kv_heads, self.kind)
+        result = GroupAccumulator(q, self.shape.kv_heads)
 
         def newest() -> None:
             for at, some in runs_of_one_kind(start, len(q)):
@@ -126,7 +126,7 @@ class DeviceQuantizedStore(QuantizedMemory):
 
     def _attend_rounded(self, layer: int, q: Tensor, stop: int) -> Partial:
         """Attend to quantised groups 1 to `stop` alone, of which every row sees all."""
-        result = GroupAccumulator(q, self.shape.kv_heads, self.kind)
+        result = GroupAccumulator(q, self.shape.kv_heads)
         newest = lambda: self._attend_near(layer, result, slice(0, len(q)), stop)  # noqa: E731
         if self.tiers is None:
             newest()
@@ -165,7 +165,7 @@ class DeviceQuantizedStore(QuantizedMemory):
         keys, values = (x[:, slots] for x in self.ring.store.layer(layer))
         window = slice(SINK, SINK + border - first)
         both = [x[:, window].unflatten(1, (-1, GROUP)) for x in (keys, values)]
-        keys[:, window], values[:, window] = self.decode(quantize_groups(*both, self.kind))
+        keys[:, window], values[:, window] = self.decode(quantize_groups(*both))
         return attend(q, keys, values)
 
 

@@ -64,7 +64,7 @@ class QuantizedPageFormat(PageLayout):
         """Attend to a whole page in host memory but the sink, by the native kernel; without one, by torch."""
         first, head_dim = SINK // GROUP if number == 0 else 0, self._shape.head_dim
         if self._kernel is None:
-            both = dequantize_groups(self.grains(page)[:, first:], head_dim, self.kind, q.dtype)
+            both = dequantize_groups(self.grains(page)[:, first:], head_dim, q.dtype)
             return attend(q, *(x.flatten(1, 2) for x in both))
         none = torch.empty((self.kv_heads, 1, 2 * BLOCK * head_dim), dtype=q.dtype)
         table = self.whole_table(1)[:, first * GROUP // BLOCK :]

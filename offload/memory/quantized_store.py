@@ -1,4 +1,4 @@
-"""A full cache's store of quantised keys and values, which changes the answer: `--kv q8`, `q4` and `fp8`.
+"""A full cache's store of quantised keys and values, which changes the answer: `--kv q8`.
 
 A token attends to quantised keys and values of all whole windows before its own, and to bf16 ones of its own window and
 of the sink. That depends on its position alone, so its result has the same bits however it is computed.

@@ -24,7 +24,7 @@ from ..memory.store import Store
 from ..memory.tree_attention import Tree
 from ..memory.window_rings import Windows
 from ..parallel import ALONE, Group
-from ..settings.config import EXACT
+from ..settings.kv_formats import EXACT
 from .layer import Layer, LayerPass
 from .row_inputs import NO_INPUTS, LayerEmbeddings, RowInputs, query_scales
 

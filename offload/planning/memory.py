@@ -33,7 +33,6 @@ from ..settings.method_sizes import (
     has_draft_model,
     has_middle,
     selected_chunk,
-    selected_format,
     tree_nodes,
 )
 from ..settings.methods import LOOKUP
@@ -178,9 +177,6 @@ def _middle_bytes(
     cache = retrieval_bytes(share.growing, settings, tokens, itemsize, where)
     caches = 1 + has_second_cache(settings, tokens, where)
     cache += caches * share.fixed_bytes(tokens, itemsize, tree_nodes(settings))  # copies, with the tokens drafted
-    kind = selected_format(settings)
-    if KV_FORMATS[kind].is_copied and where.device == "cpu":  # groups of all tokens; a GPU has those of the budget
-        cache += share.kv_layers * quantized_layer_bytes(share, kind, tokens, 0, itemsize)
     return cache, selection_bytes(share.growing, settings, tokens, where)
 
 

@@ -8,8 +8,8 @@ from ..architecture.head_shape import drafter_bits
 from ..architecture.kv_formats import format_bytes, stored_bytes
 from ..architecture.tier_footprint import copied_pages, copy_bytes_for
 from ..hardware.rates import READ
-from ..settings.kv_formats import KV_FORMATS, PACKED_KV, PLANE_KV
-from ..settings.method_sizes import has_draft_model, selected_format
+from ..settings.kv_formats import EXACT, KV_FORMATS, PACKED_KV, PLANE_KV
+from ..settings.method_sizes import has_draft_model, whole_format
 from ..settings.placement_settings import STREAMED
 from .pass_work import attention_flops, linear_pass, with_experts_away
 from .placement import Placed
@@ -121,10 +121,9 @@ class Passes:
         """Return the seconds of a target pass over the retrieval cache."""
         request, shape, gpus = self.request, self.request.shape, self.request.hardware.gpus
         budget, count = request.budget, request.sequences
-        kind = selected_format(request.speculation)
         offloaded = shape.kv_layers - self.placed.resident_layers
-        if KV_FORMATS[kind].is_plain and request.in_place(offloaded):  # else it has copies, which are not quantised
-            kind = request.kv
+        kind = request.kv if request.in_place(offloaded) else EXACT  # else it has copies
+        kind = whole_format(request.speculation) or kind
         grown_reads, window_reads = shape.kv_reads
         fixed = window_reads * shape.window_bytes(request.tokens, request.itemsize) + shape.moved_state_bytes
         kv = count * (fixed + grown_reads * stored_bytes(shape.growing, kind, budget, request.itemsize))

@@ -8,7 +8,7 @@ from ..architecture.parameters import WeightBits
 from ..hardware.rates import Hardware
 from ..settings.config import Placement, Speculation
 from ..settings.kv_formats import EXACT, KV_FORMATS, KVFormat
-from ..settings.method_sizes import middle_tokens, selected_format
+from ..settings.method_sizes import middle_tokens
 from ..settings.placement_settings import PLANES
 
 
@@ -96,7 +96,7 @@ class PlanRequest:
         """Return whether the retrieval cache copies nothing where so many layers' KV is in host memory."""
         if self.has_planes:
             return True
-        is_plain = self.kv_format.is_plain and KV_FORMATS[selected_format(self.speculation)].is_plain
+        is_plain = self.kv_format.is_plain
         on_cpu = self.hardware.device == "cpu"  # where the native kernel alone reads others
         has_table = self.retrieves_in_place or not is_plain if on_cpu else self.has_triton and is_plain
         return not offloaded and has_table

@@ -47,11 +47,10 @@ def fingerprint(model: Model, cache: TargetCache, chunk: int, weights: str) -> s
     backend = ("torch", _version("torch"), _gpu_name(model)) if kernel is None else (kernel.level, _version("triforce"))
     if kernel is not None and not model.shape.is_native:  # torch computes what the kernel has not
         backend += ("torch", _version("torch"))
-    chunk = cache.passes if cache.passes > 1 else chunk
     sizes = (_page_tokens(cache, kernel), 0 if rounds_by_row(model) else chunk)
     device = (str(model.dtype), model.device.type, model.group.size)
     format = () if (kv := saved_format(model.kv)) == EXACT else (kv,)
-    facts = repr((VERSION, TOKENS, weights, shape, device, backend, sizes, *format, *cache.identity))
+    facts = repr((VERSION, TOKENS, weights, shape, device, backend, sizes, *format))
     return hashlib.sha256(facts.encode() + cache.rope.identity()).hexdigest()
 
 
@@ -137,27 +136,7 @@ class Reusable(Protocol):
 
 def reusable_prefix(runner: Runner) -> Reusable:
     """Return what tracks the reusable tokens of a runner's cache."""
-    return WholePasses(runner) if runner.cache.passes > 1 else ReusablePrefix(runner)
-
-
-class WholePasses(Reusable):
-    """`Reusable` of a cache that runs a prompt in passes of a fixed number of tokens, as its runner begins at one."""
-
-    def __init__(self, runner: Runner) -> None:
-        self._runner = runner
-        self._cache: DumpableCache = runner.cache
-        self.length = 0
-
-    @property
-    def blocks(self) -> int:
-        return math.lcm(self._cache.passes, TOKENS) // TOKENS
-
-    def update(self) -> None:
-        self.length = self._cache.restartable(self._runner.num_cached)
-
-    def plan(self, tokens: int) -> None:
-        passes = self._cache.passes
-        self.length = tokens // passes * passes
+    return ReusablePrefix(runner)
 
 
 class ReusablePrefix(Reusable):

@@ -13,7 +13,8 @@ from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 
-from ..settings.config import EXACT, Caching
+from ..settings.config import Caching
+from ..settings.kv_formats import EXACT
 from ..system.files import TEMPORARY
 
 

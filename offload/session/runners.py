@@ -11,7 +11,6 @@ from ..model.heads import Head
 from ..settings.config import Speculation
 from ..settings.method_sizes import (
     draft_chunk,
-    format_of,
     has_alternative,
     has_draft_model,
     has_middle,
@@ -75,7 +74,7 @@ class SessionRunners:
     def _selected(self, use: str, kind: str, settings: Speculation) -> SelectedRunner:
         """Return the runner of a middle level."""
         sizes = settings.sink, settings.budget, settings.chunk, settings.rebuild_every, tail_tokens(settings)
-        key = kind, sizes, format_of(kind, settings)
+        key = kind, sizes
         full = self._full
         runner = self._keep(use, key, lambda: SelectedRunner(full, selected_cache(full.cache, settings, kind)))
         runner.renew()

@@ -11,7 +11,7 @@ from ..short_repr import short_repr
 from ..units import GIB, MOST_BYTES, MOST_TOKENS
 from . import methods
 from .generation import GenerationConfig, Sampling
-from .kv_formats import AUTO, EXACT, LOSSY_KV, full_formats
+from .kv_formats import AUTO, full_formats
 from .placement_settings import Placement
 from .platforms import RUNS_ON, is_other_platform
 from .tree_settings import TREE_SAMPLINGS, TreeSampling, TreeShape
@@ -86,8 +86,8 @@ class Speculation:
     """Set the method of speculative decoding. None of it but `approximate` changes the output, only the speed.
 
     `approximate` is one of `methods.APPROXIMATIONS`: the target decodes plainly, on `budget` tokens of its keys and
-    values alone; None for all of them. Of these tokens the first `sink` ones and, for h2o and retrieval, the latest
-    `window` ones are always kept.
+    values alone; None for all of them. Of these tokens the first `sink` ones and, for h2o, the latest `window` ones are
+    always kept.
 
     `draft` is "lookup", "none", a model or a head, named as in EngineConfig.model, or "mtp" for the head in the
     target's checkpoint.
@@ -96,7 +96,6 @@ class Speculation:
     with `approximate` it is LEAST_BUDGET. `rebuild_every` (tokens), `gamma1` and `gamma2` (drafted tokens per
     verification, lower and upper level) are adaptive if None.
     `middle` is one of `methods.MIDDLES`: how the middle level selects its chunks; None as the method does.
-    `retrieval_kv` is the format of the retrieval cache's selected keys and values: EXACT, or a quantised one.
     `tree` is the shape of the drafts, as `TreeShape.parse` reads it, and `tree_sampling` how their tokens are drawn.
     """
 
@@ -112,7 +111,6 @@ class Speculation:
     tree: str = "chain"
     tree_sampling: str = TreeSampling.WITHOUT_REPLACEMENT.value
     middle: str | None = None
-    retrieval_kv: str = EXACT
     approximate: str | None = None
 
     def __post_init__(self) -> None:
@@ -132,7 +130,6 @@ class Speculation:
         TreeShape.parse(self.tree)
         for name, gamma in (("gamma1", self.gamma1), ("gamma2", self.gamma2)):
             require_between(name, gamma, 1, LONGEST_GAMMA, f"use 1 to {LONGEST_GAMMA} tokens, or leave it out")
-        require_one_of("retrieval-kv", self.retrieval_kv, (EXACT, *LOSSY_KV))
         require_one_of("tree-sampling", self.tree_sampling, TREE_SAMPLINGS)
         if self.middle is not None:
             require_one_of("middle", self.middle, methods.MIDDLES, ", or leave it out")

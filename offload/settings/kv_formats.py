@@ -14,12 +14,12 @@ AUTO, EXACT = "auto", "exact"
 
 @dataclass(frozen=True, slots=True)
 class KVFormat:
-    """A format of keys and values, `--kv` and `--retrieval-kv`.
+    """A format of keys and values, `--kv`.
 
     `run` tokens of a KV head are encoded together, a divisor of the 128 that a store keeps as they are until they are
     complete. A run has `bits` for each number, and a header of `channel_bytes` for each dimension of the head,
     `token_bytes` for each token, and `reserve` bytes: room that is always there for numbers which do not fit their
-    bits. Headers are multiples of `align` bytes. `is_float`: codes are e4m3 numbers.
+    bits. Headers are multiples of `align` bytes.
 
     One that `is_exact` gives back every bit, so it changes no answer. One that `is_part` of another is no format of a
     full cache: a middle level reads it. `rate` is the share of a memory's rate at which attention reads it. `native`
@@ -34,7 +34,6 @@ class KVFormat:
     token_bytes: int = 0
     reserve: int = 0
     align: int = 1
-    is_float: bool = False
     is_exact: bool = False
     is_part: bool = False
     rate: float = 1.0
@@ -50,11 +49,6 @@ class KVFormat:
     def is_packed(self) -> bool:
         """Return whether numbers are encoded together, and come back bit for bit."""
         return self.is_exact and not self.is_plain
-
-    @property
-    def is_copied(self) -> bool:
-        """Return whether a middle level that reads it has copies: it is no part of what the full cache has."""
-        return not self.is_plain and not self.is_part
 
     @property
     def grain(self) -> int:
@@ -81,18 +75,10 @@ class KVFormat:
         return load_class(cls)
 
 
-def _quantized(name: str, bits: int, rate: float, is_float: bool = False) -> KVFormat:
-    """Return a format of scales and middles in bf16 for each channel of keys and each token of values, and codes."""
-    stores = (
-        "offload.memory.quantized_store:QuantizedStore",
-        "offload.memory.device_quantized_store:DeviceQuantizedStore",
-    )
-    return KVFormat(name, bits, 32, 4, 4, is_float=is_float, rate=rate, native=stores[0], triton=stores[1])
-
-
-# Rates of quantised ones: the native kernel converts their codes. One query token over 8,192 tokens, on two cores with
-# AMX: q8 takes 1/1.37 of the time of bf16 for 0.53 of its bytes, q4 1/1.49 for 0.28.
-# Those of Triton's kernels: hardware/rates.py.
+_QUANTIZED = (
+    "offload.memory.quantized_store:QuantizedStore",
+    "offload.memory.device_quantized_store:DeviceQuantizedStore",
+)
 _PACKED = "offload.memory.packed_store:PackedStore", "offload.memory.device_packed_store:DevicePackedStore"
 KV_FORMATS = {
     each.name: each
@@ -103,9 +89,9 @@ KV_FORMATS = {
         # bf16 without loss: an exponent for each channel of the keys, two of the values, and 30 numbers apart.
         KVFormat("packed", 12, 128, 3, reserve=128, align=64, is_exact=True, native=_PACKED[0], triton=_PACKED[1]),
         KVFormat("plane", 8, 128, 3, reserve=128, align=64, is_part=True),  # what is read of it for a draft
-        _quantized("q8", 8, 0.73),
-        _quantized("q4", 4, 0.42),
-        _quantized("fp8", 8, 0.34, is_float=True),
+        # Scales and middles in bf16 for each channel of keys and each token of values, and codes of 8 bits. On two
+        # cores one query token over 8,192 takes 1/1.37 of the time of bf16 for 0.53 of its bytes.
+        KVFormat("q8", 8, 32, 4, 4, rate=0.73, native=_QUANTIZED[0], triton=_QUANTIZED[1]),
     )
 }
 PACKED_KV, PLANE_KV = KV_FORMATS["packed"], KV_FORMATS["plane"]

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from ..short_repr import short_repr
 from ..units import counted
-from .config import EXACT, LEAST_BUDGET, LONGEST_GAMMA, Speculation
+from .config import LEAST_BUDGET, LONGEST_GAMMA, Speculation
 from .kv_formats import KV_FORMATS, PLANE_KV
 from .methods import APPROXIMATIONS, CHOSEN, LOOKUP, METHODS, MIDDLES, MODEL, RETRIEVAL
 from .tree_settings import MOST_AUTO_NODES
@@ -85,18 +85,6 @@ def drafting_from_planes(settings: Speculation) -> Speculation:
     return replace(settings, middle=PLANE_KV.name) if retrieves else settings
 
 
-def selected_format(settings: Speculation) -> str:
-    """Return the format of what the middle level reads of keys and values; a streaming one reads them as they are."""
-    kind = middle_kind(settings)
-    return settings.retrieval_kv if kind is None else format_of(kind, settings)
-
-
-def format_of(middle: str, settings: Speculation) -> str:
-    """Return the format of what a middle level of a kind, one of methods.MIDDLES, reads of keys and values."""
-    row = MIDDLES[middle]
-    return row.whole or (settings.retrieval_kv if row.scores else EXACT)
-
-
 def whole_format(settings: Speculation) -> str | None:
     """Return the format in which the middle level reads all keys and values; None for one that selects, or none."""
     kind = middle_kind(settings)
@@ -106,13 +94,6 @@ def whole_format(settings: Speculation) -> str | None:
 def middle_tokens(settings: Speculation, tokens: int) -> int:
     """Return how many tokens' keys and values the middle level reads in a sequence of `tokens`, without its tail."""
     return tokens if whole_format(settings) else min(budget_of(settings, tokens), tokens)
-
-
-def rounded_flag(settings: Speculation) -> str | None:
-    """Return the option of a middle level that reads rounded keys and values; None if it reads them as they are."""
-    if whole_format(settings) is not None:
-        return f"--middle {settings.middle}"
-    return None if settings.retrieval_kv == EXACT else f"--retrieval-kv {settings.retrieval_kv}"
 
 
 def _is_long(settings: Speculation, tokens: int) -> bool:

@@ -117,10 +117,5 @@ APPROXIMATIONS = {
     for approximation in (
         Approximation("streaming-llm", "offload.caches.sink:SinkCache", ("sink", "budget"), forgets=True),
         Approximation("h2o", "offload.caches.h2o:H2OCache", ("sink", "window", "budget"), forgets=True),
-        Approximation(
-            RETRIEVAL,
-            "offload.caches.retrieval_target:RetrievedCache",
-            ("sink", "window", "budget", "chunk", "rebuild_every"),
-        ),
     )
 }

@@ -8,7 +8,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from offload import Prefilled, Speculation
+from offload import Prefilled
 from offload.batching.batch import Cancelled, Failed
 from offload.batching.memory import BatchMemory
 from offload.engine import Engine
@@ -236,14 +236,6 @@ def test_sequences_that_share_a_page_can_write_to_it_when_no_room_is_left(endles
     for other, shared in others[:2]:
         assert shared == 300
         other.store.begin(shared, 20)
-
-
-def test_a_target_on_selected_keys_and_values_needs_no_pages(endless_engine):
-    settings_ = Speculation("ar", approximate="retrieval", budget=64, chunk=16, sink=4, window=16)
-    requests = [replace(each, speculation=settings_) for each in questions(2)]
-    found = collect(fresh(endless_engine).generate_batch(requests, 2))
-    for wanted in requests:
-        assert tokens(found[wanted.key]) == tokens(alone(endless_engine, wanted))
 
 
 def test_sequences_of_other_lengths_share_nothing_if_rope_depends_on_the_length(tmp_path):

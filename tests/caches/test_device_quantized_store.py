@@ -61,7 +61,7 @@ def one_split(monkeypatch):
 
 def test_chunks_and_single_tokens():
     """Of the sink, of its window, across the ends of windows and of the ring; the ring grows; then a rollback."""
-    caches = new_caches("q4")
+    caches = new_caches("q8")
     at = 0
     for tokens, unseen in ((34, 30), (224, 220), (41, 40)):
         run(caches, IDS[at : at + tokens], unseen=unseen)
@@ -75,7 +75,7 @@ def test_chunks_and_single_tokens():
 
 def test_both_observe_the_same_weights():
     """Of queries on both sides of the end of a window."""
-    caches, found, tokens = new_caches("q4"), [], 8
+    caches, found, tokens = new_caches("q8"), [], 8
     run(caches, IDS[:252], unseen=251)
     for cache in caches:
         store, received = cache.store, torch.zeros(tiny_shape().kv_heads, CAPACITY)
@@ -117,7 +117,7 @@ def filled(kind, tokens=300):
 
 def test_gathered_chunks_are_what_is_read():
     """Of the sink, of whole windows, and of the ring, which has them as they are."""
-    store, plain = filled("q4").store, PlainStore(tiny_shape(), CAPACITY, torch.float32, CPU)
+    store, plain = filled("q8").store, PlainStore(tiny_shape(), CAPACITY, torch.float32, CPU)
     both = store.read(0, 288)
     rows, chunks = torch.tensor([0, 1, 5, 4, 3]), torch.tensor([0, 4, 3, 7, 1])
     plain.write(0, *both)

@@ -10,7 +10,8 @@ from offload.loading.weights import load_model
 from offload.memory.block_store import BlockStore
 from offload.memory.factory import new_store
 from offload.sequence import TokenSequence
-from offload.settings.config import EXACT, Speculation
+from offload.settings.config import Speculation
+from offload.settings.kv_formats import EXACT
 from offload.speculation.levels.approximate import ApproximateRunner, approximate_runner
 from tests.support.evicting import SlowCache, keep_heavy, keep_latest
 from tests.support.models import id_tensor, ids
@@ -79,7 +80,7 @@ def test_the_native_kernels_scores_evict_what_the_slow_references_do(native_mode
 
 def test_rounded_keys_and_values_evict_what_the_slow_reference_does_over_dequantised_ones(native_model):
     """Behind two evictions, and scores of quantised windows; the tokens that are kept are not rounded twice."""
-    kv, budget, every, count = "q4", 130, 12, 8
+    kv, budget, every, count = "q8", 130, 12, 8
     keep, prompt = keep_heavy(SINK, WINDOW), ids(150)
     reference = SlowCache(native_model, keep, budget, every, kv)
     expected, logits = decode(native_model, reference, prompt, count)

@@ -14,14 +14,13 @@ from tests.support.stores import new_rope, new_store, projected
 
 MODULES = block_table, selected
 PROMPT = [(11 * position) % 249 for position in range(200)]
-KINDS = {"plain": "exact", "quantised": "q8"}
 
 
-@pytest.fixture(params=KINDS)
-def caches(request):
+@pytest.fixture
+def caches():
     """A full cache of the prompt, and a function that makes a table over it, in step."""
     full = FullCache(new_store("blocks"), new_rope(torch.float32), 320)
-    table = TableCache(full, RecencySelector(4, 32), Refresh(None), 96, 32, 32, KINDS[request.param])
+    table = TableCache(full, RecencySelector(4, 32), Refresh(None), 96, 32, 32)
     run(full, PROMPT)
     return full, table
 

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 import offload.caches
 from offload.caches import chunk_table
-from offload.caches.retrieval import QuantizedCopiedCache
 from tests.support.caches import CACHES, new_subject
 from tests.support.retrieval import attend_table_by_torch
 from tests.support.stores import projected, tiny_shape
@@ -174,14 +173,11 @@ def test_after_any_history_attention_is_over_the_committed_sequence(new, steps):
 
 
 def test_every_cache_is_among_the_subjects():
-    """But those of which Triton's interpreter is too slow: tests/caches/test_quantized_copy.py; and that of blocks that
-    are never committed, which tests/speculation compares with a fresh run.
-    """
     modules = [import_module(f"offload.caches.{found.name}") for found in iter_modules(offload.caches.__path__)]
     classes = {cls for module in modules for cls in vars(module).values() if isclass(cls) and hasattr(cls, "truncate")}
     caches = {cls for cls in classes if hasattr(cls, "hold") and not isabstract(cls) and not is_protocol(cls)}
     subjects = [*(new_subject(name) for name in CACHES), *(new_subject(name, torch.bfloat16) for name in IN_BF16)]
-    assert caches - {QuantizedCopiedCache} == {type(each.cache) for each in subjects}
+    assert caches == {type(each.cache) for each in subjects}
 
 
 def is_protocol(cls):

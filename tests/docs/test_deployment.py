@@ -9,7 +9,6 @@ import shutil
 import subprocess
 import sys
 import threading
-from contextlib import ExitStack
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import httpx
@@ -18,8 +17,6 @@ import yaml
 
 from tests.support.command import COMMAND, environment
 from tests.support.paths import ROOT
-from tests.support.server_process import server_process
-from triforce_cli.serve import endpoint
 from triforce_cli.serve.serve_options import DRAIN, PORT
 
 EXAMPLES = ROOT / "examples"
@@ -67,8 +64,8 @@ def test_the_example_for_kubernetes_asks_what_the_server_answers():
         "liveness": "/health",
         "readiness": "/ready",
     }
-    source = (ROOT / "triforce_cli" / "serve" / "endpoint.py").read_text()
-    assert endpoint.__file__ and all(f'Route("{each["path"]}"' in source for each in probes.values())
+    source = (ROOT / "triforce_cli" / "serve" / "app.py").read_text()
+    assert all(f'Route("{each["path"]}"' in source for each in probes.values())
     assert {each["port"] for each in probes.values()} == {container["ports"][0]["name"]}
     options = dict(zip(container["args"][1::2], container["args"][2::2], strict=True))
     assert options["--port"] == str(container["ports"][0]["containerPort"]) == str(PORT)
@@ -186,37 +183,6 @@ def test_a_server_that_is_not_ready_is_passed_over(monkeypatch):
     for server in servers:
         server.shutdown()
         server.server_close()
-
-
-def cached_share(model, home, *options):
-    """Return the share of prompts' tokens that two servers behind the balancer found in their caches."""
-    with ExitStack() as stack:
-        servers = []
-        for name in ("first", "second"):
-            (home / name).mkdir(parents=True)
-            servers.append(stack.enter_context(server_process(model, home / name, "--cache", "--context", "2K")))
-        command = [sys.executable, str(EXAMPLES / "balance.py"), "0", *(each.url for each in servers), *options]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        stack.callback(process.wait)
-        stack.callback(process.kill)
-        with httpx.Client(base_url=process.stdout.readline().strip(), verify=False, timeout=60) as client:
-            cached = total = 0
-            for question in range(4):
-                for document in range(5):
-                    text = f"Chapter {document} of the book. " * 95 + f"Question {question}?"
-                    asked = {"prompt": text, "max_tokens": 2, "temperature": 0}
-                    usage = client.post("/v1/completions", json=asked).raise_for_status().json()["usage"]
-                    cached += usage["prompt_tokens_details"]["cached_tokens"]
-                    total += usage["prompt_tokens"]
-    return cached / total
-
-
-@pytest.mark.long
-def test_servers_find_more_in_their_caches_by_prefix_than_in_turn(tiny_model_dir, tmp_path):
-    affine = cached_share(tiny_model_dir, tmp_path / "affine")
-    in_turn = cached_share(tiny_model_dir, tmp_path / "in turn", "--round-robin")
-    print(f"cached tokens: {affine:.1%} by prefix, {in_turn:.1%} in turn")
-    assert affine > 1.3 * in_turn > 0
 
 
 @pytest.mark.long

@@ -3,7 +3,7 @@
 import pytest
 
 from offload import EngineConfig, GenerationConfig, Prefilled, Sampling, Speculation, open_model
-from offload.errors import PromptError, SettingsError
+from offload.errors import SettingsError
 from offload.settings.config import Placement, check_part
 from offload.settings.methods import APPROXIMATIONS
 from tests.support.engine import GREEDY, tokens
@@ -46,28 +46,6 @@ def test_prompt_and_answer_may_exceed_the_context(engine, mode):
     assert len(tokens(run(engine, ids(20), count=3, approximate=mode, budget=context - 128))) == 3
 
 
-def test_a_selection_is_bound_to_the_context(engine):
-    with pytest.raises(PromptError, match="exceed the model's context"):
-        run(engine, ids(engine.model.shape.context - 30), count=60, approximate="retrieval")
-
-
-def test_an_answer_on_a_selection_is_the_same_whatever_was_cached_of_the_prompt(engine):
-    prompt, mode = ids(150), {"approximate": "retrieval"}
-    answer = tokens(run(engine, prompt, **mode))
-    for kept, following in (
-        (128, [*prompt, *answer, *ids(70, seed=1)]),  # the conversation goes on
-        (64, [*prompt[:100], *ids(90, seed=2)]),
-        (128, prompt),
-    ):
-        engine.forget()
-        expected = tokens(run(engine, following, **mode))
-        run(engine, ids(300, seed=3), count=1, **mode)  # its cache has room for every prompt
-        assert tokens(run(engine, prompt, **mode)) == answer
-        events = run(engine, following, **mode)
-        assert next(event for event in events if isinstance(event, Prefilled)).done == kept
-        assert tokens(events) == expected
-
-
 def test_sampling_works_on_them(engine):
     sampling, config = Sampling(temperature=1, coupled=True), GenerationConfig(max_new_tokens=20, seed=3)
     wanted = Speculation(**SMALL, approximate="h2o")
@@ -78,7 +56,7 @@ def test_sampling_works_on_them(engine):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"approximate": "sink"}, "use one of: streaming-llm, h2o, retrieval"),
+        ({"approximate": "sink"}, "use one of: streaming-llm, h2o"),
         ({"approximate": "h2o", "method": "auto"}, "h2o decodes plainly, and the method is auto"),
         ({"approximate": "h2o", "method": "lookup"}, "use --method ar"),
         ({"approximate": "h2o", "window": 30}, "leaves none beside the sink of 2 and the window of 30"),

@@ -96,7 +96,7 @@ def test_answers_that_are_cut_by_their_reader_go_on(engine, plain):
     assert tokens(run(session, again, 10)) == plain[GREEDY][len(again) - len(PROMPT) :][:10]
 
 
-@pytest.mark.parametrize("wanted", [{"tree": "8"}, {"approximate": "retrieval", "budget": 64}])
+@pytest.mark.parametrize("wanted", [{"tree": "8"}, {"approximate": "h2o", "budget": 512}])
 def test_trees_and_approximate_caches_are_refused_by_name(engine, wanted):
     method = "ar" if "approximate" in wanted else "lookup"
     with pytest.raises(SettingsError, match=f"--{next(iter(wanted))}"):

@@ -16,8 +16,6 @@ from offload.settings.kv_formats import KV_FORMATS
         ("h100", "packed", 1.0),
         ("h200", "packed", 0.89),
         ("h100", "q8", 0.68),
-        ("a100", "q4", 0.35),
-        ("rtx-4090", "q4", 1.0),
     ],
 )
 def test_instructions_bind_where_memory_gives_more_than_they_read(gpu, kv, share):
@@ -29,7 +27,6 @@ def test_other_gpus_have_memories_that_no_kernel_is_too_slow_for():
     assert set(BYTES_A_CYCLE) < set(KV_FORMATS) and set(PROCESSORS) < set(profiles.available())
     hardware = describe(profiles.load("rtx-5090"))  # 170 processors, 1,792 GB/s: the most of a card with GDDR
     assert hardware.bandwidth * 0.85 / (170 * 2.41e9) < min(BYTES_A_CYCLE.values())
-    assert read_share(replace(hardware, name="h100"), "q4") < 1.0
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from offload.memory.factory import TieredStoreFactory
 from offload.memory.host_attention import HostAttention
 from offload.memory.page import BlockPageFormat
 from offload.memory.tree_attention import tree_of
-from offload.settings.config import EXACT
+from offload.settings.kv_formats import EXACT
 from tests.memory.test_device_packed_store import CAPACITY, numbers, rope, run, same_bits, shape
 from tests.support.offloading import CPU, make_link, native_kernel, settings, staged_link
 

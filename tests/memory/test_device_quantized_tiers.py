@@ -30,7 +30,7 @@ def one_split(monkeypatch):
     monkeypatch.setattr(ops, "useful_splits", lambda *_: 1)
 
 
-def tiered(place, kind="q4", before=None):
+def tiered(place, kind="q8", before=None):
     """A GPU's cache over tiers; every copy is late, and poisons its target until it comes."""
     mode, resident = place.split()
     tiers = settings(mode, int(resident), page_tokens=PAGE)
@@ -42,7 +42,7 @@ def tiered(place, kind="q4", before=None):
     return FullCache(store, new_rope(torch.float32), CAPACITY)
 
 
-def caches(place, kind="q4", before=None):
+def caches(place, kind="q8", before=None):
     """Such a cache, and one of the native kernel in one memory."""
     if native_kernel() is None:
         pytest.skip("there is no native kernel here")
@@ -65,7 +65,7 @@ def run(both, ids, tree=None, unseen=0, layer=LAYER):
 
 
 @pytest.mark.daily("host 0-q8")
-@pytest.mark.parametrize(("place", "kind"), [("stream 1", "q4"), ("host 0", "q8"), ("hybrid 0", "fp8")])
+@pytest.mark.parametrize(("place", "kind"), [("stream 1", "q8"), ("host 0", "q8"), ("hybrid 0", "q8")])
 def test_chunks_and_single_tokens(place, kind):
     """Of the sink and across the ends of windows and pages, which open and are copied to the host; then a rollback."""
     both = caches(place, kind)
@@ -145,9 +145,9 @@ def test_windows_are_loaded_as_they_were_dumped():
 def test_what_it_allocates_is_what_is_counted():
     store, shape = filled("stream 1").store, tiny_shape()
     layers = shape.layers - 1
-    assert store.tiers.pages.nbytes == host_page_bytes(shape, layers, CAPACITY, PAGE, 4, "q4")
+    assert store.tiers.pages.nbytes == host_page_bytes(shape, layers, CAPACITY, PAGE, 4, "q8")
     staged = store.tiers.open.nbytes + sum(buffer.nbytes for buffer in store.tiers.ring.buffers)
-    assert staged <= staging_bytes(shape, layers, 2, PAGE, 4, "q4", open_slots(100, PAGE, "q4"))
+    assert staged <= staging_bytes(shape, layers, 2, PAGE, 4, "q8", open_slots(100, PAGE, "q8"))
     assert len(store.resident.groups.memory) == 1
 
 

@@ -15,7 +15,7 @@ from offload.memory.factory import TieredStoreFactory
 from offload.memory.tier_settings import TierSettings
 from offload.parallel import ALONE, Alone
 from offload.planning import roofline
-from offload.settings.config import EXACT
+from offload.settings.kv_formats import EXACT
 from offload.speculation.passes.steps import Step
 from tests.support.fake_cuda import GPU, FakeLink, fake_cuda
 from tests.support.fake_models import SHAPES, fake_shape, load_fake
@@ -197,7 +197,7 @@ def test_a_streamed_page_of_quantised_keys_and_values_is_one_launch(tiered, monk
     monkeypatch.setattr(triton, "serves", lambda q: q.device == GPU and len(q) <= triton.ROWS)
     with fake_cuda() as usage:
         model = load_fake(fake_shape("8B", LAYERS))
-        cache = tiered(model, kv="q4")
+        cache = tiered(model, kv="q8")
         launches = run(usage, model, cache, tokens)
         tiers = cache.store.tiers
     pages, away = CONTEXT // tiers.format.tokens, LAYERS - RESIDENT
@@ -207,7 +207,7 @@ def test_a_streamed_page_of_quantised_keys_and_values_is_one_launch(tiered, monk
     others = sum(count for name, count in launches.items() if name not in {*ATTENTION, "attend_groups"})
     assert others <= BY_TORCH * LAYERS
     ahead = sum(buffer.nbytes for buffer in tiers.ring.buffers)  # of the next pass
-    size = format_bytes(cache.store.shape, "q4", tiers.format.tokens, 2)
+    size = format_bytes(cache.store.shape, "q8", tiers.format.tokens, 2)
     assert tiers.link.statistics.bytes - ahead < 1.1 * away * pages * size
 
 

@@ -6,7 +6,7 @@ import torch
 from offload.caches.full import FullCache
 from offload.kernels.native.ops import NativeOperations
 from offload.memory.factory import TieredStoreFactory
-from offload.settings.config import EXACT
+from offload.settings.kv_formats import EXACT
 from tests.memory.test_packed_store import CAPACITY, numbers, rope, run, same_bits
 from tests.support.offloading import CPU, make_link, native_kernel, settings
 from tests.support.stores import tiny_shape

@@ -47,7 +47,7 @@ def factory(place, kind, before=None):
     return TieredStoreFactory(operations, CPU, tiers, link, kv=kind)
 
 
-def caches(place, kind="q4", dtype=torch.bfloat16, before=None):
+def caches(place, kind="q8", dtype=torch.bfloat16, before=None):
     """A cache over tiers, and one in memory."""
     rope = Rope(tiny_shape(), CAPACITY, dtype, CPU)
     stores = (
@@ -77,9 +77,9 @@ def run_all(both, new, passes):
 @pytest.mark.parametrize(
     ("place", "kind", "dtype"),
     [
-        ("host 0", "q4", torch.bfloat16),
+        ("host 0", "q8", torch.bfloat16),
         ("disk 1", "q8", torch.bfloat16),
-        ("host 2", "fp8", torch.float32),
+        ("host 2", "q8", torch.float32),
         ("host 1 hybrid", "q8", torch.bfloat16),
     ],
     ids=str,
@@ -174,7 +174,7 @@ def test_prompts_and_methods_over_tiers(model_dir, home, tmp_path, disk):
 
     def engine(where, placed):
         operations = NativeOperations(native_kernel())
-        return engine_on(model_dir, where, placed, operations, torch.bfloat16, kv="q4")
+        return engine_on(model_dir, where, placed, operations, torch.bfloat16, kv="q8")
 
     expected, _ = said(engine(None, None), prompt)
     assert said(engine(home, tiers), prompt) == (expected, 0)
@@ -185,15 +185,15 @@ def test_prompts_and_methods_over_tiers(model_dir, home, tmp_path, disk):
 
 @pytest.mark.parametrize("place", PLACES)
 def test_what_a_store_over_tiers_allocates_is_what_is_counted(place):
-    cache, _ = caches(place, "q4")
+    cache, _ = caches(place, "q8")
     for start in range(0, 1600, 400):
         run(cache, IDS[start : start + 400])
     store, shape = cache.store, tiny_shape()
     tiers, layers = store.tiers, shape.layers - store.resident_layers
     pages = tiers.pages.nbytes if isinstance(tiers.pages, torch.Tensor) else tiers.pages.file.size
-    assert pages == host_page_bytes(shape, layers, CAPACITY, PAGE, 2, "q4")
+    assert pages == host_page_bytes(shape, layers, CAPACITY, PAGE, 2, "q8")
     staged = tiers.open.nbytes + sum(buffer.nbytes for buffer in tiers.ring.buffers)
-    assert staged <= staging_bytes(shape, layers, len(tiers.ring.buffers), PAGE, 2, "q4", open_slots(400, PAGE, "q4"))
+    assert staged <= staging_bytes(shape, layers, len(tiers.ring.buffers), PAGE, 2, "q8", open_slots(400, PAGE, "q8"))
     rings = sum(each.ring.store._blocks.nbytes for each in (store.resident, store.far))
     assert rings <= shape.layers * bf16_layer_bytes(shape, CAPACITY, 400, 2)
 

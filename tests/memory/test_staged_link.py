@@ -15,7 +15,7 @@ from offload.memory.factory import TieredStoreFactory, new_store
 from offload.memory.host_memory import host_memory
 from offload.memory.link import SimulatedLink, TransferFailed
 from offload.memory.staged_link import StagedLink
-from offload.settings.config import EXACT
+from offload.settings.kv_formats import EXACT
 from offload.system.scratch_file import ScratchFile
 from tests.support.offloading import CPU, native_kernel, settings, staged_link
 from tests.support.stores import new_rope, projected, tiny_shape
@@ -94,7 +94,7 @@ def test_pages_of_the_first_layers_are_in_memory():
     assert [type(each) for each in pages[:, 0]] == [torch.Tensor, torch.Tensor, FileRange]
 
 
-@pytest.mark.parametrize("kv", ["q4", EXACT])
+@pytest.mark.parametrize("kv", ["q8", EXACT])
 def test_pages_in_memory_and_on_disk_are_attended_to_as_in_one_memory(kv):
     """Of a layer in host memory and another on disk, quantised or not."""
     if native_kernel() is None:

@@ -10,9 +10,9 @@ from offload.settings.config import Placement
 from tests.support.planning import request
 
 REQUESTS = {
-    "mean keys over a link": request(method="retrieval", retrieval_kv="q8"),
+    "mean keys over a link": request(method="retrieval"),
     "draft model": request("Llama-2-7B-128K", "2x-rtx-4090", method="triforce", draft="lookup", tree="6"),
-    "quantised": replace(request(method="retrieval"), kv="q4", sequences=3),
+    "quantised": replace(request(method="retrieval"), kv="q8", sequences=3),
     "a CPU's link": request("Llama-3.2-1B", "cpu", placement=Placement(offload="stream", link_gb_s=1)),
     "windows": request("Gemma-3-27B", "a100", method="ar"),
     "planes": replace(request(placement=Placement(offload="planes"), method="retrieval"), kv="packed"),

@@ -11,7 +11,6 @@ from offload.architecture.hf_config import read_shape
 from offload.loading.formats.safetensors import FolderCheckpoint
 from offload.loading.weights import load_model
 from offload.planning.memory import estimate
-from offload.planning.passes import Passes
 from offload.planning.plan import make_plan
 from offload.settings.config import Speculation
 from tests.support.models import make_hf_model
@@ -65,16 +64,6 @@ def test_rings_are_allocated_as_planned(tmp_path, tokens):
     make_hf_model("olmo3", sliding_window=40, layer_types=kinds).save_pretrained(tmp_path)
     model = load_model(FolderCheckpoint(tmp_path), torch.float32, torch.device("cpu"), lambda done, total: None)
     assert model.new_cache(tokens).windows.nbytes == read_shape(tmp_path / "config.json").ring_bytes(tokens, 4)
-
-
-def test_the_retrieval_cache_reads_a_quantised_cache_in_place_where_none_is_offloaded(shape):
-    """Layers with a window have nothing that could be offloaded."""
-    asked = replace(request("Gemma-3-27B", "cpu", tokens=32768, method="retrieval"), shape=shape, kv="q4")
-    settled = make_plan(asked)
-    assert settled.placed.resident_layers == shape.kv_layers
-    quantised = Passes(asked, settled.placed).retrieval(1)
-    exact = replace(asked, speculation=replace(asked.speculation, retrieval_kv="q4"))
-    assert quantised == Passes(exact, settled.placed).retrieval(1)
 
 
 def test_a_plan_offloads_layers_without_a_window_alone(shape):

@@ -14,14 +14,13 @@ from gguf import GGMLQuantizationType
 
 from offload.api import opened_model
 from offload.api.loader import open_model
-from offload.caches.retrieval_target import RetrievedCache
 from offload.errors import CheckpointError, Degraded
 from offload.kernels.native.ops import NativeOperations
 from offload.loading import weights_digest
 from offload.prompt_cache import fingerprint
 from offload.prompt_cache.fingerprint import TOKENS
 from offload.prompt_cache.folder import PromptFolder
-from offload.settings.config import EngineConfig, Speculation
+from offload.settings.config import EngineConfig
 from tests.support.gguf import write_gguf
 from tests.support.hf_quantization import gptq, write_quantized
 from tests.support.models import ids, make_hf_model, make_tokenizer
@@ -146,14 +145,6 @@ def test_each_fact_alone_changes_the_fingerprint_where_it_changes_bits(changed, 
     if (name, changed.kind) == ("level", "torch"):
         return  # it has no kernel
     assert changed(name, value) is (kind in (changed.kind, "both"))
-
-
-def test_selections_of_other_sizes_have_fingerprints_of_their_own(model_dir):
-    model = engine_on(model_dir, None).model
-    sizes = [(4, 32, 128, 16), (20, 32, 128, 16), (4, 48, 128, 16), (4, 32, 144, 16), (4, 32, 128, 32)]
-    each = [Speculation("ar", approximate="retrieval", sink=s, window=w, budget=b, chunk=c) for s, w, b, c in sizes]
-    caches = [model.new_cache(256), *(RetrievedCache(model.new_cache(256), settings) for settings in each)]
-    assert len({fingerprint.fingerprint(model, cache, 64, "weights") for cache in caches}) == len(caches)
 
 
 def test_a_block_s_key_depends_on_all_blocks_before_it():

@@ -67,9 +67,8 @@ def test_every_part_runs_on_the_cpu_and_the_table_is_printed_last(check, tmp_pat
     assert compared["verification"] == [f"{mode}, {rows} rows" for mode in modes for rows in (1, 8, 22)]
     assert len(compared["quantised linears"]) == 6
     assert not has_triton or compared["quantised KV"] == [
-        "q4, streamed, 1 rows",
-        "q4, resident, 1 rows",
-        "--retrieval-kv q4, 1 rows",
+        "q8, streamed, 1 rows",
+        "q8, resident, 1 rows",
     ]
     assert compared["triforce"] == ["plain decoding", "TriForce", "speed-up"]
     assert compared["experts"] == [f"host, {count} rows" for count in (1, 8)]

@@ -44,8 +44,7 @@ def test_the_variants_are_those_that_are_launched(script, monkeypatch, tokens):
         memory = torch.zeros(1, 1, 9000).byte(), torch.zeros(1, 1).int(), keys, keys
         for plane in (False, True):
             attend_runs(q, memory, state, 3, plane=plane)
-        for kind in ("q4", "q8", "fp8"):
-            attend_groups(q, torch.zeros(1, 1, 9000, dtype=torch.uint8), state, kind, 0, 1, True)
+        attend_groups(q, torch.zeros(1, 1, 9000, dtype=torch.uint8), state, 0, 1, True)
     for _, launched in plain.calls + groups.calls + packed.calls:
         assert launched | {"WIDEN": False} in known
 

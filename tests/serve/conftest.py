@@ -1,16 +1,16 @@
-"""One server for most tests: starting it takes longer than any of them."""
+"""One endpoint for most tests: starting it takes longer than any of them."""
+
+import json
+import shutil
 
 import pytest
 
-from tests.support.serving import connected, openai_client, opened_model, serve_options, serving
+from tests.support.serving import openai_client, opened_model, serve_options, serving
 
 
 @pytest.fixture(scope="package")
 def endless(tiny_model_dir, tmp_path_factory):
     """The tiny model, without an end-of-sequence token: its answers are as long as asked for."""
-    import json
-    import shutil
-
     folder = tmp_path_factory.mktemp("served") / "tiny"
     shutil.copytree(tiny_model_dir, folder)
     config = json.loads((folder / "config.json").read_text())
@@ -36,12 +36,10 @@ def served(opened, loaded):
 
 
 @pytest.fixture(scope="package")
-def api(served):
-    with openai_client(served) as found:
-        yield found
+def client(served):
+    return served.client
 
 
 @pytest.fixture(scope="package")
-def client(served):
-    with connected(served) as found:
-        yield found
+def api(served):
+    return openai_client(served)

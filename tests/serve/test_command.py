@@ -1,24 +1,16 @@
-"""The command line of `triforce serve`: what it refuses before the model is loaded, and a server from start to end."""
+"""The command line of `triforce serve`: what it refuses before the model is loaded, and servers from start to end."""
 
-import os
+import json
+import re
 import signal
-import threading
-import time
+import socket
+import subprocess
+from contextlib import contextmanager
 
 import httpx
 import pytest
 
-from tests.support.command import refused
-from tests.support.rank_pool import free_port
-from tests.support.serving import listener
-
-
-@pytest.fixture
-def handlers():
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
+from tests.support.command import COMMAND, environment, refused
 
 
 @pytest.mark.parametrize(
@@ -37,8 +29,7 @@ def test_what_cannot_work_is_one_error(triforce_here, args, words):
 
 
 def test_a_port_that_is_taken_is_an_error_before_the_model_is_loaded(triforce_here):
-    with listener() as taken:
-        taken.listen()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
         refused(triforce_here("serve", "--port", taken.getsockname()[1]), "cannot listen on 127.0.0.1", "--port 0")
 
 
@@ -47,25 +38,71 @@ def test_a_dry_run_prints_the_plan(triforce_here):
     assert answer.returncode == 0 and "512" in answer.stdout
 
 
-def test_a_server_from_its_start_to_sigterm(triforce_here, handlers):
-    port, key, found = free_port(), "a-key-of-this-test-0123", []
+@contextmanager
+def server(model, home, *options):
+    """Yield a process that listens, and a client of it."""
+    command = [*COMMAND, "serve", "--dtype", "float32", "--threads", "1", "--port", "0", *options]
+    env = environment(home, model)
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, env=env, cwd=home)
+    try:
+        line = process.stderr.readline()
+        found = re.search(rb"http://127\.0\.0\.1:\d+", line)
+        assert found, line
+        with httpx.Client(base_url=found[0].decode(), verify=False, timeout=60) as client:
+            yield process, client
+    finally:
+        process.kill()
+        process.wait(60)
+        process.stderr.close()
 
-    def use():
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", verify=False, timeout=60) as client:
-            while not found:
-                try:
-                    found.append(client.get("/health").status_code)
-                except httpx.ConnectError:
-                    time.sleep(0.02)
-            body = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 3}
-            headers = {"authorization": f"Bearer {key}"}
-            found.append(client.post("/v1/chat/completions", json=body).status_code)
-            found.append(client.post("/v1/chat/completions", json=body, headers=headers).status_code)
-        os.kill(os.getpid(), signal.SIGTERM)
 
-    client = threading.Thread(target=use, daemon=True)
-    client.start()
-    answer = triforce_here("serve", "--port", port, "--context", 512, "-v", env={"TRIFORCE_API_KEY": key})
-    client.join(60)
-    assert (answer.returncode, found) == (0, [200, 401, 200])
-    assert f"http://127.0.0.1:{port}/v1" in answer.stderr and key not in answer.stderr and "Hello" not in answer.stderr
+def texts(response):
+    """Yield the texts of a stream, and its error."""
+    for line in response.iter_lines():
+        if line.startswith("data: {"):
+            event = json.loads(line.removeprefix("data: "))
+            yield event["error"]["message"] if "error" in event else event["choices"][0]["text"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(("drain", "signals"), [(600, 1), (0, 1), (600, 2)], ids=["drained", "cut", "at once"])
+def test_signals_end_the_server(endless, tmp_path, number, drain, signals):
+    body = {
+        "prompt": "Once",
+        "max_tokens": 1900 if drain == 0 or signals == 2 else 100,
+        "temperature": 0,
+        "stream": True,
+    }
+    with server(endless, tmp_path, "--drain", str(drain)) as (process, client):
+        with client.stream("POST", "/v1/completions", json=body) as response:
+            stream = texts(response)
+            found = [next(stream)]
+            process.send_signal(number)
+            if signals == 2:
+                found += [next(stream) for _ in range(20)]  # it goes on
+                process.send_signal(number)
+            try:
+                found += stream
+            except httpx.HTTPError:
+                assert signals == 2
+        assert (process.wait(60), process.stderr.read()) == (0, b"")
+    if drain == 0:
+        assert found[-1] == "the server is shutting down"
+    elif signals == 1:
+        assert len("".join(found)) > 90
+
+
+@pytest.mark.long
+def test_two_ranks_answer_as_one_and_end_with_a_killed_one(endless, tmp_path):
+    psutil = pytest.importorskip("psutil")
+    body = {"prompt": "Once upon a time", "max_tokens": 40, "temperature": 0}
+    (home := tmp_path / "alone").mkdir()
+    with server(endless, home) as (_, client):
+        expected = client.post("/v1/completions", json=body).json()["choices"][0]["text"]
+    with server(endless, tmp_path, "--tensor-parallel", "2") as (process, client):
+        assert client.post("/v1/completions", json=body).json()["choices"][0]["text"] == expected
+        ranks = psutil.Process(process.pid).children()
+        next(each for each in ranks if each.environ().get("RANK") == "1").kill()
+        code, stderr = process.wait(60), process.stderr.read().decode()
+    assert code == 1 and "rank 1 was killed by SIGKILL" in stderr, stderr

@@ -1,20 +1,15 @@
 """Log-probabilities in answers: OpenAI's forms, and the model's own numbers, streamed or not, whatever runs beside."""
 
-import asyncio
 import json
-import weakref
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from offload.events import Finished, Logprobs, ScoredToken, Text
-from offload.settings.config import GenerationConfig, Sampling, Speculation
+from offload.events import Logprobs, ScoredToken
 from tests.support.models import SPECIAL
-from tests.support.serving import connected, opened_model, serve_options, serving
-from triforce_cli.serve.responses import Form, chat_logprobs, completion_logprobs, streamed
-from triforce_cli.serve.sequences import Answer, SequenceSettings
+from tests.support.serving import opened_model, serve_options, serving
+from triforce_cli.serve.responses import chat_logprobs, completion_logprobs
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 PROMPT = "the house of the king, the house of the"
@@ -63,12 +58,12 @@ def assert_are(entries, expected, opened, top):
         assert [each["logprob"] for each in likeliest] == pytest.approx(own, abs=2e-4)
 
 
-@pytest.mark.parametrize("method", ["ar", "triforce", "auto"])
+@pytest.mark.parametrize("method", ["triforce", "auto"])
 @pytest.mark.parametrize("sampling", [{"temperature": 0}, {"temperature": 1.5, "seed": 3, "repetition_penalty": 1.5}])
 def test_a_chats_are_the_models_own_before_temperature(endless, teacher_forced, method, sampling):
     opened = opened_model(endless, method=method, budget=32, chunk=4)
-    with serving(opened, opened.model.load(), serve_options()) as served, connected(served) as client:
-        found = client.post(CHAT, json=ASKED | sampling | {"logprobs": True, "top_logprobs": 4, "n": 2}).json()
+    with serving(opened, opened.model.load(), serve_options()) as served:
+        found = served.client.post(CHAT, json=ASKED | sampling | {"logprobs": True, "top_logprobs": 4, "n": 2}).json()
     prompt = opened.model.tokenizer.chat(PROMPT, None)
     for choice in found["choices"]:
         assert sorted(choice["logprobs"]) == ["content", "refusal"] and choice["logprobs"]["refusal"] is None
@@ -134,20 +129,6 @@ def spelt_in_lists(data):
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
 
-def test_in_a_batch_each_answer_has_its_own(client, teacher_forced, opened):
-    def ask(number):
-        more = {"logprobs": True, "top_logprobs": number} if number else {}
-        body = ASKED | {"messages": [{"role": "user", "content": PROMPT * number}]} | more
-        return client.post(CHAT, json=body).json()["choices"][0]["logprobs"]
-
-    with ThreadPoolExecutor(4) as pool:
-        silent, *found = pool.map(ask, range(4))
-    assert silent is None
-    for number, each in enumerate(found, 1):
-        prompt, entries = opened.model.tokenizer.chat(PROMPT * number, None), each["content"]
-        assert_are(entries, teacher_forced(prompt, ids_of(opened, entries)), opened, number)
-
-
 def test_openais_client_reads_both_forms(api):
     messages = ASKED["messages"]
     more = {"model": "tiny", "max_tokens": 4, "temperature": 0}
@@ -158,55 +139,6 @@ def test_openais_client_reads_both_forms(api):
     stream = api.chat.completions.create(messages=messages, logprobs=True, top_logprobs=1, stream=True, **more)
     scored = [entry for chunk in stream if chunk.choices[0].logprobs for entry in chunk.choices[0].logprobs.content]
     assert [entry.top_logprobs[0].token for entry in scored] == [entry.token for entry in scored]  # it is greedy
-
-
-@pytest.mark.parametrize(
-    ("path", "more", "words"),
-    [
-        (CHAT, {"logprobs": 1}, "give true or false"),
-        (CHAT, {"logprobs": True, "top_logprobs": 21}, "0 to 20"),
-        (CHAT, {"logprobs": True, "top_logprobs": -1}, "0 to 20"),
-        (CHAT, {"logprobs": True, "top_logprobs": 1.0}, "give a whole number"),
-        (CHAT, {"top_logprobs": 1}, 'needs "logprobs": true'),
-        (CHAT, {"logprobs": False, "top_logprobs": 1}, 'needs "logprobs": true'),
-        (COMPLETIONS, {"logprobs": True}, "give a whole number"),
-        (COMPLETIONS, {"logprobs": 6}, "0 to 5"),
-        (COMPLETIONS, {"logprobs": 1, "top_logprobs": 1}, "unknown field 'top_logprobs'"),
-    ],
-)
-def test_what_cannot_be_asked_for_is_refused(client, path, more, words):
-    content = {"messages": ASKED["messages"]} if path == CHAT else {"prompt": "a"}
-    response = client.post(path, json=content | more)
-    assert response.status_code == 400 and words in response.json()["error"]["message"]
-
-
-def test_what_asks_for_none_has_none(client):
-    for path, more in ((CHAT, {"logprobs": False, "top_logprobs": 0}), (COMPLETIONS, {"logprobs": False})):
-        content = {"messages": ASKED["messages"]} if path == CHAT else {"prompt": "a"}
-        found = client.post(path, json=content | more | {"max_tokens": 1}).json()
-        assert found["choices"][0]["logprobs"] is None
-
-
-def test_a_stream_keeps_none_of_what_it_has_sent():
-    """With 20 likely tokens each, those of a long answer take more memory than its keys and values."""
-
-    class Watched(ScoredToken):
-        """One that weak references can watch."""
-
-    async def left():
-        wanted = SequenceSettings([1], Sampling(), GenerationConfig(), Speculation(), logprobs=1)
-        answer, form = Answer([wanted], None), Form(False, "tiny", lambda token: b"a")
-        sent = streamed(answer, form, 1, False, False, pytest.fail)
-        token = Watched(5, 0, Logprobs(-0.5, ((5, -0.5),)))
-        watched = weakref.ref(token)
-        answer.sequences[0].observe(Text("a", (token,)))
-        answer.sequences[0].observe(Finished("length"))
-        del token
-        parts = [part async for part in sent]
-        assert json.loads(parts[0][6:])["choices"][0]["logprobs"]["token_logprobs"] == [-0.5]
-        return watched()
-
-    assert asyncio.run(left()) is None
 
 
 def test_numbers_that_json_has_not_and_tokens_that_are_spelt_alike():

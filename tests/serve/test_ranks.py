@@ -1,4 +1,4 @@
-"""`serve --tensor-parallel`: rank 0 serves and the others follow; here as threads, and as processes with `-m long`."""
+"""`serve --tensor-parallel`: rank 0 serves and the others follow; here as threads."""
 
 import queue
 import signal
@@ -7,8 +7,6 @@ from contextlib import suppress
 from dataclasses import replace
 from types import SimpleNamespace
 
-import httpx
-import psutil
 import pytest
 
 from offload import GenerationConfig, Sampling
@@ -17,11 +15,10 @@ from offload.events import Finished, Tokens
 from offload.loading.tokenizers.tool_calls import FORMATS
 from offload.settings.config import Speculation
 from offload.settings.constraint import Constraint
-from tests.support.server_process import server_process
 from tests.support.waiting import until
 from triforce_cli.commands import serve as serve_command
-from triforce_cli.serve import engine_thread, ranks
 from triforce_cli.serve.engine_thread import EngineThread
+from triforce_cli.serve.errors import ApiError
 from triforce_cli.serve.ranks import Leader, follow
 from triforce_cli.serve.sequences import SequenceSettings, ServedSequence
 
@@ -159,16 +156,8 @@ def test_a_lost_rank_ends_requests_and_the_thread_with_its_error(started):
     started.pair.lose()
     assert done.wait(60) and events[-1].status in (500, 503)
     assert gave_up.wait(60) and isinstance(engine.error, RankLost)
-    until(lambda: not engine.is_ready())
-
-
-def test_the_other_ranks_hear_something_while_nothing_is_asked(started, monkeypatch):
-    monkeypatch.setattr(engine_thread, "IDLE_S", 0.01)
-    for _ in range(2):
-        assert asked(started, settings())[2].wait(60)
-        before = len(started.pair.sent)
-        until(lambda: [ranks._IDLE, None] in started.pair.sent[before:])  # noqa: B023
-    until(lambda: len(started.followed) == 2)
+    with pytest.raises(ApiError):
+        engine.check(1)
 
 
 def test_the_other_ranks_need_no_keys(triforce_here, monkeypatch):
@@ -183,54 +172,3 @@ def test_the_other_ranks_need_no_keys(triforce_here, monkeypatch):
             monkeypatch.setenv(name, value)
         result = triforce_here(*args)
         assert result.returncode == 2 and found in result.stderr
-
-
-# As processes, over gloo ------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def two_ranks(endless, tmp_path):
-    with server_process(endless, tmp_path, "--tensor-parallel", "2") as server:
-        yield server
-
-
-def rank(server, number):
-    return next(
-        each for each in psutil.Process(server.process.pid).children() if each.environ().get("RANK") == str(number)
-    )
-
-
-@pytest.mark.long
-def test_two_ranks_answer_as_one_and_drain_on_sigterm(two_ranks, endless, tmp_path):
-    body = {"prompt": "Once upon a time", "max_tokens": 40, "temperature": 0}
-    (home := tmp_path / "alone").mkdir()
-    with server_process(endless, home) as alone:
-        expected = alone.client.post("/v1/completions", json=body).json()["choices"][0]["text"]
-    assert two_ranks.client.post("/v1/completions", json=body).json()["choices"][0]["text"] == expected
-    with two_ranks.streaming(**body | {"max_tokens": 300}) as texts:
-        found = [next(texts)]
-        two_ranks.process.send_signal(signal.SIGTERM)
-        found += texts
-    assert len("".join(found)) > 250
-    assert two_ranks.ended() == (0, "")
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("number", [0, 1])
-def test_a_killed_rank_ends_the_answer_and_the_server_with_code_1(two_ranks, number):
-    with two_ranks.streaming(prompt="Once", max_tokens=1800, temperature=0) as texts:
-        next(texts)
-        rank(two_ranks, number).kill()
-        last = [*texts][-1:]
-    code, stderr = two_ranks.ended()
-    assert code == 1 and f"rank {number} was killed by SIGKILL" in stderr, stderr
-    assert number == 0 or "rank" in last[0], last
-
-
-@pytest.mark.long
-def test_a_rank_that_dies_while_nothing_is_asked_ends_the_server(two_ranks):
-    rank(two_ranks, 1).kill()
-    code, stderr = two_ranks.ended()
-    assert code == 1 and "rank 1 was killed by SIGKILL" in stderr, stderr
-    with pytest.raises(httpx.HTTPError):
-        two_ranks.client.get("/health")

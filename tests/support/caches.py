@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 
 import pytest
 import torch
@@ -16,7 +15,6 @@ from offload.caches.h2o import H2OCache
 from offload.caches.plane import PlaneCache
 from offload.caches.protocol import KVCache
 from offload.caches.retrieval import CopiedCache
-from offload.caches.retrieval_target import RetrievedCache
 from offload.caches.selection import RecencySelector, Refresh, RetrievalSelector
 from offload.caches.sink import SinkCache
 from offload.caches.streaming_llm import StreamingCache
@@ -42,18 +40,16 @@ PROMPT = [(11 * position) % 249 for position in range(150)]  # in the full cache
 SINK, TAIL, BUDGET = 4, 32, 4 * CHUNK
 BORDERS = (PAGE // 2, 2 * PAGE, 3 * PAGE, 5 * PAGE, 6 * PAGE)  # of blocks and chunks, too: these are 16 tokens
 WINDOW, INFLIGHT = 24, 12  # of the StreamingLLM cache
-APPROXIMATE = {"StreamingLLM for a target": SinkCache, "H2O": H2OCache, "own retrieval": RetrievedCache}
+APPROXIMATE = {"StreamingLLM for a target": SinkCache, "H2O": H2OCache}
 SELECTED = [
     *(f"{which} of {store}" for which in ("retrieval of everything", "recent chunks") for store in SOME_STORES),
     *("block table of everything", "block table of recent chunks", "chunk table of recent chunks"),
-    "quantised block table of everything",
 ]
 CACHES = [*(f"full on {name}" for name in STORES), *SELECTED, *APPROXIMATE, "StreamingLLM"]
 TABLES = {
     "block table": TableCache,
     "chunk table": ChunkTableCache,
     "packed block table": TableCache,
-    "quantised block table": partial(TableCache, kind="q8"),
     "plane": PlaneCache,
 }
 
@@ -139,7 +135,7 @@ def new_subject(name: str, dtype=torch.float32) -> Subject:
         )
     if name in APPROXIMATE:
         full = FullCache(new_store("plain", dtype), rope, CAPACITY)
-        # Room for everything: what is left out is tested in test_evicting and test_retrieved.
+        # Room for everything: what is left out is tested in test_evicting.
         settings = Speculation(method="ar", approximate="h2o", sink=2, window=5, budget=CAPACITY - 70, chunk=CHUNK)
         return Subject(APPROXIMATE[name](full, settings), rope, dtype, [], 0, (1, 40, 3, 20), CAPACITY + 1, "at once")
     if name.startswith("full on "):
@@ -151,7 +147,7 @@ def new_subject(name: str, dtype=torch.float32) -> Subject:
 def _selected(name: str, rope: Rope, dtype: torch.dtype) -> Subject:
     """Make a cache that selects from a full cache of the prompt, and continues as in drafting."""
     table = TABLES.get(name.split(" of ")[0])
-    is_chunks, is_quantised = table is ChunkTableCache, name.startswith("quantised")
+    is_chunks = table is ChunkTableCache
     if table and not is_chunks and native_kernel() is None:
         pytest.skip("there is no native kernel here")
     stores = {ChunkTableCache: "plain", None: name.split(" of ")[-1]}
@@ -159,16 +155,15 @@ def _selected(name: str, rope: Rope, dtype: torch.dtype) -> Subject:
     full = FullCache(new_store(store, dtype), rope, CAPACITY)
     prompt = Subject(full, rope, dtype, [], 0, (), 0, "")
     everything = "everything" in name
-    chunk = 2 * CHUNK if is_quantised else CHUNK
-    selector = (RetrievalSelector if everything else RecencySelector)(SINK, chunk)
+    selector = (RetrievalSelector if everything else RecencySelector)(SINK, CHUNK)
     budget = CAPACITY if everything else BUDGET
-    cache = (table or CopiedCache)(full, selector, Refresh(None), budget, chunk, TAIL)
+    cache = (table or CopiedCache)(full, selector, Refresh(None), budget, CHUNK, TAIL)
     for part in (PROMPT[:100], PROMPT[100:140], PROMPT[140:]):  # the last pass packs a run
         prompt.run(part)
     cache.adopt()
     whole = (len(PROMPT) - 1) // CHUNK  # chunks that end before the newest token
     chunks = None if everything else range(whole - (BUDGET // CHUNK - 1), whole)
-    passes, too_many = (1, 5, 1, 12, 3), TAIL + 2 * chunk + 1
-    rounding = 5e-2 if table is PlaneCache else 2e-2 if is_quantised else 0.0
+    passes, too_many = (1, 5, 1, 12, 3), TAIL + 2 * CHUNK + 1
+    rounding = 5e-2 if table is PlaneCache else 0.0
     limits = passes, too_many, "longer than the tail", None, chunks, rounding
     return Subject(cache, rope, dtype, list(PROMPT), len(PROMPT), *limits)

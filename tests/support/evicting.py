@@ -36,7 +36,7 @@ def rounded(keys: torch.Tensor, values: torch.Tensor, kind: str) -> list[torch.T
     if end <= first:
         return [keys, values]
     groups = (x[first:end].unflatten(0, (-1, GROUP)) for x in (keys, values))
-    both = dequantize_groups(quantize_groups(*groups, kind), keys.shape[1], kind, torch.float32)
+    both = dequantize_groups(quantize_groups(*groups), keys.shape[1], torch.float32)
     pairs = zip((keys, values), both, strict=True)
     return [torch.cat((x[:first], new.flatten(0, 1).double(), x[end:])) for x, new in pairs]
 

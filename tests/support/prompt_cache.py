@@ -24,7 +24,7 @@ from offload.prompt_cache import restore as restoring
 from offload.prompt_cache import writer as saving
 from offload.prompt_cache.folder import PromptFolder
 from offload.prompt_cache.prefill import PromptCache
-from offload.settings.config import EXACT
+from offload.settings.kv_formats import EXACT
 from tests.support.forked import CONTEXT, start_server
 
 CPU = torch.device("cpu")

@@ -1,38 +1,37 @@
-"""A server over a tiny model, in this process: the real application and HTTP server, on a free port of this machine."""
+"""The endpoint over a tiny model, in this process: the real application and engine thread, without sockets."""
 
 import asyncio
-import socket
-import threading
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from urllib.parse import urlsplit
 
-import httpx
+from starlette.applications import Starlette
+from starlette.testclient import TestClient
 
 from offload.engine import Engine
 from triforce_cli.options.command_request import Request
 from triforce_cli.options.settings import resolve
 from triforce_cli.output.terminal import Terminal
 from triforce_cli.run.model_request import ModelRequest, open_request
-from triforce_cli.serve.connections import ConnectionLimits
-from triforce_cli.serve.endpoint import create_app
+from triforce_cli.serve.app import create_app
 from triforce_cli.serve.engine_thread import EngineThread
 from triforce_cli.serve.serve_options import ApiKeys, ServeOptions
-from triforce_cli.serve.server import HttpServer, served_model
+from triforce_cli.serve.server import served_model
 from triforce_cli.serve.server_metrics import ServerMetrics
 
 CONTEXT = 512
+BASE = "http://127.0.0.1:8000"
 
 
 @dataclass
 class Served:
-    """A running server: its URL, and the thread that generates."""
+    """A running endpoint: its application and a client of it, the thread that generates, and errors of its own."""
 
-    url: str
+    app: Starlette
+    client: TestClient
     engine: EngineThread
-    server: HttpServer
     reported: list[Exception] = field(default_factory=list)
 
 
@@ -47,65 +46,38 @@ def serve_options(*keys, **changes) -> ServeOptions:
     return ServeOptions(**usual | changes)
 
 
-def listener() -> socket.socket:
-    found = socket.socket()
-    found.bind(("127.0.0.1", 0))
-    return found
-
-
-def raw_connection(served: Served, data: bytes = b"") -> socket.socket:
-    """Return a connection on which some bytes have been sent."""
-    address = urlsplit(served.url)
-    found = socket.create_connection((address.hostname, address.port), timeout=60)
-    found.sendall(data)
-    return found
-
-
-def until_closed(connection: socket.socket) -> bytes:
-    """Return what is received until the server closes the connection."""
-    return b"".join(iter(lambda: connection.recv(1 << 16), b""))
-
-
-def connected(served: Served, path: str = "") -> httpx.Client:
-    """Return a client; it loads no certificates, which takes longer than a request.
-
-    It closes idle connections before the server does, after 5 seconds: it could be about to use one at that moment.
-    """
-    limits = httpx.Limits(keepalive_expiry=1)
-    return httpx.Client(base_url=f"{served.url}{path}", verify=False, timeout=60, limits=limits)
-
-
 def openai_client(served: Served):
     """Return OpenAI's own client, whose import takes a second."""
     from openai import OpenAI
 
-    client = connected(served, "/v1")
-    return OpenAI(base_url=client.base_url, api_key="none", max_retries=0, timeout=60, http_client=client)
+    return OpenAI(base_url=f"{BASE}/v1", api_key="none", max_retries=0, http_client=served.client)
+
+
+def hang_up(app: Starlette, path: str, body: dict) -> None:
+    """Send a request, and go before its answer has ended; return when the application has noticed."""
+    messages = [{"type": "http.request", "body": json.dumps(body).encode(), "more_body": False}]
+    headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
+    scope = {"type": "http", "method": "POST", "path": path, "query_string": b"", "headers": headers}
+
+    async def receive():
+        return messages.pop() if messages else {"type": "http.disconnect"}
+
+    async def send(message):
+        pass
+
+    asyncio.run(app(scope, receive, send))
 
 
 @contextmanager
-def serving(
-    opened: ModelRequest, engine: Engine, options: ServeOptions, limits: ConnectionLimits | None = None
-) -> Iterator[Served]:
-    """Serve in a thread until the context is left."""
-    metrics = ServerMetrics()
-    reported: list[Exception] = []
+def serving(opened: ModelRequest, engine: Engine, options: ServeOptions) -> Iterator[Served]:
+    """Serve until the context is left."""
+    metrics, reported = ServerMetrics(), []
     thread = EngineThread(engine, options.parallel, options.queue, metrics.ended, reported.append)
     metrics.watch(thread)
-    app, listening, bound = (
-        create_app(served_model(opened, CONTEXT), thread, metrics, options, reported.append, limits),
-        threading.Event(),
-        listener(),
-    )
-    server = HttpServer(app, options.drain, listening.set)
-    url = f"http://127.0.0.1:{bound.getsockname()[1]}"
-    running = threading.Thread(target=lambda: asyncio.run(server.serve([bound])))
+    app = create_app(served_model(opened, CONTEXT), thread, metrics, options, reported.append)
     thread.start()
-    running.start()
     try:
-        assert listening.wait(60)
-        yield Served(url, thread, server, reported)
+        with TestClient(app, BASE, raise_server_exceptions=False) as client:
+            yield Served(app, client, thread, reported)
     finally:
-        server.end()
-        running.join(60)
         assert thread.stop(60)

@@ -19,7 +19,7 @@ from offload.memory.factory import TieredStoreFactory
 from offload.memory.factory import new_store as make_store
 from offload.memory.paged_store import PagedStore, PagePool
 from offload.memory.store import Store
-from offload.settings.config import EXACT
+from offload.settings.kv_formats import EXACT
 from tests.support.models import make_hf_model
 from tests.support.offloading import CPU, SHAPE, make_link, native_kernel, random_delays, settings, staged_link
 
@@ -29,7 +29,7 @@ TIERED = [f"{kind} {mode} {resident} resident" for kind in ("tiered", "native ti
 ON_DISK = ["tiered disk 0 resident", "native tiered disk 1 resident", "tiered staged 0 resident"]
 STORES = ["plain", "blocks", *TIERED, *ON_DISK]
 SOME_STORES = ["plain", "blocks", "tiered hybrid 1 resident", "native tiered hybrid 1 resident"]  # one of each class
-QUANTIZED = ["native q8", "native q8 tiered hybrid 1 resident", "native q4 tiered disk 0 resident"]
+QUANTIZED = ["native q8", "native q8 tiered hybrid 1 resident", "native q8 tiered disk 0 resident"]
 PACKED = "native packed"  # of bf16 alone
 PACKED_TIERS = [
     f"{PACKED} tiered {each}"
@@ -37,7 +37,7 @@ PACKED_TIERS = [
 ]
 ON_GPU = ["q8", "q8 tiered stream 1 resident", "q8 tiered hybrid 0 resident"]  # quantised, by Triton's kernels
 PACKED_ON_GPU = "packed"  # of bf16 alone
-ERRORS = {"q8": 0.06, "q4": 0.8}  # of quantised keys and values, and of attention to them
+ERRORS = {"q8": 0.06}  # of quantised keys and values, and of attention to them
 
 
 @cache

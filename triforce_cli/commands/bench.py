@@ -76,7 +76,7 @@ def bench(
 
     With --quality, the modes that change the answer are compared with the exact one instead: the perplexity of the
     text's last tokens, agreement with exact greedy decoding, and a needle test. A mode is exact,
-    streaming-llm, h2o, retrieval, kv=q8, kv=q4, kv=fp8, quantize=q4 to quantize=q8, or several joined by +; or
+    streaming-llm, h2o, kv=q8, quantize=q4 to quantize=q8, or several joined by +; or
     recompute, which runs the last --budget tokens anew for each token, or dense, which attends to all of a text beyond
     the model's context. Such a text has no exact run: modes that all run there are measured without it.
 

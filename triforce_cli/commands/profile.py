@@ -90,7 +90,7 @@ def profile(
 
       triforce profile --gpu 4090 --model Llama-3.1-8B --quantize q4
 
-      triforce profile --gpu cpu --model Llama-3.1-8B --kv q4
+      triforce profile --gpu cpu --model Llama-3.1-8B --kv q8
 
       triforce profile --gpu a100 --model Llama-3.1-8B --context 8K --batch 1,4,16
 

@@ -16,7 +16,7 @@ from ..options.command_request import check_flags, parse_output_options, parse_r
 from ..options.declarations import AUTO, parse_parallel
 from ..output.progress import ProgressDisplay
 from ..serve import serve_options as defaults
-from ..serve.serve_options import exposure, read_keys
+from ..serve.serve_options import read_keys
 
 
 def _option(help: str, metavar: str | None, usual: object = None, *names: str, **more: Any) -> Any:
@@ -85,8 +85,6 @@ def serve(
     )
     defaults.check_installed()
     terminal, output = ctx.obj.terminal, parse_output_options(ctx)
-    if api_key_file is not None and (warning := exposure(api_key_file)):
-        terminal.warn(warning)
     request, code = start_or_join_ranks(parse_request(ctx), terminal, grace=drain + GRACE)
     if code is not None:
         return code

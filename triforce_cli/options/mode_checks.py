@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from offload.errors import Degraded, SettingsError
 from offload.settings.config import Placement, Speculation
 from offload.settings.kv_formats import LOSSY_KV
-from offload.settings.method_sizes import MOST_CHUNKS, forgets, forgetting_capacity, rounded_flag
+from offload.settings.method_sizes import MOST_CHUNKS, forgets, forgetting_capacity
 from offload.settings.methods import APPROXIMATIONS
 from offload.units import counted
 
@@ -152,15 +152,6 @@ def check_layers(placement: Placement, shape: Dimensions, has_one_memory: bool) 
     if asked is not None and asked > layers:
         wrong = f"--resident-layers is {asked:,}, and {layers} layers of this model have a KV cache of all tokens"
         raise SettingsError(wrong, f"use {layers} or fewer, or leave it out for as many as fit")
-
-
-def refuse_unread_format(settings: Settings) -> None:
-    """Raise SettingsError for a format in which keys and values over a CPU's tiers would be copied."""
-    if name := rounded_flag(settings.speculation):
-        for flag in _given({"link": settings.placement.link_gb_s, "disk": settings.placement.disk}):
-            raise SettingsError(
-                f"{name} is for keys and values in memory, and {flag} offloads them", "leave one of the two out"
-            )
 
 
 def check_folder(folder: Path) -> None:

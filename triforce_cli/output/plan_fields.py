@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from offload.settings.config import EXACT, Speculation
+from offload.settings.config import Speculation
+from offload.settings.kv_formats import EXACT
 from offload.settings.placement_settings import PLANES
 from offload.units import GIB
 
@@ -38,7 +39,6 @@ _SPECULATION = (
     "draft",
     "budget",
     "chunk",
-    "retrieval_kv",
     "gamma1",
     "gamma2",
     "middle",

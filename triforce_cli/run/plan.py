@@ -29,7 +29,7 @@ from offload.settings.placement_settings import COPIED_ROWS, PLANES
 from offload.system.machine import free_host_memory, free_memory, usable_cores
 
 from ..distributed.launch import ranks_to_start
-from ..options.mode_checks import check_layers, check_tiers, expert_flags, free_on_disk, refuse_unread_format
+from ..options.mode_checks import check_layers, check_tiers, expert_flags, free_on_disk
 from ..options.settings import NO_PROFILE, Settings, gpu_names
 from ..output.plan_report import suggestions_text
 from ..output.plan_text import PlanReport
@@ -60,8 +60,6 @@ def plan_request(
     check_layers(settings.placement, shape, hardware.shared and settings.placement.link_gb_s is None)
     level, kv = settings.engine.quantize, settings.engine.kv
     check_middle(kv, settings.speculation, hardware.device)
-    if hardware.shared:
-        refuse_unread_format(settings)
     in_bf16 = settings.engine.dtype in ("auto", "bfloat16") and hardware.dtype == "bf16"
     for option, value in {"--quantize": level, "--kv": kv if KV_FORMATS[kv].is_packed else None}.items():
         if value is not None and not in_bf16:
@@ -159,8 +157,6 @@ def _layers_on_device(tiers: TierSettings) -> tuple[float, float, int, int]:
 def _plan_own_tiers(model: OpenModel, settings: Settings, tokens: int, terminal: Terminal) -> TierSettings | None:
     placement = settings.placement
     check_tiers(model, placement)
-    if model.device.type == "cpu":
-        refuse_unread_format(settings)
     if (lossy := settings.speculation.approximate) is not None:  # its keys and values stay on the device
         for flag in expert_flags(placement):
             raise SettingsError(f"{flag} and --approximate {lossy} cannot be used together", "leave one of the two out")

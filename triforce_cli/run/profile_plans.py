@@ -25,8 +25,8 @@ from offload.loading.hub.download import (
 from offload.loading.hub.registry import HUB_MODELS, draft_error
 from offload.planning.plan import Plan, make_plan
 from offload.planning.suggestions import Suggestion
-from offload.settings.config import DEFAULT_MODEL, EXACT
-from offload.settings.kv_formats import KV_FORMATS
+from offload.settings.config import DEFAULT_MODEL
+from offload.settings.kv_formats import EXACT, KV_FORMATS
 from offload.system.machine import free_host_memory, usable_cores
 from offload.units import counted
 

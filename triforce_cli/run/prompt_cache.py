@@ -16,7 +16,7 @@ from offload.errors import Degraded
 from offload.prompt_cache.entries import Entry
 from offload.prompt_cache.fingerprint import LEAST
 from offload.prompt_cache.folder import PromptFolder
-from offload.settings.config import EXACT
+from offload.settings.kv_formats import EXACT
 from offload.system.machine import default_home
 from offload.units import counted, size_text
 

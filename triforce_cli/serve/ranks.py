@@ -35,7 +35,7 @@ class Leader:
 
     def add(self, sequence: ServedSequence, request: BatchRequest) -> BatchRequest:
         """Add a sequence to the batch; return its request, whose cancellation all ranks notice before one pass."""
-        self._group.broadcast([_SEQUENCE, _packed(sequence.settings)])
+        self._group.broadcast([_SEQUENCE, asdict(sequence.settings)])
         return replace(request, is_cancelled=lambda: self._group.agree([float(sequence.is_cancelled)])[0] > 0)
 
     def end(self) -> None:
@@ -67,24 +67,18 @@ def _sequences(group: Group, tokenizer: Tokenizer) -> Iterator[BatchRequest]:
         if kind == _END:
             return
         if kind == _SEQUENCE:
-            sequence = ServedSequence(_unpacked(settings), tokenizer, lambda index, event: None)
-            yield replace(sequence.request(0), is_cancelled=lambda: group.agree([0.0])[0] > 0)
+            request = ServedSequence(unpacked(settings), tokenizer).request(0)
+            yield replace(request, is_cancelled=lambda: group.agree([0.0])[0] > 0)
 
 
-def _packed(settings: SequenceSettings) -> dict[str, Any]:
-    return asdict(settings)
-
-
-def _unpacked(fields: dict[str, Any]) -> SequenceSettings:
-    """Return the settings of `_packed`, which have been JSON."""
+def unpacked(fields: dict[str, Any]) -> SequenceSettings:
+    """Return settings whose fields, by `asdict`, have been JSON."""
     sampling, config, calls = fields["sampling"], fields["config"], fields["calls"]
     constraint = sampling["constraint"] and Constraint(**sampling["constraint"])
-    return SequenceSettings(
-        **fields
-        | {
-            "sampling": Sampling(**sampling | {"constraint": constraint}),
-            "config": GenerationConfig(**config | {"stop": tuple(config["stop"])}),
-            "speculation": Speculation(**fields["speculation"]),
-            "calls": calls and ToolFormat(**calls | {"marks": tuple(calls["marks"])}),
-        }
-    )
+    changed = {
+        "sampling": Sampling(**sampling | {"constraint": constraint}),
+        "config": GenerationConfig(**config | {"stop": tuple(config["stop"])}),
+        "speculation": Speculation(**fields["speculation"]),
+        "calls": calls and ToolFormat(**calls | {"marks": tuple(calls["marks"])}),
+    }
+    return SequenceSettings(**fields | changed)

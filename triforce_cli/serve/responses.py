@@ -8,17 +8,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from offload.events import DraftPrefilled, Event, Finished, Prefilled, ScoredToken, Text, Thought
-from offload.level_metrics import acceptance, tokens_per_verification
 from offload.metrics import Meter
 
-from .api_errors import ApiError, api_error, event_text
-from .sequences import Answer, ServedSequence
-from .tools import CallDeltas, are_whole, whole_message
+from .errors import ApiError, api_error, event_text
+from .sequences import Answer
+from .tools import CallDeltas
 
-_CALLED = "tool_calls"
 _REASONS = {"eos": "stop", "stop": "stop", "length": "length"}
-_THOUGHT = "reasoning_content"
-_DONE = "data: [DONE]\n\n"
+_LEAST = -9999.0  # for a probability of 0: JSON has no infinity
 TokenBytes = Callable[[int], bytes]
 
 
@@ -42,129 +39,117 @@ class Form:
         head = {"id": prefix + self.id, "object": kind, "created": self.created, "model": self.model}
         return head | {"choices": choices} | more
 
-    def choice(self, sequence: ServedSequence, tokens: Sequence[ScoredToken]) -> dict[str, Any]:
-        """Return a whole choice: of a reasoning model, with what it has thought apart from the answer, as in vLLM.
+    def choice(self, index: int, content: dict[str, Any], tokens: Sequence[ScoredToken], reason: str | None) -> Any:
+        """Return a choice, or a part of one. `tokens` are those of its text, if their log-probabilities are wanted."""
+        logprobs = None
+        if self.token_bytes is not None and (tokens or "delta" not in content):
+            logprobs = (chat_logprobs if self.is_chat else completion_logprobs)(tokens, self.token_bytes)
+        return {"index": index} | content | {"logprobs": logprobs, "finish_reason": reason}
 
-        `tokens` are those of the answer, if their log-probabilities are wanted.
-        """
-        meter = sequence.meter
-        content: dict[str, Any] = {"text": meter.text}
-        reason = _REASONS[meter.finish_reason or "length"]
-        if self.is_chat:
-            thought = {_THOUGHT: "".join(meter.thoughts)} if meter.thoughts else {}
-            form = sequence.settings.calls
-            message = {"content": meter.text} if form is None else whole_message(meter.text, form)
-            content = {"message": {"role": "assistant", "refusal": None} | message | thought}
-            reason = _CALLED if reason == "stop" and are_whole(message.get("tool_calls", ())) else reason
-        end = {"logprobs": self.logprobs(tokens), "finish_reason": reason}
-        return {"index": sequence.index} | content | end
 
-    def logprobs(self, tokens: Sequence[ScoredToken]) -> dict[str, Any] | None:
-        """Return the log-probabilities of tokens, None if they are not wanted."""
-        if self.token_bytes is None:
-            return None
-        return (chat_logprobs if self.is_chat else completion_logprobs)(tokens, self.token_bytes)
+class Choice:
+    """One answer of a request, as its events come: parts of it, and at the end the whole."""
 
-    def delta(
-        self, index: int, text: str = "", tokens: Sequence[ScoredToken] = (), reason: str | None = None, **more: Any
+    def __init__(self, index: int, form: Form, calls: CallDeltas | None) -> None:
+        self._index, self._form, self._calls = index, form, calls
+        self._text, self._thought, self._tokens, self._reason = "", "", list[ScoredToken](), "length"
+
+    def parts(self, event: Event) -> Iterator[dict[str, Any]]:
+        """Yield what an event adds, as choices of chunks: one call's fragment in each."""
+        if isinstance(event, Thought) and event.text:
+            self._thought += event.text
+            yield self._part({"reasoning_content": event.text})
+        elif isinstance(event, Text):
+            text, calls = (event.text, []) if self._calls is None else self._calls.feed(event.text)
+            yield from self._texts(text, event.tokens)
+            for call in calls:
+                yield self._part({"tool_calls": [call]})
+        elif isinstance(event, Finished):
+            yield from self._texts("" if self._calls is None else self._calls.flush())
+            is_call = self._calls is not None and self._calls.are_whole
+            self._reason = "tool_calls" if is_call and event.reason != "length" else _REASONS[event.reason]
+            yield self._part({}, reason=self._reason)
+
+    def _texts(self, text: str, tokens: Sequence[ScoredToken] = ()) -> Iterator[dict[str, Any]]:
+        self._text += text
+        self._tokens += tokens
+        if text or tokens:
+            yield self._part({"content": text}, tokens)
+
+    def begin(self) -> dict[str, Any]:
+        return self._part({"role": "assistant", "content": ""})
+
+    def _part(
+        self, delta: dict[str, Any], tokens: Sequence[ScoredToken] = (), reason: str | None = None
     ) -> dict[str, Any]:
-        """Return a part of a choice: some text with its tokens, or the reason that it has ended; `more` of a chat's."""
-        content: dict[str, Any] = {"text": text}
-        if self.is_chat:
-            content = {"delta": more | ({"content": text} if text or tokens or "role" in more else {})}
-        end = {"logprobs": self.logprobs(tokens) if tokens else None, "finish_reason": reason}
-        return {"index": index} | content | end
+        content = {"delta": delta} if self._form.is_chat else {"text": delta.get("content", "")}
+        part = self._form.choice(self._index, content, tokens, reason)
+        return part if tokens else part | {"logprobs": None}
+
+    def whole(self) -> dict[str, Any]:
+        """Return the whole choice: of a reasoning model, with what it has thought apart from the answer, as in vLLM."""
+        if not self._form.is_chat:
+            return self._form.choice(self._index, {"text": self._text}, self._tokens, self._reason)
+        message: dict[str, Any] = {"role": "assistant", "content": self._text, "refusal": None}
+        if self._calls is not None and self._calls.calls:
+            message |= {"content": self._text.strip() or None, "tool_calls": self._calls.calls}
+        if self._thought:
+            message["reasoning_content"] = self._thought
+        return self._form.choice(self._index, {"message": message}, self._tokens, self._reason)
 
 
-def usage(meters: Sequence[Meter], choices: int) -> dict[str, Any]:
+def _choices(answer: Answer, form: Form) -> list[Choice]:
+    calls = [each.settings.calls for each in answer.sequences]
+    return [Choice(index, form, each and CallDeltas(each)) for index, each in enumerate(calls)]
+
+
+def _usage(answer: Answer, choices: int) -> dict[str, Any]:
     """Return the tokens of a request; a prompt counts once, however many choices it has."""
+    meters: list[Meter] = [each.meter for each in answer.sequences]
     prompts, new = sum(meter.prompt_tokens for meter in meters[::choices]), sum(meter.new_tokens for meter in meters)
     cached = sum(min(meter.cached_tokens, meter.prompt_tokens) for meter in meters[::choices])
     counts = {"prompt_tokens": prompts, "completion_tokens": new, "total_tokens": prompts + new}
     return counts | {"prompt_tokens_details": {"cached_tokens": cached}}
 
 
-def statistics(meter: Meter) -> dict[str, Any]:
-    """Return how a sequence has been decoded so far: acceptance rates by "drafter -> verifier", tokens a second."""
-    return {
-        "acceptance": acceptance(meter.levels),
-        "tokens_per_verification": tokens_per_verification(meter.levels),
-        "tokens_per_s": meter.tokens_per_s,
-        "new_tokens": meter.new_tokens,
-    }
-
-
 async def whole(answer: Answer, form: Form, choices: int) -> dict[str, Any]:
     """Return the response when all sequences have ended. Raises their errors."""
-    tokens: list[list[ScoredToken]] = [[] for _ in answer.sequences]
+    found = _choices(answer, form)
     async for index, event in answer.events():
-        if isinstance(event, Text):
-            tokens[index] += event.tokens
-    meters = [sequence.meter for sequence in answer.sequences]
-    found = [form.choice(*each) for each in zip(answer.sequences, tokens, strict=True)]
-    return form.response(found, usage=usage(meters, choices), statistics=[statistics(meter) for meter in meters])
+        for _ in found[index].parts(event):
+            pass
+    return form.response([each.whole() for each in found], usage=_usage(answer, choices))
 
 
 async def streamed(
-    answer: Answer,
-    form: Form,
-    choices: int,
-    with_usage: bool,
-    with_statistics: bool,
-    report: Callable[[Exception], None],
+    answer: Answer, form: Form, choices: int, with_usage: bool, report: Callable[[Exception], None]
 ) -> AsyncIterator[str]:
     """Yield the server-sent events of a response. An error is the last one, as an error object.
 
     `report` is called with an error that the client is not told.
-
     Comments tell how much of the prompt has been read: they keep connections alive, and clients ignore them.
     """
+    found, more = _choices(answer, form), {"usage": None} if with_usage else {}
 
-    def chunk(index: int, **delta: Any) -> str:
-        beside = {"statistics": statistics(answer.sequences[index].meter)} if with_statistics else {}
-        return event_text(form.response([form.delta(index, **delta)], chunk=True, **beside))
+    def chunk(part: dict[str, Any]) -> str:
+        return event_text(form.response([part], chunk=True, **more))
 
-    forms = [each.settings.calls for each in answer.sequences]
-    calls = [None if form is None else CallDeltas(form) for form in forms]
-    if form.is_chat:
-        for index in range(len(answer.sequences)):
-            yield chunk(index, role="assistant")
+    for choice in found if form.is_chat else []:
+        yield chunk(choice.begin())
     try:
         async for index, event in answer.events():
             if isinstance(event, Prefilled | DraftPrefilled):
                 yield f": prefill {index} {event.done} {event.total}\n\n"
-            for delta in _deltas(event, calls[index]):
-                yield chunk(index, **delta)
+            for part in found[index].parts(event):
+                yield chunk(part)
+        if with_usage:
+            yield event_text(form.response([], chunk=True, usage=_usage(answer, choices)))
     except Exception as error:
         if not isinstance(error, ApiError):
             report(error)
         yield event_text(api_error(error).body())
         return
-    if with_usage:
-        yield event_text(form.response([], chunk=True, usage=usage([each.meter for each in answer.sequences], choices)))
-    yield _DONE
-
-
-def _deltas(event: Event, calls: CallDeltas | None) -> Iterator[dict[str, Any]]:
-    """Yield the arguments of `Form.delta` for each part of a choice in an event; `calls` reads calls of tools."""
-    if isinstance(event, Thought) and event.text:
-        yield {_THOUGHT: event.text}
-    elif isinstance(event, Text) and calls is not None:
-        text, found = calls.feed(event.text)
-        if text or found:
-            yield {"text": text} | ({"tool_calls": found} if found else {})
-    elif isinstance(event, Text):
-        yield {"text": event.text, "tokens": event.tokens}
-    elif isinstance(event, Finished):
-        if calls is not None and (rest := calls.flush()):
-            yield {"text": rest}
-        reason = _REASONS[event.reason]
-        called = calls is not None and reason == "stop" and are_whole(calls.calls)
-        yield {"reason": _CALLED if called else reason}
-
-
-LEAST = -9999.0  # for a probability of 0: JSON has no infinity
-_NOT_TEXT = "bytes:"  # before the bytes of a token that is no text, in a completion
+    yield "data: [DONE]\n\n"
 
 
 def chat_logprobs(tokens: Sequence[ScoredToken], token_bytes: TokenBytes) -> dict[str, Any]:
@@ -188,7 +173,7 @@ def completion_logprobs(tokens: Sequence[ScoredToken], token_bytes: TokenBytes) 
     """
 
     def spelt(token: int) -> str:
-        return token_text(token_bytes(token), _NOT_TEXT)
+        return token_text(token_bytes(token), "bytes:")
 
     def likeliest(each: ScoredToken) -> dict[str, float]:
         found: dict[str, float] = {}
@@ -213,4 +198,4 @@ def token_text(data: bytes, prefix: str = "") -> str:
 
 
 def _finite(logprob: float) -> float:
-    return logprob if math.isfinite(logprob) else LEAST
+    return logprob if math.isfinite(logprob) else _LEAST

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
 from offload.batching.batch import BatchEvent, Cancelled, Failed
 from offload.batching.request import BatchRequest, Events
-from offload.errors import PromptError, UsageError
+from offload.errors import PromptError, SettingsError, UsageError
 from offload.events import DraftPrefilled, Event, Finished, Prefilled, Text, Thought
 from offload.loading.prompt_checks import check_prompt
 from offload.loading.tokenizers.text_stream import TextLayer, stream_text
@@ -20,11 +21,8 @@ from offload.metrics import Meter
 from offload.settings.config import GenerationConfig, Sampling, Speculation
 
 from ..run.model_request import ModelRequest
-from .api_errors import ApiError, api_error
-from .api_request import ApiRequest, Prompt
-from .tools import check_schema
-
-_TOO_LONG = "context_length_exceeded"
+from .errors import ApiError, api_error
+from .request import ApiRequest
 
 
 class PromptEncoder:
@@ -33,8 +31,6 @@ class PromptEncoder:
     def __init__(self, opened: ModelRequest, context: int) -> None:
         """`context` is the most tokens of a prompt and its answer."""
         self._opened, self._context = opened, context
-        # No token stands for more text than its own name has: what is longer need not be encoded to be refused.
-        self._most_characters = context * max(map(len, opened.model.tokenizer.vocabulary))
 
     def sequences(self, wanted: ApiRequest, scope: str) -> list[SequenceSettings]:
         """Return what is to be generated, prompt by prompt, each as often as there are choices. Raises ApiError.
@@ -42,103 +38,68 @@ class PromptEncoder:
         Choice i of a request with a seed has the seed plus i, so the first is that of the command line.
         """
         opened = self._overridden(wanted)
-        settings = opened.settings
-        first = settings.generation.seed
-        assert first is not None, "the request, the command, or a draw gives one"
+        settings, is_chat = opened.settings, wanted.messages is not None
+        calls = None if wanted.tools is None else wanted.tools.form(opened.model.tokenizer)
+        more = scope, is_chat, wanted.logprobs, calls
         found = []
         for ids in self._encoded(wanted):
-            try:
-                check_prompt(self._opened.model.checkpoint.shape, ids, 0)
-            except PromptError as error:
-                raise ApiError(400, error.message, param="prompt") from None
             new = self._new_tokens(len(ids), wanted, settings.generation.max_new_tokens)
             for choice in range(wanted.choices):
-                config = replace(settings.generation, seed=(first + choice) % 2**63, max_new_tokens=new)
-                is_chat = wanted.messages is not None
-                calls = None if wanted.tools is None else wanted.tools.form(opened.model.tokenizer)
-                more = scope, is_chat, wanted.logprobs, calls
+                seed = (settings.generation.seed + choice) % 2**63
+                config = replace(settings.generation, seed=seed, max_new_tokens=new)
                 found.append(SequenceSettings(ids, opened.sampling, config, settings.speculation, *more))
         return found
 
     def _overridden(self, wanted: ApiRequest) -> ModelRequest:
         """Return the request of one with options of its own. Raises ApiError, before its prompt is encoded."""
-        raw, options, check = wanted.messages is None, dict(wanted.options), self._opened.model.constraints.check
-        if "constraint" in options:
-            check_schema(check, options["constraint"], "response_format")
+        options, field = dict(wanted.options), "response_format"
         if wanted.tools is not None:
-            wanted.tools.check(check)
-            options["constraint"] = wanted.tools.constraint(self._opened.model.tokenizer)
-            check_schema(check, options["constraint"], "tools")  # compiled here, not in the engine's thread
+            field, options["constraint"] = "tools", wanted.tools.constraint(self._opened.model.tokenizer)
         try:
-            return self._opened.overridden(options, partial(secrets.randbits, 32), raw=raw)
+            if "constraint" in options:  # compiled here, not in the engine's thread
+                self._opened.model.constraints.check(options["constraint"])
+        except SettingsError as error:
+            raise ApiError(400, f"{error.message.replace('--grammar', field)}; {error.hint}", param=field) from None
+        try:
+            return self._opened.overridden(options, partial(secrets.randbits, 32), raw=wanted.messages is None)
         except UsageError as error:
             raise ApiError(400, error.message) from None
 
-    def count_tokens(self, text: str) -> int:
-        """Return the tokens of a text, which a prompt and an answer to it can still be around. Raises ApiError."""
-        tokens = None if len(text) > self._most_characters else len(self._opened.model.tokenizer.encode(text, False))
-        if tokens is None or tokens >= self._context:
-            found = f"{len(text):,} characters" if tokens is None else f"{tokens:,} tokens"
-            message = f"the document has {found}; with a question and its answer it may have {self._context:,} tokens"
-            raise ApiError(400, message, _TOO_LONG)
-        return tokens
-
     def _encoded(self, wanted: ApiRequest) -> list[list[int]]:
-        self._check_lengths(wanted)
-        if wanted.messages is None:
-            return [self._ids(prompt) for prompt in wanted.prompts]
-        tokenizer = self._opened.model.tokenizer
-        if not tokenizer.has_chat_template:
-            raise ApiError(400, "this model has no chat template: use /v1/completions", param="messages")
+        tokenizer, field = self._opened.model.tokenizer, "prompt" if wanted.messages is None else "messages"
         try:
-            tools = None if wanted.tools is None else wanted.tools.given
-            return [tokenizer.chat_turns(wanted.messages, think=self._think(wanted), tools=tools)]
+            if wanted.messages is None:
+                found = [tokenizer.encode(each, True) if isinstance(each, str) else each for each in wanted.prompts]
+            elif not tokenizer.has_chat_template:
+                raise ApiError(400, "this model has no chat template: use /v1/completions", param=field)
+            else:
+                think = self._opened.think if wanted.think is None else wanted.think
+                tools = None if wanted.tools is None else wanted.tools.given
+                found = [tokenizer.chat_turns(wanted.messages, think=think, tools=tools)]
+            for ids in found:
+                check_prompt(self._opened.model.checkpoint.shape, ids, 0)
         except PromptError as error:  # its hint is for the command line
-            raise ApiError(400, error.message, param="messages") from None
-
-    def _check_lengths(self, wanted: ApiRequest) -> None:
-        """Raise ApiError for a prompt that cannot fit into the context, before the time to encode it is spent."""
-        lengths = [len(each) for each in wanted.prompts if isinstance(each, str)]
-        lengths.append(sum(len(each.content) for each in wanted.messages or ()))
-        ids = max((len(each) for each in wanted.prompts if not isinstance(each, str)), default=0)
-        if ids < self._context and max(lengths) <= self._most_characters:
-            return
-        raise self._too_long(wanted, f"{ids:,} tokens" if ids >= self._context else f"{max(lengths):,} characters")
-
-    def _too_long(self, wanted: ApiRequest, found: str) -> ApiError:
-        message = f"the prompt has {found}; with the answer it may have {self._context:,} tokens"
-        return ApiError(400, message, _TOO_LONG, wanted.content)
-
-    def _think(self, wanted: ApiRequest) -> bool | None:
-        """Return whether a reasoning model is to think, as the request says, else the command; None: its default."""
-        usual = {"on": True, "off": False}.get(self._opened.request.think)
-        return usual if wanted.think is None else wanted.think
-
-    def _ids(self, prompt: Prompt) -> list[int]:
-        if not isinstance(prompt, str):
-            return prompt
-        return self._opened.model.tokenizer.encode(prompt, True)
+            raise ApiError(400, error.message, param=field) from None
+        return found
 
     def _new_tokens(self, length: int, wanted: ApiRequest, most: int) -> int:
         """Return how many tokens may follow: what was asked for, or what is left where the request does not say."""
-        left = self._context - length
+        left, code = self._context - length, "context_length_exceeded"
         if left < 1:
-            raise self._too_long(wanted, f"{length:,} tokens")
+            message = f"the prompt has {length:,} tokens; with the answer it may have {self._context:,} tokens"
+            raise ApiError(400, message, code, "prompt" if wanted.messages is None else "messages")
         if most > left and "max_new_tokens" in wanted.options:
             message = f"max_tokens is {most:,} and the prompt has {length:,} tokens; both together may have "
-            raise ApiError(400, f"{message}{self._context:,}", _TOO_LONG, "max_tokens")
+            raise ApiError(400, f"{message}{self._context:,}", code, "max_tokens")
         return min(most, left)
-
-
-_SENT = (Prefilled, DraftPrefilled, Thought, Text, Finished)  # events that a client may see
 
 
 @dataclass(frozen=True, slots=True)
 class SequenceSettings:
     """What one sequence is to do: its prompt's `ids`, and the settings as of a BatchRequest.
 
-    `scope` separates caches, and `logprobs` are wanted, as in BatchRequest. Thinking is told from the answer after
-    prompts in the chat template, `is_chat`.
+    Thinking is told from the answer after prompts in the chat template, `is_chat`; `calls` is how calls of tools are
+    written, if the request has tools.
     """
 
     ids: list[int]
@@ -148,7 +109,7 @@ class SequenceSettings:
     scope: str = ""
     is_chat: bool = False
     logprobs: int | None = None
-    calls: ToolFormat | None = None  # how calls of tools are written, if the request has tools
+    calls: ToolFormat | None = None
 
 
 class ServedSequence:
@@ -158,13 +119,12 @@ class ServedSequence:
         self,
         settings: SequenceSettings,
         tokenizer: Tokenizer,
-        post: Callable[[int, Event | Exception], None],
+        post: Callable[[int, Event | Exception], None] = lambda index, event: None,
         index: int = 0,
     ) -> None:
         """The `tokenizer` is used in the engine's thread."""
         self.settings, self.index = settings, index
         self.meter = Meter(len(settings.ids))
-        self.begun = 0.0  # when it left the queue, by time.monotonic
         self.is_cancelled = False  # set by any thread
         self._tokenizer, self._post = tokenizer, post
 
@@ -181,12 +141,10 @@ class ServedSequence:
         """Measure an event, and post what a client may see of it."""
         if isinstance(event, Failed):
             self.fail(event.error)
-            return
-        if isinstance(event, Cancelled):
-            return
-        self.meter.observe(event)
-        if isinstance(event, _SENT):
-            self._post(self.index, event)
+        elif not isinstance(event, Cancelled):
+            self.meter.observe(event)
+            if isinstance(event, Prefilled | DraftPrefilled | Thought | Text | Finished):
+                self._post(self.index, event)
 
     def fail(self, error: Exception) -> None:
         """Post an error, the last event, as what the client is told of it."""
@@ -217,7 +175,5 @@ class Answer:
             yield index, event
 
     def _post(self, index: int, event: Event | Exception) -> None:
-        try:
+        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
             self._loop.call_soon_threadsafe(self._queue.put_nowait, (index, event))
-        except RuntimeError:  # the loop is closed: nobody waits any more
-            pass

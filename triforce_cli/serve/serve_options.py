@@ -3,9 +3,6 @@
 import hashlib
 import hmac
 import ipaddress
-import os
-import shlex
-import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -16,15 +13,13 @@ from offload.errors import SettingsError, TriforceError
 
 ENVIRONMENT = "TRIFORCE_API_KEY"
 SHORTEST = 16  # characters: shorter keys can be guessed
-_LARGEST = 1 << 20  # bytes of a file of keys
 
 
 class ApiKeys:
     """The keys that requests may have; without any, a request needs none."""
 
     def __init__(self, keys: Sequence[str] = ()) -> None:
-        # Digests have equal lengths: a comparison does not reveal the length of a key.
-        self._digests = [_digest(key) for key in keys]
+        self._digests = [_digest(key) for key in keys]  # of equal lengths: to compare them reveals no key's length
 
     def __bool__(self) -> bool:
         return bool(self._digests)
@@ -32,10 +27,8 @@ class ApiKeys:
     def scope(self, given: str) -> str | None:
         """Return a name for the key that was given, which does not reveal it; None if it is not one of the keys."""
         digest = _digest(given)
-        is_known = False
-        for known in self._digests:  # all of them, whichever fits
-            is_known |= hmac.compare_digest(digest, known)
-        return hashlib.sha256(digest).hexdigest() if is_known else None
+        are_equal = [hmac.compare_digest(digest, known) for known in self._digests]
+        return hashlib.sha256(digest).hexdigest() if any(are_equal) else None
 
 
 def _digest(key: str) -> bytes:
@@ -53,26 +46,12 @@ def read_keys(path: Path | None, environ: Mapping[str, str]) -> ApiKeys:
     return ApiKeys(keys)
 
 
-def exposure(path: Path) -> str:
-    """Return a warning if other users may read a file of keys, or nothing."""
-    mode = path.stat().st_mode
-    if os.name != "posix" or not stat.S_ISREG(mode) or not mode & (stat.S_IRGRP | stat.S_IROTH):
-        return ""
-    return f"other users may read --api-key-file {path}: chmod 600 {shlex.quote(str(path))}"
-
-
 def _keys_of(path: Path) -> list[str]:
     try:
-        with open(path, "rb") as file:
-            data = file.read(_LARGEST + 1)
-        if len(data) > _LARGEST:  # a part of it would be other keys
-            raise SettingsError(f"--api-key-file {path} is larger than 1 MiB", "name a file with one key a line")
-        text = data.decode("ascii")
-    except OSError as error:
-        raise SettingsError(f"--api-key-file {path}: {error.strerror}", "name a file with one key a line") from None
-    except UnicodeDecodeError:
-        raise SettingsError(f"--api-key-file {path} is not ASCII text", "write one key a line") from None
-    lines = [line.strip() for line in text.splitlines()]
+        lines = [line.strip() for line in path.read_text("ascii").splitlines()]
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not ASCII text"
+        raise SettingsError(f"--api-key-file {path}: {reason}", "name a file with one key a line") from None
     keys = [_checked(line, str(path)) for line in lines if line and not line.startswith("#")]
     if not keys:
         raise SettingsError(f"--api-key-file {path} has no key", "openssl rand -hex 32 makes one")
@@ -163,9 +142,9 @@ def _check_origin(origin: str, has_keys: bool) -> None:
         raise SettingsError(f"--cors is {origin!r}", "give a page's origin, such as https://notes.example.org")
 
 
-def check_installed(needed: Sequence[str] = tuple(_NEEDED)) -> None:
+def check_installed() -> None:
     """Raise TriforceError if a package of the extra `serve` is not installed. Imports none of them."""
-    missing = [_NEEDED.get(name, name) for name in needed if find_spec(name) is None]
+    missing = [package for name, package in _NEEDED.items() if find_spec(name) is None]
     if missing:
         raise TriforceError(
             f"triforce serve needs packages that are not installed: {', '.join(missing)}",

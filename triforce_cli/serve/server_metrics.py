@@ -18,7 +18,6 @@ class ServerMetrics:
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
         named = {"namespace": "triforce", "registry": self._registry}
-        self._requests = Counter("requests", "HTTP responses", ["path", "status"], **named)
         self._sequences = Counter("sequences", "Sequences that have ended, by how", ["reason"], **named)
         self._prompt = Counter("prompt_tokens", "Tokens of prompts that have been read", **named)
         self._cached = Counter("cached_prompt_tokens", "Of those, not run but found", ["where"], **named)
@@ -26,22 +25,17 @@ class ServerMetrics:
         pair = ["drafter", "verifier"]
         self._verified = Counter("verified_draft_tokens", "Drafted tokens that were verified", pair, **named)
         self._accepted = Counter("accepted_draft_tokens", "Drafted tokens that were accepted", pair, **named)
-        self._decoding = Counter("decoding_seconds", "Of sequences that were compared with plain decoding", **named)
-        self._plain = Counter("plain_decoding_seconds", "What plain decoding would have taken for them", **named)
         self._ttft = Histogram("time_to_first_token_seconds", "With the time in the queue", buckets=_SECONDS, **named)
         self._tbt = Histogram("time_between_tokens_seconds", "Mean of a sequence", buckets=_BETWEEN, **named)
         self._total = Histogram("sequence_seconds", "From the queue to the end", buckets=_SECONDS, **named)
-        self._memory = Gauge("resident_memory_bytes", "Memory of the process", **named)
-        self._memory.set_function(lambda: psutil.Process().memory_info().rss)
+        memory = Gauge("resident_memory_bytes", "Memory of the process", **named)
+        memory.set_function(lambda: psutil.Process().memory_info().rss)
 
     def watch(self, engine: EngineThread) -> None:
         """Report how many sequences the engine runs, and how many wait."""
         named = {"namespace": "triforce", "registry": self._registry}
-        Gauge("sequences_running", "Sequences in the batch", **named).set_function(lambda: engine.num_running)
-        Gauge("sequences_waiting", "Sequences in the queue", **named).set_function(lambda: engine.num_waiting)
-
-    def response(self, path: str, status: int) -> None:
-        self._requests.labels(path, str(status)).inc()
+        Gauge("sequences_running", "Sequences in the batch", **named).set_function(lambda: len(engine.running))
+        Gauge("sequences_waiting", "Sequences in the queue", **named).set_function(lambda: len(engine.waiting))
 
     def ended(self, sequence: ServedSequence, event: BatchEvent) -> None:
         """Count a sequence with its last event. Called by the engine's thread and by the event loop."""
@@ -55,9 +49,6 @@ class ServerMetrics:
         for level in meter.levels:
             self._verified.labels(level.drafter, level.verifier).inc(level.verified)
             self._accepted.labels(level.drafter, level.verifier).inc(level.accepted)
-        if meter.speculated is not None and (gain := meter.speculated.gain) is not None:
-            self._decoding.inc(gain.decoding_s)
-            self._plain.inc(gain.plain_s)
         summary = meter.summary(meter.finish_reason or "interrupted")
         if summary.ttft_s is not None:
             self._ttft.observe(summary.ttft_s)

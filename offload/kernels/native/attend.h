@@ -246,7 +246,7 @@ INLINE void NAME(normalise_group)(const struct attention *a, struct NAME(work) *
 }
 
 /* Return whether a quantised span is multiplied as bytes. */
-INLINE int NAME(multiplies_bytes)(const struct attention *a) { return BYTES && !a->wide && a->kv_format->bits != FLOAT8; }
+INLINE int NAME(multiplies_bytes)(const struct attention *a) { return BYTES && !a->wide; }
 
 /* Compute the scores of `rows` rows, whose queries are loaded, against a quantised span, before scaling. */
 NOINLINE static void NAME(score_group)(const struct attention *a, struct NAME(work) *w, const char *group, int rows) {

@@ -12,9 +12,9 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from ...settings.kv_formats import KV_FORMATS, PACKED_KV, PLANE_KV
+from ...settings.kv_formats import PACKED_KV, PLANE_KV
 from .checks import FLOATS, check, check_head_dim, require
-from .structs import BLOCK, FLOAT8, LEVEL_COUNT, PACKED, PLANE, PLANE_ALONE, SPAN, Format, Quantize
+from .structs import BLOCK, PACKED, PLANE, PLANE_ALONE, SPAN, Format, Quantize
 
 ALONE = "plane alone"
 _PACKED = {"packed": PACKED, "plane": PLANE, ALONE: PLANE_ALONE}
@@ -27,13 +27,7 @@ def kv_format(name: str) -> Format:
     "packed" is that of keys and values in 12 bits without loss, "plane" that of their plane of 8 bits alone;
     with ALONE, the other one lies elsewhere.
     """
-    if name in _PACKED:
-        return Format(_PACKED[name])
-    row = KV_FORMATS[name]
-    levels = 2**-9 * (torch.arange(LEVEL_COUNT) % 8) if row.is_float else torch.arange(LEVEL_COUNT) % 16 - 8
-    result = Format(FLOAT8 if row.is_float else row.bits, 0, 0, 0, -8 if row.bits == 4 else 0)
-    result.levels[:] = [x & 0xFFFF for x in levels.bfloat16().view(torch.int16).tolist()]
-    return result
+    return Format(_PACKED.get(name, 8))
 
 
 @dataclass(frozen=True)
@@ -61,7 +55,7 @@ def check_groups(groups: Groups, kv_heads: int, head_dim: int) -> None:
         check_packed_dim(head_dim)
         size = (PLANE_KV if groups.format.bits == PLANE_ALONE else PACKED_KV).run_bytes(head_dim)
     else:
-        size = 4 * (head_dim + SPAN) + head_dim * SPAN * 2 * min(groups.format.bits, 8) // 8
+        size = 4 * (head_dim + SPAN) + head_dim * SPAN * 2
     memory = groups.memory
     require(memory.dim() == 3 and len(memory) >= kv_heads, "there are no groups of some heads")
     check("groups", memory, (*memory.shape[:2], size), torch.uint8)

@@ -72,51 +72,32 @@ INLINE ints NAME(find_limits)(const struct NAME(numbers) *n, const int keys, con
     return wrong;
 }
 
-/* Return e4m3 codes of numbers up to 448, rounded to nearest, ties to even. */
-INLINE ints NAME(float8_codes)(vec x) {
-    ints size = (ints)x & 0x7fffffff, small = size < 0x3c800000; /* 2^-6: those below are subnormal */
-    ints normal = (ints)(((uints)size + 0x7ffff + (size >> 20 & 1)) >> 20) - (120 << 3);
-    ints subnormal = (ints)((vec)size * 512 + 12582912.0f) & 15;
-    return (small & subnormal) | (~small & normal) | ((x < 0) & 0x80);
-}
-
 /* Return the codes of LANES numbers of a row, unsigned. */
-INLINE ints NAME(codes)(const struct NAME(numbers) *n, const int keys, const int bits, const int wide,
-                        const struct grids *g, int row, int column) {
-    const float most = bits == 4 ? 7 : 127;
+INLINE ints NAME(codes)(const struct NAME(numbers) *n, const int keys, const int wide, const struct grids *g, int row,
+                        int column) {
     vec x = NAME(some_numbers)(n, keys, wide, row, column);
     vec steps = (x - NAME(splat)(g->middle[row])) * NAME(splat)(g->inverse[row]);
-    if (bits == FLOAT8)
-        return NAME(float8_codes)(steps);
-    steps = NAME(max)(-NAME(max)(-steps, NAME(splat)(-most)), NAME(splat)(-most - 1));
-    return (ints)(steps + 12582912.0f) & (bits == 4 ? 15 : 255); /* 1.5 * 2^23: adding it rounds to an integer */
+    steps = NAME(max)(-NAME(max)(-steps, NAME(splat)(-127)), NAME(splat)(-128));
+    return (ints)(steps + 12582912.0f) & 255; /* 1.5 * 2^23: adding it rounds to an integer */
 }
 
-/* Return part of a line: the codes of four rows, of keys consecutive, of values `row` and its neighbours. */
-INLINE ints NAME(line_codes)(const struct NAME(numbers) *n, const int keys, const int bits, const int wide,
-                             const struct grids *g, int row, int column) {
-    ints line = {0};
-    UNROLL for (int k = 0; k < 4; k++)
-        line |= NAME(codes)(n, keys, bits, wide, g, row + (keys ? k : k / 2 + k % 2 * BLOCK), column) << 8 * k;
-    return line;
-}
-
-/* Store the codes of keys, or of values. */
-INLINE void NAME(put_codes)(const struct NAME(numbers) *n, const int keys, const int bits, const int wide,
-                            const struct grids *g, char *to) {
-    const int rows = keys ? n->dim : BLOCK, step = keys ? 4 : 2; /* of a line */
+/* Store the codes of keys, or of values. A line has those of four rows, of keys consecutive, of values neighbours. */
+INLINE void NAME(put_codes)(const struct NAME(numbers) *n, const int keys, const int wide, const struct grids *g,
+                            char *to) {
+    const int rows = keys ? n->dim : BLOCK, step = keys ? 4 : 2;
     for (int block = 0; block < (keys ? 2 : n->dim / BLOCK); block++)
-        for (int row = 0; row < rows; row += bits == 4 ? 2 * step : step, to += 64)
+        for (int row = 0; row < rows; row += step, to += 64)
             UNROLL for (int v = 0; v < VECTORS; v++) {
-                ints line = NAME(line_codes)(n, keys, bits, wide, g, row, block * VECTORS + v);
-                if (bits == 4)
-                    line |= NAME(line_codes)(n, keys, bits, wide, g, row + step, block * VECTORS + v) << 4;
+                ints line = {0};
+                UNROLL for (int k = 0; k < 4; k++)
+                    line |= NAME(codes)(n, keys, wide, g, row + (keys ? k : k / 2 + k % 2 * BLOCK), block * VECTORS + v)
+                            << 8 * k;
                 ((ints_at *)to)[v] = line;
             }
 }
 
-/* Quantise a group; `bits` and `wide` are constants. */
-INLINE void NAME(quantize_group)(const struct quantize *j, const int bits, const int wide, const int32_t *item) {
+/* Quantise a group; `wide` is a constant. */
+INLINE void NAME(quantize_group)(const struct quantize *j, const int wide, const int32_t *item) {
     const int dim = j->head_dim;
     const int64_t half = (int64_t)BLOCK * dim * (wide ? 4 : 2);
     const char *blocks = j->kv + item[0] * j->head_stride + item[1] * 2 * half;
@@ -131,20 +112,18 @@ INLINE void NAME(quantize_group)(const struct quantize *j, const int bits, const
         quantize_by_number(j, item);
         return;
     }
-    fit_grids(bits, &key_grids, dim, (uint16_t *)group);
-    fit_grids(bits, &value_grids, SPAN, (uint16_t *)group + 2 * dim);
-    NAME(put_codes)(&keys, 1, bits, wide, &key_grids, (char *)key_codes(group, dim));
-    NAME(put_codes)(&values, 0, bits, wide, &value_grids, (char *)value_codes(j->format, group, dim));
+    fit_grids(&key_grids, dim, (uint16_t *)group);
+    fit_grids(&value_grids, SPAN, (uint16_t *)group + 2 * dim);
+    NAME(put_codes)(&keys, 1, wide, &key_grids, (char *)key_codes(group, dim));
+    NAME(put_codes)(&values, 0, wide, &value_grids, (char *)value_codes(group, dim));
 }
 
-#define QUANTIZE(bits)                                                                                             \
-    case bits: j->wide ? NAME(quantize_group)(j, bits, 1, item) : NAME(quantize_group)(j, bits, 0, item); break;
 TARGET static int NAME(quantize_groups)(const void *call, int64_t first, int64_t last) {
     const struct quantize *j = call;
     for (const int32_t *item = j->groups + 3 * first; item < j->groups + 3 * last; item += 3)
-        switch (j->format->bits) {
-            QUANTIZE(4) QUANTIZE(8) QUANTIZE(FLOAT8)
-        }
+        if (j->wide)
+            NAME(quantize_group)(j, 1, item);
+        else
+            NAME(quantize_group)(j, 0, item);
     return 0;
 }
-#undef QUANTIZE

@@ -1,7 +1,7 @@
 /*
  * Attention to a group of quantised keys and values by products of bytes; included once per level that has them.
  *
- * Codes of 8 and 4 bits stay bytes. The other factor, a query times the keys' scales or numerators times the values'
+ * Codes stay bytes. The other factor, a query times the keys' scales or numerators times the values'
  * scales, becomes integers of two signed digits of 8 bits: it is rounded to 1/65278 of the largest magnitude (for
  * numerators, which are at most 1, of the largest scale), which is finer than bf16. Their sums are exact. The instruction
  * takes unsigned codes: 128 is added to each, and 128 times the sum of the integers subtracted.
@@ -16,9 +16,6 @@ INLINE float NAME(unit_of)(float largest, float *inverse) {
     *inverse = largest > 0x1p-112f ? DIGITS_MOST / largest : 0;
     return largest * (1.0f / DIGITS_MOST);
 }
-
-/* What the bytes of codes are multiplied by: those of 4 bits are the upper halves of bytes. */
-INLINE float NAME(code_unit)(const struct attention *a) { return a->kv_format->bits == 4 ? 1.0f / 16 : 1; }
 
 /* What the lower digits of a row are too large by: -128 times the sum of its numbers. Of NaN it wraps. */
 INLINE int32_t NAME(digit_offset)(uints x) {
@@ -64,29 +61,17 @@ struct NAME(byte_tile) {
     int64_t stride; /* bytes between digits of a row; its high ones come first */
 };
 
-/* Add 128 to two lines of codes, as bytes. */
-INLINE void NAME(read_lines)(const int bits, const char *codes, int line, ints lines[2]) {
-    const int32_t sign = (int32_t)0x80808080, upper = (int32_t)0xf0f0f0f0;
-    if (bits == 4) {
-        ints both = *(const ints_at *)(codes + line * 32);
-        lines[0] = (both << 4 & upper) ^ sign;
-        lines[1] = (both & upper) ^ sign;
-    } else {
-        lines[0] = *(const ints_at *)(codes + line * 64) ^ sign;
-        lines[1] = *(const ints_at *)(codes + line * 64 + 64) ^ sign;
-    }
-}
-
-INLINE void NAME(run_bytes)(const int rows, const int bits, const struct NAME(byte_tile) *t, const int8_t *digits,
+INLINE void NAME(run_bytes)(const int rows, const struct NAME(byte_tile) *t, const int8_t *digits,
                             ints sums[BYTE_TILE][2]) {
+    const int32_t sign = (int32_t)0x80808080; /* adds 128 to each code */
     const int64_t stride = t->stride;
     ints s[BYTE_TILE][2][2];
     UNROLL for (int i = 0; i < rows * 4; i++)
         s[i / 4][i / 2 % 2][i % 2] = (ints){0};
     for (int line = 0; line < t->lines; line += 2)
         UNROLL for (int column = 0; column < 2; column++) {
-            ints codes[2];
-            NAME(read_lines)(bits, t->columns[column], line, codes);
+            const ints_at *at_codes = (const ints_at *)(t->columns[column] + line * 64);
+            ints codes[2] = {at_codes[0] ^ sign, at_codes[1] ^ sign};
             UNROLL for (int r = 0; r < rows; r++)
                 UNROLL for (int i = 0; i < 4; i++) {
                     const int8_t *at = digits + (2 * r + i % 2) * stride + 4 * (line + i / 2);
@@ -100,8 +85,8 @@ INLINE void NAME(run_bytes)(const int rows, const int bits, const struct NAME(by
 }
 
 #define CASE(rows)                                                                                                 \
-    case rows: bits == 4 ? NAME(run_bytes)(rows, 4, t, digits, sums) : NAME(run_bytes)(rows, 8, t, digits, sums); break;
-TARGET static void NAME(run_byte_tile)(int rows, int bits, const struct NAME(byte_tile) *t, const int8_t *digits,
+    case rows: NAME(run_bytes)(rows, t, digits, sums); break;
+TARGET static void NAME(run_byte_tile)(int rows, const struct NAME(byte_tile) *t, const int8_t *digits,
                                        ints sums[BYTE_TILE][2]) {
     switch (rows) {
         CASE(1) CASE(2) CASE(3) CASE(4)
@@ -151,15 +136,15 @@ INLINE void NAME(score_bytes)(const struct attention *a, struct NAME(dequantized
                               int64_t stride, float *scores) {
     const int dim = a->head_dim;
     const char *codes = key_codes(group, dim);
-    struct NAME(byte_tile) t = {{codes, codes + line_bytes(a->kv_format, dim / 4)}, dim / 4, stride};
+    struct NAME(byte_tile) t = {{codes, codes + 16 * dim}, dim / 4, stride};
     for (int row = 0; row < rows; row += BYTE_TILE) {
         ints sums[BYTE_TILE][2];
         int some = rows - row < BYTE_TILE ? rows - row : BYTE_TILE;
-        NAME(run_byte_tile)(some, a->kv_format->bits, &t, w->digits + 2 * row * stride, sums);
+        NAME(run_byte_tile)(some, &t, w->digits + 2 * row * stride, sums);
         for (int r = row; r < row + some; r++)
             for (int column = 0; column < 2; column++) {
                 vec score = NAME(digit_sums)(sums[r - row][column], w->offsets[r]);
-                *(vec_at *)(scores + r * SPAN + column * BLOCK) = score * (w->units[r] * NAME(code_unit)(a)) + w->sums[r];
+                *(vec_at *)(scores + r * SPAN + column * BLOCK) = score * w->units[r] + w->sums[r];
             }
     }
 }
@@ -179,15 +164,15 @@ NOINLINE static float NAME(weight_digits)(const struct attention *a, struct NAME
         w->offsets[r] = NAME(digit_offset)(total);
         w->sums[r] = NAME(sum_lanes)(first * even_middle + second * odd_middle);
     }
-    return unit * NAME(code_unit)(a);
+    return unit;
 }
 
 /* Add the values of a group, weighted by the digits, to the output of each row. */
 INLINE void NAME(gather_bytes)(const struct attention *a, const struct NAME(dequantized) *w, const char *group, int rows,
                                float unit, float *out) {
     const int dim = a->head_dim;
-    const char *codes = value_codes(a->kv_format, group, dim);
-    const int64_t column = line_bytes(a->kv_format, 8);
+    const char *codes = value_codes(group, dim);
+    const int64_t column = 8 * 64;
     for (int d = 0; d < dim; d += 2 * BLOCK) {
         const int columns = dim - d > BLOCK ? 2 : 1;
         const char *first = codes + d / BLOCK * column;
@@ -195,7 +180,7 @@ INLINE void NAME(gather_bytes)(const struct attention *a, const struct NAME(dequ
         for (int row = 0; row < rows; row += BYTE_TILE) {
             ints sums[BYTE_TILE][2];
             int some = rows - row < BYTE_TILE ? rows - row : BYTE_TILE;
-            NAME(run_byte_tile)(some, a->kv_format->bits, &t, w->digits + 2 * row * SPAN, sums);
+            NAME(run_byte_tile)(some, &t, w->digits + 2 * row * SPAN, sums);
             for (int r = row; r < row + some; r++)
                 for (int c = 0; c < columns; c++)
                     *(vec_at *)(out + r * dim + d + c * BLOCK) +=

@@ -3,8 +3,8 @@
  *
  * Codes become bf16 numbers (exactly), in the layout of a block, and are multiplied as those of a block. Scales and
  * middles are applied to the other factor: q . (s * c + m) = (q * s) . c + q . m for keys, and likewise for numerators
- * and values. That is a product a row and token, not one a row, token and dimension. Where queries are bf16 and codes
- * integers, processors with AVX-512 do not convert codes: see quantized_bytes.h.
+ * and values. That is a product a row and token, not one a row, token and dimension. Where queries are bf16, processors
+ * with AVX-512 do not convert codes: see quantized_bytes.h.
  */
 struct NAME(dequantized) { /* scratch memory for one group, and for the rows that read it */
     char keys[4 * SPAN * MAX_HEAD_DIM] __attribute__((aligned(64)));
@@ -31,30 +31,17 @@ INLINE void NAME(store_narrow)(uint16_t *to, vec x) {
 #endif
 }
 
-/* Return the levels of member `k` of LANES lanes of a line. `bits` and `k` are constants. */
-INLINE vec NAME(line_level)(const int bits, const int k, const char *codes, int line, int vector) {
-    if (bits == 4) {
-        ints word = ((const ints_at *)(codes + line / 2 * 64))[vector];
-        return __builtin_convertvector(word << (28 - 8 * k - line % 2 * 4) >> 28, vec);
-    }
+/* Return the levels of member `k` of LANES lanes of a line; `k` is a constant. */
+INLINE vec NAME(line_level)(const int k, const char *codes, int line, int vector) {
     ints word = ((const ints_at *)(codes + line * 64))[vector];
-    ints code = word << (24 - 8 * k) >> 24;
-    return bits == FLOAT8 ? NAME(float8)(code) : __builtin_convertvector(code, vec);
+    return __builtin_convertvector(word << (24 - 8 * k) >> 24, vec);
 }
 
 /* Convert two members of a line to a row of bf16 pairs, or to two rows of floats, the second one at `second`. */
-INLINE void NAME(unpack_members)(const int bits, const int wide, const int x, const int y, const struct format *f,
-                                 const char *codes, int line, char *to, char *second) {
-#if BYTES && !defined(TRIFORCE_EMULATE)
-    if (bits == FLOAT8 && !wide) {
-        ints word = *(const ints_at *)(codes + line * 64);
-        ints both = (word >> 8 * x & 0xff) | (y == 1 ? (word & 0xff00) << 8 : word >> (8 * y - 16) & 0xff0000);
-        *(ints_at *)to = NAME(float8_pair)((__m512i)both, _mm512_loadu_si512(f->levels));
-        return;
-    }
-#endif
+INLINE void NAME(unpack_members)(const int wide, const int x, const int y, const char *codes, int line, char *to,
+                                 char *second) {
     UNROLL for (int v = 0; v < VECTORS; v++) {
-        vec even = NAME(line_level)(bits, x, codes, line, v), odd = NAME(line_level)(bits, y, codes, line, v);
+        vec even = NAME(line_level)(x, codes, line, v), odd = NAME(line_level)(y, codes, line, v);
         if (wide) {
             ((vec_at *)to)[v] = even;
             ((vec_at *)second)[v] = odd;
@@ -63,42 +50,39 @@ INLINE void NAME(unpack_members)(const int bits, const int wide, const int x, co
     }
 }
 
-INLINE void NAME(unpack_keys_of)(const int bits, const int wide, const struct attention *a, const char *group, char *to) {
+INLINE void NAME(unpack_keys_of)(const int wide, const struct attention *a, const char *group, char *to) {
     const char *codes = key_codes(group, a->head_dim);
     const int row = wide ? 128 : 64; /* bytes of a pair of dimensions */
     for (int line = 0; line < a->head_dim / 2; line++, to += 2 * row) {
-        NAME(unpack_members)(bits, wide, 0, 1, a->kv_format, codes, line, to, to + 64);
-        NAME(unpack_members)(bits, wide, 2, 3, a->kv_format, codes, line, to + row, to + row + 64);
+        NAME(unpack_members)(wide, 0, 1, codes, line, to, to + 64);
+        NAME(unpack_members)(wide, 2, 3, codes, line, to + row, to + row + 64);
     }
 }
 
-INLINE void NAME(unpack_values_of)(const int bits, const int wide, const struct attention *a, const char *group,
-                                   char *to) {
+INLINE void NAME(unpack_values_of)(const int wide, const struct attention *a, const char *group, char *to) {
     const int64_t dim = a->head_dim, row = (wide ? 8 : 4) * dim; /* bytes of a pair of tokens */
-    const char *codes = value_codes(a->kv_format, group, dim);
+    const char *codes = value_codes(group, dim);
     for (int line = 0; line < dim / 2; line++) {
         char *first = to + line / 8 * 64 + line % 8 * row, *second = first + 8 * row; /* the other block */
-        NAME(unpack_members)(bits, wide, 0, 2, a->kv_format, codes, line, first, first + 4 * dim);
-        NAME(unpack_members)(bits, wide, 1, 3, a->kv_format, codes, line, second, second + 4 * dim);
+        NAME(unpack_members)(wide, 0, 2, codes, line, first, first + 4 * dim);
+        NAME(unpack_members)(wide, 1, 3, codes, line, second, second + 4 * dim);
     }
 }
 
-#define UNPACK(which, width)                                                                                       \
-    case width: a->wide ? NAME(unpack_##which##_of)(width, 1, a, group, to)                                        \
-                        : NAME(unpack_##which##_of)(width, 0, a, group, to); break;
 /* Write the levels of a group's keys, or of its values, as the keys or values of two blocks, one after the other. */
 NOINLINE static void NAME(unpack_keys)(const struct attention *a, const char *group, char *to) {
-    switch (a->kv_format->bits) {
-        UNPACK(keys, 4) UNPACK(keys, 8) UNPACK(keys, FLOAT8)
-    }
+    if (a->wide)
+        NAME(unpack_keys_of)(1, a, group, to);
+    else
+        NAME(unpack_keys_of)(0, a, group, to);
 }
 
 NOINLINE static void NAME(unpack_values)(const struct attention *a, const char *group, char *to) {
-    switch (a->kv_format->bits) {
-        UNPACK(values, 4) UNPACK(values, 8) UNPACK(values, FLOAT8)
-    }
+    if (a->wide)
+        NAME(unpack_values_of)(1, a, group, to);
+    else
+        NAME(unpack_values_of)(0, a, group, to);
 }
-#undef UNPACK
 
 /* Return the quantised group, or the packed run, of a block of the order of reading; NULL for blocks as they are. */
 INLINE const char *NAME(group_of)(const struct attention *a, int head, int64_t index) {

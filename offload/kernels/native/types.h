@@ -165,8 +165,7 @@ struct format {
  *     key codes    [2][head_dim / 4] lines: of a block's 16 tokens, 4 dimensions
  *     value codes  [head_dim / 16][8] lines: of 16 dimensions, the tokens 2i, 16 + 2i, 2i + 1 and 17 + 2i
  *
- * A line is [16][4] codes, signed integers or e4m3 numbers of a byte, as instructions multiply four bytes a lane. Two
- * lines of 4 bits share 64 bytes: the first has the low digits.
+ * A line is [16][4] codes, signed integers of a byte, as instructions multiply four bytes a lane.
  */
 struct quantize {
     char *kv;               /* blocks: the first head's first block */

@@ -167,8 +167,8 @@ class GroupAccumulator:
 
     newest: Newest = "first"
 
-    def __init__(self, q: Tensor, kv_heads: int, kind: str) -> None:
-        self._q, self._kind = q, kind
+    def __init__(self, q: Tensor, kv_heads: int) -> None:
+        self._q = q
         self._splits = ops.useful_splits(q.device, kv_heads) if len(q) <= ROWS else 1
         self._states = ops.new_state(q, self._splits + 1)  # the last one is the host's
         self._has_begun = self._has_host = False
@@ -191,17 +191,12 @@ class GroupAccumulator:
             ops.attend_pages(q, keys[:, tail:], values[:, tail:], state, before + 1, True, True)
         self._has_begun = True
 
-    def attend_growing(self, keys: Tensor, values: Tensor, seen: Tensor) -> None:
-        """Begin all rows with the first keys of a store, causally; `seen`, in device memory, as of `ops`."""
-        ops.attend_growing(self._q, keys, values, self._states[: self._splits], seen)
-        self._has_begun = True
-
     def attend_groups(self, rows: slice, groups: Tensor, first: int, stop: int) -> None:
         """Add groups `first` to `stop` of quantised ones `[kv_heads, groups, bytes]`, of which every row sees all."""
         if first < stop:
             state = self._states[: self._splits, rows]
             is_fresh = not self._has_begun
-            ops.attend_groups(self._q[rows], groups, state, self._kind, first, stop, is_fresh)
+            ops.attend_groups(self._q[rows], groups, state, first, stop, is_fresh)
             self._has_begun = True
 
     def add(self, rows: slice, part: Any) -> None:

@@ -5,7 +5,6 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ...settings.kv_formats import KV_FORMATS
 from . import PLAIN
 
 _MOST_SPLITS = 64  # of the keys: more are not worth the states that are merged afterwards
@@ -24,9 +23,7 @@ library.define(
     " bool causal, bool fresh, int layout, int chunk, int tail) -> ()"
 )
 library.define("observe(Tensor q, Tensor keys, Tensor lse, Tensor(a!) received, int seen) -> ()")
-library.define(
-    "attend_groups(Tensor q, Tensor groups, Tensor(a!) state, str kind, int first, int stop, bool fresh) -> ()"
-)
+library.define("attend_groups(Tensor q, Tensor groups, Tensor(a!) state, int first, int stop, bool fresh) -> ()")
 library.define("finish(Tensor state, Tensor(a!) out, Tensor(b!)? lse) -> ()")
 
 
@@ -124,15 +121,15 @@ def _observe(q: Tensor, keys: Tensor, lse: Tensor, received: Tensor, seen: int) 
     )  # fmt: skip
 
 
-def _attend_groups(q: Tensor, groups: Tensor, state: Tensor, kind: str, first: int, stop: int, fresh: bool) -> None:
+def _attend_groups(q: Tensor, groups: Tensor, state: Tensor, first: int, stop: int, fresh: bool) -> None:
     from . import quantized_kv
 
-    (_, heads, head_dim), kv_heads, format = q.shape, len(groups), KV_FORMATS[kind]
+    (_, heads, head_dim), kv_heads = q.shape, len(groups)
     rows, block, width = blocks_of_rows(q, kv_heads)
     quantized_kv.attend_groups_kernel[(kv_heads, -(-rows // block), len(state))](
         q, groups, state, rows, first, stop, head_dim**-0.5,
         q.stride(0), q.stride(1), groups.stride(0), state.stride(0), state.stride(1),
-        GROUP=heads // kv_heads, HEAD_DIM=head_dim, BITS=format.bits, IS_FLOAT=format.is_float, FRESH=fresh,
+        GROUP=heads // kv_heads, HEAD_DIM=head_dim, FRESH=fresh,
         WIDEN=q.device.type == "cpu", BLOCK_M=block, BLOCK_D=width, num_stages=2,
     )  # fmt: skip
 
@@ -209,15 +206,14 @@ def attend_growing_table(
     torch.ops.triforce.attend(q, keys, values, state, table, lengths, 0, 0, True, True, PLAIN, chunk, 0)
 
 
-def attend_groups(q: Tensor, groups: Tensor, state: Tensor, kind: str, first: int, stop: int, fresh: bool) -> None:
+def attend_groups(q: Tensor, groups: Tensor, state: Tensor, first: int, stop: int, fresh: bool) -> None:
     """Add the keys of groups `first` to `stop` to the state of rotated queries `[tokens, heads, head_dim]`; one launch.
 
     Args:
         groups: quantised keys and values `[kv_heads, groups, bytes]`, uint8; those of a head are contiguous.
         state: as of `attend_pages`.
-        kind: their format.
     """
-    torch.ops.triforce.attend_groups(q, groups, state, kind, first, stop, fresh)
+    torch.ops.triforce.attend_groups(q, groups, state, first, stop, fresh)
 
 
 def finish(state: Tensor, like: Tensor, lse: Tensor | None = None) -> Tensor:

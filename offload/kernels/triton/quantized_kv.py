@@ -12,56 +12,34 @@ import triton
 import triton.language as tl
 
 from .attend import add_logits, load_state, store_state
-from .quantized import integers_to_fp32, widen_e4m3
+from .quantized import integers_to_fp32
 
 
 @triton.jit
-def _level(words, at: tl.constexpr, BITS: tl.constexpr, IS_FLOAT: tl.constexpr):
-    """Return the levels in fp32 of the codes at bit `at` of words: of 4 or 8 bits, signed, or e4m3 numbers."""
-    if BITS == 4:
-        return integers_to_fp32(words >> at & 15 ^ 8, -8)
-    if IS_FLOAT:
-        return widen_e4m3((words >> at).to(tl.int8))
-    return integers_to_fp32(words >> at & 255 ^ 128, -128)
+def _levels(words, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Return the levels in fp32 of the signed bytes of words, in order: `[ROWS, COLUMNS, 4]`."""
+    even = tl.join(integers_to_fp32(words & 255 ^ 128, -128), integers_to_fp32(words >> 16 & 255 ^ 128, -128))
+    odd = tl.join(integers_to_fp32(words >> 8 & 255 ^ 128, -128), integers_to_fp32(words >> 24 & 255 ^ 128, -128))
+    return tl.reshape(tl.join(even, odd), (ROWS, COLUMNS, 4))
 
 
 @triton.jit
-def _pair(words, at: tl.constexpr, BITS: tl.constexpr, IS_FLOAT: tl.constexpr):
-    """Return the levels of bytes 0 and 2 of words, or of 1 and 3 (`at` 8), `[n, m, 2]`; of 4 bits `[n, m, 2, 2]`."""
-    if BITS == 8:
-        pair = tl.join(_level(words, at, BITS, IS_FLOAT), _level(words, at + 16, BITS, IS_FLOAT))
-    else:
-        low = tl.join(_level(words, at, BITS, False), _level(words, at + 4, BITS, False))
-        pair = tl.join(low, tl.join(_level(words, at + 16, BITS, False), _level(words, at + 20, BITS, False)))
-    return pair
-
-
-@triton.jit
-def _levels(words, ROWS: tl.constexpr, COLUMNS: tl.constexpr, BITS: tl.constexpr, IS_FLOAT: tl.constexpr):
-    """Return the levels of words: `[ROWS, COLUMNS, 32 / BITS]`, byte by byte; of 4 bits, all low halves first."""
-    both = tl.join(_pair(words, 0, BITS, IS_FLOAT), _pair(words, 8, BITS, IS_FLOAT))
-    return tl.reshape(both, (ROWS, COLUMNS, 32 // BITS))
-
-
-@triton.jit
-def _load_keys(codes, token, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BITS: tl.constexpr, IS_FLOAT: tl.constexpr):
-    """Return a group's levels of keys `[32, BLOCK_D]`. A word has 4 dimensions of a token; of 4 bits, 8."""
-    each: tl.constexpr = 32 // BITS
-    column = tl.arange(0, BLOCK_D // each)[None, :]
+def _load_keys(codes, token, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr):
+    """Return a group's levels of keys `[32, BLOCK_D]`. A word has 4 dimensions of a token."""
+    column = tl.arange(0, BLOCK_D // 4)[None, :]
     t = token[:, None]
-    place = (t // 16 * (HEAD_DIM // each) + column) * 16 + t % 16
-    words = tl.load(codes.to(tl.pointer_type(tl.int32)) + place, mask=column < HEAD_DIM // each, other=0)
-    return tl.reshape(_levels(words, 32, BLOCK_D // each, BITS, IS_FLOAT), (32, BLOCK_D))
+    place = (t // 16 * (HEAD_DIM // 4) + column) * 16 + t % 16
+    words = tl.load(codes.to(tl.pointer_type(tl.int32)) + place, mask=column < HEAD_DIM // 4, other=0)
+    return tl.reshape(_levels(words, 32, BLOCK_D // 4), (32, BLOCK_D))
 
 
 @triton.jit
-def _load_values(codes, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BITS: tl.constexpr, IS_FLOAT: tl.constexpr):
+def _load_values(codes, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr):
     """Return a group's levels of values `[32, BLOCK_D]`, tokens in the order of the words' codes: see `_tokens`."""
-    lines: tl.constexpr = BITS  # of 16 words for 16 dimensions: of 8 bits a line has 4 tokens, of 4 bits 8
-    line, d = tl.arange(0, lines)[:, None], tl.arange(0, BLOCK_D)[None, :]
-    place = (d // 16 * lines + line) * 16 + d % 16
+    line, d = tl.arange(0, 8)[:, None], tl.arange(0, BLOCK_D)[None, :]
+    place = (d // 16 * 8 + line) * 16 + d % 16
     words = tl.load(codes.to(tl.pointer_type(tl.int32)) + place, mask=d < HEAD_DIM, other=0)
-    levels = tl.permute(_levels(words, lines, BLOCK_D, BITS, IS_FLOAT), (0, 2, 1))
+    levels = tl.permute(_levels(words, 8, BLOCK_D), (0, 2, 1))
     return tl.reshape(levels, (32, BLOCK_D))
 
 
@@ -90,13 +68,13 @@ def attend_groups_kernel(
     q_ptr, groups_ptr, state_ptr,
     rows, first, stop, scale,
     stride_qt, stride_qh, stride_head, stride_split, stride_row,
-    GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BITS: tl.constexpr, IS_FLOAT: tl.constexpr, FRESH: tl.constexpr,
+    GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, FRESH: tl.constexpr,
     WIDEN: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """Add the keys of groups `first` to `stop` to the state of every row, which sees all of them.
 
-    Grid: (kv_heads, blocks of rows, splits); see `attend_kernel`. A group is of 8 or 4 bits, or of e4m3 numbers if
-    IS_FLOAT. Which split has a group follows from its number.
+    Grid: (kv_heads, blocks of rows, splits); see `attend_kernel`. Which split has a group follows from
+    its number.
     """
     head, split, splits = tl.program_id(0), tl.program_id(2), tl.num_programs(2)
     row = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -114,7 +92,7 @@ def attend_groups_kernel(
     top, total, acc = load_state(state, dims, is_row, wanted, FRESH, BLOCK_M, BLOCK_D)
 
     header: tl.constexpr = 4 * HEAD_DIM + 128
-    part_bytes: tl.constexpr = 4 * HEAD_DIM * BITS  # of the keys' codes, and of the values'
+    part_bytes: tl.constexpr = 32 * HEAD_DIM  # of the keys' codes, and of the values'
     group_bytes: tl.constexpr = header + 2 * part_bytes
     inner = _tokens()
     begin = first + (split + splits - first % splits) % splits
@@ -123,13 +101,13 @@ def attend_groups_kernel(
         numbers = group.to(tl.pointer_type(tl.bfloat16))
         key_scales = tl.load(numbers + dims, mask=is_dim, other=0.0).to(tl.float32)
         key_middles = tl.load(numbers + HEAD_DIM + dims, mask=is_dim, other=0.0).to(tl.float32)
-        keys = _load_keys(group + header, inner, HEAD_DIM, BLOCK_D, BITS, IS_FLOAT)
+        keys = _load_keys(group + header, inner, HEAD_DIM, BLOCK_D)
         keys = keys * key_scales[None, :] + key_middles[None, :]
         logits = _products(q, keys, number_type, WIDEN) * scale
         weights, kept, top, total = add_logits(logits, top, total)
         value_scales = tl.load(numbers + 2 * HEAD_DIM + inner).to(tl.float32)
         value_middles = tl.load(numbers + 2 * HEAD_DIM + 32 + inner).to(tl.float32)
-        values = _load_values(group + header + part_bytes, HEAD_DIM, BLOCK_D, BITS, IS_FLOAT).to(number_type)
+        values = _load_values(group + header + part_bytes, HEAD_DIM, BLOCK_D).to(number_type)
         scaled = (weights * value_scales[None, :]).to(number_type)
         if WIDEN:
             scaled, values = scaled.to(tl.float32), values.to(tl.float32)

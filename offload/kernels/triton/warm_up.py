@@ -38,13 +38,12 @@ _KEYS = 128  # tokens of memory
 class Needs:
     """What a model's decoding launches.
 
-    `kv` is the format of the full cache's keys and values, and `copied` that of a retrieval cache's; `chunk`: tokens of
-    a chunk that is attended to by a table, or 0; `streams`: whether pages of the native kernel's blocks arrive;
-    `planes`: whether plane A of packed pages is attended to alone; `records`: whether steps are recorded.
+    `kv` is the format of the full cache's keys and values; `chunk`: tokens of a chunk that is attended to by a table,
+    or 0; `streams`: whether pages of the native kernel's blocks arrive; `planes`: whether plane A of packed pages is
+    attended to alone; `records`: whether steps are recorded.
     """
 
     kv: str = EXACT
-    copied: str = EXACT
     chunk: int = 0
     streams: bool = False
     planes: bool = False
@@ -104,26 +103,25 @@ def _attend(q: Tensor, keys: Tensor, values: Tensor, needs: Needs) -> None:
         for is_fresh in (True, False):
             attend_pages(q, blocks, blocks, state, _KEYS, False, is_fresh, BLOCKS)
             attend_pages(q, keys, values, state, _KEYS - len(q), True, is_fresh)
-    for kind in {needs.kv, needs.copied}:
-        if KV_FORMATS[kind].is_packed:
-            memory = _packed(keys, values)
-            attend_packed(q, memory, 1)
-            attend_packed_before(q, memory, 1)
-            if needs.streams:
-                state = new_state(q, useful_splits(q.device, len(keys)))
-                attend_runs(q, memory, state, 1, causal=False, fresh=False)
-                if needs.planes:
-                    plane = memory[0][..., : PLANE_KV.run_bytes(q.shape[2])]
-                    attend_runs(q, (plane, *memory[1:]), state, 1, causal=False)
-        elif not KV_FORMATS[kind].is_plain:
-            _attend_groups(q, keys, values, kind)
+    if KV_FORMATS[needs.kv].is_packed:
+        memory = _packed(keys, values)
+        attend_packed(q, memory, 1)
+        attend_packed_before(q, memory, 1)
+        if needs.streams:
+            state = new_state(q, useful_splits(q.device, len(keys)))
+            attend_runs(q, memory, state, 1, causal=False, fresh=False)
+            if needs.planes:
+                plane = memory[0][..., : PLANE_KV.run_bytes(q.shape[2])]
+                attend_runs(q, (plane, *memory[1:]), state, 1, causal=False)
+    elif not KV_FORMATS[needs.kv].is_plain:
+        _attend_groups(q, keys, values)
 
 
-def _attend_groups(q: Tensor, keys: Tensor, values: Tensor, kind: str) -> None:
-    groups = quantize_groups(keys.unflatten(1, (-1, 32)), values.unflatten(1, (-1, 32)), kind)
+def _attend_groups(q: Tensor, keys: Tensor, values: Tensor) -> None:
+    groups = quantize_groups(keys.unflatten(1, (-1, 32)), values.unflatten(1, (-1, 32)))
     table = torch.zeros((len(keys), 1), dtype=torch.int32, device=q.device)
     for sink, is_after in product((None, (table, 32)), (True, False)):
-        result = GroupAccumulator(q, len(keys), kind)
+        result = GroupAccumulator(q, len(keys))
         if is_after:
             result.attend_exact(slice(0, len(q)), keys, values, sink, 32, 0)
         result.attend_groups(slice(0, len(q)), groups, 0, 1)

@@ -55,6 +55,7 @@ def approximation(settings: Speculation | None) -> Hashable:
 def approximate_runner(model: Model, settings: Speculation, capacity: int, chunk: int) -> ApproximateRunner:
     """Return a runner on the cache that the settings ask for, of a sequence of up to `capacity` tokens."""
     row = APPROXIMATIONS[settings.approximate]
-    cls: type[ApproximateCache] = row.load()
-    cache = cls(model.new_cache(forgetting_capacity(settings) if row.forgets else capacity), settings)
-    return ApproximateRunner(model, cache, max(chunk // cls.passes, 1) * cls.passes)  # so passes end there
+    cache: ApproximateCache = row.load()(
+        model.new_cache(forgetting_capacity(settings) if row.forgets else capacity), settings
+    )
+    return ApproximateRunner(model, cache, chunk)

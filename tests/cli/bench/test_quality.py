@@ -88,7 +88,7 @@ def test_a_text_beyond_the_context_is_read_by_modes_that_forget(triforce_here):
     assert streaming["log_probs"] != dense["log_probs"] and dense["kv_bytes"] > 3 * streaming["kv_bytes"]
     table = triforce_here("bench", 6 * TEXT, *SMALL, *beyond, "streaming-llm")
     assert (table.returncode, table.stderr) == (0, "") and "left out: exact (the prompt has 2,100" in table.stdout
-    for modes in ("exact", "retrieval", "streaming-llm,kv=q8"):
+    for modes in ("exact", "streaming-llm,kv=q8"):
         refused = triforce_here("bench", 6 * TEXT, *SMALL, *beyond, modes)
         assert_error(refused, 2, "2,100 tokens", "context of 2,048", "streaming-llm, h2o, dense, recompute")
 
@@ -126,7 +126,6 @@ def test_what_is_refused_before_any_work(triforce_here, tmp_path):
         (("--modes", "exact,quantise=q8"), ("'quantise=q8'", "did you mean quantize=q8?")),
         (("--modes", "recompute+h2o"), ("recompute and h2o exclude each other",)),
         (("--modes", "dense+h2o"), ("dense and h2o exclude each other",)),
-        (("--modes", "kv=q8+kv=q4"), ("kv=q8 and kv=q4 exclude each other",)),
         (("--last", "160"), ("160 tokens", "--last 160")),
         (("--context", "20", "--last", "4"), ("20 tokens are too few", "--needles 0")),
         (("--methods", "lookup"), ("--methods has no effect with --quality",)),

@@ -63,7 +63,7 @@ def test_the_environment_asks_for_it_and_summarize_reads_any_document(triforce, 
         (("--offload", "stream"), ("--offload stream offloads keys and values",)),
         (("--link", "1"), ("--link 1.0 offloads keys and values",)),
         (("--disk", "."), ("--disk . offloads keys and values",)),
-        (("--approximate", "h20"), ("approximate is 'h20'", "streaming-llm, h2o, retrieval")),
+        (("--approximate", "h20"), ("approximate is 'h20'", "streaming-llm, h2o")),
     ],
 )
 def test_refused_with_flags_that_need_exact_answers(triforce, more, words):

@@ -9,7 +9,7 @@ from tests.support.command import STATISTICS, assert_error, done
 PROMPT = ("generate", "Once upon a time there was a king " * 40, "-n", "12", "--temperature", "0", "--raw")
 
 
-@pytest.mark.parametrize("kind", ["q8", "q4", "fp8"])
+@pytest.mark.parametrize("kind", ["q8"])
 def test_a_run_on_quantised_keys_and_values_says_so(triforce, kind):
     result = triforce(*PROMPT, "--json", "--kv", kind)
     last = done(result.stdout)
@@ -22,12 +22,12 @@ def test_a_run_on_quantised_keys_and_values_says_so(triforce, kind):
 @pytest.mark.parametrize("mode", ["h2o", "streaming-llm"])
 def test_a_cache_that_evicts_may_round_what_it_keeps(triforce, mode):
     more = ("--approximate", mode, "--budget", "160", "--set", "sink=2", "--set", "window=8", "--json")
-    plain, other = (triforce(*PROMPT, *more, "--kv", kind) for kind in ("exact", "q4"))
+    plain, other = (triforce(*PROMPT, *more, "--kv", kind) for kind in ("exact", "q8"))
     last = done(other.stdout)
-    assert (last["exact"], last["kv"], last["approximate"]) == (False, "q4", mode)
-    assert "--kv q4 changes the answer" in other.stderr and f"--approximate {mode} changes the answer" in other.stderr
+    assert (last["exact"], last["kv"], last["approximate"]) == (False, "q8", mode)
+    assert "--kv q8 changes the answer" in other.stderr and f"--approximate {mode} changes the answer" in other.stderr
     statistics = other.stderr.splitlines()[-1]
-    assert f"approximate ({mode})" in statistics and "approximate (q4 keys and values)" in statistics
+    assert f"approximate ({mode})" in statistics and "approximate (q8 keys and values)" in statistics
     assert last["prompt_tokens"] == done(plain.stdout)["prompt_tokens"] > 2 * 160
 
 
@@ -40,7 +40,7 @@ def test_an_exact_run_says_nothing(triforce):
 @pytest.mark.parametrize("method", ["lookup", "retrieval", "streaming"])
 def test_speculation_on_them_changes_nothing(triforce, method):
     """Greedy text on quantised keys and values is the same with every method."""
-    more = ("--kv", "q4", "--budget", "64", "-n", "40")
+    more = ("--kv", "q8", "--budget", "64", "-n", "40")
     plain, other = (triforce(*PROMPT, *more, "--method", name) for name in ("ar", method))
     assert plain.stdout == other.stdout and plain.returncode == other.returncode == 0
 
@@ -48,42 +48,41 @@ def test_speculation_on_them_changes_nothing(triforce, method):
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        (("--verify",), ("--verify compares with exact decoding, and --kv q4 changes the answer",)),
-        (("--approximate", "retrieval"), ("cannot be used together",)),
-        (("--kernel", "off"), ("--kv q4 needs the native kernel",)),
-        (("--kv", "q5"), ("kv is 'q5'", "exact, bf16, packed, q8, q4, fp8")),
+        (("--verify",), ("--verify compares with exact decoding, and --kv q8 changes the answer",)),
+        (("--kernel", "off"), ("--kv q8 needs the native kernel",)),
+        (("--kv", "q5"), ("kv is 'q5'", "exact, bf16, packed, q8")),
     ],
 )
 def test_refused_with_flags_that_need_exact_keys_and_values(triforce, more, words):
-    assert_error(triforce(*PROMPT, "--kv", "q4", *more), 2, *words)
+    assert_error(triforce(*PROMPT, "--kv", "q8", *more), 2, *words)
 
 
 def test_a_dry_run_plans_its_bytes(triforce):
-    """As many as fit, where keys and values as they are do not: --memory allows only what 4 bits take."""
+    """As many as fit, where keys and values as they are do not: --memory allows only what 8 bits take."""
     plans = {}
-    for kind in ("exact", "q4"):
+    for kind in ("exact", "q8"):
         plans[kind] = json.loads(triforce(*PROMPT, "-n", "600", "--dry-run", "--json", "--kv", kind).stdout)["plan"]
     sizes = {kind: plan["memory"]["device"] for kind, plan in plans.items()}
-    assert sizes["q4"]["parts"]["KV cache"] < sizes["exact"]["parts"]["KV cache"]
-    flags = plans["q4"]["flags"]
+    assert sizes["q8"]["parts"]["KV cache"] < sizes["exact"]["parts"]["KV cache"]
+    flags = plans["q8"]["flags"]
     assert (
-        plans["q4"]["kv"] == "q4" and flags[flags.index("--kv") + 1] == "q4" and "--kv" not in plans["exact"]["flags"]
+        plans["q8"]["kv"] == "q8" and flags[flags.index("--kv") + 1] == "q8" and "--kv" not in plans["exact"]["flags"]
     )
-    between = ("--memory", str((sizes["q4"]["total"] + sizes["exact"]["total"]) // 2), "--dry-run")
+    between = ("--memory", str((sizes["q8"]["total"] + sizes["exact"]["total"]) // 2), "--dry-run")
     assert_error(triforce(*PROMPT, "-n", "600", *between[:2]), 1, "not enough memory")
-    result = triforce(*PROMPT, "-n", "600", *between, "--kv", "q4")
+    result = triforce(*PROMPT, "-n", "600", *between, "--kv", "q8")
     assert result.returncode == 0 and "KV cache   q4 (--kv): " in result.stdout
-    assert triforce(*PROMPT, "-n", "600", *between[:2], "--kv", "q4").returncode == 0
+    assert triforce(*PROMPT, "-n", "600", *between[:2], "--kv", "q8").returncode == 0
 
 
 @pytest.mark.parametrize("where", [(), ("--offload", "hybrid", "--resident-layers", "1")], ids=" ".join)
 def test_offloaded_ones_have_the_text_of_those_in_memory(triforce, where):
     """Planned smaller, too: what lies in host memory has fewer bytes."""
     more = ("-n", "300", "--link", "5", *where)
-    here, found = (triforce(*PROMPT, "--kv", "q4", *each) for each in (more[:2], more))
+    here, found = (triforce(*PROMPT, "--kv", "q8", *each) for each in (more[:2], more))
     assert (found.returncode, found.stdout) == (0, here.stdout), found.stderr
     plans = [
-        json.loads(triforce(*PROMPT, *more, "--dry-run", "--json", "--kv", kind).stdout) for kind in ("q4", "exact")
+        json.loads(triforce(*PROMPT, *more, "--dry-run", "--json", "--kv", kind).stdout) for kind in ("q8", "exact")
     ]
     small, large = (each["plan"]["memory"]["host"]["total"] for each in plans)
     assert 0 < small < large / 2

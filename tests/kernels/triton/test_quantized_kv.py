@@ -17,7 +17,6 @@ from tests.support.triton_compiler import Launches, compile_all, variants
 
 pytest.importorskip("triton")
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-FORMATS = ("q4", "q8", "fp8")
 
 
 def draw(*size, seed=0):
@@ -30,10 +29,9 @@ def keys_and_values(heads, groups, dim):
     return keys + 3 * draw(heads, 1, 1, dim, seed=3), values
 
 
-@pytest.mark.parametrize("kind", FORMATS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("dim", [16, 80])
-def test_groups_have_the_bytes_of_the_native_kernels(kind, dtype, dim):
+def test_groups_have_the_bytes_of_the_native_kernels(dtype, dim):
     """Also of numbers that are equal, tiny, or not finite."""
     if (kernel := native_kernel()) is None:
         pytest.skip("there is no native kernel here")
@@ -43,17 +41,17 @@ def test_groups_have_the_bytes_of_the_native_kernels(kind, dtype, dim):
     keys[1, 1, 4, 3], values[1, 1, 7, 2] = float("inf"), float("nan")
     blocks = torch.zeros((2, 6, GROUP * dim), dtype=dtype)
     write_blocks(blocks, dim, torch.arange(96), keys.flatten(1, 2), values.flatten(1, 2))
-    groups = Groups(torch.zeros((2, 3, KV_FORMATS[kind].run_bytes(dim)), dtype=torch.uint8), kv_format(kind))
+    groups = Groups(torch.zeros((2, 3, KV_FORMATS["q8"].run_bytes(dim)), dtype=torch.uint8), kv_format("q8"))
     items = torch.tensor([(head, 2 * group, group) for head in range(2) for group in range(3)], dtype=torch.int32)
     kernel.quantize(quantize_call(blocks, groups, items, dim))
-    found = quantize_groups(keys, values, kind)
+    found = quantize_groups(keys, values)
     header = 4 * dim + 4 * GROUP
     assert torch.equal(found[..., header:], groups.memory[..., header:])
     scales = [x[..., :header].view(torch.bfloat16) for x in (found, groups.memory)]
     torch.testing.assert_close(*scales, rtol=0, atol=0, equal_nan=True)
     wanted = [torch.empty((6, GROUP, dim)) for _ in range(2)]
     kernel.quantize(dequantize_call(groups, items, *wanted))
-    for own, other in zip(dequantize_groups(found, dim, kind, torch.float32), wanted, strict=True):
+    for own, other in zip(dequantize_groups(found, dim, torch.float32), wanted, strict=True):
         torch.testing.assert_close(own.flatten(0, 1), other, rtol=1e-6, atol=1e-6, equal_nan=True)
 
 
@@ -61,21 +59,19 @@ ONE, SOME = (1, 3, 1, 64, 1, 6), (9, 4, 2, 80, 0, 2)  # tokens, heads, kv_heads,
 
 
 @pytest.mark.parametrize(
-    ("kind", "dtype", "shape"),
-    [("q4", torch.float32, SOME), ("q8", torch.float32, ONE), ("fp8", torch.float32, ONE), ("q8", torch.bfloat16, ONE)],
-    ids=str,
+    ("dtype", "shape"), [(torch.float32, SOME), (torch.float32, ONE), (torch.bfloat16, ONE)], ids=str
 )
-def test_it_is_attention_to_the_dequantised(kind, dtype, shape):
+def test_it_is_attention_to_the_dequantised(dtype, shape):
     tokens, heads, kv_heads, dim, first, stop = shape
-    groups = quantize_groups(*keys_and_values(kv_heads, stop + 1, dim), kind)
+    groups = quantize_groups(*keys_and_values(kv_heads, stop + 1, dim))
     groups[:, stop:], groups[:, :first] = 255, 255  # NaN, to be left alone
     q = draw(tokens, heads, dim).to(dtype)
     state, lse = ops.new_state(q, 3), torch.empty((tokens, heads), device=DEVICE)
-    attend_groups(q, groups, state, kind, first, stop, True)
+    attend_groups(q, groups, state, first, stop, True)
     found = ops.finish(state, q.float(), lse)
     keys, values = (
         x[:, first:stop].flatten(1, 2).repeat_interleave(heads // kv_heads, 0)
-        for x in dequantize_groups(groups, dim, kind, torch.float64)
+        for x in dequantize_groups(groups, dim, torch.float64)
     )
     logits = torch.einsum("thd,hkd->htk", q.double(), keys) * dim**-0.5
     expected = torch.einsum("htk,hkd->thd", logits.softmax(-1), values)
@@ -89,11 +85,11 @@ def test_it_is_attention_to_the_dequantised(kind, dtype, shape):
 
 def test_a_state_goes_on_from_other_keys():
     q, (keys, values) = draw(3, 4, 32), keys_and_values(2, 6, 32)
-    groups = quantize_groups(keys, values, "q8")
+    groups = quantize_groups(keys, values)
     whole, parts = ops.new_state(q, 2), ops.new_state(q, 2)
-    attend_groups(q, groups, whole, "q8", 1, 6, True)
-    attend_groups(q, groups, parts, "q8", 1, 3, True)
-    attend_groups(q, groups[:, 3:], parts, "q8", 0, 3, False)  # as a page of their own
+    attend_groups(q, groups, whole, 1, 6, True)
+    attend_groups(q, groups, parts, 1, 3, True)
+    attend_groups(q, groups[:, 3:], parts, 0, 3, False)  # as a page of their own
     torch.testing.assert_close(ops.finish(parts, q), ops.finish(whole, q))
 
 
@@ -101,18 +97,17 @@ def test_a_state_goes_on_from_other_keys():
 def test_types_agree_in_every_branch_of_the_kernel():
     """The interpreter does not check types."""
     sizes = {"GROUP": 4, "HEAD_DIM": 96, "FRESH": False, "WIDEN": False, "BLOCK_M": 32, "BLOCK_D": 128}
-    formats = [{"BITS": 4, "IS_FLOAT": False}, {"BITS": 8, "IS_FLOAT": False}, {"BITS": 8, "IS_FLOAT": True}]
     types = {"q_ptr": "*bf16", "groups_ptr": "*u8", "state_ptr": "*fp32", "scale": "fp32"}
-    compile_all("quantized_kv", [("attend_groups_kernel", types, sizes | each) for each in formats])
+    compile_all("quantized_kv", [("attend_groups_kernel", types, sizes)])
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Triton's compiler comes with its Linux wheels")
 def test_no_number_of_groups_has_the_kernel_compiled_anew(monkeypatch):
     launches = Launches()
     monkeypatch.setattr(quantized_kv, "attend_groups_kernel", launches)
-    groups = quantize_groups(*keys_and_values(2, 40, 32), "q8")
+    groups = quantize_groups(*keys_and_values(2, 40, 32))
     for stop in range(1, 41):
         for tokens in (1, 5):  # of one block of rows
             q = draw(tokens, 6, 32)
-            attend_groups(q, groups, ops.new_state(q, 2), "q8", stop // 2, stop, True)
+            attend_groups(q, groups, ops.new_state(q, 2), stop // 2, stop, True)
     assert len(set(variants("quantized_kv", "attend_groups_kernel", launches.calls))) == 1

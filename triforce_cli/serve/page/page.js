@@ -1,167 +1,188 @@
-// A conversation about a document: the server reads the file and answers; the page keeps both only while it is open.
-import * as api from "./api.js";
-import { Turn } from "./thread.js";
-
+// A conversation about a text file. The page keeps both only while it is open.
 const at = (id) => document.getElementById(id);
 const [NAME, SIZE] = [at("name").textContent, at("size").textContent];
-let given = null, isSent = false;  // the document {name, text, tokens}, and whether the conversation has it already
+let given = null, isSent = false;  // the document {name, text}, and whether the conversation has it already
 let messages = [], running = null;
 
-const number = (value) => value.toLocaleString();
-const key = () => at("key").value.trim();
+function element(name, className, ...content) {
+  const made = Object.assign(document.createElement(name), { className });
+  made.append(...content);
+  return made;
+}
+
+// Markdown -> nodes, without trust: texts become text nodes, links lead to http(s) alone, and nothing is loaded.
+const INLINE = /`(?<code>[^`]{1,1000})`|\*\*(?<strong>[^*]{1,600})\*\*|\*(?<em>[^*\s][^*]{0,600})\*|\[(?<label>[^[\]]{1,300})\]\((?<target>https?:[^\s()]{1,1000})\)/g;
+
+function inline(text) {
+  const nodes = [];
+  let from = 0;
+  for (const match of text.matchAll(INLINE)) {
+    const { code, strong, em, label, target } = match.groups;
+    nodes.push(text.slice(from, match.index));
+    from = match.index + match[0].length;
+    if (code) nodes.push(element("code", "", code));
+    else if (label) nodes.push(Object.assign(element("a", "", label), { href: target, rel: "noopener noreferrer" }));
+    else nodes.push(element(strong ? "strong" : "em", "", strong || em));
+  }
+  return [...nodes, text.slice(from)];
+}
+
+function markdown(text) {
+  return text.split(/(^```[^]*?(?:^```[^\n]*$|$(?![^])))/m).flatMap((part) => {
+    if (part.startsWith("```")) return [element("pre", "", element("code", "", part.replace(/^```.*\n?|\n?```.*$/g, "")))];
+    return part.split(/\n\s*\n/).filter((block) => block.trim()).map((block) => {
+      const heading = /^#{1,6}\s+([^\n]*)$/.exec(block.trim());
+      return heading ? element("h3", "", ...inline(heading[1])) : element("p", "", ...inline(block.replace(/^\n+|\n+$/g, "")));
+    });
+  });
+}
 
 function say(message, isError = false) {
   if (at("status").textContent !== message) at("status").textContent = message;  // else it would be read out again
   at("status").classList.toggle("error", isError);
 }
 
-// Shows how much has been read; without numbers, that something is read.
-function progress(done, total) {
-  at("progress").hidden = done === total && total !== undefined;
-  at("read").textContent = total && done < total ? `${number(done)} of ${number(total)} tokens` : "";
-  if (total) at("progress").value = done / total;
-  else at("progress").removeAttribute("value");
+async function send(path, options = {}) {
+  const key = at("key").value.trim();
+  const headers = { ...options.headers, ...(key ? { Authorization: `Bearer ${key}` } : {}) };
+  const response = await fetch(path, { ...options, headers });
+  if (response.ok) return response;
+  const found = await response.json().catch(() => null);
+  throw new Error(found?.error?.message || `the server answers with status ${response.status}`);
 }
 
-// Runs what takes a while: one thing at a time, which Stop ends. Errors of the last one are cleared.
-async function run(message, work) {
+// Yields what a stream says: {read: [done, total]} while the prompt is read, else chunks of the API. Throws its error.
+async function* chat(body, signal) {
+  const headers = { "Content-Type": "application/json" };
+  const response = await send("v1/chat/completions", { method: "POST", headers, body: JSON.stringify(body), signal });
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  for (let rest = ""; ;) {
+    const { done, value } = await reader.read();
+    if (done) throw new Error("the connection to the server was lost before the answer's end");
+    const lines = (rest + value).split("\n");
+    rest = lines.pop();
+    for (const line of lines) {
+      if (line === "data: [DONE]") return;
+      if (line.startsWith(": prefill ")) yield { read: line.split(" ").slice(3).map(Number), choices: [] };
+      if (!line.startsWith("data: ")) continue;
+      const event = JSON.parse(line.slice(6));
+      if (event.error) throw new Error(event.error.message);
+      yield event;
+    }
+  }
+}
+
+async function ask(signal) {
+  const question = at("question").value, source = given && !isSent ? given : null, started = performance.now();
+  const content = source ? `${source.text}\n\n${question}` : question, temperature = at("temperature").value;
+  const asked = [...messages, { role: "user", content }];
+  const body = { messages: asked, max_tokens: Number(at("tokens").value) || 512, stream: true };
+  body.stream_options = { include_usage: true };
+  if (temperature !== "") body.temperature = Number(temperature);
+  const answer = element("div", "answer"), thought = element("p", ""), facts = element("small", "facts");
+  const thinking = Object.assign(element("details", "", element("summary", "", "Thinking"), thought), { hidden: true });
+  const shown = [...(source ? [element("span", "source", source.name)] : []), question];
+  const turn = element("article", "turn", element("div", "question", ...shown), thinking, answer, facts);
+  at("thread").append(turn);
+  at("question").value = "";
+  let text = "", usage = {}, reason = "stopped", first = null;
+  try {
+    for await (const { read, choices: [choice], usage: counted } of chat(body, signal)) {
+      if (read) at("progress").value = read[0] / read[1];
+      usage = counted || usage;
+      reason = choice?.finish_reason || reason;
+      thought.textContent += choice?.delta.reasoning_content || "";
+      thinking.hidden = !thought.textContent;
+      if (!choice?.delta.content) continue;
+      first ??= performance.now();
+      at("progress").hidden = true;
+      say("answering");
+      text += choice.delta.content;
+      answer.replaceChildren(...markdown(text));
+    }
+    say(text ? "" : "there is no text in the answer", !text);
+  } finally {
+    const { completion_tokens: count, prompt_tokens: prompt, prompt_tokens_details: more } = usage;
+    const rate = count > 1 && first ? `${(1000 * (count - 1) / (performance.now() - first)).toFixed(1)} a second` : "";
+    const read = first ? `first word after ${((first - started) / 1000).toFixed(1)} s` : "";
+    const counts = count ? [`${count} tokens`, rate, read, `prompt ${prompt}, of them ${more.cached_tokens} cached`] : [];
+    facts.textContent = [...counts, reason === "stop" ? "" : reason].filter(Boolean).join(" · ");
+    if (text) {  // also in part, it is the context of the next question
+      messages = [...asked, { role: "assistant", content: text }];
+      isSent ||= Boolean(source);
+    } else {
+      turn.remove();
+      at("question").value ||= question;
+    }
+  }
+}
+
+// Runs what takes a while: one thing at a time, which Stop ends.
+async function run() {
   if (running) return;
   running = new AbortController();
   for (const id of ["ask", "new", "file", "remove"]) at(id).disabled = true;
-  at("stop").disabled = false;
-  say(message);
-  progress();
+  at("stop").disabled = at("progress").hidden = false;
+  at("progress").removeAttribute("value");
+  say("reading");
   try {
-    await work(running.signal);
+    await ask(running.signal);
   } catch (error) {
-    const isStopped = error.name === "AbortError";
-    say(isStopped ? "stopped" : error.message, !isStopped);
+    say(error.name === "AbortError" ? "stopped" : error.message, error.name !== "AbortError");
   }
   running = null;
-  progress(1, 1);
+  at("progress").hidden = at("stop").disabled = true;
   for (const id of ["ask", "file", "remove"]) at(id).disabled = false;
   at("new").disabled = !messages.length;
-  at("stop").disabled = true;
-  if (document.activeElement === document.body) at("question").focus();  // its button has been disabled
+  at("question").focus();
 }
 
 function show(found) {
   given = found;
   isSent = false;
   at("name").textContent = found ? found.name : NAME;
-  at("size").textContent = found ? `${number(found.text.length)} characters, ${number(found.tokens)} tokens` : SIZE;
+  at("size").textContent = found ? `${found.text.length.toLocaleString()} characters` : SIZE;
   at("remove").hidden = !found;
 }
 
-function take(files) {
-  const [file] = files;
-  if (!file) return;
-  if (files.length > 1) return say("one document at a time", true);
-  run(`reading ${file.name}`, async (signal) => {
-    const found = await api.document(file, key(), signal);
-    show(found);
-    say(found.warnings.join("; "));
-  });
-}
-
-function facts(statistics, usage, reason, limit) {
-  const rate = statistics.tokens_per_s, each = statistics.tokens_per_verification;
-  const cached = usage.prompt_tokens_details?.cached_tokens;
-  return [
-    `${number(statistics.new_tokens || 0)} tokens`,
-    rate ? `${rate.toFixed(1)} a second` : "",
-    each ? `${each.toFixed(1)} a verification` : "",
-    usage.prompt_tokens ? `prompt ${number(usage.prompt_tokens)}, of them ${number(cached)} cached` : "",
-    reason === "length" ? `cut off: the limit is ${number(limit)}` : "",
-    reason ? "" : "stopped",
-  ].filter(Boolean).join(" · ");
-}
-
-function request(content) {
-  const temperature = at("temperature").value;
-  return {
-    messages: [...messages, { role: "user", content }],
-    max_tokens: Number(at("tokens").value) || 512,
-    stream: true,
-    stream_options: { include_statistics: true, include_usage: true },
-    ...(temperature === "" ? {} : { temperature: Number(temperature) }),
-  };
-}
-
-async function ask(signal) {
-  const question = at("question").value, source = given && !isSent ? given : null;
-  const body = request(source ? `${source.text}\n\n${question}` : question);
-  const turn = new Turn(question, source && source.name, at("thread"));
-  let statistics = {}, usage = {}, reason = null;
-  at("question").value = "";
+async function take([file]) {
+  if (!file || running) return;
   try {
-    for await (const event of api.chat(body, key(), signal)) {
-      if (event.read) {
-        progress(...event.read);
-        say("reading");
-        continue;
-      }
-      const [choice] = event.choices;
-      if (choice?.delta.content || choice?.delta.reasoning_content) {
-        turn.add(choice.delta);
-        progress(1, 1);
-        say("answering");
-      }
-      reason = choice?.finish_reason || reason;
-      statistics = event.statistics || statistics;
-      usage = event.usage || usage;
-    }
-    say(turn.text ? "" : "there is no text in the answer", !turn.text);
-  } finally {
-    turn.end(facts(statistics, usage, reason, body.max_tokens), statistics.acceptance || {});
-    keep(turn, body, question, Boolean(source));
+    const text = new TextDecoder("utf-8", { fatal: true }).decode(await file.arrayBuffer());
+    show({ name: file.name, text });
+    say("");
+  } catch {
+    say(`${file.name} is no text in UTF-8`, true);
   }
 }
 
-// What has been answered, if only in part, is the context of the next question; what has not may be asked again.
-function keep(turn, body, question, hadDocument) {
-  if (turn.text) {
-    messages = [...body.messages, { role: "assistant", content: turn.text }];
-    isSent ||= hadDocument;
-  } else {
-    if (!turn.thought) turn.remove();
-    at("question").value ||= question;
-  }
+async function name() {
+  const found = await send("v1/models").then((response) => response.json()).catch(() => null);
+  const model = found?.data[0];
+  at("model").textContent = model ? `${model.id}, up to ${model.max_model_len.toLocaleString()} tokens` : "";
 }
 
-function begin() {
+at("form").addEventListener("submit", (event) => {
+  event.preventDefault();
+  run();
+});
+at("question").addEventListener("keydown", (event) => {
+  if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+  event.preventDefault();
+  if (!running) at("form").requestSubmit();
+});
+at("stop").addEventListener("click", () => running?.abort());
+at("new").addEventListener("click", () => {
   messages = [];
   isSent = false;
   at("thread").replaceChildren();
   at("new").disabled = true;
   say("");
-  at("question").focus();
-}
-
-async function name() {
-  const found = await api.model(key()).catch(() => null);
-  at("model").textContent = found ? `${found.id}, up to ${number(found.max_model_len)} tokens` : "";
-}
-
-at("form").addEventListener("submit", (event) => {
-  event.preventDefault();
-  run("waiting", ask);
 });
-at("question").addEventListener("keydown", (event) => {
-  // 229: some browsers end a composition before they report the Enter that ended it
-  if (event.key !== "Enter" || event.shiftKey || event.isComposing || event.keyCode === 229) return;
-  event.preventDefault();
-  if (!running) at("form").requestSubmit();
-});
-at("stop").addEventListener("click", () => running?.abort());
-at("new").addEventListener("click", begin);
-at("remove").addEventListener("click", () => {
-  show(null);
-  at("file").focus();
-});
+at("remove").addEventListener("click", () => show(null));
 at("key").addEventListener("change", name);
 at("file").addEventListener("change", (event) => {
-  take([...event.target.files]);
+  take(event.target.files);
   event.target.value = "";  // so that the same file can be chosen again
 });
 for (const kind of ["dragover", "dragleave", "drop"]) {
@@ -169,7 +190,7 @@ for (const kind of ["dragover", "dragleave", "drop"]) {
     if (!event.dataTransfer.types.includes("Files")) return;
     event.preventDefault();
     at("drop").classList.toggle("over", kind === "dragover");
-    if (kind === "drop") take([...event.dataTransfer.files]);
+    if (kind === "drop") take(event.dataTransfer.files);
   });
 }
 name();

@@ -1,0 +1,252 @@
+"""The HTTP application: routes, who may use them, and what each does."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.authentication import AuthCredentials, AuthenticationBackend, AuthenticationError, SimpleUser
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.authentication import AuthenticationMiddleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import ClientDisconnect, HTTPConnection, Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from offload.loading.tokenizers.tokenizer import Tokenizer
+from offload.short_repr import short_repr
+
+from .engine_thread import EngineThread
+from .errors import ApiError, api_error
+from .request import parse_request
+from .responses import Form, streamed, whole
+from .sequences import Answer, PromptEncoder
+from .serve_options import ServeOptions
+from .server_metrics import ServerMetrics
+
+_PAGE = {
+    "/": ("index.html", "text/html"),
+    "/page.css": ("page.css", "text/css"),
+    "/page.js": ("page.js", "text/javascript"),
+}
+_OPEN = {*_PAGE, "/health", "/ready"}  # need no key: nothing secret, and the page asks for the key itself
+# The page runs its own script and style alone, and talks to its own server alone.
+_POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
+_POLICY += "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """The model that is served: its name, what prepares its prompts, and the tokenizer that decodes its answers.
+
+    The engine's thread has that `tokenizer` for itself: it must not be the one of the `encoder`.
+    """
+
+    name: str
+    encoder: PromptEncoder
+    tokenizer: Tokenizer
+    context: int
+
+
+def create_app(
+    model: ServedModel,
+    engine: EngineThread,
+    metrics: ServerMetrics,
+    options: ServeOptions,
+    report: Callable[[Exception], None],
+) -> Starlette:
+    """Return the application over a running engine. `report` is called with errors that clients are not told."""
+    endpoints = Endpoints(model, engine, metrics, options, report)
+    middleware = [Middleware(AuthenticationMiddleware, backend=_Keys(options), on_error=_refused)]
+    if options.is_local:  # a page of another site could reach it by a name that it has made to point here
+        hosts = ["localhost", "127.0.0.1", "::1", "[::1]", options.host]
+        middleware.insert(0, Middleware(TrustedHostMiddleware, allowed_hosts=hosts, www_redirect=False))
+    if options.origins:  # outside of the keys: a browser's preflight request has none
+        allowed = {"allow_methods": ["GET", "POST"], "allow_headers": ["*"], "expose_headers": ["retry-after"]}
+        middleware.insert(0, Middleware(CORSMiddleware, allow_origins=options.origins, **allowed))
+    routes = [
+        Route("/v1/chat/completions", endpoints.chat, methods=["POST"]),
+        Route("/v1/completions", endpoints.completion, methods=["POST"]),
+        Route("/v1/models", endpoints.models),
+        Route("/v1/models/{name:path}", endpoints.model),
+        Route("/health", endpoints.health),
+        Route("/ready", endpoints.ready),
+        Route("/metrics", endpoints.metrics),
+        *(Route(path, _file(*each)) for path, each in _PAGE.items()),
+    ]
+
+    async def failed(request: Request, error: Exception) -> Response:
+        if not isinstance(error, ApiError):
+            report(error)
+        return _response(api_error(error))
+
+    handlers: dict[Any, Any] = {ApiError: failed, HTTPException: _http_error, ClientDisconnect: _disconnected}
+    return Starlette(routes=routes, middleware=middleware, exception_handlers=handlers | {Exception: failed})
+
+
+def _file(name: str, kind: str) -> Callable[[Request], Any]:
+    content = (files(__package__) / "page" / name).read_bytes()
+
+    async def get(request: Request) -> Response:
+        return Response(content, headers={"content-security-policy": _POLICY}, media_type=kind)
+
+    return get
+
+
+class _Keys(AuthenticationBackend):
+    """Lets in who has a key; the user's name is the scope within which prompts share what is cached."""
+
+    def __init__(self, options: ServeOptions) -> None:
+        self._keys, self._separates = options.keys, options.separates_keys
+
+    async def authenticate(self, conn: HTTPConnection) -> tuple[AuthCredentials, SimpleUser]:
+        if not self._keys or conn.url.path in _OPEN:
+            return AuthCredentials(), SimpleUser("")
+        kind, _, given = conn.headers.get("authorization", "").partition(" ")
+        name = self._keys.scope(given.strip()) if kind.lower() == "bearer" else None
+        if name is None:
+            raise AuthenticationError("no API key that is known")
+        return AuthCredentials(), SimpleUser(name if self._separates else "")
+
+
+def _refused(conn: HTTPConnection, error: Exception) -> Response:
+    return _response(ApiError(401, str(error), "invalid_api_key", www_authenticate="Bearer"))
+
+
+def _response(error: ApiError) -> Response:
+    return JSONResponse(error.body(), error.status, error.headers)
+
+
+async def _http_error(request: Request, error: HTTPException) -> Response:
+    return _response(ApiError(error.status_code, f"{request.method} {request.url.path}: {error.detail}"))
+
+
+async def _disconnected(request: Request, error: Exception) -> Response:
+    return Response(status_code=499)  # for nobody: the client has gone
+
+
+class Endpoints:
+    """What the routes do."""
+
+    def __init__(
+        self,
+        model: ServedModel,
+        engine: EngineThread,
+        metrics: ServerMetrics,
+        options: ServeOptions,
+        report: Callable[[Exception], None],
+    ) -> None:
+        self._model, self._engine, self._metrics, self._options, self._report = model, engine, metrics, options, report
+        self._created = int(time.time())
+
+    async def chat(self, request: Request) -> Response:
+        """Answer /v1/chat/completions."""
+        return await self._answer(request, is_chat=True)
+
+    async def completion(self, request: Request) -> Response:
+        """Answer /v1/completions."""
+        return await self._answer(request, is_chat=False)
+
+    async def models(self, request: Request) -> Response:
+        return JSONResponse({"object": "list", "data": [self._description]})
+
+    async def model(self, request: Request) -> Response:
+        self._check_model(request.path_params["name"])
+        return JSONResponse(self._description)
+
+    async def health(self, request: Request) -> Response:
+        """Say whether the engine runs."""
+        return JSONResponse({"status": "ok"}) if self._engine.is_alive() else JSONResponse({"status": "error"}, 503)
+
+    async def ready(self, request: Request) -> Response:
+        """Say whether a request would be taken now, for those who choose among servers."""
+        try:
+            self._engine.check(1)
+        except ApiError:
+            return JSONResponse({"status": "busy"}, 503)
+        return JSONResponse({"status": "ready"})
+
+    async def metrics(self, request: Request) -> Response:
+        return Response(self._metrics.text(), media_type="text/plain; version=0.0.4")
+
+    @property
+    def _description(self) -> dict[str, Any]:
+        facts = {"id": self._model.name, "object": "model", "created": self._created, "owned_by": "triforce"}
+        return facts | {"max_model_len": self._model.context}
+
+    def _check_model(self, name: str | None) -> None:
+        if name not in (None, self._model.name):
+            message = f"there is no model {short_repr(name)} here, only {self._model.name!r}"
+            raise ApiError(404, message, "model_not_found", "model")
+
+    async def _body(self, request: Request) -> bytes:
+        """Return the body. Raises ApiError for one that is too long, or that a page of another site could send."""
+        if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+            how = "the Content-Type must be application/json: curl needs -H 'Content-Type: application/json'"
+            raise ApiError(415, how, "unsupported_media_type")
+        data, most, length = bytearray(), self._options.body, request.headers.get("content-length", "")
+        too_large = ApiError(413, f"the request has more than {most:,} bytes", "request_too_large")
+        if length.isdecimal() and int(length) > most:
+            raise too_large
+        async for piece in request.stream():
+            data += piece
+            if len(data) > most:
+                raise too_large
+        return bytes(data)
+
+    async def _answer(self, request: Request, is_chat: bool) -> Response:
+        data = await self._body(request)
+        wanted = await run_in_threadpool(parse_request, data, is_chat, self._options.ignore_unknown)
+        self._check_model(wanted.model)
+        self._engine.check(wanted.sequences)
+        settings = await run_in_threadpool(self._model.encoder.sequences, wanted, request.user.display_name)
+        tokenizer = self._model.tokenizer
+        answer = Answer(settings, tokenizer)
+        form = Form(is_chat, self._model.name, None if wanted.logprobs is None else tokenizer.token_bytes)
+        self._engine.submit(answer.sequences)
+        if wanted.stream:
+            events = streamed(answer, form, wanted.choices, wanted.usage, self._report)
+            return _Events(events, lambda: self._engine.cancel(answer.sequences))
+        try:
+            return JSONResponse(await _unless_closed(request, whole(answer, form, wanted.choices)))
+        finally:
+            self._engine.cancel(answer.sequences)
+
+
+class _Events(StreamingResponse):
+    """Server-sent events. However the response ends, by itself or because the client has gone, `close` is called."""
+
+    def __init__(self, events: AsyncIterator[str], close: Callable[[], None]) -> None:
+        super().__init__(events, media_type="text/event-stream", headers={"x-accel-buffering": "no"})
+        self._close = close
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._close()
+
+
+async def _unless_closed(request: Request, answering: Any) -> Any:
+    """Return what is awaited. Raises ClientDisconnect as soon as the client has gone."""
+    work, gone = asyncio.ensure_future(answering), asyncio.ensure_future(_until_closed(request))
+    try:
+        await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
+        if work.done():
+            return work.result()
+        raise ClientDisconnect
+    finally:
+        work.cancel()
+        gone.cancel()
+
+
+async def _until_closed(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,236 @@
+"""Requests of the OpenAI API: JSON -> what is to be generated. What is not supported is refused, never left out.
+
+Knows nothing of a model. Fields that change the answer and that no code reads are errors; those that do not, such as
+`user`, are ignored.
+"""
+
+import json
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any
+
+from offload.errors import SettingsError
+from offload.loading.tokenizers.conversation import ASSISTANT, SYSTEM, USER, ChatMessage
+from offload.settings.config import check_part
+from offload.settings.constraint import JSON_SCHEMA, Constraint
+from offload.short_repr import short_repr
+
+from .errors import ApiError
+from .tools import ToolRequest, message_fields, tools_of
+
+MOST_SEQUENCES = 16  # of one request
+MOST_STOPS = 16
+_MOST_LOGPROBS = {"top_logprobs": 20, "logprobs": 5}  # of the likeliest tokens, in a chat and in a completion
+
+_Type = tuple[type | tuple[type, ...], str]
+_NUMBER, _INTEGER, _TEXT = ((int, float), "a number"), (int, "a whole number"), (str, "a text")
+_OBJECT, _FLAG = (dict, "an object"), (bool, "true or false")
+# The settings that a request may have, by the names that they have in the API and here; `max_tokens` is another one's.
+_SETTINGS: dict[str, _Type] = {
+    **dict.fromkeys(("temperature", "top_p", "frequency_penalty", "presence_penalty"), _NUMBER),
+    **dict.fromkeys(("min_p", "repetition_penalty", "dry_multiplier", "dry_base"), _NUMBER),
+    **dict.fromkeys(("seed", "top_k", "dry_allowed_length", "dry_range", "no_repeat_ngram", "max_tokens"), _INTEGER),
+    **dict.fromkeys(("method", "draft", "tree"), _TEXT),
+    **dict.fromkeys(("budget", "gamma1", "gamma2"), _INTEGER),
+}
+_DRAFTS = ("lookup", "none")  # others need memory that was not planned
+_IGNORED = {"user", "metadata", "store", "service_tier", "prompt_cache_key", "safety_identifier"}
+_COMMON = {"model", "n", "stop", "stream", "stream_options", "response_format", "logprobs"} | _SETTINGS.keys()
+_CHAT = _COMMON | {"messages", "tools", "tool_choice", "parallel_tool_calls", "top_logprobs", "chat_template_kwargs"}
+_COMPLETION = _COMMON | {"prompt"}
+# Fields of functions that are not there, and the values that ask for nothing.
+_NOTHING: dict[str, Any] = {"logit_bias": {}, "echo": False, "suffix": "", "best_of": 1, "modalities": ["text"]}
+_NOTHING |= {"functions": [], "function_call": "none", "tools": [], "tool_choice": "none"}
+_FORM = "response_format"
+_ROLES = {"system": SYSTEM, "developer": SYSTEM, "user": USER, "assistant": ASSISTANT, "tool": "tool"}
+
+Prompt = str | list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class ApiRequest:
+    """A request: `messages` of a chat, or `prompts` to continue, each answered `choices` times.
+
+    Args:
+        model: the name that it asks for; None for whatever runs.
+        options: settings by name, as `Settings.values`.
+        stream, usage: whether to stream, and with the tokens' number at the end.
+        think: whether a reasoning model is to think; None where the request does not say.
+        logprobs: how many of the likeliest tokens' log-probabilities each token has beside its own; None for none.
+        tools: that the answer may call; None for none.
+    """
+
+    model: str | None
+    options: Mapping[str, Any]
+    choices: int
+    stream: bool
+    usage: bool
+    messages: Sequence[ChatMessage] | None = None
+    prompts: Sequence[Prompt] = ()
+    think: bool | None = None
+    logprobs: int | None = None
+    tools: ToolRequest | None = None
+
+    @property
+    def sequences(self) -> int:
+        """The number of answers."""
+        return self.choices * (1 if self.messages is not None else len(self.prompts))
+
+
+def parse_request(data: bytes, is_chat: bool, ignore_unknown: bool = False) -> ApiRequest:
+    """Return the request of a body, perhaps without the fields that nobody knows. Raises ApiError."""
+    values = _known(_object(data), _CHAT if is_chat else _COMPLETION, ignore_unknown)
+    content = _chat(values) if is_chat else _completion(values)
+    choices, streaming = _typed(values, "n", _INTEGER, 1), _typed(values, "stream_options", _OBJECT, {})
+    count = choices * len(content.get("prompts", "1"))
+    if not 1 <= count <= MOST_SEQUENCES:
+        raise ApiError(400, f"{count} sequences are asked for: 1 to {MOST_SEQUENCES} are possible", param="n")
+    _check_keys(streaming, {"include_usage", "include_obfuscation"}, "stream_options")
+    return ApiRequest(
+        *(_typed(values, "model", _TEXT), _options(values) | _form(values), choices),
+        stream=_typed(values, "stream", _FLAG, False),
+        usage=_typed(streaming, "include_usage", _FLAG, False),
+        **content,
+    )
+
+
+def _chat(values: Mapping[str, Any]) -> dict[str, Any]:
+    template = _typed(values, "chat_template_kwargs", _OBJECT, {})  # as in vLLM
+    _check_keys(template, {"enable_thinking"}, "chat_template_kwargs")
+    top, tools = _count(values, "top_logprobs"), tools_of(values)
+    logprobs = (top or 0) if _typed(values, "logprobs", _FLAG, False) else None
+    if top is not None and logprobs is None:
+        raise ApiError(400, "top_logprobs needs logprobs", param="top_logprobs")
+    for name, is_given in ((_FORM, bool(_form(values))), ("logprobs", logprobs is not None)):
+        if tools is not None and is_given:
+            raise ApiError(400, f"{name} cannot be used with tools", "unsupported_field", name)
+    messages = values.get("messages")
+    if not isinstance(messages, list) or not messages:
+        raise ApiError(400, "messages is no list of messages", param="messages")
+    return {
+        "messages": [_message(each, f"messages[{number}]") for number, each in enumerate(messages)],
+        "think": _typed(template, "enable_thinking", _FLAG),
+        "logprobs": logprobs,
+        "tools": tools,
+    }
+
+
+def _message(value: Any, where: str) -> ChatMessage:
+    role = value.get("role") if isinstance(value, dict) else None
+    if not isinstance(role, str) or role not in _ROLES:
+        raise ApiError(400, f"{where} is no object with a role of {', '.join(_ROLES)}", param=where)
+    more, content = message_fields(value, where), value.get("content")
+    parts = [{"type": "text", "text": content or ""}] if isinstance(content, str) or (more and not content) else content
+    if not isinstance(parts, list) or not all(map(_is_text_part, parts)):
+        raise ApiError(400, f"the content of {where} is no text, and no list of text parts", param=where)
+    return ChatMessage(_ROLES[role], "".join(part["text"] for part in parts), more=more)
+
+
+def _is_text_part(part: Any) -> bool:
+    return isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)
+
+
+def _completion(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the prompts of a completion, each a text or token ids, and its logprobs."""
+    given = values.get("prompt")
+    prompts = given if isinstance(given, list) and not _is_ids(given) else [given]
+    if not prompts or not all((isinstance(each, str) and each) or _is_ids(each) for each in prompts):
+        raise ApiError(400, "prompt is no text, no list of texts, and no list of token ids", param="prompt")
+    return {"prompts": prompts, "logprobs": _count(values, "logprobs")}
+
+
+def _is_ids(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(type(each) is int for each in value)
+
+
+def _object(data: bytes) -> dict[str, Any]:
+    try:
+        values = json.loads(data, parse_constant=_refuse_constant)
+        json.dumps(values, ensure_ascii=False).encode()  # raises for half a surrogate pair, which no tokenizer encodes
+    except (ValueError, RecursionError) as error:
+        raise ApiError(400, f"the body is not valid JSON in UTF-8: {error}") from None
+    if not isinstance(values, dict):
+        raise ApiError(400, f"the body is no JSON object but {short_repr(values)}")
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _refuse_constant(name: str) -> float:
+    raise ValueError(f"{name} is no number of JSON")
+
+
+def _known(values: dict[str, Any], known: Set[str], ignore_unknown: bool) -> dict[str, Any]:
+    """Return the fields that are read. Raises ApiError for unknown ones, and for what is not there."""
+    if "max_completion_tokens" in values:
+        if "max_tokens" in values:
+            raise ApiError(400, "max_completion_tokens and max_tokens are both given", param="max_completion_tokens")
+        values["max_tokens"] = values.pop("max_completion_tokens")
+    for name in values.keys() - known - _IGNORED:
+        if name in _NOTHING:
+            if values[name] != _NOTHING[name]:
+                raise ApiError(400, f"{name} is not supported", "unsupported_field", name)
+        elif not ignore_unknown:
+            close = get_close_matches(name[:64], known, 1)
+            meant = f"did you mean {close[0]}?" if close else "triforce serve --ignore-unknown passes over it"
+            raise ApiError(400, f"unknown field {short_repr(name)}; {meant}", "unknown_field", name[:64])
+    return {name: value for name, value in values.items() if name in known}
+
+
+def _check_keys(given: Mapping[str, Any], known: Set[str], where: str) -> None:
+    unknown = next((name for name in given if name not in known), None)
+    if unknown is not None:
+        raise ApiError(400, f"unknown {short_repr(unknown)} in {where}", "unknown_field", where)
+
+
+def _typed(values: Mapping[str, Any], name: str, wanted: _Type, usual: Any = None) -> Any:
+    types, described = wanted
+    value = values.get(name)
+    if value is None:
+        return usual
+    if not isinstance(value, types) or (isinstance(value, bool) and types is not bool):
+        raise ApiError(400, f"{name} is {short_repr(value)}; give {described}", param=name)
+    return value
+
+
+def _count(values: Mapping[str, Any], name: str) -> int | None:
+    count, most = _typed(values, name, _INTEGER), _MOST_LOGPROBS[name]
+    if count is not None and not 0 <= count <= most:
+        raise ApiError(400, f"{name} is {short_repr(count)}; 0 to {most} are possible", param=name)
+    return count
+
+
+def _options(values: Mapping[str, Any]) -> dict[str, Any]:
+    found = {}
+    for name in values.keys() & _SETTINGS.keys():
+        ours = "max_new_tokens" if name == "max_tokens" else name
+        found[ours] = _typed(values, name, _SETTINGS[name])
+        try:
+            check_part({ours: found[ours]})
+        except SettingsError as error:  # in terms of options: here they are fields
+            message = error.message.replace(ours.replace("_", "-"), name, 1)
+            raise ApiError(400, f"{message}; {error.hint.replace('--', '')}", param=name) from None
+    if found.get("draft", "none") not in _DRAFTS:
+        raise ApiError(400, f"draft is {found['draft']!r}; a request may have {' or '.join(_DRAFTS)}", param="draft")
+    if "stop" in values:
+        stops = [values["stop"]] if isinstance(values["stop"], str) else values["stop"]
+        if not isinstance(stops, list) or not all(isinstance(each, str) for each in stops) or len(stops) > MOST_STOPS:
+            raise ApiError(400, f"stop is no text, and no list of up to {MOST_STOPS} texts", param="stop")
+        found["stop"] = tuple(stops)
+    return found
+
+
+def _form(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the constraint of `response_format` as an option, none for text. Raises ApiError."""
+    form = _typed(values, _FORM, _OBJECT, {"type": "text"})
+    kind = form.get("type")
+    if kind == "text":
+        return {}
+    if kind == "json_object":
+        return {"constraint": Constraint(JSON_SCHEMA, '{"type": "object"}')}
+    if kind != "json_schema":
+        message = f"{_FORM} {short_repr(kind)} is not supported: text, json_object and json_schema are"
+        raise ApiError(400, message, "unsupported_field", _FORM)
+    schema = _typed(form, "json_schema", _OBJECT, {}).get("schema")
+    if not isinstance(schema, dict):
+        raise ApiError(400, f"{_FORM} has no schema, which is an object in json_schema", param=_FORM)
+    return {"constraint": Constraint(JSON_SCHEMA, json.dumps(schema))}
