@@ -105,17 +105,6 @@ class OpenModel(FoundModel):
         factor = factor_for(self.checkpoint.shape, tokens)
         return self if factor <= 1 else self._with_shape(stretched(self.checkpoint.shape, factor))
 
-    def beyond_context(self, tokens: int) -> OpenModel:
-        """Return the model with a context of at least `tokens`, with positions that it was not trained for.
-
-        It is for measuring what happens there: `stretched` extends the context.
-        """
-        return self if tokens <= self.checkpoint.shape.context else self.with_context(tokens)
-
-    def with_context(self, tokens: int) -> OpenModel:
-        """Return the model with a context of `tokens`, such as a smaller one for reading a document in parts."""
-        return self._with_shape(replace(self.checkpoint.shape, context=tokens))
-
     def _with_shape(self, shape: ModelShape) -> OpenModel:
         checkpoint = copy(self.checkpoint)
         checkpoint.shape = shape

@@ -8,7 +8,6 @@ import pytest
 
 from offload.memory.tier_settings import TierSettings
 from triforce_cli.batch.batch_files import Line
-from triforce_cli.bench.prompts import BenchPrompt
 from triforce_cli.input.documents import Document
 from triforce_cli.input.excerpts import Position, Range
 from triforce_cli.run.plan import packed_tiers, unpacked_tiers
@@ -24,11 +23,6 @@ def sent(value):
 def test_a_line_of_any_bytes(data):
     line = Line(2, 7, data)
     assert Line.unpacked(*sent(line.packed())) == line
-
-
-@pytest.mark.parametrize("prompt", [BenchPrompt("a", [1, 2], {2: [[3], [4]], 4: [[5]]}, 1), BenchPrompt("b", [])])
-def test_a_prompt_of_a_grid(prompt):
-    assert BenchPrompt.unpacked(*sent(prompt.packed())) == prompt
 
 
 @pytest.mark.parametrize("tiers", [TierSettings(disk=Path("/a/b"), host_layers=2), TierSettings("host", share=0.5)])

@@ -60,7 +60,7 @@ def test_bench_compares_on_one_placement(triforce_here):
     args = ("--methods", "lookup,retrieval", "--budget", "64", "--new", "12", "--repeats", "1", "--temperature", "0")
     code, out, err = triforce_here("bench", PROMPT, *args, "--link", "5", "--offload", "stream", "--json")
     assert code == 0, err
-    assert {row["method"] for row in json.loads(out)["methods"]} == {"ar", "lookup", "retrieval"}
+    assert {row["method"] for row in json.loads(out)["rows"]} == {"ar", "lookup", "retrieval"}
 
 
 @pytest.mark.parametrize("memory", ["2500KiB", "3100KiB", "3900KiB"])
