@@ -16,7 +16,8 @@ from offload.metrics import Meter
 from offload.units import GIB, counted
 
 from .format import percent, size
-from .status_line import PrefillBar, StatusLine
+from .prefill_bar import PrefillBar
+from .status_line import StatusLine
 from .tables import Segment, fitted
 from .terminal import Terminal
 
