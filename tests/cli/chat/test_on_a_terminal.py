@@ -109,6 +109,7 @@ def slowly(monkeypatch):
     monkeypatch.setattr(TextGenerator, "tokens", generated)
 
 
+@pytest.mark.long
 def test_ctrl_c_keeps_what_was_said_and_ctrl_d_leaves(at_a_terminal, slowly, tmp_path):
     path = tmp_path / "saved.json"
     code, shown = at_a_terminal(
@@ -117,9 +118,9 @@ def test_ctrl_c_keeps_what_was_said_and_ctrl_d_leaves(at_a_terminal, slowly, tmp
         (r"Tell me a story .*/help\s+\S+", "typed meanwhile" + INTERRUPT),  # the answer has begun
         ("· interrupted\n> typed meanwhile ", "\x15\x1b[A"),  # instead, the line before
         ("Tell me a story.*Tell me a story", "\x03"),
-        ("Ctrl-D or /quit leaves\n> ", "/sta\t"),
-        ("> /stats", "\r"),
-        ("1 question answered", f"/save {path}\r"),
+        ("Ctrl-D or /exit leaves\n> ", "/sys\t"),
+        ("> /system", "\r"),
+        ("no system message", f"/save {path}\r"),
         ("saved in", "\x04"),
         args=("-n", "1500", "--temperature", "1", "--seed", "1"),
     )
@@ -132,6 +133,7 @@ def test_ctrl_c_keeps_what_was_said_and_ctrl_d_leaves(at_a_terminal, slowly, tmp
     assert (tmp_path / "home" / "chat_history").stat().st_mode & 0o777 == 0o600
 
 
+@pytest.mark.long
 def test_a_dumb_terminal_reads_plain_lines(at_a_terminal):
     steps = ("\n>$", "Who?\n"), ("written at .*\n>$", "/undo\n"), ("0 questions\n>$", "/quit\n")
     assert at_a_terminal(*steps, args=("-n", "4", "--temperature", "0"), term="dumb")[0] == 0
