@@ -194,6 +194,7 @@ class OpenModel(FoundModel):
 
     def _check_tiers(self, tiers: TierSettings | None) -> None:
         """Raise SettingsError for models, experts and quantised copies of keys and values that tiers do not have."""
+        check_middle(self.speculation, tiers is not None and tiers.mode == PLANES)
         if tiers is not None:
             check_model(self.checkpoint.shape)
             self.check_experts(tiers.experts)
@@ -202,8 +203,7 @@ class OpenModel(FoundModel):
                     "experts in host memory do not go with other weights there",
                     "leave weight_layers out, or use experts=device",
                 )
-            has_planes = tiers.mode == PLANES
-            if has_planes:
+            if tiers.mode == PLANES:
                 check_planes(tiered_format(self.config.kv, self.packs))
             if KV_FORMATS[self.config.kv].is_packed and not self._unpacks:
                 raise SettingsError(
@@ -259,7 +259,6 @@ class OpenModel(FoundModel):
             missing = missing_kernel(self.device, self.dtype, self.shape.head_dim, self.kernel)
         check_packed_kv(kv, shape, self.device, self.dtype, self.kernel)
         check_kv(kv, settings, shape, missing)
-        check_middle(kv, settings, self.device.type)
 
     def check_kernel(self) -> None:
         """Raise SettingsError if the configured level cannot run both models."""

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from ..architecture.footprint import PAGE_GRAIN
 from ..kernels import triton
 from ..memory.block_store import BlockStore
-from ..memory.packed_store import PackedStore
 from ..memory.plain_store import PlainStore
 from ..memory.quantized_store import QuantizedStore
 from ..memory.store import Store
@@ -73,7 +72,7 @@ def _selected_class(store: Store, whole: str | None = None) -> type[SelectedCach
     """Return the class of the retrieval cache over a full cache's store: one without a copy, where a kernel can."""
     if whole == PLANE_KV.name:
         return PlaneCache
-    if isinstance(store, BlockStore | PackedStore | QuantizedStore) and not store.span:  # not over tiers
+    if isinstance(store, BlockStore | QuantizedStore) and not store.span:  # not over tiers
         return TableCache
     if not isinstance(store, PlainStore) or store.shape.caps_scores or store.shape.has_sinks:
         return CopiedCache

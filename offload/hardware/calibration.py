@@ -16,29 +16,12 @@ from .schema import Gpu, Host, InvalidValue, Link, Profile
 FILE = "measured.yaml"
 
 
-CLEAR = 1.1  # a gain from which on keys and values are packed unless asked otherwise: passes of more rows have less
-
-
-@dataclass(frozen=True, slots=True)
-class PackedGain:
-    """How many times as fast one token attends to packed keys and values, with so many threads, at a kernel level."""
-
-    ratio: float
-    threads: int
-    level: str
-
-    def is_clear(self, threads: int, level: str) -> bool:
-        """Return whether it was measured with these threads, at that level, and pays."""
-        return self.ratio >= CLEAR and (self.threads, self.level) == (threads, level)
-
-
 @dataclass(frozen=True, slots=True)
 class Measured:
     """Measured rates of a machine, in the units of Gpu, Link and Host; `gpu` and `link` describe each of its `gpus`.
 
     `date` is the day in UTC, as 2026-01-31; `machine` describes the hardware, without a host name; `torch` is the
-    version that measured. None where something could not be measured. `packed`: what packed keys and values gain in the
-    host's memory, if that has been measured. Raises SettingsError for impossible numbers.
+    version that measured. None where something could not be measured. Raises SettingsError for impossible numbers.
     """
 
     date: str
@@ -49,7 +32,6 @@ class Measured:
     gpu: Gpu | None = None
     link: Link | None = None
     host: Host = field(default_factory=Host)
-    packed: PackedGain | None = None
 
     def __post_init__(self) -> None:
         for name in ("date", "machine", "torch"):

@@ -53,9 +53,10 @@ def new_store(
 ) -> Store:
     """Return an empty store for a sequence of up to `capacity` tokens, all in one memory.
 
-    `kv` is their format. Another one than EXACT needs the native kernel or Triton's, and may lie over `tiers`.
+    `kv` is their format. A quantised one needs the native kernel or Triton's, and may lie over `tiers`. Packed ones are
+    as they are in a CPU's own memory, where nothing travels.
     """
-    if KV_FORMATS[kv].is_plain:
+    if KV_FORMATS[kv].is_plain or (KV_FORMATS[kv].is_packed and device.type == "cpu" and kernel is not None):
         return new_device_store(kernel, shape, capacity, dtype, device)
     store, own = KV_FORMATS[kv].store(kernel is not None), (shape, capacity, dtype)
     return store(*own, device, kv, tiers) if kernel is None else store(kernel, *own, kv, tiers)

@@ -29,7 +29,6 @@ class Store(ABC):
         kernel: the native kernel, where it attends to the store.
         span: tokens per page, whose borders no chunk may cross; 0: no pages.
         is_recordable: whether passes are native kernel calls alone, over memory that stays where it is.
-        moves: how many times that memory has been replaced all the same; recordings from before are of no use.
         read_cost: estimated time to read a byte in a pass, relative to the device's memory.
         mean_keys_cost: estimated time of `mean_keys` of all tokens, relative to attention to them.
     """
@@ -41,7 +40,6 @@ class Store(ABC):
     kernel: Kernel | None = None
     span: int = 0
     is_recordable = False
-    moves = 0
     read_cost: float = 1.0
     mean_keys_cost: float = 14.0
 

@@ -140,8 +140,8 @@ def estimate(
         kv: the format of the full cache's keys and values.
     """
     on_cpu, bits = device == "cpu", weight_bits or WeightBits.of_dtype(itemsize)
-    if KV_FORMATS[kv].is_packed and not on_cpu and offloaded:
-        kv = EXACT  # beside those over tiers, a GPU has none that are packed in its own memory
+    if KV_FORMATS[kv].is_packed and (on_cpu or offloaded):
+        kv = EXACT  # beside those over tiers, none are packed in the device's own memory
     share, where = shape.share(gpus), Where(device, offloaded, in_place, kv)
     retrieval, selection = _middle_bytes(share, settings, tokens, itemsize, where)
     host_weights = 0 if on_cpu else shape.host_bytes(bits)

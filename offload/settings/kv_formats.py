@@ -24,7 +24,7 @@ class KVFormat:
     One that `is_exact` gives back every bit, so it changes no answer. One that `is_part` of another is no format of a
     full cache: a middle level reads it. `rate` is the share of a memory's rate at which attention reads it. `native`
     and `triton` are the stores that the kernels attend to, as module:name, imported when they are used:
-    `offload.memory.quantized_memory.QuantizedMemory`. None: that kernel does not read the format.
+    `offload.memory.quantized_memory.QuantizedMemory`. None: that kernel does not read the format in one memory.
     """
 
     name: str
@@ -75,11 +75,11 @@ class KVFormat:
         return load_class(cls)
 
 
+_PACKED = "offload.memory.device_packed_store:DevicePackedStore"
 _QUANTIZED = (
     "offload.memory.quantized_store:QuantizedStore",
     "offload.memory.device_quantized_store:DeviceQuantizedStore",
 )
-_PACKED = "offload.memory.packed_store:PackedStore", "offload.memory.device_packed_store:DevicePackedStore"
 KV_FORMATS = {
     each.name: each
     for each in (
@@ -87,7 +87,7 @@ KV_FORMATS = {
         KVFormat(EXACT, is_exact=True),
         KVFormat("bf16", is_exact=True),  # another name for it
         # bf16 without loss: an exponent for each channel of the keys, two of the values, and 30 numbers apart.
-        KVFormat("packed", 12, 128, 3, reserve=128, align=64, is_exact=True, native=_PACKED[0], triton=_PACKED[1]),
+        KVFormat("packed", 12, 128, 3, reserve=128, align=64, is_exact=True, triton=_PACKED),
         KVFormat("plane", 8, 128, 3, reserve=128, align=64, is_part=True),  # what is read of it for a draft
         # Scales and middles in bf16 for each channel of keys and each token of values, and codes of 8 bits. On two
         # cores one query token over 8,192 takes 1/1.37 of the time of bf16 for 0.53 of its bytes.

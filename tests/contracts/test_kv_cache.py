@@ -16,7 +16,7 @@ from tests.support.retrieval import attend_table_by_torch
 from tests.support.stores import projected, tiny_shape
 
 IN_BF16 = ["full on plain", "full on blocks", "recent chunks of plain", "block table of recent chunks", "StreamingLLM"]
-IN_BF16 += ["full on native packed", "packed block table of recent chunks", "plane of packed everything"]
+IN_BF16 += ["full on native packed tiered planes 1 resident", "plane of everything"]
 
 
 @pytest.fixture(params=[*CACHES, *(f"{name} bf16" for name in IN_BF16)])

@@ -14,7 +14,7 @@ from tests.support.stores import SOME_STORES
 CACHES = [
     *(f"full on {store}" for store in SOME_STORES),
     *("recent chunks of plain", "recent chunks of native tiered hybrid 1 resident", "block table of recent chunks"),
-    *("StreamingLLM", "full on blocks bf16", "block table of recent chunks bf16", "plane of packed everything bf16"),
+    *("StreamingLLM", "full on blocks bf16", "block table of recent chunks bf16", "plane of everything bf16"),
 ]
 TREES = {
     "a chain": (-1, 0, 1, 2),

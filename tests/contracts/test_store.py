@@ -11,13 +11,11 @@ from offload.architecture.kv_formats import WINDOW
 from offload.kernels.triton import ops
 from offload.memory.block_store import BlockRing
 from offload.memory.layered_store import LayeredStore
-from offload.memory.packed_store import _PlainBlocks
 from offload.memory.store import DeviceStore, Store
 from tests.support.stores import (
     CAPACITY,
     ERRORS,
     ON_GPU,
-    PACKED,
     PACKED_ON_GPU,
     PACKED_TIERS,
     QUANTIZED,
@@ -43,7 +41,7 @@ PACKED_BF16 = pytest.param(f"{PACKED_ON_GPU} bf16", marks=pytest.mark.long)
 @pytest.fixture(
     params=[
         *ALL,
-        *(f"{name} bf16" for name in (*SOME_STORES, "paged", QUANTIZED[1], PACKED, *PACKED_TIERS)),
+        *(f"{name} bf16" for name in (*SOME_STORES, "paged", QUANTIZED[1], *PACKED_TIERS)),
         PACKED_BF16,
     ]
 )
@@ -149,12 +147,12 @@ def subclasses(kind):
 
 
 def test_every_store_is_here():
-    """But rings, which have the newest tokens alone: tests/caches/test_windows.py, and as part of the packed store."""
+    """But rings, which have the newest tokens alone: tests/caches/test_windows.py."""
     stores = [new_store(name) for name in (*SOME_STORES, "paged", *QUANTIZED, *ON_GPU)]
-    stores += [new_store(name, torch.bfloat16) for name in (PACKED, PACKED_ON_GPU, *PACKED_TIERS)]
+    stores += [new_store(name, torch.bfloat16) for name in (PACKED_ON_GPU, *PACKED_TIERS)]
     stores += [each.far for each in stores if isinstance(each, LayeredStore)]
     kinds = {each for each in subclasses(Store) if not isabstract(each) and "evaluation" not in each.__module__}
-    assert {type(each) for each in stores} == kinds - {BlockRing, _PlainBlocks}
+    assert {type(each) for each in stores} == kinds - {BlockRing}
 
 
 def test_append_returns_rotated_queries_and_each_token_attends_to_all_before_it_and_itself(store, rope, dtype, error):

@@ -9,13 +9,11 @@ from offload.architecture.kv_formats import GROUP, WINDOW
 from offload.caches.full import FullCache
 from offload.caches.h2o import H2OCache
 from offload.hardware.rates import READ
-from offload.memory.packed_store import PackedStore
 from offload.memory.quantized_store import QuantizedStore
 from offload.planning.memory import estimate
 from offload.planning.passes import Passes
 from offload.planning.placement import place
 from offload.planning.plan import make_plan
-from offload.planning.suggestions import suggestions
 from offload.settings.config import Speculation
 from offload.settings.kv_formats import EXACT, KV_FORMATS
 from offload.settings.method_sizes import forgetting_capacity, stored_tokens
@@ -88,32 +86,6 @@ def test_a_machine_too_small_for_bf16_keeps_8_bits():
     assert [plan.fits for plan in plans.values()] == [False, True]
     assert plans["q8"].resident_tokens > plans[EXACT].resident_tokens
     assert plans["q8"].offload == "none" and not plans["q8"].placed.uses_disk
-
-
-def test_packed_ones_are_not_advised_where_they_are_refused():
-    """On a GPU, where keys and values stay as they are."""
-    small = on_cpu("packed", replace(CPU, memory=2 * GIB))
-    found = {each.text: each.request for each in suggestions(small, list(HARDWARE.values()))}
-    assert [one.kv for text, one in found.items() if text.startswith("other hardware")] == [EXACT]
-
-
-def test_a_packed_store_allocates_what_is_counted():
-    if native_kernel() is None:
-        pytest.skip("there is no native kernel here")
-    shape, tokens, chunk = tiny_shape(), 300, 130
-    store = PackedStore(native_kernel(), shape, tokens, torch.bfloat16, "packed")
-    cache = FullCache(store, new_rope(torch.bfloat16), tokens)
-    for start in range(0, tokens, chunk):
-        ids = [token % 250 for token in range(min(chunk, tokens - start))]
-        cache.begin(len(ids))
-        for layer in range(shape.layers):
-            cache.attend(layer, *projected(ids, layer, torch.bfloat16))
-        cache.commit()
-    counted = estimate(
-        shape, tokens, request().speculation, device="cpu", itemsize=2, prefill_chunk=chunk, kv="packed"
-    ).kv
-    allocated = store._runs.nbytes + store._plain._blocks.nbytes
-    assert 0.75 * counted <= allocated <= counted
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -19,7 +19,6 @@ from ..output.terminal import Terminal
 from ..run.job import Job, Load
 from ..run.long_prompts import Commands, Notices, is_model_chosen, room, short, too_long, truncated
 from ..run.model_request import ModelRequest, open_request, stretch
-from ..run.packed_memory import packed_where_faster
 from .commands import contents
 from .conversation import Conversation
 from .loop import Lines, Loop
@@ -46,7 +45,7 @@ class ChatRequest:
 
 def run_chat(chat: ChatRequest, request: Request, terminal: Terminal, output: OutputOptions, renderer: Renderer) -> int:
     """Hold a conversation; return the exit code. Raises as `Job.run`."""
-    opened = packed_where_faster(open_request(request, terminal, output.quiet))
+    opened = open_request(request, terminal, output.quiet)
     if not opened.model.tokenizer.has_chat_template:
         hint = "use a model for conversations (often named Instruct), or triforce generate --raw"
         raise PromptError("this model has no chat template, which a conversation needs", hint)

@@ -22,7 +22,7 @@ REMOVED: dict[str, str] = {  # "command", "--option" or "--option value" -> the 
     "--each-file": "give one text with -f FILE, and another run for another",
     "--needles": "lm-eval measures needles through `triforce serve` (docs/serve.md)",
     "distill": "`speculators` (https://github.com/vllm-project/speculators) trains heads; --draft loads them",
-    "--middle q4": "use --middle plane with --kv packed, or leave --middle out",
+    "--middle q4": "use --offload planes, or leave --middle out",
     "--draft self": "use --draft lookup, or a small model with the same vocabulary",
     "--tree grown": "use --tree auto, or --tree 64 for the best tree of a size",
     "--kernel amx": "leave it out: auto takes avx512 there",

@@ -22,8 +22,7 @@ from ..output.terminal import Terminal
 from ..signals import DONE
 from .long_prompts import Notices, fit_prompt
 from .model_request import ModelRequest, open_request
-from .packed_memory import packed_where_faster, packed_where_it_fits
-from .plan import plan_run, plan_tiers
+from .plan import packed_by_plan, plan_run, plan_tiers
 from .prompt_cache import LABEL, memory_limit, open_prompt_cache
 from .text_generator import TextGenerator
 
@@ -107,7 +106,7 @@ class Job:
         """Plan for sequences of up to `longest` tokens, unless only the plan is wanted. Raises TriforceError."""
         stored = stored_tokens(opened.settings.speculation, longest)
         is_dry = opened.request.dry_run
-        opened = opened if is_dry else packed_where_it_fits(opened, stored, terminal)
+        opened = opened if is_dry else packed_by_plan(opened, stored, terminal)
         self._opened, self._longest = opened, longest
         self._terminal, self._output, self._display = terminal, output, display
         self._tiers = None if is_dry else plan_tiers(opened.model, opened.settings, stored, terminal)
@@ -155,7 +154,7 @@ def run_generation(
 ) -> int:
     """Generate from one prompt, writing as it comes; return the exit code. Raises as `Job.run`."""
     request = request.about([text.document], text.parts)
-    opened = packed_where_faster(open_request(request, terminal, output.quiet))
+    opened = open_request(request, terminal, output.quiet)
     ids = opened.encode(text.text, tokenizing(renderer))
     if request.extend_context:
         opened = opened.stretched([ids], terminal)

@@ -99,9 +99,6 @@ def _load_or_measure(on_gpu: bool, terminal: Terminal) -> Measured | None:
 
 def save_measured(measured: Measured, terminal: Terminal) -> None:
     """Save the rates for later plans, and print where. Raises TriforceError."""
-    earlier = load_measured(terminal)
-    if earlier is not None and earlier.machine == measured.machine:
-        measured = replace(measured, packed=measured.packed or earlier.packed)
     terminal.note(f"saved to {calibration.save(measured, config_home(os.environ))}")
 
 

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from tests.support.command import assert_error
+from tests.support.models import make_hf_model, make_tokenizer
 
 PROMPT = ("generate", "Once upon a time", "-n", "1", "--raw", "--kv", "packed")
 PROFILE = ("profile", "--gpu", "cpu", "--model", "Llama-3.1-8B", "--context", "128K")
@@ -59,15 +60,15 @@ def test_a_plan_for_a_gpu_has_all_keys_and_values_there(triforce):
     assert packed / exact == pytest.approx(0.78, abs=0.02)
 
 
-def test_a_plan_has_three_quarters_of_the_bytes_and_says_that_nothing_is_lost(triforce):
-    in_bf16 = (*PROFILE, "--dtype", "bfloat16")
-    plans = [json.loads(triforce(*in_bf16, "--json", "--kv", kv).stdout) for kv in ("exact", "packed")]
-    exact, packed = (plan["plan"]["memory"]["device"]["parts"] for plan in plans)
-    assert packed.pop("KV cache") / exact.pop("KV cache") == pytest.approx(0.7578, abs=0.01)
-    assert packed.pop("retrieval cache") <= exact.pop("retrieval cache")  # a table, with the native kernel
-    assert packed == exact
-    said = triforce(*in_bf16, "--kv", "packed").stdout
-    assert "KV cache   packed (--kv): 12.1 bits each, without loss\n" in said and "changes the answer" not in said
+def test_in_a_cpu_s_own_memory_it_has_no_effect_and_a_run_says_so(triforce, tmp_path):
+    in_bf16 = (*PROFILE, "--dtype", "bfloat16", "--json")
+    plans = [json.loads(triforce(*in_bf16, "--kv", kv).stdout)["plan"] for kv in ("exact", "packed")]
+    assert plans[0]["memory"] == plans[1]["memory"] and plans[1]["kv"] == "exact"
+    make_hf_model("llama", head_dim=32).save_pretrained(tmp_path / "model")
+    make_tokenizer().save_pretrained(tmp_path / "model")
+    run = (*PROMPT, "--dtype", "bfloat16", "--temperature", "0", "--model", tmp_path / "model")
+    packed, plain = (triforce(*run, "--kv", kv) for kv in ("packed", "exact"))
+    assert packed.stdout == plain.stdout and "--kv packed has no effect here" in packed.stderr
 
 
 def test_planes_are_of_packed_keys_and_values(triforce):
