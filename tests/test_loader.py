@@ -5,6 +5,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 
 from offload import EngineConfig, Speculation, open_model
 from offload.errors import SettingsError
+from offload.memory.tier_settings import TierSettings
 from tests.support.models import FAMILY_CASES, make_hf_model, make_tokenizer
 
 
