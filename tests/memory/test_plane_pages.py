@@ -61,6 +61,7 @@ def test_a_draft_attends_to_plane_a_and_to_the_newest_tokens_as_they_are(model, 
     list(full.prefill(sequence))
     middle.rows(sequence)
     cache, sizes = middle.cache, model.shape
+    full.cache.store.tiers.ring.drop()  # what is prefetched
     before = full.cache.store.tiers.link.statistics.bytes
     cache.begin(drafted)
     generator = torch.Generator().manual_seed(0)
