@@ -25,7 +25,6 @@ from ..output.status_line import StatusLine
 from ..output.stdout_formats import json_line
 from ..output.terminal import Terminal
 from ..run.plan import plan_run
-from ..run.processor import OtherLoad
 from ..signals import DONE, INTERRUPTED
 from .methods import BASE
 from .opened import BenchRequest, OpenBench, open_bench
@@ -133,7 +132,6 @@ class _Rounds:
         """Generate once. The prompt is in the caches but for its last token, whose time is in `read_s` already."""
         bench, meter = self._bench, Meter(context)
         sampling, method = bench.samplings[temperature], bench.methods[name]
-        load = OtherLoad() if bench.model.group.size == 1 else None  # other ranks are not other load
         started = time.perf_counter()
         with closing(self._generate(context, sampling, method)) as events:
             for _ in meter.watch(events):
@@ -143,8 +141,8 @@ class _Rounds:
         ids = list(meter.ids)
         equal, lossless, margin = self._compare(context, temperature, name, ids)
         ttft_s = read_s + (summary.ttft_s or 0) - (summary.prefill_s or 0)
-        memory, cores = bench.memory_of(method, context), None if load is None else load.cores()
-        return Run(summary, ids, ttft_s, seconds, memory, cores, equal, lossless, margin)
+        memory = bench.memory_of(method, context)
+        return Run(summary, ids, ttft_s, seconds, memory, equal, lossless, margin)
 
     def _compare(
         self, context: int, temperature: float, name: str, ids: list[int]

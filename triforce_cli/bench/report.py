@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from importlib.metadata import version
-from statistics import mean, median
+from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rich.text import Text
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     import torch
 
 LARGEST_SPREAD = 0.10  # of the rates of a method's runs; above, a note says so
-LARGEST_LOAD = 0.25  # cores used by other processes; above, a note says so
 _MEDIANS = ("tbt_median_s", "tbt_p95_s", "tokens_per_s", "tokens_per_verification")
 _BY_PAIR = ("acceptance", "accepted_of_drafted", "time_share")
 
@@ -45,7 +44,6 @@ class Run:
     ttft_s: float
     seconds: float
     memory_bytes: int
-    other_load_cores: float | None
     differs_at: int | None
     lossless: bool | None
     margin: float | None
@@ -61,15 +59,8 @@ class Report:
 
     def as_json(self) -> dict[str, Any]:
         """Return everything. The settings have all their digits."""
-        found = rounded({**self.facts, "other_load_cores": self.other_load, "rows": self.rows()})
+        found = rounded({**self.facts, "rows": self.rows()})
         return {"type": "bench", "interrupted": self.interrupted} | found | {"settings": self.facts["settings"]}
-
-    @property
-    def other_load(self) -> float | None:
-        """Return the mean cores that other processes used; None where it was not measured."""
-        every = [run.other_load_cores for runs in self.cells.values() for run in runs]
-        loads = [cores for cores in every if cores is not None]
-        return mean(loads) if loads else None
 
     def rows(self) -> list[dict[str, Any]]:
         """Return the measures of each cell, medians over its runs."""
@@ -183,6 +174,4 @@ def _notes(report: Report, rows: Sequence[Mapping[str, Any]]) -> list[str]:
     spread = max((row["spread"] for row in rows if row["spread"] is not None), default=0.0)
     if spread > LARGEST_SPREAD:
         notes.append(f"the runs of one method differ by up to {spread:.0%}: compare ratios, or use more --repeats")
-    if (report.other_load or 0.0) > LARGEST_LOAD:
-        notes.append(f"other processes used {report.other_load:.1f} cores meanwhile")
     return notes
