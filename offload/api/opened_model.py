@@ -32,9 +32,8 @@ from ..loading.tokenizers.tokenizer import Tokenizer
 from ..loading.tokenizers.vocabulary import check_draft, tokens_containing
 from ..loading.weights import Progress, load_model
 from ..loading.weights_digest import file_state, weights_digest
-from ..memory.factory import TieredStoreFactory, check_model
+from ..memory.factory import TieredStoreFactory, check_model, make_link
 from ..memory.link import Link
-from ..memory.staged_link import make_link
 from ..memory.tier_settings import TierSettings
 from ..model.decoder import Model
 from ..model.heads import Head

@@ -88,7 +88,7 @@ def link_rate(
 
 
 def disk_rate(folder: Path, sizes: BenchmarkSizes = BenchmarkSizes()) -> float:
-    """Return the GB/s of large reads from a file in a folder, past the page cache where the file system can.
+    """Return the GB/s of large reads from a file in a folder, of which the page cache has dropped what it had.
 
     The file is gone afterwards. Raises SettingsError, OutOfDisk and OSError.
     """
@@ -97,8 +97,16 @@ def disk_rate(folder: Path, sizes: BenchmarkSizes = BenchmarkSizes()) -> float:
         view[:] = os.urandom(_DISK_READ)  # some disks compress
         offsets = range(0, sizes.disk, _DISK_READ)
         for offset in offsets:
-            file.write([view], offset)
-        rate = _rate(sizes.disk, lambda: [file.read([view], offset) for offset in offsets], sizes.seconds)
+            file.write(view, offset)
+        os.fsync(file.fileno())
+
+        def read() -> None:
+            if hasattr(os, "posix_fadvise"):
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            for offset in offsets:
+                file.read(view, offset)
+
+        rate = _rate(sizes.disk, read, sizes.seconds)
     return rate
 
 

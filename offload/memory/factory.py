@@ -18,14 +18,16 @@ from ..kernels.native.ops import why_not
 from ..kernels.ops import Operations
 from ..settings.kv_formats import EXACT, KV_FORMATS
 from ..settings.placement_settings import PLANES, STREAMED
-from ..system.scratch_file import ALIGNMENT, ScratchFile
+from ..settings.validation import require
+from ..system.scratch_file import ScratchFile
 from .block_store import BlockStore
 from .device_packed_pages import DevicePackedPageFormat
+from .disk_link import DiskLink, StagedLink
 from .disk_pages import DiskPages
 from .host_attention import HOST_ROWS, Balance, HostAttention
-from .host_memory import Pinning, begin_allocation, new_pages
+from .host_memory import Pinning, allocator, begin_allocation, new_pages
 from .layered_store import LayeredStore
-from .link import DISK_COST, LINK_COST, Link
+from .link import DISK_COST, LINK_COST, Link, SimulatedLink
 from .open_pages import OpenPages
 from .packed_pages import PackedPageFormat, PackedPages
 from .page import BlockPageFormat, NativePageFormat, PageLayout, PlainPageFormat
@@ -33,7 +35,6 @@ from .plain_store import PlainStore
 from .plane_pages import PlanePages, PlaneStore, plane_b_bytes
 from .prefetch import PrefetchRing
 from .quantized_groups import GroupTiers, QuantizedPageFormat
-from .staged_link import make_link
 from .store import DeviceStore, Store
 from .tier_settings import HOST_SHARES, TierSettings
 from .tiered_store import TieredStore
@@ -96,7 +97,7 @@ class TieredStoreFactory:
         device: torch.device,
         settings: TierSettings,
         link: Link | None = None,
-        new_file: Callable[[Path, int, bool], ScratchFile] = ScratchFile,
+        new_file: Callable[[Path, int], ScratchFile] = ScratchFile,
         kv: str = EXACT,
     ) -> None:
         self.settings = settings if KV_FORMATS[kv].is_exact else replace(settings, by_layers=False)
@@ -221,8 +222,7 @@ class TieredStoreFactory:
         host = min(self.settings.host_layers, size[0])
         memory, pinning = self._host_pages((host, *size[1:]), dtype) if host else (None, None)
         nbytes = torch.Size((size[0] - host, *size[1:])).numel() * dtype.itemsize
-        is_aligned = size[2] * dtype.itemsize % ALIGNMENT == 0
-        return DiskPages(self._new_file(self.settings.disk, nbytes, is_aligned), size, dtype, memory), pinning
+        return DiskPages(self._new_file(self.settings.disk, nbytes), size, dtype, memory), pinning
 
     def _host_pages(self, size: tuple[int, int, int], dtype: torch.dtype) -> tuple[Tensor, Pinning | None]:
         """Return host memory for pages, the reserved one if it is of that size."""
@@ -239,3 +239,21 @@ def host_kernel(shape: ModelShape, dtype: torch.dtype) -> Kernel | None:
         with contextlib.suppress(KernelUnavailable):
             return find_kernel()
     return None
+
+
+def make_link(device: torch.device, gb_s: float | None = None, to_disk: bool = False) -> Link:
+    """Return a simulated link of `gb_s` 10^9 bytes/s, or if None the device's own; a CPU has one to the disk only.
+
+    `to_disk`: pages may lie on disk, too. Raises SettingsError for a CPU alone.
+    """
+    if to_disk and device.type == "cpu" and gb_s is None:
+        return DiskLink()
+    if to_disk:
+        return StagedLink(make_link(device, gb_s), device, allocator(device))
+    if gb_s is not None:
+        return SimulatedLink(gb_s * 1e9)
+    hint = "give the rate of a simulated one, such as link_gb_s=25, or a folder on disk"
+    require(device.type == "cuda", f"a {device.type} has no link to offload keys and values over", hint)
+    from .cuda_link import CudaLink
+
+    return CudaLink(device)

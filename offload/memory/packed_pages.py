@@ -33,8 +33,8 @@ _RUNS_AT_ONCE = 512  # unpacked where chunks are gathered
 class PackedPageFormat(NativePageFormat):
     """Blocks in pages as they are, of bf16; and packed ones, in bytes.
 
-    A packed page is `[kv_heads, tokens / 128, bytes of a run]`, and padded for reads from disk. Plane A of one, with
-    what is before it in each run, is a tensor of these three dimensions.
+    A packed page is `[kv_heads, tokens / 128, bytes of a run]`, padded to whole pages of the system's. Plane A of one,
+    with what is before it in each run, is a tensor of these three dimensions.
     """
 
     def __init__(self, shape: ModelShape, tokens: int, kernel: Kernel) -> None:

@@ -9,9 +9,9 @@ import torch
 
 from offload.memory import link as links
 from offload.memory.cuda_link import CudaLink
+from offload.memory.disk_link import StagedLink
 from offload.memory.host_memory import allocator
 from offload.memory.link import SimulatedLink, TransferFailed
-from offload.memory.staged_link import StagedLink
 from tests.support.offloading import CPU, random_delays
 
 NUMBERS = 2**16

@@ -3,7 +3,6 @@
 import errno
 import os
 import random
-import threading
 import time
 from itertools import pairwise
 
@@ -21,13 +20,12 @@ from offload.loading.formats.safetensors import FolderCheckpoint
 from offload.loading.weights import load_model
 from offload.memory import disk_pages
 from offload.memory.disk_link import DiskFailed, DiskLink
-from offload.memory.disk_pages import FileRange
 from offload.memory.factory import TieredStoreFactory
 from offload.prompt_cache.fingerprint import TOKENS
 from offload.settings.config import GenerationConfig, Sampling, Speculation
 from offload.system.scratch_file import ScratchFile
 from tests.support.models import id_tensor, ids
-from tests.support.offloading import CPU, SmallPages, make_model, native_kernel, settings, tiered_cache
+from tests.support.offloading import CPU, SmallPages, native_kernel
 from tests.support.prompt_cache import engine_on, files, said
 
 LENGTH, NEW = 2 * PIECE + 77, 40
@@ -122,15 +120,6 @@ def test_a_rolled_back_prompt_and_a_longer_one_reuse_the_pages(new_engine, model
         assert list(run(engine, prompt)) == list(run(plain, prompt))
 
 
-def test_pages_that_are_no_multiple_of_a_disks_blocks_pass_through_the_page_cache(tmp_path, tmp_path_factory):
-    model = make_model(tmp_path_factory.mktemp("model"), native=False)
-    plain, cache = model.new_cache(100), tiered_cache(model, settings(page_tokens=9, disk=tmp_path), DiskLink(), 100)
-    assert not cache.store.tiers.pages.file.is_direct
-    for tokens in (40, 3):
-        found, expected = (model.forward(id_tensor(tokens), each) for each in (cache, plain))
-        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
-
-
 @pytest.mark.parametrize("page", [192, PIECE])
 def test_a_cached_prompt_is_restored_to_disk(model_dir, home, tmp_path, native_operations, page):
     (folder := tmp_path / "pages").mkdir()
@@ -201,31 +190,6 @@ def test_a_disk_that_becomes_full_is_an_error_and_the_next_request_is_right(faul
     assert list(run(engine, ids(LENGTH))) == expected[0]
 
 
-def test_neighbouring_reads_that_wait_are_one(tmp_path):
-    begun, may_go_on, reads = threading.Event(), threading.Event(), []
-
-    class File(FaultyFile):
-        @staticmethod
-        def fault(kind):
-            if kind == "read" and not reads:
-                begun.set()
-                assert may_go_on.wait(60)
-            reads.append(kind)
-
-    file, link, size = File(tmp_path, 6 * 4096, direct=False), DiskLink(), 4096
-    written, found = id_tensor(6 * size // 8).view(6, -1), torch.zeros((6, size // 8), dtype=torch.long)
-    link.wait(link.copy([(FileRange(file, 0, written.nbytes), written)]))
-    reads.clear()
-    tickets = [link.copy([(found[0], FileRange(file, 0, size))])]
-    assert begun.wait(60)
-    tickets += [link.copy([(found[page], FileRange(file, page * size, size))]) for page in range(1, 6)]
-    may_go_on.set()
-    for ticket in tickets:
-        link.wait(ticket)
-    assert torch.equal(found, written)
-    assert reads == ["read"] * 2  # the first one, and all that waited for it
-
-
 def test_a_read_that_fails_once_is_repeated(faulty, expected):
     engine, file = faulty
     found, faults = [], [io_error]
@@ -247,7 +211,7 @@ def test_a_slow_disk_changes_no_token(faulty, expected):
 
 
 def test_a_full_disk_is_an_error_before_the_prompt_is_read(new_engine):
-    def full(folder, size, direct):
+    def full(folder, size):
         return ScratchFile(folder, 2**60)
 
     with pytest.raises(OutOfDisk):

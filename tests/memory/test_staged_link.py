@@ -9,12 +9,11 @@ import torch
 from offload.architecture.tier_footprint import DISK_READ_BYTES
 from offload.caches.full import FullCache
 from offload.kernels.native.ops import NativeOperations
-from offload.memory.disk_link import DiskFailed
+from offload.memory.disk_link import DiskFailed, StagedLink
 from offload.memory.disk_pages import DiskPages, FileRange
 from offload.memory.factory import TieredStoreFactory, new_store
 from offload.memory.host_memory import host_memory
 from offload.memory.link import SimulatedLink, TransferFailed
-from offload.memory.staged_link import StagedLink
 from offload.settings.kv_formats import EXACT
 from offload.system.scratch_file import ScratchFile
 from tests.support.offloading import CPU, native_kernel, settings, staged_link

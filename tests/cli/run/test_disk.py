@@ -95,7 +95,7 @@ def test_beside_a_device_the_disk_takes_what_host_memory_has_no_room_for(
     triforce_here, args, tmp_path, monkeypatch, kv
 ):
     """Over a simulated link: the text is that of memory. What passes through host memory does so in small pieces."""
-    for module in ("planning.tier_bytes", "memory.staged_link"):
+    for module in ("planning.tier_bytes", "memory.disk_link"):
         monkeypatch.setattr(f"offload.{module}.DISK_READ_BYTES", 4096)
     set_page(monkeypatch, 128)  # pages of quantised ones are whole windows
     _, plain, _ = triforce_here(*args, "--kv", kv)

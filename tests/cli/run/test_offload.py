@@ -6,7 +6,7 @@ import warnings
 import pytest
 
 from offload.errors import Degraded
-from offload.memory.staged_link import make_link
+from offload.memory.factory import make_link
 from tests.support.models import make_hf_model, make_tokenizer
 from triforce_cli.app import settle_libraries
 
