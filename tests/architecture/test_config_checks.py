@@ -143,6 +143,7 @@ def test_unusual_configs_of_real_models_are_read(llama_dir, changes):
     assert checkpoint.shape.eos_ids in ((2,), ())
 
 
+@pytest.mark.long
 def test_keys_that_the_decoder_does_not_read_cost_nothing(llama_dir):
     edit_config(llama_dir, num_labels=10**9)  # transformers would make a name for each
     began = time.process_time()

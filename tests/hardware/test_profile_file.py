@@ -197,6 +197,7 @@ def aliases(key, depth=30):
 MERGES = "a0: &a0 {x: 1}\n" + "".join(f"a{n}: &a{n} {{<<: [{', '.join([f'*a{n - 1}'] * 9)}]}}\n" for n in range(1, 30))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("text", [aliases("name"), aliases("gpu"), aliases("? *a5"), MERGES, aliases("extends")])
 def test_aliases_are_not_expanded(written, text):
     began, before = time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

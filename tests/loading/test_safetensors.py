@@ -79,6 +79,7 @@ def test_damaged_json_is_told_as_such(llama_dir, file, text):
         FolderCheckpoint(llama_dir)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("layers", [10_000, 10**7, 10**30])
 def test_a_number_of_layers_costs_no_time_before_it_is_checked(llama_dir, layers):
     edit_config(llama_dir, num_hidden_layers=layers)

@@ -107,6 +107,7 @@ def test_a_link_that_becomes_ten_times_slower_changes_no_output(model):
     torch.testing.assert_close(model.forward(id_tensor(3, 1), cache), expected(model), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("interruptible")
 def test_ctrl_c_while_a_copy_is_waited_for(model):
     def interrupt():

@@ -63,6 +63,7 @@ def test_the_file_of_another_block_is_not_restored(model_dir, home):
         assert said(engine_on(model_dir, home), prompt) == (expected, 6 * TOKENS)
 
 
+@pytest.mark.long
 def test_after_a_kill_at_any_moment_the_next_run_has_the_same_output(model_dir, home, tmp_path):
     prompt = ids(3000)
     expected, _ = said(engine_on(model_dir, None), prompt)

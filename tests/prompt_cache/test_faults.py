@@ -94,6 +94,7 @@ def test_a_label_that_is_not_utf_8(model_dir, home):
 # Headers and entries ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", ["layers", "small chunks"])
 def test_headers_have_the_prefill_time_of_their_block(model_dir, home, how, monkeypatch):
     plain = Model._forward_layer
@@ -108,6 +109,7 @@ def test_headers_have_the_prefill_time_of_their_block(model_dir, home, how, monk
     assert sum(read_header(path).prefill_s for path in files(home)) > 0.9 * at_least
 
 
+@pytest.mark.long
 def test_tokens_cached_in_memory_are_saved_with_the_same_prefill_time_per_token(model_dir, home):
     engine = engine_on(model_dir, home)
     said(engine, ids(LENGTH))

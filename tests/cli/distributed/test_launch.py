@@ -121,6 +121,7 @@ def listening(processes):
     return {connection.laddr.ip for connection in found if connection.status == psutil.CONN_LISTEN}
 
 
+@pytest.mark.long
 def test_ranks_listen_on_loopback_alone_and_ctrl_c_ends_them_with_the_statistics(start):
     other = next(iter(psutil.net_if_addrs().keys() - {"lo"}), "lo")  # what is set for several machines does not count
     process = start([*GENERATE, *LONG, "--tensor-parallel", "2"], GLOO_SOCKET_IFNAME=other)
