@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import SettingsError
-from ..settings.platforms import RUNS_ON, is_other_platform
 from ..short_repr import short_repr
 from .driver import gpu_names
 from .profile_file import build, is_path, read_extended
@@ -144,9 +143,7 @@ def _resolved(text: str) -> str:
 
 
 def _suggestion(text: str, names: Sequence[str], aliases: Mapping[str, str]) -> str:
-    """Return a hint: for other platforms what runs, else the profiles whose names contain `text`, else the closest."""
-    if is_other_platform(text):
-        return "\n".join(RUNS_ON)
+    """Return a hint: the profiles whose names contain `text`, else the closest."""
     every = "`triforce profile` lists all; or give a path to a YAML file"
     letters = re.sub(r"[^a-z0-9]", "", text.lower())
     containing = [name for name in names if letters and letters in re.sub(r"[^a-z0-9]", "", name)]

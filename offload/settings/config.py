@@ -13,7 +13,6 @@ from . import methods
 from .generation import GenerationConfig, Sampling
 from .kv_formats import AUTO, full_formats
 from .placement_settings import Placement
-from .platforms import RUNS_ON, is_other_platform
 from .tree_settings import TREE_SAMPLINGS, TreeSampling, TreeShape
 from .validation import (
     require,
@@ -58,8 +57,6 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         require_types(self)
-        is_other = is_other_platform(self.device)
-        require(not is_other, f"device is {short_repr(self.device)}", "\n".join(RUNS_ON))
         require_one_of("device", self.device, DEVICES)
         require_one_of("dtype", self.dtype, DTYPES)
         require_one_of("kernel", self.kernel, KERNELS)

@@ -14,7 +14,6 @@ from offload.errors import SettingsError
 from offload.hardware import driver as gpus
 from offload.hardware import profiles
 from offload.settings.config import GROUPS
-from offload.settings.platforms import RUNS_ON, is_other_platform
 from offload.units import parse_tokens
 from tests.support.paths import ROOT
 
@@ -125,19 +124,6 @@ def test_an_unknown_name_gets_the_closest_profiles(asked, suggestion):
     hint = caught.value.hint
     assert hint.startswith(suggestion) and hint.count(", ") <= 2
     assert hint.endswith("`triforce profile` lists all; or give a path to a YAML file")
-
-
-@pytest.mark.parametrize(
-    "asked", ["m2", "M4 Max", "mps", "7900xtx", "RX 7900 XT", "rocm", "mi300x", "Arc A770", "b580", "xpu", "tpu"]
-)
-def test_other_platforms_get_what_runs(asked):
-    with pytest.raises(SettingsError, match="no profile") as caught:
-        profiles.load(asked)
-    assert caught.value.hint.splitlines() == list(RUNS_ON)
-
-
-def test_no_profile_is_named_like_another_platform():
-    assert not [name for name in profiles.available() if is_other_platform(name)]
 
 
 @pytest.mark.parametrize(
