@@ -8,7 +8,6 @@ from offload import EngineConfig, open_model
 from offload.events import Tokens
 from offload.loading.tokenizers.text_stream import StopStrings
 from offload.session.session import Session
-from offload.system import files
 from triforce_cli.output.progress import ProgressDisplay
 
 COMMAND = ("chat", "--json", "-n", "8", "--temperature", "0.8", "--seed", "3")
@@ -62,24 +61,6 @@ def interrupt(monkeypatch, owner, name, number, counts=lambda argument: True):
         return result
 
     monkeypatch.setattr(owner, name, interrupted)
-
-
-@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit(143)])
-def test_an_interrupt_while_an_answer_is_saved_loses_no_answer(triforce_here, monkeypatch, tmp_path, error):
-    synced, sync = [], files.os.fsync
-
-    def interrupted(number):
-        synced.append(number)
-        if len(synced) == 2:
-            raise error
-        sync(number)
-
-    path = tmp_path / "saved.json"
-    monkeypatch.setattr(files.os, "fsync", interrupted)
-    answer = triforce_here(*COMMAND, "--session", path, stdin=b"Who?\nWhere?\nWhen?\n")
-    assert answer.returncode == (130 if error is KeyboardInterrupt else 143)
-    assert [question for question, _ in saved(path)] == ["Who?", "Where?"]
-    assert json.loads(answer.stdout.splitlines()[-1])["type"] == "done"
 
 
 @pytest.mark.parametrize("number", [2, 5])
