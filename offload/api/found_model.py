@@ -110,7 +110,7 @@ class FoundModel:
 
     def check_fit(self, tokens: int, memory_limit: int | None = None) -> None:
         """Raise OutOfMemory if a sequence of `tokens` does not fit the device, or `memory_limit` bytes of it."""
-        may_pack = KV_FORMATS[self.config.kv].is_plain and self.packs
+        may_pack = KV_FORMATS[self.config.kv].is_plain and self.packs and self.device.type != "cpu"
         check_fit(self.estimate(tokens), self._usable(memory_limit), may_pack)
 
     def fitting_sequences(self, tokens: int, memory_limit: int | None = None, shared: int = 0) -> int:

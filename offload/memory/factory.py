@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from ..errors import SettingsError
 from ..kernels.native import Kernel, KernelUnavailable, find_kernel
 from ..kernels.native.ops import why_not
 from ..kernels.ops import Operations
-from ..settings.kv_formats import EXACT, KV_FORMATS
+from ..settings.kv_formats import BF16, KV_FORMATS
 from ..settings.placement_settings import PLANES, STREAMED
 from ..settings.validation import require
 from ..system.scratch_file import ScratchFile
@@ -49,7 +50,7 @@ def new_store(
     capacity: int,
     dtype: torch.dtype,
     device: torch.device,
-    kv: str = EXACT,
+    kv: str = BF16,
     tiers: GroupTiers | None = None,
 ) -> Store:
     """Return an empty store for a sequence of up to `capacity` tokens, all in one memory.
@@ -98,7 +99,7 @@ class TieredStoreFactory:
         settings: TierSettings,
         link: Link | None = None,
         new_file: Callable[[Path, int], ScratchFile] = ScratchFile,
-        kv: str = EXACT,
+        kv: str = BF16,
     ) -> None:
         self.settings = settings if KV_FORMATS[kv].is_exact else replace(settings, by_layers=False)
         self._new_file, self._kv, self._is_exact = new_file, kv, KV_FORMATS[kv].is_exact
@@ -140,20 +141,20 @@ class TieredStoreFactory:
         visits, shape = 1 + shape.borrowing[0], shape.full_attention
         resident = min(self.settings.resident_layers, shape.layers)
         kernel, device = self._operations.kernel, self._device
-        near = lambda tokens: new_device_store(kernel, shape, tokens, dtype, device)  # noqa: E731
-        kv = self._kv if kernel is not None or not KV_FORMATS[self._kv].is_packed else EXACT
+        plain = partial(new_device_store, kernel, shape, dtype=dtype, device=device)
+        kv = self._kv if kernel is not None or not KV_FORMATS[self._kv].is_packed else BF16
         if resident == shape.layers:
             return new_store(kernel, shape, capacity, dtype, device, kv)
         rest = replace(shape, layers=shape.layers - resident)
         tiers = self._tiers(rest, capacity, dtype, visits)
         if self._is_exact:
-            far: Store = (PlaneStore if self._has_planes else TieredStore)(rest, dtype, tiers, near)
+            tiered: Store = (PlaneStore if self._has_planes else TieredStore)(rest, dtype, tiers, plain)
         else:
-            far = new_store(kernel, rest, capacity, dtype, device, self._kv, tiers)
+            tiered = new_store(kernel, rest, capacity, dtype, device, self._kv, tiers)
         if not resident:
-            return far
+            return tiered
         first = new_store(kernel, replace(shape, layers=resident), capacity, dtype, device, kv)
-        return LayeredStore(shape, first, far, near)
+        return LayeredStore(shape, first, tiered, plain)
 
     def _tiers(self, shape: ModelShape, capacity: int, dtype: torch.dtype, visits: int) -> Tiers[Any]:
         """Return tiers with memory for a store's pages."""

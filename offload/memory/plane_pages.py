@@ -86,7 +86,7 @@ class PlaneStore(TieredStore):
         tiers.recover()
         tiers.truncate(start)
         self._prefill = self._plain_prefill = None  # of an aborted pass
-        tiers.num_whole = start // self.span
+        tiers.num_whole = start // self.page_tokens
         tiers.open_pages.advance(start, end - start)
         for page, _, _ in tiers.split(start, end):
             tiers.open_pages.open(page)

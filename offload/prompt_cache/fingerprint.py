@@ -16,7 +16,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Protocol
 
 from ..architecture.layer_spec import LayerSpec
-from ..settings.kv_formats import EXACT, saved_format
+from ..settings.kv_formats import BF16, saved_format
 
 if TYPE_CHECKING:
     from ..architecture.config import ModelShape
@@ -49,7 +49,7 @@ def fingerprint(model: Model, cache: TargetCache, chunk: int, weights: str) -> s
         backend += ("torch", _version("torch"))
     sizes = (_page_tokens(cache, kernel), 0 if rounds_by_row(model) else chunk)
     device = (str(model.dtype), model.device.type, model.group.size)
-    format = () if (kv := saved_format(model.kv)) == EXACT else (kv,)
+    format = () if (kv := saved_format(model.kv)) == BF16 else (kv,)
     facts = repr((VERSION, TOKENS, weights, shape, device, backend, sizes, *format))
     return hashlib.sha256(facts.encode() + cache.rope.identity()).hexdigest()
 
@@ -76,8 +76,8 @@ def _page_tokens(cache: TargetCache, kernel: Kernel | None) -> int:
     """
     from ..kernels.native.structs import PIECE
 
-    span = cache.store.span
-    return 0 if kernel is not None and span % PIECE == 0 else span
+    page = cache.store.page_tokens
+    return 0 if kernel is not None and page % PIECE == 0 else page
 
 
 def rounds_by_row(model: Model) -> bool:

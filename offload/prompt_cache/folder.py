@@ -14,7 +14,7 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 
 from ..settings.config import Caching
-from ..settings.kv_formats import EXACT
+from ..settings.kv_formats import BF16
 from ..system.files import TEMPORARY
 
 
@@ -33,7 +33,7 @@ class Header:
     label: str  # display name of the prompt
     created: float
     prefill_s: float
-    kv: str = EXACT  # the format of keys and values; files from before there were others do not name it
+    kv: str = BF16  # the format of keys and values; files from before there were others do not name it
 
     def texts(self) -> dict[str, str]:
         """Return safetensors metadata, with bytes that are not UTF-8 (as in file names) replaced."""
@@ -46,7 +46,7 @@ class Header:
             numbers = {name: float(texts[name]) for name in ("created", "prefill_s")}
             if not all(0 <= number < LATEST for number in numbers.values()):
                 raise ValueError("a time out of range")
-            texts = {"kv": EXACT} | texts
+            texts = texts | {"kv": BF16 if texts.get("kv", "exact") == "exact" else texts["kv"]}  # its earlier name
             return cls(**{field.name: texts[field.name] for field in fields(cls)} | numbers)
         except (KeyError, ValueError) as error:
             raise UnusableBlock(f"its header is wrong: {error}") from None

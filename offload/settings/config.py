@@ -40,7 +40,7 @@ class EngineConfig:
 
     `kernel` is the level of the native kernel, which runs on the CPU; with `off`, torch runs everything. `quantize` is
     the level to which the weights are rounded while they are loaded, which changes the model; None leaves them. `kv` is
-    the format of the full KV cache: EXACT, or another one of `kv_formats`, which changes the answer unless it is exact;
+    the format of the full KV cache: BF16, or another one of `kv_formats`, which changes the answer unless it is exact;
     AUTO packs keys and values without loss where they lie over tiers.
     `threads` are those of the CPU, 0 for all cores; `prefill_chunk` is the tokens of one prefill pass. Raises
     SettingsError.

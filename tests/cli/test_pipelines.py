@@ -1,4 +1,4 @@
-"""The program among others: the recipes of docs/cli.md, full disks, slow readers, the schema of the events."""
+"""The program among others: the recipes of docs/recipes.md, full disks, slow readers, the schema of the events."""
 
 import json
 import os
@@ -19,8 +19,7 @@ STORY = "The cat sat on the mat. The dog saw it, and went away.\n\nIn the evenin
 
 
 def recipes():
-    page = (ROOT / "docs" / "cli.md").read_text("utf-8")
-    return re.findall(r"```sh\n(.*?)```", re.search(r"## Recipes\n(.*?)\n## ", page, re.DOTALL)[1], re.DOTALL)
+    return re.findall(r"```sh\n(.*?)```", (ROOT / "docs" / "recipes.md").read_text("utf-8"), re.DOTALL)
 
 
 @pytest.fixture

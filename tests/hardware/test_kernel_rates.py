@@ -12,7 +12,7 @@ from offload.settings.kv_formats import KV_FORMATS
 @pytest.mark.parametrize(
     ("gpu", "kv", "share"),
     [
-        ("h100", "exact", 1.0),
+        ("h100", "bf16", 1.0),
         ("h100", "packed", 1.0),
         ("h200", "packed", 0.89),
         ("h100", "q8", 0.68),

@@ -11,7 +11,6 @@ from offload.architecture.parameters import WeightBits
 from offload.batching.request import BatchRequest
 from offload.engine import Engine
 from offload.errors import UnsupportedModel
-from offload.events import ExpertsRun, Prefilled
 from offload.kernels.native.ops import NativeOperations
 from offload.kernels.ops import CudaOperations, TorchOperations
 from offload.loading.formats.quantization import QuantizedCheckpoint
@@ -19,7 +18,7 @@ from offload.loading.formats.safetensors import FolderCheckpoint
 from offload.loading.weights import load_model
 from offload.memory.factory import TieredStoreFactory
 from offload.memory.link import TransferFailed
-from offload.model.experts import grouped, route, weighted_sum
+from offload.model.experts import route
 from offload.planning.placement import place
 from offload.planning.request import PlanRequest
 from offload.settings.config import METHODS, Placement
@@ -30,7 +29,6 @@ from tests.support.engine import GREEDY, SMALL, run, tokens
 from tests.support.models import FAMILY_CASES, id_tensor, ids, make_hf_model
 from tests.support.offloading import CPU, PAGE, SmallPages, make_link, native_kernel, random_delays
 from tests.support.planning import HARDWARE
-from tests.support.waiting import until
 
 LENGTH, LAYERS, EXPERTS, CHOSEN = 60, 4, 8, 3
 ONE = 3 * 64 * 32 * 4  # bytes of an expert in fp32: six pages of the system
@@ -69,15 +67,6 @@ def rows_of(model, split, length=LENGTH):
 def test_experts_in_host_memory_give_the_same_rows(folder, operations, way, kept, split):
     whole, model = load(folder, operations=operations), load(folder, way, kept, operations=operations)
     assert torch.equal(rows_of(model, split), rows_of(whole, split))
-
-
-@needs_kernel
-@both_ways
-@pytest.mark.parametrize("case", ["qwen3-moe-mixed", "gpt-oss", "granite-moe", "qwen3-next"])
-def test_every_mixture_gives_the_same_rows_in_bf16(tmp_path, way, case):
-    make_hf_model(FAMILY_CASES[case][0], **FAMILY_CASES[case][1]).save_pretrained(tmp_path)
-    more = {"operations": NativeOperations(native_kernel()), "dtype": torch.bfloat16}
-    assert torch.equal(rows_of(load(tmp_path, way, **more), 9), rows_of(load(tmp_path, **more), 9))
 
 
 @needs_kernel
@@ -133,21 +122,6 @@ def test_sequences_of_a_batch_have_their_tokens(folder, way):
         assert tokens(found[request.key]) == expected
 
 
-@both_ways
-def test_statistics_say_what_the_experts_did(folder, way):
-    engine = Away(folder, way, LAYERS).engine()
-    events = run(engine, ids(50), 10)
-    last = [event for event in events if isinstance(event, ExpertsRun)][-1]
-    assert (last.way, last.layers) == (way, LAYERS - 1)
-    steps = tokens(events)
-    decoded = (LAYERS - 1) * len(steps)  # a step each, of a token
-    assert last.passes > decoded and CHOSEN * decoded < last.experts <= EXPERTS * last.passes
-    assert (last.seconds > 0) is (way != "stream")
-    if way == "host":
-        assert last.bytes == last.experts * ONE
-    assert any(isinstance(event, Prefilled) for event in events)
-
-
 def chosen_experts(model, split):
     """Return how many distinct experts each part of a text chooses in each layer, from the model in one memory."""
     found, layers = [], list(model.layers())
@@ -201,50 +175,6 @@ def test_experts_in_the_host_s_layout_are_unpacked_for_the_device(tmp_path, leve
     assert torch.equal(rows_of(model, ROWS - 1), rows_of(hosted, ROWS - 1))
 
 
-def test_nothing_but_rows_travels_for_experts_on_the_host(folder):
-    link = make_link()
-    rows_of(load(folder, "host", link=link), 2)
-    assert link.statistics.bytes == 0
-
-
-def test_a_prompt_read_layer_by_layer_copies_each_expert_once(folder):
-    link = make_link(before=random_delays(5))
-    model, whole = load(folder, "stream", 1, link), load(folder)
-    found, expected = model.new_cache(LENGTH), whole.new_cache(LENGTH)
-    list(model.forward_by_layers(id_tensor(LENGTH), found, 20))
-    list(whole.forward_by_layers(id_tensor(LENGTH), expected, 20))
-    assert link.statistics.bytes == (LAYERS - 1) * EXPERTS * ONE
-    for one, other in zip(found.store.read(0, LENGTH), expected.store.read(0, LENGTH), strict=True):
-        assert torch.equal(one, other)
-
-
-def test_a_pass_that_needs_all_experts_reads_the_next_layer_ahead(folder):
-    seen = []
-    link = make_link(before=seen.append)
-    model = load(folder, "stream", link=link)
-    layers, began = list(model.layers()), []
-    stream = layers[0].experts.away.stream
-    begin = stream.begin
-
-    def noted(layer, chosen, whole):
-        began.append((layer, whole))
-        until(lambda: len(seen) >= (layer + 1) * EXPERTS * (layer > 0))
-        begin(layer, chosen, whole)
-
-    stream.begin = noted
-    rows_of(model, LENGTH)
-    assert began == [(layer, True) for layer in range(LAYERS)]
-    assert len(seen) == LAYERS * EXPERTS
-
-
-def test_the_last_layer_s_experts_stay_for_the_next_pass(folder):
-    """Where one layer has experts in host memory, nothing else takes their buffers."""
-    link = make_link()
-    model = load(folder, "stream", LAYERS - 1, link)
-    rows_of(model, 1)
-    assert link.statistics.bytes == chosen_experts(load(folder), LENGTH)[-1] * ONE
-
-
 def test_a_failed_copy_raises_and_the_next_pass_is_right(folder):
     seen, cable = [], ["loose"]
 
@@ -263,67 +193,11 @@ def test_a_failed_copy_raises_and_the_next_pass_is_right(folder):
         assert torch.equal(rows_of(model, 5), rows_of(whole, 5))
 
 
-def test_an_interrupted_pass_leaves_no_buffer_taken(folder, monkeypatch):
-    model, whole = load(folder, "stream"), load(folder)
-    expected, sums = rows_of(whole, 3), []
-
-    def interrupted(*args):
-        sums.append(args)
-        if len(sums) % 5 == 0:
-            raise KeyboardInterrupt
-        return weighted_sum(*args)
-
-    monkeypatch.setattr(streams, "weighted_sum", interrupted)
-    for _ in range(2 * EXPERTS):
-        with pytest.raises(KeyboardInterrupt):
-            rows_of(model, 3)
-    monkeypatch.undo()
-    assert torch.equal(rows_of(model, 3), expected)
-
-
 def test_a_missing_wait_is_found(folder, monkeypatch):
     link = make_link(before=lambda pairs: time.sleep(0.02))
     monkeypatch.setattr(link, "wait", lambda ticket: None)
     model = load(folder, "stream", link=link)
     assert model.forward(id_tensor(5), model.new_cache(9)).isnan().any()
-
-
-def test_prompts_that_advance_in_turns_do_not_disturb_each_other(folder):
-    whole, model = load(folder), load(folder, "stream", 1)
-    prompts = [id_tensor(LENGTH, seed) for seed in range(3)]
-    caches = [model.new_cache(LENGTH) for _ in prompts]
-    passes = [model.forward_by_layers(*each, 20) for each in zip(prompts, caches, strict=True)]
-    for _ in range(2):
-        for each in passes:
-            next(each)
-    passes[1].close()
-    for index in (0, 2):
-        list(passes[index])
-        expected = whole.new_cache(LENGTH)
-        list(whole.forward_by_layers(prompts[index], expected, 20))
-        for found, wanted in zip(caches[index].store.read(0, LENGTH), expected.store.read(0, LENGTH), strict=True):
-            assert torch.equal(found, wanted)
-
-
-@needs_kernel
-def test_layers_whose_experts_have_other_formats_share_the_buffers(folder):
-    """As in most GGUF files: some layers' matrices have more bits."""
-    do, link = NativeOperations(native_kernel()), make_link()
-    stream = streams.ExpertStream(link, CPU, streams.ExpertStatistics("stream"))
-    layers, moved = [], []
-    for level in ("q4", "q8", "q4"):
-        checkpoint = QuantizedCheckpoint(FolderCheckpoint(folder), level)
-        model = load_model(checkpoint, torch.bfloat16, CPU, lambda done, total: None, do)
-        layers.append(next(model.layers()).experts)
-        moved.append(stream.add(layers[-1]))
-    stream.allocate()
-    assert len({stored.kind for stored in stream._layers}) == 2
-    x = torch.randn(5, 64, generator=torch.Generator().manual_seed(0)).bfloat16()
-    with torch.inference_mode():
-        for experts, away in zip(layers, moved, strict=True):
-            weights, numbers = route(experts.router.wide(x), CHOSEN, "chosen")
-            expected = weighted_sum(experts.gate_up, experts.down, x, weights, grouped(numbers), do.gated)
-            assert torch.equal(away.weighted_sum(x, weights, numbers, do.gated), expected)
 
 
 @needs_kernel

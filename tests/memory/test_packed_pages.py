@@ -9,7 +9,7 @@ from offload.architecture.rope import Rope
 from offload.caches.full import FullCache
 from offload.kernels.native.ops import NativeOperations
 from offload.memory.factory import TieredStoreFactory
-from offload.settings.kv_formats import EXACT
+from offload.settings.kv_formats import BF16
 from tests.support.offloading import CPU, make_link, native_kernel, settings
 from tests.support.stores import tiny_shape
 
@@ -54,7 +54,7 @@ def new_caches(**placement):
     if native_kernel() is None:
         pytest.skip("there is no native kernel here")
     caches, links = [], []
-    for kv in ("packed", EXACT):
+    for kv in ("packed", BF16):
         links.append(make_link())
         tiers = settings(page_tokens=PAGE, **placement)
         factory = TieredStoreFactory(NativeOperations(native_kernel()), CPU, tiers, links[-1], kv=kv)

@@ -1,12 +1,10 @@
 """Streamed weights give the model's output, whatever stays on the device."""
 
 import time
-from contextlib import contextmanager
 
 import pytest
 import torch
 
-from offload.kernels.native.ops import NativeOperations
 from offload.kernels.ops import TorchOperations
 from offload.loading.formats.safetensors import FolderCheckpoint
 from offload.loading.weights import load_model
@@ -14,7 +12,6 @@ from offload.memory.link import TransferFailed
 from offload.weight_offloading.layer_stream import WeightTier
 from tests.support.models import id_tensor, make_hf_model
 from tests.support.offloading import CPU, make_link, native_kernel, random_delays
-from tests.support.quantized import random_weight
 
 LENGTH = 60
 needs_kernel = pytest.mark.skipif(native_kernel() is None, reason="no native kernel")
@@ -43,42 +40,6 @@ def test_streamed_weights_give_the_same_rows(folder, operations, resident):
     assert torch.allclose(again.store.read(0, LENGTH)[0], caches[0].store.read(0, LENGTH)[0], atol=1e-5)
 
 
-class MixedFormats(FolderCheckpoint):
-    """A checkpoint whose layers are in turns in two formats of as many bytes; their weights are random."""
-
-    kinds = ("Q4_0", "IQ4_NL")
-
-    @contextmanager
-    def tensors(self):
-        with super().tensors() as read:
-            yield _MixedReader(read, self.sizes(), self.kinds)
-
-
-class _MixedReader:
-    def __init__(self, read, sizes, kinds):
-        self._read, self._sizes, self._kinds = read, sizes, kinds
-
-    def __call__(self, name, part=None):
-        return self._read(name, part)
-
-    def quantized(self, name):
-        if not name.startswith("model.layers.") or not name.endswith("_proj.weight"):
-            return None
-        kind = self._kinds[int(name.split(".")[2]) % 2]
-        return random_weight(kind, *self._sizes[name], seed=len(name))[0]
-
-
-@needs_kernel
-def test_layers_in_formats_of_as_many_bytes_are_each_read_in_their_own(tmp_path):
-    make_hf_model("llama", num_hidden_layers=4).save_pretrained(tmp_path)
-    do, rows = NativeOperations(native_kernel()), []
-    for tier in (None, WeightTier(1, make_link(before=random_delays(3)))):
-        model = load_model(MixedFormats(tmp_path), torch.bfloat16, CPU, lambda done, total: None, do, tier)
-        cache = model.new_cache(LENGTH)
-        rows.append(torch.cat([model.forward(part, cache).clone() for part in id_tensor(LENGTH).split(17)]))
-    assert torch.equal(*rows) and rows[0].isfinite().all()
-
-
 def test_a_failed_copy_of_weights_raises_and_the_next_pass_is_right(folder, operations):
     seen, cable = [], ["loose"]
 
@@ -103,23 +64,3 @@ def test_a_missing_wait_is_found(tmp_path, monkeypatch):
     monkeypatch.setattr(link, "wait", lambda ticket: None)
     model = load(tmp_path, TorchOperations(), WeightTier(0, link))
     assert model.forward(id_tensor(5), model.new_cache(9)).isnan().any()
-
-
-def test_interleaved_passes_do_not_disturb_each_other(folder, operations):
-    """Prefills advance in turns, and one of them is closed early."""
-    whole = load(folder, operations)
-    model = load(folder, operations, WeightTier(1, make_link(before=random_delays(4))))
-    prompts = [id_tensor(LENGTH, seed) for seed in range(4)]
-    caches = [model.new_cache(LENGTH) for _ in prompts]
-    passes = [model.forward_by_layers(*each, 20) for each in zip(prompts, caches, strict=True)]
-    for _ in range(2):
-        for each in passes:
-            next(each)
-    passes[1].close()
-    for index in (0, 2, 3):
-        list(passes[index])
-        expected = whole.new_cache(LENGTH)
-        whole.forward(prompts[index], expected)
-        for found, wanted in zip(caches[index].store.read(0, LENGTH), expected.store.read(0, LENGTH), strict=True):
-            torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
-    assert caches[1].length == 0

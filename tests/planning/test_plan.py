@@ -294,14 +294,6 @@ def test_a_cpu_whose_memory_is_too_small_is_told_of_the_disk():
     assert suggestions(asked)[0].text.startswith("--disk ")
 
 
-def test_what_fits_packed_is_told_so_first():
-    asked = replace(on_disk(memory=400 * 2**20), prefill_chunk=128, packs=True)
-    asked = replace(asked, placement=replace(asked.placement, disk=None), speculation=Speculation("ar"))
-    asked = replace(asked, tokens=next(n for n in range(1024, 65536, 512) if not place(replace(asked, tokens=n)).fits))
-    assert suggestions(asked)[0].text == "--kv packed, which loses nothing"
-    assert "--kv" not in suggestions(replace(asked, packs=False))[0].text
-
-
 def beside_a_gpu(gigabytes, **changes):
     placement = Placement("stream", disk="/mnt", host_memory=gigabytes * GIB, **changes)
     asked = request("Llama-2-7B-128K", tokens=131072, placement=placement)

@@ -51,14 +51,14 @@ def test_fp32_keeps_its_sink_in_fp32(engine, home):
 def test_no_format_restores_the_blocks_of_another(engine, tmp_path):
     """All in one folder, where the files of a format are as much smaller as its keys and values."""
     prompt, home, sizes, seen = ids(LENGTH), tmp_path / "prompts", {}, set()
-    for kind in ("exact", "q8"):
+    for kind in ("bf16", "q8"):
         expected, _ = said(engine(None, kind), prompt)
         assert said(engine(home, kind), prompt) == (expected, 0)
         assert said(engine(home, kind), prompt) == (expected, BLOCKS * TOKENS)
         new = set(files(home)) - seen
         sizes[kind], seen = max(path.stat().st_size for path in new if "000000" not in path.name), seen | new
     assert len(seen) == 2 * BLOCKS
-    assert sizes["q8"] < sizes["exact"]
+    assert sizes["q8"] < sizes["bf16"]
 
 
 def test_a_damaged_block_is_computed_again(engine, home):

@@ -37,7 +37,7 @@ def load(tmp_path_factory):
     except KernelUnavailable as error:
         pytest.skip(str(error))
 
-    def load(family="llama", kv="exact"):
+    def load(family="llama", kv="bf16"):
         folder = tmp_path_factory.mktemp(family)
         make_hf_model(family, head_dim=32).save_pretrained(folder)
         model = load_model(FolderCheckpoint(folder), torch.bfloat16, CPU, lambda done, total: None, operations)
@@ -47,7 +47,7 @@ def load(tmp_path_factory):
     return load
 
 
-@pytest.fixture(scope="module", params=[("llama", "exact"), ("qwen3", "exact")], ids="-".join)
+@pytest.fixture(scope="module", params=[("llama", "bf16"), ("qwen3", "bf16")], ids="-".join)
 def model(load, request):
     return load(*request.param)
 

@@ -24,7 +24,7 @@ from offload.planning.plan import Plan, make_plan
 from offload.planning.request import PlanRequest
 from offload.planning.suggestions import Suggestion, suggestions
 from offload.settings.kv_formats import AUTO as AUTO_KV
-from offload.settings.kv_formats import EXACT, KV_FORMATS, PACKED_DIMS, PACKED_KV, check_planes, tiered_format
+from offload.settings.kv_formats import BF16, KV_FORMATS, PACKED_DIMS, PACKED_KV, check_planes, tiered_format
 from offload.settings.method_sizes import check_middle
 from offload.settings.placement_settings import HYBRID_ROWS, PLANES, Placement
 from offload.system.machine import free_host_memory, free_memory, usable_cores
@@ -72,7 +72,7 @@ def plan_request(
             )
     packs = in_bf16 and shape.growing.head_dim % PACKED_DIMS == 0
     if KV_FORMATS[kv].is_packed and is_one_memory(hardware.device, settings.placement):
-        kv = EXACT
+        kv = BF16
     if settings.placement.offload == PLANES:
         check_planes(tiered_format(kv, packs))
     return PlanRequest(

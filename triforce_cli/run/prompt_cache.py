@@ -16,7 +16,7 @@ from offload.errors import Degraded
 from offload.prompt_cache.entries import Entry
 from offload.prompt_cache.fingerprint import LEAST
 from offload.prompt_cache.folder import PromptFolder
-from offload.settings.kv_formats import EXACT
+from offload.settings.kv_formats import BF16
 from offload.system.machine import default_home
 from offload.units import counted, size_text
 
@@ -138,7 +138,7 @@ def entries_table(found: Sequence[Entry], folder: PromptFolder, now: float, widt
 
     The format of keys and values is shown where any are quantised.
     """
-    columns = [column for column in _COLUMNS if column is not _KV or any(entry.kv != EXACT for entry in found)]
+    columns = [column for column in _COLUMNS if column is not _KV or any(entry.kv != BF16 for entry in found)]
     blocks, listed = list(folder.blocks()), {block.path for entry in found for block in entry.blocks}
     used, limit = size_text(sum(block.size for block in blocks)), size_text(folder.limit)
     total = f"{used} of {limit} in {visible(str(folder.path))}"

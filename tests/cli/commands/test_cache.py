@@ -133,7 +133,7 @@ def test_the_shell_completes_ids(ask, triforce_here, tmp_path):
 def test_the_list_fits_the_terminal(width):
     block = Stored(Path("/cache/a/000000-abc.safetensors"), 132 * 2**20, 0.0)
     entry = Entry(
-        "1b743498", "smollm2-135m", "examples/frankenstein.txt", "exact", 5888, 2, block.size, 0.0, 0.0, 3, (block,)
+        "1b743498", "smollm2-135m", "examples/frankenstein.txt", "bf16", 5888, 2, block.size, 0.0, 0.0, 3, (block,)
     )
     folder = PromptFolder(Path("/home/somebody/.cache/triforce/prompts"))
     lines = entries_table([entry], folder, 7200.0, width).plain.splitlines()
@@ -146,15 +146,15 @@ def test_the_list_fits_the_terminal(width):
 def test_the_format_of_keys_and_values_is_shown_where_there_are_several(ask, triforce_here):
     """A quantised prompt is another entry, restored for its format alone, and smaller."""
     ask("Who?")
-    assert "exact" not in triforce_here("cache", "list")[1]
+    assert "bf16" not in triforce_here("cache", "list")[1]
     flags = ("--cache", "--kv", "q8")
     first, again = ask("Who?", *flags)[0], ask("Who?", *flags)[0]
     assert first[-1]["cached_tokens"] == 0 and again[-1]["cached_tokens"] > 500
     assert text(again) == text(first) == text(ask("Who?", "--no-cache", "--kv", "q8")[0])
     found = {entry["kv"]: entry for entry in json.loads(triforce_here("cache", "list", "--json")[1])["entries"]}
-    assert set(found) == {"exact", "q8"} and found["q8"]["size"] < found["exact"]["size"] / 1.4
+    assert set(found) == {"bf16", "q8"} and found["q8"]["size"] < found["bf16"]["size"] / 1.4
     head, *rows = triforce_here("cache", "list")[1].splitlines()
-    assert "kv" in head.split() and [("q8" in row.split(), "exact" in row.split()) for row in rows[:2]] == [
+    assert "kv" in head.split() and [("q8" in row.split(), "bf16" in row.split()) for row in rows[:2]] == [
         (True, False),
         (False, True),
     ]

@@ -128,9 +128,9 @@ def test_a_gguf_file_is_planned_with_the_bits_that_it_has(triforce, tmp_path):
 def test_quantised_keys_and_values_are_planned_where_they_run(triforce):
     asked = ("profile", "--model", "Llama-3.2-1B", "--context", "32K", "--dtype", "bfloat16", "--kv", "q8")
     plan = json.loads(triforce(*asked, "--gpu", "cpu", "--json").stdout)["plan"]
-    exact = json.loads(triforce(*asked[:-1], "exact", "--gpu", "cpu", "--json").stdout)["plan"]
+    exact = json.loads(triforce(*asked[:-1], "bf16", "--gpu", "cpu", "--json").stdout)["plan"]
     kept, whole = (each["memory"]["device"]["parts"]["KV cache"] for each in (plan, exact))
-    assert 0.5 < kept / whole < 0.6 and (plan["kv"], exact["kv"]) == ("q8", "exact")
+    assert 0.5 < kept / whole < 0.6 and (plan["kv"], exact["kv"]) == ("q8", "bf16")
     assert "KV cache   q8 (--kv): 8.75 bits each, which changes the answer" in triforce(*asked, "--gpu", "cpu").stdout
     on_gpu = json.loads(triforce(*asked, "--gpu", "4090", "--json").stdout)["plan"]
     assert 0.28 < on_gpu["memory"]["device"]["parts"]["KV cache"] / whole < 0.4 and on_gpu["offload"] == "none"

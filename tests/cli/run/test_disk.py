@@ -90,7 +90,7 @@ def test_what_cannot_be_is_refused_with_a_hint(triforce_here, tmp_path, monkeypa
         assert message in err and "hint: " in err
 
 
-@pytest.mark.parametrize("kv", ["exact", "q8"])
+@pytest.mark.parametrize("kv", ["bf16", "q8"])
 def test_beside_a_device_the_disk_takes_what_host_memory_has_no_room_for(
     triforce_here, args, tmp_path, monkeypatch, kv
 ):
