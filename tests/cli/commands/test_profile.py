@@ -133,12 +133,12 @@ def test_quantised_keys_and_values_are_planned_where_they_run(triforce):
     assert 0.5 < kept / whole < 0.6 and (plan["kv"], exact["kv"]) == ("q8", "bf16")
     assert "KV cache   q8 (--kv): 8.75 bits each, which changes the answer" in triforce(*asked, "--gpu", "cpu").stdout
     on_gpu = json.loads(triforce(*asked, "--gpu", "4090", "--json").stdout)["plan"]
-    assert 0.28 < on_gpu["memory"]["device"]["parts"]["KV cache"] / whole < 0.4 and on_gpu["offload"] == "none"
+    assert 0.5 < on_gpu["memory"]["device"]["parts"]["KV cache"] / whole < 0.7 and on_gpu["offload"] == "none"
     offloaded = json.loads(
         triforce(*asked, "--gpu", "4090", "--offload", "stream", "--resident-layers", "0", "--json").stdout
     )
     plan = offloaded["plan"]
-    assert plan["offload"] == "stream" and 0.28 < plan["memory"]["host"]["parts"]["KV cache"] / whole < 0.4
+    assert plan["offload"] == "stream" and 0.5 < plan["memory"]["host"]["parts"]["KV cache"] / whole < 0.7
 
 
 def test_quantised_weights_need_bf16(triforce):
