@@ -31,7 +31,7 @@ from ..loading.quantization_checks import (
 from ..loading.tokenizers.tokenizer import Tokenizer
 from ..loading.tokenizers.vocabulary import check_draft, tokens_containing
 from ..loading.weights import Progress, load_model
-from ..loading.weights_digest import file_state, weights_digest
+from ..loading.weights_digest import weights_digest
 from ..memory.factory import TieredStoreFactory, check_model, make_link
 from ..memory.link import Link
 from ..memory.tier_settings import TierSettings
@@ -143,8 +143,6 @@ class OpenModel(FoundModel):
         model.kv = self.config.kv
         if self.device.type == "cuda":
             self._compile(model, draft, tiers, capacity)
-        if prompts is not None and not prompts.is_of_loaded():
-            prompts = None
         eos_ids, chunk = self.checkpoint.shape.eos_ids, self.config.prefill_chunk
         more = (prompts, lambda: self.dry_breakers, self.constraints)
         return Engine(model, eos_ids, chunk, draft, stores, *more)
@@ -216,12 +214,10 @@ class OpenModel(FoundModel):
         Reads the weight files once, for their fingerprint. Raises OSError if the folder cannot be created.
         """
         folder.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        files = self.checkpoint.files()
-        states = {path: file_state(path) for path in files}
-        digest = weights_digest(files, folder.path / "weights.json")
+        digest = weights_digest(self.checkpoint.files(), folder.path / "weights.json")
         if self.checkpoint.quantization:
             digest = f"{digest} {self.checkpoint.quantization}"
-        return PromptCache(folder, digest, self.config.model, least, self.group, states)
+        return PromptCache(folder, digest, self.config.model, least, self.group)
 
     def agreement(self, model: Model, ids: Sequence[int]) -> float | None:
         """Return the share of the prompt's last tokens after which a loaded, quantised model chooses as its original.

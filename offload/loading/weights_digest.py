@@ -81,14 +81,6 @@ def file_state(path: Path) -> State:
     return state.st_size, state.st_mtime_ns, state.st_ctime_ns, state.st_ino
 
 
-def are_unchanged(states: Mapping[Path, State]) -> bool:
-    """Return whether all files are still as `file_state` has returned."""
-    try:
-        return all(file_state(path) == state for path, state in states.items())
-    except OSError:
-        return False
-
-
 _ENDS = 2**16  # bytes at both ends of a file
 _FILES = ("*.json", "*.jinja", "tokenizer.model", "*.safetensors", "pytorch_model*.bin")
 

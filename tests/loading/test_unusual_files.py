@@ -7,7 +7,6 @@ import pytest
 
 from offload.errors import TriforceError
 from offload.loading.hub.download import dimensions, open_checkpoint
-from offload.prompt_cache.folder import UnusableBlock, read_header
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
 FILES = ("config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja")
@@ -72,9 +71,3 @@ def test_what_is_no_regular_file_is_an_error(folder, tmp_path, replacement):
             replacement(tmp_path / name)
             with pytest.raises(TriforceError, match=name):
                 opened(tmp_path / name)
-
-
-def test_a_pipe_in_the_prompt_cache_is_not_waited_for(tmp_path):
-    os.mkfifo(tmp_path / "block")
-    with pytest.raises(UnusableBlock, match="regular file"):
-        read_header(tmp_path / "block")

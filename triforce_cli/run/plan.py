@@ -36,7 +36,6 @@ from ..output.plan_report import suggestions_text
 from ..output.plan_text import PlanReport
 from ..output.terminal import Terminal
 from .measured_rates import load_measured, load_or_measure
-from .prompt_cache import memory_limit
 
 if TYPE_CHECKING:
     import torch
@@ -261,7 +260,7 @@ def request_on_this_machine(
         weight_bits=model.weight_bits,
     )
     if settings.placement.memory is not None:
-        beside_cache = replace(request.placement, memory=memory_limit(model, settings, tokens))
+        beside_cache = replace(request.placement, memory=settings.memory_limit(model.device.type))
         request = replace(request, placement=beside_cache)
     return request, profile
 

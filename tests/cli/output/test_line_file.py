@@ -5,7 +5,7 @@ from contextlib import closing
 import pytest
 
 from offload.errors import SettingsError
-from triforce_cli.batch.batch_files import ResultFile
+from triforce_cli.batch.result_file import ResultFile
 
 RESULT = b'{"type": "result", "id": 1, "line": 1}\n'
 
