@@ -14,6 +14,7 @@ from .profiles import same_gpu
 from .schema import Gpu, Host, InvalidValue, Link, Profile
 
 FILE = "measured.yaml"
+_FORMER = ("busy", "packed")  # keys of files that earlier versions wrote
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +115,12 @@ def load(folder: Path) -> Measured | None:
     """
     path = folder / FILE
     try:
-        return build(Measured, read(path, str(path))) if path.exists() else None
+        if not path.exists():
+            return None
+        document = read(path, str(path))
+        for name in _FORMER if isinstance(document.values, dict) else ():
+            document.values.pop(name, None)
+        return build(Measured, document)
     except (SettingsError, OSError) as error:
         message = error.message if isinstance(error, SettingsError) else f"cannot read {path}: {error.strerror}"
         raise UnusableMeasurement(f"{message}; data sheets are used instead", "measure again, or delete it") from error

@@ -314,3 +314,9 @@ def test_saved_rates_are_read_without_torch(config):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert "measured   on 2026-01-31" in done.stdout
+
+
+def test_rates_that_an_earlier_version_saved_are_used(config):
+    path = save(HOST, config)
+    path.write_text(f"{path.read_text()}busy: true\n")
+    assert load(config) == HOST
