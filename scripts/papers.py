@@ -341,7 +341,7 @@ def _launching(passes: Passes) -> float:
 
 
 def _has_tree(passes: Passes) -> bool:
-    return passes.request.speculation.tree_shape.kind != "chain"
+    return passes.request.speculation.tree != "chain"
 
 
 def measured(setup: Setup, args: argparse.Namespace) -> dict[str, float]:
@@ -353,15 +353,16 @@ def measured(setup: Setup, args: argparse.Namespace) -> dict[str, float]:
     if args.model is None and not (names and all(all(word in name for word in words) for name in names)):
         return {}
     command = ["bench", "-f", args.measure, "--model", args.model or setup.model, "--methods", setup.method, "--json"]
-    command += ["--context", args.context or str(setup.tokens), "--temperature", str(setup.temperature)]
+    command += ["--context", args.context or str(setup.tokens), "--temperature", str(setup.temperature), "--quiet"]
     if args.model is None:
         names = ["draft", "offload", "budget", "gamma1", "gamma2", "resident_layers", "tree"]
         given = {name: getattr(setup, name) for name in names if getattr(setup, name) is not None}
-        command += [word for name, value in given.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+        command += [word for name, value in given.items() for word in ("--set", f"{name}={value}")]
     done = subprocess.run([sys.executable, "-m", "triforce_cli", *command], stdout=subprocess.PIPE, text=True)
     if done.returncode:
         return {}
-    return {key: value for key, value in json.loads(done.stdout)["rows"][-1].items() if isinstance(value, float)}
+    row = json.loads(done.stdout)["rows"][-1]  # plain decoding is before it
+    return {"tbt_ms": 1000 / row["tokens_per_s"]} | {key: row[key] for key in ("speedup", "tokens_per_verification")}
 
 
 def lines_of(row: Row, args: argparse.Namespace) -> Iterator[str]:
