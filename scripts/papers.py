@@ -34,6 +34,17 @@ from offload.settings.config import Placement, Speculation
 from offload.settings.methods import METHODS
 from offload.units import GIB
 
+# NVIDIA Turing architecture white paper: fp16 with fp32 accumulation, for there are no bf16 units.
+_RTX_2080_TI = profiles.Profile(
+    "rtx-2080-ti",
+    "One GeForce RTX 2080 Ti (11 GiB) on PCIe 3.0",
+    "cuda",
+    1,
+    profiles.Gpu("NVIDIA GeForce RTX 2080 Ti", 11, 616, 53.8),
+    profiles.Link("PCIe 3.0 x16", 12.5),
+    options={"dtype": "float16", "prefill_chunk": 1024},
+)
+
 
 class Setup(NamedTuple):
     """What a row was measured with: the hardware profile, the models, and the paper's settings.
@@ -66,7 +77,7 @@ class Setup(NamedTuple):
             self.model,
             dimensions(self.model),
             self.tokens,
-            describe(profiles.load(self.gpu)),
+            describe(_RTX_2080_TI if self.gpu == _RTX_2080_TI.name else profiles.load(self.gpu)),
             Placement(offload=self.offload, resident_layers=self.resident_layers, memory=memory),
             Speculation(self.method, self.draft or "lookup", tree=self.tree, **lengths),
             draft=None if self.draft is None else dimensions(self.draft),

@@ -14,7 +14,8 @@ from .profiles import same_gpu
 from .schema import Gpu, Host, InvalidValue, Link, Profile
 
 FILE = "measured.yaml"
-_FORMER = ("busy", "packed")  # keys of files that earlier versions wrote
+_FORMER = ("busy", "packed")  # keys of files that earlier versions wrote, and those of a link
+_FORMER_LINK = ("to_host_gb_s", "pageable_gb_s", "latency_us")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,15 +44,9 @@ class Measured:
 
 def profile_of(measured: Measured) -> Profile:
     """Return a profile made of measurements alone, for hardware that no profile describes."""
-    return Profile(
-        "measured",
-        f"{measured.machine}, measured on {measured.date}",
-        measured.device,
-        measured.gpus,
-        measured.gpu,
-        measured.link,
-        measured.host,
-    )
+    description = f"{measured.machine}, measured on {measured.date}"
+    rates = measured.gpus, measured.gpu, measured.link, measured.host
+    return Profile("measured", description, measured.device, *rates)
 
 
 def applied(profile: Profile, measured: Measured | None, found: Sequence[str] = ()) -> Profile:
@@ -60,8 +55,7 @@ def applied(profile: Profile, measured: Measured | None, found: Sequence[str] = 
     Otherwise, and without a measurement, return the profile as it is. Names, sizes and options are kept. The host's
     free memory changes all the time, and is never taken from a measurement.
 
-    Args:
-        found: names of this machine's GPUs, for a profile that names none.
+    `found` are the names of this machine's GPUs, for a profile that names none.
     """
     if measured is None or profile.device != measured.device:
         return profile
@@ -91,10 +85,7 @@ def default_folder() -> Path:
 
 
 def save(measured: Measured, folder: Path) -> Path:
-    """Write a measurement to `folder`, which is created if need be, and return the file's path.
-
-    An interruption leaves the old file intact. Raises TriforceError if it cannot be written.
-    """
+    """Write a measurement to `folder`, which is created if need be; return the file's path. Raises TriforceError."""
     path = folder / FILE
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -115,12 +106,13 @@ def load(folder: Path) -> Measured | None:
     """
     path = folder / FILE
     try:
-        if not path.exists():
-            return None
-        document = read(path, str(path))
-        for name in _FORMER if isinstance(document.values, dict) else ():
-            document.values.pop(name, None)
-        return build(Measured, document)
+        values = read(path, str(path)) if path.exists() else None
+        if isinstance(values, dict):
+            link = values.get("link")
+            values = {name: value for name, value in values.items() if name not in _FORMER}
+            if isinstance(link, dict):
+                values["link"] = {name: value for name, value in link.items() if name not in _FORMER_LINK}
+        return None if values is None else build(Measured, values, str(path))
     except (SettingsError, OSError) as error:
         message = error.message if isinstance(error, SettingsError) else f"cannot read {path}: {error.strerror}"
         raise UnusableMeasurement(f"{message}; data sheets are used instead", "measure again, or delete it") from error

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from offload.architecture.kv_formats import GROUP, WINDOW
+from offload.architecture.kv_formats import GROUP
 from offload.caches.full import FullCache
 from offload.caches.h2o import H2OCache
 from offload.hardware.rates import READ
@@ -13,7 +13,6 @@ from offload.memory.quantized_store import QuantizedStore
 from offload.planning.memory import estimate
 from offload.planning.passes import Passes
 from offload.planning.placement import place
-from offload.planning.plan import make_plan
 from offload.settings.config import Speculation
 from offload.settings.kv_formats import BF16, KV_FORMATS
 from offload.settings.method_sizes import forgetting_capacity, stored_tokens
@@ -67,28 +66,6 @@ def test_what_a_cache_that_evicts_allocates_is_what_is_counted():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_plan_s_parts_are_smaller_by_the_format(kind):
-    exact, quantized = (place(on_cpu(each)).device.parts for each in (BF16, kind))
-    shape = request().shape
-    numbers = 2 * GROUP * shape.head_dim
-    assert quantized["KV cache"] / exact["KV cache"] == pytest.approx(
-        KV_FORMATS[kind].run_bytes(shape.head_dim) / 2 / numbers, rel=0.15
-    )
-    assert quantized["retrieval cache"] <= exact["retrieval cache"]  # chunks are whole groups
-    assert {**quantized, "KV cache": 0, "retrieval cache": 0} == {**exact, "KV cache": 0, "retrieval cache": 0}
-
-
-def test_a_machine_too_small_for_bf16_keeps_8_bits():
-    """With more tokens too: the longest context that fits is more than twice as long."""
-    exact = place(on_cpu())
-    small = replace(CPU, memory=int((exact.device.total - exact.device.parts["KV cache"] / 3) / 0.97))
-    plans = {kind: make_plan(on_cpu(kind, small)) for kind in (BF16, "q8")}
-    assert [plan.fits for plan in plans.values()] == [False, True]
-    assert plans["q8"].resident_tokens > plans[BF16].resident_tokens
-    assert plans["q8"].offload == "none" and not plans["q8"].placed.uses_disk
-
-
-@pytest.mark.parametrize("kind", KINDS)
 def test_attention_takes_its_bytes_at_the_rate_of_conversion(kind):
     passes = {each: Passes(on_cpu(each), place(on_cpu(each))) for each in (BF16, kind)}
     seconds = {each: passes[each].full(1)[0].resources["device memory"] for each in passes}
@@ -96,8 +73,3 @@ def test_attention_takes_its_bytes_at_the_rate_of_conversion(kind):
     smaller = KV_FORMATS[kind].run_bytes(128) / (4 * GROUP * 128)
     expected = size * (smaller / KV_FORMATS[kind].rate - 1) / CPU.bandwidth / READ
     assert seconds[kind] - seconds[BF16] == pytest.approx(expected)
-
-
-def test_short_sequences_count_their_window():
-    kinds = [place(replace(on_cpu(kind), tokens=WINDOW)).device.parts["KV cache"] for kind in (BF16, "q8")]
-    assert kinds[0] < kinds[1]
