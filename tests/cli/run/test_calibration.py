@@ -108,7 +108,7 @@ def test_this_machine_is_measured_shown_saved_and_used(triforce, config):
     assert (code, err, load(config)) == (0, "", None)
     assert "GFLOP/s bf16" in out and " assumed" in out
     code, out, err = triforce("profile", "--measure", "--save")
-    assert (code, err) == (0, f"saved to {config / 'rates.yaml'}\n")
+    assert (code, err) == (0, f"saved to {config / 'measured.yaml'}\n")
     found = load(config)
     assert f"measured on {found.date}" in out
     code, out, err = triforce("profile")
@@ -125,7 +125,7 @@ def test_plans_for_this_machine_measure_it_once(triforce, config, args):
     assert found.host.bandwidth_gb_s > 0
     assert f"measured   on {found.date}: the rates above, of {found.machine}" in out
     assert "assumed" not in out
-    file = config / "rates.yaml"
+    file = config / "measured.yaml"
     before = file.stat().st_mtime_ns
     assert "measured   on" in triforce(*args)[1]
     assert file.stat().st_mtime_ns == before

@@ -118,4 +118,4 @@ def test_a_disk_is_measured_once_and_its_rate_is_kept(triforce_here, tmp_path, m
     args = ("generate", PROMPT, *GREEDY, "--disk", tmp_path, "--dry-run", "--json")
     found = [json.loads(triforce_here(*args)[1])["plan"]["hardware"]["disk"] for _ in range(2)]
     assert found[0] == found[1] == pytest.approx(load(tmp_path).host.disk_gb_s * 1e9)
-    assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["rates.yaml"]
+    assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["measured.yaml"]
