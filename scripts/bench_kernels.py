@@ -1,7 +1,7 @@
 """Compare the native kernel with torch's operations and with memory bandwidth. Ratios from one process.
 
     python scripts/bench_kernels.py
-    python scripts/bench_kernels.py --tokens 8000 --level portable --json out.json
+    python scripts/bench_kernels.py --tokens 8000 --level portable
 
 `attention`: attention of all layers alone, 1 to 16 query tokens over random keys and values. `step`: a whole forward
 pass over a cache of such keys and values, recorded as in decoding; its cost does not depend on the text. Each is run
@@ -12,13 +12,11 @@ figures are medians.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 import torch
 from bench_peers import machine
@@ -88,8 +86,8 @@ def step(model: Model, cache: FullCache, rows: int) -> Callable[[], None]:
     return run
 
 
-def measure(kind: str, models: dict[str, Model], caches: dict[str, FullCache], repeats: int) -> list[Row]:
-    """Return a row for each number of query tokens: times of both, their ratio, and the native share of bandwidth.
+def measure(kind: str, models: dict[str, Model], caches: dict[str, FullCache], repeats: int) -> None:
+    """Print a row for each number of query tokens: times of both, their ratio, and the native share of bandwidth.
 
     The bandwidth is that of torch's fastest reduction over as many bytes as the keys and values have; its runs are
     interleaved with the others.
@@ -97,7 +95,7 @@ def measure(kind: str, models: dict[str, Model], caches: dict[str, FullCache], r
     length = min(cache.length for cache in caches.values())
     store = caches["native"].store
     read = torch.ones(store.shape.kv_bytes(length, store.dtype.itemsize) // 4).sum
-    table, first = [], 0.0
+    first = 0.0
     for rows in ROWS:
         if kind == "attention":
             runs = {"read": read} | {name: attention(cache, rows) for name, cache in caches.items()}
@@ -110,9 +108,7 @@ def measure(kind: str, models: dict[str, Model], caches: dict[str, FullCache], r
         row |= {"of_one_token": found["native"] / first, "torch_over_native": found["torch"] / found["native"]}
         if kind == "attention":
             row["bandwidth_share"] = found["read"] / found["native"]
-        table.append(row)
         print(line(row), flush=True)
-    return table
 
 
 HEADER = (
@@ -135,7 +131,6 @@ def main() -> None:
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--level", default="auto", help="of the kernel: avx512, avx2, bf16, neon, portable")
     parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     level = {"native": options.level, "torch": "off"}
     models = {
@@ -145,16 +140,12 @@ def main() -> None:
     if models["native"].operations.kernel is None:
         sys.exit("bench_kernels: the native kernel is not in use; triforce doctor says why")
     print(f"{machine()}\nkernel {models['native'].operations.kernel.level}\n{HEADER}")
-    table = []
     for tokens in options.tokens:
         caches = {name: model.new_cache(tokens + max(ROWS)) for name, model in models.items()}
         for cache in caches.values():
             fill(cache, tokens)
         for kind in ("attention", "step"):
-            table += measure(kind, models, caches, options.repeats)
-    if options.json:
-        found = {"machine": machine(), "level": models["native"].operations.kernel.level, "rows": table}
-        options.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+            measure(kind, models, caches, options.repeats)
 
 
 if __name__ == "__main__":

@@ -2,35 +2,28 @@
 
     python scripts/bench_peers.py --prompt-tokens 8000 --dtype auto
     python scripts/bench_peers.py --gguf SmolLM2-135M-Instruct.Q4_1.gguf    # llama.cpp too, by llama-cpp-python
-    python scripts/bench_peers.py --offloaded --gguf model.gguf    # keys and values in host memory, on a CUDA GPU
 
 Each contender prefills the same tokens and then decodes greedily, all in one process. Decode rounds are interleaved, so
 that drift of the machine's speed affects all. Figures are medians. Ratios are ours / theirs: below 1, triforce is
-faster. With --offloaded, peers keep keys and values in host memory: transformers' OffloadedCache and llama.cpp
-without `offload_kqv`, beside triforce's hybrid of both; what cannot run here is left out, with the reason. Prints a
-table, and with --json FILE writes everything measured.
+faster. `pip install llama-cpp-python` for llama.cpp.
 """
 
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
-from importlib.util import find_spec
 from pathlib import Path
 
 import torch
 
 from offload import EngineConfig, open_model
 from offload.loading.hub.download import open_checkpoint
-from offload.memory.tier_settings import TierSettings
 from offload.sequence import TokenSequence
-from offload.session.session import Session
 from offload.speculation.passes.runner import Runner
 from triforce_cli.run.processor import processor
 
@@ -75,44 +68,24 @@ class Ours:
         self._sequence.extend([int(logits.argmax())])
 
 
-class OursOffloaded(Ours):
-    """The same with keys and values in host memory, streamed and attended to on the host."""
-
-    def __init__(self, dtype: str, chunk: int) -> None:
-        opened = open_model(EngineConfig(dtype=dtype, prefill_chunk=chunk))
-        self.engine = opened.load(tiers=TierSettings("hybrid", resident_layers=0))
-        self.name = f"triforce ({self.engine.describe()})"
-        self._chunk = chunk
-
-    def prefill(self, ids: Sequence[int], room: int) -> None:
-        self._sequence = TokenSequence(ids)
-        self._runner = Session(self.engine.model, None, len(ids) + room, self._chunk, self.engine.stores).full
-        for _ in self._runner.prefill(self._sequence):
-            pass
-
-
 class Transformers:
     """AutoModelForCausalLM with its DynamicCache and sdpa attention."""
 
-    def __init__(self, path: Path, dtype: str, device: str = "cpu") -> None:
+    def __init__(self, path: Path, dtype: str) -> None:
         from transformers import AutoConfig, AutoModelForCausalLM
 
         self.name = f"transformers ({dtype})"
-        self._device = device
         config = AutoConfig.from_pretrained(path)
-        self._model = AutoModelForCausalLM.from_config(config).to(device, getattr(torch, dtype)).eval()
+        self._model = AutoModelForCausalLM.from_config(config).to(getattr(torch, dtype)).eval()
         checkpoint = open_checkpoint(Path(path))
         with checkpoint.tensors() as read:  # the embedded model's weights are quantised
             self._model.load_state_dict({name: read(name) for name in checkpoint.sizes()}, strict=False)
 
     @torch.inference_mode()
     def prefill(self, ids: Sequence[int], room: int) -> None:
-        tokens = torch.tensor([ids], device=self._device)
-        out = self._model(tokens, past_key_values=self._new_cache(), use_cache=True, logits_to_keep=1)
+        tokens = torch.tensor([ids])
+        out = self._model(tokens, use_cache=True, logits_to_keep=1)
         self._cache, self._token = out.past_key_values, out.logits[:, -1:].argmax(-1)
-
-    def _new_cache(self):
-        return None  # a DynamicCache
 
     @torch.inference_mode()
     def step(self) -> None:
@@ -120,33 +93,18 @@ class Transformers:
         self._token = out.logits[:, -1:].argmax(-1)
 
 
-class OffloadedTransformers(Transformers):
-    """The same on a GPU with OffloadedCache: layers' keys and values are in host memory, and the next is prefetched."""
-
-    def __init__(self, path: Path, dtype: str) -> None:
-        super().__init__(path, dtype, "cuda")
-        self.name = f"transformers ({dtype}, OffloadedCache)"
-
-    def _new_cache(self):
-        from transformers import DynamicCache
-
-        return DynamicCache(config=self._model.config, offloading=True)  # what OffloadedCache was before version 5
-
-
 class LlamaCpp:
-    """llama-cpp-python on a GGUF file, flash attention on; `layers` on a GPU, with keys and values in host memory."""
+    """llama-cpp-python on a GGUF file, flash attention on."""
 
-    def __init__(self, gguf: Path, context: int, layers: int = 0) -> None:
+    def __init__(self, gguf: Path, context: int) -> None:
         from llama_cpp import Llama
 
-        self.name = f"llama.cpp ({gguf.stem}{', KV in host memory' if layers else ''})"
+        self.name = f"llama.cpp ({gguf.stem})"
         self._llama = Llama(
             str(gguf),
             n_ctx=context,
             n_threads=torch.get_num_threads(),
             flash_attn=True,
-            n_gpu_layers=layers,
-            offload_kqv=not layers,
             logits_all=False,
             verbose=False,
         )
@@ -203,26 +161,6 @@ def machine() -> str:
     return f"{name}, {torch.get_num_threads()} threads, {level}, torch {torch.__version__}"
 
 
-def left_out(gguf: Path | None, offloaded: bool) -> dict[str, str]:
-    """Return the peers that cannot run here, with the reason."""
-    reasons = {}
-    if offloaded and not torch.cuda.is_available():
-        reasons["transformers' OffloadedCache"] = "it needs a CUDA GPU"
-    if gguf is None and offloaded:
-        reasons["llama.cpp"] = "give it a file with --gguf"
-    elif gguf is not None and not find_spec("llama_cpp"):
-        reasons["llama.cpp"] = "llama-cpp-python is not installed"
-    elif offloaded and not _llama_offloads():
-        reasons["llama.cpp"] = "llama-cpp-python is built without a GPU"
-    return reasons
-
-
-def _llama_offloads() -> bool:
-    from llama_cpp import llama_supports_gpu_offload
-
-    return llama_supports_gpu_offload()
-
-
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--prompt-file", type=Path, default=ROOT / "examples" / "frankenstein.txt")
@@ -234,7 +172,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--peer-dtypes", default="float32,bfloat16", help="transformers'")
     parser.add_argument("--prefill-chunk", type=int, default=EngineConfig().prefill_chunk)
     parser.add_argument("--gguf", type=Path, help="for llama.cpp, if llama-cpp-python is installed")
-    parser.add_argument("--offloaded", action="store_true", help="keys and values in host memory, on a GPU")
     parser.add_argument("--json", type=Path, metavar="FILE")
     return parser.parse_args()
 
@@ -243,18 +180,9 @@ def main() -> None:
     options = parse()
     ours = Ours(options.dtype, options.prefill_chunk)
     ids = ours.tokenizer.encode(options.prompt_file.read_text("utf-8"), special_tokens=True)[: options.prompt_tokens]
-    contenders = [ours]
-    reasons = left_out(options.gguf, options.offloaded)
-    for peer, reason in reasons.items():
-        print(f"{peer} left out: {reason}", file=sys.stderr)
-    has_gpu = options.offloaded and torch.cuda.is_available()
-    if has_gpu:
-        contenders = [OursOffloaded(options.dtype, options.prefill_chunk)]
-    kind = OffloadedTransformers if has_gpu else Transformers
-    contenders += [kind(ours.path, dtype) for dtype in options.peer_dtypes.split(",") if dtype]
-    if options.gguf and "llama.cpp" not in reasons:
-        contenders.append(LlamaCpp(options.gguf, len(ids) + options.tokens + 16, -1 if options.offloaded else 0))
-    gc.collect()
+    contenders = [ours, *(Transformers(ours.path, dtype) for dtype in options.peer_dtypes.split(",") if dtype)]
+    if options.gguf:
+        contenders.append(LlamaCpp(options.gguf, len(ids) + options.tokens + 16))
     results = measure(contenders, ids, options.tokens, options.rounds, options.repeats)
     print(f"{len(ids):,} prompt tokens; {machine()}\n{table(results, len(ids))}")
     if options.json:

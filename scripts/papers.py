@@ -34,6 +34,17 @@ from offload.settings.config import Placement, Speculation
 from offload.settings.methods import METHODS
 from offload.units import GIB
 
+# NVIDIA Turing architecture white paper: fp16 with fp32 accumulation, for there are no bf16 units.
+_RTX_2080_TI = profiles.Profile(
+    "rtx-2080-ti",
+    "One GeForce RTX 2080 Ti (11 GiB) on PCIe 3.0",
+    "cuda",
+    1,
+    profiles.Gpu("NVIDIA GeForce RTX 2080 Ti", 11, 616, 53.8),
+    profiles.Link("PCIe 3.0 x16", 12.5),
+    options={"dtype": "float16", "prefill_chunk": 1024},
+)
+
 
 class Setup(NamedTuple):
     """What a row was measured with: the hardware profile, the models, and the paper's settings.
@@ -66,7 +77,7 @@ class Setup(NamedTuple):
             self.model,
             dimensions(self.model),
             self.tokens,
-            describe(profiles.load(self.gpu)),
+            describe(_RTX_2080_TI if self.gpu == _RTX_2080_TI.name else profiles.load(self.gpu)),
             Placement(offload=self.offload, resident_layers=self.resident_layers, memory=memory),
             Speculation(self.method, self.draft or "lookup", tree=self.tree, **lengths),
             draft=None if self.draft is None else dimensions(self.draft),
@@ -341,7 +352,7 @@ def _launching(passes: Passes) -> float:
 
 
 def _has_tree(passes: Passes) -> bool:
-    return passes.request.speculation.tree_shape.kind != "chain"
+    return passes.request.speculation.tree != "chain"
 
 
 def measured(setup: Setup, args: argparse.Namespace) -> dict[str, float]:
@@ -353,15 +364,16 @@ def measured(setup: Setup, args: argparse.Namespace) -> dict[str, float]:
     if args.model is None and not (names and all(all(word in name for word in words) for name in names)):
         return {}
     command = ["bench", "-f", args.measure, "--model", args.model or setup.model, "--methods", setup.method, "--json"]
-    command += ["--context", args.context or str(setup.tokens), "--temperature", str(setup.temperature)]
+    command += ["--context", args.context or str(setup.tokens), "--temperature", str(setup.temperature), "--quiet"]
     if args.model is None:
         names = ["draft", "offload", "budget", "gamma1", "gamma2", "resident_layers", "tree"]
         given = {name: getattr(setup, name) for name in names if getattr(setup, name) is not None}
-        command += [word for name, value in given.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+        command += [word for name, value in given.items() for word in ("--set", f"{name}={value}")]
     done = subprocess.run([sys.executable, "-m", "triforce_cli", *command], stdout=subprocess.PIPE, text=True)
     if done.returncode:
         return {}
-    return {key: value for key, value in json.loads(done.stdout)["rows"][-1].items() if isinstance(value, float)}
+    row = json.loads(done.stdout)["rows"][-1]  # plain decoding is before it
+    return {"tbt_ms": 1000 / row["tokens_per_s"]} | {key: row[key] for key in ("speedup", "tokens_per_verification")}
 
 
 def lines_of(row: Row, args: argparse.Namespace) -> Iterator[str]:

@@ -13,7 +13,7 @@ cd "$root"
 "$venv/bin/python" -m ruff check .
 "$venv/bin/python" -m ruff format --check .
 "$venv/bin/lint-imports"
-"$venv/bin/python" "$root/scripts/check_types.py"
+"$venv/bin/python" -m mypy
 # Hundreds of processes start: without bytecode each would compile all modules.
 export PYTHONDONTWRITEBYTECODE=
 # One process per core with one thread each: small models and short-lived processes are slower with more threads.

@@ -2,13 +2,10 @@
 
 import io
 import os
-import signal
-import subprocess
-import sys
 import threading
-import time
 from itertools import repeat
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import yaml
@@ -57,10 +54,6 @@ def test_a_device_is_refused(device):
     assert "YAML" in caught.value.hint
 
 
-def test_the_null_device_is_empty():
-    assert documents.read(Path(os.devnull), None, pytest.fail) == ""
-
-
 def test_up_to_the_limit_and_not_beyond(tmp_path):
     path = tmp_path / "book.txt"
     path.write_bytes(b"0123456789")
@@ -77,9 +70,7 @@ def test_a_huge_file_is_refused_before_it_is_read(tmp_path):
     path = tmp_path / "book.txt"
     with path.open("wb") as file:
         file.truncate(documents.LIMIT + 1)  # a sparse file
-    started = time.process_time()
     assert f"{documents.LIMIT:,}" in refused(path).message
-    assert time.process_time() - started < 0.1
 
 
 def test_an_endless_pipe_is_read_up_to_the_limit():
@@ -130,43 +121,18 @@ def test_pipes_with_an_end_are_read_like_files(fifo):
     os.close(reading)
 
 
-@pytest.mark.daily("True-2", "False-15")
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("as_file", [True, False])
-def test_signals_are_answered_while_an_endless_pipe_is_read(tmp_path, number, as_file):
-    path = tmp_path / "endless"
-    os.mkfifo(path)
-    opened = os.open(path, os.O_RDWR)  # opening one end would wait for the other
-    command = [sys.executable, "-m", "triforce_cli", "generate", "-f", str(path) if as_file else "-"]
-    with subprocess.Popen(command, stdin=opened, stderr=subprocess.PIPE) as process:
-        os.write(opened, b"y\n" * 2**19)  # more than a pipe's buffer: afterwards the process is reading
-        writer = subprocess.Popen(["yes"], stdout=opened)
-        try:
-            time.sleep(0.1)  # `yes` writes faster than the process reads: no read blocks, so none is interrupted
-            process.send_signal(number)
-            _, err = process.communicate(timeout=60)
-        finally:
-            for each in (process, writer):
-                each.kill()
-                each.wait()
-            os.close(opened)
-    assert process.returncode == 128 + number
-    assert b"Traceback" not in err
-
-
 def test_a_pipe_that_does_not_block_is_read_to_its_end():
     """Node makes pipes non-blocking: no data yet is not the end."""
     reading, writing = os.pipe()
     os.set_blocking(reading, False)
+    parts = [b"first ", b"second"]
 
-    def write():
-        for part in (b"first ", b"second"):
-            time.sleep(0.05)
-            os.write(writing, part)
-        os.close(writing)
+    def polled(*_):
+        """What the operating system does: wait until there is data or the end."""
+        if parts:
+            os.write(writing, parts.pop(0))
+        else:
+            os.close(writing)
 
-    writer = threading.Thread(target=write)
-    writer.start()
-    with open(reading, "rb") as stream:
+    with open(reading, "rb") as stream, patch("offload.system.files.select.select", polled):
         assert read_bounded(stream, 100) == b"first second"
-    writer.join()

@@ -7,7 +7,7 @@ from packaging.utils import canonicalize_name
 from tests.support.paths import ROOT
 
 tomllib = pytest.importorskip("tomllib", reason="needs Python 3.11")
-UNPINNED = {"triforce", "llama-cpp-python"}  # itself; compiled by whoever compares with it
+UNPINNED = {"triforce"}
 
 
 def pinned():

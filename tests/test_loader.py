@@ -1,12 +1,11 @@
 """Draft models and caches that do not go with a model: refused before anything is loaded."""
 
-from dataclasses import replace
-
 import pytest
 from tokenizers.pre_tokenizers import ByteLevel
 
 from offload import EngineConfig, Speculation, open_model
 from offload.errors import SettingsError
+from offload.memory.tier_settings import TierSettings
 from tests.support.models import FAMILY_CASES, make_hf_model, make_tokenizer
 
 
@@ -94,14 +93,8 @@ def wide(tmp_path_factory):
     return str(folder)
 
 
-@pytest.mark.parametrize(
-    ("kv", "wanted", "why"),
-    [
-        ("exact", Speculation(middle="plane"), "--middle plane reads packed keys and values"),
-    ],
-)
-def test_what_reads_all_tokens_is_refused_without_the_keys_and_values_that_it_reads(wide, kv, wanted, why):
-    config = EngineConfig(model=wide, device="cpu", dtype="bfloat16", kv=kv)
-    with pytest.raises(SettingsError, match=why):
-        open_model(config, speculation=wanted)
-    open_model(config, speculation=replace(wanted, method="ar"))
+def test_what_reads_planes_is_refused_where_there_are_none(wide):
+    config = EngineConfig(model=wide, device="cpu", dtype="bfloat16", kv="packed")
+    opened = open_model(config, speculation=Speculation("retrieval", middle="plane"))
+    with pytest.raises(SettingsError, match="--middle plane reads what --offload planes has on the device"):
+        opened.load(tiers=TierSettings("stream", 0, link_gb_s=1.0))

@@ -1,7 +1,5 @@
 """The cores that a process may use, from the files of Linux as machines and containers have them."""
 
-import os
-
 import psutil
 import pytest
 import torch
@@ -68,14 +66,6 @@ def test_a_quota_of_control_groups_of_version_1(machine, folder):
     assert machine(SMT, groups=groups | {f"{folder}/cpu.cfs_quota_us": "-1"}) == 8
 
 
-def test_a_system_without_these_files(tmp_path, monkeypatch):
-    monkeypatch.setattr(psutil, "cpu_count", lambda logical=True: 8 if logical else 4)
-    monkeypatch.setattr("offload.system.machine.allowed_processors", lambda: set(range(8)))
-    assert usable_cores(tmp_path) == 4
-    monkeypatch.setattr(psutil, "cpu_count", lambda logical=True: 8 if logical else None)  # it knows no cores
-    assert usable_cores(tmp_path) == 8
-
-
 def test_lists_of_the_system():
     assert listed("0-3,8\n") == {0, 1, 2, 3, 8} and listed("\n") == set()
 
@@ -93,13 +83,3 @@ def test_threads_are_no_more_than_the_cores_unless_they_are_asked_for(set_thread
     set_threads(5)
     use_threads(0)
     assert torch.get_num_threads() == 5
-
-
-@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="the system limits no process to processors")
-def test_this_process_may_be_limited_to_one_processor():
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {min(before)})
-    try:
-        assert usable_cores() == 1
-    finally:
-        os.sched_setaffinity(0, before)

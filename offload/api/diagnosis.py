@@ -70,8 +70,8 @@ def kernel_state(asked: str) -> dict[str, Any]:
         reason = "switched off"
     elif levels:
         reason = "" if asked in ("auto", *levels) else f"this processor has no {asked}"
-    level = None if reason else levels[0] if asked == "auto" else asked
-    return {"asked": asked, "level": level, "reason": reason, "levels": levels}
+    used = None if reason else levels[0] if asked == "auto" else asked
+    return {"asked": asked, "level": used, "reason": reason, "levels": levels}
 
 
 def _models(home: Path) -> dict[str, Any]:

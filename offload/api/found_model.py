@@ -10,7 +10,6 @@ import torch
 from ..architecture.config import ModelShape
 from ..architecture.dims import Dimensions
 from ..architecture.footprint import Where, chunk_of
-from ..architecture.kv_formats import stored_bytes
 from ..architecture.parameters import WeightBits
 from ..errors import SettingsError
 from ..kernels.ops import Operations, choose_operations
@@ -22,11 +21,8 @@ from ..memory.factory import host_kernel
 from ..parallel import ALONE, Group, Share, split
 from ..planning.batch import fitting_sequences, kv_room
 from ..planning.memory import USABLE, MemoryEstimate, check_fit, estimate
-from ..prompt_cache.chain import AHEAD
-from ..prompt_cache.fingerprint import TOKENS
-from ..prompt_cache.writer import MOST_COPIED
 from ..settings.config import EngineConfig, Speculation
-from ..settings.kv_formats import KV_FORMATS, PACKED_KV, saved_format
+from ..settings.kv_formats import KV_FORMATS, PACKED_KV
 from ..settings.method_sizes import has_middle
 from ..settings.methods import APPROXIMATIONS
 from ..system.machine import free_memory
@@ -110,7 +106,7 @@ class FoundModel:
 
     def check_fit(self, tokens: int, memory_limit: int | None = None) -> None:
         """Raise OutOfMemory if a sequence of `tokens` does not fit the device, or `memory_limit` bytes of it."""
-        may_pack = KV_FORMATS[self.config.kv].is_plain and self.packs
+        may_pack = KV_FORMATS[self.config.kv].is_plain and self.packs and self.device.type != "cpu"
         check_fit(self.estimate(tokens), self._usable(memory_limit), may_pack)
 
     def fitting_sequences(self, tokens: int, memory_limit: int | None = None, shared: int = 0) -> int:
@@ -126,13 +122,6 @@ class FoundModel:
         They have up to `tokens` each, within `memory_limit`, as in `fitting_sequences`, beside `spare` further ones.
         """
         return partial(kv_room, self.estimate(tokens), self._usable(memory_limit), spare=spare)
-
-    @property
-    def prompt_buffer_bytes(self) -> int:
-        """Return the most bytes of blocks in memory while a prompt cache saves prompts, and restores one."""
-        shape, itemsize = self.shape, self.dtype.itemsize
-        block = stored_bytes(shape, saved_format(self.config.kv), TOKENS, itemsize)
-        return MOST_COPIED * int(max(block, shape.state_bytes(itemsize))) + AHEAD * int(block)
 
     def _usable(self, memory_limit: int | None) -> int:
         free = int(free_memory(self.device) * USABLE)

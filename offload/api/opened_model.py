@@ -31,10 +31,9 @@ from ..loading.quantization_checks import (
 from ..loading.tokenizers.tokenizer import Tokenizer
 from ..loading.tokenizers.vocabulary import check_draft, tokens_containing
 from ..loading.weights import Progress, load_model
-from ..loading.weights_digest import file_state, weights_digest
-from ..memory.factory import TieredStoreFactory, check_model
+from ..loading.weights_digest import weights_digest
+from ..memory.factory import TieredStoreFactory, check_model, make_link
 from ..memory.link import Link
-from ..memory.staged_link import make_link
 from ..memory.tier_settings import TierSettings
 from ..model.decoder import Model
 from ..model.heads import Head
@@ -105,17 +104,6 @@ class OpenModel(FoundModel):
         factor = factor_for(self.checkpoint.shape, tokens)
         return self if factor <= 1 else self._with_shape(stretched(self.checkpoint.shape, factor))
 
-    def beyond_context(self, tokens: int) -> OpenModel:
-        """Return the model with a context of at least `tokens`, with positions that it was not trained for.
-
-        It is for measuring what happens there: `stretched` extends the context.
-        """
-        return self if tokens <= self.checkpoint.shape.context else self.with_context(tokens)
-
-    def with_context(self, tokens: int) -> OpenModel:
-        """Return the model with a context of `tokens`, such as a smaller one for reading a document in parts."""
-        return self._with_shape(replace(self.checkpoint.shape, context=tokens))
-
     def _with_shape(self, shape: ModelShape) -> OpenModel:
         checkpoint = copy(self.checkpoint)
         checkpoint.shape = shape
@@ -155,8 +143,6 @@ class OpenModel(FoundModel):
         model.kv = self.config.kv
         if self.device.type == "cuda":
             self._compile(model, draft, tiers, capacity)
-        if prompts is not None and not prompts.is_of_loaded():
-            prompts = None
         eos_ids, chunk = self.checkpoint.shape.eos_ids, self.config.prefill_chunk
         more = (prompts, lambda: self.dry_breakers, self.constraints)
         return Engine(model, eos_ids, chunk, draft, stores, *more)
@@ -204,6 +190,7 @@ class OpenModel(FoundModel):
 
     def _check_tiers(self, tiers: TierSettings | None) -> None:
         """Raise SettingsError for models, experts and quantised copies of keys and values that tiers do not have."""
+        check_middle(self.speculation, tiers is not None and tiers.mode == PLANES)
         if tiers is not None:
             check_model(self.checkpoint.shape)
             self.check_experts(tiers.experts)
@@ -212,8 +199,7 @@ class OpenModel(FoundModel):
                     "experts in host memory do not go with other weights there",
                     "leave weight_layers out, or use experts=device",
                 )
-            has_planes = tiers.mode == PLANES
-            if has_planes:
+            if tiers.mode == PLANES:
                 check_planes(tiered_format(self.config.kv, self.packs))
             if KV_FORMATS[self.config.kv].is_packed and not self._unpacks:
                 raise SettingsError(
@@ -227,12 +213,10 @@ class OpenModel(FoundModel):
         Reads the weight files once, for their fingerprint. Raises OSError if the folder cannot be created.
         """
         folder.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        files = self.checkpoint.files()
-        states = {path: file_state(path) for path in files}
-        digest = weights_digest(files, folder.path / "weights.json")
+        digest = weights_digest(self.checkpoint.files(), folder.path / "weights.json")
         if self.checkpoint.quantization:
             digest = f"{digest} {self.checkpoint.quantization}"
-        return PromptCache(folder, digest, self.config.model, least, self.group, states)
+        return PromptCache(folder, digest, self.config.model, least, self.group)
 
     def agreement(self, model: Model, ids: Sequence[int]) -> float | None:
         """Return the share of the prompt's last tokens after which a loaded, quantised model chooses as its original.
@@ -269,7 +253,6 @@ class OpenModel(FoundModel):
             missing = missing_kernel(self.device, self.dtype, self.shape.head_dim, self.kernel)
         check_packed_kv(kv, shape, self.device, self.dtype, self.kernel)
         check_kv(kv, settings, shape, missing)
-        check_middle(kv, settings, self.device.type)
 
     def check_kernel(self) -> None:
         """Raise SettingsError if the configured level cannot run both models."""

@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from ..settings.config import Speculation
-from ..settings.kv_formats import EXACT, KV_FORMATS
+from ..settings.kv_formats import BF16, KV_FORMATS
 from ..settings.method_sizes import (
     KEPT_QUERIES,
     PADDING,
@@ -77,7 +77,7 @@ class Where(NamedTuple):
     device: str
     offloaded: int = 0
     in_place: bool = False
-    kv: str = EXACT
+    kv: str = BF16
 
 
 def has_second_cache(settings: Speculation, tokens: int, where: Where) -> bool:

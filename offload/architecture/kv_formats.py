@@ -40,7 +40,7 @@ def format_bytes(shape: Dimensions, kind: str, tokens: int, itemsize: int) -> in
 
 
 def packed_page_bytes(shape: Dimensions, tokens: int) -> int:
-    """Return the bytes of a page of packed runs: whole sectors, as a disk reads them past the page cache."""
+    """Return the bytes of a page of packed runs, whole pages of the system's memory."""
     return -(-format_bytes(shape, PACKED_KV.name, tokens, 2) // 4096) * 4096
 
 

@@ -3,7 +3,7 @@
 Tests hold them against what offload/memory allocates.
 """
 
-from ..settings.kv_formats import EXACT, KV_FORMATS, PACKED_KV, PLANE_KV
+from ..settings.kv_formats import BF16, KV_FORMATS, PACKED_KV, PLANE_KV
 from .dims import Dimensions
 from .kv_formats import format_bytes, packed_page_bytes
 
@@ -33,13 +33,13 @@ def copy_bytes_for(link: float) -> int:
     return max(COPY_BYTES, round(link * COPY_S))
 
 
-def _page_bytes(shape: Dimensions, pages: int, page: int, itemsize: int, kv: str = EXACT) -> int:
+def _page_bytes(shape: Dimensions, pages: int, page: int, itemsize: int, kv: str = BF16) -> int:
     each = packed_page_bytes(shape, page) if KV_FORMATS[kv].is_packed else format_bytes(shape, kv, page, itemsize)
     return pages * each
 
 
 def host_page_bytes(
-    shape: Dimensions, layers: int, tokens: int, page: int, itemsize: int, kv: str = EXACT, in_planes: bool = False
+    shape: Dimensions, layers: int, tokens: int, page: int, itemsize: int, kv: str = BF16, in_planes: bool = False
 ) -> int:
     """Return the pinned bytes for the pages of `layers` offloaded layers with a capacity of `tokens`.
 
@@ -53,7 +53,7 @@ def host_page_bytes(
 
 
 def staging_bytes(
-    shape: Dimensions, layers: int, buffers: int, page: int, itemsize: int, kv: str = EXACT, slots: int = SLOTS
+    shape: Dimensions, layers: int, buffers: int, page: int, itemsize: int, kv: str = BF16, slots: int = SLOTS
 ) -> int:
     """Return the device bytes for prefetched pages, and for the open pages of `layers` offloaded layers."""
     return _page_bytes(shape, buffers + slots * layers, page, itemsize, kv)

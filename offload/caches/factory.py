@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from ..architecture.footprint import PAGE_GRAIN
 from ..kernels import triton
 from ..memory.block_store import BlockStore
-from ..memory.packed_store import PackedStore
 from ..memory.plain_store import PlainStore
 from ..memory.quantized_store import QuantizedStore
 from ..memory.store import Store
@@ -43,12 +42,12 @@ def selected_cache(full: FullCache, settings: Speculation, middle: str | None = 
     """
     store = full.store
     # On a GPU also pages that are not the kernel's blocks are selected in their size, which the plan counts on.
-    is_paged = store.span and store.device.type != "cpu"
+    is_paged = store.page_tokens and store.device.type != "cpu"
     name = middle or middle_kind(settings)
     assert name is not None, "there is a middle level"
     chosen = MIDDLES[name]
     grain = max(store.grain, PAGE_GRAIN if is_paged else 1)
-    chunk = selected_chunk(settings, grain, store.span, full.capacity)
+    chunk = selected_chunk(settings, grain, store.page_tokens, full.capacity)
     selector = chosen.load()(settings.sink, chunk)
     if chosen.scores:
         store.keep_mean_keys(chunk)
@@ -66,14 +65,14 @@ def may_have_alternative(full: FullCache) -> bool:
     not weigh the cost of making that copy: over recorded texts, delaying the copy cost more than it saved.
     """
     store = full.store
-    return _selected_class(store) is TableCache or (store.span > 0 and store.device.type == "cpu")
+    return _selected_class(store) is TableCache or (store.page_tokens > 0 and store.device.type == "cpu")
 
 
 def _selected_class(store: Store, whole: str | None = None) -> type[SelectedCache]:
     """Return the class of the retrieval cache over a full cache's store: one without a copy, where a kernel can."""
     if whole == PLANE_KV.name:
         return PlaneCache
-    if isinstance(store, BlockStore | PackedStore | QuantizedStore) and not store.span:  # not over tiers
+    if isinstance(store, BlockStore | QuantizedStore) and not store.page_tokens:  # not over tiers
         return TableCache
     if not isinstance(store, PlainStore) or store.shape.caps_scores or store.shape.has_sinks:
         return CopiedCache

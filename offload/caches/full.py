@@ -12,7 +12,6 @@ from ..kernels import triton
 from ..kernels.native.recording import PassInputs
 from ..kernels.native.structs import BLOCK
 from ..memory.block_store import BlockStore
-from ..memory.packed_store import PackedStore
 from ..memory.plain_store import PlainStore
 from ..memory.store import Store, append
 from ..memory.tree_attention import Tree
@@ -142,10 +141,6 @@ class FullCache(InFlightTokens):
         return self.store.is_recordable and self.windows is None and self.states is None
 
     @property
-    def moves(self) -> int:
-        return self.store.moves
-
-    @property
     def has_static_steps(self) -> bool:
         """Return whether the store is plain memory, and the kernel reads no more of it than is committed.
 
@@ -184,7 +179,7 @@ class FullCache(InFlightTokens):
     def is_dumpable(self) -> bool:
         """Return whether `dump` has the windows, too: not where they are in another layout than the store."""
         windows, store = self.windows, self.store
-        has_blocks = isinstance(store, BlockStore | PackedStore)
+        has_blocks = isinstance(store, BlockStore)
         return windows is None or ((has_blocks or isinstance(store, PlainStore)) and windows.has_blocks is has_blocks)
 
     def holds(self, start: int) -> bool:

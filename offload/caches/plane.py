@@ -1,14 +1,10 @@
-"""A middle level over packed keys and values: all tokens, by two thirds of the bits, in place."""
-
-from collections.abc import Hashable
+"""A middle level over packed keys and values in two planes: all tokens, by plane A, which is on the device."""
 
 from torch import Tensor
 
-from ..kernels.native.recording import PassInputs
-from ..memory.packed_store import PackedStore
 from ..memory.store import Store, append
 from ..memory.tree_attention import Tree
-from ..settings.kv_formats import PACKED_KV, PLANE_KV
+from ..settings.kv_formats import PLANE_KV
 from ..settings.validation import require
 from .selected import InPlaceCache
 
@@ -23,13 +19,12 @@ class PlaneCache(InPlaceCache):
 
     def _allocate(self) -> None:
         store = self._full.store
-        reads = isinstance(store, PackedStore) or store.has_planes
-        require(reads, "--middle plane reads packed keys and values, and there are none", "leave --middle out")
+        require(store.has_planes, "--middle plane reads what --offload planes keeps", "use that, or leave --middle out")
         self._store = store
 
     @property
     def read_share(self) -> float:
-        return PLANE_KV.bits / (16 if self._store.has_planes else PACKED_KV.bits)
+        return PLANE_KV.bits / 16
 
     def begin(self, tokens: int, tree: Tree | None = None) -> None:
         super().begin(tokens, tree)
@@ -38,11 +33,6 @@ class PlaneCache(InPlaceCache):
 
     def _use(self, chosen: Tensor, chunks: int) -> None:
         self.selection = chosen
-
-    def begin_recorded(self, tokens: int, tree: Tree | None = None) -> tuple[Hashable, PassInputs]:
-        """Begin a pass as in `RecordableCache`."""
-        self.begin(tokens, tree)
-        return tree is None, self._inputs(self.length + 1, self.stored)
 
     def attend(self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None, lse: Tensor | None = None) -> Tensor:
         q = append(self._store, layer, self.start, q, k, v, self.rows_of(layer), self.stored)

@@ -143,10 +143,6 @@ class DumpableCache(TargetCache, Protocol):
 class RecordableCache(KVCache, Protocol):
     """A cache whose passes can be recorded as native kernel calls and repeated."""
 
-    @property
-    def moves(self) -> int:
-        """Return how many times memory that recordings refer to has been replaced."""
-
     def begin_recorded(self, tokens: int, tree: Tree | None = None) -> tuple[Hashable, PassInputs]:
         """Begin a pass as `begin` does, of a few tokens; return what else its recording depends on, and its inputs."""
 

@@ -35,7 +35,7 @@ class CopiedCache(SelectedCache):
 
     def _new_store(self) -> Any:
         """Return an empty store for the selected chunks, and for the tail behind them."""
-        return self._full.store.near(self._slots * self.chunk + self._room + PADDING)
+        return self._full.store.new_device_store(self._slots * self.chunk + self._room + PADDING)
 
     @property
     def has_static_steps(self) -> bool:

@@ -229,10 +229,6 @@ class InPlaceCache(SelectedCache):
         return self._full.store.is_recordable
 
     @property
-    def moves(self) -> int:
-        return self._full.store.moves
-
-    @property
     def ahead(self) -> int:
         """Return how many tokens the full cache has behind the committed ones of this cache."""
         return max(self._full.length - self.length, 0)

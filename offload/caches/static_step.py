@@ -1,4 +1,4 @@
-"""Attention with fixed shapes and addresses over stored keys and values; see static.py."""
+"""Attention with fixed shapes and addresses over stored keys and values, for steps that are recorded in CUDA graphs."""
 
 from typing import Any
 

@@ -19,22 +19,13 @@ class Matcher(Protocol):
     """The state of a constraint after some tokens. It depends on these tokens alone."""
 
     def consume(self, token: int) -> bool:
-        """Go on by a token. Returns False, and changes nothing, if the constraint does not allow it.
-
-        Raises TriforceError, and changes nothing, if it cannot be followed any further.
-        """
-        ...
+        """Go on by a token; return whether the constraint allows it. Raises TriforceError at its limits."""
 
     def rollback(self, count: int) -> None:
         """Take back the last `count` tokens."""
-        ...
 
     def allowed(self) -> Allowed | None:
-        """Return which tokens may come next; those that end the answer where it is complete. None: all but those.
-
-        Raises TriforceError at a dead end; the matcher may then be rolled back.
-        """
-        ...
+        """Return which tokens may come next, ends among them; None: all but those. Raises TriforceError: none may."""
 
 
 class GrammarMatcher:

@@ -1,5 +1,4 @@
-"""How well a model continues a text: perplexity, agreement with another run of it, and the needle test.
+"""How well a model continues a text: perplexity, and agreement with another run of it.
 
-For modes that change the answer: rounded weights, quantised or dropped keys and values. Nothing here knows which. A
-baseline that is no way to decode is here as well: the sliding window with recomputation.
+For modes that change the answer: rounded weights, quantised or dropped keys and values. Nothing here knows which.
 """

@@ -14,22 +14,8 @@ from .profiles import same_gpu
 from .schema import Gpu, Host, InvalidValue, Link, Profile
 
 FILE = "measured.yaml"
-
-
-CLEAR = 1.1  # a gain from which on keys and values are packed unless asked otherwise: passes of more rows have less
-
-
-@dataclass(frozen=True, slots=True)
-class PackedGain:
-    """How many times as fast one token attends to packed keys and values, with so many threads, at a kernel level."""
-
-    ratio: float
-    threads: int
-    level: str
-
-    def is_clear(self, threads: int, level: str) -> bool:
-        """Return whether it was measured with these threads, at that level, and pays."""
-        return self.ratio >= CLEAR and (self.threads, self.level) == (threads, level)
+_FORMER = ("busy", "packed")  # keys of files that earlier versions wrote, and those of a link
+_FORMER_LINK = ("to_host_gb_s", "pageable_gb_s", "latency_us")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +23,7 @@ class Measured:
     """Measured rates of a machine, in the units of Gpu, Link and Host; `gpu` and `link` describe each of its `gpus`.
 
     `date` is the day in UTC, as 2026-01-31; `machine` describes the hardware, without a host name; `torch` is the
-    version that measured. None where something could not be measured. `packed`: what packed keys and values gain in the
-    host's memory, if that has been measured. Raises SettingsError for impossible numbers.
+    version that measured. None where something could not be measured. Raises SettingsError for impossible numbers.
     """
 
     date: str
@@ -49,7 +34,6 @@ class Measured:
     gpu: Gpu | None = None
     link: Link | None = None
     host: Host = field(default_factory=Host)
-    packed: PackedGain | None = None
 
     def __post_init__(self) -> None:
         for name in ("date", "machine", "torch"):
@@ -60,15 +44,9 @@ class Measured:
 
 def profile_of(measured: Measured) -> Profile:
     """Return a profile made of measurements alone, for hardware that no profile describes."""
-    return Profile(
-        "measured",
-        f"{measured.machine}, measured on {measured.date}",
-        measured.device,
-        measured.gpus,
-        measured.gpu,
-        measured.link,
-        measured.host,
-    )
+    description = f"{measured.machine}, measured on {measured.date}"
+    rates = measured.gpus, measured.gpu, measured.link, measured.host
+    return Profile("measured", description, measured.device, *rates)
 
 
 def applied(profile: Profile, measured: Measured | None, found: Sequence[str] = ()) -> Profile:
@@ -77,8 +55,7 @@ def applied(profile: Profile, measured: Measured | None, found: Sequence[str] = 
     Otherwise, and without a measurement, return the profile as it is. Names, sizes and options are kept. The host's
     free memory changes all the time, and is never taken from a measurement.
 
-    Args:
-        found: names of this machine's GPUs, for a profile that names none.
+    `found` are the names of this machine's GPUs, for a profile that names none.
     """
     if measured is None or profile.device != measured.device:
         return profile
@@ -108,10 +85,7 @@ def default_folder() -> Path:
 
 
 def save(measured: Measured, folder: Path) -> Path:
-    """Write a measurement to `folder`, which is created if need be, and return the file's path.
-
-    An interruption leaves the old file intact. Raises TriforceError if it cannot be written.
-    """
+    """Write a measurement to `folder`, which is created if need be; return the file's path. Raises TriforceError."""
     path = folder / FILE
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -132,7 +106,13 @@ def load(folder: Path) -> Measured | None:
     """
     path = folder / FILE
     try:
-        return build(Measured, read(path, str(path))) if path.exists() else None
+        values = read(path, str(path)) if path.exists() else None
+        if isinstance(values, dict):
+            link = values.get("link")
+            values = {name: value for name, value in values.items() if name not in _FORMER}
+            if isinstance(link, dict):
+                values["link"] = {name: value for name, value in link.items() if name not in _FORMER_LINK}
+        return None if values is None else build(Measured, values, str(path))
     except (SettingsError, OSError) as error:
         message = error.message if isinstance(error, SettingsError) else f"cannot read {path}: {error.strerror}"
         raise UnusableMeasurement(f"{message}; data sheets are used instead", "measure again, or delete it") from error

@@ -22,7 +22,6 @@ from .schema import Gpu, Host, Link
 _MIN_READ = 2**26  # bytes: less would measure the caches
 _RUNS = (3, 15)  # at least, at most
 _DISK_READ = 2**22  # bytes at once
-_LATENCY_COPY = 4  # bytes of a copy that takes the latency alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,23 +46,25 @@ def measure(device: torch.device | str, processor: str = "", sizes: BenchmarkSiz
     """Measure the host and, if `device` is a CUDA device, that GPU and its link, in about ten seconds.
 
     Uses up to a quarter of the free memory on each side. What cannot be measured, for lack of memory, is None.
-
-    Args:
-        processor: the CPU's name, for the description.
+    `processor` is the CPU's name, for the description.
     """
     device = torch.device(device)
     with usual_threads():  # plans reckon from there for --threads
-        host = _host(sizes)
+        host = Host(
+            memory_gib=psutil.virtual_memory().total / GIB,
+            bandwidth_gb_s=read_rate(free_memory(torch.device("cpu")), sizes),
+            bf16_gflops=_matmul_rate(torch.device("cpu"), sizes.host_rows, sizes.seconds),
+            cores=min(usable_cores(), torch.get_num_threads()),  # whose rates these are
+        )
     date, version = datetime.now(timezone.utc).date().isoformat(), str(torch.__version__)
     cores = f"{processor or 'CPU'}, {counted(usable_cores(), 'core')}"
     if device.type != "cuda":
         return Measured(date, cores, version, "cpu", host=host)
-    gpu = _gpu(device, sizes)
-    names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
-    count = names.count(torch.cuda.get_device_name(device))
-    link = _link(device, sizes) if gpu else None
-    machine = f"{count}x {gpu.model if gpu else 'GPU'}, {cores}"
-    return Measured(date, machine, version, "cuda", count, gpu, link, host)
+    gpu, name = _gpu(device, sizes), torch.cuda.get_device_name(device)
+    count = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())].count(name)
+    rate = link_rate(device, torch.cuda.mem_get_info(device)[0], sizes) if gpu else None
+    link = None if rate is None else Link("measured", rate)
+    return Measured(date, f"{count}x {name}, {cores}", version, "cuda", count, gpu, link, host)
 
 
 def read_rate(free: int, sizes: BenchmarkSizes = BenchmarkSizes()) -> float | None:
@@ -74,21 +75,23 @@ def read_rate(free: int, sizes: BenchmarkSizes = BenchmarkSizes()) -> float | No
     return _rate(size, torch.ones(size // 4).sum, sizes.seconds)
 
 
-def link_rate(
-    device: torch.device,
-    free: int,
-    pinned: bool = True,
-    to_host: bool = False,
-    sizes: BenchmarkSizes = BenchmarkSizes(),
-) -> float | None:
-    """Return the GB/s between host memory and a GPU with `free` bytes; None if it cannot be measured."""
+def link_rate(device: torch.device, free: int, sizes: BenchmarkSizes = BenchmarkSizes()) -> float | None:
+    """Return the GB/s from host memory, pinned if it can be, to a GPU with `free` bytes; None if others use it."""
     size = min(sizes.copy, free // 4, free_memory(torch.device("cpu")) // 4)
-    run = _copy(device, size, pinned, to_host)
-    return run and _rate(size, run, sizes.seconds)
+    try:
+        remote = torch.empty(size, dtype=torch.uint8, device=device)
+        host = torch.ones(size, dtype=torch.uint8)
+    except RuntimeError:
+        return None
+    try:
+        host = host.pin_memory()
+    except RuntimeError:  # pages cannot be pinned, as in some containers
+        pass
+    return _rate(size, _synchronized(lambda: remote.copy_(host, non_blocking=True), device), sizes.seconds)
 
 
 def disk_rate(folder: Path, sizes: BenchmarkSizes = BenchmarkSizes()) -> float:
-    """Return the GB/s of large reads from a file in a folder, past the page cache where the file system can.
+    """Return the GB/s of large reads from a file in a folder, of which the page cache has dropped what it had.
 
     The file is gone afterwards. Raises SettingsError, OutOfDisk and OSError.
     """
@@ -97,63 +100,30 @@ def disk_rate(folder: Path, sizes: BenchmarkSizes = BenchmarkSizes()) -> float:
         view[:] = os.urandom(_DISK_READ)  # some disks compress
         offsets = range(0, sizes.disk, _DISK_READ)
         for offset in offsets:
-            file.write([view], offset)
-        rate = _rate(sizes.disk, lambda: [file.read([view], offset) for offset in offsets], sizes.seconds)
-    return rate
+            file.write(view, offset)
+        os.fsync(file.fileno())
 
+        def read() -> None:
+            if hasattr(os, "posix_fadvise"):
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            for offset in offsets:
+                file.read(view, offset)
 
-def _host(sizes: BenchmarkSizes) -> Host:
-    return Host(
-        memory_gib=psutil.virtual_memory().total / GIB,
-        bandwidth_gb_s=read_rate(free_memory(torch.device("cpu")), sizes),  # by all threads
-        bf16_gflops=_matmul_rate(torch.device("cpu"), sizes.host_rows, sizes.seconds),  # 10^9 a second
-        cores=min(usable_cores(), torch.get_num_threads()),  # whose rates these are
-    )
+        return _rate(sizes.disk, read, sizes.seconds)
 
 
 def _gpu(device: torch.device, sizes: BenchmarkSizes) -> Gpu | None:
     free, total = torch.cuda.mem_get_info(device)
+    size = min(4 * sizes.copy, free // 8)
     try:
-        bandwidth = _memory_rate(device, min(4 * sizes.copy, free // 8), sizes.seconds)
+        source = torch.ones(size, dtype=torch.uint8, device=device)
+        target = torch.empty_like(source)
+        copy = _synchronized(lambda: target.copy_(source), device)  # it reads and writes every byte
+        bandwidth = _rate(2 * size, copy, sizes.seconds)
         tflops = _matmul_rate(device, sizes.device_rows, sizes.seconds) / 1e3
     except RuntimeError:  # others use its memory
         return None
     return Gpu(torch.cuda.get_device_name(device), total / GIB, bandwidth, tflops)
-
-
-def _memory_rate(device: torch.device, size: int, seconds: float) -> float:
-    """Return the GB/s of the device's own memory: a copy reads and writes every byte."""
-    source = torch.ones(size, dtype=torch.uint8, device=device)
-    target = torch.empty_like(source)
-    return _rate(2 * size, _synchronized(lambda: target.copy_(source), device), seconds)
-
-
-def _link(device: torch.device, sizes: BenchmarkSizes) -> Link | None:
-    free = torch.cuda.mem_get_info(device)[0]
-    pageable = link_rate(device, free, pinned=False, sizes=sizes)
-    to_device = link_rate(device, free, sizes=sizes)
-    if to_device is None and pageable is None:
-        return None
-    small = _copy(device, _LATENCY_COPY, to_device is not None, to_host=False)
-    return Link(
-        kind="pinned memory, measured" if to_device else "pageable memory, measured",
-        bandwidth_gb_s=to_device or pageable,  # where pages cannot be pinned, this is what there is
-        to_host_gb_s=link_rate(device, free, to_host=True, sizes=sizes),
-        pageable_gb_s=pageable,
-        latency_us=small and 1e6 * _fastest_seconds(small, sizes.seconds),
-    )
-
-
-def _copy(device: torch.device, size: int, pinned: bool, to_host: bool) -> Callable[[], object] | None:
-    """Return a function that copies `size` bytes and waits for them; None if the memory cannot be allocated."""
-    try:
-        host = torch.ones(size, dtype=torch.uint8)
-        host = host.pin_memory() if pinned else host
-        remote = torch.ones(size, dtype=torch.uint8, device=device)
-    except RuntimeError:  # pages cannot be pinned, others use the GPU
-        return None
-    source, target = (remote, host) if to_host else (host, remote)
-    return _synchronized(lambda: target.copy_(source, non_blocking=True), device)
 
 
 def _matmul_rate(device: torch.device, rows: int, seconds: float) -> float:
@@ -178,17 +148,12 @@ def _synchronized(run: Callable[[], object], device: torch.device) -> Callable[[
 
 
 def _rate(amount: int, run: Callable[[], object], seconds: float) -> float:
-    """Return 10^9 units a second, where each run does `amount` units."""
-    return amount / _fastest_seconds(run, seconds) / 1e9
-
-
-def _fastest_seconds(run: Callable[[], object], budget: float) -> float:
-    """Return the seconds of the fastest of a few runs, after one that warms up; other work only ever slows them."""
+    """Return 10^9 units a second of the fastest of a few runs of `amount` units; the first one warms up."""
     run()
-    seconds: list[float] = []
+    taken: list[float] = []
     least, most = _RUNS
-    while len(seconds) < least or (len(seconds) < most and sum(seconds) < budget):
+    while len(taken) < least or (len(taken) < most and sum(taken) < seconds):
         start = perf_counter()
         run()
-        seconds.append(perf_counter() - start)
-    return min(seconds)
+        taken.append(perf_counter() - start)
+    return amount / min(taken) / 1e9

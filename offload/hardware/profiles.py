@@ -1,6 +1,6 @@
 """Hardware profiles: the data-sheet rates of a GPU set-up, and option defaults for it.
 
-An error in a profile is reported with the file, the line, the key and the closest valid one. Imports no torch.
+An error in a profile is reported with the file, the key and the closest valid one. Imports no torch.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import SettingsError
-from ..settings.platforms import RUNS_ON, is_other_platform
 from ..short_repr import short_repr
 from .driver import gpu_names
 from .profile_file import build, is_path, read_extended
@@ -33,21 +32,15 @@ _MOST_SUGGESTED = 3
 _OTHER_MODELS = {
     "4060ti": "rtx-4060-ti-16gb",
     "5060ti": "rtx-5060-ti-16gb",
-    "6000adageneration": "rtx-6000-ada",
-    "pro6000blackwellworkstationedition": "rtx-pro-6000-blackwell",
     "a100sxm480gb": "a100",
     "h10080gbhbm3": "h100",
     "teslat4": "t4",
 }
 
 
-def available() -> list[str]:
-    """Return the names of the profiles that come with the program."""
-    return list(_available())
-
-
 @cache  # a plan that does not fit looks at all profiles for one that would
-def _available() -> tuple[str, ...]:
+def available() -> tuple[str, ...]:
+    """Return the names of the profiles that come with the program."""
     return tuple(sorted(each.name.removesuffix(".yaml") for each in _folder().iterdir() if each.name.endswith(".yaml")))
 
 
@@ -66,7 +59,10 @@ def load(name_or_path: str | Path, found: Sequence[str] | None = None) -> Profil
     if isinstance(name_or_path, Path) or is_path(text):
         return _read(Path(os.path.expanduser(text)), text)
     if text.lower() == AUTO:
-        return _automatic(gpu_names() if found is None else found)
+        names = gpu_names() if found is None else found
+        if (profile := matching(names)) is None:
+            raise undescribed(names)
+        return profile
     return _shipped(_resolved(text))
 
 
@@ -74,8 +70,7 @@ def matching(gpu_names: Sequence[str]) -> Profile | None:
     """Return the profile for the GPUs found, by their names as the driver (torch.cuda.get_device_name) reports them.
 
     No GPU is the cpu profile. Of the profiles for that model of GPU, the one with the most GPUs that are really there.
-    None if no profile knows them: a variant (Laptop, 40GB) has other numbers than its namesake. Only that profile's
-    file is read.
+    None if no profile knows them: a variant (Laptop, 40GB) has other numbers than its namesake.
     """
     if not gpu_names:
         return _shipped("cpu")
@@ -99,22 +94,11 @@ def undescribed(found: Sequence[str]) -> SettingsError:
     return SettingsError(f"no profile describes the GPU found: {', '.join(dict.fromkeys(found))}", hint)
 
 
-def _automatic(found: Sequence[str]) -> Profile:
-    profile = matching(found)
-    if profile is None:
-        raise undescribed(found)
-    return profile
-
-
 @cache
 def _folder() -> Traversable:
     """Return offload/profiles of an installed wheel; profiles/ beside offload/ of a checkout or an editable install."""
     packaged = files("offload") / "profiles"
     return packaged if packaged.is_dir() else Path(__file__).resolve().parents[2] / "profiles"
-
-
-def _file(name: str) -> Traversable:
-    return _folder() / f"{_resolved(name)}.yaml"
 
 
 @cache
@@ -123,11 +107,10 @@ def _shipped(name: str) -> Profile:
 
 
 def _read(file: Path | Traversable, source: str) -> Profile:
-    document = read_extended(file, source, _file)
-    profile = build(Profile, document)
+    values = read_extended(file, source, lambda name: _folder() / f"{_resolved(name)}.yaml")
+    profile = build(Profile, values, source)
     if profile.device == "cuda" and profile.gpus < 1:
-        hint = "say how many there are, such as gpus: 1"
-        raise document.error(("gpus",), "device is cuda, but gpus is 0", hint)
+        raise SettingsError(f"{source}: device is cuda, but gpus is 0", "say how many there are, such as gpus: 1")
     return profile
 
 
@@ -144,19 +127,12 @@ def _resolved(text: str) -> str:
 
 
 def _suggestion(text: str, names: Sequence[str], aliases: Mapping[str, str]) -> str:
-    """Return a hint: for other platforms what runs, else the profiles whose names contain `text`, else the closest."""
-    if is_other_platform(text):
-        return "\n".join(RUNS_ON)
+    """Return a hint: the profiles whose names contain `text`, else the closest."""
     every = "`triforce profile` lists all; or give a path to a YAML file"
     letters = re.sub(r"[^a-z0-9]", "", text.lower())
     containing = [name for name in names if letters and letters in re.sub(r"[^a-z0-9]", "", name)]
-    if len(containing) > 1:
-        return f"it may mean {', '.join(containing)}"
-    if containing:
-        return f"did you mean {containing[0]}? {every}"
-    # No file can extend "auto", so it is not suggested to one.
-    near = get_close_matches(_simplified(text), aliases if text == AUTO else [*aliases, AUTO], _MOST_SUGGESTED)
-    meant = dict.fromkeys(aliases.get(alias, alias) for alias in near)
+    near = get_close_matches(_simplified(text), [*aliases, AUTO], _MOST_SUGGESTED)
+    meant = containing or list(dict.fromkeys(aliases.get(alias, alias) for alias in near))
     return f"did you mean {', '.join(meant)}? {every}" if meant else every
 
 

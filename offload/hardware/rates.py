@@ -25,7 +25,7 @@ ASSUMED_DISK_GB_S = 2.0  # large reads: NVMe drives reach 2 to 7, SATA ones 0.5
 # takes one: for 9.0, of 32 query rows, by scripts/compile_kernels.py (docs/gpu.md). Others differ by a tenth.
 BYTES_A_CYCLE = {"packed": 15.0, "q8": 8.0}
 # Processors and boost clocks of data sheets, of the GPUs whose memories give more than 4 bytes a cycle and processor.
-PROCESSORS = {"a100": (108, 1.41e9), "h100": (132, 1.83e9), "h200": (132, 1.83e9), "b200": (148, 1.85e9)}
+PROCESSORS = {"a100": (108, 1.41e9), "h100": (132, 1.83e9), "h200": (132, 1.83e9)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Digests of weight files. A file is hashed once, and again only if it may have changed.
 
-Its size, times, inode and both ends tell: `cp -p`, `rsync -t` and archives give other weights the same size and
-modification time, but not the same change time; where a file system has none, the last tensor differs.
+Its size, modification and change time and inode tell: `cp -p`, `rsync -t` and archives give other weights the same size
+and modification time, but not the same change time.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 State = tuple[int, ...]
 
 TICK = 2.0  # seconds; the coarsest change times of file systems
-_PIECE, _END = 1 << 24, 1 << 16  # bytes that are hashed at a time, and at each end of a file
+_PIECE = 1 << 24  # bytes that are hashed at a time
 
 
 def weights_digest(files: Iterable[Path], notes: Path) -> str:
@@ -46,19 +46,10 @@ def _note(path: Path, known: list | None) -> tuple[list, bool]:
     system's clock leaves the change time as it is.
     """
     now, state = time.time(), file_state(path)
-    mark = [*state, hashlib.sha256(_ends(path)).hexdigest()]
-    if known and known[:-1] == mark:
+    if known and known[:-1] == [*state]:
         return known, True
     digest = _digest(path)
-    return [*mark, digest], file_state(path) == state and abs(now - state[2] / 1e9) > TICK
-
-
-def _ends(path: Path) -> bytes:
-    """Return the bytes at both ends of a file: the header, and a part of its last tensor."""
-    with path.open("rb") as file:
-        first = file.read(_END)
-        file.seek(max(path.stat().st_size - _END, 0))
-        return first + file.read(_END)
+    return [*state, digest], file_state(path) == state and abs(now - state[2] / 1e9) > TICK
 
 
 def _digest(path: Path) -> str:
@@ -76,7 +67,7 @@ def _read_notes(path: Path) -> dict[str, list]:
         return {}
     try:
         notes = json.loads(path.read_bytes())
-        return {name: note for name, note in notes.items() if len(note) == 6 and isinstance(note[-1], str)}
+        return {name: note for name, note in notes.items() if len(note) == 5 and isinstance(note[-1], str)}
     except (OSError, ValueError, AttributeError, TypeError, RecursionError):
         return {}
 
@@ -90,14 +81,7 @@ def file_state(path: Path) -> State:
     return state.st_size, state.st_mtime_ns, state.st_ctime_ns, state.st_ino
 
 
-def are_unchanged(states: Mapping[Path, State]) -> bool:
-    """Return whether all files are still as `file_state` has returned."""
-    try:
-        return all(file_state(path) == state for path, state in states.items())
-    except OSError:
-        return False
-
-
+_ENDS = 2**16  # bytes at both ends of a file
 _FILES = ("*.json", "*.jinja", "tokenizer.model", "*.safetensors", "pytorch_model*.bin")
 
 
@@ -106,7 +90,12 @@ def fingerprint(path: Path) -> str:
     files = [path] if path.is_file() else sorted(file for pattern in _FILES for file in path.glob(pattern))
     digest = hashlib.sha256()
     for file in files:
-        digest.update(f"{file.name if len(files) > 1 else ''} {file.stat().st_size}".encode() + _ends(file))
+        size = file.stat().st_size
+        digest.update(f"{file.name if len(files) > 1 else ''} {size}".encode())
+        with file.open("rb") as stream:
+            digest.update(stream.read(_ENDS))
+            stream.seek(max(size - _ENDS, 0))
+            digest.update(stream.read(_ENDS))
     return digest.hexdigest()[:16]
 
 

@@ -143,7 +143,7 @@ class BlockStore(DeviceStore):
         blocks = chunks.unsqueeze(1) * (size // BLOCK) + torch.arange(size // BLOCK)
         return self._places_of(BLOCK * blocks) // BLOCK
 
-    def near(self, capacity: int) -> BlockStore:
+    def new_device_store(self, capacity: int) -> BlockStore:
         return BlockStore(self._kernel, self.shape, capacity, self.dtype)
 
     def gather(self, rows: Tensor, chunks: Tensor, size: int) -> tuple[Tensor, Tensor]:

@@ -58,14 +58,14 @@ class DevicePackedStore(Store):
         rows, runs = (shape.layers, shape.kv_heads), -(-capacity // RUN)
         size = (*rows, runs, PACKED_KV.run_bytes(shape.head_dim))
         self._runs = torch.empty(size, dtype=torch.uint8, device=device)
-        self._ring, self._plain = 2, self.near(2 * RUN)
+        self._ring, self._plain = 2, self.new_device_store(2 * RUN)
         self._places = _Places((torch.arange(runs) % 2).to(torch.int32).repeat(*rows, 1), (0,) * shape.layers)
         self._table = self._places.runs.to(device)  # the same on the device
         self._is_stale = False  # an interrupt came while the table changed
         self._chunked = False  # of the last pass of the full cache
         self._slots: tuple[tuple[int, int, int], Tensor] | None = None  # of a tree's tokens, and what they depend on
 
-    def near(self, capacity: int) -> PlainStore:
+    def new_device_store(self, capacity: int) -> PlainStore:
         return PlainStore(self.shape, capacity, self.dtype, self.device)
 
     def begin(self, start: int, tokens: int, chunk: int | None = None, held: int = 0) -> None:
@@ -234,7 +234,7 @@ class DevicePackedStore(Store):
     def _resize(self, ring: int, room: int) -> None:
         """Make the ring, and the room behind it, of so many runs; both only grow."""
         old, places = self._plain, self._places.runs.clone()
-        new, numbers = self.near((ring + room) * RUN), torch.arange(places.shape[2])
+        new, numbers = self.new_device_store((ring + room) * RUN), torch.arange(places.shape[2])
         for layer, (own, count) in enumerate(zip(places, self._places.counts, strict=True)):
             kept = torch.arange(old.capacity // RUN - self._ring)
             alive = torch.arange(count, count + self._ring)

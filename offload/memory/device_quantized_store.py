@@ -39,7 +39,7 @@ class DeviceQuantizedStore(QuantizedMemory):
         self._places: tuple[tuple[int, int, int], Tensor] | None = None  # of a tree's tokens, and what they depend on
         super().__init__(shape, capacity, dtype, device, kind, tiers)
 
-    def near(self, capacity: int) -> PlainStore:
+    def new_device_store(self, capacity: int) -> PlainStore:
         return PlainStore(self.shape, capacity, self.dtype, self.device)
 
     def encode(self, layer: int, groups: range, at: int) -> None:
@@ -80,7 +80,7 @@ class DeviceQuantizedStore(QuantizedMemory):
 
     def _attend_near(self, layer: int, result: GroupAccumulator, rows: slice, stop: int) -> None:
         """Add groups up to number `stop` that are in the device's memory: over tiers those of open pages."""
-        for page, groups in self.groups.near(layer, stop):
+        for page, groups in self.groups.on_device(layer, stop):
             end = min(stop - page * self.groups.each, self.groups.each)
             result.attend_groups(rows, groups, _first_group(page), end)
 
@@ -97,9 +97,9 @@ class DeviceQuantizedStore(QuantizedMemory):
 
     def _attend_open(self, layer: int, result: GroupAccumulator, start: int, tokens: int) -> None:
         """Add the groups of the pass's own pages: those of the windows before a token's own."""
-        for page, groups in self.groups.near(layer, -(-(start + tokens) // GROUP)):
-            base, first = page * self.span, _first_group(page)
-            low, high = (min(max(at, start), start + tokens) for at in (base, base + self.span))
+        for page, groups in self.groups.on_device(layer, -(-(start + tokens) // GROUP)):
+            base, first = page * self.page_tokens, _first_group(page)
+            low, high = (min(max(at, start), start + tokens) for at in (base, base + self.page_tokens))
             for at, some in runs_of_windows(low, high - low):
                 rows = slice(some.start + low - start, some.stop + low - start)
                 result.attend_groups(rows, groups, first, (at // WINDOW * WINDOW - base) // GROUP)

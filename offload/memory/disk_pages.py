@@ -68,7 +68,7 @@ class DiskPages:
         return ((layer - self.memory_layers) * self.shape[1] + page) * self.page_bytes
 
     def new_memory(self, layers: int) -> Tensor:
-        """Return uninitialised memory for a page of so many layers, `[layers, numbers]`, aligned for the file."""
+        """Return uninitialised memory for a page of so many layers, `[layers, numbers]`."""
         return host_memory((layers, self.shape[2]), self.dtype)
 
     def read_grains(

@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +17,18 @@ from ..errors import SettingsError
 from ..kernels.native import Kernel, KernelUnavailable, find_kernel
 from ..kernels.native.ops import why_not
 from ..kernels.ops import Operations
-from ..settings.kv_formats import EXACT, KV_FORMATS
+from ..settings.kv_formats import BF16, KV_FORMATS
 from ..settings.placement_settings import PLANES, STREAMED
-from ..system.scratch_file import ALIGNMENT, ScratchFile
+from ..settings.validation import require
+from ..system.scratch_file import ScratchFile
 from .block_store import BlockStore
 from .device_packed_pages import DevicePackedPageFormat
+from .disk_link import DiskLink, StagedLink
 from .disk_pages import DiskPages
 from .host_attention import HOST_ROWS, Balance, HostAttention
-from .host_memory import Pinning, begin_allocation, new_pages
+from .host_memory import Pinning, allocator, begin_allocation, new_pages
 from .layered_store import LayeredStore
-from .link import DISK_COST, LINK_COST, Link
+from .link import DISK_COST, LINK_COST, Link, SimulatedLink
 from .open_pages import OpenPages
 from .packed_pages import PackedPageFormat, PackedPages
 from .page import BlockPageFormat, NativePageFormat, PageLayout, PlainPageFormat
@@ -33,7 +36,6 @@ from .plain_store import PlainStore
 from .plane_pages import PlanePages, PlaneStore, plane_b_bytes
 from .prefetch import PrefetchRing
 from .quantized_groups import GroupTiers, QuantizedPageFormat
-from .staged_link import make_link
 from .store import DeviceStore, Store
 from .tier_settings import HOST_SHARES, TierSettings
 from .tiered_store import TieredStore
@@ -48,14 +50,15 @@ def new_store(
     capacity: int,
     dtype: torch.dtype,
     device: torch.device,
-    kv: str = EXACT,
+    kv: str = BF16,
     tiers: GroupTiers | None = None,
 ) -> Store:
     """Return an empty store for a sequence of up to `capacity` tokens, all in one memory.
 
-    `kv` is their format. Another one than EXACT needs the native kernel or Triton's, and may lie over `tiers`.
+    `kv` is their format. A quantised one needs the native kernel or Triton's, and may lie over `tiers`. Packed ones are
+    as they are in a CPU's own memory, where nothing travels.
     """
-    if KV_FORMATS[kv].is_plain:
+    if KV_FORMATS[kv].is_plain or (KV_FORMATS[kv].is_packed and device.type == "cpu" and kernel is not None):
         return new_device_store(kernel, shape, capacity, dtype, device)
     store, own = KV_FORMATS[kv].store(kernel is not None), (shape, capacity, dtype)
     return store(*own, device, kv, tiers) if kernel is None else store(kernel, *own, kv, tiers)
@@ -95,8 +98,8 @@ class TieredStoreFactory:
         device: torch.device,
         settings: TierSettings,
         link: Link | None = None,
-        new_file: Callable[[Path, int, bool], ScratchFile] = ScratchFile,
-        kv: str = EXACT,
+        new_file: Callable[[Path, int], ScratchFile] = ScratchFile,
+        kv: str = BF16,
     ) -> None:
         self.settings = settings if KV_FORMATS[kv].is_exact else replace(settings, by_layers=False)
         self._new_file, self._kv, self._is_exact = new_file, kv, KV_FORMATS[kv].is_exact
@@ -138,20 +141,20 @@ class TieredStoreFactory:
         visits, shape = 1 + shape.borrowing[0], shape.full_attention
         resident = min(self.settings.resident_layers, shape.layers)
         kernel, device = self._operations.kernel, self._device
-        near = lambda tokens: new_device_store(kernel, shape, tokens, dtype, device)  # noqa: E731
-        kv = self._kv if kernel is not None or not KV_FORMATS[self._kv].is_packed else EXACT
+        plain = partial(new_device_store, kernel, shape, dtype=dtype, device=device)
+        kv = self._kv if kernel is not None or not KV_FORMATS[self._kv].is_packed else BF16
         if resident == shape.layers:
             return new_store(kernel, shape, capacity, dtype, device, kv)
         rest = replace(shape, layers=shape.layers - resident)
         tiers = self._tiers(rest, capacity, dtype, visits)
         if self._is_exact:
-            far: Store = (PlaneStore if self._has_planes else TieredStore)(rest, dtype, tiers, near)
+            tiered: Store = (PlaneStore if self._has_planes else TieredStore)(rest, dtype, tiers, plain)
         else:
-            far = new_store(kernel, rest, capacity, dtype, device, self._kv, tiers)
+            tiered = new_store(kernel, rest, capacity, dtype, device, self._kv, tiers)
         if not resident:
-            return far
+            return tiered
         first = new_store(kernel, replace(shape, layers=resident), capacity, dtype, device, kv)
-        return LayeredStore(shape, first, far, near)
+        return LayeredStore(shape, first, tiered, plain)
 
     def _tiers(self, shape: ModelShape, capacity: int, dtype: torch.dtype, visits: int) -> Tiers[Any]:
         """Return tiers with memory for a store's pages."""
@@ -220,8 +223,7 @@ class TieredStoreFactory:
         host = min(self.settings.host_layers, size[0])
         memory, pinning = self._host_pages((host, *size[1:]), dtype) if host else (None, None)
         nbytes = torch.Size((size[0] - host, *size[1:])).numel() * dtype.itemsize
-        is_aligned = size[2] * dtype.itemsize % ALIGNMENT == 0
-        return DiskPages(self._new_file(self.settings.disk, nbytes, is_aligned), size, dtype, memory), pinning
+        return DiskPages(self._new_file(self.settings.disk, nbytes), size, dtype, memory), pinning
 
     def _host_pages(self, size: tuple[int, int, int], dtype: torch.dtype) -> tuple[Tensor, Pinning | None]:
         """Return host memory for pages, the reserved one if it is of that size."""
@@ -238,3 +240,21 @@ def host_kernel(shape: ModelShape, dtype: torch.dtype) -> Kernel | None:
         with contextlib.suppress(KernelUnavailable):
             return find_kernel()
     return None
+
+
+def make_link(device: torch.device, gb_s: float | None = None, to_disk: bool = False) -> Link:
+    """Return a simulated link of `gb_s` 10^9 bytes/s, or if None the device's own; a CPU has one to the disk only.
+
+    `to_disk`: pages may lie on disk, too. Raises SettingsError for a CPU alone.
+    """
+    if to_disk and device.type == "cpu" and gb_s is None:
+        return DiskLink()
+    if to_disk:
+        return StagedLink(make_link(device, gb_s), device, allocator(device))
+    if gb_s is not None:
+        return SimulatedLink(gb_s * 1e9)
+    hint = "give the rate of a simulated one, such as link_gb_s=25, or a folder on disk"
+    require(device.type == "cuda", f"a {device.type} has no link to offload keys and values over", hint)
+    from .cuda_link import CudaLink
+
+    return CudaLink(device)

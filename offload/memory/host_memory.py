@@ -37,7 +37,7 @@ def host_memory(size: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 
 
 def new_pages(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return uninitialised memory for pages on a device; on a CPU aligned for reads from disk and for groups."""
+    """Return uninitialised memory for pages on a device; on a CPU aligned for groups."""
     with torch.inference_mode(False):
         return host_memory(size, dtype) if device.type == "cpu" else torch.empty(size, dtype=dtype, device=device)
 

@@ -66,7 +66,7 @@ class Link(Protocol):
 class Ticket:
     """A submitted copy of a `BackgroundLink`."""
 
-    __slots__ = ("after", "done", "error", "pairs", "poison", "seconds", "size", "submitted")
+    __slots__ = ("after", "done", "error", "inner", "pairs", "poison", "seconds", "size", "submitted")
 
     def __init__(self, pairs: Sequence[Pair], after: Any = None) -> None:
         self.pairs: Sequence[Pair] = pairs
@@ -74,6 +74,7 @@ class Ticket:
         self.size = sum(source.nbytes for _, source in pairs)
         self.submitted = time.perf_counter()
         self.poison = False  # the link's thread fills the targets with NaN first
+        self.inner: list[Any] = []  # tickets of another link that this one submits copies to
         self.done = threading.Event()
         self.error: BaseException | None = None
         self.seconds: float | None = None

@@ -8,7 +8,7 @@ What a GPU does with them is in device_packed_pages.py.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -24,17 +24,38 @@ from .host_memory import allocator, host_memory, new_pages
 from .link import Link, Pair
 from .page import NativePageFormat
 
-if TYPE_CHECKING:
-    from .device_packed_pages import DevicePackedPageFormat
-
 _RUNS_AT_ONCE = 512  # unpacked where chunks are gathered
+
+
+class PackedFormat(Protocol):
+    """Packs and unpacks pages where it is: in host memory, or on a GPU (device_packed_pages.py)."""
+
+    kernel: Any
+    tokens: int
+    numbers: int
+    page_bytes: int  # of a packed page
+    plain_bytes: int  # of one as it is
+    runs: tuple[int, int, int]  # KV heads, runs of a head, and bytes of a run
+
+    @property
+    def host(self) -> PackedPageFormat:
+        """Return the format for pages in host memory."""
+
+    def grains(self, pages: Tensor) -> Tensor:
+        """View pages as blocks, as `PageLayout.grains`."""
+
+    def pack(self, pages: Tensor) -> tuple[Tensor, list[bool]]:
+        """Return packed pages `[n, bytes]`, and which of them could be packed."""
+
+    def unpack(self, source: Tensor, page: Tensor) -> None:
+        """Unpack the bytes of a page, or copy them if they are not packed."""
 
 
 class PackedPageFormat(NativePageFormat):
     """Blocks in pages as they are, of bf16; and packed ones, in bytes.
 
-    A packed page is `[kv_heads, tokens / 128, bytes of a run]`, and padded for reads from disk. Plane A of one, with
-    what is before it in each run, is a tensor of these three dimensions.
+    A packed page is `[kv_heads, tokens / 128, bytes of a run]`, padded to whole pages of the system's. Plane A of one,
+    with what is before it in each run, is a tensor of these three dimensions.
     """
 
     def __init__(self, shape: ModelShape, tokens: int, kernel: Kernel) -> None:
@@ -93,7 +114,7 @@ class PackedPageFormat(NativePageFormat):
 class PackedPages:
     """Packed pages of a number of layers, indexed by layer and page: their bytes, or ranges of a file, to be copied."""
 
-    def __init__(self, format: PackedPageFormat | DevicePackedPageFormat, stored: Tensor | DiskPages) -> None:
+    def __init__(self, format: PackedFormat, stored: Tensor | DiskPages) -> None:
         """`stored` `[layers, pages, bytes]` is the memory of the packed ones."""
         self.format, self.stored, self.shape = format, stored, stored.shape
         self._plain: dict[tuple[int, int], Tensor] = {}  # pages that cannot be packed, in host memory
@@ -161,7 +182,7 @@ class PackedPages:
         keys: Sequence[tuple[int, int]],
         pages: Tensor,
         link: Link | None,
-        format: PackedPageFormat | DevicePackedPageFormat | None = None,
+        format: PackedFormat | None = None,
     ) -> None:
         """Unpack pages to `pages` `[n, numbers]`, after they came over the link if there is one; wait for it.
 

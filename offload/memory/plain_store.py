@@ -88,7 +88,7 @@ class PlainStore(DeviceStore):
         self._keys.zero_()
         self._values.zero_()
 
-    def near(self, capacity: int) -> PlainStore:
+    def new_device_store(self, capacity: int) -> PlainStore:
         return PlainStore(self.shape, capacity, self.dtype, self.device, self._by_row)
 
     def gather(self, rows: Tensor, chunks: Tensor, size: int) -> tuple[Tensor, Tensor]:

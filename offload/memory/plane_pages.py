@@ -9,14 +9,13 @@ import torch
 from torch import Tensor
 
 from ..settings.kv_formats import PLANE_KV
-from .device_packed_pages import DevicePackedPageFormat
 from .host_memory import new_pages
-from .packed_pages import PackedPageFormat, PackedPages
+from .packed_pages import PackedFormat, PackedPages
 from .tiered_store import TieredStore
 from .tree_attention import Tree
 
 
-def plane_b_bytes(format: PackedPageFormat | DevicePackedPageFormat, head_dim: int) -> int:
+def plane_b_bytes(format: PackedFormat, head_dim: int) -> int:
     """Return the bytes of a page's plane B."""
     heads, runs, nbytes = format.runs
     return heads * runs * (nbytes - PLANE_KV.run_bytes(head_dim))
@@ -28,7 +27,7 @@ class PlanePages(PackedPages):
     A page that cannot be packed travels as it is. Its plane A lacks a few numbers, and is a draft like others.
     """
 
-    def __init__(self, format: PackedPageFormat | DevicePackedPageFormat, stored: Tensor, device: torch.device) -> None:
+    def __init__(self, format: PackedFormat, stored: Tensor, device: torch.device) -> None:
         """`stored` `[layers, pages, bytes]` is the memory of planes B."""
         super().__init__(format, stored)
         heads, runs, nbytes = format.runs
@@ -86,7 +85,7 @@ class PlaneStore(TieredStore):
         tiers.recover()
         tiers.truncate(start)
         self._prefill = self._plain_prefill = None  # of an aborted pass
-        tiers.num_whole = start // self.span
+        tiers.num_whole = start // self.page_tokens
         tiers.open_pages.advance(start, end - start)
         for page, _, _ in tiers.split(start, end):
             tiers.open_pages.open(page)

@@ -95,7 +95,7 @@ class GroupMemory:
         """Yield where a layer's groups are written to: `[kv_heads, n, bytes]`, their numbers there, which of them."""
         yield self.memory[layer], groups, slice(0, len(groups))
 
-    def near(self, layer: int, stop: int) -> Iterator[tuple[int, Tensor]]:
+    def on_device(self, layer: int, stop: int) -> Iterator[tuple[int, Tensor]]:
         """Yield a layer's groups on the device up to number `stop`: by pages of `each`, `[kv_heads, n, bytes]`."""
         yield 0, self.memory[layer]
 
@@ -128,7 +128,7 @@ class GroupPages:
             memory = self._tiers.format.grains(self._tiers.open_pages.buffer(layer, page))
             yield memory, range(inside.start, inside.stop), some
 
-    def near(self, layer: int, stop: int) -> Iterator[tuple[int, Tensor]]:
+    def on_device(self, layer: int, stop: int) -> Iterator[tuple[int, Tensor]]:
         for page in range(self._tiers.num_whole, -(-stop // self.each)):
             yield page, self._tiers.format.grains(self._tiers.open_pages.buffer(layer, page))
 

@@ -66,8 +66,8 @@ class Ring:
 class QuantizedMemory(Store):
     """A `Store` without attention: quantised groups of all whole windows, and a ring of the newest ones as they are.
 
-    Over tiers, every pass is between `begin` and `end`. Subclasses attend, `encode` and `decode`, and say by `near`
-    what the `ring` is.
+    Over tiers, every pass is between `begin` and `end`. Subclasses attend, `encode` and `decode`, and say by
+    `new_device_store` what the `ring` is.
     """
 
     grain = GROUP
@@ -89,14 +89,14 @@ class QuantizedMemory(Store):
         if tiers is None:
             self.groups = GroupMemory(shape, self._capacity, kind, device)
         else:
-            self.groups, self.span, self.read_cost = GroupPages(tiers), tiers.format.tokens, tiers.read_cost
+            self.groups, self.page_tokens, self.read_cost = GroupPages(tiers), tiers.format.tokens, tiers.read_cost
         self._newest = 0  # the position behind the last token that was stored since the last restart
         self._lost = 0  # the ring has no token before this position
         self._start, self._chunked = 0, False  # of the last pass of the full cache
         self.ring = self._new_ring(ring_blocks(WINDOW))
 
     def _new_ring(self, size: int) -> Ring:
-        return Ring(size, self.near((SINK_BLOCKS + size + 2 * WINDOW_BLOCKS) * BLOCK))
+        return Ring(size, self.new_device_store((SINK_BLOCKS + size + 2 * WINDOW_BLOCKS) * BLOCK))
 
     def _grow(self, tokens: int) -> None:
         """Make the ring large enough for `tokens` tokens, and for rollbacks of two windows."""
@@ -131,7 +131,7 @@ class QuantizedMemory(Store):
         self._start, self._chunked = start, chunk is not None
         if self.tiers is not None:
             assert chunk is None, "a prompt is read chunk by chunk"
-            pages = range(start // self.span, (start + tokens - 1) // self.span + 1)
+            pages = range(start // self.page_tokens, (start + tokens - 1) // self.page_tokens + 1)
             self.tiers.begin(start, tokens, held, len(pages))
             for page in pages:
                 self.tiers.open_pages.open(page)

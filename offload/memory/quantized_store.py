@@ -66,7 +66,7 @@ class QuantizedStore(QuantizedMemory):
         if isinstance(self.groups, GroupMemory):
             self._layers = [Groups(layer, self._format) for layer in self.groups.memory.unbind()]
 
-    def near(self, capacity: int) -> BlockStore:
+    def new_device_store(self, capacity: int) -> BlockStore:
         return BlockStore(self._kernel, self.shape, capacity, self.dtype)
 
     def _new_ring(self, size: int) -> Ring:
@@ -186,7 +186,7 @@ class QuantizedStore(QuantizedMemory):
         def attend(page: int, memory: Tensor, q: Tensor) -> Tensor:
             groups = format.groups(memory.unsqueeze(0))
             more: dict[str, Any] = {"table": format.whole_table(page), "groups": groups}
-            return calls.partials(self._kernel, blocks, q, self.span, causal=False, **more)
+            return calls.partials(self._kernel, blocks, q, self.page_tokens, causal=False, **more)
 
         def newest() -> None:
             slots = tiers.open_pages.slots

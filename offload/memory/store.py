@@ -27,9 +27,8 @@ class Store(ABC):
         shape, dtype, device: of the model's layers that attend to all tokens.
         grain: tokens that are always selected together.
         kernel: the native kernel, where it attends to the store.
-        span: tokens per page, whose borders no chunk may cross; 0: no pages.
+        page_tokens: tokens per page, whose borders no chunk may cross; 0: no pages.
         is_recordable: whether passes are native kernel calls alone, over memory that stays where it is.
-        moves: how many times that memory has been replaced all the same; recordings from before are of no use.
         read_cost: estimated time to read a byte in a pass, relative to the device's memory.
         mean_keys_cost: estimated time of `mean_keys` of all tokens, relative to attention to them.
     """
@@ -39,9 +38,8 @@ class Store(ABC):
     device: torch.device
     grain: int
     kernel: Kernel | None = None
-    span: int = 0
+    page_tokens: int = 0
     is_recordable = False
-    moves = 0
     read_cost: float = 1.0
     mean_keys_cost: float = 14.0
 
@@ -144,7 +142,7 @@ class Store(ABC):
         """Store what `dump` of a store for the same kernel returned, from position `start` on."""
 
     @abstractmethod
-    def near(self, capacity: int) -> DeviceStore:
+    def new_device_store(self, capacity: int) -> DeviceStore:
         """Return an empty store for the same model on the device."""
 
     @abstractmethod

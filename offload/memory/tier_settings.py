@@ -94,6 +94,6 @@ class TierSettings:
 
     def buffers_for(self, page_bytes: int, pages: int) -> tuple[int, int]:
         """Return how many buffers there are for a layer's `pages` of so many bytes, and how many pages one has."""
-        if self.disk is not None:  # neighbouring reads are joined where they wait
+        if self.disk is not None:
             return disk_buffers(page_bytes), 1
         return self.buffers, copied_pages(page_bytes, pages, self.copy_bytes)

@@ -23,12 +23,16 @@ class TieredStore(Store):
     mean_keys_cost = 1.0  # prefill has kept most of them
 
     def __init__(
-        self, shape: ModelShape, dtype: torch.dtype, tiers: Tiers[PageFormat], near: Callable[[int], DeviceStore]
+        self,
+        shape: ModelShape,
+        dtype: torch.dtype,
+        tiers: Tiers[PageFormat],
+        new_device_store: Callable[[int], DeviceStore],
     ) -> None:
         self.shape, self.dtype, self.device = shape, dtype, tiers.device
         self.tiers, self.format, self.kernel = tiers, tiers.format, tiers.format.kernel
-        self.grain, self.span, self.read_cost = tiers.format.grain, tiers.format.tokens, tiers.read_cost
-        self._near = near
+        self.grain, self.page_tokens, self.read_cost = tiers.format.grain, tiers.format.tokens, tiers.read_cost
+        self._new_device_store = new_device_store
         self._prefill: PrefillBuffers | None = None
         self._plain_prefill: PlainPrefill | None = None
         self._mean_keys: HostMeanKeys | None = None
@@ -38,8 +42,8 @@ class TieredStore(Store):
     def resident_layers(self) -> int:
         return 0
 
-    def near(self, capacity: int) -> DeviceStore:
-        return self._near(capacity)
+    def new_device_store(self, capacity: int) -> DeviceStore:
+        return self._new_device_store(capacity)
 
     def prepare(self) -> Iterator[tuple[int, int]]:
         return self.tiers.prepare()
@@ -50,14 +54,14 @@ class TieredStore(Store):
         self._prefill = self._plain_prefill = None  # of an aborted pass
         self._end = start + tokens
         visits = -(-tokens // rows)  # of the whole pages of a layer
-        if tokens <= self.span:
+        if tokens <= self.page_tokens:
             for page, _, _ in tiers.split(start, self._end):  # one or two
                 tiers.open_pages.open(page)
         elif chunk is not None and tiers.prefills_plainly:
             self._plain_prefill = PlainPrefill(tiers, self.shape, self.dtype, start, self._end, chunk, self._mean_keys)
             tiers.num_streamed, visits = tiers.num_whole, 1
         else:
-            begun = -(-(start + held) // self.span) - tiers.num_whole
+            begun = -(-(start + held) // self.page_tokens) - tiers.num_whole
             self._prefill = PrefillBuffers(tiers, self._end, begun)
         tiers.expect(visits)
 
@@ -111,7 +115,7 @@ class TieredStore(Store):
             layer,
             q,
             result,
-            page=lambda _, buffer: result.attend(buffer, rows, self.span),
+            page=lambda _, buffer: result.attend(buffer, rows, self.page_tokens),
             newest=lambda: self._attend_newest(layer, start, q, tree, result),
         )
         out = result.output(lse)
@@ -123,21 +127,21 @@ class TieredStore(Store):
         """Attend causally to the pages of this pass, which are on the device."""
         num_whole = self.tiers.num_whole
         if tree is not None:
-            first = start // self.span
+            first = start // self.page_tokens
             for page in range(num_whole, first):  # of drafted tokens
-                result.attend(self._buffer(layer, page), slice(0, len(q)), self.span)
-            pages = range(first, (start + len(tree) - 1) // self.span + 1)
-            self.format.attend_tree(self._run_of(layer, pages), q, start % self.span, tree, result)
+                result.attend(self._buffer(layer, page), slice(0, len(q)), self.page_tokens)
+            pages = range(first, (start + len(tree) - 1) // self.page_tokens + 1)
+            self.format.attend_tree(self._run_of(layer, pages), q, start % self.page_tokens, tree, result)
             return
         tokens = len(q)
         end = start + tokens
-        for page in range(num_whole, (end - 1) // self.span + 1):
-            base, buffer = page * self.span, self._buffer(layer, page)
-            inside = slice(max(base - start, 0), max(min(base + self.span, end) - start, 0))
+        for page in range(num_whole, (end - 1) // self.page_tokens + 1):
+            base, buffer = page * self.page_tokens, self._buffer(layer, page)
+            inside = slice(max(base - start, 0), max(min(base + self.page_tokens, end) - start, 0))
             if inside.start < inside.stop:
                 result.attend(buffer, inside, start + inside.start - base + 1, causal=True)
             if inside.stop < tokens:
-                result.attend(buffer, slice(inside.stop, tokens), self.span)
+                result.attend(buffer, slice(inside.stop, tokens), self.page_tokens)
 
     def _run_of(self, layer: int, pages: range) -> PageRun:
         """Return pages of this pass on the device."""
@@ -152,7 +156,7 @@ class TieredStore(Store):
     def _write(self, start: int, keys: Tensor, values: Tensor) -> None:
         """Store tokens in the newest copies of their pages."""
         for page, at, tokens in self.tiers.split(start, start + keys.shape[2]):
-            pages = self.tiers.open_pages.edited(page, whole=at.stop - at.start == self.span)
+            pages = self.tiers.open_pages.edited(page, whole=at.stop - at.start == self.page_tokens)
             for layer, target in enumerate(pages):
                 both = (x[layer, :, tokens].to(target.device) for x in (keys, values))
                 self.format.write(target, at.start, *both)
@@ -207,7 +211,7 @@ class TieredStore(Store):
     def _gather_part(self, rows: Tensor, chunks: Tensor, size: int) -> tuple[Tensor, Tensor]:
         tokens = chunks.unsqueeze(1) * size + torch.arange(0, size, self.grain)
         layer, head = (x.unsqueeze(1) for x in (rows // self.shape.kv_heads, rows % self.shape.kv_heads))
-        picked = self.tiers.pick(layer, tokens // self.span, head, tokens % self.span // self.grain)
+        picked = self.tiers.pick(layer, tokens // self.page_tokens, head, tokens % self.page_tokens // self.grain)
         return self.format.read_grains(picked)
 
     def mean_keys(self, layer: int, start: int, end: int, chunk: int) -> Tensor:

@@ -24,7 +24,7 @@ from ..memory.store import Store
 from ..memory.tree_attention import Tree
 from ..memory.window_rings import Windows
 from ..parallel import ALONE, Group
-from ..settings.kv_formats import EXACT
+from ..settings.kv_formats import BF16
 from .layer import Layer, LayerPass
 from .row_inputs import NO_INPUTS, LayerEmbeddings, RowInputs, query_scales
 
@@ -60,7 +60,7 @@ class Model:
         self.shape = shape
         self.group = group
         self.operations = operations
-        self.kv = EXACT  # the format of a new cache's keys and values
+        self.kv = BF16  # the format of a new cache's keys and values
         self.barred: Tensor | None = None  # see `bar`
         self.experts_run: Callable[[], ExpertsRun] | None = None  # what those in host memory have done; None without
         self.taps: tuple[int, ...] = ()  # see `tap`

@@ -22,7 +22,7 @@ from ..architecture.parameters import WeightBits
 from ..architecture.tier_footprint import mean_key_bytes, paged_prefill_bytes, plain_prefill_bytes, state_bytes
 from ..errors import OutOfMemory
 from ..settings.config import Speculation
-from ..settings.kv_formats import EXACT, KV_FORMATS
+from ..settings.kv_formats import BF16, KV_FORMATS
 from ..settings.method_sizes import (
     EVICT_EVERY,
     SPARE_ROWS,
@@ -123,7 +123,7 @@ def estimate(
     offloaded: int = 0,
     by_layers: bool = False,
     weight_bits: WeightBits | None = None,
-    kv: str = EXACT,
+    kv: str = BF16,
 ) -> MemoryEstimate:
     """Estimate the memory for a sequence of `tokens`, prompt and answer together.
 
@@ -140,8 +140,8 @@ def estimate(
         kv: the format of the full cache's keys and values.
     """
     on_cpu, bits = device == "cpu", weight_bits or WeightBits.of_dtype(itemsize)
-    if KV_FORMATS[kv].is_packed and not on_cpu and offloaded:
-        kv = EXACT  # beside those over tiers, a GPU has none that are packed in its own memory
+    if KV_FORMATS[kv].is_packed and (on_cpu or offloaded):
+        kv = BF16  # beside those over tiers, none are packed in the device's own memory
     share, where = shape.share(gpus), Where(device, offloaded, in_place, kv)
     retrieval, selection = _middle_bytes(share, settings, tokens, itemsize, where)
     host_weights = 0 if on_cpu else shape.host_bytes(bits)

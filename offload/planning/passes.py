@@ -8,7 +8,7 @@ from ..architecture.head_shape import drafter_bits
 from ..architecture.kv_formats import format_bytes, stored_bytes
 from ..architecture.tier_footprint import copied_pages, copy_bytes_for
 from ..hardware.rates import READ
-from ..settings.kv_formats import EXACT, KV_FORMATS, PACKED_KV, PLANE_KV
+from ..settings.kv_formats import BF16, KV_FORMATS, PACKED_KV, PLANE_KV
 from ..settings.method_sizes import has_draft_model, whole_format
 from ..settings.placement_settings import STREAMED
 from .pass_work import attention_flops, linear_pass, with_experts_away
@@ -122,7 +122,7 @@ class Passes:
         request, shape, gpus = self.request, self.request.shape, self.request.hardware.gpus
         budget, count = request.budget, request.sequences
         offloaded = shape.kv_layers - self.placed.resident_layers
-        kind = request.kv if request.in_place(offloaded) else EXACT  # else it has copies
+        kind = request.kv if request.in_place(offloaded) else BF16  # else it has copies
         kind = whole_format(request.speculation) or kind
         grown_reads, window_reads = shape.kv_reads
         fixed = window_reads * shape.window_bytes(request.tokens, request.itemsize) + shape.moved_state_bytes

@@ -6,7 +6,7 @@ A placement never exceeds a cap silently; what does not fit is reported with the
 from bisect import bisect_left
 from dataclasses import dataclass, replace
 
-from ..settings.kv_formats import EXACT
+from ..settings.kv_formats import BF16
 from .expert_times import streamed_rows
 from .memory import USABLE
 from .request import PlanRequest
@@ -162,7 +162,7 @@ def resident_tokens(request: PlanRequest) -> int | None:
     if limit is None:
         return None
     if request.packs_tiers_alone:
-        request = replace(request, kv=EXACT)
+        request = replace(request, kv=BF16)
 
     def fits(steps: int) -> bool:
         longer = replace(request, tokens=steps * _STEP)

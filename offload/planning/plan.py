@@ -6,7 +6,7 @@ Nothing is loaded or measured here; the same request always gives the same plan.
 from dataclasses import dataclass, replace
 
 from ..errors import OutOfMemory
-from ..settings.kv_formats import EXACT, tiered_format
+from ..settings.kv_formats import BF16, tiered_format
 from ..settings.method_sizes import drafting_from_planes, has_middle
 from ..settings.placement_settings import PLANES
 from ..units import counted, size_text
@@ -159,7 +159,7 @@ def _packed_on_device(request: PlanRequest) -> PlanRequest | None:
     """Return the request with packed keys and values that all stay on one GPU, if AUTO may pack them there."""
     packed = replace(request, kv=tiered_format(request.kv, request.packs))
     is_one = request.hardware.gpus == 1 and not request.hardware.shared and request.sequences == 1
-    may_pack = request.packs_on_device and request.kv_format.is_plain and packed.kv != EXACT
+    may_pack = request.packs_on_device and request.kv_format.is_plain and packed.kv != BF16
     return packed if may_pack and is_one and request.placement.offload in ("auto", "none") else None
 
 
@@ -182,9 +182,9 @@ def _with_format(request: PlanRequest) -> PlanRequest:
     """
     if not request.kv_format.is_plain:
         return request
-    plain, packed = (replace(request, kv=kv) for kv in (EXACT, tiered_format(request.kv, request.packs)))
+    plain, packed = (replace(request, kv=kv) for kv in (BF16, tiered_format(request.kv, request.packs)))
     judged = (plain,) if request.placement.offload == PLANES else (plain, packed)  # who asks for planes packs
-    is_divided = packed.kv != EXACT and all(place(each).resident_layers < request.shape.kv_layers for each in judged)
+    is_divided = packed.kv != BF16 and all(place(each).resident_layers < request.shape.kv_layers for each in judged)
     return replace(packed, packs_tiers_alone=True) if is_divided else plain
 
 

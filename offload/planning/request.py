@@ -7,7 +7,7 @@ from ..architecture.kv_formats import stored_bytes
 from ..architecture.parameters import WeightBits
 from ..hardware.rates import Hardware
 from ..settings.config import Placement, Speculation
-from ..settings.kv_formats import EXACT, KV_FORMATS, KVFormat
+from ..settings.kv_formats import BF16, KV_FORMATS, KVFormat
 from ..settings.method_sizes import middle_tokens
 from ..settings.placement_settings import PLANES
 
@@ -54,7 +54,7 @@ class PlanRequest:
     has_triton: bool = True
     weight_bits: WeightBits | None = None
     quantize: str | None = None
-    kv: str = EXACT
+    kv: str = BF16
     packs: bool = False
     packs_tiers_alone: bool = False
     packs_on_device: bool = False

@@ -7,7 +7,7 @@ sheet's rates: the fractions below are the same for every machine, model and met
 from dataclasses import dataclass
 
 from ..hardware.rates import READ, Hardware, read_share
-from ..settings.kv_formats import EXACT
+from ..settings.kv_formats import BF16
 
 # Quantised weights: the share of the bandwidth at which a GPU reads them. gpt-fast decodes on an A100 (its README) with
 # 4 bits in groups of 32, 5 bits a weight: Llama-2-7B at 196.8 tokens/s, Llama-2-70B at 25.25. Without LAYER_S that is
@@ -85,7 +85,7 @@ class Pass:
     quantized: bool = False  # the weights, on a GPU
     disk: float = 0.0  # KV in bytes that is read from disk
     kv_rate: float = 1.0  # the share of READ at which a CPU reads keys and values: less where codes are converted
-    kv_format: str = EXACT  # what a GPU reads
+    kv_format: str = BF16  # what a GPU reads
     sequences: int = 1
     experts: float = 0.0  # that run on the device, of all layers together
     hosted_weights: float = 0.0

@@ -17,7 +17,7 @@ from ..architecture.tier_footprint import (
     packing_bytes,
     staging_bytes,
 )
-from ..settings.kv_formats import EXACT, PLANE_KV
+from ..settings.kv_formats import BF16, PLANE_KV
 from ..settings.method_sizes import selected_chunk, tree_nodes, whole_format
 from .memory import MemoryEstimate, estimate
 from .request import PlanRequest
@@ -133,7 +133,7 @@ class TierBytes:
     def _staging(self, offloaded: int) -> int:
         """Return the bytes for prefetched pages, and for the open pages of `offloaded` layers."""
         request, page, size = self._request, self._page, self._request.itemsize
-        kv = EXACT if request.kv_format.is_exact else request.kv  # buffers have room for pages that cannot be packed
+        kv = BF16 if request.kv_format.is_exact else request.kv  # buffers have room for pages that cannot be packed
         slots = open_slots(min(request.prefill_chunk, request.tokens), page, kv)
         each = format_bytes(self._share, kv, page, size)
         pages = -(-(request.tokens + tree_nodes(request.speculation)) // page)
@@ -172,6 +172,6 @@ def _estimate(request: PlanRequest, offloaded: int, by_layers: bool) -> MemoryEs
         gpus=request.hardware.gpus,
         offloaded=offloaded,
         by_layers=by_layers,
-        kv=EXACT if is_plain else request.kv,
+        kv=BF16 if is_plain else request.kv,
     )
     return need.for_sequences(request.sequences, 0 if offloaded else request.shared)

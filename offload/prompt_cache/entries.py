@@ -2,10 +2,12 @@
 
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from .fingerprint import TOKENS
 from .folder import Header, PromptFolder, Stored, UnusableBlock, read_header
+
+_Name = tuple[str, str]  # of a block: folder and key
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,20 +23,16 @@ class Entry:
     size: int  # bytes
     created: float
     used: float
-    hits: int
     blocks: tuple[Stored, ...]
 
 
-_Name = tuple[str, str]  # of a block: folder and key
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Block:
-    """A block and its files, one per rank."""
+    """A block and its files: one per rank, and the states behind it."""
 
     name: _Name
     header: Header
-    files: list[Stored]
+    files: list[Stored] = field(default_factory=list)
 
     @property
     def index(self) -> int:
@@ -45,12 +43,12 @@ class _Block:
         return self.name[0], self.header.parent
 
 
-@dataclass(frozen=True, slots=True)
-class _Document:
-    """The prompts of one entry: the last block of each, and all of their blocks."""
+@dataclass(slots=True)
+class _Group:
+    """The prompts of one entry: the last block of each, the longest prompt's first, and all of their blocks."""
 
-    ends: list[_Block]
-    blocks: dict[_Name, _Block]
+    ends: list[_Block] = field(default_factory=list)
+    blocks: list[_Block] = field(default_factory=list)
 
 
 def entries(folder: PromptFolder) -> list[Entry]:
@@ -58,8 +56,8 @@ def entries(folder: PromptFolder) -> list[Entry]:
     blocks = _read(folder)
     parents = {block.parent for block in blocks.values()}
     ends = sorted((block for block in blocks.values() if block.name not in parents), key=lambda block: -block.index)
-    groups: list[_Document] = []  # the longest prompts first
-    owner: dict[_Name, _Document] = {}
+    groups: list[_Group] = []
+    owner: dict[_Name, _Group] = {}
     for end in ends:
         new = []
         for block in _chain(blocks, end):
@@ -67,12 +65,12 @@ def entries(folder: PromptFolder) -> list[Entry]:
                 break  # the group has all earlier blocks too
             new.append(block)
         else:
-            groups.append(group := _Document([], {}))
+            groups.append(group := _Group())
         group.ends.append(end)
+        group.blocks += new
         for block in new:
-            group.blocks[block.name] = block
             owner.setdefault(block.name, group)
-    return sorted((_entry(folder, group) for group in groups), key=lambda entry: -entry.used)
+    return sorted(map(_entry, groups), key=lambda entry: -entry.used)
 
 
 def _read(folder: PromptFolder) -> dict[_Name, _Block]:
@@ -81,7 +79,7 @@ def _read(folder: PromptFolder) -> dict[_Name, _Block]:
         with suppress(OSError, UnusableBlock):
             header = read_header(stored.path)
             name = str(stored.path.parent), header.key
-            blocks.setdefault(name, _Block(name, header, [])).files.append(stored)
+            blocks.setdefault(name, _Block(name, header)).files.append(stored)
     return blocks
 
 
@@ -93,8 +91,8 @@ def _chain(blocks: dict[_Name, _Block], block: _Block | None) -> Iterator[_Block
         block = before if before is not None and before.index < block.index else None
 
 
-def _entry(folder: PromptFolder, group: _Document) -> Entry:
-    stored = tuple(each for block in group.blocks.values() for each in block.files)
+def _entry(group: _Group) -> Entry:
+    files = tuple(each for block in group.blocks for each in block.files)
     last = group.ends[0]
     return Entry(
         id=last.header.key[:8],
@@ -103,9 +101,8 @@ def _entry(folder: PromptFolder, group: _Document) -> Entry:
         kv=last.header.kv,
         tokens=(last.index + 1) * TOKENS,
         prompts=len(group.ends),
-        size=sum(each.size for each in stored),
-        created=min(block.header.created for block in group.blocks.values()),
-        used=max(each.used for each in stored),
-        hits=sum(max(folder.hits(each.path) for each in block.files) for block in group.blocks.values()),
-        blocks=stored,
+        size=sum(each.size for each in files),
+        created=min(block.header.created for block in group.blocks),
+        used=max(each.used for each in files),
+        blocks=files,
     )

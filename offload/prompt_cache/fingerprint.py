@@ -2,8 +2,7 @@
 
 And the cached tokens whose KV has the same bits as in a fresh prefill (`Reusable`): only those may be saved. With the
 native kernel these are all cached tokens. With torch, rounding depends on the chunk in which a token is run, so a token
-qualifies only if everything before it was run in whole chunks. Where tokens attend to a selection that those of a pass
-share, the cache knows which passes are those of a fresh prefill.
+qualifies only if everything before it was run in whole chunks.
 """
 
 from __future__ import annotations
@@ -11,15 +10,13 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import MISSING, fields
+from dataclasses import fields
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-from ..architecture.layer_spec import LayerSpec
-from ..settings.kv_formats import EXACT, saved_format
+from ..settings.kv_formats import saved_format
 
 if TYPE_CHECKING:
-    from ..architecture.config import ModelShape
     from ..caches.protocol import DumpableCache, TargetCache
     from ..kernels.native import Kernel
     from ..model.decoder import Model
@@ -28,45 +25,29 @@ if TYPE_CHECKING:
 
 TOKENS = 128  # per block; a shared prefix is reused in whole blocks, which are whole windows of quantised ones
 LEAST = 2000  # tokens; shorter prompts are not saved
-VERSION = 4  # of the file format and of the arithmetic
+VERSION = 5  # of the file format and of the arithmetic
 # Fields of the shape that do not change the KV. RoPE is hashed by its angles, not by its settings.
 _IGNORED = ("rope", "max_positions", "rope_divisors", "eos_ids", "context", "vocab", "dual_chunk", "logit_scale")
-_SPEC_FACTS = ("qkv_bias", "o_bias", "mlp_bias", "qk_norm")  # of a spec; hashed as they were before there were others
 
 
 def fingerprint(model: Model, cache: TargetCache, chunk: int, weights: str) -> str:
     """Return a hash of all but the tokens: weights, shape, RoPE, dtype, kernel or torch version, and formats.
 
-    The formats are those of files and of keys and values. Where tokens attend to a selection, its sizes are among them.
+    The formats are those of files and of keys and values.
 
     The kernel is part of it because kernels round differently, and torch also rounds differently for other page and
     chunk sizes: the prompt cache must not change the output.
     """
-    shape = _shape_facts(model.shape)
-    kernel = model.operations.kernel
-    backend = ("torch", _version("torch"), _gpu_name(model)) if kernel is None else (kernel.level, _version("triforce"))
-    if kernel is not None and not model.shape.is_native:  # torch computes what the kernel has not
-        backend += ("torch", _version("torch"))
+    shape, kernel = model.shape, model.operations.kernel
+    own = {each.name: getattr(shape, each.name) for each in fields(shape) if each.name not in _IGNORED}
+    torch_name = ("torch", _version("torch"), _gpu_name(model))
+    backend = torch_name if kernel is None else (kernel.level, _version("triforce"))
+    if kernel is not None and not shape.is_native:  # torch computes what the kernel has not
+        backend += torch_name
     sizes = (_page_tokens(cache, kernel), 0 if rounds_by_row(model) else chunk)
     device = (str(model.dtype), model.device.type, model.group.size)
-    format = () if (kv := saved_format(model.kv)) == EXACT else (kv,)
-    facts = repr((VERSION, TOKENS, weights, shape, device, backend, sizes, *format))
-    return hashlib.sha256(facts.encode() + cache.rope.identity()).hexdigest()
-
-
-def _shape_facts(shape: ModelShape) -> list[tuple[str, object]]:
-    """Return names and values of all fields that change the KV; of a spec those that are not as in Llama's layers."""
-    usual = {field.name: field.default for field in fields(shape) if field.default is not MISSING}
-    names = {field.name for field in fields(shape)}.difference((*_IGNORED, "specs"))
-    facts = {name: getattr(shape, name) for name in names}
-    spec = shape.specs[0]
-    facts = {name: value for name, value in facts.items() if name not in usual or value != usual[name]}
-    facts |= {name: getattr(spec, name) for name in _SPEC_FACTS} | {"qk_norm": bool(spec.qk_norm)}
-    if shape.specs != (LayerSpec(**{name: getattr(spec, name) for name in _SPEC_FACTS}),):
-        facts["specs"] = shape.specs
-    if shape.query_scaling is not None:
-        facts["query_scaling"] = shape.query_scaling
-    return sorted(facts.items())
+    facts = (VERSION, weights, own, shape.query_scaling, device, backend, sizes, saved_format(model.kv))
+    return hashlib.sha256(repr(facts).encode() + cache.rope.identity()).hexdigest()
 
 
 def _page_tokens(cache: TargetCache, kernel: Kernel | None) -> int:
@@ -76,8 +57,8 @@ def _page_tokens(cache: TargetCache, kernel: Kernel | None) -> int:
     """
     from ..kernels.native.structs import PIECE
 
-    span = cache.store.span
-    return 0 if kernel is not None and span % PIECE == 0 else span
+    page = cache.store.page_tokens
+    return 0 if kernel is not None and page % PIECE == 0 else page
 
 
 def rounds_by_row(model: Model) -> bool:
@@ -115,32 +96,8 @@ def chain(fingerprint: str, ids: Sequence[int]) -> Iterator[str]:
         yield key
 
 
-class Reusable(Protocol):
+class Reusable:
     """Tracks how many leading tokens (`length`) of a runner's cache have the bits of a fresh prefill."""
-
-    length: int
-
-    @property
-    def blocks(self) -> int:
-        """Return how many blocks are restored together, so that the rest of the prefill begins at a pass's border."""
-
-    def update(self) -> None:
-        """Exclude tokens that were rolled back since the last `mark`."""
-
-    def plan(self, tokens: int) -> None:
-        """Set `length` to what it will be after the prefill of a prompt of `tokens` tokens."""
-
-    def mark(self) -> None:
-        """Remember the state after a prefill, whole or interrupted, for the next `update`."""
-
-
-def reusable_prefix(runner: Runner) -> Reusable:
-    """Return what tracks the reusable tokens of a runner's cache."""
-    return ReusablePrefix(runner)
-
-
-class ReusablePrefix(Reusable):
-    """`Reusable` of a FullCache."""
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
@@ -150,9 +107,11 @@ class ReusablePrefix(Reusable):
 
     @property
     def blocks(self) -> int:
+        """Return how many blocks are restored together, so that the rest of the prefill begins at a pass's border."""
         return math.lcm(self._chunk, TOKENS) // TOKENS
 
     def update(self) -> None:
+        """Exclude tokens that were rolled back since the last `mark`."""
         cache = self._cache
         unchanged = cache.marks.update(self, cache.length)
         self.length = (
@@ -162,9 +121,11 @@ class ReusablePrefix(Reusable):
             self.length = 0
 
     def plan(self, tokens: int) -> None:
+        """Set `length` to what it will be after the prefill of a prompt of `tokens` tokens."""
         start = min(self._runner.num_cached, tokens - 1)
         whole = start <= self.length and start % self._chunk == 0
         self.length = tokens // self._chunk * self._chunk if whole else min(self.length, start)
 
     def mark(self) -> None:
+        """Remember the state after a prefill, whole or interrupted, for the next `update`."""
         self._cache.marks.update(self, self._cache.length)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import glob
 import os
-import stat
 import time
 from collections.abc import Collection, Iterator
 from contextlib import suppress
@@ -14,8 +13,11 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 
 from ..settings.config import Caching
-from ..settings.kv_formats import EXACT
+from ..settings.kv_formats import BF16
 from ..system.files import TEMPORARY
+
+SUFFIX = ".safetensors"
+_STALE = 3600.0  # seconds; writing a block never takes so long
 
 
 class UnusableBlock(Exception):
@@ -33,7 +35,7 @@ class Header:
     label: str  # display name of the prompt
     created: float
     prefill_s: float
-    kv: str = EXACT  # the format of keys and values; files from before there were others do not name it
+    kv: str = BF16  # the format of keys and values
 
     def texts(self) -> dict[str, str]:
         """Return safetensors metadata, with bytes that are not UTF-8 (as in file names) replaced."""
@@ -44,9 +46,6 @@ class Header:
         """Parse safetensors metadata. Raises UnusableBlock."""
         try:
             numbers = {name: float(texts[name]) for name in ("created", "prefill_s")}
-            if not all(0 <= number < LATEST for number in numbers.values()):
-                raise ValueError("a time out of range")
-            texts = {"kv": EXACT} | texts
             return cls(**{field.name: texts[field.name] for field in fields(cls)} | numbers)
         except (KeyError, ValueError) as error:
             raise UnusableBlock(f"its header is wrong: {error}") from None
@@ -55,20 +54,12 @@ class Header:
 def read_header(path: Path) -> Header:
     """Read a file's header, without its tensors. Raises FileNotFoundError, UnusableBlock."""
     try:
-        if not stat.S_ISREG(os.stat(path).st_mode):  # opening a pipe would wait for a writer
-            raise UnusableBlock("it is not a regular file")
         with safe_open(path, framework="np") as file:
             return Header.read(file.metadata() or {})
     except FileNotFoundError:
         raise
     except (SafetensorError, OSError) as error:
         raise UnusableBlock(str(error)) from error
-
-
-SUFFIX = ".safetensors"
-LATEST = 32503680000.0  # the year 3000, in seconds: the largest time that is believed
-_HITS = ".hits"
-_STALE = 3600.0  # seconds; writing a block never takes so long
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +87,11 @@ class PromptFolder:
         self.limit = limit
         self.complaints: set[str] = set()  # why prompts were not saved: each reason is said once
 
+    @property
+    def size(self) -> int:
+        """Return the bytes of all blocks."""
+        return sum(block.size for block in self.blocks())
+
     def block(self, fingerprint: str, index: int, key: str, part: str = "") -> Path:
         """Return the path of a block; `part` distinguishes ranks that have different heads of it."""
         name = "-".join(filter(None, (f"{index:06d}", key[:32], part)))
@@ -111,34 +107,21 @@ class PromptFolder:
         return [self.path / name for name in glob.glob(pattern, root_dir=self.path)]
 
     def blocks(self) -> Iterator[Stored]:
+        """Yield the files of all blocks, in no order."""
         for path in self._glob(f"*/[0-9][0-9][0-9][0-9][0-9][0-9]-*{SUFFIX}"):
-            with suppress(OSError):
+            with suppress(OSError):  # another process has removed it
                 state = path.stat()
-                if stat.S_ISREG(state.st_mode):
-                    yield Stored(path, state.st_size, min(max(state.st_mtime, 0.0), LATEST))
+                yield Stored(path, state.st_size, state.st_mtime)
 
     def touch(self, path: Path, now: float) -> None:
         """Set the time at which a block was last used."""
         with suppress(OSError):
             os.utime(path, (now, now))
 
-    def hit(self, path: Path) -> None:
-        """Count a restore that ended at this block. One byte per hit, because appending needs no lock."""
-        with suppress(OSError), open(path.with_suffix(_HITS), "ab", opener=_private) as file:
-            file.write(b"+")
-
-    def hits(self, path: Path) -> int:
-        """Return how many restores ended at this block."""
-        try:
-            return path.with_suffix(_HITS).stat().st_size
-        except OSError:
-            return 0
-
     def remove(self, path: Path) -> None:
-        """Remove a block and its hit count, unless another process already has."""
-        for each in (path, path.with_suffix(_HITS)):
-            with suppress(OSError):
-                each.unlink()
+        """Remove a file, unless another process already has."""
+        with suppress(OSError):
+            path.unlink()
 
     def shrink(self, limit: int, before: float | None = None, keep: Collection[str] = ()) -> int:
         """Remove the least recently used blocks until at most `limit` bytes are left; return the bytes removed.
@@ -147,10 +130,7 @@ class PromptFolder:
         remove only blocks that were last used before that time. Blocks whose `stem_of` is in `keep` are not removed.
         """
         blocks = sorted(self.blocks(), key=lambda block: (block.used, -block.index))
-        total, removed, now = sum(block.size for block in blocks), 0, time.time()
-        for block in blocks:
-            if block.used > now:  # by a clock that was ahead: from now on it ages as others do
-                self.touch(block.path, now)
+        total, removed = sum(block.size for block in blocks), 0
         for block in blocks:
             if total - removed <= limit or (before is not None and block.used >= before):
                 break
@@ -162,32 +142,21 @@ class PromptFolder:
 
     def clear(self) -> int:
         """Remove everything, also files that are being written; return the bytes removed."""
-        removed = 0
-        for block in self.blocks():
-            self.remove(block.path)
-            removed += block.size
+        removed = self.shrink(0)
         self.sweep(0.0)
-        return removed
-
-    def sweep(self, age: float = _STALE) -> None:
-        """Remove temporary files at least `age` seconds old, hit counts without a block, and empty folders."""
-        for path in (*self._glob(f"*/{TEMPORARY}*"), *self._glob(f"{TEMPORARY}*")):
-            with suppress(OSError):
-                if abs(time.time() - path.stat().st_mtime) >= age:  # or as far ahead, by a clock that was wrong
-                    path.unlink()
-        for path in self._glob(f"*/*{_HITS}"):
-            if not path.with_suffix(SUFFIX).exists():
-                with suppress(OSError):
-                    path.unlink()
         for folder in self._glob("*/"):
             with suppress(OSError):  # not empty
                 folder.rmdir()
+        return removed
+
+    def sweep(self, age: float = _STALE) -> None:
+        """Remove temporary files that are at least `age` seconds old: a process that was killed has left them."""
+        for path in (*self._glob(f"*/{TEMPORARY}*"), *self._glob(f"{TEMPORARY}*")):
+            with suppress(OSError):
+                if time.time() - path.stat().st_mtime >= age:
+                    path.unlink()
 
 
 def stem_of(path: Path) -> str:
     """Return a block's file name without its part and suffix."""
     return "-".join(path.stem.split("-")[:2])
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)

@@ -13,7 +13,6 @@ from . import methods
 from .generation import GenerationConfig, Sampling
 from .kv_formats import AUTO, full_formats
 from .placement_settings import Placement
-from .platforms import RUNS_ON, is_other_platform
 from .tree_settings import TREE_SAMPLINGS, TreeSampling, TreeShape
 from .validation import (
     require,
@@ -41,7 +40,7 @@ class EngineConfig:
 
     `kernel` is the level of the native kernel, which runs on the CPU; with `off`, torch runs everything. `quantize` is
     the level to which the weights are rounded while they are loaded, which changes the model; None leaves them. `kv` is
-    the format of the full KV cache: EXACT, or another one of `kv_formats`, which changes the answer unless it is exact;
+    the format of the full KV cache: BF16, or another one of `kv_formats`, which changes the answer unless it is exact;
     AUTO packs keys and values without loss where they lie over tiers.
     `threads` are those of the CPU, 0 for all cores; `prefill_chunk` is the tokens of one prefill pass. Raises
     SettingsError.
@@ -58,8 +57,6 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         require_types(self)
-        is_other = is_other_platform(self.device)
-        require(not is_other, f"device is {short_repr(self.device)}", "\n".join(RUNS_ON))
         require_one_of("device", self.device, DEVICES)
         require_one_of("dtype", self.dtype, DTYPES)
         require_one_of("kernel", self.kernel, KERNELS)

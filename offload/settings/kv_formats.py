@@ -9,7 +9,7 @@ from typing import Any
 from .methods import load_class
 from .validation import require
 
-AUTO, EXACT = "auto", "exact"
+AUTO, BF16 = "auto", "bf16"
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class KVFormat:
     One that `is_exact` gives back every bit, so it changes no answer. One that `is_part` of another is no format of a
     full cache: a middle level reads it. `rate` is the share of a memory's rate at which attention reads it. `native`
     and `triton` are the stores that the kernels attend to, as module:name, imported when they are used:
-    `offload.memory.quantized_memory.QuantizedMemory`. None: that kernel does not read the format.
+    `offload.memory.quantized_memory.QuantizedMemory`. None: that kernel does not read the format in one memory.
     """
 
     name: str
@@ -64,10 +64,6 @@ class KVFormat:
         """Return the bits of a number, with its part of the header."""
         return 8 * self.run_bytes(head_dim) / (2 * self.run * head_dim)
 
-    def relative_time(self, head_dim: int) -> float:
-        """Return the time to read a number and attend to it, relative to one in bf16."""
-        return self.number_bits(head_dim) / (16 * self.rate)
-
     def store(self, is_native: bool) -> Any:
         """Return the class of stores for the native kernel, or for Triton's."""
         cls = self.native if is_native else self.triton
@@ -75,33 +71,32 @@ class KVFormat:
         return load_class(cls)
 
 
+_PACKED = "offload.memory.device_packed_store:DevicePackedStore"
 _QUANTIZED = (
     "offload.memory.quantized_store:QuantizedStore",
     "offload.memory.device_quantized_store:DeviceQuantizedStore",
 )
-_PACKED = "offload.memory.packed_store:PackedStore", "offload.memory.device_packed_store:DevicePackedStore"
 KV_FORMATS = {
     each.name: each
     for each in (
-        KVFormat(AUTO, is_exact=True),  # as the model computes them in one memory; see `tiered_format`
-        KVFormat(EXACT, is_exact=True),
-        KVFormat("bf16", is_exact=True),  # another name for it
+        KVFormat(BF16, is_exact=True),  # as the model computes them, also in fp32
         # bf16 without loss: an exponent for each channel of the keys, two of the values, and 30 numbers apart.
-        KVFormat("packed", 12, 128, 3, reserve=128, align=64, is_exact=True, native=_PACKED[0], triton=_PACKED[1]),
+        KVFormat("packed", 12, 128, 3, reserve=128, align=64, is_exact=True, triton=_PACKED),
         KVFormat("plane", 8, 128, 3, reserve=128, align=64, is_part=True),  # what is read of it for a draft
         # Scales and middles in bf16 for each channel of keys and each token of values, and codes of 8 bits. On two
         # cores one query token over 8,192 takes 1/1.37 of the time of bf16 for 0.53 of its bytes.
         KVFormat("q8", 8, 32, 4, 4, rate=0.73, native=_QUANTIZED[0], triton=_QUANTIZED[1]),
     )
 }
+KV_FORMATS[AUTO] = KV_FORMATS[BF16]  # in one memory; over tiers see `tiered_format`
 PACKED_KV, PLANE_KV = KV_FORMATS["packed"], KV_FORMATS["plane"]
 PACKED_DIMS = 32  # heads whose keys and values can be packed have a multiple of it
-LOSSY_KV = tuple(each.name for each in KV_FORMATS.values() if not (each.is_exact or each.is_part))
+LOSSY_KV = tuple(name for name, each in KV_FORMATS.items() if not (each.is_exact or each.is_part))
 
 
 def full_formats() -> tuple[str, ...]:
-    """Return the names of the formats that a full cache may have."""
-    return tuple(name for name, each in KV_FORMATS.items() if not each.is_part)
+    """Return the names of the formats that a full cache may have, AUTO first."""
+    return AUTO, *(name for name, each in KV_FORMATS.items() if not each.is_part and name != AUTO)
 
 
 def tiered_format(kv: str, packs: bool) -> str:
@@ -109,7 +104,7 @@ def tiered_format(kv: str, packs: bool) -> str:
 
     AUTO packs them: what a link or a disk copies is what a pass waits for.
     """
-    return PACKED_KV.name if kv == AUTO and packs else EXACT if KV_FORMATS[kv].is_plain else kv
+    return PACKED_KV.name if kv == AUTO and packs else BF16 if KV_FORMATS[kv].is_plain else kv
 
 
 def check_planes(kv: str) -> None:
@@ -123,4 +118,4 @@ def check_planes(kv: str) -> None:
 
 def saved_format(kv: str) -> str:
     """Return the format of keys and values in files: as the model computes them, if they come back bit for bit."""
-    return EXACT if KV_FORMATS[kv].is_exact else kv
+    return BF16 if KV_FORMATS[kv].is_exact else kv

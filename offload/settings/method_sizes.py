@@ -8,7 +8,7 @@ from dataclasses import replace
 from ..short_repr import short_repr
 from ..units import counted
 from .config import LEAST_BUDGET, LONGEST_GAMMA, Speculation
-from .kv_formats import KV_FORMATS, PLANE_KV
+from .kv_formats import PLANE_KV
 from .methods import APPROXIMATIONS, CHOSEN, LOOKUP, METHODS, MIDDLES, MODEL, RETRIEVAL
 from .tree_settings import MOST_AUTO_NODES
 from .validation import require
@@ -166,12 +166,11 @@ def check_approximate(settings: Speculation, family: str, has_kinds: bool) -> No
     )
 
 
-def check_middle(kv: str, settings: Speculation, device: str) -> None:
-    """Raise SettingsError for a middle level that reads packed keys and values where there are none, or on a GPU."""
+def check_middle(settings: Speculation, in_planes: bool) -> None:
+    """Raise SettingsError for a middle level that reads plane A where keys and values do not lie in planes."""
     if whole_format(settings) == PLANE_KV.name:
-        flag, hint = f"--middle {settings.middle}", "leave --middle out"
-        require(KV_FORMATS[kv].is_packed, f"{flag} reads packed keys and values", f"add --kv packed, or {hint}")
-        require(device == "cpu", f"{flag} is for a CPU, and the model runs on {device}", hint)
+        flag = f"--middle {settings.middle}"
+        require(in_planes, f"{flag} reads what --offload planes has on the device", "use that, or leave --middle out")
 
 
 def check_trees(settings: Speculation, has_linear_layers: bool, vocab: int) -> None:

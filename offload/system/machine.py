@@ -20,7 +20,8 @@ _GROUP_FILES = (  # limit, usage and statistics of a control group, version 2 an
 
 def free_host_memory() -> int:
     """Return the free bytes of host memory, at most those left in the process's control group (a container's limit)."""
-    return min([psutil.virtual_memory().available, *free_in_groups(_CGROUP)])
+    available: int = psutil.virtual_memory().available
+    return min([available, *free_in_groups(_CGROUP)])
 
 
 def free_memory(device: torch.device) -> int:
@@ -28,7 +29,8 @@ def free_memory(device: torch.device) -> int:
     if device.type == "cuda":
         from torch import cuda
 
-        return cuda.mem_get_info(device)[0]
+        free: int = cuda.mem_get_info(device)[0]
+        return free
     return free_host_memory()
 
 
@@ -36,7 +38,7 @@ def default_home() -> Path:
     """Return the platform's cache folder for triforce (XDG on Linux)."""
     from platformdirs import user_cache_path
 
-    return user_cache_path("triforce")
+    return Path(user_cache_path("triforce"))
 
 
 def file_system(folder: Path) -> str:

@@ -5,10 +5,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from offload.architecture.rope import rotate
 from offload.caches.block_table import TableCache
-from offload.caches.selection import RecencySelector
-from offload.kernels.attention import attend
 from offload.kernels.native.ops import NativeOperations
 from offload.sequence import TokenSequence
 from tests.support.offloading import native_kernel
@@ -32,30 +29,6 @@ def test_selected_chunks_have_the_largest_scores_of_the_newest_query(model):
     found = scores.gather(1, middle.cache.selection).sort().values
     best = scores.topk(BUDGET // CHUNK).values.sort().values
     assert torch.allclose(found, best, rtol=0.02, atol=0.02)  # in bf16 two chunks may tie
-
-
-def test_attention_is_over_the_selected_chunks_and_the_tail(model):
-    full, middle, sequence = SETUP.prefilled(model, 250)
-    middle.rows(sequence)
-    cache = middle.cache
-    cache.begin(1)
-    q, k, v = (torch.randn(1, n, model.shape.head_dim).to(model.dtype) for n in (4, *[model.shape.kv_heads] * 2))
-    found = cache.attend(1, q, k, v).clone()
-    keys, values = full.cache.store.read(0, 251)
-    rows = full.cache.rope.rows(250, 251)
-    seen = []
-    for head in range(model.shape.kv_heads):
-        chunks = cache.selection.unflatten(0, (model.shape.layers, -1))[1, head].tolist()
-        positions = [p for c in chunks for p in range(c * CHUNK, (c + 1) * CHUNK)] + list(range(cache.tail_start, 251))
-        seen.append((keys[1, head, positions], values[1, head, positions]))
-    expected = attend(rotate(q, rows), *(torch.stack(tensors) for tensors in zip(*seen, strict=True))).out
-    assert torch.allclose(found.float(), expected.float(), atol=1e-5 if model.dtype == torch.float32 else 2e-2)
-
-
-def test_the_recency_selector_takes_the_sink_and_the_latest_chunks(model):
-    _, middle, sequence = SETUP.prefilled(model, 250, selector=RecencySelector)
-    middle.rows(sequence)
-    assert set(map(tuple, middle.cache.selection.tolist())) == {(0, 10, 11, 12, 13, 14)}
 
 
 def test_drafted_tokens_are_run_again_after_the_full_cache_has_overwritten_them(model):

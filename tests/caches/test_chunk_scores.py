@@ -48,15 +48,6 @@ def expected(store, chunks):
     return torch.einsum("lkcd,lkd->lkc", means, query()).flatten(0, 1)
 
 
-def test_a_cpu_computes_the_mean_of_each_chunk_once_and_of_few_at_once():
-    store = Keys(resident=LAYERS)
-    scores = KeptMeanKeys(store, CHUNK, CHUNKS)
-    assert torch.allclose(scored(scores, 30), expected(store, 30), atol=1e-5)
-    assert torch.allclose(scored(scores, 41), expected(store, 41), atol=1e-5)
-    assert sorted(store.computed) == [(layer, chunk) for layer in range(LAYERS) for chunk in range(41)]
-    assert store.most == CHUNK  # where there is room for 7 keys in fp32
-
-
 def test_the_native_kernel_scores_where_it_attends_and_computes_the_same_products():
     store, kernel = Keys(resident=LAYERS), native_kernel()
     if kernel is None:
@@ -95,20 +86,3 @@ def test_layers_in_host_memory_have_scores_to_8_bits():
     errors = (found - exact)[HEADS:].abs()
     assert (errors <= half_step[HEADS:] * query()[1:].flatten(0, 1).abs().sum(-1, keepdim=True) + 1e-5).all()
     assert errors.max() > 1e-4  # they are rounded
-
-
-def test_kept_mean_keys_are_computed_once_and_again_after_a_rollback():
-    store = Keys(resident=1)
-    scores = LayerScores(store, CHUNK, CHUNKS)
-    scored(scores, 30)
-    store.computed.clear()
-    store.keys[:, :, 25 * CHUNK :] += 1
-    scores.truncate(25)
-    assert torch.allclose(scored(scores, 40), expected(store, 40), atol=2.0)
-    assert sorted(each for each in store.computed if each[0] > 0) == [(i, n) for i in (1, 2) for n in range(25, 40)]
-
-
-def test_a_chunk_of_zeros_has_the_score_zero():
-    store = Keys(resident=0)
-    store.keys[:, :, :CHUNK] = 0
-    assert (scored(LayerScores(store, CHUNK, CHUNKS), 10)[:, 0] == 0).all()

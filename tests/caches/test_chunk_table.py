@@ -3,11 +3,8 @@
 import pytest
 import torch
 
-from offload.architecture.rope import rotate
 from offload.caches import chunk_table
 from offload.caches.chunk_table import ChunkTableCache
-from offload.kernels import triton
-from offload.kernels.attention import attend
 from offload.sequence import TokenSequence
 from offload.speculation.passes.cuda_graphs import StepGraphs
 from tests.support.retrieval import RetrievalSetup, attend_table_by_torch, ids, load, take_step
@@ -36,26 +33,6 @@ def model(request, tmp_path_factory):
 @pytest.fixture
 def without_triton(monkeypatch):
     monkeypatch.setattr(chunk_table, "attend_table", attend_table_by_torch)
-
-
-def test_attention_is_over_the_selected_chunks_and_the_tail(model):
-    pytest.importorskip("triton")
-    if not triton._is_interpreted():
-        pytest.skip("Triton's kernels run on the CPU only in its interpreter")
-    full, middle, sequence = SETUP.prefilled(model, 150)
-    middle.rows(sequence)
-    cache = middle.cache
-    cache.begin(1)
-    q, k, v = (torch.randn(1, n, model.shape.head_dim) for n in (4, model.shape.kv_heads, model.shape.kv_heads))
-    found = cache.attend(1, q, k, v)
-    keys, values = full.cache.store.read(0, 151)
-    rows = full.cache.rope.rows(150, 151)
-    seen = []
-    for head, chunks in enumerate(cache.selection.unflatten(0, (model.shape.layers, -1))[1]):
-        positions = [p for c in chunks.tolist() for p in range(c * CHUNK, (c + 1) * CHUNK)] + [148, 149, 150]
-        seen.append((keys[1, head, positions], values[1, head, positions]))
-    expected = attend(rotate(q, rows), *(torch.stack(tensors) for tensors in zip(*seen, strict=True))).out
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("static", [False, True], ids=["own size", "fixed shapes"])
@@ -105,21 +82,6 @@ def test_fixed_shapes_give_the_rows_of_growing_ones(model):
         found.append(rows)
     for ours, theirs in zip(*found, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.usefixtures("without_triton")
-def test_near_the_end_of_the_capacity_only_passes_with_room_are_padded(model):
-    full, middle, sequence = SETUP.prefilled(model, CAPACITY - 9)
-    middle.graphs = graphs = StepGraphs(model, middle.cache, lambda run: run)
-    middle.rows(sequence)
-    assert middle.cache.length == CAPACITY - 9
-    assert [graphs.serves(count) for count in (1, 8, 9)] == [True, True, False]
-    draft = ids(9, 1)
-    expected = full.rows(sequence, draft)
-    full.settle(sequence)
-    found = middle.rows(sequence, draft)
-    assert found.shape == expected.shape
-    assert not graphs.serves(1)
 
 
 @pytest.mark.usefixtures("without_triton")

@@ -3,11 +3,9 @@
 import pytest
 import torch
 
-from offload.architecture.kv_formats import SINK, WINDOW
 from offload.caches.full import FullCache
 from offload.kernels.triton import ops
 from offload.memory.device_quantized_store import DeviceQuantizedStore
-from offload.memory.plain_store import PlainStore
 from offload.memory.quantized_store import QuantizedStore
 from offload.memory.tree_attention import tree_of
 from tests.support.offloading import CPU, native_kernel
@@ -102,42 +100,3 @@ def test_trees(start):
         cache.commit([0, 1, 3, 4, 5, 6, 8])
     run(caches, IDS[:2])
     assert_same_content(caches, caches[0].length, tolerance=1e-1)
-
-
-def filled(kind, tokens=300):
-    cache = FullCache(
-        DeviceQuantizedStore(tiny_shape(), CAPACITY, torch.float32, CPU, kind), new_rope(torch.float32), CAPACITY
-    )
-    cache.begin(tokens)
-    for layer in range(tiny_shape().layers):
-        cache.append(layer, *projected(IDS[:tokens], layer))
-    cache.commit()
-    return cache
-
-
-def test_gathered_chunks_are_what_is_read():
-    """Of the sink, of whole windows, and of the ring, which has them as they are."""
-    store, plain = filled("q8").store, PlainStore(tiny_shape(), CAPACITY, torch.float32, CPU)
-    both = store.read(0, 288)
-    rows, chunks = torch.tensor([0, 1, 5, 4, 3]), torch.tensor([0, 4, 3, 7, 1])
-    plain.write(0, *both)
-    store.begin(0, 1)
-    store._lost = 8 * 32  # as if the ring began there
-    for own, other in zip(store.gather(rows, chunks, 32), plain.gather(rows, chunks, 32), strict=True):
-        assert torch.equal(own, other)
-    means = [x.mean_keys(1, SINK, 2 * WINDOW, 32) for x in (store, plain)]
-    torch.testing.assert_close(*means)
-
-
-def test_a_dump_is_loaded():
-    """Its bytes are the format's; what follows the whole windows is not in it."""
-    full, other = filled("q8"), filled("q8", 1)
-    other.truncate(0)
-    dumps = [full.store.dump(0, WINDOW), full.store.dump(WINDOW, 2 * WINDOW)]
-    for kv in dumps:
-        other.restore(WINDOW, kv)
-    for own, wanted in zip(*(cache.store.read(0, 2 * WINDOW) for cache in (other, full)), strict=True):
-        assert torch.equal(own, wanted)
-    assert all(
-        torch.equal(other.store.dump(start, start + WINDOW), kv) for start, kv in zip((0, WINDOW), dumps, strict=True)
-    )

@@ -150,12 +150,6 @@ def test_a_rollback_changes_no_bit(length):
     assert torch.equal(found, run_all(new_cache(), other, [300])[:, left:])
 
 
-def test_a_rollback_over_a_few_windows_needs_no_token_again():
-    cache = new_cache()
-    run_all(cache, IDS, [25] * 12)
-    assert cache.truncate(len(IDS) - WINDOW) == len(IDS) - WINDOW
-
-
 @pytest.mark.parametrize("passes", [[200], [6] * 5], ids=["the ring grows", "across a window"])
 def test_an_interrupt_changes_no_bit(passes):
     """At lines of passes of which the last one is interrupted; then a rollback, and other tokens."""
@@ -174,34 +168,6 @@ def test_an_interrupt_changes_no_bit(passes):
         if not hit:
             break
     assert at > 200
-
-
-def test_an_aborted_pass_changes_no_bit(kind):
-    cache = new_cache(kind)
-    run_all(cache, IDS[:120], [50] * 3)
-    run(cache, [9] * 20, commit=False)
-    assert torch.equal(run(cache, IDS[120:200]), run(new_cache(kind), IDS)[:, 120:200])
-
-
-def test_what_is_read_after_a_rollback_is_of_the_new_tokens():
-    """Also in the window under way, of which quantised keys of the old tokens are still there."""
-    cache = new_cache("q8")
-    run(cache, IDS)
-    cache.truncate(200)
-    other = [*IDS[:200], *(250 - token for token in IDS[200:240])]
-    run(cache, other[200:])
-    expected = new_cache("q8")
-    run(expected, other)
-    assert all(torch.equal(*both) for both in zip(cache.store.read(0, 240), expected.store.read(0, 240), strict=True))
-    assert torch.equal(cache.store.mean_keys(1, 0, 224, 32), expected.store.mean_keys(1, 0, 224, 32))
-
-
-def test_mean_keys_are_those_of_what_is_read():
-    cache = new_cache("q8")
-    run(cache, IDS)
-    keys = cache.store.read(0, 288)[0]
-    for layer in range(LAYERS):
-        assert torch.equal(cache.store.mean_keys(layer, 0, 288, 32), keys[layer].unflatten(1, (-1, 32)).mean(2))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -5,12 +5,9 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from offload.architecture.rope import rotate
 from offload.caches.retrieval import CopiedCache
-from offload.caches.selection import RecencySelector, Refresh
-from offload.kernels.attention import attend
+from offload.caches.selection import Refresh
 from offload.sequence import TokenSequence
-from offload.speculation.passes.runner import Runner
 from tests.support.caches import PROMPT, new_subject
 from tests.support.retrieval import CYCLE, PLAIN, RESTART, RetrievalSetup, ids, load, take_step
 from tests.support.stores import close
@@ -22,54 +19,6 @@ SETUP = RetrievalSetup(CopiedCache, CHUNK, BUDGET, capacity=800)
 @pytest.fixture(scope="module", params=[2, 4], ids=["GQA", "MHA"])
 def model(request, tmp_path_factory):
     return load(tmp_path_factory.mktemp("model"), request.param)
-
-
-def test_a_context_within_the_budget_gives_the_full_cache_s_rows(model):
-    full, middle, sequence = SETUP.prefilled(model, 100, budget=400)
-    for token in ids(20, 1):
-        assert torch.allclose(middle.rows(sequence), full.rows(sequence), atol=1e-4)
-        sequence.extend([token])
-        sequence.commit()
-
-
-def test_selected_chunks_have_the_largest_scores_of_the_newest_query(model):
-    full, middle, sequence = SETUP.prefilled(model, 150)
-    middle.rows(sequence)
-    expected = SETUP.scores(full, 149 // CHUNK).topk(BUDGET // CHUNK).indices.sort(dim=-1).values
-    assert torch.equal(middle.cache.selection.sort(dim=-1).values, expected)
-
-
-def test_the_newest_query_is_that_of_the_last_committed_token(model):
-    full, _, sequence = SETUP.prefilled(model, 50)
-    sequence.extend([1])
-    full.rows(sequence, [2, 3, 4])
-    sequence.extend([2, 9])  # one of three accepted
-    full.settle(sequence)
-    found = full.cache.query()
-    other = Runner(model, model.new_cache(100))
-    other.cache.keep_queries()
-    other.rows(TokenSequence(sequence.tokens[:-1]))
-    assert torch.allclose(found, other.cache.query(), atol=1e-4)
-
-
-def test_attention_is_over_the_selected_chunks_and_the_tail(model):
-    full, middle, sequence = SETUP.prefilled(model, 150)
-    middle.rows(sequence)  # runs the last token on chunks selected before it
-    cache, seen = middle.cache, {}
-    cache.begin(1)
-    q, k, v = (torch.randn(1, n, model.shape.head_dim) for n in (4, model.shape.kv_heads, model.shape.kv_heads))
-    found = cache.attend(1, q, k, v)
-    keys, values = full.cache.store.read(0, 150)
-    rows = full.cache.rope.rows(150, 151)
-    for head, chunks in enumerate(cache.selection.unflatten(0, (model.shape.layers, -1))[1]):
-        positions = [p for c in chunks.tolist() for p in range(c * CHUNK, (c + 1) * CHUNK)] + [148]
-        own = cache.position_of(149)  # computed by the retrieval cache
-        parts = [(keys[1, head, positions], values[1, head, positions])]
-        parts.append(tuple(x[1, head] for x in cache.store.read(own, own + 1)))
-        parts.append((rotate(k, rows)[:, head], v[:, head]))
-        seen[head] = [torch.cat(tensors) for tensors in zip(*parts, strict=True)]
-    expected = attend(rotate(q, rows), *(torch.stack([seen[head][i] for head in sorted(seen)]) for i in range(2))).out
-    assert torch.allclose(found, expected, atol=1e-5)
 
 
 def test_a_new_selection_copies_only_what_is_new(model, monkeypatch):
@@ -123,12 +72,6 @@ def test_tokens_in_place_of_the_full_caches_are_dropped_when_it_is_adopted_again
         assert subject.cache.length == len(committed)
         expected = subject.expected([7, 8])
         assert close(subject.run([7, 8]), expected)
-
-
-def test_the_recency_selector_takes_the_sink_and_the_latest_chunks(model):
-    _, middle, sequence = SETUP.prefilled(model, 150, selector=RecencySelector)
-    middle.rows(sequence)
-    assert set(map(tuple, middle.cache.selection.sort(dim=-1).values.tolist())) == {(0, 32, 33, 34, 35, 36)}
 
 
 def test_a_stride_selects_again_after_its_number_of_tokens(model):

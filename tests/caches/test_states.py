@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from offload.architecture.dims import LinearAttention
-from offload.architecture.layer_spec import STATE_ROOM
 from offload.caches.recurrent_states import States
 from offload.kernels.delta_rule import DeltaRule, run_delta_rule
 from tests.support.offloading import native_kernel
@@ -82,39 +81,6 @@ def test_any_passes_and_rollbacks_give_the_outputs_of_the_tokens_that_stay(seque
         sequence.roll_back(numbers.randrange(min(count, 32) + 1))
 
 
-def test_a_prompt_can_be_rolled_back_by_a_block_and_the_answer_by_some_tokens(sequence):
-    sequence.run(400)
-    sequence.run(500, parts=4)
-    assert sequence.states.covers(900 - STATE_ROOM) and not sequence.states.covers(900 - STATE_ROOM - 1)
-    for _ in range(300):
-        sequence.run(1)
-    assert all(sequence.states.covers(1200 - back) for back in range(33))
-    assert not sequence.states.covers(1000)
-    sequence.roll_back(300)  # to the end of the prompt
-    sequence.roll_back(128)
-    sequence.run(40)
-
-
-def test_inputs_of_rejected_tokens_are_not_used_later(sequence):
-    sequence.run(500)
-    for _ in range(30):
-        sequence.run(1)
-    sequence.roll_back(50)  # both spans have position 480, and inputs behind it
-    for _ in range(200):
-        sequence.run(1)
-    assert not sequence.states.covers(490)
-    sequence.roll_back(sequence.length - 480)
-    sequence.run(1)
-
-
-def test_a_sequence_that_starts_over_is_empty(sequence):
-    for first in (250, 30):
-        sequence.run(first)
-        sequence.run(2)
-        sequence.roll_back(sequence.length)
-    sequence.run(3)
-
-
 @pytest.mark.daily("False-100", "True-*")
 @pytest.mark.parametrize("count", [3, 100, 500])
 def test_an_interrupted_pass_has_not_happened(sequence, count):
@@ -149,10 +115,3 @@ def test_skipped_tokens_leave_the_states_as_they_were(sequence):
     sequence.states.skip(10, 90)
     assert sequence.states.covers(90) and not sequence.states.covers(10)
     assert torch.equal(sequence.states.dump(90), other.dump(10))
-
-
-def test_bytes_are_those_that_plans_count(sequence):
-    assert sequence.states.nbytes == SIZES.state_bytes(4)
-    for count in (300, 1, 200, 500):
-        sequence.run(count)
-        assert sequence.states.nbytes == SIZES.state_bytes(4)

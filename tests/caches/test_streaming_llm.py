@@ -69,16 +69,3 @@ def test_a_rollback_out_of_reach_starts_over_and_the_runner_runs_the_tokens_agai
     for part in id_tensor(100).split(INFLIGHT):
         model.forward(part, cache)
     assert (cache.truncate(20), cache.length) == (0, 0)
-
-
-def test_memory_is_constant_and_positions_stay_small(model, monkeypatch):
-    rope, ends = model.rope(SINK + WINDOW + INFLIGHT), []
-    rows = rope.rows
-    monkeypatch.setattr(rope, "rows", lambda start, end: ends.append(end) or rows(start, end))
-    cache = new_cache(model, rope)
-    size = cache.nbytes
-    for part in id_tensor(400).split(7):
-        model.forward(part, cache)
-    assert cache.nbytes == size
-    assert max(ends) <= SINK + WINDOW + INFLIGHT
-    assert cache.length == 400

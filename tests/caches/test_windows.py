@@ -76,16 +76,6 @@ def sequence(kernel):
     return Sequence(kernel)
 
 
-def test_a_short_sequence_has_a_small_ring_which_grows_behind_its_capacity(kernel):
-    short, long = (Sequence(kernel, room=60, **options) for options in ({"capacity": 9}, {}))
-    assert short.windows.nbytes < long.windows.nbytes
-    for count in (5, 4, 3, 40, 1):
-        found, whole = short.run(count), long.run(count)
-        assert torch.equal(found, whole)
-        assert (found - short.expected(count)).abs().max() < 1e-5
-    assert short.windows.nbytes == long.windows.nbytes
-
-
 def test_a_ring_that_has_grown_in_inference_mode_is_written_to_outside_of_it(kernel):
     grown, other = Sequence(kernel, room=48, lends=True), Sequence(kernel, room=48)
     with torch.inference_mode():
@@ -125,27 +115,6 @@ def test_a_token_has_the_same_bits_in_every_pass_across_the_kernels_pieces(level
     assert (whole.float() - one.expected(1100)).abs().max() < (1e-5 if dtype == torch.float32 else 0.05)
     new = [x.split([500, 511, 1, 80, 1, 1, 6]) for x in one.all]
     assert torch.equal(torch.cat([other.run_these(some) for some in zip(*new, strict=True)]), whole)
-
-
-def test_rejected_drafts_are_rolled_back_while_the_slack_lasts(sequence):
-    sequence.run(20)
-    for drafted, kept in ((8, 0), (5, 3), (8, 1), (8, 0), (1, 1)):
-        start = sequence.length
-        sequence.run(drafted)
-        sequence.length = start + kept
-        assert sequence.windows.covers(sequence.length)
-    assert torch.allclose(sequence.run(2), sequence.expected(2), atol=1e-5)
-    assert not sequence.windows.covers(sequence.length - 9)
-
-
-def test_a_rollback_is_covered_as_long_as_the_whole_window_is_there(sequence):
-    sequence.run(40)
-    oldest = 40 - 14  # in a ring of 14
-    for length in range(39, oldest + WINDOW - 2, -1):
-        sequence.length = length
-        assert sequence.windows.covers(length)
-        assert torch.allclose(sequence.run(1), sequence.expected(1), atol=1e-5)
-    assert not sequence.windows.covers(oldest + WINDOW - 2)
 
 
 def test_a_path_of_a_tree_has_the_results_of_a_chain(kernel, sequence):
@@ -191,11 +160,6 @@ def model(tmp_path_factory):
     model = load_model(FolderCheckpoint(folder), torch.float32, CPU, lambda done, total: None)
     model.shape = replace(model.shape, window_room=16)
     return model
-
-
-def test_a_cache_keeps_all_tokens_of_layers_without_a_window_alone(model):
-    cache = model.new_cache(64)
-    assert cache.store.shape.layers == 1 and cache.windows.nbytes == model.shape.window_bytes(64, 4)
 
 
 def test_a_rollback_beyond_the_ring_starts_over(model):

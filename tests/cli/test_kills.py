@@ -1,19 +1,13 @@
-"""Chats, summaries and batches that are killed (SIGKILL) at any moment, again and again, and terminals that resize."""
+"""Chats, summaries and batches that are killed (SIGKILL) at any moment, again and again."""
 
 import json
-import os
 import random
-import re
-import signal
 import subprocess
-import time
 from contextlib import suppress
-from threading import Thread
 
 import pytest
 
 from tests.support.command import COMMAND, environment
-from tests.support.terminal import Pty
 from triforce_cli.chat.conversation import load_conversation
 
 pytestmark = pytest.mark.long
@@ -129,64 +123,3 @@ def test_a_batch_that_is_killed_goes_on_after_what_it_has_written(endless_model_
     found, after = run(path)
     assert found == expected
     assert after == failures + 1
-
-
-# Terminals that resize ----------------------------------------------------------------------------------------------
-
-
-def resize_until_it_ends(pty, process, seed, seconds=60):
-    """Set random sizes, from one column to five hundred, while a process runs; it must end by itself."""
-    rng, until = random.Random(seed), time.monotonic() + seconds
-    while process.poll() is None:
-        assert time.monotonic() < until
-        pty.resize(rng.choice([1, 2, 3, 5, 20, 80, 500]), rng.choice([1, 2, 3, 24, 100]))
-        with suppress(ProcessLookupError):
-            os.kill(process.pid, signal.SIGWINCH)
-        yield
-        time.sleep(rng.random() * 0.05)
-
-
-@pytest.mark.parametrize("on", ["stdout and stderr", "stderr"])
-def test_text_is_whole_whatever_sizes_the_terminal_has_meanwhile(endless_model_dir, tmp_path, on):
-    command = [*COMMAND, "generate", "Once", "-n", "800", *EXACT, "--repetition-penalty", "1.2"]
-    env = environment(tmp_path, endless_model_dir) | {"TERM": "xterm-256color", "NO_COLOR": "1"}
-    plain = subprocess.run(command, capture_output=True, stdin=subprocess.DEVNULL, env=env, check=True).stdout
-    pty, out = Pty(80, 24), []
-    stream = pty.stream()
-    stdout = stream if on != "stderr" else subprocess.PIPE
-    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stream, env=env) as process:
-        if on == "stderr":
-            (reader := Thread(target=lambda: out.append(process.stdout.read()))).start()
-        for _ in resize_until_it_ends(pty, process, 1):
-            pass
-    written = pty.output()
-    assert process.returncode == 0, written
-    assert "Traceback" not in written
-    if on == "stderr":
-        reader.join()
-        assert out == [plain]
-        return
-    shown = re.sub(r"\x1b7.*?\x1b8", "", written, flags=re.DOTALL)  # where the status line is drawn
-    shown = re.sub(r"\x1b\[[\d;?]*[A-Za-z]|\x1b.", "", shown)
-    letters = re.compile(r"[a-zA-Z0-9]")
-    assert "".join(letters.findall(plain.decode())) in "".join(letters.findall(shown))
-
-
-def test_a_chat_goes_on_whatever_sizes_the_terminal_has_meanwhile(endless_model_dir, tmp_path):
-    path, pty, asked = tmp_path / "session.json", Pty(80, 24), 0
-    stream, source = pty.stream(), pty.stream("r")
-    command = [*COMMAND, "chat", "--session", str(path), "-n", "100", *EXACT]
-    env = environment(tmp_path, endless_model_dir) | {"TERM": "xterm-256color"}
-    options = {"stdin": source, "stdout": stream, "stderr": stream, "start_new_session": True}
-    with subprocess.Popen(command, env=env, **options) as process:
-        for _ in resize_until_it_ends(pty, process, 1, 120):
-            done = len(turns(path))
-            if done == 3:
-                pty.type("\x04")
-            elif asked == done and b"\x1b[?2004h" in pty.written():  # the editor reads what is typed
-                pty.type(f"{QUESTIONS[asked]}\r")
-                asked += 1
-    written = pty.output()
-    assert process.returncode == 0, written
-    assert "Traceback" not in written
-    assert [question for question, _ in turns(path)] == QUESTIONS[:3]

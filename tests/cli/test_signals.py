@@ -11,7 +11,7 @@ from unittest.mock import patch
 
 import pytest
 
-from tests.support.command import COMMAND, start, wait_for_the_first_line
+from tests.support.command import COMMAND, environment, start, wait_for_the_first_line
 from triforce_cli.signals import listen
 
 NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -118,8 +118,9 @@ def test_ctrl_c_while_starting_is_quiet(endless_model_dir, tmp_path, delay):
 
 @pytest.mark.long
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full")
-def test_a_full_disk_is_an_error():
+def test_a_full_disk_is_an_error(tiny_model_dir, tmp_path):
     with open("/dev/full", "w") as full:
-        result = subprocess.run([*COMMAND, "profile", "--gpu", "cpu"], stdout=full, stderr=subprocess.PIPE, check=False)
+        command, env = [*COMMAND, "profile", "--gpu", "cpu"], environment(tmp_path, tiny_model_dir)
+        result = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, env=env, check=False)
     assert result.returncode == 1
     assert result.stderr.startswith(b"error: No space left on device")

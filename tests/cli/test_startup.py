@@ -2,14 +2,11 @@
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 
 import pytest
 
-from tests.support.command import needs_installation
-from tests.support.gguf import write_gguf
 from tests.support.terminal import Pty
 
 HEAVY = ("torch", "transformers", "prompt_toolkit", "llguidance")
@@ -74,21 +71,6 @@ ANSWERED = [["--help"], ["pull", "--list"], ["generate", "--help"]]
 def test_what_is_refused_or_answered_without_torch(tmp_path):
     expected = [(2, [])] * len(REFUSED) + [(0, [])] * len(ANSWERED)
     assert imported(tmp_path, *REFUSED, *ANSWERED) == expected
-
-
-@needs_installation
-def test_what_an_installation_answers_without_torch(tmp_path):
-    assert imported(tmp_path, ["--version"]) == [(0, [])]
-
-
-def test_pulling_a_model_that_is_there_needs_no_torch(tiny_model_dir, tmp_path):
-    from transformers import AutoModelForCausalLM
-
-    folder = tmp_path / "models" / "smollm2-135m"
-    shutil.copytree(tiny_model_dir, folder)
-    (folder / "model.safetensors").unlink()
-    write_gguf(folder / "model.gguf", AutoModelForCausalLM.from_pretrained(tiny_model_dir))
-    assert imported(tmp_path, ["pull"]) == [(0, [])]
 
 
 def test_a_spinner_is_shown_before_torch_is_imported(tiny_model_dir, tmp_path):

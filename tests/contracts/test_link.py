@@ -9,9 +9,9 @@ import torch
 
 from offload.memory import link as links
 from offload.memory.cuda_link import CudaLink
+from offload.memory.disk_link import StagedLink
 from offload.memory.host_memory import allocator
 from offload.memory.link import SimulatedLink, TransferFailed
-from offload.memory.staged_link import StagedLink
 from tests.support.offloading import CPU, random_delays
 
 NUMBERS = 2**16
@@ -55,25 +55,6 @@ def ends(request):
     return Ends(SimulatedLink(bandwidth=1e9, before=late), CPU)
 
 
-def test_a_copy_to_the_device_has_arrived_after_wait(ends):
-    target, source = ends.on_device(0), ends.on_host(7)
-    ends.link.wait(ends.link.copy([(target, source)]))
-    assert ends.holds(target, 7)
-
-
-def test_a_copy_to_the_host_has_arrived_after_finish(ends):
-    target, source = ends.on_host(0), ends.on_device(7)
-    ticket = ends.link.copy([(target, source)], ends.link.mark())
-    ends.link.finish(ticket)
-    assert ends.holds(target, 7)
-
-
-def test_a_ticket_is_for_all_of_its_copies(ends):
-    pairs = [(ends.on_device(0), ends.on_host(value)) for value in range(1, 6)]
-    ends.link.wait(ends.link.copy(pairs))
-    assert all(ends.holds(target, value) for value, (target, _) in enumerate(pairs, 1))
-
-
 def test_copies_keep_their_order(ends):
     target = ends.on_device(0)
     tickets = [ends.link.copy([(target, ends.on_host(value))]) for value in range(20)]
@@ -106,27 +87,12 @@ def test_a_copy_begins_after_what_had_been_computed_at_its_mark(ends):
     assert ends.holds(target, 50)
 
 
-def test_a_ticket_can_be_waited_for_and_finished_again(ends):
-    target = ends.on_device(0)
-    ticket = ends.link.copy([(target, ends.on_host(3))])
-    for _ in range(2):
-        ends.link.wait(ticket)
-        ends.link.finish(ticket)
-    assert ends.holds(target, 3)
-
-
 def test_an_empty_copy_ends_after_all_earlier_copies(ends):
     host, device = ends.on_host(0), ends.on_device(5)
     ticket = ends.link.copy([(host, device)], ends.link.mark())
     ends.link.finish(ends.link.copy(()))
     assert ends.holds(host, 5)
     assert ends.link.seconds(ticket) is not None
-
-
-def test_a_finished_copy_knows_its_seconds(ends):
-    ticket = ends.link.copy([(ends.on_device(0), ends.on_host(1))])
-    ends.link.finish(ticket)
-    assert ends.link.seconds(ticket) > 0
 
 
 @pytest.mark.parametrize("beside_a_disk", [False, True])

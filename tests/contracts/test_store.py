@@ -11,13 +11,10 @@ from offload.architecture.kv_formats import WINDOW
 from offload.kernels.triton import ops
 from offload.memory.block_store import BlockRing
 from offload.memory.layered_store import LayeredStore
-from offload.memory.packed_store import _PlainBlocks
-from offload.memory.store import DeviceStore, Store
+from offload.memory.store import Store
 from tests.support.stores import (
-    CAPACITY,
     ERRORS,
     ON_GPU,
-    PACKED,
     PACKED_ON_GPU,
     PACKED_TIERS,
     QUANTIZED,
@@ -43,7 +40,7 @@ PACKED_BF16 = pytest.param(f"{PACKED_ON_GPU} bf16", marks=pytest.mark.long)
 @pytest.fixture(
     params=[
         *ALL,
-        *(f"{name} bf16" for name in (*SOME_STORES, "paged", QUANTIZED[1], PACKED, *PACKED_TIERS)),
+        *(f"{name} bf16" for name in (*SOME_STORES, "paged", QUANTIZED[1], *PACKED_TIERS)),
         PACKED_BF16,
     ]
 )
@@ -149,12 +146,12 @@ def subclasses(kind):
 
 
 def test_every_store_is_here():
-    """But rings, which have the newest tokens alone: tests/caches/test_windows.py, and as part of the packed store."""
+    """But rings, which have the newest tokens alone: tests/caches/test_windows.py."""
     stores = [new_store(name) for name in (*SOME_STORES, "paged", *QUANTIZED, *ON_GPU)]
-    stores += [new_store(name, torch.bfloat16) for name in (PACKED, PACKED_ON_GPU, *PACKED_TIERS)]
-    stores += [each.far for each in stores if isinstance(each, LayeredStore)]
+    stores += [new_store(name, torch.bfloat16) for name in (PACKED_ON_GPU, *PACKED_TIERS)]
+    stores += [each.tiered for each in stores if isinstance(each, LayeredStore)]
     kinds = {each for each in subclasses(Store) if not isabstract(each) and "evaluation" not in each.__module__}
-    assert {type(each) for each in stores} == kinds - {BlockRing, _PlainBlocks}
+    assert {type(each) for each in stores} == kinds - {BlockRing}
 
 
 def test_append_returns_rotated_queries_and_each_token_attends_to_all_before_it_and_itself(store, rope, dtype, error):
@@ -196,21 +193,6 @@ def test_an_aborted_pass_changes_no_earlier_token(store, rope, dtype, error):
         assert contains(store, rope, ids, error)
 
 
-def test_reading_some_tokens_gives_those_of_all(filled, rope, error):
-    for start, end in ((0, 200), (10, 20), (31, 33), (64, 96), (190, 200)):
-        for some, everything in zip(filled.read(start, end), filled.read(0, 200), strict=True):
-            same = everything[:, :, start:end]
-            assert close(some, same, error) if error else torch.equal(some, same)  # a newer window may be as it was
-
-
-def test_export_gives_copies_of_what_read_gives_in_host_memory(filled, rope, error):
-    exported = filled.export(17, 150)
-    for copy, read in zip(exported, filled.read(17, 150), strict=True):
-        assert copy.device.type == "cpu" and copy.is_contiguous() and torch.equal(copy, read.cpu())
-        copy.zero_()
-    assert contains(filled, rope, IDS, error)
-
-
 def test_what_was_dumped_can_be_loaded_by_a_store_of_its_kind(kind, filled, rope, dtype, error, unit):
     for start, end in ((0, 144), (48, 144), (64, 144)) if unit == 16 else ((0, 2 * unit), (unit, 2 * unit)):
         dumped = filled.dump(start, end)
@@ -228,18 +210,6 @@ def test_what_was_dumped_can_be_loaded_by_a_store_of_its_kind(kind, filled, rope
         assert close(rows[1], definition(IDS[: end + 3], end, 1, rope, dtype), error)
 
 
-def test_what_was_exported_can_be_written_to_a_near_store(filled, rope, dtype, error):
-    for start in (0, 40, 64):
-        other = filled.near(CAPACITY)
-        if start:
-            fill(other, rope, passes=[start])
-        other.write(start, *filled.export(start, 150))
-        for ours, theirs in zip(other.read(start, 150), filled.read(start, 150), strict=True):
-            assert torch.equal(ours, theirs)
-        _, rows = run(other, rope, IDS[:153], 150)
-        assert close(rows[1], definition(IDS[:153], 150, 1, rope, dtype), error)
-
-
 def test_compact_moves_the_tokens_of_a_path_behind_the_prefix(store, rope, dtype, error):
     """And the next pass goes on from there; the path completes a window."""
     fill(store, rope)
@@ -255,11 +225,6 @@ def test_compact_moves_the_tokens_of_a_path_behind_the_prefix(store, rope, dtype
     assert close(values, expected, error)
 
 
-def test_grain_and_span_divide_a_page_into_whole_chunks(store, chunk):
-    assert store.grain >= 1 and chunk % store.grain == 0
-    assert store.span % chunk == 0
-
-
 def test_gather_gives_copies_of_chunks_by_layer_and_head(filled, rope, dtype, error, chunk):
     rows, chunks = torch.tensor([0, 1, 2, 3, 4, 5, 5]), torch.tensor([0, 3, 8, 7, 2, 1, 6])
     for _ in range(2):
@@ -270,14 +235,8 @@ def test_gather_gives_copies_of_chunks_by_layer_and_head(filled, rope, dtype, er
             got.zero_()  # a copy: the store must not change
 
 
-def test_a_near_store_is_empty_and_for_the_same_model(store):
-    near = store.near(64)
-    assert isinstance(near, DeviceStore)
-    assert (near.shape, near.dtype, near.device) == (store.shape, store.dtype, store.device)
-
-
 def test_what_was_gathered_is_put_into_other_chunks_of_a_near_store(filled, rope, dtype, error, chunk):
-    near = filled.near(4 * chunk)
+    near = filled.new_device_store(4 * chunk)
     rows, chunks = torch.arange(6).repeat_interleave(4), torch.tensor([5, 0, 3, 8] * 6)
     positions = torch.tensor([3, 2, 0, 1] * 6)
     near.put(rows, positions, chunk, *filled.gather(rows, chunks, chunk))

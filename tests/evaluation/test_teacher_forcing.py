@@ -11,7 +11,6 @@ from offload.caches.streaming_llm import StreamingCache
 from offload.errors import PromptError
 from offload.evaluation.teacher_forcing import (
     mean_divergence,
-    perplexities,
     perplexity,
     score_text,
     top1_agreement,
@@ -99,10 +98,8 @@ def test_what_cannot_be_scored_is_refused(engine):
         next(engine.evaluate([9999], lambda runner: score_text(runner, TEXT, LAST)))
 
 
-def test_perplexity_whole_and_by_position():
+def test_perplexity():
     log_probs = torch.tensor([0.5, 0.5, 0.25, 0.25, 0.125]).log()
     assert perplexity(log_probs[:2]) == pytest.approx(2)
     assert perplexity(log_probs) == pytest.approx(2 ** ((1 + 1 + 2 + 2 + 3) / 5))
-    assert perplexities(log_probs, 2) == [(0, 3, pytest.approx(2 ** (4 / 3))), (3, 5, pytest.approx(2**2.5))]
-    assert [(first, end) for first, end, _ in perplexities(log_probs, 9)] == [(i, i + 1) for i in range(5)]
     assert math.isinf(perplexity(torch.tensor([0.0, float("-inf")])))

@@ -3,9 +3,7 @@
 import re
 import subprocess
 import sys
-from collections import Counter
-from dataclasses import FrozenInstanceError, asdict, fields, replace
-from pathlib import Path
+from dataclasses import asdict, fields
 
 import pytest
 import yaml
@@ -14,8 +12,6 @@ from offload.errors import SettingsError
 from offload.hardware import driver as gpus
 from offload.hardware import profiles
 from offload.settings.config import GROUPS
-from offload.settings.platforms import RUNS_ON, is_other_platform
-from offload.units import parse_tokens
 from tests.support.paths import ROOT
 
 GOOD = {
@@ -24,16 +20,14 @@ GOOD = {
     "device": "cuda",
     "gpus": 1,
     "gpu": {"model": "NVIDIA Thing", "memory_gib": 12, "bandwidth_gb_s": 500.5, "bf16_tflops": 80},
-    "link": {
-        "kind": "PCIe 3.0 x16",
-        "bandwidth_gb_s": 12,
-        "to_host_gb_s": None,
-        "pageable_gb_s": None,
-        "latency_us": 10,
-    },
+    "link": {"kind": "PCIe 3.0 x16", "bandwidth_gb_s": 12},
     "host": {"memory_gib": None, "bandwidth_gb_s": 40, "bf16_gflops": None, "cores": 8, "disk_gb_s": None},
     "options": {"temperature": 0, "prefill_chunk": 1024, "dtype": "float16", "seed": 7},
 }
+
+
+def changed(**changes):
+    return yaml.safe_dump(GOOD | changes)
 
 
 @pytest.mark.parametrize("name", [name for name in profiles.available() if name != "cpu"])
@@ -43,63 +37,31 @@ def test_a_shipped_profile_is_plausible_and_every_name_of_its_gpu_leads_to_it(na
     profile = profiles.load(name)
     gpu, link = profile.gpu, profile.link
     assert (profile.name, profile.device, profile.host) == (name, "cuda", profiles.Host())
-    assert f"({gpu.memory_gib} GiB" in profile.description or gpu.memory_gib in (95, 140, 179)
+    assert f"({gpu.memory_gib} GiB" in profile.description or gpu.memory_gib == 140
     assert 60 < 1000 * gpu.bf16_tflops / gpu.bandwidth_gb_s < 440, "operations a byte"
     generation, lanes = re.fullmatch(r"PCIe ([345])\.0 x(8|16)", link.kind).groups()
     assert link.bandwidth_gb_s == {"3": 12.5, "4": 25, "5": 50}[generation] * int(lanes) / 16
-    spelled = name.removeprefix("rtx-").replace("-", " ").upper()
-    assert profiles.load(spelled).name == name
+    assert profiles.load(name.removeprefix("rtx-").replace("-", " ").upper()).name == name
     found, named = profiles.matching([gpu.model] * profile.gpus), profiles.load(gpu.model)
     assert (found.gpu.model, found.gpus) == (gpu.model, profile.gpus)
     assert (named.gpu.model, named.gpus) == (gpu.model, 1)
 
 
-def test_cards_of_one_name_differ_in_their_memory():
-    sheets = [p for p in map(profiles.load, profiles.available()) if p.gpu]
-    of_one_gpu = Counter(p.gpu.model for p in sheets if p.gpus == 1)
-    several = {model for model, count in of_one_gpu.items() if count > 1}
-    assert several == {f"NVIDIA GeForce RTX {card}" for card in ("3080", "4060 Ti", "5060 Ti")}
-    assert len({(p.gpu.model, p.gpus, p.gpu.memory_gib) for p in sheets}) == len(sheets)
-
-
-def test_gpus_without_bf16_run_in_float16():
-    for name in ("t4", "rtx-2080-ti"):
-        profile = profiles.load(name)
-        assert profile.options["dtype"] == "float16"
-        assert "float16" in profile.description
-
-
-def test_the_cpu_profile_has_no_gpu():
-    profile = profiles.load("cpu")
-    assert (profile.device, profile.gpus, profile.gpu, profile.link) == ("cpu", 0, None, None)
+def test_there_are_twenty_and_a_t4_runs_in_float16():
+    assert len(profiles.available()) == 20
+    assert profiles.load("t4").options["dtype"] == "float16"
 
 
 @pytest.mark.parametrize(
     ("asked", "name"),
     [
         ("4090", "rtx-4090"),
-        ("RTX 4090", "rtx-4090"),
         ("1x4090", "rtx-4090"),
         ("NVIDIA GeForce RTX 4090", "rtx-4090"),
-        ("2x4090", "2x-rtx-4090"),
         ("2 x RTX_4090", "2x-rtx-4090"),
-        ("A100", "a100"),
         ("A100-SXM4-80GB", "a100"),
         ("CPU", "cpu"),
-        ("h100", "h100"),
-        ("NVIDIA H200", "h200"),
-        ("L40S", "l40s"),
-        ("3090", "rtx-3090"),
-        ("2080ti", "rtx-2080-ti"),
         ("Tesla T4", "t4"),
-        ("RTX PRO 6000 Blackwell", "rtx-pro-6000-blackwell"),
-        ("NVIDIA RTX 6000 Ada Generation", "rtx-6000-ada"),
-        ("4x4090", "4x-rtx-4090"),
-        ("a10", "a10"),
-        ("3070", "rtx-3070"),
-        ("4080 super", "rtx-4080-super"),
-        ("4060", "rtx-4060"),
-        ("4090 Laptop", "rtx-4090-laptop"),
         ("NVIDIA GeForce RTX 5070 Ti", "rtx-5070-ti"),
     ],
 )
@@ -107,82 +69,20 @@ def test_names_are_forgiving(asked, name):
     assert profiles.load(asked).name == name
 
 
-SUGGESTIONS = [
-    ("409O", "did you mean rtx-4090, "),
-    ("rtx409o", "did you mean rtx-4090, "),
-    ("3o90", "did you mean rtx-3090, "),
-    ("h10", "did you mean h100? "),
-    ("l40", "did you mean l40s? "),
-    ("atuo", "did you mean auto? "),
-    ("voodoo", ""),
-]
-
-
-@pytest.mark.parametrize(("asked", "suggestion"), SUGGESTIONS)
-def test_an_unknown_name_gets_the_closest_profiles(asked, suggestion):
-    with pytest.raises(SettingsError, match=f"no profile '{asked}'") as caught:
-        profiles.load(asked)
-    hint = caught.value.hint
-    assert hint.startswith(suggestion) and hint.count(", ") <= 2
-    assert hint.endswith("`triforce profile` lists all; or give a path to a YAML file")
-
-
 @pytest.mark.parametrize(
-    "asked", ["m2", "M4 Max", "mps", "7900xtx", "RX 7900 XT", "rocm", "mi300x", "Arc A770", "b580", "xpu", "tpu"]
-)
-def test_other_platforms_get_what_runs(asked):
-    with pytest.raises(SettingsError, match="no profile") as caught:
-        profiles.load(asked)
-    assert caught.value.hint.splitlines() == list(RUNS_ON)
-
-
-def test_no_profile_is_named_like_another_platform():
-    assert not [name for name in profiles.available() if is_other_platform(name)]
-
-
-@pytest.mark.parametrize(
-    ("asked", "meanings"),
+    ("asked", "hint"),
     [
-        ("6000", "a6000, rtx-6000-ada, rtx-pro-6000-blackwell"),
-        ("rtx 50", "rtx-5060, rtx-5060-ti-16gb, rtx-5060-ti-8gb, rtx-5070, "),
-        ("rtx", "rtx-2080-ti, rtx-3060, rtx-3060-ti"),
+        ("409O", "did you mean rtx-4090, "),
+        ("h10", "did you mean h100? "),
+        ("rtx 50", "did you mean rtx-5060-ti-16gb, rtx-5070-ti, rtx-5080, rtx-5090? "),
+        ("voodoo", "`triforce profile` lists all"),
+        ("../profiles", "check its path"),
     ],
 )
-def test_an_ambiguous_name_lists_its_meanings(asked, meanings):
-    with pytest.raises(SettingsError, match=f"no profile '{asked}'") as caught:
+def test_an_unknown_name_gets_the_closest_profiles(asked, hint):
+    with pytest.raises(SettingsError) as caught:
         profiles.load(asked)
-    assert f"it may mean {'' if asked != 'rtx' else '2x-rtx-3090, 2x-rtx-4090, 4x-rtx-4090, '}{meanings}" in (
-        caught.value.hint
-    )
-    assert "a100" not in caught.value.hint
-
-
-@pytest.mark.parametrize(
-    ("asked", "files"),
-    [
-        ("cpu", {"cpu.yaml"}),
-        ("4090", {"rtx-4090.yaml"}),
-        ("1x RTX 4090", {"rtx-4090.yaml"}),
-        ("2x4090", {"2x-rtx-4090.yaml", "rtx-4090.yaml"}),  # the one extends the other
-        ("NVIDIA A100-SXM4-80GB", {"a100.yaml"}),
-        (["NVIDIA GeForce RTX 4070 Ti SUPER"], {"rtx-4070-ti-super.yaml"}),
-        ([], {"cpu.yaml"}),
-        (["NVIDIA T400"], set()),
-    ],
-)
-def test_a_name_opens_no_other_profile(monkeypatch, asked, files):
-    """Reading all of them costs a tenth of a second at every start."""
-    profiles._shipped.cache_clear()
-    opened, really_open = [], Path.open
-    monkeypatch.setattr(Path, "open", lambda path, *args, **more: opened.append(path.name) or really_open(path, *args))
-    profiles.load(asked) if isinstance(asked, str) else profiles.matching(asked)
-    assert set(opened) == files
-
-
-@pytest.mark.parametrize("asked", ["", "rtx", "nvidia", "90", "-", "4090d", "../profiles"])
-def test_a_fragment_is_not_a_name(asked):
-    with pytest.raises(SettingsError):
-        profiles.load(asked)
+    assert caught.value.hint.startswith(hint)
 
 
 @pytest.mark.parametrize(
@@ -190,42 +90,25 @@ def test_a_fragment_is_not_a_name(asked):
     [
         ([], "cpu"),
         (["NVIDIA GeForce RTX 4090"], "rtx-4090"),
-        (["NVIDIA GeForce RTX 4090"] * 2, "2x-rtx-4090"),
         (["NVIDIA GeForce RTX 4090"] * 3, "2x-rtx-4090"),
-        (["NVIDIA GeForce RTX 4090"] * 5, "4x-rtx-4090"),
-        (["NVIDIA H200"], "h200"),
-        (["NVIDIA A100-SXM4-80GB"], "a100"),
         (["NVIDIA A100-SXM4-80GB"] * 8, "a100"),
-        (["NVIDIA GeForce RTX 4070 Ti SUPER"], "rtx-4070-ti-super"),
-        (["NVIDIA GeForce RTX 4070 Ti"], "rtx-4070-ti"),
-        (["NVIDIA GeForce RTX 4070 Laptop GPU"], "rtx-4070-laptop"),
-        (["NVIDIA GeForce RTX 5090 Laptop GPU"], "rtx-5090-laptop"),
         (["NVIDIA GeForce RTX 4060 Ti"], "rtx-4060-ti-16gb"),
+        (["NVIDIA A100-SXM4-40GB"], None),
+        (["NVIDIA GeForce RTX 4090 Laptop GPU"], None),
+        (["NVIDIA GeForce RTX 4090", "NVIDIA T400"], None),
     ],
 )
 def test_the_hardware_found_picks_its_profile(found, name):
-    assert profiles.matching(found).name == profiles.load("auto", found).name == name
+    if name is None:
+        assert profiles.matching(found) is None
+        with pytest.raises(SettingsError, match=f"no profile describes the GPU found: {found[0]}"):
+            profiles.load("AUTO", found)
+    else:
+        assert profiles.matching(found).name == profiles.load("auto", found).name == name
 
 
 @pytest.mark.parametrize(
-    "found",
-    [
-        ["NVIDIA H100 PCIe"],
-        ["NVIDIA A100-SXM4-40GB"],
-        ["NVIDIA GeForce RTX 4050 Laptop GPU"],
-        ["NVIDIA GeForce RTX 4090 D"],
-        ["NVIDIA GeForce RTX 4090", "NVIDIA T400"],
-    ],
-)
-def test_a_gpu_without_a_profile(found):
-    assert profiles.matching(found) is None
-    with pytest.raises(SettingsError, match=f"no profile describes the GPU found: {found[0]}"):
-        profiles.load("AUTO", found)
-
-
-@pytest.mark.parametrize(
-    ("visible", "count"),
-    [(None, 2), ("", 0), ("-1", 0), ("1", 1), ("0,1", 2), ("7", 0), ("GPU-3e1a", 1)],
+    ("visible", "count"), [(None, 2), ("", 0), ("-1", 0), ("1", 1), ("0,1", 2), ("7", 0), ("GPU-3e1a", 1)]
 )
 def test_gpus_are_found_without_torch(tmp_path, monkeypatch, visible, count):
     for address in ("0000:01:00.0", "0000:41:00.0"):
@@ -238,16 +121,12 @@ def test_gpus_are_found_without_torch(tmp_path, monkeypatch, visible, count):
 def test_a_profile_has_the_values_of_its_file(written, tmp_path, monkeypatch):
     profile = profiles.load(written(GOOD))
     assert asdict(profile) == GOOD
-    assert yaml.safe_load(yaml.safe_dump(asdict(profile))) == GOOD
     monkeypatch.chdir(tmp_path)
-    assert (
-        profiles.load("mine.yaml") == profiles.load("./mine.yaml") == profiles.load(tmp_path / "mine.yaml") == profile
-    )
-
-
-def test_parts_may_be_absent_or_null(written):
+    assert profiles.load("mine.yaml") == profiles.load(tmp_path / "mine.yaml") == profile
     bare = {"name": "mine", "description": "", "device": "cuda", "gpus": 1}
     assert profiles.load(written(bare)) == profiles.load(written(bare | {"gpu": None, "link": None, "host": None}))
+    sized = profiles.load(written(GOOD | {"options": {"memory": "22GiB", "tree": 8}}))
+    assert sized.options == {"memory": 22 * 2**30, "tree": "8"}
 
 
 def test_every_option_can_be_given_a_default(written):
@@ -256,19 +135,55 @@ def test_every_option_can_be_given_a_default(written):
     assert profiles.load(written(GOOD | {"options": options})).options == options
 
 
-def test_profiles_are_frozen_and_validated_when_built_by_hand():
-    profile = profiles.load("rtx-4090")
-    with pytest.raises(FrozenInstanceError):
-        profile.gpus = 3
-    with pytest.raises(SettingsError, match=r"gpu\.memory_gib is -1"):
-        replace(profile.gpu, memory_gib=-1)
+WRONG = [
+    (changed(gpu=GOOD["gpu"] | {"memory_gib": -1}), "gpu.memory_gib is -1", "positive"),
+    (changed(gpu=GOOD["gpu"] | {"memory_gib": "much"}), "gpu.memory_gib is 'much', not a number", "correct"),
+    (changed(gpu=GOOD["gpu"] | {"memroy_gib": 1}), "unknown key gpu.memroy_gib", "did you mean memory_gib?"),
+    (changed(gpus=0), "gpus is 0", "gpus: 1"),
+    (changed(device="tpu"), "device is 'tpu'", "cpu or cuda"),
+    (changed(device="cpu"), "device is cpu, but GPUs are described", "remove"),
+    (changed(link={"kind": "PCIe"}), "link.bandwidth_gb_s missing", "profiles that come"),
+    (changed(options={"temperatur": 1}), "unknown key options.temperatur", "did you mean temperature?"),
+    (changed(options={"temperature": "hot"}), "options.temperature is 'hot'", "correct"),
+    (changed(options={"temperature": -1}), "options.temperature: temperature is -1", ""),
+    (changed(options={"memory": "much"}), "options.memory: ", ""),
+    (changed(options={"kv": "q8"}), "unknown key options.kv", ""),
+    ("[1, 2]", "the file is [1, 2], not keys and values", "profiles that come"),
+    ("a: [1", "line 1: not valid YAML", "correct"),
+    ("a: 2026-13-45", "not valid YAML", "correct"),
+    ("[" * 5000, "not valid YAML", "correct"),
+    ("a: " + "1" * 70000, "more than 65,536 bytes", "small"),
+]
+
+
+@pytest.mark.parametrize(("text", "message", "hint"), WRONG, ids=range(len(WRONG)))
+def test_what_is_wrong_in_a_file_is_named_with_the_file_and_the_key(written, text, message, hint):
+    path = written(text)
+    with pytest.raises(SettingsError) as caught:
+        profiles.load(path)
+    assert caught.value.message.startswith((path, f"{path},")) and message in caught.value.message
+    assert hint in caught.value.hint
+
+
+def test_a_file_extends_a_profile_or_another_file(tmp_path):
+    (tmp_path / "base.yaml").write_text("extends: 4090\ngpu: {memory_gib: 22}\n")
+    (tmp_path / "mine.yaml").write_text("extends: base.yaml\ndescription: My machine\n")
+    mine, sheet = profiles.load(tmp_path / "mine.yaml"), profiles.load("4090")
+    assert (mine.name, mine.description, mine.gpu.memory_gib) == ("mine", "My machine", 22)
+    assert (mine.gpu.bandwidth_gb_s, mine.link) == (sheet.gpu.bandwidth_gb_s, sheet.link)
+    for text, message in (
+        ("extends: 409O", "extends 409O"),
+        ("extends: none.yaml", "No such"),
+        ("extends: a.yaml", "cycle"),
+    ):
+        (tmp_path / "a.yaml").write_text(text)
+        with pytest.raises(SettingsError, match=message):
+            profiles.load(tmp_path / "a.yaml")
 
 
 def test_unreadable_files_are_refused(tmp_path):
     with pytest.raises(SettingsError, match=r"cannot read .*absent\.yaml: No such file"):
         profiles.load(tmp_path / "absent.yaml")
-    with pytest.raises(SettingsError, match="cannot read"):
-        profiles.load(f"{tmp_path}/")
     (tmp_path / "binary.yml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(SettingsError, match="not UTF-8"):
         profiles.load(tmp_path / "binary.yml")
@@ -276,25 +191,11 @@ def test_unreadable_files_are_refused(tmp_path):
 
 def test_reading_profiles_imports_no_torch():
     code = (
-        "import sys; from offload.hardware import profiles; profiles.load('4090'); profiles.matching([]);"
+        "import sys; from offload.hardware import calibration, profiles; profiles.load('4090'); profiles.matching([]);"
         "sys.exit(', '.join({'torch', 'typer', 'rich', 'transformers', 'triforce_cli'} & set(sys.modules)) or 0)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
-
-
-@pytest.mark.parametrize(
-    ("text", "tokens"),
-    [("8000", 8000), ("8,000", 8000), ("128K", 131072), ("128 k", 131072), ("1M", 1048576), ("1.5k", 1536)],
-)
-def test_tokens_as_people_write_them(text, tokens):
-    assert parse_tokens(text) == tokens
-
-
-@pytest.mark.parametrize("text", ["", "K", "0", "-1", "1e9", "1G", "12 8K"])
-def test_what_is_not_a_number_of_tokens(text):
-    with pytest.raises(SettingsError, match="is not a number of tokens"):
-        parse_tokens(text)
 
 
 def test_the_documented_example_is_a_profile(tmp_path):

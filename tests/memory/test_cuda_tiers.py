@@ -1,13 +1,10 @@
 """The CUDA link, pinned memory, and tiers on a GPU. Some tests need no GPU; see test_cuda_link.py too."""
 
-import os
-
 import pytest
 import torch
 
 from offload.architecture.rope import rotate
-from offload.kernels.native.layout import keys_of, values_of, write_blocks
-from offload.kernels.native.structs import BLOCK
+from offload.kernels.native.layout import write_blocks
 from offload.kernels.ops import TorchOperations
 from offload.loading.formats.safetensors import FolderCheckpoint
 from offload.loading.weights import load_model
@@ -16,26 +13,12 @@ from offload.memory import host_memory
 from offload.memory.factory import TieredStoreFactory
 from offload.memory.page import BlockPageFormat
 from tests.support.models import id_tensor, make_hf_model
-from tests.support.native_kernel import fill_blocks
 from tests.support.offloading import CAPACITY, PAGE, SHAPE, native_kernel, settings
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 GPU = torch.device("cuda", 0)
 MODES = [("stream", 0), ("host", 0), ("hybrid", 0), ("hybrid", 1), ("stream", 2), ("stream", 3)]
 LATE = 200_000_000  # cycles that the device sleeps, about 0.1 s
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_blocks_written_by_position_equal_blocks_filled_at_once(dtype):
-    heads, dim = 3, 32
-    keys, values = (torch.randn(heads, 40, dim).to(dtype) for _ in range(2))
-    blocks = torch.full((heads, 3, 2 * BLOCK * dim), float("nan"), dtype=dtype)
-    for part in (slice(0, 5), slice(5, 33), slice(33, 40)):
-        write_blocks(blocks, dim, torch.arange(40)[part], keys[:, part], values[:, part])
-    assert torch.equal(blocks.isnan(), fill_blocks(keys, values).isnan())
-    assert torch.equal(blocks.nan_to_num(), fill_blocks(keys, values).nan_to_num())
-    for of, expected in ((keys_of, keys), (values_of, values)):
-        assert torch.equal(of(blocks, dim).flatten(1, 2)[:, :40], expected)
 
 
 def both_appended(shape, dtype, device):
@@ -91,20 +74,6 @@ def test_a_page_written_on_any_device_is_the_kernel_s(shape, dtype, device):
 
 @pytest.mark.cuda
 @needs_gpu
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_attention_to_a_page_on_the_gpu_is_the_kernel_s(shape, dtype, causal):
-    format, page, rotated, _, _ = both_appended(shape, dtype, torch.device("cpu"))
-    for rows in (1, 7):
-        q = rotated[:rows].contiguous()
-        expected = format.attend(page, q, 30, causal)
-        found = format.attend(page.cuda(), q.cuda(), 30, causal)
-        close(found.out, expected.out, dtype)
-        close(found.lse, expected.lse, dtype)
-
-
-@pytest.mark.cuda
-@needs_gpu
 def test_a_copy_waits_for_its_mark_and_its_reader_waits_for_the_copy():
     link = cuda.CudaLink(GPU)
     host, back = (host_memory.pinned_memory((2**20,), torch.float32) for _ in range(2))
@@ -124,59 +93,6 @@ def test_a_copy_waits_for_its_mark_and_its_reader_waits_for_the_copy():
     assert bool((back == 3).all()) and float(total) == 3 * 2**20
     link.finish(link.copy(()))
     assert link.statistics.bytes == 3 * 2**22 and link.statistics.busy_s > 0
-
-
-@pytest.mark.cuda
-@needs_gpu
-def test_copies_overlap_with_computation():
-    link = cuda.CudaLink(GPU)
-    host, device = host_memory.pinned_memory((2**22,), torch.float32), torch.empty(2**22, device=GPU)
-    link.finish(link.copy([(device, host)]))
-    torch.cuda._sleep(20 * LATE)
-    busy = link.mark()
-    link.finish(link.copy([(device, host)]))
-    assert not busy.query(), "the copy came only when the device was idle"
-    torch.cuda.synchronize()
-
-
-@pytest.mark.cuda
-@needs_gpu
-@pytest.mark.skipif("TORCH_CUDA_SANITIZER" in os.environ, reason="its copies are unordered on purpose")
-def test_memory_that_is_freed_during_a_copy_is_not_allocated_again():
-    link = cuda.CudaLink(GPU)
-    torch.cuda.empty_cache()
-    host = host_memory.pinned_memory((2**24,), torch.float32).fill_(1)
-    back = host_memory.pinned_memory((2**24,), torch.float32)
-    device = torch.empty(2**24, device=GPU)
-    link.copy([(device, host)])
-    out = link.copy([(back, device)], None)  # unordered, on the other stream
-    del device
-    torch.empty(2**24, device=GPU).fill_(9)
-    link.finish(out)
-    torch.cuda.synchronize()
-    assert not bool((back == 9).any())
-
-
-@pytest.mark.cuda
-@needs_gpu
-def test_pinned_memory_is_pinned_until_it_is_freed(recwarn):
-    memory = host_memory.pinned_memory((1000, 1000), torch.bfloat16)
-    assert memory.is_pinned() and memory[999].is_pinned() and not recwarn
-    del memory
-    assert host_memory.pinned_memory((0, 8), torch.float32).numel() == 0
-
-
-@pytest.mark.cuda
-@needs_gpu
-def test_memory_that_cannot_be_pinned_is_used_with_a_warning(monkeypatch):
-    memory = host_memory.pinned_memory((1024,), torch.float32)
-    monkeypatch.setattr(host_memory, "host_memory", lambda size, dtype: memory)  # pinned already: refused
-    with pytest.warns(UserWarning, match="could not be pinned"):
-        again = host_memory.pinned_memory((1024,), torch.float32)
-    assert float(torch.ones(4, device=GPU).sum()) == 4  # the refused pinning does not surface as another call's error
-    link, device = cuda.CudaLink(GPU), torch.empty(1024, device=GPU)
-    link.finish(link.copy([(device, again.fill_(2))]))
-    assert bool((device == 2).all())
 
 
 @pytest.fixture(scope="module", params=[torch.float32, torch.bfloat16], ids=str)
@@ -214,22 +130,6 @@ def test_any_placement_gives_the_full_cache_s_rows_on_a_gpu(model, mode, residen
     cache.truncate(501)  # rolled back and run again
     found = torch.cat([model.forward(part, cache) for part in prompt[501:].split(40)])
     assert same(model, found, expected[501:])
-
-
-@pytest.mark.cuda
-@needs_gpu
-def test_read_and_gather_from_host_memory_with_indices_on_the_gpu(model):
-    whole, cache = model.new_cache(CAPACITY), tiered_gpu_cache(model, "hybrid", 1)
-    for each in (whole, cache):
-        for part in id_tensor(300).to(GPU).split(30):
-            model.forward(part, each)
-    for start, end in ((0, 300), (10, 20), (250, 300)):
-        for found, expected in zip(cache.store.read(start, end), whole.store.read(start, end), strict=True):
-            assert same(model, found, expected)
-    rows, chunks = torch.tensor([0, 1, 2, 3, 4, 5, 5], device=GPU), torch.tensor([0, 3, 4, 7, 17, 16, 1], device=GPU)
-    for found, expected in zip(*(each.store.gather(rows, chunks, 16) for each in (cache, whole)), strict=True):
-        assert same(model, found, expected)
-    assert same(model, *(each.store.mean_keys(2, 48, 288, 16) for each in (cache, whole)))
 
 
 @pytest.mark.cuda

@@ -106,44 +106,6 @@ def test_a_sequence_has_the_bits_of_plain_keys():
     assert store._places.counts == (1,) and kept(store) == [0]
 
 
-def test_what_is_read_gathered_and_loaded_is_that_of_plain_keys():
-    caches = new_caches()
-    run(caches, 0, 290)
-    run(caches, 1, 30)
-    packed, plain = (full.store for full in caches)
-    assert packed._places.counts == (2,)
-    rows, chunks = torch.tensor([0, 0, 0]), torch.tensor([7, 18, 2])
-    assert all(same_bits(*both) for both in zip(*(x.gather(rows, chunks, 16) for x in (packed, plain)), strict=True))
-    assert torch.equal(*(x.mean_keys(0, 96, 192, 32) for x in (packed, plain)))
-    dumps = [x.dump(112, 272) for x in (packed, plain)]
-    assert same_bits(*dumps)
-    for full in caches:
-        full.truncate(130)
-        full.restore(160, dumps[0])
-    run(caches, 2, 1)
-    assert_same(caches, 100)
-
-
-def test_a_pass_of_many_rows_and_one_by_layers():
-    """More rows than the kernel takes, and layers that take all chunks before the next layer does."""
-    caches = new_caches()
-    run(caches, 0, 200)
-    run(caches, 1, 66, seen=66)
-    q, k, v = numbers(2, 150)
-    rows = []
-    for full in caches:
-        full.begin(150, chunk=75)
-        for layer in range(full.store.shape.layers):
-            full.append(layer, *(x[:75] for x in (q, k, v)))
-            found, _ = full.append(layer, *(x[75:] for x in (q, k, v)))
-        rows.append(found)
-        full.commit()
-    assert torch.equal(*rows)
-    run(caches, 3, 1)
-    assert caches[0].store._places.counts == (3,)
-    assert_same(caches, 240)
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(12))
 def test_every_history_has_the_bits_of_plain_keys(seed):

@@ -2,15 +2,10 @@
 
 import errno
 import os
-import random
-import threading
-import time
-from itertools import pairwise
 
 import pytest
 import torch
 
-from offload.architecture.tier_footprint import disk_buffers, host_page_bytes, staging_bytes
 from offload.engine import Engine
 from offload.errors import OutOfDisk
 from offload.events import Tokens
@@ -19,15 +14,13 @@ from offload.kernels.native.structs import PIECE
 from offload.kernels.ops import TorchOperations
 from offload.loading.formats.safetensors import FolderCheckpoint
 from offload.loading.weights import load_model
-from offload.memory import disk_pages
 from offload.memory.disk_link import DiskFailed, DiskLink
-from offload.memory.disk_pages import FileRange
 from offload.memory.factory import TieredStoreFactory
 from offload.prompt_cache.fingerprint import TOKENS
 from offload.settings.config import GenerationConfig, Sampling, Speculation
 from offload.system.scratch_file import ScratchFile
-from tests.support.models import id_tensor, ids
-from tests.support.offloading import CPU, SmallPages, make_model, native_kernel, settings, tiered_cache
+from tests.support.models import ids
+from tests.support.offloading import CPU, SmallPages, native_kernel
 from tests.support.prompt_cache import engine_on, files, said
 
 LENGTH, NEW = 2 * PIECE + 77, 40
@@ -110,27 +103,6 @@ def test_every_method_emits_what_it_emits_in_memory(new_engine, expected, tmp_pa
     assert not list(tmp_path.iterdir())
 
 
-def test_selected_chunks_are_read_one_by_one_where_a_page_has_few(new_engine, expected, monkeypatch):
-    monkeypatch.setattr(disk_pages, "SMALL_READ_BYTES", 4096)
-    assert list(run(new_engine(0), ids(LENGTH), "retrieval")) == expected[0]
-
-
-def test_a_rolled_back_prompt_and_a_longer_one_reuse_the_pages(new_engine, model):
-    """Its file is the second one's where it has room, and another one where it has not."""
-    engine, plain = new_engine(0), Engine(model, (), 128)
-    for prompt in (ids(LENGTH), ids(300) + ids(200, 1), ids(300) + ids(900, 2)):
-        assert list(run(engine, prompt)) == list(run(plain, prompt))
-
-
-def test_pages_that_are_no_multiple_of_a_disks_blocks_pass_through_the_page_cache(tmp_path, tmp_path_factory):
-    model = make_model(tmp_path_factory.mktemp("model"), native=False)
-    plain, cache = model.new_cache(100), tiered_cache(model, settings(page_tokens=9, disk=tmp_path), DiskLink(), 100)
-    assert not cache.store.tiers.pages.file.is_direct
-    for tokens in (40, 3):
-        found, expected = (model.forward(id_tensor(tokens), each) for each in (cache, plain))
-        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
-
-
 @pytest.mark.parametrize("page", [192, PIECE])
 def test_a_cached_prompt_is_restored_to_disk(model_dir, home, tmp_path, native_operations, page):
     (folder := tmp_path / "pages").mkdir()
@@ -141,21 +113,6 @@ def test_a_cached_prompt_is_restored_to_disk(model_dir, home, tmp_path, native_o
         engine = engine_on(model_dir, home, tiers, native_operations)
         assert said(engine, prompt, "retrieval") == (expected, restored)
     assert files(home)
-
-
-def test_restoring_writes_a_page_once_and_allocates_what_the_plan_counts(new_engine, model):
-    engine, plain = new_engine(0), model.new_cache(LENGTH)
-    model.forward(id_tensor(LENGTH), plain)
-    store = engine.stores.new_store(model.shape, LENGTH, model.dtype)
-    for start in range(0, 2 * PIECE, TOKENS):
-        store.load(start, plain.store.dump(start, start + TOKENS))
-    tiers, each = store.tiers, model.shape.layer_kv_bytes(PIECE, 2)
-    assert tiers.link.statistics.bytes <= 3 * 2 * each * model.shape.layers
-    assert tiers.pages.file.size == host_page_bytes(model.shape, model.shape.layers, LENGTH, PIECE, 2)
-    staged = sum(buffer.nbytes for buffer in tiers.ring.buffers) + tiers.open.nbytes
-    assert staged == staging_bytes(model.shape, model.shape.layers, disk_buffers(each), PIECE, 2)
-    for found, expected in zip(store.read(0, 2 * PIECE), plain.store.read(0, 2 * PIECE), strict=True):
-        assert torch.equal(found, expected)
 
 
 def io_error(kind):
@@ -201,31 +158,6 @@ def test_a_disk_that_becomes_full_is_an_error_and_the_next_request_is_right(faul
     assert list(run(engine, ids(LENGTH))) == expected[0]
 
 
-def test_neighbouring_reads_that_wait_are_one(tmp_path):
-    begun, may_go_on, reads = threading.Event(), threading.Event(), []
-
-    class File(FaultyFile):
-        @staticmethod
-        def fault(kind):
-            if kind == "read" and not reads:
-                begun.set()
-                assert may_go_on.wait(60)
-            reads.append(kind)
-
-    file, link, size = File(tmp_path, 6 * 4096, direct=False), DiskLink(), 4096
-    written, found = id_tensor(6 * size // 8).view(6, -1), torch.zeros((6, size // 8), dtype=torch.long)
-    link.wait(link.copy([(FileRange(file, 0, written.nbytes), written)]))
-    reads.clear()
-    tickets = [link.copy([(found[0], FileRange(file, 0, size))])]
-    assert begun.wait(60)
-    tickets += [link.copy([(found[page], FileRange(file, page * size, size))]) for page in range(1, 6)]
-    may_go_on.set()
-    for ticket in tickets:
-        link.wait(ticket)
-    assert torch.equal(found, written)
-    assert reads == ["read"] * 2  # the first one, and all that waited for it
-
-
 def test_a_read_that_fails_once_is_repeated(faulty, expected):
     engine, file = faulty
     found, faults = [], [io_error]
@@ -239,30 +171,9 @@ def test_a_read_that_fails_once_is_repeated(faulty, expected):
     assert found == expected[0] and not faults
 
 
-def test_a_slow_disk_changes_no_token(faulty, expected):
-    engine, file = faulty
-    rng = random.Random(0)
-    file.fault = staticmethod(lambda kind: time.sleep(0.01) if rng.random() < 0.1 else None)
-    assert list(run(engine, ids(LENGTH), "retrieval")) == expected[0]
-
-
 def test_a_full_disk_is_an_error_before_the_prompt_is_read(new_engine):
-    def full(folder, size, direct):
+    def full(folder, size):
         return ScratchFile(folder, 2**60)
 
     with pytest.raises(OutOfDisk):
         list(run(new_engine(new_file=full), ids(LENGTH)))
-
-
-def test_the_disk_is_read_once_in_a_verification(new_engine):
-    """Every level between two verifications has its keys and values in memory."""
-    engine = new_engine(0)
-    link, counts = engine.stores.link, []
-    wanted = Speculation("retrieval", budget=128, chunk=16, sink=16, gamma2=6, rebuild_every=1000)
-    for event in engine.generate(ids(LENGTH), GREEDY, GenerationConfig(max_new_tokens=NEW), wanted):
-        if isinstance(event, Tokens):
-            counts.append(link.statistics.bytes)
-    pages = engine.model.shape.kv_bytes(LENGTH // PIECE * PIECE, 2)
-    each = [after - before for before, after in pairwise(counts)]
-    assert sum(each) <= 1.2 * pages * len(each)
-    assert len(counts) < NEW  # some drafted tokens were accepted

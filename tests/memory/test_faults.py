@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from offload.memory.link import SimulatedLink, TransferFailed
-from offload.memory.prefetch import PrefetchRing
 from tests.support.models import id_tensor
-from tests.support.offloading import CAPACITY, PAGE, make_link, make_model, settings, tiered_cache
+from tests.support.offloading import PAGE, make_link, make_model, settings, tiered_cache
 
 LENGTH = 300
 
@@ -75,17 +74,6 @@ def test_copies_that_keep_failing_raise_and_the_next_pass_is_right(model, mode):
     torch.testing.assert_close(model.forward(id_tensor(3, 1), cache), expected(model), rtol=1e-4, atol=1e-4)
 
 
-def test_a_permanently_failing_link_raises_in_every_pass(model):
-    fault = Fault(fail, times=10**9)
-    cache = tiered_cache(model, settings(), make_link(before=fault))
-    model.forward(id_tensor(LENGTH), cache)
-    fault.begin(after=1)
-    cache.store.tiers.ring.drop()
-    for _ in range(3):
-        with pytest.raises(TransferFailed):
-            model.forward(id_tensor(3, 1), cache)
-
-
 def test_a_failed_copy_to_the_host_raises_and_the_prefill_can_be_repeated(model):
     fault = Fault(fail)
     cache = tiered_cache(model, settings(), make_link(before=fault))
@@ -99,14 +87,7 @@ def test_a_failed_copy_to_the_host_raises_and_the_prefill_can_be_repeated(model)
     torch.testing.assert_close(model.forward(id_tensor(3, 1), cache), expected(model), rtol=1e-4, atol=1e-4)
 
 
-def test_a_link_that_becomes_ten_times_slower_changes_no_output(model):
-    link = make_link(bandwidth=2e9)
-    cache = tiered_cache(model, settings("hybrid"), link)
-    model.forward(id_tensor(LENGTH), cache)
-    link.bandwidth /= 10
-    torch.testing.assert_close(model.forward(id_tensor(3, 1), cache), expected(model), rtol=1e-4, atol=1e-4)
-
-
+@pytest.mark.long
 @pytest.mark.usefixtures("interruptible")
 def test_ctrl_c_while_a_copy_is_waited_for(model):
     def interrupt():
@@ -134,27 +115,6 @@ def test_a_missing_wait_is_found(model, monkeypatch):
     model.forward(id_tensor(60), cache)
     list(model.forward_by_layers(id_tensor(140, 1), cache, 50))
     assert model.forward(id_tensor(3, 1), cache).isnan().any()
-
-
-def test_a_buffer_that_is_released_too_early_is_found(model, monkeypatch):
-    """Prefetching into a buffer that is still in use makes the output NaN."""
-    take, release = PrefetchRing.take, PrefetchRing.release
-    monkeypatch.setattr(PrefetchRing, "take", lambda ring, item: (buffer := take(ring, item), release(ring, buffer))[0])
-    monkeypatch.setattr(PrefetchRing, "release", lambda ring, buffer: None)
-    cache = tiered_cache(model, settings(), make_link(before=lambda pairs: time.sleep(0.01)))
-    model.forward(id_tensor(LENGTH), cache)
-    assert model.forward(id_tensor(3, 1), cache).isnan().any()
-
-
-def test_no_more_is_copied_than_the_sequence_has(model):
-    """The bytes copied depend on the sequence, not on the capacity."""
-    link = make_link()
-    cache = tiered_cache(model, settings(), link, capacity=50 * CAPACITY)
-    model.forward(id_tensor(LENGTH), cache)
-    before = link.statistics.bytes
-    model.forward(id_tensor(1), cache)
-    cache.store.tiers.ring.drop()
-    assert link.statistics.bytes - before <= 1.5 * model.shape.kv_bytes(LENGTH, 4)
 
 
 @pytest.mark.parametrize("native", [False, True])

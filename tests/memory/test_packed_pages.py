@@ -1,18 +1,52 @@
 """Packed pages over tiers: the bits of pages as they are, whatever travels packed."""
 
+from functools import cache
+
 import pytest
 import torch
 
+from offload.architecture.rope import Rope
 from offload.caches.full import FullCache
 from offload.kernels.native.ops import NativeOperations
 from offload.memory.factory import TieredStoreFactory
-from offload.settings.kv_formats import EXACT
-from tests.memory.test_packed_store import CAPACITY, numbers, rope, run, same_bits
+from offload.settings.kv_formats import BF16
 from tests.support.offloading import CPU, make_link, native_kernel, settings
 from tests.support.stores import tiny_shape
 
 pytestmark = pytest.mark.xdist_group("native")
-PAGE = 512
+PAGE, CAPACITY = 512, 1500
+LAYERS, KV_HEADS = 3, 2
+
+
+@cache
+def rope():
+    return Rope(tiny_shape(), CAPACITY, torch.bfloat16, CPU)
+
+
+def numbers(seed, tokens, wild=()):
+    """Return q, k and v of each layer; those of `wild` layers' first KV head have exponents that do not fit 4 bits."""
+    generator, shape = torch.Generator().manual_seed(seed), tiny_shape()
+    found = []
+    for layer in range(LAYERS):
+        x = torch.randn(tokens, shape.heads + 2 * KV_HEADS, shape.head_dim, generator=generator)
+        if layer in wild:
+            x[:, shape.heads :: KV_HEADS] *= torch.randint(-40, 1, x[:, shape.heads :: KV_HEADS].shape).exp2()
+        found.append(x.bfloat16().split((shape.heads, KV_HEADS, KV_HEADS), dim=1))
+    return found
+
+
+def run(caches, qkv):
+    """Run a pass in all caches; assert that its attention is the same."""
+    found = []
+    for full in caches:
+        full.begin(len(qkv[0][0]))
+        found.append(torch.stack([full.attend(layer, *each).clone() for layer, each in enumerate(qkv)]))
+        full.commit()
+    assert all(torch.equal(found[0], other) for other in found)
+
+
+def same_bits(ours, theirs):
+    return torch.equal(ours.contiguous().view(torch.int16), theirs.contiguous().view(torch.int16))
 
 
 def new_caches(**placement):
@@ -20,7 +54,7 @@ def new_caches(**placement):
     if native_kernel() is None:
         pytest.skip("there is no native kernel here")
     caches, links = [], []
-    for kv in ("packed", EXACT):
+    for kv in ("packed", BF16):
         links.append(make_link())
         tiers = settings(page_tokens=PAGE, **placement)
         factory = TieredStoreFactory(NativeOperations(native_kernel()), CPU, tiers, links[-1], kv=kv)

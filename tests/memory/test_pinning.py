@@ -3,7 +3,6 @@
 import gc
 import mmap
 import threading
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,7 +15,7 @@ from offload.loading.formats.safetensors import FolderCheckpoint
 from offload.memory import factory
 from offload.memory import host_memory as host
 from offload.memory.factory import TieredStoreFactory
-from offload.memory.host_memory import Pinning, host_memory, pieces
+from offload.memory.host_memory import Pinning, host_memory
 from offload.session.session import Session
 from offload.speculation.sampling.warp import Sampler
 from tests.support.models import id_tensor, make_hf_model
@@ -76,29 +75,6 @@ def test_memory_is_pinned_in_whole_rows_until_it_is_freed(cudart, recwarn):
     assert cudart.registered == {}
 
 
-@pytest.mark.parametrize("row", [100, 4096, ROW, 5000 * 4])
-def test_no_row_spans_two_pieces_and_every_piece_begins_at_a_page(monkeypatch, row):
-    monkeypatch.setattr(host, "PIECE", 2 * ROW)
-    memory = host_memory((70_000_000 // row, row), torch.uint8)
-    found = list(pieces(memory))
-    assert sum(size for _, size in found) == memory.nbytes and len(found) > 1
-    for address, _ in found:
-        assert address % mmap.PAGESIZE == 0
-        assert (address - memory.data_ptr()) % row == 0
-    assert list(pieces(memory.flatten())) == [(memory.data_ptr(), memory.nbytes)]
-
-
-def test_progress_is_reported_while_it_lasts(cudart):
-    cudart.gate.clear()
-    memory = memory_of(5)
-    progress = Pinning(memory).progress()
-    assert next(progress) == (0, memory.nbytes)
-    cudart.gate.set()
-    reports = [done for done, _ in progress]
-    assert reports == sorted(reports)
-    assert len(cudart.registered) == 3
-
-
 @pytest.mark.parametrize(("refused", "rest"), [(0, 5), (1, 5), (2, 3)])
 def test_refused_memory_stays_pageable_with_a_warning_and_leaves_room_for_small_copies(cudart, refused, rest):
     cudart.refused = refused
@@ -113,28 +89,6 @@ def test_refused_memory_stays_pageable_with_a_warning_and_leaves_room_for_small_
     assert cudart.registered == {}
 
 
-def test_small_memory_that_cannot_be_pinned_is_used_as_it_is(cudart, monkeypatch):
-    def refuse(values):
-        raise RuntimeError("CUDA error: out of memory")
-
-    values = torch.arange(3)
-    monkeypatch.setattr(torch.Tensor, "pin_memory", refuse)
-    assert host.pinned(values) is values
-
-
-def test_memory_that_is_freed_while_it_is_pinned_is_unpinned(cudart):
-    cudart.gate.clear()
-    memory = memory_of(50)
-    pinned = Pinning(memory)
-    stop, is_stopped = pinned._stop.set, pinned._stop.is_set
-    pinned._stop = SimpleNamespace(set=lambda: (stop(), cudart.gate.set()), is_set=is_stopped)
-    del memory
-    gc.collect()
-    assert cudart.registered == {}
-    assert cudart.calls <= 1  # of 25: the one under way
-    pinned.wait()
-
-
 @pytest.fixture
 def stores(cudart, monkeypatch, tmp_path):
     """A factory of stores on the CPU whose pages are pinned as a GPU's are, and their shape."""
@@ -146,19 +100,6 @@ def stores(cudart, monkeypatch, tmp_path):
 
     monkeypatch.setattr(factory, "begin_allocation", begin)
     return TieredStoreFactory(TorchOperations(), CPU, settings(), make_link()), FolderCheckpoint(tmp_path).shape
-
-
-@pytest.mark.long
-def test_reserved_memory_is_used_by_a_store_of_that_size_alone(stores, cudart):
-    make, shape = stores
-    make.reserve(shape, 500, torch.float32)
-    reserved = make._reserved[0].data_ptr()
-    assert make.new_store(shape, 500, torch.float32).tiers.pages.data_ptr() == reserved
-    make.reserve(shape, 500, torch.float32)
-    smaller = make.new_store(shape, 200, torch.float32)
-    gc.collect()
-    list(smaller.prepare())
-    assert sum(cudart.registered.values()) == smaller.tiers.pages.nbytes
 
 
 def test_a_pass_waits_for_its_memory(stores, cudart):

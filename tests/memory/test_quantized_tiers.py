@@ -9,14 +9,12 @@ import pytest
 import torch
 
 from offload.architecture.kv_formats import bf16_layer_bytes
-from offload.architecture.rope import Rope, rotate
+from offload.architecture.rope import Rope
 from offload.architecture.tier_footprint import host_page_bytes, open_slots, staging_bytes
 from offload.caches.full import FullCache
 from offload.kernels.native.ops import NativeOperations
 from offload.memory.disk_link import DiskLink
 from offload.memory.factory import TieredStoreFactory
-from offload.memory.link import TransferFailed
-from offload.memory.plain_store import attend_stored
 from offload.memory.quantized_store import QuantizedStore
 from offload.memory.tier_settings import TierSettings
 from offload.memory.tree_attention import tree_of
@@ -101,19 +99,6 @@ def test_attention_has_the_bits_of_one_memory(place, kind, dtype):
     assert torch.equal(*means)
 
 
-def test_attention_on_the_host_is_that_to_dequantised_keys_and_values():
-    cache, _ = caches("host 0 host", "q8", torch.float32)
-    for start, end in ((0, 600), (600, 1100)):
-        run(cache, IDS[start:end])
-    found = run(cache, IDS[1100:1101])
-    assert cache.store.tiers.num_streamed == 0 and cache.store.tiers.num_whole == 2
-    both, rows = cache.store.read(0, 1101), Rope(tiny_shape(), CAPACITY, torch.float32, CPU).rows(1100, 1101)
-    for layer, keys, values in zip(range(len(found)), *both, strict=True):
-        q, _, _ = projected(IDS[1100:1101], layer, torch.float32)
-        expected = attend_stored(rotate(q, rows), keys, values)
-        assert (found[layer] - expected).norm() < 1e-3 * expected.norm()
-
-
 @pytest.mark.parametrize(("place", "start"), [*product(PLACES, (508, 1022)), ("host 0 host", 1022)])
 def test_a_tree_has_the_bits_of_one_memory(place, start):
     """Also across the end of a window and of a page; the committed path then goes on."""
@@ -131,38 +116,6 @@ def test_a_tree_has_the_bits_of_one_memory(place, start):
         cache.commit(path)
     assert torch.equal(*results)
     run_all(both, IDS, [1, 140, 3])
-
-
-@pytest.mark.parametrize("place", PLACES)
-def test_selected_chunks_are_what_is_read(place):
-    """Of the sink, of quantised windows in host memory and in open pages, and of the window under way."""
-    cache, _ = caches(place, "q8")
-    for start in range(0, 1300, 100):
-        run(cache, IDS[start : start + 100])
-    keys, values = cache.store.read(0, 1300)
-    heads = tiny_shape().kv_heads
-    rows = torch.arange(tiny_shape().layers * heads).repeat_interleave(6)
-    chunks = torch.tensor([0, 3, 7, 15, 18, 19]).repeat(tiny_shape().layers * heads)
-    found = cache.store.gather(rows, chunks, 64)
-    for row, chunk, *both in zip(rows.tolist(), chunks.tolist(), *found, strict=True):
-        at = slice(64 * chunk, 64 * chunk + 64)
-        for own, all_of_them in zip(both, (keys, values), strict=True):
-            exact = chunk in (3, 7, 15)  # the window under way may still be there as it was
-            assert (own - all_of_them[row // heads, row % heads, at]).abs().max() <= (0 if exact else 0.05)
-
-
-@pytest.mark.parametrize("place", PLACES)
-def test_windows_are_loaded_as_they_were_dumped(place):
-    both = caches(place)
-    run_all(both, IDS, [700, 700])
-    dumped = [cache.store.dump(0, 1280) for cache in both]
-    assert torch.equal(*dumped)
-    loaded = caches(place)
-    for cache in loaded:
-        for start in range(0, 1280, 128):
-            cache.restore(128, both[0].store.dump(start, start + 128))
-    run_all(loaded, IDS[1280:], [1, 40, 3])
-    assert torch.equal(loaded[0].store.dump(0, 1280), dumped[0])
 
 
 @pytest.mark.parametrize("disk", [False, True])
@@ -194,41 +147,5 @@ def test_what_a_store_over_tiers_allocates_is_what_is_counted(place):
     assert pages == host_page_bytes(shape, layers, CAPACITY, PAGE, 2, "q8")
     staged = tiers.open.nbytes + sum(buffer.nbytes for buffer in tiers.ring.buffers)
     assert staged <= staging_bytes(shape, layers, len(tiers.ring.buffers), PAGE, 2, "q8", open_slots(400, PAGE, "q8"))
-    rings = sum(each.ring.store._blocks.nbytes for each in (store.resident, store.far))
+    rings = sum(each.ring.store._blocks.nbytes for each in (store.resident, store.tiered))
     assert rings <= shape.layers * bf16_layer_bytes(shape, CAPACITY, 400, 2)
-
-
-@pytest.mark.parametrize("place", ["host 2", "host 1 hybrid"])
-def test_copies_that_keep_failing_raise_and_the_next_pass_is_right(place):
-    failing = []
-
-    def fail(pairs):
-        if failing:
-            raise OSError("the cable is loose")
-
-    both = caches(place, before=fail)
-    run_all(both, IDS, [900, 100, 300])
-    failing.append(True)
-    with pytest.raises(TransferFailed, match="the cable is loose"):
-        decode(both[0])
-    failing.clear()
-    assert [cache.truncate(1300) for cache in both] == [1300, 1300]
-    run_all(both, IDS[1300:], [3, 40])
-
-
-def decode(cache):
-    """Run some passes: copies that were in flight before the link failed succeed."""
-    for _ in range(3):
-        run(cache, [1, 2, 3])
-        cache.truncate(1300)
-
-
-@pytest.mark.parametrize("layers", [range(1), range(1, 2)], ids=["resident", "others"])
-def test_chunks_of_some_layers_alone_are_gathered(layers):
-    """Of the chunks of a new selection, all may be in resident layers, or none."""
-    both = caches("host 1")
-    run_all(both, IDS, [600])
-    heads = tiny_shape().kv_heads
-    rows = torch.arange(layers.start * heads, layers.stop * heads)
-    found, expected = (cache.store.gather(rows, torch.full_like(rows, 3), 64) for cache in both)
-    assert all(torch.equal(*each) for each in zip(found, expected, strict=True))

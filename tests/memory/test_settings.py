@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from offload.errors import SettingsError
-from offload.memory.factory import TieredStoreFactory
-from offload.memory.staged_link import make_link
+from offload.memory.factory import TieredStoreFactory, make_link
 from offload.memory.tier_settings import TierSettings
 from tests.support.offloading import CPU
 

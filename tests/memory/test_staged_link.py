@@ -7,18 +7,11 @@ import pytest
 import torch
 
 from offload.architecture.tier_footprint import DISK_READ_BYTES
-from offload.caches.full import FullCache
-from offload.kernels.native.ops import NativeOperations
 from offload.memory.disk_link import DiskFailed
 from offload.memory.disk_pages import DiskPages, FileRange
-from offload.memory.factory import TieredStoreFactory, new_store
-from offload.memory.host_memory import host_memory
-from offload.memory.link import SimulatedLink, TransferFailed
-from offload.memory.staged_link import StagedLink
-from offload.settings.kv_formats import EXACT
+from offload.memory.link import TransferFailed
 from offload.system.scratch_file import ScratchFile
-from tests.support.offloading import CPU, native_kernel, settings, staged_link
-from tests.support.stores import new_rope, projected, tiny_shape
+from tests.support.offloading import staged_link
 
 FOLDER = Path(tempfile.gettempdir())
 SIZE = 2 * DISK_READ_BYTES + 4096  # more than two pieces
@@ -73,18 +66,6 @@ def test_a_failure_of_either_end_is_raised_and_the_next_copy_arrives():
     assert torch.equal(found, there)
 
 
-def test_a_gpu_s_host_memory_is_read_and_written_without_a_detour():
-    """As seen by a link that is told of another device: nothing of it goes over that device's link."""
-    inner = SimulatedLink(1e9)
-    link, file = StagedLink(inner, CPU, host_memory), ScratchFile(FOLDER, SIZE)
-    link._device = torch.device("meta")  # all memory here is the host's
-    there, found, other = numbers(1), torch.zeros(SIZE, dtype=torch.uint8), torch.zeros(SIZE, dtype=torch.uint8)
-    link.copy([(FileRange(file, 0, SIZE), there)])
-    link.copy([(found, FileRange(file, 0, SIZE))])
-    link.wait(link.copy([(other, found)]))
-    assert torch.equal(found, there) and torch.equal(other, there) and inner.statistics.bytes == 0
-
-
 def test_pages_of_the_first_layers_are_in_memory():
     memory = torch.arange(2 * 3 * 8, dtype=torch.uint8).view(2, 3, 8)
     file = ScratchFile(FOLDER, 1 * 3 * 8)
@@ -92,32 +73,3 @@ def test_pages_of_the_first_layers_are_in_memory():
     assert torch.equal(pages[1, 2], memory[1, 2]) and torch.equal(pages[0, 1:3], memory[0, 1:3])
     assert pages[2, 1] == FileRange(file, 8, 8) and pages[2, 1:3] == FileRange(file, 8, 16)
     assert [type(each) for each in pages[:, 0]] == [torch.Tensor, torch.Tensor, FileRange]
-
-
-@pytest.mark.parametrize("kv", ["q8", EXACT])
-def test_pages_in_memory_and_on_disk_are_attended_to_as_in_one_memory(kv):
-    """Of a layer in host memory and another on disk, quantised or not."""
-    if native_kernel() is None:
-        pytest.skip("there is no native kernel here")
-    operations, shape, dtype = NativeOperations(native_kernel()), tiny_shape(), torch.bfloat16
-    tiers = settings("stream", 1, page_tokens=128, disk=FOLDER, host_layers=1)
-    stores = (
-        TieredStoreFactory(operations, CPU, tiers, staged_link(), kv=kv).new_store(shape, 320, dtype),
-        new_store(native_kernel(), shape, 320, dtype, CPU, kv),
-    )
-    assert stores[0].tiers.pages.memory_layers == 1 and len(stores[0].tiers.pages) == 2
-    caches = [FullCache(store, new_rope(dtype), 320) for store in stores]
-    at = 0
-    for tokens in (120, 150, 1, 4):
-        found = []
-        for cache in caches:
-            new = [(7 * position) % 251 for position in range(at, at + tokens)]
-            cache.begin(tokens)
-            rows = [cache.attend(layer, *projected(new, layer, dtype)).clone() for layer in range(shape.layers)]
-            cache.commit()
-            found.append(torch.stack(rows))
-        torch.testing.assert_close(*found, rtol=0, atol=2e-2)
-        at += tokens
-    both = [cache.store.read(0, at) for cache in caches]
-    for own, other in zip(*both, strict=True):
-        torch.testing.assert_close(own, other, rtol=0, atol=2e-2)

@@ -17,7 +17,6 @@ from offload.speculation.passes.selected_runner import SelectedRunner
 from tests.support.models import id_tensor
 from tests.support.offloading import (
     CAPACITY,
-    PAGE,
     make_link,
     make_model,
     native_kernel,
@@ -42,36 +41,6 @@ def same(model, found, expected):
     if model.dtype == torch.bfloat16:
         return (found - expected).abs().max() <= 0.02 * expected.abs().max()
     return torch.allclose(found, expected, rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.daily(
-    "torch-150-hybrid-0", "torch-64-*-0", "native-bf16-5-stream-0", "native-fp32-150-*", "native-bf16-64-*"
-)
-@pytest.mark.parametrize(("mode", "resident"), MODES)
-@pytest.mark.parametrize("chunk", [5, PAGE, 150, CAPACITY])
-def test_any_placement_gives_the_full_cache_s_hidden_rows(model, mode, resident, chunk):
-    expected = model.forward(id_tensor(CAPACITY), model.new_cache(CAPACITY))
-    cache = tiered_cache(model, settings(mode, resident), make_link(before=random_delays(1)))
-    found = torch.cat([model.forward(part, cache) for part in id_tensor(CAPACITY).split(chunk)])
-    assert cache.length == CAPACITY
-    assert same(model, found, expected)
-
-
-@pytest.mark.daily("torch-stream-0", "torch-hybrid-1", "torch-stream-3", "native-fp32-*", "native-bf16-*-0")
-@pytest.mark.parametrize(("mode", "resident"), MODES)
-def test_prefill_by_layers_equals_prefill_by_chunks(model, mode, resident):
-    """Both follow a committed prefix; later tokens see what was stored."""
-    rows = []
-    for by_layers in (False, True):
-        cache = tiered_cache(model, settings(mode, resident), make_link(before=random_delays(2)))
-        model.forward(id_tensor(90), cache)
-        if by_layers:
-            list(model.forward_by_layers(id_tensor(400, 1), cache, 50))
-        else:
-            for part in id_tensor(400, 1).split(50):
-                model.forward(part, cache)
-        rows.append(torch.cat([model.forward(id_tensor(3, 2), cache), model.forward(id_tensor(70, 3), cache)]))
-    assert same(model, *rows)
 
 
 @pytest.mark.daily("torch-[0-2]", "native-fp32-[3-5]", "native-bf16-*")
@@ -118,24 +87,6 @@ def abort_a_pass(model, cache, rng):
     del cache.attend
 
 
-def test_read_gather_and_mean_keys_equal_the_plain_store_s(model):
-    whole, cache = model.new_cache(CAPACITY), tiered_cache(model, settings("hybrid", 1))
-    for each in (whole, cache):
-        for part in id_tensor(300).split(30):
-            model.forward(part, each)
-        model.forward(id_tensor(2), each)
-    tolerance = {"rtol": 0.02, "atol": 0.05} if model.dtype == torch.bfloat16 else {"rtol": 1e-4, "atol": 1e-4}
-    for start, end in ((0, 302), (10, 20), (250, 302), (60, 70)):
-        for found, expected in zip(cache.store.read(start, end), whole.store.read(start, end), strict=True):
-            torch.testing.assert_close(found, expected, **tolerance)
-    rows, chunks = torch.tensor([0, 1, 2, 3, 4, 5, 5]), torch.tensor([0, 3, 4, 7, 17, 16, 1])
-    for found, expected in zip(*(each.store.gather(rows, chunks, 16) for each in (cache, whole)), strict=True):
-        torch.testing.assert_close(found, expected, **tolerance)
-    for layer in range(3):
-        found, expected = (each.store.mean_keys(layer, 48, 288, 16) for each in (cache, whole))
-        torch.testing.assert_close(found, expected, **tolerance)
-
-
 def test_chunks_are_gathered_in_parts_of_bounded_memory(model, monkeypatch):
     cache = tiered_cache(model, settings("stream", 1))
     model.forward(id_tensor(300), cache)
@@ -170,20 +121,6 @@ def test_the_slower_side_keeps_a_page_by_which_it_is_measured(link, host, stream
     assert balance.streamed(10, 1) == streamed
     assert balance.streamed(2, 1) == 1
     assert balance.streamed(1, 1) == round(streamed / 10)  # which there is not for both
-
-
-def test_a_runner_prefills_and_rolls_back(model):
-    """A second prompt shares a prefix with the first, as in decoding."""
-    runner = Runner(model, tiered_cache(model, settings("hybrid")), 50)
-    first, second = (
-        TokenSequence(id_tensor(300).tolist()),
-        TokenSequence([*id_tensor(200).tolist(), *id_tensor(60, 9).tolist()]),
-    )
-    list(runner.prefill(first))
-    list(runner.prefill(second))
-    fresh = Runner(model, tiered_cache(model, settings("stream")), 50)
-    list(fresh.prefill(second))
-    assert same(model, runner.rows(second, [5, 6]), fresh.rows(second, [5, 6]))
 
 
 @pytest.mark.parametrize("chunk", [16, 48, 100])

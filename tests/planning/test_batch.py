@@ -10,11 +10,8 @@ from offload.architecture.known_models import KNOWN
 from offload.planning.batch import fitting_sequences, kv_room, most_sequences, plan_batches
 from offload.planning.latency import draft_rounds
 from offload.planning.memory import estimate
-from offload.planning.passes import Passes
-from offload.planning.placement import place
 from offload.planning.plan import make_plan
 from offload.planning.request import PlanRequest
-from offload.planning.roofline import LAUNCH_S, LAUNCHES, SEQUENCE_LAUNCHES
 from offload.settings.config import Placement, Speculation
 from offload.units import GIB
 from tests.support.planning import HARDWARE, request
@@ -79,21 +76,6 @@ def test_the_most_sequences_fit_and_one_more_does_not(gpu):
     assert not too_many.fits or too_many.offload != "none"
 
 
-def test_where_even_one_sequence_is_offloaded_more_are_added_until_the_host_is_full():
-    asked = request("Llama-2-7B-128K", "rtx-4090", 131072, method="ar")
-    asked = replace(asked, hardware=replace(asked.hardware, host_memory=200 * GIB))
-    most = most_sequences(asked)
-    assert most == 3
-    assert place(replace(asked, sequences=most)).fits
-    assert not place(replace(asked, sequences=most + 1)).fits
-
-
-def test_how_many_fit_is_not_known_where_the_memory_is_not():
-    asked = small()
-    assert most_sequences(replace(asked, hardware=replace(asked.hardware, memory=None))) is None
-    assert most_sequences(replace(asked, hardware=replace(asked.hardware, memory=GIB // 8))) == 0
-
-
 @pytest.mark.parametrize("gpu", ["cpu", "a100"])
 def test_a_batch_gains_less_with_a_longer_context_and_never_more_than_its_size(gpu):
     fours = []
@@ -103,24 +85,6 @@ def test_a_batch_gains_less_with_a_longer_context_and_never_more_than_its_size(g
         assert alone.plain_gain == alone.gain == pytest.approx(1)
         fours.append(four.plain_gain)
     assert 4 >= fours[0] > fours[1] > fours[2] > 1
-
-
-def test_drafts_get_shorter_in_a_batch_until_plain_decoding_is_best():
-    """The rows of a verification are computed for every sequence, so they stop being free."""
-    asked = request("Llama-3.1-8B", "a100", 1024, method="auto")
-    few, many, most = (make_plan(replace(asked, sequences=count, static_batch=True)) for count in (1, 64, 128))
-    assert few.chosen.gamma2 > many.chosen.gamma2 > most.chosen.gamma2 == 0
-    assert few.speedup > many.speedup > most.speedup == 1
-    assert most.chosen.method == "ar"
-
-
-def test_each_sequence_of_a_batch_on_a_gpu_launches_its_own_attention():
-    asked = request("Llama-3.2-1B", "rtx-4090", 1024, method="ar")
-    eight = replace(asked, sequences=8)
-    launches = Passes(eight, place(eight)).full(1)[0].resources["launches"]
-    assert launches == pytest.approx(16 * (LAUNCHES + 7 * SEQUENCE_LAUNCHES) * LAUNCH_S)
-    static = replace(eight, static_batch=True)
-    assert Passes(static, place(static)).full(1)[0].resources["launches"] == 0
 
 
 def test_in_lock_step_the_slowest_draft_counts():

@@ -6,27 +6,25 @@ from math import ceil
 import pytest
 
 from offload.architecture.known_models import KNOWN
-from offload.architecture.tier_footprint import COPY_BYTES, COPY_S
+from offload.architecture.tier_footprint import COPY_S
 from offload.hardware.rates import READ
-from offload.planning.first_token import PAGE_LAUNCHES, first_selection, first_token
+from offload.planning.first_token import first_selection
 from offload.planning.passes import Passes
 from offload.planning.placement import place
 from offload.planning.plan import make_plan
 from offload.planning.request import PlanRequest
 from offload.planning.roofline import (
-    ALL_REDUCE_S,
     AWAY_LAUNCHES,
     LAUNCH_S,
     LAUNCHES,
     PAGE_ATTENTION_S,
     PAGE_S,
-    REDUCED_LAUNCHES,
     Pass,
     pass_time,
 )
 from offload.settings.config import Placement, Speculation
 from offload.units import GIB
-from scripts.papers import EAGER_LAYER_S, SPLIT_LAYER_S, TABLES, WAIT_S, by_authors, reference_token_s
+from scripts.papers import TABLES, by_authors, reference_token_s
 from tests.support.planning import HARDWARE, request
 
 NO_WORK = Pass(1, 0, 0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, graphed=True)
@@ -114,21 +112,6 @@ def test_the_authors_loop_explains_the_speed_ups_on_chip(name, allowed):
             assert by_authors(row.setup)["speedup"] == pytest.approx(row.published["speedup"], rel=within), row.what
 
 
-def test_a_step_of_the_authors_code_waits_for_the_host_and_launches_without_graphs():
-    """Their full pass is no graph, and one whose layers are split or streamed drafts without one too."""
-    one, two = (
-        published("Llama-2-7B-128K", gpu, "triforce", 8192, gamma=6, offload=offload)
-        for gpu, offload in (("a100", "none"), ("2x-rtx-4090", "none"))
-    )
-    times = [reference_token_s(Passes(plan.request, plan.placed), plan.plain) for plan in (one, two)]
-    assert times[0] == pytest.approx(32 * EAGER_LAYER_S + WAIT_S)
-    assert times[1] == pytest.approx(32 * SPLIT_LAYER_S + WAIT_S + ALL_REDUCE_S)
-
-
-def test_more_layers_stay_than_in_the_paper_where_they_fit():
-    assert make_plan(request("Llama-2-7B-128K", "2x-rtx-4090", LONG, method="ar")).placed.resident_layers >= 12
-
-
 def test_streaming_small_pages_over_a_fast_link_is_bound_by_launches():
     """Llama-3.1-8B at 128K has 26 layers of 128 pages away from an RTX 4090: Python takes longer than a fast link."""
     asked = request(method="ar", placement=Placement(offload="stream", resident_layers=6))
@@ -140,13 +123,6 @@ def test_streaming_small_pages_over_a_fast_link_is_bound_by_launches():
     page = PAGE_ATTENTION_S + (PAGE_S - PAGE_ATTENTION_S) / ceil(together)
     eager = (32 * LAUNCHES + 26 * AWAY_LAUNCHES) * LAUNCH_S
     assert fast.plain.tbt.seconds == pytest.approx(26 * 128 * page + eager, rel=0.01)
-
-
-def test_a_resident_pass_is_a_graph_and_on_two_gpus_is_not():
-    one, two = (make_plan(request("Llama-3.2-1B", gpu, 1024, method="ar")) for gpu in ("rtx-4090", "2x-rtx-4090"))
-    assert one.offload == two.offload == "none"
-    assert one.plain.tbt.resources["launches"] == 0
-    assert two.plain.tbt.resources["launches"] == pytest.approx(16 * (LAUNCHES + REDUCED_LAUNCHES) * LAUNCH_S)
 
 
 def test_gpus_share_the_bandwidth_of_the_host():
@@ -171,23 +147,6 @@ def test_host_attention_is_as_fast_as_the_hosts_cores_but_one():
     assert eight.plain.tbt.seconds == pytest.approx(sixteen.plain.tbt.seconds, rel=0.03)  # bound by memory
     work = replace(NO_WORK, hosted=51.2e9 * READ, hosted_flops=7 * 54e9)
     assert pass_time(work, asked.hardware).seconds == pytest.approx(2.0)  # a second to read, and one to compute
-
-
-def test_a_cpu_launches_nothing():
-    plan = make_plan(request("SmolLM2-135M", "cpu", 8192, method="ar"))
-    assert plan.plain.tbt.resources["launches"] == 0
-
-
-def test_a_first_token_counts_the_copies_of_runs_of_pages():
-    """In chunk order, where four pages of 4 MiB are one copy."""
-    asked = request(method="ar", placement=Placement(offload="stream", resident_layers=6))
-    passes = Passes(asked, replace(place(asked), prefill_order="chunks"))
-    together = ceil(COPY_BYTES / (4 * 2**20))
-    each = PAGE_ATTENTION_S + (PAGE_S - PAGE_ATTENTION_S) / together + PAGE_LAUNCHES * LAUNCH_S
-    chunks = asked.tokens / asked.prefill_chunk
-    operations = 32 * LAUNCHES + 26 * AWAY_LAUNCHES
-    launches = chunks * operations * LAUNCH_S + chunks / 2 * 26 * 128 * each
-    assert first_token(passes).resources["launches"] == pytest.approx(launches)
 
 
 def test_the_first_selection_reads_mean_keys_that_a_prefill_by_layers_made_and_else_all_pages():

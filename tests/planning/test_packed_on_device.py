@@ -8,11 +8,10 @@ import torch
 
 from offload.architecture.known_models import KNOWN
 from offload.architecture.weight_formats import rounded_bits
-from offload.errors import SettingsError
 from offload.planning.plan import make_plan
-from offload.settings.config import EngineConfig, Speculation
+from offload.settings.config import EngineConfig, Placement, Speculation
 from tests.support.planning import request
-from triforce_cli.run import packed_memory
+from triforce_cli.run import plan as planning
 
 SHAPE = KNOWN["Llama-3.1-8B"]
 
@@ -43,10 +42,6 @@ def test_else_they_stay_as_they_are(changes):
 class Model(SimpleNamespace):
     """What is asked of an opened model."""
 
-    def check_kv(self):
-        if not self.can_pack:
-            raise SettingsError("heads of 80 numbers")
-
     def __replace__(self, **changes):
         return Model(**{**vars(self), **changes})
 
@@ -56,21 +51,21 @@ class Model(SimpleNamespace):
     [(131072, True, 1, "packed"), (65536, True, 1, "auto"), (131072, False, 1, "auto"), (131072, True, 2, "auto")],
 )
 def test_a_run_has_the_format_of_its_plan(monkeypatch, tokens, can_pack, ranks, expected):
-    plan = replace(asked_for(), tokens=tokens), None
-    monkeypatch.setattr(packed_memory, "request_on_this_machine", lambda *_: plan)
-    monkeypatch.setattr(packed_memory, "load_measured", lambda terminal: None)
+    plan = replace(asked_for(packs=can_pack), tokens=tokens), None
+    monkeypatch.setattr(planning, "request_on_this_machine", lambda *_: plan)
+    monkeypatch.setattr(planning, "load_measured", lambda terminal: None)
     monkeypatch.setattr(
-        packed_memory,
+        planning,
         "replace",
         lambda each, **new: each.__replace__(**new) if isinstance(each, Model) else replace(each, **new),
     )
     config = EngineConfig(kv="auto")
     group = SimpleNamespace(size=ranks)
     opened = Model(
-        model=Model(device=torch.device("cuda"), group=group, config=config, can_pack=can_pack),
-        settings=Model(engine=config, speculation=Speculation()),
+        model=Model(device=torch.device("cuda"), group=group, config=config),
+        settings=Model(engine=config, speculation=Speculation(), placement=Placement()),
         request=Model(),
     )
-    found = packed_memory.packed_where_it_fits(opened, tokens, None)
+    found = planning.packed_by_plan(opened, tokens, None)
     assert found.model.config.kv == expected
     assert expected == "auto" or found.request.settings.engine.kv == "packed"

@@ -11,20 +11,15 @@ from offload.architecture.known_models import KNOWN
 from offload.errors import OutOfMemory, SettingsError
 from offload.hardware import profiles
 from offload.hardware.rates import describe
-from offload.planning.placement import place
 from offload.planning.plan import make_plan
 from offload.planning.request import PlanRequest
-from offload.planning.roofline import AWAY_LAUNCHES, LAUNCH_S, LAUNCHES, PAGE_S
 from offload.planning.suggestions import suggestions
 from offload.settings.config import Placement, Speculation
-from offload.settings.method_sizes import suggested_budget, tree_nodes
+from offload.settings.method_sizes import tree_nodes
 from offload.settings.placement_settings import OFFLOADS
 from offload.units import GIB
 from tests.support.planning import HARDWARE, request
 from triforce_cli.output.plan_text import PlanReport, plan_text
-
-GPUS = [name for name, one in HARDWARE.items() if one.device == "cuda"]
-
 
 MODELS = st.sampled_from([name for name in KNOWN if name != "Llama-68M"])
 
@@ -102,18 +97,6 @@ def test_sums_caps_and_times_are_consistent(asked):
     assert plan == make_plan(asked)
 
 
-@settings(max_examples=25, deadline=None)
-@given(REQUESTS)
-def test_a_faster_link_is_never_slower(asked):
-    asked = replace(asked, placement=replace(asked.placement, link_gb_s=None))
-    faster = replace(asked, hardware=replace(asked.hardware, link=2 * asked.hardware.link))
-    one, other = make_plan(asked), make_plan(faster)
-    for name in ("ttft", "plain", "chosen"):
-        slow, fast = (getattr(plan, name) for plan in (one, other))
-        slow, fast = (getattr(time, "tbt", time).seconds for time in (slow, fast))
-        assert fast <= slow * 1.0101  # draft lengths are chosen to one percent
-
-
 @settings(max_examples=12, deadline=None)
 @given(REQUESTS)
 def test_every_suggestion_fits(asked):
@@ -124,17 +107,6 @@ def test_every_suggestion_fits(asked):
     assert len({each.text for each in found}) == len(found)
     for each in found:
         assert make_plan(each.request).fits, each.text
-
-
-@pytest.mark.daily("rtx-4090", "2x-rtx-4090")
-@pytest.mark.parametrize("gpu", GPUS)
-def test_more_memory_never_means_fewer_resident_layers(gpu):
-    kept = [
-        make_plan(request("Llama-3.1-70B", gpu, 32768, Placement(memory=size * GIB))).placed
-        for size in range(8, 96, 16)
-    ]
-    layers = [(one.weight_layers, one.resident_layers) for one in kept]
-    assert layers == sorted(layers)
 
 
 def test_a_cache_that_fits_stays_on_the_device():
@@ -165,25 +137,6 @@ def test_prefill_is_in_layer_order_where_layers_fit():
     assert make_plan(request("Llama-2-7B-128K", method="ar")).placed.prefill_order == "layers"
     tight = Placement(memory=15 * GIB)
     assert make_plan(request("Llama-2-7B-128K", placement=tight, method="ar")).placed.prefill_order == "chunks"
-
-
-def test_mean_keys_are_counted_for_the_chunks_that_will_be_selected():
-    """Pages lie in blocks of 16 tokens: a chunk of 8 becomes one of 16, and half as many mean keys are kept."""
-    asked = request("Llama-2-7B-128K", method="retrieval", budget=1024, chunk=8)
-    placed = place(asked)
-    assert placed.resident_layers < asked.shape.layers
-    kept = asked.shape.layers - placed.resident_layers
-    means = kept * asked.shape.kv_heads * (asked.tokens // 16) * (asked.shape.head_dim + 4)  # 8 bits, and a scale
-    selected = asked.shape.kv_bytes(1024 + 16, asked.itemsize)
-    assert means + selected < placed.device.parts["retrieval cache"] < 1.1 * (means + selected)
-
-
-def test_a_gpu_keeps_no_mean_keys_of_resident_layers():
-    """Its keys are read anew for every selection, so smaller chunks take no more memory than their longer table."""
-    sizes = [
-        place(request("Llama-2-7B-128K", "h200", chunk=chunk)).device.parts["retrieval cache"] for chunk in (8, 64)
-    ]
-    assert sizes[0] - sizes[1] <= 2 * 4 * 32 * 32 * 4096 // 8  # of the two middle levels of auto
 
 
 def test_requested_values_are_kept():
@@ -226,29 +179,6 @@ def test_a_plan_begins_with_its_verdict():
     assert "23.3 GiB of GPU memory, 63.9 GiB of host memory, bf16" in first_line(request("Llama-2-7B-128K"))
 
 
-def test_rounded_weights_are_suggested_where_they_fit():
-    asked = request("Llama-3.1-8B", tokens=4096, placement=Placement(memory=10 * GIB, offload="none"), method="lookup")
-    found = suggestions(replace(asked, prefill_chunk=128), [HARDWARE["a100"]])
-    assert "--quantize q8 (lossy)" in [each.change for each in found]
-    assert not any("--quantize" in each.text for each in suggestions(replace(asked, itemsize=4)))
-
-
-def test_a_context_of_one_token_and_a_memory_of_one_byte_are_written_as_such():
-    plan = make_plan(request("SmolLM2-135M", tokens=1, placement=Placement(memory=1), budget=1024, method="ar"))
-    assert plan.shortage().startswith("1 token does not fit: needs ")
-    assert "where 1 B may be used" in plan.shortage()
-    assert (
-        "; 1 token of prompt and answer"
-        in plan_text(PlanReport(make_plan(replace(plan.request, placement=Placement())))).plain
-    )
-
-
-def test_too_many_resident_layers_are_refused_with_the_right_number():
-    asked = request("Llama-2-7B-128K", placement=Placement(resident_layers=20), method="ar")
-    (first, *_) = suggestions(asked)
-    assert first.text == f"--resident-layers {place(first.request).resident_layers}"
-
-
 def test_a_cpu_keeps_everything_unless_its_memory_is_divided():
     cpu = replace(HARDWARE["cpu"], memory=16 * GIB, host_memory=16 * GIB)
     asked = replace(request("SmolLM2-135M", tokens=8192, budget=1024), hardware=cpu)
@@ -287,21 +217,6 @@ def test_a_disk_that_is_too_small_is_refused_with_the_numbers_and_a_way_out():
     assert any(each.text.startswith("--set disk_limit=1GiB") for each in suggestions(plan.request))
 
 
-def test_a_cpu_whose_memory_is_too_small_is_told_of_the_disk():
-    asked = replace(on_disk(memory=400 * 2**20), prefill_chunk=128)
-    asked = replace(asked, placement=replace(asked.placement, disk=None), speculation=Speculation("ar"))
-    assert not make_plan(asked).fits
-    assert suggestions(asked)[0].text.startswith("--disk ")
-
-
-def test_what_fits_packed_is_told_so_first():
-    asked = replace(on_disk(memory=400 * 2**20), prefill_chunk=128, packs=True)
-    asked = replace(asked, placement=replace(asked.placement, disk=None), speculation=Speculation("ar"))
-    asked = replace(asked, tokens=next(n for n in range(1024, 65536, 512) if not place(replace(asked, tokens=n)).fits))
-    assert suggestions(asked)[0].text == "--kv packed, which loses nothing"
-    assert "--kv" not in suggestions(replace(asked, packs=False))[0].text
-
-
 def beside_a_gpu(gigabytes, **changes):
     placement = Placement("stream", disk="/mnt", host_memory=gigabytes * GIB, **changes)
     asked = request("Llama-2-7B-128K", tokens=131072, placement=placement)
@@ -325,44 +240,7 @@ def test_beside_a_gpu_the_disk_takes_the_kv_for_which_host_memory_is_too_small()
     assert any(each.text.startswith("--disk ") for each in suggestions(without))
 
 
-def test_layers_that_borrow_read_the_last_layer_s_keys_again():
-    """From disk and in pages, as over the link."""
-    asked = beside_a_gpu(32)
-    borrowing = replace(asked, shape=replace(asked.shape, borrowing=(4, 0)))
-    one, other = (make_plan(each) for each in (asked, borrowing))
-    layer, pages = asked.shape.layer_kv_bytes(131072, 2), 131072 / page_tokens(asked.shape, 2)
-    for plan, again in ((one, 0), (other, 4)):
-        where, resources = plan.placed, plan.plain.tbt.resources
-        away = plan.request.shape.kv_layers - where.resident_layers
-        assert 0 < where.disk_layers < away
-        assert resources["disk"] == pytest.approx((where.disk_layers + again) * layer / 3e9)
-        assert resources["link"] == pytest.approx((away + again) * layer / plan.request.hardware.link)
-        eager = (plan.request.shape.layers * LAUNCHES + away * AWAY_LAUNCHES) * LAUNCH_S
-        assert resources["launches"] == pytest.approx((away + again) * pages * PAGE_S + eager)
-
-
-def test_a_prompt_copies_no_layer_s_own_embeddings():
-    """Their tables are in host memory, from which only the rows of a chunk's tokens come."""
-    asked = request("Llama-3.2-1B", tokens=4096, method="ar")
-    plan = make_plan(replace(asked, shape=replace(asked.shape, layer_input=256)))
-    assert plan.placed.weight_layers == 16 and plan.host.parts["weights"] == 128256 * 16 * 256 * 2
-    assert plan.ttft.resources["link"] == 0
-
-
 def test_an_unknown_gpu_is_refused():
     bare = profiles.Profile("mine", "", "cuda", 1)
     with pytest.raises(SettingsError, match="profile mine has no rates"):
         describe(bare)
-
-
-@pytest.mark.parametrize(("tokens", "budget"), [(1, 1024), (8192, 1024), (65536, 2048), (131072, 4096), (127000, 4096)])
-def test_the_suggested_budget_is_three_percent(tokens, budget):
-    assert suggested_budget(tokens) == budget
-
-
-@pytest.mark.parametrize("offload", ["none", "stream"])
-def test_the_kv_cache_has_room_for_a_tree(offload):
-    asked = [request(tokens=32_768, gpu="a100", placement=Placement(offload), tree=tree) for tree in ("chain", "1024")]
-    plans = [make_plan(each) for each in asked]
-    kept = [sum(part.parts.get("KV cache", 0) for part in (plan.device, plan.host)) for plan in plans]
-    assert kept[1] - kept[0] == asked[0].shape.kv_bytes(1024, 2)

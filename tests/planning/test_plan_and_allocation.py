@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from offload.architecture.footprint import DEQUANTIZED_BYTES, PAGE_GRAIN
+from offload.architecture.footprint import DEQUANTIZED_BYTES
 from offload.architecture.weight_formats import rounded_bits
 from offload.caches.factory import selected_cache
 from offload.kernels import triton
@@ -180,27 +180,6 @@ def test_prefill_in_layer_order_and_hybrid_verification(name, tokens):
         check(run)
 
 
-def test_pages_of_a_dtype_that_the_native_kernel_does_not_have(monkeypatch):
-    """They are plain keys and values, whose chunks could be of any size."""
-    monkeypatch.setattr(factory, "why_not", lambda *model: "no float16")
-    run = Run(request("7B", 0))
-    with run.started():
-        run.full.cache.store._mean_keys.commit(LONG)
-        run.decode()
-        kept = run.middle.cache._selector._scores
-        assert kept._means.nbytes + kept._scales.nbytes == LAYERS * 32 * (LONG // PAGE_GRAIN) * (128 + 4)
-        assert run.peak <= run.planned()
-
-
-@pytest.mark.long
-def test_a_share_of_a_model_on_two_gpus():
-    run = Run(request("7B", 0, tokens=SHORT, hardware="2x-rtx-4090"))
-    with run.started():
-        run.prefill(CHUNK)
-        run.decode()
-        check(run)
-
-
 def test_streamed_weights():
     asked = request("8B", 0, tokens=SHORT)
     run = Run(asked, weight_layers=1)
@@ -240,18 +219,6 @@ def test_weights_that_stay_quantised(level):
     assert run.weights == pytest.approx(counted["weights"], rel=0.001)  # norms are not counted
     unrounded = _place(plain, "chunks").device.parts
     assert counted["activations"] == unrounded["activations"] + DEQUANTIZED_BYTES
-
-
-@pytest.mark.long
-def test_streamed_quantised_weights():
-    asked = quantized(request("8B", 0, tokens=SHORT), "q4")
-    run = Run(asked, weight_layers=1)
-    with run.started():
-        run.prefill(CHUNK)
-        run.decode()
-        layer = asked.shape.layer_bytes(asked.bits)
-        assert run.peak - 2 * layer <= run.planned()
-        assert run.model._layers._streamed.shape[1] == pytest.approx(layer, rel=0.001)
 
 
 def test_a_selection_at_128k_takes_no_more_than_is_counted_for_it():

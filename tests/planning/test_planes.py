@@ -54,7 +54,7 @@ def test_a_model_whose_plane_a_fits_a_gpu_beside_its_weights_drafts_from_it():
         request_for("Llama-3.1-8B", level=None),  # beside weights and plane A there is no room
         request_for("Qwen3-14B", offload="hybrid"),
         replace(request_for("Qwen3-14B"), speculation=Speculation("auto", middle="streaming")),
-        replace(request_for("Qwen3-14B"), kv="exact"),
+        replace(request_for("Qwen3-14B"), kv="bf16"),
         replace(request_for("Qwen3-14B"), sequences=2),
         request_for("Llama-3.1-8B"),  # all of it fits
     ],

@@ -1,15 +1,27 @@
-"""Blocks that are damaged, of another prompt, truncated by a kill or a full disk, or written by two processes."""
+"""Blocks that are damaged, missing, cut by a kill or a full disk: the output stays, and they are saved again."""
 
 import random
 import shutil
 import time
+import warnings
 
 import pytest
+import torch
 
+from offload import GenerationConfig, Sampling
 from offload.errors import Degraded
+from offload.events import Prefilled
+from offload.prompt_cache import restore as restoring
+from offload.prompt_cache import writer as saving
 from offload.prompt_cache.fingerprint import TOKENS
+from offload.prompt_cache.folder import PromptFolder
 from tests.support.models import ids
-from tests.support.prompt_cache import LENGTH, Process, engine_on, files, said
+from tests.support.prompt_cache import LENGTH, Process, complaints, engine_on, files, said, spoil, tensors
+
+
+@pytest.fixture
+def expected(model_dir):
+    return said(engine_on(model_dir, None), ids(LENGTH))[0]
 
 
 def damaged(data, rng):
@@ -24,45 +36,128 @@ def damaged(data, rng):
     return data[:place] + rng.randbytes(50) + data[place + 50 :]
 
 
-def test_flipped_and_missing_bytes_are_detected(model_dir, home):
-    prompt, rng = ids(LENGTH), random.Random(0)
-    expected, _ = said(engine_on(model_dir, None), prompt)
-    said(engine_on(model_dir, home), prompt)
-    whole = [path.read_bytes() for path in files(home)]
+def test_a_damaged_block_ends_the_restoration_and_is_saved_again(model_dir, home, expected):
+    rng = random.Random(0)
+    said(engine_on(model_dir, home), ids(LENGTH))
+    whole, before = [path.read_bytes() for path in files(home)], tensors(home)
     engine = engine_on(model_dir, home)
-    for _ in range(12):
-        index = rng.randrange(len(whole))
-        path = files(home)[index]
-        data = damaged(whole[index], rng)
-        if data == whole[index]:
-            continue
-        path.write_bytes(data if rng.random() < 0.7 else damaged(whole[index], rng)[: rng.randrange(3000)])
+    for index in (0, 3, 6, 3, 5):
+        while (data := damaged(whole[index], rng)) == whole[index]:
+            pass
+        files(home)[index].write_bytes(data)
         engine.release()  # nothing in memory
-        with pytest.warns(Degraded, match="not used"):
-            answer = said(engine, prompt)
-        assert answer == (expected, 6 * TOKENS)  # all but the damaged one
-        assert path.read_bytes() != data  # it has been replaced
-        engine.release()
-        assert said(engine, prompt) == (expected, 7 * TOKENS)
+        with pytest.warns(Degraded, match="is damaged") as warned:
+            assert said(engine, ids(LENGTH)) == (expected, index * TOKENS)
+        assert len(complaints(warned)) == 1
+        assert tensors(home) == before
+    engine.release()
+    assert said(engine, ids(LENGTH)) == (expected, 7 * TOKENS)
 
 
-def test_the_file_of_another_block_is_not_restored(model_dir, home):
-    prompt = ids(LENGTH)
-    expected, _ = said(engine_on(model_dir, None), prompt)
-    said(engine_on(model_dir, home), prompt)
+def test_a_missing_block_ends_the_restoration_without_a_warning(model_dir, home, expected, recwarn):
+    said(engine_on(model_dir, home), ids(LENGTH))
+    files(home)[2].unlink()
+    assert said(engine_on(model_dir, home), ids(LENGTH)) == (expected, 2 * TOKENS)
+    assert said(engine_on(model_dir, home), ids(LENGTH)) == (expected, 7 * TOKENS)
+    assert not complaints(recwarn)
+
+
+def test_the_file_of_another_block_is_not_restored(model_dir, home, expected):
+    said(engine_on(model_dir, home), ids(LENGTH))
     first, second, *_ = files(home)
-    shutil.copy(second, first)
-    with pytest.warns(Degraded, match="a different block"):
-        assert said(engine_on(model_dir, home), prompt) == (expected, 6 * TOKENS)
-    shutil.copy(model_dir / "model.safetensors", second)
-    with pytest.warns(Degraded, match="a different block"):
-        assert said(engine_on(model_dir, home), prompt) == (expected, 6 * TOKENS)
-    second.unlink()
-    second.mkdir()
-    with pytest.warns(Degraded, match="not used|not saved"):
-        assert said(engine_on(model_dir, home), prompt) == (expected, 6 * TOKENS)
+    for other in (second, model_dir / "model.safetensors"):
+        shutil.copy(other, first)
+        with pytest.warns(Degraded, match="a different block"):
+            assert said(engine_on(model_dir, home), ids(LENGTH)) == (expected, 0)
 
 
+@pytest.mark.parametrize("damage", ["cut", "slow"])
+def test_with_torch_the_rest_of_the_prefill_begins_at_a_chunk_border(model_dir, home, monkeypatch, damage):
+    """Blocks are restored in groups of four, for other chunks would round differently."""
+    said(engine_on(model_dir, home, chunk=512), ids(LENGTH))
+    if damage == "slow":
+        observe = restoring.Race.observe
+        monkeypatch.setattr(restoring.Race, "observe", lambda race, *_: observe(race, 0.15, 0.01))  # of any machine
+        monkeypatch.setattr(restoring, "TRIAL", 0.1)
+    else:
+        spoil(files(home)[2])
+    seen = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", Degraded)
+        answer = said(engine_on(model_dir, home, chunk=512), ids(LENGTH), on_event=seen.append)
+    assert answer == (said(engine_on(model_dir, None, chunk=512), ids(LENGTH))[0], 0)
+    assert [event.done for event in seen if isinstance(event, Prefilled) and event.done] == [512, LENGTH]
+
+
+def test_an_interrupt_keeps_the_blocks_that_were_run(model_dir, home, expected):
+    events = engine_on(model_dir, home).generate(ids(LENGTH), Sampling(temperature=0), GenerationConfig())
+    while next(events).done < 5 * TOKENS:
+        pass
+    events.close()
+    assert (there := len(files(home))) in (4, 5)
+    assert said(engine_on(model_dir, home), ids(LENGTH)) == (expected, there * TOKENS)
+
+
+def test_a_full_disk_is_a_warning(model_dir, home, expected):
+    tokens, restored, warned = Process(model_dir, home, ids(LENGTH), largest_file=20_000).answer()
+    assert (tokens, restored) == (expected, 0)
+    assert len(warned) == 1 and "File too large" in warned[0]
+    assert files(home) == [] == list(home.glob("*/.part-*"))
+
+
+def test_a_folder_that_cannot_be_made_is_one_warning(model_dir, home, expected):
+    engine = engine_on(model_dir, home)
+    shutil.rmtree(home)
+    home.write_text("a file")
+    with pytest.warns(Degraded, match="not saved any further") as warned:
+        answers = [said(engine, ids(LENGTH, seed)) for seed in (0, 1)]
+    assert answers[0] == (expected, 0)
+    assert len(complaints(warned)) == 1
+
+
+def test_a_folder_that_vanishes_under_a_run_changes_no_output(model_dir, home, expected):
+    seen = []
+
+    def remove(event):
+        seen.append(event)
+        if len(seen) in (3, 8):
+            shutil.rmtree(home, ignore_errors=True)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", Degraded)
+        assert said(engine_on(model_dir, home), ids(LENGTH), on_event=remove)[0] == expected
+    said(engine_on(model_dir, home), ids(LENGTH))
+    assert said(engine_on(model_dir, home), ids(LENGTH)) == (expected, 7 * TOKENS)
+
+
+# Disks that are slower than computing ------------------------------------------------------------------------------
+
+
+def test_saving_stops_on_a_disk_that_is_slower_than_the_prefill(model_dir, home, monkeypatch):
+    limit = saving.BlockWriter._limit_delay
+    monkeypatch.setattr(saving.BlockWriter, "_limit_delay", lambda writer, _: limit(writer, 10.0))  # of any machine
+    monkeypatch.setattr(saving, "PATIENCE", 15.0)
+    expected, _ = said(engine_on(model_dir, None), ids(3 * LENGTH))
+    with pytest.warns(Degraded, match="slower than the prefill"):
+        assert said(engine_on(model_dir, home), ids(3 * LENGTH))[0] == expected
+    assert 0 < len(files(home)) < 20
+
+
+def test_reading_that_takes_longer_than_computing_stops(monkeypatch):
+    monkeypatch.setattr(restoring, "TRIAL", 1.0)
+    race = restoring.Race()
+    race.observe(9.0, 0.1)  # the first block's time is that of starting, too
+    for _ in range(4):
+        race.observe(0.2, 0.1)
+    assert not race.lost  # below TRIAL seconds
+    race.observe(0.4, 0.1)
+    assert race.lost
+
+
+# Several processes -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.long
 def test_after_a_kill_at_any_moment_the_next_run_has_the_same_output(model_dir, home, tmp_path):
     prompt = ids(3000)
     expected, _ = said(engine_on(model_dir, None), prompt)
@@ -81,30 +176,22 @@ def test_after_a_kill_at_any_moment_the_next_run_has_the_same_output(model_dir, 
     assert said(engine_on(model_dir, home), prompt) == (expected, 2999 // TOKENS * TOKENS)
 
 
-def test_two_processes_at_once(model_dir, home):
-    prompt = ids(2000)
-    expected, _ = said(engine_on(model_dir, None), prompt)
-    for _ in range(3):
-        both = [Process(model_dir, home, prompt) for _ in range(2)]
-        for tokens, _, warned in [each.answer() for each in both]:
-            assert tokens == expected
-            assert not warned
+@pytest.mark.long
+def test_clearing_the_cache_while_a_prompt_is_saved_does_not_end_the_run(model_dir, home, expected):
+    def clear(event):
+        if isinstance(event, Prefilled):
+            PromptFolder(home).clear()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", Degraded)
+        assert said(engine_on(model_dir, home), ids(LENGTH), on_event=clear)[0] == expected
 
 
-def test_a_full_disk_is_a_warning(model_dir, home):
-    prompt = ids(LENGTH)
-    expected, _ = said(engine_on(model_dir, None), prompt)
-    tokens, restored, warned = Process(model_dir, home, prompt, largest_file=20_000).answer()
-    assert (tokens, restored) == (expected, 0)
-    assert len(warned) == 1
-    assert "File too large" in warned[0]
-    assert files(home) == [] == list(home.glob("*/.part-*"))
-
-
-def test_a_folder_that_cannot_be_made_is_a_warning(model_dir, home):
-    engine = engine_on(model_dir, home)
-    shutil.rmtree(home)
-    home.write_text("a file")
-    expected, _ = said(engine_on(model_dir, None), ids(LENGTH))
-    with pytest.warns(Degraded, match="not saved any further"):
-        assert said(engine, ids(LENGTH)) == (expected, 0)
+def test_a_restored_cache_has_the_bits_of_a_computed_one_after_damage(model_dir, home, operations):
+    said(engine_on(model_dir, home, operations=operations, dtype=torch.bfloat16), ids(LENGTH))
+    spoil(files(home)[4])
+    both = [engine_on(model_dir, each, operations=operations, dtype=torch.bfloat16) for each in (home, None)]
+    with pytest.warns(Degraded):
+        assert len({tuple(said(each, ids(LENGTH))[0]) for each in both}) == 1
+    ours, theirs = (each.idle_session.full.cache.store.read(0, LENGTH) for each in both)
+    assert all(map(torch.equal, ours, theirs))

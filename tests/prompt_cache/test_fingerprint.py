@@ -12,9 +12,8 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType
 
-from offload.api import opened_model
 from offload.api.loader import open_model
-from offload.errors import CheckpointError, Degraded
+from offload.errors import CheckpointError
 from offload.kernels.native.ops import NativeOperations
 from offload.loading import weights_digest
 from offload.prompt_cache import fingerprint
@@ -28,37 +27,23 @@ from tests.support.offloading import native_kernel
 from tests.support.prompt_cache import LENGTH, engine_on, said
 
 
-@pytest.mark.parametrize("change", ["weights", "dtype", "rope", "kernel"])
+@pytest.mark.parametrize("change", ["rope", "kernel"])
 def test_blocks_of_another_fingerprint_are_not_restored(model_dir, home, tmp_path, change):
     prompt, options, other = ids(LENGTH), {}, model_dir
     said(engine_on(model_dir, home), prompt)
-    if change == "dtype":
-        options = {"dtype": torch.bfloat16}
-    elif change == "kernel":
+    if change == "kernel":
         if native_kernel() is None:
             pytest.skip("there is no native kernel here")
         options = {"operations": NativeOperations(native_kernel())}
     else:
-        other, changes = tmp_path / "other", {"seed": 1}
-        if change == "rope":
-            changes = {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0}}
-        make_hf_model("llama", head_dim=32, **changes).save_pretrained(other)
+        other, scaled = tmp_path / "other", {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0}
+        make_hf_model("llama", head_dim=32, rope_parameters=scaled).save_pretrained(other)
     expected, _ = said(engine_on(other, None, **options), prompt)
     assert said(engine_on(other, home, **options), prompt) == (expected, 0)
 
 
-def test_entries_of_another_version_are_ignored(model_dir, home, monkeypatch):
-    prompt = ids(LENGTH)
-    monkeypatch.setattr(fingerprint, "VERSION", fingerprint.VERSION - 1)
-    expected, _ = said(engine_on(model_dir, home), prompt)
-    monkeypatch.undo()
-    assert said(engine_on(model_dir, home), prompt) == (expected, 0)
-    assert said(engine_on(model_dir, home), prompt) == (expected, 7 * TOKENS)
-
-
-@pytest.mark.parametrize("way", ["in place", "renamed", "linked", "in place, again"])
 def test_blocks_are_not_restored_where_others_of_equal_size_and_times_replace_the_weights(
-    model_dir, home, tmp_path, way, monkeypatch
+    model_dir, home, tmp_path, monkeypatch
 ):
     """As `cp -p`, `rsync -t` and archives do, of which some give all files one time."""
     monkeypatch.setattr(weights_digest, "TICK", -1.0)  # also files that were just written are noted
@@ -71,20 +56,13 @@ def test_blocks_are_not_restored_where_others_of_equal_size_and_times_replace_th
     assert weights.stat().st_size == other.stat().st_size
     prompt, old = ids(LENGTH), weights.read_bytes()
     said(engine_on(ours, home), prompt)
-    if way == "renamed":
-        other.rename(weights)
-    elif way == "linked":
-        weights.unlink()
-        weights.symlink_to(other)
-    else:
-        shutil.copy2(other, weights)
+    shutil.copy2(other, weights)
     expected, _ = said(engine_on(ours, None), prompt)
     assert said(engine_on(ours, home), prompt) == (expected, 0)
-    if way == "in place, again":  # the first weights' blocks are found once more
-        weights.write_bytes(old)
-        os.utime(weights, (1e9, 1e9))
-        expected, _ = said(engine_on(ours, None), prompt)
-        assert said(engine_on(ours, home), prompt) == (expected, 7 * TOKENS)
+    weights.write_bytes(old)  # the first weights' blocks are found once more
+    os.utime(weights, (1e9, 1e9))
+    expected, _ = said(engine_on(ours, None), prompt)
+    assert said(engine_on(ours, home), prompt) == (expected, 7 * TOKENS)
 
 
 def fingerprint_of(config, home):
@@ -193,29 +171,6 @@ def test_how_quantised_weights_are_read_is_part_of_the_fingerprint(tmp_path, hom
     first = fingerprint_of(config, home)
     change_config(folder, quantization_config=settings | {"checkpoint_format": "gptq_v2"})
     assert fingerprint_of(config, home) != first
-
-
-@pytest.mark.parametrize("name", ["tokenizer_config.json", "chat_template.jinja", "generation_config.json"])
-def test_other_texts_of_a_model_do_not_change_the_fingerprint(tiny_model_dir, tmp_path, home, name):
-    """What they change are the tokens, over which a block's key is a hash."""
-    shutil.copytree(tiny_model_dir, folder := tmp_path / "model")
-    config = EngineConfig(model=str(folder), device="cpu", kernel="off")
-    first = fingerprint_of(config, home)
-    (folder / name).write_text("{}")
-    assert fingerprint_of(config, home) == first
-
-
-def test_prompts_are_not_cached_where_the_weights_change_while_they_are_loaded(
-    tiny_model_dir, tmp_path, home, monkeypatch
-):
-    shutil.copytree(tiny_model_dir, folder := tmp_path / "model")
-    opened, plain = open_model(EngineConfig(model=str(folder), device="cpu")), opened_model.load_model
-    assert opened.load(prompts=opened.prompt_cache(PromptFolder(home))).prompts is not None
-    monkeypatch.setattr(
-        opened_model, "load_model", lambda *args: (plain(*args), (folder / "model.safetensors").touch())[0]
-    )
-    with pytest.warns(Degraded, match="changed while they were read"):
-        assert opened.load(prompts=opened.prompt_cache(PromptFolder(home))).prompts is None
 
 
 def test_quantised_weights_have_fingerprints_of_their_own(model_dir, tmp_path, home):

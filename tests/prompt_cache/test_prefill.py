@@ -3,8 +3,10 @@
 import pytest
 import torch
 
+from offload import GenerationConfig, Sampling
+from offload.batching.request import BatchRequest
 from offload.errors import Degraded
-from offload.events import Prefilled
+from offload.events import Prefilled, Restored
 from offload.kernels.native.ops import NativeOperations
 from offload.kernels.native.structs import PIECE
 from offload.memory.tier_settings import TierSettings
@@ -13,7 +15,7 @@ from tests.support.models import FAMILY_CASES, ids, make_hf_model
 from tests.support.offloading import SmallPages, native_kernel
 from tests.support.prompt_cache import CHUNK, LENGTH, engine_on, files, said, spoil
 
-METHODS = ["ar", "lookup", "retrieval", "streaming", "triforce", "auto"]
+METHODS = ["ar", "retrieval", "triforce"]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -123,3 +125,29 @@ def test_with_torch_the_rest_is_run_in_the_same_chunks_as_without_a_cache(model_
         assert borders[0][1] == 0  # no blocks of another chunk size are restored
         after = borders[1][borders[1].index(restored) :]
         assert [done for done in borders[0] if done > restored] == [done for done in after if done > restored]
+
+
+@pytest.mark.parametrize("before", [[333, 512, 700], [1200, 600]])
+@pytest.mark.parametrize("chunk", [96, 512])
+def test_torch_restores_the_same_bits_whatever_was_prefilled_before(model_dir, home, before, chunk):
+    """Prompts of one session with a common prefix, compared with a fresh run without a prompt cache."""
+    prompt = ids(LENGTH)
+    engine = engine_on(model_dir, home, dtype=torch.bfloat16, chunk=chunk)
+    engine.reserve(3000)
+    for length in before:
+        said(engine, ids(length) if length <= LENGTH else prompt + ids(length - LENGTH, 1))
+    said(engine, prompt)
+    both = [engine_on(model_dir, each, dtype=torch.bfloat16, chunk=512) for each in (home, None)]
+    for each in both:
+        said(each, prompt)
+    ours, theirs = (each.idle_session.full.cache.store.read(0, LENGTH) for each in both)
+    assert all(map(torch.equal, ours, theirs))
+
+
+def test_scopes_share_no_blocks(model_dir, home, native_operations):
+    def restored(scope):
+        engine = engine_on(model_dir, home, operations=native_operations)
+        wanted = BatchRequest(0, ids(LENGTH), Sampling(temperature=0), GenerationConfig(max_new_tokens=2), scope=scope)
+        return sum(each.tokens for _, each in engine.generate_batch([wanted], 1) if isinstance(each, Restored))
+
+    assert [restored(scope) for scope in ("one", "other", "one", "")] == [0, 0, 896, 0]

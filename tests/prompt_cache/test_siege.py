@@ -37,8 +37,6 @@ def siege(model_dir, home, plain, rounds=3, warned="", **options):
 def test_the_same_and_different_prompts(model_dir, home, plain):
     assert siege(model_dir, home, plain) == [7 * TOKENS] * len(PROMPTS)
     assert not list(home.glob("*/.part-*"))
-    for prompt, expected in zip(PROMPTS, plain, strict=True):  # every entry verifies
-        assert said(engine_on(model_dir, home), prompt) == (expected, 7 * TOKENS)
     assert sum(entry.prompts for entry in entries(PromptFolder(home))) == len(set(map(tuple, PROMPTS)))
 
 
@@ -59,7 +57,7 @@ def test_while_everything_is_removed_again_and_again(model_dir, home, plain):
 
     (thread := Thread(target=clear)).start()
     try:
-        siege(model_dir, home, plain, warned="No such file")  # of a block that was removed at each try
+        siege(model_dir, home, plain, warned="No such file")  # of a block that was removed meanwhile
     finally:
         ended.set()
         thread.join()

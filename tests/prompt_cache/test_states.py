@@ -3,11 +3,9 @@
 import warnings
 
 import pytest
-import torch
 
 from offload import GenerationConfig, Sampling
 from offload.errors import Degraded
-from offload.events import Restored
 from offload.kernels.native.ops import NativeOperations
 from offload.kernels.ops import TorchOperations
 from offload.prompt_cache import writer
@@ -75,14 +73,6 @@ def test_a_conversation_goes_on_in_memory_and_is_saved(new_engine, plain, tmp_pa
     assert said(engine, PROMPT[:600] + ids(400, 5))[1] == 0  # no states there
 
 
-def test_what_is_in_memory_gives_way_to_more_on_disk(new_engine, plain, tmp_path):
-    said(new_engine(tmp_path), PROMPT)
-    engine = new_engine(tmp_path, room=2000)
-    said(engine, PROMPT[:300])
-    found, restored = said(engine, PROMPT)
-    assert found == plain(PROMPT) and restored >= 896 - 300
-
-
 def test_damaged_states_are_not_used_and_saved_again(new_engine, plain, tmp_path, monkeypatch):
     monkeypatch.setattr(writer, "EVERY", 4)
     expected, _ = said(new_engine(tmp_path), PROMPT)
@@ -113,13 +103,3 @@ def test_a_restoration_that_was_given_up_leaves_nothing_wrong(new_engine, plain,
     events.close()
     engine.sessions.prompts = None
     assert said(engine, PROMPT)[0] == plain(PROMPT)
-
-
-def test_restored_bytes_count_the_states(new_engine, tmp_path):
-    said(new_engine(tmp_path), PROMPT)
-    seen = []
-    said(new_engine(tmp_path), PROMPT, on_event=seen.append)
-    (event,) = (each for each in seen if isinstance(each, Restored))
-    shape = new_engine(None).model.shape
-    state = shape.linear.layers * 4 * (shape.linear.state_numbers + 3 * shape.linear.width)
-    assert event.bytes == shape.growing.kv_bytes(896, torch.float32.itemsize) + state

@@ -24,7 +24,7 @@ from tests.support.offloading import CPU, native_kernel
 from tests.support.stores import (
     CAPACITY,
     CHUNK,
-    PACKED,
+    PACKED_TIERS,
     PAGE,
     SOME_STORES,
     STORES,
@@ -49,7 +49,6 @@ CACHES = [*(f"full on {name}" for name in STORES), *SELECTED, *APPROXIMATE, "Str
 TABLES = {
     "block table": TableCache,
     "chunk table": ChunkTableCache,
-    "packed block table": TableCache,
     "plane": PlaneCache,
 }
 
@@ -151,7 +150,7 @@ def _selected(name: str, rope: Rope, dtype: torch.dtype) -> Subject:
     if table and not is_chunks and native_kernel() is None:
         pytest.skip("there is no native kernel here")
     stores = {ChunkTableCache: "plain", None: name.split(" of ")[-1]}
-    store = PACKED if "packed" in name else stores.get(table, "blocks")
+    store = PACKED_TIERS[2] if table is PlaneCache else stores.get(table, "blocks")
     full = FullCache(new_store(store, dtype), rope, CAPACITY)
     prompt = Subject(full, rope, dtype, [], 0, (), 0, "")
     everything = "everything" in name

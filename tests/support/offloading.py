@@ -14,10 +14,10 @@ from offload.kernels.native.ops import NativeOperations
 from offload.kernels.ops import TorchOperations
 from offload.loading.formats.safetensors import FolderCheckpoint
 from offload.loading.weights import load_model
+from offload.memory.disk_link import StagedLink
 from offload.memory.factory import TieredStoreFactory
 from offload.memory.host_memory import host_memory
 from offload.memory.link import SimulatedLink
-from offload.memory.staged_link import StagedLink
 from offload.memory.tier_settings import TierSettings
 from tests.support.models import make_hf_model
 

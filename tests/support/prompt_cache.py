@@ -24,7 +24,7 @@ from offload.prompt_cache import restore as restoring
 from offload.prompt_cache import writer as saving
 from offload.prompt_cache.folder import PromptFolder
 from offload.prompt_cache.prefill import PromptCache
-from offload.settings.kv_formats import EXACT
+from offload.settings.kv_formats import BF16
 from tests.support.forked import CONTEXT, start_server
 
 CPU = torch.device("cpu")
@@ -63,7 +63,7 @@ def engine_on(
     limit=1 << 30,
     chunk=CHUNK,
     room=0,
-    kv=EXACT,
+    kv=BF16,
 ):
     """Make an engine with a tiny model, with a prompt cache in `home`, and reserve sessions of `room` tokens.
 

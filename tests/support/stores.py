@@ -19,12 +19,12 @@ from offload.memory.factory import TieredStoreFactory
 from offload.memory.factory import new_store as make_store
 from offload.memory.paged_store import PagedStore, PagePool
 from offload.memory.store import Store
-from offload.settings.kv_formats import EXACT
+from offload.settings.kv_formats import BF16
 from tests.support.models import make_hf_model
 from tests.support.offloading import CPU, SHAPE, make_link, native_kernel, random_delays, settings, staged_link
 
 CAPACITY, PAGE, CHUNK = 320, 32, 16  # tokens
-PLACEMENTS = [("stream", 0), ("host", 0), ("hybrid", 0), ("hybrid", 1), ("stream", 2), ("stream", 3)]
+PLACEMENTS = [("stream", 0), ("host", 0), ("hybrid", 1), ("stream", 3)]
 TIERED = [f"{kind} {mode} {resident} resident" for kind in ("tiered", "native tiered") for mode, resident in PLACEMENTS]
 ON_DISK = ["tiered disk 0 resident", "native tiered disk 1 resident", "tiered staged 0 resident"]
 STORES = ["plain", "blocks", *TIERED, *ON_DISK]
@@ -47,7 +47,7 @@ def tiny_shape() -> ModelShape:
 
 def quantization(name: str) -> str:
     """Return the format of a store's keys and values, by its name."""
-    return next((kind for kind in (*ERRORS, "packed") if kind in name.split()), EXACT)
+    return next((kind for kind in (*ERRORS, "packed") if kind in name.split()), BF16)
 
 
 def new_store(name: str, dtype=torch.float32, capacity: int = CAPACITY) -> Store:
@@ -60,7 +60,7 @@ def new_store(name: str, dtype=torch.float32, capacity: int = CAPACITY) -> Store
         return PagedStore(PagePool(kernel, shape, 2 * capacity // BLOCK, dtype), capacity)
     if not placement:
         return make_store(kernel, shape, capacity, dtype, CPU, kv)
-    mode, resident, page = placement[0], int(placement[1]), PAGE if kv == EXACT else WINDOW
+    mode, resident, page = placement[0], int(placement[1]), PAGE if kv == BF16 else WINDOW
     operations, folder = TorchOperations() if kernel is None else NativeOperations(kernel), Path(tempfile.gettempdir())
     link, more = make_link(before=random_delays(0)), {}
     if mode == "disk":

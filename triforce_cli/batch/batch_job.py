@@ -1,43 +1,69 @@
-"""Runs a batch: surveys its lines, plans for the longest, and answers them here or on a Ray cluster."""
+"""Runs a batch: parses its lines, plans for the longest item, and answers them here or on a Ray cluster."""
 
-from dataclasses import asdict, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from offload.settings.method_sizes import forgets
 
 from ..distributed.rank import broadcast
 from ..options.command_request import OutputOptions, Request
 from ..output.batch_display import BatchDisplay
 from ..output.terminal import Terminal
 from ..run.job import Job, Load
-from ..run.model_request import open_request, stretch
+from ..run.model_request import ModelRequest, open_request, stretch
 from ..signals import DONE
-from .batch_files import Survey, survey
-from .batch_run import BatchOptions, BatchRun
+from .batch_item import BadLine, BatchItem, NumberedLine, parse_lines
+from .batch_run import BatchRun, opened_for
+from .result_file import ResultFile
+
+_ENCODED = 4  # items that are tokenized to find the longest, unless they do not fit the context
+_BYTES_A_TOKEN = 4
+
+
+@dataclass(frozen=True, slots=True)
+class BatchOptions:
+    """A batch: its lines, where the results go (None: stdout), and how many run together, a number or "auto".
+
+    Only the first rank has lines and results. `name` is the file's; `cluster` is the address of the Ray cluster that
+    answers them, if one does.
+    """
+
+    lines: Sequence[NumberedLine]
+    name: str
+    results: ResultFile | None
+    parallel: int | str
+    cluster: str | None = None
 
 
 def run_batch(
     batch: BatchOptions, request: Request, terminal: Terminal, output: OutputOptions, display: BatchDisplay
 ) -> int:
-    """Answer all requests; return the exit code, FAILED if one of them has an error. Raises TriforceError."""
-    opened = open_request(request, terminal, output.quiet)
-    finished = batch.results.finished if batch.results is not None else set()
-    alone = replace(opened, request=replace(request, group=None))  # rank 0 surveys, while the others wait for it
-    found = Survey(**broadcast(request.group, lambda: asdict(survey(batch.file, alone, finished))))
-    if found.answered and not output.quiet:
-        have = f"requests {'has' if found.answered == 1 else 'have'} a result already"
-        total = found.requests + found.answered
-        terminal.note(f"{found.answered:,} of {total:,} {have}: not run again, even if a prompt has changed")
-    if not found.requests:
+    """Answer all items; return the exit code, FAILED if one of them has an error. Raises TriforceError."""
+    finished = [] if batch.results is None else list(batch.results.finished)
+    lines, finished = broadcast(request.group, lambda: (batch.lines, finished))
+    items, answered = parse_lines(lines, set(finished), batch.name)
+    if answered and not output.quiet:
+        have = f"requests {'has' if answered == 1 else 'have'} a result already"
+        total = len(items) + answered
+        terminal.note(f"{answered:,} of {total:,} {have}: not run again, even if a prompt has changed")
+    if not items:
         return DONE
+    opened = open_request(request, terminal, output.quiet)
+    longest = broadcast(request.group, lambda: longest_of(items, replace(opened, request=replace(request, group=None))))
     if request.extend_context:
-        opened = replace(opened, model=stretch(opened.model, found.longest, terminal))
+        opened = replace(opened, model=stretch(opened.model, longest, terminal))
     opened.print_settings(opened.settings.generation.max_new_tokens, terminal, output.verbose)
+    write = display.write if batch.results is None else batch.results.write
     if batch.cluster is not None and not request.dry_run:
         from .ray_batch import run_on_cluster
 
-        return run_on_cluster(batch, opened, found, terminal, output, display)
-    job = Job(opened, found.longest, terminal, output, display)
-    own = job.parallel(batch.parallel, found.requests)
+        texts = dict(lines)
+        run = BatchRun(items, write, batch.results is not None, opened, terminal, output, display)
+        return run_on_cluster(batch.cluster, run, texts, longest, batch.parallel)
+    job = Job(opened, longest, terminal, output, display)
+    own = job.parallel(batch.parallel, len(items))
     parallel = broadcast(request.group, lambda: own)
-    if job.is_offloaded and batch.parallel != 1 and found.requests > 1 and not output.quiet:
+    if job.is_offloaded and batch.parallel != 1 and len(items) > 1 and not output.quiet:
         terminal.note("keys and values, or experts, are offloaded: one sequence at a time")
     if request.dry_run and not output.quiet:
         terminal.note(f"the plan is that of the longest request; {parallel} run together")
@@ -45,9 +71,36 @@ def run_batch(
     def work(load: Load) -> int:
         generator = load()
         display.hide()
-        display.expect(found.requests)
-        results = batch.writer(display), batch.results is not None
-        run = BatchRun(batch.lines(), *results, opened, generator, finished, terminal, output, display)
-        return run.run(parallel)
+        display.expect(len(items))
+        return BatchRun(items, write, batch.results is not None, opened, terminal, output, display).run(
+            generator, parallel
+        )
 
     return job.run(work)
+
+
+def longest_of(items: Sequence[BatchItem | BadLine], opened: ModelRequest) -> int:
+    """Return the tokens of the longest sequence, prompt and answer.
+
+    It is an estimate, from the bytes of all prompts and the tokens of the longest ones. One that does not fit the
+    context counts only with --extend-context.
+    """
+    usual = opened.settings.generation.max_new_tokens
+
+    def size(item: BatchItem) -> float:
+        text = len(item.prompt.encode()) + len((item.system or "").encode())
+        return text / _BYTES_A_TOKEN + item.options.get("max_new_tokens", usual)
+
+    is_stretched = opened.request.extend_context and not forgets(opened.settings.speculation)
+    found: list[int] = []
+    for item in sorted((each for each in items if isinstance(each, BatchItem)), key=size, reverse=True):
+        try:
+            ours = opened_for(opened, item)
+            ids = ours.encode(item.prompt)
+            new = ours.settings.generation.max_new_tokens
+            found.append(len(ids) + new if is_stretched else ours.prompt(ids).length)
+        except Exception:  # of any kind: it is reported when the item's turn comes
+            continue
+        if len(found) == _ENCODED:
+            break
+    return max(found, default=opened.context)

@@ -1,1 +1,1 @@
-"""The methods of decoding beside each other on one prompt."""
+"""`bench`: methods x contexts x temperatures on one prompt; lossy modes beside the exact one."""

@@ -1,55 +1,40 @@
-"""A benchmark with its model opened: all checks that need no weights, and the cells in the order in which they run."""
+"""A benchmark whose model is opened: all checks that need no weights."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from itertools import product
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 from offload.api.opened_model import OpenModel
-from offload.errors import SettingsError
+from offload.errors import PromptError
 from offload.memory.tier_settings import TierSettings
 from offload.settings.config import Sampling, Speculation
 from offload.settings.method_sizes import has_draft_model
-from offload.units import size_text
+from offload.units import counted
 
 from ..distributed.rank import broadcast
+from ..options.command_request import Request
 from ..options.mode_checks import warn_of_chunks
-from ..options.settings import Settings
 from ..output.terminal import Terminal
-from ..run.job import check_sequences
 from ..run.model_request import open_shared_model, stretch
-from ..run.processor import processor
-from .axes import AXES, BATCH, CONTEXT, points
-from .benchmark import Benchmark, BenchRequest, note_grouped, plan_bench_tiers
-from .cells import Cell, Weights, digest, weights_of
-from .compared import BASE, TREES, speculations
-from .ladder import in_order
-from .peer import Peer
-from .peers import Local
-from .prompts import BenchPrompt, open_prompts
-from .report import LADDER
-
-_FORGOTTEN = (
-    "method",
-    "stop",
-    "profile",
-    "cache",
-    "cache_limit",
-    "join_timeout",
-    "disk",
-    "disk_limit",
-    "model",
-)
+from ..run.plan import fewest_on_device, plan_tiers
+from .methods import BASE, speculations
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
-    """The settings of one combination of values."""
+class BenchRequest:
+    """A request and what to compare: all methods at each context and temperature.
 
-    values: Mapping[str, Any]
-    settings: Settings
-    sampling: Sampling
-    speculations: Mapping[str, Speculation]
+    Args:
+        methods: as `parse_methods` returns them; None is all that can run.
+        contexts: first tokens of the text to use; empty for all of them.
+        temperatures: empty for the model's own.
+    """
+
+    request: Request
+    text: str
+    methods: tuple[str, ...] | None
+    contexts: tuple[int, ...]
+    temperatures: tuple[float, ...]
+    repeats: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,206 +42,89 @@ class OpenBench:
     """A benchmark that has been checked against its model; the weights are not loaded.
 
     Args:
-        widest: the longest prompt with the most new tokens, and the methods of all points.
-        cells: each with its point, grouped by prompt and context, plain decoding first.
-        base: of each cell, that which it is compared with: plain decoding's, or its method's batch 1.
-        digests: of each prompt's first tokens, by its number, the context and the batch.
-        weights: what identifies the model's weights, where runs are kept; and the draft model's.
+        ids: the tokens of the longest prompt.
+        contexts: the lengths of the prompts, ascending.
+        samplings: by temperature.
+        tiers: one placement for all methods; None where everything is on the device.
     """
 
     asked: BenchRequest
     model: OpenModel
-    prompts: Sequence[BenchPrompt]
-    widest: Benchmark
-    cells: Mapping[Cell, Point]
-    base: Mapping[Cell, Cell]
-    digests: Mapping[tuple[int, int | None, int], str]
-    weights: Weights
+    ids: list[int]
+    contexts: tuple[int, ...]
+    methods: Mapping[str, Speculation]
+    samplings: Mapping[float, Sampling]
+    tiers: TierSettings | None
 
-    def ids(self, cell: Cell) -> list[int]:
-        """Return a cell's prompt."""
-        return self.prompts[cell.prompt].first(cell.context)
+    @property
+    def longest(self) -> int:
+        """Return the tokens of the longest prompt and its output."""
+        return len(self.ids) + self.asked.request.settings.generation.max_new_tokens
 
-    def sequences(self, cell: Cell) -> list[list[int]]:
-        """Return the prompts that a cell decodes together."""
-        return self.prompts[cell.prompt].sequences(cell.batch, cell.context)
-
-    def peer(self, cell: Cell) -> Peer | None:
-        """Return the program that a cell measures, if it is not this one."""
-        return next((peer for peer in self.asked.peers if peer.name == cell.method), None)
-
-    def benchmark(self, cell: Cell) -> Benchmark:
-        point = self.cells[cell]
-        return replace(
-            self.widest,
-            settings=point.settings,
-            ids=self.ids(cell),
-            sampling=point.sampling,
-            speculations=dict(point.speculations),
-        )
-
-    def facts(self, cell: Cell, repeat: int) -> dict[str, Any]:
-        """Return what identifies a run of a cell: see `records.identity`."""
-        point = self.cells[cell]
-        speculation = point.speculations[cell.method]
-        model = replace(self.model, speculation=speculation)
-        described = settings_of_run(model, point.settings, point.sampling, self.weights, self.widest.tiers)
-        peer = self.peer(cell)
-        described |= {"peer": peer.facts} if peer is not None else {}
-        return {
-            "prompt": self.prompts[cell.prompt].name,
-            "prompt_sha256": self.digests[cell.prompt, cell.context, cell.batch],
-            "prompt_tokens": len(self.ids(cell)),
-            "method": cell.method,
-            "repeat": repeat,
-            "settings": described | ({BATCH: cell.batch} if cell.batch > 1 else {}),
-            "machine": {"name": processor(self.model.device)},
-        }
-
-
-def settings_of_run(
-    model: OpenModel, settings: Settings, sampling: Sampling, weights: Weights, tiers: TierSettings | None
-) -> dict[str, Any]:
-    """Return the settings that the result of a run depends on, with what identifies the weights."""
-    speculation = model.speculation
-    described = settings.described(sampling) | asdict(speculation)
-    unread = [axis.name for axis in AXES.values() if not axis.is_read_by(speculation)]
-    kept = {name: value for name, value in described.items() if name not in (*_FORGOTTEN, *unread)}
-    device = {"device": model.device.type, "kernel": model.kernel, "dtype": str(model.dtype)}
-    # The placement that was planned: the free memory decides it where it is not given.
-    placement = None if tiers is None else asdict(tiers) | {"disk": tiers.disk is not None}
-    placed = {"context": model.checkpoint.shape.context, "tiers": placement}
-    return {"model": settings.engine.model, **kept, **device, **weights.read_by(speculation), **placed}
+    def memory_of(self, method: Speculation, context: int) -> int:
+        """Return the bytes of a method beside the model's weights: KV caches, and a draft model where it uses one."""
+        draft = self.model.draft if has_draft_model(method) else None
+        length = context + self.asked.request.settings.generation.max_new_tokens
+        need = replace(self.model, speculation=method, draft=draft).estimate(length)
+        return need.kv + need.retrieval + need.draft
 
 
 def open_bench(asked: BenchRequest, terminal: Terminal, quiet: bool) -> OpenBench:
-    """Open the model and check all points before the weights are loaded. Raises TriforceError."""
+    """Open the model and check everything before the weights are loaded. Raises TriforceError."""
     request, settings = asked.request, asked.request.settings
-    by_point = [(values, _with(settings, values)) for values in points(asked.axes)]
-    methods = [(values, each, speculations(asked.methods, each.speculation)) for values, each in by_point]
-    _check_peers(asked)
-    distinct = dict.fromkeys(one for _, _, row in methods for one in row.values())
-    every = {BASE: methods[0][2][BASE]} | {str(number): one for number, one in enumerate(distinct)}
-    widest = next((method for method in every.values() if has_draft_model(method)), every[BASE])
-    compared = {"methods": list(methods[0][2]), "repeats": asked.repeats, "context": asked.contexts}
-    compared |= {"extend_context": request.extend_context, "prompts": asked.excerpts, "lists": dict(asked.axes)}
-    model = open_shared_model(request, widest, compared, terminal, quiet)
-    packed = broadcast(request.group, lambda: [p.packed() for p in open_prompts(asked, model.tokenizer, terminal.warn)])
-    prompts = [BenchPrompt.unpacked(*prompt) for prompt in packed]
-    longest = max((prompt.ids for prompt in prompts), key=len)
-    new_tokens = max(each.generation.max_new_tokens for _, each in by_point)
+    methods = speculations(asked.methods, settings.speculation)
+    widest = next((method for method in methods.values() if has_draft_model(method)), methods[BASE])
+    compared = {"methods": list(methods), "contexts": asked.contexts, "temperatures": asked.temperatures}
+    model = open_shared_model(request, widest, compared | {"repeats": asked.repeats}, terminal, quiet)
+    ids, contexts = prompt_tokens(model, asked.text, asked.contexts, request)
+    new_tokens = settings.generation.max_new_tokens
     if request.extend_context:
-        model = stretch(model, len(longest) + new_tokens, terminal)
-    model.new_tokens(len(longest), new_tokens, exact=True)
-    settings = _with(settings, {"max_new_tokens": new_tokens})
-    own = _own_sampling(asked, model, terminal)
-    benchmark = Benchmark(settings, model, longest, settings.sampling(own), every, None)
+        model = stretch(model, len(ids) + new_tokens, terminal)
+    model.new_tokens(len(ids), new_tokens, exact=True)
+    bench = OpenBench(asked, model, ids, contexts, methods, _samplings(asked, model, terminal), None)
     if not request.dry_run:
-        benchmark = replace(benchmark, tiers=plan_bench_tiers(benchmark, terminal))
-    warn_of_chunks(model, settings, distinct, len(longest) + new_tokens, benchmark.tiers is not None, terminal)
-    alike = {peer.name: every[BASE] for peer in asked.peers}  # they decode as ar does
-    opened = [Point(values, each, each.sampling(own), row | alike) for values, each, row in methods]
-    for peer in () if request.dry_run else asked.peers:
-        peer.open(model, len(longest) + new_tokens)
-        if isinstance(peer, Local) and not quiet:
-            need = model.estimate(len(longest) + new_tokens)
-            terminal.note(f"{peer.name} loads the model again: {size_text(need.weights + need.kv)} more memory")
-    cells, base = _cells(asked, len(prompts), opened)
-    places = dict.fromkeys((cell.prompt, cell.context, cell.batch) for cell in cells)
-    digests = {place: _digest(prompts[place[0]], *place[1:]) for place in places}
-    weights = Weights()
-    if asked.points is not None:
-        weights = Weights(**broadcast(request.group, lambda: asdict(weights_of(model, request.home))))
-    opened_bench = OpenBench(asked, model, prompts, benchmark, cells, base, digests, weights)
-    _check_batches(opened_bench)
-    for context in asked.contexts or ():
-        note_grouped(context, terminal)
-    return opened_bench
+        bench = replace(bench, tiers=_plan_tiers(bench, terminal))
+    warn_of_chunks(model, settings, methods.values(), bench.longest, bench.tiers is not None, terminal)
+    return bench
 
 
-def _check_peers(asked: BenchRequest) -> None:
-    """Raise SettingsError for what other programs do not run as this one does."""
-    group = asked.request.group
-    if asked.peers and group is not None and group.size > 1:
-        raise SettingsError("--peers runs beside one process", "leave --tensor-parallel out")
-    if asked.peers and asked.request.extend_context:
-        raise SettingsError("--peers run the model's own context", "leave --extend-context out")
+def prompt_tokens(
+    model: OpenModel, text: str, contexts: tuple[int, ...], request: Request
+) -> tuple[list[int], tuple[int, ...]]:
+    """Return the tokens of the longest prompt and the lengths of all, ascending. Raises PromptError."""
+    ids = broadcast(request.group, lambda: model.tokenizer.encode(text, special_tokens=True))
+    lengths = tuple(sorted(contexts or (len(ids),)))
+    if lengths[-1] > len(ids):
+        raise PromptError(
+            f"the prompt has {counted(len(ids), 'token')}, fewer than --context {lengths[-1]:,}",
+            f"give a longer text, or use --context {len(ids)}",
+        )
+    return ids[: lengths[-1]], lengths
 
 
-def _digest(prompt: BenchPrompt, context: int | None, batch: int) -> str:
-    sequences = prompt.sequences(batch, context)
-    return digest(sequences[0] if batch == 1 else sequences)
+def _samplings(asked: BenchRequest, model: OpenModel, terminal: Terminal) -> dict[float, Sampling]:
+    """Return the sampling of each temperature.
 
-
-def _check_batches(bench: OpenBench) -> None:
-    """Raise SettingsError for batches that cannot run, OutOfMemory for those that do not fit."""
-    benchmark, model = bench.widest, bench.model
-    if max(bench.asked.batches) == 1 or bench.asked.request.dry_run:
-        return
-    if benchmark.tiers is not None or model.group.size > 1:
-        raise SettingsError("--batch needs all keys and values in this process's memory", "leave --batch out")
-    for cell, point in bench.cells.items():
-        if cell.batch > 1:
-            length = len(bench.ids(cell)) + point.settings.generation.max_new_tokens
-            method = replace(model, speculation=point.speculations[cell.method])
-            check_sequences(method, point.settings, length, cell.batch, "--batch")
-
-
-def _own_sampling(asked: BenchRequest, model: OpenModel, terminal: Terminal) -> Sampling:
-    """Return the sampling to which the given settings are added: the model's own, unless temperatures are compared.
-
-    At temperature 0 the model's own penalties and limits do not apply: for points that differ in nothing else, they
-    apply at no temperature.
+    At temperature 0 the model's own penalties and limits do not apply: where temperatures are compared, they apply at
+    none of them, so that the rows differ in nothing else.
     """
-    if "temperature" not in asked.axes:
-        return model.sampling
-    if replace(model.sampling, temperature=Sampling().temperature) != Sampling():
-        terminal.note("several temperatures: the program's defaults hold in place of the model's own sampling")
-    return Sampling()
+    settings, own = asked.request.settings, model.sampling
+    if len(asked.temperatures) > 1:
+        if replace(own, temperature=Sampling().temperature) != Sampling():
+            terminal.note("several temperatures: the program's defaults hold in place of the model's own sampling")
+        own = Sampling()
+    if not asked.temperatures:
+        sampling = settings.sampling(own)
+        return {sampling.temperature: sampling}
+    values = dict(settings.values)
+    return {t: replace(settings, values=values | {"temperature": t}).sampling(own) for t in asked.temperatures}
 
 
-def _with(settings: Settings, values: Mapping[str, Any]) -> Settings:
-    """Return the settings with other values of some. Raises SettingsError for a combination that cannot be."""
-    groups = {}
-    for group in ("generation", "speculation"):
-        old = getattr(settings, group)
-        groups[group] = replace(old, **{name: each for name, each in values.items() if hasattr(old, name)})
-    return replace(settings, values=dict(settings.values) | dict(values), **groups)
-
-
-def _cells(asked: BenchRequest, prompts: int, opened: Sequence[Point]) -> tuple[dict[Cell, Point], dict[Cell, Cell]]:
-    """Return all cells and their bases. What a method does not read is run once."""
-    cells: dict[Cell, Point] = {}
-    base: dict[Cell, Cell] = {}
-    contexts = sorted(asked.contexts or (None,), key=lambda tokens: tokens or 0)
-    places = list(product(range(prompts), contexts))
-    for prompt, context in in_order(places) if asked.kind == LADDER else places:
-        for batch, point in product(sorted(asked.batches), opened):
-            if not asked.includes({CONTEXT: context, BATCH: batch, **point.values}):
-                continue
-            of_point = {name: _cell(prompt, context, batch, name, point) for name in point.speculations}
-            for cell in of_point.values():
-                cells.setdefault(cell, point)
-                base.setdefault(cell, of_point[BASE])
-    return _in_turn(asked, cells) if asked.in_turn else (cells, base)
-
-
-def _in_turn(asked: BenchRequest, cells: Mapping[Cell, Point]) -> tuple[dict[Cell, Point], dict[Cell, Cell]]:
-    """Return the cells of the methods asked for, by method, and as their base the same method's batch 1."""
-    named = asked.methods or ()
-    kept = sorted((cell for cell in cells if cell.method in named), key=lambda cell: _order(cell.method, named))
-    return {cell: cells[cell] for cell in kept}, {cell: replace(cell, batch=1) for cell in kept}
-
-
-def _order(method: str, named: Sequence[str]) -> int:
-    return -1 if method == BASE else named.index(method)
-
-
-def _cell(prompt: int, context: int | None, batch: int, method: str, point: Point) -> Cell:
-    speculation = point.speculations[method]
-    read = {name: value if AXES[name].is_read_by(speculation) else None for name, value in point.values.items()}
-    name = method.partition(":")[0]
-    own = {"tree"} if ":tree=" in method or name in TREES else set()  # a tree of its own
-    own |= {"tree_sampling"} if name in TREES else set()
-    read |= dict.fromkeys(own & read.keys())
-    return Cell(prompt, context, method, tuple(read.items()), batch)
+def _plan_tiers(bench: OpenBench, terminal: Terminal) -> TierSettings | None:
+    """Return one placement for all methods: that of the method with the fewest layers on the device."""
+    model, settings = bench.model, bench.asked.request.settings
+    found = [
+        plan_tiers(replace(model, speculation=each), replace(settings, speculation=each), bench.longest, terminal)
+        for each in bench.methods.values()
+    ]
+    return fewest_on_device([tiers for tiers in found if tiers is not None])

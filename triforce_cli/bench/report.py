@@ -1,215 +1,177 @@
-"""The report of a measurement: its rows and conditions, as JSON, as CSV and as pivot tables. Imports no engine."""
+"""The report of a benchmark: a row for each method, context and temperature; as JSON and as one table."""
 
 from __future__ import annotations
 
-import csv
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from importlib.metadata import version
-from io import StringIO
-from statistics import mean, median
-from typing import TYPE_CHECKING, Any
+from statistics import median
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..output.format import percent, rounded
+from rich.text import Text
+
+from offload.metrics import Summary
+from offload.units import counted
+
+from ..output.format import accepted, duration, milliseconds, rounded
+from ..output.tables import SEPARATOR, Column, lines_text, table
 from ..run.processor import processor
-from .axes import AXES
-from .compared import BASE
+from .methods import BASE
 
 if TYPE_CHECKING:
     import torch
 
-BENCH, BATCHES, GRID, QUALITY, LADDER = "bench", "bench_batch", "bench_grid", "quality", "bench_ladder"  # of reports
-_ROWS = {
-    BENCH: "methods",
-    BATCHES: "batches",
-    GRID: "points",
-    QUALITY: "modes",
-    LADDER: "steps",
-}  # what JSON calls their rows
-ACCEPTANCE, ACCEPTED = "acceptance", "accepted_of_drafted"
-BY_PAIR = {ACCEPTANCE: "acceptance a token", ACCEPTED: "accepted of drafted"}  # measures by "drafter -> verifier"
-
-Row = Mapping[str, Any]
+LARGEST_SPREAD = 0.10  # of the rates of a method's runs; above, a note says so
+_MEDIANS = ("tbt_median_s", "tbt_p95_s", "tokens_per_s", "tokens_per_verification")
+_BY_PAIR = ("acceptance", "accepted_of_drafted", "time_share")
 
 
-@dataclass(frozen=True, slots=True)
-class Measure:
-    """A measure of a row, with what it is called and how it is written."""
+class Cell(NamedTuple):
+    """A row: tokens of the prompt, temperature and method."""
 
-    name: str
-    title: str
-    text: Callable[[float], str]
-
-
-SHOWN = (
-    Measure("speedup", "speedup over ar", "{:.2f}".format),
-    Measure("tokens_per_s", "tokens/s", "{:.2f}".format),
-    Measure("tokens_per_verification", "tokens/verification", "{:.2f}".format),
-)
+    context: int
+    temperature: float
+    method: str
 
 
 @dataclass(frozen=True, slots=True)
+class Run:
+    """One generation. `differs_at`, `lossless` and `margin` compare it with plain decoding's output."""
+
+    summary: Summary
+    tokens: list[int]
+    ttft_s: float
+    seconds: float
+    memory_bytes: int
+    differs_at: int | None
+    lossless: bool | None
+    margin: float | None
+
+
+@dataclass(slots=True)
 class Report:
-    """What was measured.
+    """What was measured: the machine and the request, and the runs of each cell."""
 
-    Args:
-        kind: the type of its JSON object, which decides about the tables and the charts too.
-        facts: the machine and the request.
-        rows: one for each method, mode or point that has run; everything in them is part of the JSON object.
-        axes: the values of each setting that varies.
-        shown: the measures that have a table each, where a setting varies.
-        profiles: likewise, measures that are several numbers, by a name.
-        other_load: cores that other processes used; None where it was not measured.
-    """
-
-    kind: str
     facts: Mapping[str, Any]
-    rows: Sequence[Row]
-    axes: Mapping[str, Sequence[Any]] = field(default_factory=dict)
-    shown: Sequence[Measure] = SHOWN
-    profiles: Sequence[Measure] = ()
-    other_load: float | None = None
+    cells: dict[Cell, list[Run]] = field(default_factory=dict)
+    interrupted: bool = False
 
-    def as_json(self, interrupted: bool) -> dict[str, Any]:
-        """Return everything; settings and axes have all their digits."""
-        exact: dict[str, Any] = {"settings": self.facts["settings"]}
-        if self.kind in (GRID, LADDER):
-            exact["axes"] = {name: list(values) for name, values in self.axes.items()}
-        found = {**self.facts, "other_load_cores": self.other_load, _ROWS[self.kind]: list(self.rows)}
-        return {"type": self.kind, "interrupted": interrupted, **rounded(found), **exact}
+    def as_json(self) -> dict[str, Any]:
+        """Return everything. The settings have all their digits."""
+        found = rounded({**self.facts, "rows": self.rows()})
+        return {"type": "bench", "interrupted": self.interrupted} | found | {"settings": self.facts["settings"]}
 
+    def rows(self) -> list[dict[str, Any]]:
+        """Return the measures of each cell, medians over its runs."""
+        return [self._row(cell, runs) for cell, runs in self.cells.items()]
 
-def csv_text(report: Report) -> str:
-    """Return a table with a line for each method and point; the measures by pair have a column for each."""
-    columns = [f"{name}{suffix}" for name in BY_PAIR for suffix in ("", "_sd")]
-    pairs = list(dict.fromkeys(pair for row in report.rows for name in BY_PAIR for pair in row[name]))
-    flat = []
-    for row in report.rows:
-        parts = {name: value for name, value in rounded(row).items() if not isinstance(value, dict | list)}
-        parts |= {f"{name} {pair}": rounded(row[name].get(pair)) for pair in pairs for name in columns if name in row}
-        flat.append({"model": report.facts["model"]} | parts)
-    text = StringIO()
-    heads = dict.fromkeys(name for row in flat for name in row)
-    writer = csv.DictWriter(text, list(heads) or ["model"], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(flat)
-    return text.getvalue()
+    def _row(self, cell: Cell, runs: Sequence[Run]) -> dict[str, Any]:
+        summaries = [run.summary for run in runs]
+        rates = [each.tokens_per_s for each in summaries if each.tokens_per_s]
+        ratios = self._ratios(cell, runs)
+        row: dict[str, Any] = cell._asdict() | {"ttft_s": median(run.ttft_s for run in runs)}
+        row |= {name: _median([getattr(each, name) for each in summaries]) for name in _MEDIANS}
+        row |= {"speedup": median(ratios) if ratios else None, "speedups": ratios}
+        row |= {"spread": (max(rates) - min(rates)) / median(rates) if len(rates) > 1 else None}
+        row |= {name: _by_key([getattr(each, name) for each in summaries]) for name in _BY_PAIR}
+        row |= {"verifications": _median([each.verifications for each in summaries])}
+        differing = [run for run in runs if run.differs_at is not None]
+        row |= {"differs_at": min((run.differs_at for run in differing if run.differs_at is not None), default=None)}
+        row |= {"lossless": all(run.lossless for run in differing) if differing else None}
+        row |= {"margin": max((run.margin for run in differing if run.margin is not None), default=None)}
+        row |= {"memory_bytes": runs[0].memory_bytes, "tokens": runs[0].tokens}
+        row["runs"] = [{"tokens_per_s": run.summary.tokens_per_s, "total_s": run.seconds} for run in runs]
+        return row
 
-
-@dataclass(frozen=True, slots=True)
-class Pivot:
-    """A table of one measure: `heads` names the columns, and each of the `rows` has a text for each."""
-
-    title: str
-    heads: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
+    def _ratios(self, cell: Cell, runs: Sequence[Run]) -> list[float]:
+        """Return each run's rate over that of plain decoding in the same round."""
+        plain = self.cells.get(cell._replace(method=BASE), [])
+        pairs = [(run.summary.tokens_per_s, base.summary.tokens_per_s) for run, base in zip(runs, plain, strict=False)]
+        return [rate / base for rate, base in pairs if rate and base]
 
 
-def value_text(value: Any) -> str:
-    """Return the value of a setting as text; `-` for a method that does not read it."""
-    if value is None:
-        return "-"
-    if isinstance(value, bool):
-        return str(value).lower()
-    return f"{value:,}" if isinstance(value, int) else f"{value:g}" if isinstance(value, float) else str(value)
+def _median(values: Sequence[float | None]) -> float | None:
+    found = [value for value in values if value is not None]
+    return median(found) if found else None
 
 
-def axis_title(name: str) -> str:
-    """Return what a setting that varies is called."""
-    return AXES[name].title if name in AXES else name.replace("_", "-")
-
-
-def pivots(report: Report) -> list[Pivot]:
-    """Return a table for each measure that any row has. The setting with the columns is the last one that varies.
-
-    Of its profiles, a row has several numbers by name, which are the columns.
-    """
-    rows = report.rows
-    found = [_pivot(report, measure, _cells(rows, measure)) for measure in report.shown]
-    found += [_profile(report, rows, each) for each in report.profiles]
-    for name, title in BY_PAIR.items():
-        pairs = [
-            (row, (pair,), percent(rate) + ("" if (sd := row[f"{name}_sd"][pair]) is None else f" ±{100 * sd:.0f}"))
-            for row in rows
-            for pair, rate in row[name].items()
-        ]
-        found.append(_pivot(report, Measure(name, title, percent), pairs, ("drafter → verifier",)))
-    return [pivot for pivot in found if pivot.rows]
-
-
-def _cells(rows: Sequence[Row], measure: Measure) -> list[tuple[Row, tuple[str, ...], str]]:
-    """Return each row that has the measure, with nothing more to tell it from others, and the text of its cell."""
-    found: list[tuple[Row, tuple[str, ...], str]] = []
-    for row in rows:
-        value, deviation = row.get(measure.name), row.get(f"{measure.name}_sd")
-        is_one = row["method"] == BASE and measure.name != "tokens_per_s"  # by definition
-        if value is None or is_one:
-            continue
-        found.append((row, (), measure.text(value) + ("" if deviation is None else f" ±{measure.text(deviation)}")))
-    return found
-
-
-def _profile(report: Report, rows: Sequence[Row], measure: Measure) -> Pivot:
-    names = tuple(dict.fromkeys(name for row in rows for name in row[measure.name]))
-    heads = ("method", *(axis_title(name) for name in report.axes), *names)
-    lines = []
-    for row in rows:
-        values = row[measure.name]
-        texts = [measure.text(values[name]) if name in values else "" for name in names]
-        if values:
-            lines.append((row["method"], *(value_text(row[name]) for name in report.axes), *texts))
-    return Pivot(measure.title, heads, tuple(lines))
-
-
-def _pivot(
-    report: Report, measure: Measure, cells: Sequence[tuple[Row, tuple[str, ...], str]], more: tuple[str, ...] = ()
-) -> Pivot:
-    """Arrange the cells. A method that does not read the columns' setting has the same text in all of them."""
-    axes = list(report.axes)
-    across = axes[-1] if axes else None
-    down = axes[:-1]
-    columns = tuple(report.axes[across]) if across else (None,)
-    lines: dict[tuple[str, ...], dict[Any, str]] = {}
-    for row, extra, text in cells:
-        line = lines.setdefault((row["method"], *extra, *(value_text(row[name]) for name in down)), {})
-        value = row[across] if across else None
-        line |= dict.fromkeys(columns if value is None else (value,), text)
-    by = f" by {axis_title(across)}" if across else ""
-    names = tuple(value_text(value) for value in columns) if across else (measure.title,)
-    heads = ("method", *more, *(axis_title(name) for name in down), *names)
-    texts = tuple((*line, *(found.get(value, "") for value in columns)) for line, found in lines.items())
-    return Pivot(f"{measure.title}{by}", heads, texts)
-
-
-LARGEST_SPREAD = 0.10  # of the runs of a method; above, it is flagged
-LARGEST_LOAD = 0.25  # cores used by other processes; above, it is flagged
+def _by_key(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    keys = dict.fromkeys(key for part in parts for key in part)
+    return {key: median(part[key] for part in parts if key in part) for key in keys}
 
 
 def provenance(device: torch.device, engine: str) -> dict[str, Any]:
-    """Return the version, the date and the machine, whose `engine` is described in text, for a report."""
+    """Return the version, the date and the machine, whose `engine` is described in text."""
     import torch
 
-    return versioned() | {
-        "machine": {
-            "name": processor(device),
-            "threads": torch.get_num_threads(),
-            "engine": engine,
-            "torch": torch.__version__,
-        },
-    }
+    machine = {"name": processor(device), "threads": torch.get_num_threads(), "engine": engine}
+    date = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    return {"triforce": version("triforce"), "date": date, "machine": machine | {"torch": torch.__version__}}
 
 
-def versioned() -> dict[str, str]:
-    return {"triforce": version("triforce"), "date": datetime.now(timezone.utc).isoformat(timespec="seconds")}
+def shown(name: str, to_text: Callable[[Any], str]) -> Callable[[Mapping[str, Any]], str]:
+    """Return the text of a row's measure; `-` where it has none."""
+    return lambda row: "-" if row[name] is None else to_text(row[name])
 
 
-def mean_of(values: Iterable[float | None]) -> float | None:
-    """Return the mean of those that were measured; None where none was."""
-    found = [value for value in values if value is not None]
-    return mean(found) if found else None
+def _speedup(row: Mapping[str, Any]) -> str:
+    """Return the speed-up with its range over the rounds, such as `1.92x (1.85-2.01)`."""
+    if row["method"] == BASE or row["speedup"] is None:
+        return "1x" if row["method"] == BASE else "-"
+    low, high = min(row["speedups"]), max(row["speedups"])
+    return f"{row['speedup']:.2f}x" + (f" ({low:.2f}-{high:.2f})" if len(row["speedups"]) > 1 else "")
 
 
-def spread(values: Sequence[float]) -> float | None:
-    """Return the range of the values relative to their median; None for fewer than two."""
-    return (max(values) - min(values)) / median(values) if len(values) > 1 else None
+def _output(row: Mapping[str, Any]) -> str:
+    if row["differs_at"] is None:
+        return ""
+    return f"differs at token {row['differs_at']} ({'a' if row['lossless'] else 'no'} tie)"
+
+
+_COLUMNS: tuple[tuple[Column, Callable[[Mapping[str, Any]], str]], ...] = (
+    (Column("context", right=True), lambda row: f"{row['context']:,}"),
+    (Column("T", right=True), lambda row: f"{row['temperature']:g}"),
+    (Column("method", style="cyan"), lambda row: row["method"]),
+    (Column("TTFT", right=True, dropped=5), shown("ttft_s", duration)),
+    (Column("ms a\ntoken", right=True, dropped=4), shown("tbt_median_s", milliseconds)),
+    (Column("p95", right=True, dropped=7), shown("tbt_p95_s", milliseconds)),
+    (Column("tokens/s", right=True), shown("tokens_per_s", "{:.2f}".format)),
+    (Column("speedup", right=True, style="bold"), _speedup),
+    (
+        Column("acceptance\n(of drafted)", dropped=3, style="green"),
+        lambda row: "\n".join(accepted(row["acceptance"], row["accepted_of_drafted"], unit="")) or "-",
+    ),
+    (
+        Column("tokens/\nverification", right=True, dropped=6),
+        shown("tokens_per_verification", "{:.2f}".format),
+    ),
+    (Column("MiB", right=True, dropped=8), shown("memory_bytes", lambda size: f"{size / 2**20:,.1f}")),
+    (Column("output", dropped=2, least=8), _output),
+)
+
+
+def report_text(report: Report, width: int | None) -> Text:
+    """Return the machine and the request, the table, and what makes its numbers doubtful."""
+    facts, rows = report.facts, report.rows()
+    found = Text("\n").join([lines_text([title(facts, counted(facts["repeats"], "repeat"))], width)])
+    has_output = any(row["differs_at"] is not None for row in rows)
+    columns = [each for each in _COLUMNS if has_output or each[1] is not _output]
+    found.append("\n")
+    found.append_text(table([column for column, _ in columns], [[to(row) for _, to in columns] for row in rows], width))
+    return found.append_text(lines_text(_notes(report, rows), width, "dim"))
+
+
+def title(facts: Mapping[str, Any], more: str) -> str:
+    """Return machine and request, in one line."""
+    machine = facts["machine"]
+    parts = [machine["name"], counted(machine["threads"], "thread"), machine["engine"], facts["model"]]
+    return SEPARATOR.join([*parts, f"{facts['new_tokens']:,} new tokens", more])
+
+
+def _notes(report: Report, rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    notes = []
+    spread = max((row["spread"] for row in rows if row["spread"] is not None), default=0.0)
+    if spread > LARGEST_SPREAD:
+        notes.append(f"the runs of one method differ by up to {spread:.0%}: compare ratios, or use more --repeats")
+    return notes

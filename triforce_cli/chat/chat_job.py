@@ -2,7 +2,6 @@
 
 As for `generate` and `summarize`, nothing is left out where a model was chosen, unless --truncate asks for it."""
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -13,19 +12,21 @@ from offload.system.machine import default_home
 from offload.units import counted
 
 from ..input.documents import Document
-from ..input.excerpts import GAP, MIDDLE, Truncated
+from ..input.excerpts import MIDDLE
 from ..options.command_request import OutputOptions, Request
 from ..output.renderers import Renderer, tokenizing
 from ..output.terminal import Terminal
 from ..run.job import Job, Load
 from ..run.long_prompts import Commands, Notices, is_model_chosen, room, short, too_long, truncated
 from ..run.model_request import ModelRequest, open_request, stretch
-from ..run.packed_memory import packed_where_faster
-from .chat_session import ANY_QUESTION, ChatSession, with_known_ids
-from .commands import completions, contents
-from .conversation import CONVERSATION, Conversation, Room
+from .commands import contents
+from .conversation import Conversation
 from .loop import Lines, Loop
-from .replies import Replies
+from .session import ANY_QUESTION, ChatSession, Replies, with_known_ids
+
+CONVERSATION = 8192  # tokens beside the documents for which memory is planned, if the context is not given
+_FREE = 4  # of the context, for questions and answers beside truncated documents: 1/4
+_JOINED = 8  # tokens by which a document in a conversation may exceed the document alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,38 +36,34 @@ class ChatRequest:
     Args:
         path: the file in which it is saved after each answer; None for none.
         context: tokens that it may have; None for the documents and `CONVERSATION` more.
-        encoding: of text files that are added; None guesses it.
     """
 
     conversation: Conversation
     path: Path | None = None
     context: int | None = None
-    encoding: str | None = None
 
 
 def run_chat(chat: ChatRequest, request: Request, terminal: Terminal, output: OutputOptions, renderer: Renderer) -> int:
     """Hold a conversation; return the exit code. Raises as `Job.run`."""
-    opened = packed_where_faster(open_request(request, terminal, output.quiet))
+    opened = open_request(request, terminal, output.quiet)
     if not opened.model.tokenizer.has_chat_template:
-        raise PromptError(
-            "this model has no chat template, which a conversation needs",
-            "use a model for conversations (often named Instruct), or triforce generate --raw",
-        )
+        hint = "use a model for conversations (often named Instruct), or triforce generate --raw"
+        raise PromptError("this model has no chat template, which a conversation needs", hint)
     conversation = with_known_ids(chat.conversation, opened)
-    if not request.extend_context:
-        opened, conversation = fit_documents(conversation, opened, Notices(terminal, renderer, output.quiet))
-        conversation = with_known_ids(conversation, opened)
-    tokens = prompt_tokens(conversation, opened, renderer)
     if request.extend_context:
+        tokens = _tokens(conversation, opened, renderer)
         wanted = chat.context or tokens + opened.settings.generation.max_new_tokens
         opened = replace(opened, model=stretch(opened.model, wanted, terminal))
+    else:
+        opened, conversation = _fitted(conversation, opened, Notices(terminal, renderer, output.quiet))
+        conversation = with_known_ids(conversation, opened)
+        tokens = _tokens(conversation, opened, renderer)
     longest = _longest(chat.context, tokens, opened)
 
     def work(load: Load) -> int:
-        generator = load()
-        replies = Replies(terminal, renderer, output.json, output.quiet)
-        room = Room(None if forgets(opened.settings.speculation) else longest, opened.context, _counter(opened))
-        session = ChatSession(opened, generator, renderer, replies, room, conversation, chat.path, chat.encoding)
+        replies, generator = Replies(terminal, renderer, output.json, output.quiet), load()
+        limit = None if forgets(opened.settings.speculation) else longest
+        session = ChatSession(opened, generator, replies, limit, conversation, chat.path)
         if terminal.stdin_is_terminal:
             replies.note(f"{contents(conversation)} · /help lists the commands, Ctrl-D leaves")
         return Loop(session, _lines(request, terminal, replies), terminal.stdin_is_terminal).run()
@@ -82,21 +79,14 @@ def _longest(asked: int | None, tokens: int, opened: ModelRequest) -> int:
         opened.model.new_tokens(tokens, wanted, False)  # which checks that the cache fits the context
         return tokens + wanted
     if asked is not None and asked > opened.context:
-        raise SettingsError(
-            f"--context is {asked:,}, and the model's context has {counted(opened.context, 'token')}",
-            "use less, or --extend-context",
-        )
+        message = f"--context is {asked:,}, and the model's context has {counted(opened.context, 'token')}"
+        raise SettingsError(message, "use less, or --extend-context")
     longest = min(asked or tokens + max(CONVERSATION, 2 * wanted), opened.context)
     if tokens >= longest:
         opened.model.new_tokens(tokens, wanted, False)  # beyond the model's context, that is an error of its own
-        raise PromptError(
-            f"the conversation has {counted(tokens, 'token')}, and --context is {longest:,}", "use a larger --context"
-        )
+        message = f"the conversation has {counted(tokens, 'token')}, and --context is {longest:,}"
+        raise PromptError(message, "use a larger --context")
     return longest
-
-
-def _counter(opened: ModelRequest) -> Callable[[str], int]:
-    return lambda text: len(opened.model.tokenizer.encode(text, False))
 
 
 def _lines(request: Request, terminal: Terminal, replies: Replies) -> Lines:
@@ -105,28 +95,22 @@ def _lines(request: Request, terminal: Terminal, replies: Replies) -> Lines:
         return Lines(terminal, replies)
     from .editor import Editor  # prompt_toolkit takes a tenth of a second
 
-    return Editor(terminal, (request.home or default_home()) / "chat_history", completions)
+    return Editor(terminal, (request.home or default_home()) / "chat_history")
 
 
-_FREE = 4  # of the context, for questions and answers beside truncated documents: 1/4
-_JOINED = 8  # tokens by which a document in a conversation may exceed the document alone
-
-
-def prompt_tokens(conversation: Conversation, opened: ModelRequest, renderer: Renderer) -> int:
+def _tokens(conversation: Conversation, opened: ModelRequest, renderer: Renderer) -> int:
     """Return the tokens of a conversation with the shortest question."""
     messages, progress = conversation.messages(ANY_QUESTION), tokenizing(renderer)
     return len(opened.model.tokenizer.chat_turns(messages, progress, think=opened.think))
 
 
-def fit_documents(
-    conversation: Conversation, opened: ModelRequest, notices: Notices
-) -> tuple[ModelRequest, Conversation]:
+def _fitted(conversation: Conversation, opened: ModelRequest, notices: Notices) -> tuple[ModelRequest, Conversation]:
     """Return the request and the conversation that fits: as it is, with a longer model, or with truncated documents.
 
     Raises PromptError where a model was chosen and --truncate was not given.
     """
     request, waiting = opened.request, conversation.waiting
-    tokens = prompt_tokens(conversation, opened, notices.renderer)
+    tokens = _tokens(conversation, opened, notices.renderer)
     is_kept = is_model_chosen(request) and request.truncate is None
     fits = tokens <= (opened.context - 1 if is_kept else room(opened))
     if fits or not waiting or forgets(opened.settings.speculation):
@@ -137,41 +121,24 @@ def fit_documents(
         raise commands.refusal(too_long(opened, tokens), wanted)
     if request.truncate is None and (longer := notices.with_longer_model(opened, wanted, short(names))) is not None:
         return longer, conversation
-    conversation = _without_known(conversation)
-    rest = prompt_tokens(replace(conversation, waiting=()), opened, notices.renderer)
-    cuts = _cut(conversation.waiting, opened, min(room(opened), opened.context - opened.context // _FREE) - rest)
+    rest = _tokens(replace(conversation, waiting=()), opened, notices.renderer)
+    left = min(room(opened), opened.context - opened.context // _FREE) - rest
     why = "" if request.truncate else commands.reason(opened, wanted)
-    for cut in cuts.values():
-        notices.truncated(cut, why, request.dry_run)
-    kept = [replace(each, text=cuts[i].text) if i in cuts else each for i, each in enumerate(conversation.waiting)]
-    return opened, replace(conversation, waiting=tuple(kept))
+    return opened, replace(conversation, waiting=_cut(waiting, opened, left, why, notices))
 
 
-def _cut(documents: Sequence[Document], opened: ModelRequest, left: int) -> dict[int, Truncated]:
-    """Return what is left of the documents that are cut, by their indices, so that all take `left` tokens.
-
-    Short ones stay whole, and the others are cut to equal lengths.
-    """
-    tokenizer, dropped = opened.model.tokenizer, opened.request.truncate or MIDDLE
-    encode = partial(tokenizer.encode, special_tokens=False)
+def _cut(
+    documents: tuple[Document, ...], opened: ModelRequest, left: int, why: str, notices: Notices
+) -> tuple[Document, ...]:
+    """Return the documents, of which long ones are cut to equal lengths, so that all take `left` tokens."""
+    encode, found = partial(opened.model.tokenizer.encode, special_tokens=False), list(documents)
     counts = [len(encode(each.text)) + _JOINED for each in documents]
-    cuts: dict[int, Truncated] = {}
     for done, index in enumerate(sorted(range(len(counts)), key=counts.__getitem__)):
-        share, taken = left // (len(counts) - done), counts[index]
-        if taken > share:
-            name, text = documents[index].name, documents[index].text
-            cuts[index], ids = truncated(opened, name, text, dropped, max(share - _JOINED, 0), encode)
-            taken = len(ids) + _JOINED
-        left -= taken
-    return cuts
-
-
-def _without_known(conversation: Conversation) -> Conversation:
-    """Return the conversation without the documents of which a saved one already has the part that was kept."""
-    known = [document for turn in conversation.turns for document in turn.documents]
-
-    def is_known(document: Document) -> bool:
-        same = (each for each in known if each.name == document.name)
-        return any(all(piece in document.text for piece in each.text.split(GAP)) for each in same)
-
-    return replace(conversation, waiting=tuple(each for each in conversation.waiting if not is_known(each)))
+        share, document = left // (len(counts) - done), documents[index]
+        if counts[index] > share:
+            dropped, most = opened.request.truncate or MIDDLE, max(share - _JOINED, 0)
+            cut, ids = truncated(opened, document.name, document.text, dropped, most, encode)
+            notices.truncated(cut, why, opened.request.dry_run)
+            found[index], counts[index] = replace(document, text=cut.text), len(ids) + _JOINED
+        left -= counts[index]
+    return tuple(found)

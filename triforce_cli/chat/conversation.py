@@ -1,22 +1,20 @@
-"""A conversation as data, its room in the context, and its file. Every change returns a new one. Imports no torch."""
+"""A conversation as data, and its file. Every change returns a new one. Imports no torch."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from offload.api.ask_options import join_texts
 from offload.errors import PromptError, TriforceError
-from offload.hardware.schema import InvalidValue
 from offload.loading.tokenizers.chat_template import ASSISTANT, SYSTEM, USER, ChatMessage
-from offload.short_repr import short_repr
-from offload.system.files import Unbounded, read_bounded, replace_file
-from offload.units import GIB, counted
+from offload.short_repr import first_line
+from offload.system.files import replace_file
 
 from ..input.documents import Document, unreadable
-from ..input.plain_values import build
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,22 +77,9 @@ class Conversation:
             raise PromptError("there is no question yet", "ask something first")
         return replace(self, turns=self.turns[:-1], waiting=(*self.turns[-1].documents, *self.waiting))
 
-    def forgotten(self, count: int) -> Conversation:
-        """Return the conversation without its oldest questions and answers, with all of its documents."""
-        dropped, kept = self.turns[:count], self.turns[count:]
-        documents = tuple(document for turn in dropped for document in turn.documents)
-        if not kept:
-            return replace(self, turns=(), waiting=(*documents, *self.waiting))
-        first = replace(kept[0], documents=(*documents, *kept[0].documents))
-        return replace(self, turns=(first, *kept[1:]))
-
-    def removed(self, name: str) -> Conversation:
-        """Return the conversation without the documents of a name. Raises PromptError if there is none."""
-        names = [document.name for document in self.documents]
-        if name not in names:
-            raise PromptError(f"there is no file {name} in this conversation", "/files lists them")
-        turns = tuple(replace(turn, documents=_others(turn.documents, name)) for turn in self.turns)
-        return replace(self, turns=turns, waiting=_others(self.waiting, name))
+    def cleared(self) -> Conversation:
+        """Return the conversation with its documents alone."""
+        return replace(self, turns=(), waiting=tuple(self.documents))
 
 
 def _content(documents: Sequence[Document], question: str) -> str:
@@ -102,97 +87,14 @@ def _content(documents: Sequence[Document], question: str) -> str:
     return join_texts([*(document.text for document in documents), question])
 
 
-def _others(documents: Sequence[Document], name: str) -> tuple[Document, ...]:
-    return tuple(document for document in documents if document.name != name)
-
-
-CONVERSATION = 8192  # tokens beside the documents for which memory is planned, if the context is not given
-_LEAST_ANSWER = 16  # tokens; an answer that is cut before says nothing
-_TEMPLATE = 8  # tokens of a turn, about, that the chat template adds
-
-
-@dataclass(frozen=True, slots=True)
-class Room:
-    """The tokens that a conversation may have, its next answer included.
-
-    Args:
-        limit: tokens; None for a cache that forgets, which has no limit.
-        context: the model's.
-        count: returns the tokens of a text.
-    """
-
-    limit: int | None
-    context: int
-    count: Callable[[str], int]
-
-    def answer_tokens(self, tokens: int, wanted: int) -> int:
-        """Return how many tokens an answer may have: `wanted`, or what the prompt of `tokens` leaves; 0 for too few."""
-        if self.limit is None:
-            return wanted
-        left = min(wanted, self.limit - tokens)
-        return left if left >= min(wanted, _LEAST_ANSWER) else 0
-
-    def refusal(self, what: str, tokens: int, conversation: Conversation, again: str) -> PromptError:
-        """Return the error that `what` leaves no room for an answer, with what can be done before `again`."""
-        excess = tokens + _LEAST_ANSWER - self.limit
-        return PromptError(
-            f"{what} {counted(tokens, 'token')}, which leaves no room for an answer in the context of {self.limit:,}; "
-            "nothing was dropped",
-            f"{self.choices(conversation, excess)}; then {again}",
-        )
-
-    def choices(self, conversation: Conversation, excess: int) -> str:
-        """Return what frees at least `excess` tokens, as commands."""
-        found = []
-        freed = forgotten = 0
-        for turn in conversation.turns:
-            freed, forgotten = freed + self._tokens(turn), forgotten + 1
-            if freed >= excess:
-                break
-        if forgotten and freed >= excess:
-            which = "oldest question and its answer" if forgotten == 1 else f"{forgotten} oldest questions and answers"
-            found.append(f"/forget {forgotten} drops the {which} (about {freed:,} tokens)")
-        documents = conversation.documents
-        if documents:
-            longest = max(documents, key=lambda document: len(document.text))
-            found.append(f"/remove {longest.name} drops that file (about {self.count(longest.text):,} tokens)")
-        found.append("/save FILE keeps everything in a file")
-        if self.limit < self.context:
-            found.append(f"start with --context for more, up to the model's {self.context:,}")
-        else:
-            found.append("start with --extend-context for more")
-        return "; ".join(found)
-
-    def _tokens(self, turn: Turn) -> int:
-        """Return about how many tokens a turn takes without its documents."""
-        answer = self.count(turn.answer.text) if turn.answer.ids is None else len(turn.answer.ids)
-        return self.count(turn.question) + answer + _TEMPLATE
-
-
-_FORMAT, _VERSION = "triforce chat", 1
-_HINT = "give a file that `/save` or --session of triforce chat has written"
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Saved(Conversation):
-    """A conversation as a file has it."""
-
-    format: str
-    version: int
-    model: str
-
-    def __post_init__(self) -> None:
-        if (self.format, self.version) != (_FORMAT, _VERSION):
-            what = f"it is of format {short_repr(self.format)}, version {short_repr(self.version)}"
-            raise InvalidValue((), what, _HINT)
+_FORMAT = {"format": "triforce chat", "version": 1}
 
 
 def save_conversation(path: Path, conversation: Conversation, model: str) -> None:
     """Write a conversation, with the texts of its documents. Raises TriforceError; the old file is then as it was."""
-    content = {"format": _FORMAT, "version": _VERSION, "model": model, **asdict(conversation)}
-    target = path.resolve()
+    content = _FORMAT | {"model": model, **asdict(conversation)}
     try:
-        replace_file(target, json.dumps(content, ensure_ascii=False, indent=1).encode("utf-8"), b"\n")
+        replace_file(path.resolve(), json.dumps(content, ensure_ascii=False, indent=1).encode("utf-8"), b"\n")
     except OSError as error:
         reason = error.strerror or str(error)
         raise TriforceError(f"the conversation cannot be saved in {path}: {reason}", "give another file") from error
@@ -201,17 +103,32 @@ def save_conversation(path: Path, conversation: Conversation, model: str) -> Non
 def load_conversation(path: Path) -> Conversation:
     """Return the conversation of a file. Raises PromptError if it cannot be read or holds something else."""
     try:
-        with path.open("rb", buffering=0) as file:
-            content = json.loads(read_bounded(file, GIB).decode("utf-8"))
-        json.dumps(content, ensure_ascii=False).encode("utf-8")  # refuses halves of surrogate pairs
-    except Unbounded as error:
-        raise PromptError(f"{path} {error}", _HINT) from None
+        saved = json.loads(path.read_text("utf-8"))
+        if {name: saved[name] for name in _FORMAT} != _FORMAT:
+            raise ValueError("it is of another format, or version")
+        system = None if saved["system"] is None else _text(saved["system"])
+        return Conversation(system, tuple(map(_turn, saved["turns"])), _documents(saved["waiting"]))
     except OSError as error:
         raise unreadable(path, error) from None
-    except (ValueError, RecursionError) as error:  # also of UTF-8
-        raise PromptError(f"{path} is no saved conversation: {error}", _HINT) from None
-    try:
-        saved = build(_Saved, content)
-    except InvalidValue as error:
-        raise PromptError(f"{path} is no saved conversation: {error.message}", _HINT) from None
-    return Conversation(saved.system, saved.turns, saved.waiting)
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        hint = "give a file that `/save` or --session of triforce chat has written"
+        raise PromptError(f"{path} is no saved conversation: {first_line(error)}", hint) from None
+
+
+def _turn(saved: Any) -> Turn:
+    answer = saved["answer"]
+    ids = None if answer["ids"] is None else tuple(map(int, answer["ids"]))
+    kept = Answer(_text(answer["text"]), ids, _text(answer["reason"]), int(answer["seed"]))
+    return Turn(_text(saved["question"]), kept, _documents(saved["documents"]))
+
+
+def _documents(saved: Any) -> tuple[Document, ...]:
+    return tuple(Document(_text(each["name"]), _text(each["text"])) for each in saved)
+
+
+def _text(value: Any) -> str:
+    """Return a text that can be encoded. Raises TypeError, ValueError."""
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r:.40} is no text")
+    value.encode()
+    return value

@@ -1,22 +1,23 @@
 """A prompt with history, editing and completion, by prompt_toolkit. Imported only for a conversation at a terminal."""
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 from prompt_toolkit import PromptSession
-from prompt_toolkit.completion import Completer, Completion
+from prompt_toolkit.completion import CompleteEvent, Completer, Completion, PathCompleter
 from prompt_toolkit.document import Document
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.input import create_input
-from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+from prompt_toolkit.key_binding import KeyBindings
 from prompt_toolkit.output import ColorDepth, Output, create_output
 from prompt_toolkit.shortcuts import CompleteStyle
 from prompt_toolkit.styles import Style
 
 from ..output.terminal import Terminal
+from .commands import COMMANDS
 from .loop import Lines
 
 try:
@@ -24,24 +25,25 @@ try:
 except ImportError:  # Windows
     termios = None
 
-_PROMPT, _CONTINUED = "> ", "  "
 _STYLE = Style.from_dict({"rprompt": "ansibrightblack"})
-Completions = Callable[[str], Sequence[tuple[str, int]]]
 
 
 class Editor(Lines):
     """Lines that are edited before they are sent: Enter sends, Alt-Enter begins a new line, Tab completes."""
 
-    def __init__(self, terminal: Terminal, history: Path, completions: Completions) -> None:
-        """`history` is a file for the lines of earlier conversations; `completions` as `commands.completions`."""
+    def __init__(self, terminal: Terminal, history: Path) -> None:
+        """`history` is a file for the lines of earlier conversations."""
         self._terminal = terminal
+        keys = KeyBindings()
+        keys.add("enter")(lambda event: event.current_buffer.validate_and_handle())
+        keys.add("escape", "enter")(lambda event: event.current_buffer.insert_text("\n"))
         self._session: PromptSession[str] = PromptSession(
-            _PROMPT,
+            "> ",
             multiline=True,
-            prompt_continuation=_CONTINUED,
-            key_bindings=_keys(),
+            prompt_continuation="  ",
+            key_bindings=keys,
             history=_history(history),
-            completer=_Completer(completions),
+            completer=_Commands(),
             complete_while_typing=False,
             complete_style=CompleteStyle.READLINE_LIKE,  # the other styles keep empty rows below the prompt
             style=_STYLE,
@@ -76,20 +78,6 @@ def _without_echo(stdin: Any) -> Iterator[None]:
         termios.tcsetattr(stdin, termios.TCSANOW, before)
 
 
-def _keys() -> KeyBindings:
-    keys = KeyBindings()
-
-    @keys.add("enter")
-    def send(event: KeyPressEvent) -> None:
-        event.current_buffer.validate_and_handle()
-
-    @keys.add("escape", "enter")
-    def begin_line(event: KeyPressEvent) -> None:
-        event.current_buffer.insert_text("\n")
-
-    return keys
-
-
 def _output(terminal: Terminal) -> Output:
     """Return the terminal of messages, which also has the prompt where answers go to a file."""
     output = create_output(stdout=terminal.message_stream)
@@ -108,10 +96,12 @@ def _history(path: Path) -> History:
     return FileHistory(path)
 
 
-class _Completer(Completer):
-    def __init__(self, completions: Completions) -> None:
-        self._completions = completions
+class _Commands(Completer):
+    """Completes commands, and the names of files after them."""
 
-    def get_completions(self, document: Document, complete_event: object) -> Iterable[Completion]:
-        for text, replaced in self._completions(document.text_before_cursor):
-            yield Completion(text, start_position=-replaced)
+    def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterable[Completion]:
+        name, space, argument = document.text_before_cursor.partition(" ")
+        if not space:
+            yield from (Completion(each, -len(name)) for each in COMMANDS if name and each.startswith(name))
+        elif name in COMMANDS and COMMANDS[name].argument == "FILE":
+            yield from PathCompleter(expanduser=True).get_completions(Document(argument), complete_event)

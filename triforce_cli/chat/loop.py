@@ -4,24 +4,20 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from offload.errors import PromptError, TriforceError
+from offload.errors import TriforceError
 
 from ..input.encoding import decode
 from ..output.terminal import Terminal
 from ..signals import DONE, FAILED, listen
-from .chat_session import ChatSession
 from .commands import Leave, is_command, run_command
-from .replies import Replies
-
-LONGEST = 2**24  # bytes of a line
+from .session import ChatSession, Replies
 
 
 class Lines:
     """Lines of a stream as they are, after a prompt on stderr if stdin is a terminal."""
 
     def __init__(self, terminal: Terminal, replies: Replies) -> None:
-        self._terminal = terminal
-        self._replies = replies
+        self._terminal, self._replies = terminal, replies
         stdin: Any = terminal.stdin
         self._stream = getattr(stdin, "buffer", stdin)
 
@@ -32,20 +28,13 @@ class Lines:
         """
         if self._terminal.stdin_is_terminal:
             self._terminal.draw("> ")
-        data = self._stream.readline(LONGEST)
+        data = self._stream.readline()
         if not data and self._terminal.stdin_is_terminal:
             self._terminal.draw("\n")
-        if len(data) == LONGEST:
-            while data and not data.endswith(b"\n"):
-                data = self._stream.readline(LONGEST)
-            raise PromptError(f"a line has more than {LONGEST:,} bytes", "give a long text as a file: /add FILE")
         return decode(data, "the line", self._replies.note).rstrip("\n") if data else None
 
     def unheard(self) -> AbstractContextManager[None]:
-        """Return a context in which what is typed waits for the next `read`, without an echo where that can be.
-
-        Here it changes nothing: a plain terminal shows what is typed at once, or never.
-        """
+        """Return a context in which what is typed waits for the next `read`, without an echo where that can be."""
         return nullcontext()
 
 
@@ -53,9 +42,7 @@ class Loop:
     """Runs the lines of a conversation. `is_interactive`: somebody types them, who can also correct mistakes."""
 
     def __init__(self, chat: ChatSession, lines: Lines, is_interactive: bool) -> None:
-        self._chat = chat
-        self._lines = lines
-        self._is_interactive = is_interactive
+        self._chat, self._lines, self._is_interactive = chat, lines, is_interactive
         self._failures = 0
 
     def run(self) -> int:
@@ -73,22 +60,15 @@ class Loop:
         while True:
             try:
                 line = self._lines.read(self._status)
+                if line is None or line.strip():
+                    return line
             except KeyboardInterrupt:
-                if not self._is_interactive:
-                    raise
-                listen()
-                self._chat.replies.note("Ctrl-D or /quit leaves")
-                continue
+                self._interrupted("Ctrl-D or /exit leaves")
             except TriforceError as error:
                 self._fail(error)
-                continue
-            if line is None or line.strip():
-                return line
 
     def _status(self) -> str:
-        limit = self._chat.room.limit
-        of = "" if limit is None else f"/{limit:,}"
-        return f"context {self._chat.used:,}{of} · {self._chat.opened.settings.engine.model} · /help"
+        return f"context {self._chat.used} · {self._chat.opened.settings.engine.model} · /help"
 
     def _run(self, line: str) -> None:
         line = line.strip()
@@ -98,10 +78,7 @@ class Loop:
             self._chat.ask(line[1:] if line.startswith("//") else line)
 
     def _attempt(self, run: Callable[[], None], stopped: str = "") -> None:
-        """Run a part of the conversation. What goes wrong in it, or is stopped, does not end the conversation.
-
-        `stopped` is said after Ctrl-C.
-        """
+        """Run a part of the conversation. What goes wrong in it, or is stopped, does not end the conversation."""
         try:
             with self._lines.unheard():
                 run()
@@ -110,11 +87,15 @@ class Loop:
         except Exception as error:
             self._fail(error)
         except KeyboardInterrupt:
-            if not self._is_interactive:
-                raise
-            listen()
-            if stopped:
-                self._chat.replies.note(stopped)
+            self._interrupted(stopped)
+
+    def _interrupted(self, note: str) -> None:
+        """Go on after Ctrl-C of somebody who types. Raises it again over a pipe."""
+        if not self._is_interactive:
+            raise
+        listen()
+        if note:
+            self._chat.replies.note(note)
 
     def _fail(self, error: Exception) -> None:
         self._failures += 1

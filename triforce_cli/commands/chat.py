@@ -69,9 +69,9 @@ def chat(
     if world_position(os.environ) is not None or ranks_to_start(request.settings):
         raise SettingsError("a conversation runs on one GPU", "use --tensor-parallel 1")
     conversation = _conversation(path, request.system)
-    known = {document.text for document in conversation.documents}
+    known = {document.name for document in conversation.documents}  # as they were read then
     for document in read_documents(files, None, terminal.warn):
-        conversation = conversation if document.text in known else conversation.added(document)
+        conversation = conversation if document.name in known else conversation.added(document)
 
     output = parse_output_options(ctx)
     with closing(renderer_for(terminal, *astuple(output))) as renderer:

@@ -10,9 +10,10 @@ import typer
 
 from offload.errors import SettingsError
 
-from ..batch.batch_files import WHOLE, ResultFile, open_batch
+from ..batch.batch_item import read_lines
+from ..batch.result_file import ResultFile
 from ..distributed.rank import broadcast
-from ..input.documents import PromptText, check_files, read_prompt
+from ..input.documents import PromptText, check_files, name_of, read_prompt
 from ..options import declarations as options
 from ..options.command_request import check_flags, parse_output_options, parse_request, start_or_join_ranks
 from ..options.declarations import AUTO, parse_parallel
@@ -103,10 +104,11 @@ def _generate_batch(ctx: typer.Context, path: str, output: str | None) -> int:
     request, code = start_or_join_ranks(parse_request(ctx), terminal, params["ray"])
     if code is not None:
         return code
+    lines = []
     with ExitStack() as opened:
-        file = results = None
+        results = None
         if request.is_first:
-            file = opened.enter_context(closing(open_batch(path, terminal.stdin, terminal.warn, WHOLE)))
+            lines = read_lines(path, terminal.stdin, terminal.warn)
             if output is not None and not request.dry_run:
                 results = opened.enter_context(closing(ResultFile(Path(output), terminal.warn)))
         # Results on stdout may come back to the screen through a pipe, onto the line.
@@ -114,10 +116,10 @@ def _generate_batch(ctx: typer.Context, path: str, output: str | None) -> int:
         display = BatchDisplay(terminal, not form.quiet, is_apart)
         opened.callback(display.close)
         display.loading("starting")
-        from ..batch.batch_job import run_batch  # from here on torch is needed
-        from ..batch.batch_run import BatchOptions
+        from ..batch.batch_job import BatchOptions, run_batch  # from here on torch is needed
 
-        batch = BatchOptions(file, results, AUTO if params["parallel"] is None else params["parallel"], params["ray"])
+        parallel = AUTO if params["parallel"] is None else params["parallel"]
+        batch = BatchOptions(lines, name_of(Path(path)), results, parallel, params["ray"])
         return run_batch(batch, request, terminal, form, display)
 
 

@@ -11,7 +11,7 @@ from offload.errors import PromptError, SettingsError
 from offload.settings.constraint import JSON_SCHEMA
 
 from ..distributed.rank import broadcast
-from ..input.documents import STDIN, check_files, has_input, read_documents
+from ..input.documents import STDIN, Document, check_files, has_input, read_documents
 from ..input.excerpts import Range, parse_position
 from ..options import declarations as options
 from ..options.command_request import Request, check_flags, parse_output_options, parse_request, start_or_join_ranks
@@ -105,15 +105,9 @@ def summarize(
     request, code = start_or_join_ranks(_with_length(parse_request(ctx), style), terminal)
     if code is not None:
         return code
-    settings = astuple(style), astuple(templates), astuple(Range(start, end)), together, map_reduce, at_once
-    asked = question or []
-
-    def read() -> tuple[Any, ...]:
-        documents = read_documents(sources, terminal.stdin, terminal.warn)
-        return [astuple(each) for each in documents], asked, *settings, len(paths) > 1
-
-    parts = broadcast(request.group, read)
-
+    read = broadcast(
+        request.group, lambda: [astuple(each) for each in read_documents(sources, terminal.stdin, terminal.warn)]
+    )
     form = parse_output_options(ctx)
     with (
         terminal.writing_to(paths if request.is_first and not request.dry_run else []),
@@ -121,7 +115,10 @@ def summarize(
     ):
         from ..summarize.summary_job import SummaryRequest, run_summaries  # from here on torch is needed
 
-        return run_summaries(SummaryRequest.unpacked(*parts), request, terminal, form, renderer)
+        documents, piece = [Document(*each) for each in read], Range(start, end)
+        how = together, map_reduce, at_once, len(paths) > 1
+        summary = SummaryRequest(documents, question or [], style, templates, piece, *how)
+        return run_summaries(summary, request, terminal, form, renderer)
 
 
 def _sources(prompt_files: list[str], files: list[str], terminal: Terminal) -> list[str]:
@@ -137,7 +134,7 @@ def _sources(prompt_files: list[str], files: list[str], terminal: Terminal) -> l
 
 def _check_template(templates: Templates, path: Path | None, ctx: typer.Context) -> None:
     """Raise SettingsError for an option whose text the template has no placeholder for."""
-    if templates.document.takes_instructions:
+    if "{instruction}" in templates.document.text:
         return
     for name in ("question", "length", "bullets", "focus", "language"):
         if ctx.params[name]:

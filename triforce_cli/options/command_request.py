@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence, Sized
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -111,7 +111,8 @@ def given_arguments(ctx: typer.Context) -> tuple[Argument, ...]:
         elif isinstance(value, bool):
             given.append(Argument((param.opts if value else param.secondary_opts)[0]))
         else:
-            is_list = isinstance(value, Sized) and not isinstance(value, str | list | tuple)
+            is_list = isinstance(value, tuple) and not getattr(param, "multiple", False)  # with commas: bench's
+            values = (",".join(each.removesuffix(".0") for each in values),) if is_list else values
             given += [Argument(param.opts[0], (each,), is_list) for each in values]
     return tuple(given)
 

@@ -27,15 +27,14 @@ NAMES = ["profile", *_SETTINGS, "think"]
 def defaults(environ: os._Environ[str]) -> dict[str, dict[str, Any]]:
     """Return the file's values by command and parameter, as typer takes a map of defaults; empty without a file.
 
-    Raises SettingsError with the file and the line.
+    Raises SettingsError with the file and the key.
     """
     path = config_home(environ) / FILE
     return dict.fromkeys(COMMANDS, _parameters(path)) if path.exists() else {}
 
 
 def _parameters(path: Path) -> dict[str, Any]:
-    document = read(path, str(path))
-    values = {} if document.values is None else document.values
+    values = read(path, str(path)) or {}
     if not isinstance(values, dict):
         raise SettingsError(
             f"{path} is {short_repr(values)}, not keys and values", "write lines such as temperature: 0"
@@ -52,7 +51,7 @@ def _parameters(path: Path) -> dict[str, Any]:
         if "profile" in given:
             found["profile"] = _profile(given["profile"], path)
     except InvalidValue as error:
-        raise document.error(error.key, error.message, error.hint) from error
+        raise SettingsError(f"{path}: {error.message}", error.hint) from error
     return found
 
 

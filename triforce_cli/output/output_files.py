@@ -120,78 +120,74 @@ class LineFile:
             types: the types with which lines of this kind begin, by which one that was cut is told from a foreign file.
         """
         self.kept: list[Any] = []
-        self._name, self._option, self._what, self._keep = name or str(path), option, what, keep
-        self._beginnings = [json_line(type=each).rstrip("}\n").encode() for each in types]
+        self._name, self._option, self._keep = name or str(path), option, keep
         self._new = None if path.exists() else target_of(path)  # removed again if nothing is written to it
         try:
-            self._handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0), 0o666)
+            self._file = open(path, "a+b", buffering=0)  # noqa: SIM115 - `close` closes it
         except (OSError, ValueError) as error:  # ValueError: a NUL in the name
-            reason = getattr(error, "strerror", None) or str(error)
-            raise self._error(f"{reason[:1].lower()}{reason[1:]}", "name a file") from None
+            raise self._error(getattr(error, "strerror", None) or str(error), "name a file") from None
         try:
-            if stat.S_ISREG(os.fstat(self._handle).st_mode):
+            if stat.S_ISREG(os.fstat(self._file.fileno()).st_mode):
                 self._lock()
-                with open(self._handle, "rb", closefd=False) as file:
-                    self._resume(file, warn)
+                self._resume(what, [json_line(type=each).rstrip("}\n").encode() for each in types], warn)
         except BaseException:
             self.close()
             raise
 
     def write(self, line: str) -> None:
         """Append a line whole, at once. Raises OSError."""
-        data = line.encode()
+        data = memoryview(line.encode())
         try:
             while data:
-                data = data[os.write(self._handle, data) :]
+                data = data[self._file.write(data) :]
         except OSError as error:
             raise OSError(error.errno, error.strerror, self._name) from error
 
     def close(self) -> None:
         """Close the file; remove it if it was created here and is empty, as after a request that was refused."""
-        if self._new is not None and not os.fstat(self._handle).st_size:
+        if self._new is not None and not os.fstat(self._file.fileno()).st_size:
             self._new.unlink(missing_ok=True)
-        os.close(self._handle)
+        self._file.close()
 
     def _error(self, reason: str, hint: str = "name another file") -> SettingsError:
-        return SettingsError(f"{self._option} {self._name}: {reason}", hint)
+        return SettingsError(f"{self._option} {self._name}: {reason[:1].lower()}{reason[1:]}", hint)
 
     def _lock(self) -> None:
         """Raise SettingsError if another run appends to the file."""
         try:
-            fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise self._error("another run appends to it") from None
         except OSError:  # a file system without locks
             pass
 
-    def _resume(self, file: IO[bytes], warn: Callable[[str], None]) -> None:
-        """Keep what is finished, and mend the end of the file."""
-        whole = 0
-        for number, data in enumerate(file, 1):
-            kept = self._kept(data)
-            ended = data.endswith(b"\n")
-            if kept is None and (ended or not self._is_cut(data)):
-                raise self._error(f"line {number} is no {self._what}, and nothing is appended to it")
-            if kept is None:
-                os.ftruncate(self._handle, whole)
-                warn(f"{self._name}: the last line was cut while it was written, and is dropped")
-                return
+    def _resume(self, what: str, beginnings: Sequence[bytes], warn: Callable[[str], None]) -> None:
+        """Keep what is finished, and drop a last line that was cut, or give it its end."""
+        self._file.seek(0)
+        *lines, last = self._file.read().split(b"\n")
+        for number, line in enumerate(lines, 1):
+            if (kept := self._kept(line)) is None:
+                raise self._error(f"line {number} is no {what}, and nothing is appended to it")
             self.kept.append(kept)
-            if not ended:
-                os.write(self._handle, b"\n")
-            whole += len(data)
+        if not last:
+            return
+        if (kept := self._kept(last)) is not None:
+            self.kept.append(kept)
+            self._file.write(b"\n")
+            return
+        is_cut = bool(self.kept) or any(last.startswith(each) or each.startswith(last) for each in beginnings)
+        if not is_cut or _is_json(last):
+            raise self._error(f"line {len(lines) + 1} is no {what}, and nothing is appended to it")
+        self._file.truncate(sum(len(line) + 1 for line in lines))
+        warn(f"{self._name}: the last line was cut while it was written, and is dropped")
 
-    def _is_cut(self, data: bytes) -> bool:
-        """Return whether a last line without its end is one of this kind that was cut, and no part of another file."""
-        try:
-            json.loads(data)
-        except (ValueError, RecursionError):
-            begins = any(data.startswith(each) or each.startswith(data) for each in self._beginnings)
-            return begins or bool(self.kept)
-        return False  # it is whole
+    def _kept(self, line: bytes) -> Any:
+        return self._keep(json.loads(line)) if _is_json(line) else None
 
-    def _kept(self, data: bytes) -> Any:
-        try:
-            return self._keep(json.loads(data))
-        except (ValueError, RecursionError):
-            return None
+
+def _is_json(line: bytes) -> bool:
+    try:
+        json.loads(line)
+    except (ValueError, RecursionError):
+        return False
+    return True

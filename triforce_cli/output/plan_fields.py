@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from offload.settings.config import Speculation
-from offload.settings.kv_formats import EXACT
+from offload.settings.kv_formats import BF16
 from offload.settings.placement_settings import PLANES
 from offload.units import GIB
 
@@ -107,7 +107,7 @@ def flags_of(plan: Plan) -> list[str]:
         flags += ["--dtype", "float32"]
     if request.quantize is not None:
         flags += ["--quantize", request.quantize]
-    if request.kv != EXACT:
+    if request.kv != BF16:
         flags += ["--kv", request.kv]
     elif request.packs and plan.offload != "none":  # where the default would pack
         flags += ["--kv", "bf16"]

@@ -16,9 +16,12 @@ from offload.metrics import Meter
 from offload.units import GIB, counted
 
 from .format import percent, size
-from .status_line import PrefillBar, StatusLine
+from .prefill_bar import PrefillBar
+from .status_line import StatusLine
 from .tables import Segment, fitted
 from .terminal import Terminal
+
+_WAITING = 0.8  # of the time: a disk that is busier than this is what decoding waits for
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +47,6 @@ class RunFacts:
     on_disk: bool = False
 
 
-_WAITING = 0.8  # of the time: a disk that is busier than this is what decoding waits for
-
-
 class ProgressDisplay:
     """The progress on stderr. Draws nothing if not `shown` or where stderr is no terminal; text is always written.
 
@@ -63,16 +63,17 @@ class ProgressDisplay:
 
     def loading(self, text: str) -> None:
         """Show a spinner beside this text, until something else is shown."""
-        if self._shown and self._bar is not None and not isinstance(self._bar, PrefillBar):
+        if not self._shown:
+            return
+        if isinstance(self._bar, Progress):
             self._bar.update(self._bar.task_ids[0], description=text)
-        elif self._shown:
-            self.hide()
-            # It must not touch sys.stdout, which belongs to the text.
-            options = {"transient": True, "redirect_stdout": False, "redirect_stderr": False}
-            columns = SpinnerColumn(), _column("{task.description}")
-            self._bar = Progress(*columns, console=self._terminal.console(), **options)
-            self._bar.start()
-            self._bar.add_task(text, total=None)
+            return
+        self.hide()
+        # It must not touch sys.stdout, which belongs to the text.
+        options = {"transient": True, "redirect_stdout": False, "redirect_stderr": False}
+        self._bar = Progress(SpinnerColumn(), _DESCRIPTION, console=self._terminal.console(), **options)
+        self._bar.start()
+        self._bar.add_task(text, total=None)
 
     def start(self, facts: RunFacts) -> None:
         """Prepare for the events of a generation: the model is loaded and prefill begins."""
@@ -84,7 +85,7 @@ class ProgressDisplay:
         if not self._shown or self._facts is None:
             return
         if isinstance(event, Prefilled):
-            self._prefilled(event)
+            self._prefilled(event, self._facts)
         elif isinstance(event, Pinned):
             self.loading(f"pinning host memory: {event.done / GIB:.0f} of {event.total / GIB:.0f} GiB")
         elif isinstance(event, DraftPrefilled):
@@ -103,7 +104,7 @@ class ProgressDisplay:
     def write(self, text: str) -> None:
         """Write text to stdout, around whatever is shown."""
         if text:
-            if self._bar is not None and self._terminal.text_may_show:
+            if self._terminal.text_may_show:
                 self._hide_bar()  # both would use the same line; the next event draws it again
             self._status.write(text)
 
@@ -122,16 +123,14 @@ class ProgressDisplay:
         self.hide()
         self._shown = False
 
-    def _prefilled(self, event: Prefilled) -> None:
-        if not isinstance(self._bar, PrefillBar):
+    def _prefilled(self, event: Prefilled, facts: RunFacts) -> None:
+        bar = self._bar
+        if not isinstance(bar, PrefillBar):
             self._hide_bar()
-            facts = self._facts
             label = f"{facts.label} · prefill" if facts.label else "prefill"
-            self._bar = PrefillBar(self._terminal, label, facts.meter, facts.pass_tokens)
-            self._bar.observe(event)
-            self._bar.start()
-        else:
-            self._bar.observe(event)
+            bar = self._bar = PrefillBar(self._terminal, label, facts.meter, facts.pass_tokens)
+        bar.observe(event)
+        bar.start()
 
     def _hide_bar(self) -> None:
         bar, self._bar = self._bar, None
@@ -149,7 +148,7 @@ class ProgressDisplay:
             *_speculation(facts.method, meter),
             Segment(f"context {meter.prompt_tokens + meter.new_tokens:,}/{facts.context:,}", dropped=2),
             *_link(facts),
-            *_memory(facts),
+            Segment(_memory(facts), "dim", dropped=4),
         ]
         return fitted(segments, self._terminal.size()[0] - 1)
 
@@ -166,8 +165,11 @@ def _speculation(method: str, meter: Meter) -> list[Segment]:
     # A drafter may draft for two levels; only then its name alone is ambiguous.
     names = [f"{row.drafter}→{row.verifier}" if drafters.count(row.drafter) > 1 else row.drafter for row in verified]
     rates = [f"{name} {percent(row.acceptance)}" for name, row in zip(names, verified, strict=True)]
-    tokens = f"{tokens_per_verification(meter.levels):.1f}/verification"
-    return [Segment(method), Segment(", ".join(rates)), Segment(tokens)]
+    return [
+        Segment(method),
+        Segment(", ".join(rates)),
+        Segment(f"{tokens_per_verification(meter.levels):.1f}/verification"),
+    ]
 
 
 def _link(facts: RunFacts) -> list[Segment]:
@@ -175,45 +177,41 @@ def _link(facts: RunFacts) -> list[Segment]:
     transferred, busy = facts.meter.transferred, facts.meter.link_utilisation or 0.0
     if transferred is None:
         return []
-    name = "disk" if facts.on_disk else "link"
-    found = [Segment(f"{name} {size(transferred.bytes)} {percent(busy)}", dropped=3)]
+    found = [Segment(f"{'disk' if facts.on_disk else 'link'} {size(transferred.bytes)} {percent(busy)}", dropped=3)]
     return [*found, Segment("waiting for disk", "yellow", dropped=2)] if facts.on_disk and busy >= _WAITING else found
 
 
-def _memory(facts: RunFacts) -> list[Segment]:
+def _memory(facts: RunFacts) -> str:
     host = f"{psutil.Process().memory_info().rss / GIB:.1f} GiB"
-    if facts.device_memory is None:
-        return [Segment(host, "dim", dropped=4)]
-    return [Segment(f"device {facts.device_memory() / GIB:.1f} GiB, host {host}", "dim", dropped=4)]
+    return host if facts.device_memory is None else f"device {facts.device_memory() / GIB:.1f} GiB, host {host}"
 
 
-def _column(template: str) -> TextColumn:
-    return TextColumn(template, markup=False)  # a model's name may hold brackets
+_DESCRIPTION = TextColumn("{task.description}", markup=False)  # a model's name may hold brackets
 
 
-class DownloadBar:
+class DownloadBar(Progress):
     """A bar while a model is fetched: a context manager, called with what is fetched, units done and units in all.
 
     It draws nothing where stderr is no terminal.
     """
 
     def __init__(self, terminal: Terminal, shown: bool = True) -> None:
-        columns = (_column("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+        columns = (_DESCRIPTION, BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
         is_shown = shown and terminal.shows_progress
-        self._progress = Progress(*columns, console=terminal.console(), transient=True, disable=not is_shown)
+        super().__init__(*columns, console=terminal.console(), transient=True, disable=not is_shown)
         self._terminal = terminal
-        self._tasks: dict[str, int] = {}
+        self._fetched: dict[str, int] = {}
 
     def __enter__(self) -> DownloadBar:
         return self
 
     def __call__(self, description: str, done: int, total: int) -> None:
-        if description not in self._tasks:
-            if not self._tasks and self._terminal.before_line is not None:
+        if description not in self._fetched:
+            if not self._fetched and self._terminal.before_line is not None:
                 self._terminal.before_line()  # erases the spinner
-            self._progress.start()  # only now: a model that is already on disk needs no bar
-            self._tasks[description] = self._progress.add_task(description, total=total)
-        self._progress.update(self._tasks[description], completed=done)
+            self.start()  # only now: a model that is already on disk needs no bar
+            self._fetched[description] = self.add_task(description, total=total)
+        self.update(self._fetched[description], completed=done)
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._progress.stop()
+        self.stop()

@@ -1,17 +1,11 @@
-"""Lines drawn on stderr: the status under text that is still being written, and the bar of a prefill."""
+"""The status line on stderr, under text that is still being written."""
 
 import time
 from collections.abc import Callable
 
-from rich.live import Live
 from rich.text import Text
 
-from offload.events import Prefilled
-from offload.metrics import Meter
-
 from .cursor import visible
-from .format import rate, time_left
-from .tables import Segment, fitted
 from .terminal import Terminal
 
 INTERVAL = 0.25  # seconds between two refreshes: to draw a line takes about as long as what is between two tokens
@@ -137,72 +131,3 @@ class StatusLine:
         with self._console.capture() as captured:
             self._console.print(text, end="", soft_wrap=True)
         return captured.get()
-
-
-_LONGEST, _SHORTEST = 40, 6  # cells of the bar
-
-
-class PrefillBar(Live):
-    """A line such as `prefill ━━━━━━ 3,072/5,797 tokens · 426/s · 0:06 left · 2,048 from the cache`.
-
-    `pass_tokens` returns how far the forward pass under way is, in tokens; it is called at each refresh, by another
-    thread than the pass.
-    """
-
-    def __init__(
-        self,
-        terminal: Terminal,
-        label: str,
-        meter: Meter,
-        pass_tokens: Callable[[], float] = lambda: 0.0,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._terminal, self._label, self._meter, self._pass_tokens = terminal, visible(label), meter, pass_tokens
-        self._clock, self._began = clock, clock()  # Live has attributes of its own: `_started` is one
-        self._event, self._done = Prefilled(0, 0), 0.0
-        # It must not touch sys.stdout, which belongs to the text.
-        options = {"transient": True, "redirect_stdout": False, "redirect_stderr": False, "refresh_per_second": 10}
-        super().__init__(console=terminal.console(), get_renderable=self.line, **options)
-
-    def observe(self, event: Prefilled) -> None:
-        """Show the state after an event that the meter has observed."""
-        self._event, self._done = event, float(event.done)
-
-    def line(self) -> Text:
-        """Return the whole line, fitted to the terminal's width."""
-        event, columns, cached = self._event, self._terminal.size()[0] - 1, self._meter.cached_tokens
-        # The pass may have ended a moment before its event: never backwards.
-        self._done = max(self._done, min(event.done + self._pass_tokens(), event.total))
-        is_told = cached and not event.restored
-        segments = [
-            Segment(f"{int(self._done):,}/{event.total:,} tokens"),
-            *self._speed(),
-            *([Segment(f"{cached:,} from the cache", "green", dropped=2)] if is_told else []),
-        ]
-        label = Text(self._label, style="bold")
-        facts = fitted(segments, columns - label.cell_len - _SHORTEST - 2)
-        room = columns - label.cell_len - facts.cell_len - 2
-        line = Text.assemble(label, " ", self._bar(max(min(room, _LONGEST), 0)), " ", facts, no_wrap=True)
-        line.truncate(columns, overflow="ellipsis")
-        return line
-
-    def _speed(self) -> list[Segment]:
-        """Return the rate of the computed tokens, and the time left at it."""
-        if self._event.restored:
-            return [Segment("reading the cache", "green", dropped=1)]
-        computed = self._done - self._meter.cached_tokens
-        seconds = self._clock() - self._began - (self._meter.restore_s or 0.0)
-        if computed <= 0 or seconds <= 0:
-            return []
-        left = time_left((self._event.total - self._done) * seconds / computed)
-        return [Segment(rate(computed / seconds), "cyan", dropped=3), Segment(left, "cyan", dropped=1)]
-
-    def _bar(self, cells: int) -> Text:
-        """Return the bar: restored tokens, computed tokens, and those that are left."""
-        shares = min(self._meter.cached_tokens, self._done), self._done
-        cached, done = (round(cells * share / (self._event.total or 1)) for share in shares)
-        is_colored = self.console.color_system is not None and not self.console.no_color
-        mark, rest = ("-", " ") if self.console.options.ascii_only else ("━", "━" if is_colored else "─")
-        return Text.assemble(
-            (mark * cached, "green"), (mark * (done - cached), "bar.complete"), (rest * (cells - done), "bar.back")
-        )

@@ -22,9 +22,8 @@ from ..output.terminal import Terminal
 from ..signals import DONE
 from .long_prompts import Notices, fit_prompt
 from .model_request import ModelRequest, open_request
-from .packed_memory import packed_where_faster, packed_where_it_fits
-from .plan import plan_run, plan_tiers
-from .prompt_cache import LABEL, memory_limit, open_prompt_cache
+from .plan import packed_by_plan, plan_run, plan_tiers
+from .prompt_cache import LABEL, open_prompt_cache
 from .text_generator import TextGenerator
 
 MOST = 8  # that `auto` runs together: beyond, a pass of one row each is bound by arithmetic on a CPU
@@ -69,7 +68,7 @@ def check_sequences(
     if sequences <= fitting:
         return
     one, two = (model.estimate(tokens).for_sequences(count).total for count in (1, 2))
-    limit = memory_limit(model, settings, tokens)
+    limit = settings.memory_limit(model.device.type)
     room = "the free memory" if limit is None else size_text(limit)
     raise OutOfMemory(
         f"not enough memory for {sequences} sequences of {counted(tokens, 'token')}: about {size_text(one)} "
@@ -87,7 +86,7 @@ def _alone(opened: ModelRequest) -> str:
 
 
 def _fitting(model: OpenModel, settings: Settings, tokens: int) -> int:
-    return max(model.fitting_sequences(tokens, memory_limit(model, settings, tokens)), 1)
+    return max(model.fitting_sequences(tokens, settings.memory_limit(model.device.type)), 1)
 
 
 Load = Callable[[], TextGenerator]
@@ -107,7 +106,7 @@ class Job:
         """Plan for sequences of up to `longest` tokens, unless only the plan is wanted. Raises TriforceError."""
         stored = stored_tokens(opened.settings.speculation, longest)
         is_dry = opened.request.dry_run
-        opened = opened if is_dry else packed_where_it_fits(opened, stored, terminal)
+        opened = opened if is_dry else packed_by_plan(opened, stored, terminal)
         self._opened, self._longest = opened, longest
         self._terminal, self._output, self._display = terminal, output, display
         self._tiers = None if is_dry else plan_tiers(opened.model, opened.settings, stored, terminal)
@@ -141,9 +140,9 @@ class Job:
         is_exact = not lossy_modes(settings)
         self._display.loading(f"loading {settings.engine.model}")
         stored = stored_tokens(settings.speculation, longest)
-        prompt_cache = open_prompt_cache(model, settings, opened.request.home, stored)
+        prompt_cache = open_prompt_cache(model, settings, opened.request.home)
         started = time.perf_counter()
-        room = model.kv_room(stored, memory_limit(model, settings, stored), int(opened.request.verify))
+        room = model.kv_room(stored, settings.memory_limit(model.device.type), int(opened.request.verify))
         engine = model.load(tiers=self._tiers, prompts=prompt_cache, capacity=longest if is_exact else 0)
         engine.reserve(longest)
         engine.limit_batches(room)
@@ -155,7 +154,7 @@ def run_generation(
 ) -> int:
     """Generate from one prompt, writing as it comes; return the exit code. Raises as `Job.run`."""
     request = request.about([text.document], text.parts)
-    opened = packed_where_faster(open_request(request, terminal, output.quiet))
+    opened = open_request(request, terminal, output.quiet)
     ids = opened.encode(text.text, tokenizing(renderer))
     if request.extend_context:
         opened = opened.stretched([ids], terminal)

@@ -24,9 +24,6 @@ _RATES = (
     ("gpu", "bandwidth_gb_s", "GPU memory", "GB/s"),
     ("gpu", "bf16_tflops", "GPU", "TFLOP/s bf16"),
     ("link", "bandwidth_gb_s", "link to the GPU", "GB/s"),
-    ("link", "to_host_gb_s", "link to the host", "GB/s"),
-    ("link", "pageable_gb_s", "link, pageable memory", "GB/s"),
-    ("link", "latency_us", "link, latency", "µs"),
     ("host", "bandwidth_gb_s", "host memory", "GB/s"),
     ("host", "bf16_gflops", "host", "GFLOP/s bf16"),
     ("host", "disk_gb_s", "disk", "GB/s"),
@@ -99,9 +96,6 @@ def _load_or_measure(on_gpu: bool, terminal: Terminal) -> Measured | None:
 
 def save_measured(measured: Measured, terminal: Terminal) -> None:
     """Save the rates for later plans, and print where. Raises TriforceError."""
-    earlier = load_measured(terminal)
-    if earlier is not None and earlier.machine == measured.machine:
-        measured = replace(measured, packed=measured.packed or earlier.packed)
     terminal.note(f"saved to {calibration.save(measured, config_home(os.environ))}")
 
 

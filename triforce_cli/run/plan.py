@@ -23,9 +23,10 @@ from offload.hardware.rates import Hardware, describe, on_threads, placed
 from offload.planning.plan import Plan, make_plan
 from offload.planning.request import PlanRequest
 from offload.planning.suggestions import Suggestion, suggestions
-from offload.settings.kv_formats import KV_FORMATS, PACKED_DIMS, check_planes, tiered_format
+from offload.settings.kv_formats import AUTO as AUTO_KV
+from offload.settings.kv_formats import BF16, KV_FORMATS, PACKED_DIMS, PACKED_KV, check_planes, tiered_format
 from offload.settings.method_sizes import check_middle
-from offload.settings.placement_settings import COPIED_ROWS, PLANES
+from offload.settings.placement_settings import COPIED_ROWS, PLANES, Placement
 from offload.system.machine import free_host_memory, free_memory, usable_cores
 
 from ..distributed.launch import ranks_to_start
@@ -35,13 +36,14 @@ from ..output.plan_report import suggestions_text
 from ..output.plan_text import PlanReport
 from ..output.terminal import Terminal
 from .measured_rates import load_measured, load_or_measure
-from .prompt_cache import memory_limit
 
 if TYPE_CHECKING:
     import torch
 
     from offload.api.opened_model import OpenModel
     from offload.memory.tier_settings import TierSettings
+
+    from .model_request import ModelRequest
 
 
 def plan_request(
@@ -59,7 +61,7 @@ def plan_request(
     """
     check_layers(settings.placement, shape, hardware.shared and settings.placement.link_gb_s is None)
     level, kv = settings.engine.quantize, settings.engine.kv
-    check_middle(kv, settings.speculation, hardware.device)
+    check_middle(settings.speculation, settings.placement.offload == PLANES)
     in_bf16 = settings.engine.dtype in ("auto", "bfloat16") and hardware.dtype == "bf16"
     for option, value in {"--quantize": level, "--kv": kv if KV_FORMATS[kv].is_packed else None}.items():
         if value is not None and not in_bf16:
@@ -68,6 +70,8 @@ def plan_request(
                 f"{option} {value} needs bfloat16, and {hardware.name} computes in {dtype}", f"leave {option} out"
             )
     packs = in_bf16 and shape.growing.head_dim % PACKED_DIMS == 0
+    if KV_FORMATS[kv].is_packed and is_one_memory(hardware.device, settings.placement):
+        kv = BF16
     if settings.placement.offload == PLANES:
         check_planes(tiered_format(kv, packs))
     return PlanRequest(
@@ -86,6 +90,34 @@ def plan_request(
         packs=packs,
         packs_on_device=True,
     )
+
+
+def is_one_memory(device: str, placement: Placement) -> bool:
+    """Return whether keys and values are in a CPU's own memory alone, where nothing travels that could be packed."""
+    return device == "cpu" and placement.link_gb_s is None and placement.disk is None
+
+
+def packed_by_plan(opened: ModelRequest, tokens: int, terminal: Terminal) -> ModelRequest:
+    """Return the request with packed keys and values if the plan for `tokens` keeps them on one GPU, and none others.
+
+    Where nothing travels, a CPU's are not packed, and a warning says so. Ranks that share a model need one format.
+    """
+    model, settings = opened.model, opened.settings
+    kv, device = settings.engine.kv, model.device.type
+    if KV_FORMATS[kv].is_packed and is_one_memory(device, settings.placement):
+        terminal.warn(f"--kv {kv} has no effect here: it packs what is copied over a link or read from disk")
+    if kv != AUTO_KV or device != "cuda" or model.group.size > 1 or settings.speculation.approximate is not None:
+        return opened
+    try:
+        request, _ = request_on_this_machine(model, settings, tokens, load_measured(terminal))
+    except SettingsError:  # this GPU's rates are unknown
+        return opened
+    plan = make_plan(request)
+    if plan.offload != "none" or not plan.request.kv_format.is_packed:
+        return opened
+    config = replace(model.config, kv=PACKED_KV.name)
+    packed = replace(opened.request, settings=replace(settings, engine=config))
+    return replace(opened, model=replace(model, config=config), request=packed)
 
 
 def plan_with_suggestions(request: PlanRequest) -> tuple[Plan, tuple[Suggestion, ...]]:
@@ -162,7 +194,7 @@ def _plan_own_tiers(model: OpenModel, settings: Settings, tokens: int, terminal:
             raise SettingsError(f"{flag} and --approximate {lossy} cannot be used together", "leave one of the two out")
         model.check_fit(tokens, settings.memory_limit(model.device.type))
         return None
-    if model.device.type == "cpu" and placement.link_gb_s is None and placement.disk is None:
+    if is_one_memory(model.device.type, placement):
         model.check_fit(tokens, settings.memory_limit("cpu"))
         return None
     try:
@@ -172,7 +204,7 @@ def _plan_own_tiers(model: OpenModel, settings: Settings, tokens: int, terminal:
             raise
         model.check_fit(tokens, settings.memory_limit(model.device.type))
         return None
-    plan, suggestions = plan_with_suggestions(replace(request, packs_on_device=False))  # see packed_memory.py
+    plan, suggestions = plan_with_suggestions(replace(request, packs_on_device=False))  # see `packed_by_plan`
     plan.require_fit(suggestions_text(suggestions))
     is_whole = plan.placed.weight_layers == plan.request.shape.layers and not plan.placed.away_layers
     return None if plan.offload == "none" and is_whole else _tier_settings(plan)
@@ -228,7 +260,7 @@ def request_on_this_machine(
         weight_bits=model.weight_bits,
     )
     if settings.placement.memory is not None:
-        beside_cache = replace(request.placement, memory=memory_limit(model, settings, tokens))
+        beside_cache = replace(request.placement, memory=settings.memory_limit(model.device.type))
         request = replace(request, placement=beside_cache)
     return request, profile
 

@@ -1,10 +1,8 @@
-"""The processor that computes, what other processes use of it, and this process's peak memory."""
+"""The processor that computes, and this process's peak memory."""
 
 from __future__ import annotations
 
-import os
 import platform
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -47,24 +45,3 @@ def peak_memory(device: torch.device) -> int:
             if line.startswith("VmHWM:"):
                 return int(line.split()[1]) * 1024
     return psutil.Process().memory_info().rss
-
-
-class OtherLoad:
-    """Measures the cores that other processes use, from its construction on."""
-
-    def __init__(self) -> None:
-        self._start = self._read()
-
-    def cores(self) -> float:
-        """Return the mean number of cores that other processes have used so far."""
-        seconds, busy, own = (now - then for now, then in zip(self._read(), self._start, strict=True))
-        return max(busy - own, 0.0) / seconds if seconds > 0 else 0.0
-
-    @staticmethod
-    def _read() -> tuple[float, float, float]:
-        """Return the time, and the CPU seconds of all processes and of this one."""
-        machine, process = psutil.cpu_times(), os.times()
-        idle = machine.idle + getattr(machine, "iowait", 0.0)
-        # On Linux the time of virtual machines' guests is in user and nice as well.
-        counted_twice = getattr(machine, "guest", 0.0) + getattr(machine, "guest_nice", 0.0)
-        return time.monotonic(), sum(machine) - counted_twice - idle, process.user + process.system

@@ -16,7 +16,8 @@ from offload.errors import Degraded
 from offload.prompt_cache.entries import Entry
 from offload.prompt_cache.fingerprint import LEAST
 from offload.prompt_cache.folder import PromptFolder
-from offload.settings.kv_formats import EXACT
+from offload.settings.config import Caching
+from offload.settings.kv_formats import BF16
 from offload.system.machine import default_home
 from offload.units import counted, size_text
 
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 
 LABEL = 240  # characters of a prompt from which its label is made; most of them may be blank
 _SHOWN = 60  # characters of a label
-_SMALL = 4  # buffers for which keys and values are offloaded take no more than 1/4 of the memory
 
 
 def prompt_folder(home: Path | None, limit: int) -> PromptFolder:
@@ -54,46 +54,12 @@ def _warn_of_strangers(path: Path) -> None:
         warnings.warn(text, Degraded, stacklevel=2)
 
 
-def memory_limit(model: OpenModel, settings: Settings, tokens: int) -> int | None:
-    """Return what the limit leaves for sequences of `tokens` beside the buffers of the prompt cache.
-
-    All of it where there are no such buffers, and where not even one sequence fits beside them.
-    """
-    limit = settings.memory_limit(model.device.type)
-    return limit if limit is None else limit - _buffers_within(limit, model, settings, tokens)
-
-
-def _buffers_within(limit: int, model: OpenModel, settings: Settings, tokens: int) -> int:
-    """Return the bytes of the prompt cache's buffers if they fit into the limit beside a sequence; 0 if not.
-
-    Where keys and values may be offloaded, they make room for buffers that are small beside the limit.
-    """
-    buffers, where = _buffer_bytes(model, settings, tokens), settings.placement
-    if where.link_gb_s is not None or where.disk is not None:
-        return buffers if buffers <= limit // _SMALL else 0
-    return buffers if model.estimate(tokens).total + buffers <= limit else 0
-
-
-def _buffer_bytes(model: OpenModel, settings: Settings, tokens: int) -> int:
-    """Return the bytes of the prompt cache's buffers in the memory that is limited: none on a GPU."""
-    is_short = settings.caching.cache is None and tokens < LEAST
-    if is_short or model.device.type != "cpu" or not _is_on(settings):
-        return 0
-    return model.prompt_buffer_bytes
-
-
-def _is_on(settings: Settings) -> bool:
-    return settings.caching.cache is not False and settings.caching.cache_limit > 0 and is_cacheable(settings)
-
-
-def open_prompt_cache(model: OpenModel, settings: Settings, home: Path | None, tokens: int = 0) -> PromptCache | None:
-    """Return the prompt cache for sequences of up to `tokens`.
-
-    None if it is off, and, with a warning, if any rank cannot open it or has no memory for its buffers.
-    """
-    if not _is_on(settings):
+def open_prompt_cache(model: OpenModel, settings: Settings, home: Path | None) -> PromptCache | None:
+    """Return the prompt cache; None if it is off, and, with a warning, if any rank cannot open it."""
+    caching = settings.caching
+    if caching.cache is False or not caching.cache_limit or not is_cacheable(settings):
         return None
-    prompt_cache, error = _open(model, settings, home, tokens)
+    prompt_cache, error = _open(model, caching, home)
     errors = model.group.collect(error)
     if any(errors):
         rank, reason = next((rank, each) for rank, each in enumerate(errors) if each)
@@ -103,14 +69,11 @@ def open_prompt_cache(model: OpenModel, settings: Settings, home: Path | None, t
     return prompt_cache
 
 
-def _open(model: OpenModel, settings: Settings, home: Path | None, tokens: int) -> tuple[PromptCache | None, str]:
+def _open(model: OpenModel, caching: Caching, home: Path | None) -> tuple[PromptCache | None, str]:
     """Return the cache and "", or None and the reason."""
-    limit, buffers = settings.memory_limit(model.device.type), _buffer_bytes(model, settings, tokens)
-    if limit is not None and buffers and not _buffers_within(limit, model, settings, tokens):
-        return None, f"the {size_text(limit)} that may be used leave no room for {size_text(buffers)} of buffers"
-    folder = prompt_folder(home, settings.caching.cache_limit)
+    folder = prompt_folder(home, caching.cache_limit)
     try:
-        cache = model.prompt_cache(folder, 0 if settings.caching.cache else LEAST)
+        cache = model.prompt_cache(folder, 0 if caching.cache else LEAST)
         _warn_of_strangers(folder.path)
         return cache, ""
     except OSError as error:
@@ -126,7 +89,6 @@ _COLUMNS = (
     _KV,
     Column("age", right=True, dropped=4),
     Column("used", right=True, dropped=2),
-    Column("hits", right=True, dropped=3),
     Column("model", dropped=5, least=12),
     Column("prompt", least=16),
 )
@@ -138,7 +100,7 @@ def entries_table(found: Sequence[Entry], folder: PromptFolder, now: float, widt
 
     The format of keys and values is shown where any are quantised.
     """
-    columns = [column for column in _COLUMNS if column is not _KV or any(entry.kv != EXACT for entry in found)]
+    columns = [column for column in _COLUMNS if column is not _KV or any(entry.kv != BF16 for entry in found)]
     blocks, listed = list(folder.blocks()), {block.path for entry in found for block in entry.blocks}
     used, limit = size_text(sum(block.size for block in blocks)), size_text(folder.limit)
     total = f"{used} of {limit} in {visible(str(folder.path))}"
@@ -153,7 +115,7 @@ def entries_table(found: Sequence[Entry], folder: PromptFolder, now: float, widt
 def _row(entry: Entry, now: float) -> dict[Column, str]:
     ages = (ago(now - then) for then in (entry.created, entry.used))
     texts = (visible(entry.model), visible(entry.label))
-    cells = (entry.id, f"{entry.tokens:,}", size_text(entry.size), entry.kv, *ages, str(entry.hits), *texts)
+    cells = (entry.id, f"{entry.tokens:,}", size_text(entry.size), entry.kv, *ages, *texts)
     return dict(zip(_COLUMNS, cells, strict=True))
 
 
@@ -176,7 +138,6 @@ def details(entry: Entry, now: float) -> str:
         "size": f"{size_text(entry.size)} in {counted(len(entry.blocks), 'block')}",
         "created": _moment(entry.created, now),
         "used": _moment(entry.used, now),
-        "hits": f"{entry.hits:,}",
         "folder": str(entry.blocks[0].path.parent),
     }
     width = max(map(len, rows))

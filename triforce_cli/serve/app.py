@@ -4,7 +4,9 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from functools import partial
 from importlib.resources import files
+from itertools import starmap
 from typing import Any
 
 from starlette.applications import Starlette
@@ -63,7 +65,6 @@ def create_app(
     report: Callable[[Exception], None],
 ) -> Starlette:
     """Return the application over a running engine. `report` is called with errors that clients are not told."""
-    endpoints = Endpoints(model, engine, metrics, options, report)
     middleware = [Middleware(AuthenticationMiddleware, backend=_Keys(options), on_error=_refused)]
     if options.is_local:  # a page of another site could reach it by a name that it has made to point here
         hosts = ["localhost", "127.0.0.1", "::1", "[::1]", options.host]
@@ -71,33 +72,24 @@ def create_app(
     if options.origins:  # outside of the keys: a browser's preflight request has none
         allowed = {"allow_methods": ["GET", "POST"], "allow_headers": ["*"], "expose_headers": ["retry-after"]}
         middleware.insert(0, Middleware(CORSMiddleware, allow_origins=options.origins, **allowed))
-    routes = [
-        Route("/v1/chat/completions", endpoints.chat, methods=["POST"]),
-        Route("/v1/completions", endpoints.completion, methods=["POST"]),
-        Route("/v1/models", endpoints.models),
-        Route("/v1/models/{name:path}", endpoints.model),
-        Route("/health", endpoints.health),
-        Route("/ready", endpoints.ready),
-        Route("/metrics", endpoints.metrics),
-        *(Route(path, _file(*each)) for path, each in _PAGE.items()),
-    ]
 
     async def failed(request: Request, error: Exception) -> Response:
         if not isinstance(error, ApiError):
             report(error)
         return _response(api_error(error))
 
+    routes = [*Endpoints(model, engine, metrics, options, report).routes(), *starmap(_page_route, _PAGE.items())]
     handlers: dict[Any, Any] = {ApiError: failed, HTTPException: _http_error, ClientDisconnect: _disconnected}
     return Starlette(routes=routes, middleware=middleware, exception_handlers=handlers | {Exception: failed})
 
 
-def _file(name: str, kind: str) -> Callable[[Request], Any]:
-    content = (files(__package__) / "page" / name).read_bytes()
+def _page_route(path: str, file: tuple[str, str]) -> Route:
+    content = (files(__package__) / "page" / file[0]).read_bytes()
 
     async def get(request: Request) -> Response:
-        return Response(content, headers={"content-security-policy": _POLICY}, media_type=kind)
+        return Response(content, headers={"content-security-policy": _POLICY}, media_type=file[1])
 
-    return get
+    return Route(path, get)
 
 
 class _Keys(AuthenticationBackend):
@@ -143,29 +135,32 @@ class Endpoints:
         options: ServeOptions,
         report: Callable[[Exception], None],
     ) -> None:
-        self._model, self._engine, self._metrics, self._options, self._report = model, engine, metrics, options, report
+        self._model, self._engine, self._counts, self._options, self._report = model, engine, metrics, options, report
         self._created = int(time.time())
 
-    async def chat(self, request: Request) -> Response:
-        """Answer /v1/chat/completions."""
-        return await self._answer(request, is_chat=True)
+    def routes(self) -> list[Route]:
+        return [
+            Route("/v1/chat/completions", partial(self._answer, is_chat=True), methods=["POST"]),
+            Route("/v1/completions", partial(self._answer, is_chat=False), methods=["POST"]),
+            Route("/v1/models", self._models),
+            Route("/v1/models/{name:path}", self._described),
+            Route("/health", self._health),
+            Route("/ready", self._ready),
+            Route("/metrics", self._metrics),
+        ]
 
-    async def completion(self, request: Request) -> Response:
-        """Answer /v1/completions."""
-        return await self._answer(request, is_chat=False)
-
-    async def models(self, request: Request) -> Response:
+    async def _models(self, request: Request) -> Response:
         return JSONResponse({"object": "list", "data": [self._description]})
 
-    async def model(self, request: Request) -> Response:
+    async def _described(self, request: Request) -> Response:
         self._check_model(request.path_params["name"])
         return JSONResponse(self._description)
 
-    async def health(self, request: Request) -> Response:
+    async def _health(self, request: Request) -> Response:
         """Say whether the engine runs."""
         return JSONResponse({"status": "ok"}) if self._engine.is_alive() else JSONResponse({"status": "error"}, 503)
 
-    async def ready(self, request: Request) -> Response:
+    async def _ready(self, request: Request) -> Response:
         """Say whether a request would be taken now, for those who choose among servers."""
         try:
             self._engine.check(1)
@@ -173,8 +168,8 @@ class Endpoints:
             return JSONResponse({"status": "busy"}, 503)
         return JSONResponse({"status": "ready"})
 
-    async def metrics(self, request: Request) -> Response:
-        return Response(self._metrics.text(), media_type="text/plain; version=0.0.4")
+    async def _metrics(self, request: Request) -> Response:
+        return Response(self._counts.text(), media_type="text/plain; version=0.0.4")
 
     @property
     def _description(self) -> dict[str, Any]:

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
-from offload.errors import SettingsError
 from offload.loading.tokenizers.conversation import ASSISTANT, SYSTEM, USER, ChatMessage
+
+from offload.errors import SettingsError
 from offload.settings.config import check_part
 from offload.settings.constraint import JSON_SCHEMA, Constraint
 from offload.short_repr import short_repr

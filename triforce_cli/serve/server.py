@@ -72,7 +72,8 @@ def run_server(
 
             def announce() -> None:
                 together = f"{counted(parallel, 'sequence')} at a time, {options.queue:,} may wait"
-                address = f"http://{_authority(options.host, listener.getsockname()[1])}/v1"
+                host = f"[{options.host}]" if ":" in options.host else options.host
+                address = f"http://{host}:{listener.getsockname()[1]}/v1"
                 if not output.quiet:
                     terminal.note(f"{model.name} at {address} ({together}); Ctrl-C ends it")
 
@@ -125,23 +126,16 @@ def _bound(host: str, port: int) -> socket.socket:
     """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        found = socket.socket(family, kind, protocol)
+        with contextlib.ExitStack() as stack:
+            found = stack.enter_context(socket.socket(family, kind, protocol))
+            if os.name == "posix":  # elsewhere it would let two servers have one port
+                found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            found.bind(address)
+            stack.pop_all()
+        return found
     except OSError as error:
-        hint = "use 127.0.0.1, or an address of this machine"
-        raise SettingsError(f"--host {host}: {error.strerror or error}", hint) from error
-    try:
-        if os.name == "posix":  # elsewhere it would let two servers have one port
-            found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        found.bind(address)
-    except OSError as error:
-        found.close()
-        hint = "use --port with another number, or --port 0 for any free one"
+        hint = "use --port with another number, or --port 0 for any free one; --host is an address of this machine"
         raise SettingsError(f"cannot listen on {host} port {port}: {error.strerror or error}", hint) from error
-    return found
-
-
-def _authority(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 class HttpServer(uvicorn.Server):

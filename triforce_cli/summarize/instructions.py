@@ -39,22 +39,18 @@ class AnswerStyle:
     def instruction(self, question: str | None = None) -> str:
         """Return the instruction for a whole document: to summarize it, or to answer a question about it."""
         if question is None:
-            return self._sentence(f"Summarize the text above {self._length()[0]}") + self._form()
+            return f"Summarize the text above {self._length()[0]}.{self._style('the summary')}{self._form()}"
         ending = f" Answer {self._length()[0]}." if self.length else ""
-        return (
-            f"Answer this question about the text above: {question.strip()}{ending}{self._style('the answer')}"
-            + self._form()
-        )
+        asked = f"Answer this question about the text above: {question.strip()}{ending}"
+        return asked + self._style("the answer") + self._form()
 
     def note_taking(self, question: str | None = None) -> str:
         """Return the instruction for a part of a document: to note what the answer will need."""
         if question is None:
             plain = AnswerStyle(focus=self.focus, language=self.language)
-            return plain._sentence(f"Summarize the text above {LENGTHS[DEFAULT_LENGTH][0]}") + self._form()
-        return (
-            f"Write down everything in the text above that helps to answer this question: {question.strip()}"
-            + self._form()
-        )
+            return plain.instruction() + self._form()
+        asked = "Write down everything in the text above that helps to answer this question"
+        return f"{asked}: {question.strip()}{self._form()}"
 
     def _form(self) -> str:
         """Return what the model is told of the form that its answers are bound to."""
@@ -66,9 +62,6 @@ class AnswerStyle:
     def new_tokens(self) -> int:
         """The most tokens that an answer of this length may take."""
         return self._length()[1]
-
-    def _sentence(self, beginning: str) -> str:
-        return f"{beginning}.{self._style('the summary')}"
 
     def _style(self, what: str) -> str:
         style = ' Write bullet points, each on a line that begins with "- ".' if self.bullets else ""
@@ -89,7 +82,6 @@ class AnswerStyle:
         return "in one word" if words == 1 else f"in about {words} words", _TOKENS_A_WORD * words + _AT_LEAST
 
 
-_LIMIT = 16 * 2**20  # bytes of a template
 _PLACEHOLDERS = re.compile(r"\{(document|instruction)\}")
 
 
@@ -103,10 +95,6 @@ class Template:
         """Return the text with its placeholders replaced."""
         values = {"document": document, "instruction": instruction}
         return _PLACEHOLDERS.sub(lambda match: values[match[1]], self.text)
-
-    @property
-    def takes_instructions(self) -> bool:
-        return "{instruction}" in self.text
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,18 +112,13 @@ def load_templates(path: Path | None = None) -> Templates:
     Raises PromptError if the file cannot be read, SettingsError if {document} is not in it exactly once.
     """
     if path == STDIN:
-        raise SettingsError(
-            "--prompt takes a template file, not standard input", "give the file, or leave it out; a document may be -"
-        )
+        hint = "give the file, or leave it out; a document may be -"
+        raise SettingsError("--prompt takes a template file, not standard input", hint)
     if path is None:
         own = (files("triforce_cli") / "templates" / f"{name}.txt" for name in ("document", "part", "notes"))
         return Templates(*(Template(file.read_text("utf-8").rstrip("\n")) for file in own))
-    text = read(path, None, lambda warning: None, _LIMIT)
-    if "{document}" not in text:
-        raise SettingsError(
-            f"the template {path} has no {{document}}",
-            "put {document} into it, best at the beginning, and {instruction} after it",
-        )
-    if text.count("{document}") > 1:
-        raise SettingsError(f"the template {path} has {{document}} twice", "write {document} once")
+    text = read(path, None, lambda warning: None)
+    if text.count("{document}") != 1:
+        hint = "put {document} into it, best at the beginning, and {instruction} after it"
+        raise SettingsError(f"the template {path} has {{document}} {text.count('{document}')} times, not once", hint)
     return Templates(*[Template(text)] * 3)

@@ -34,11 +34,8 @@ class MapReduce:
     def __init__(
         self, request: ModelRequest, templates: Templates, finished: FinishedParts, terminal: Terminal, quiet: bool
     ) -> None:
-        self._request = request
-        self._templates = templates
-        self._finished = finished
-        self._terminal = terminal
-        self._quiet = quiet
+        self._request, self._templates, self._finished = request, templates, finished
+        self._terminal, self._quiet = terminal, quiet
         self._new_tokens = request.settings.generation.max_new_tokens
         self._note_tokens = min(self._new_tokens, request.context // _SHARE)
         # The parts that `reduce` is to begin with.
@@ -60,15 +57,13 @@ class MapReduce:
         """Return about how long `parts`, their notes and the answer take one after the other; None if no one knows."""
         context = self._request.context
         try:
-            report = plan_run(self._request.model, self._request.settings, context, terminal)
+            plan = plan_run(self._request.model, self._request.settings, context, terminal).plan
         except SettingsError:  # a GPU that no profile describes
             return None
         prompts, notes = parts + 1, parts * self._note_tokens
         while notes > context:  # the notes on the notes
             prompts, notes = prompts + notes // context, notes // context * self._note_tokens
-        plan = report.plan
-        seconds = prompts * (plan.ttft.seconds + self._note_tokens * plan.chosen.tbt.seconds)
-        return about(seconds)
+        return about(prompts * (plan.ttft.seconds + self._note_tokens * plan.chosen.tbt.seconds))
 
     def reduce(
         self, document: Document, note_taking: str, instruction: str, tokens: int
@@ -88,10 +83,8 @@ class MapReduce:
                 raise TriforceError("the model wrote no notes on any part", "use another --model, or other sampling")
             ids = self._request.encode(self._templates.notes.filled(text, instruction))
             if len(ids) >= tokens:
-                raise PromptError(
-                    f"the notes on {counted(len(notes), 'part')} are not shorter than the text itself",
-                    "use fewer --max-new-tokens or a smaller --length",
-                )
+                message = f"the notes on {counted(len(notes), 'part')} are not shorter than the text itself"
+                raise PromptError(message, "use fewer --max-new-tokens or a smaller --length")
             if len(ids) + self._new_tokens <= self._request.context:
                 return Prompt(ids, self._new_tokens)
             round, tokens = round + 1, len(ids)
@@ -130,11 +123,9 @@ class MapReduce:
         used = len(self._request.encode(template.filled("x", instruction))) + new_tokens
         room = int(0.98 * (self._request.context - used)) - 16
         if room < max(64, self._request.context // (2 * _SHARE)):
-            raise PromptError(
-                f"the instruction and the answer take {used:,} tokens, which leaves no room for parts in the model's "
-                f"context of {self._request.context:,} tokens",
-                "use a shorter instruction, fewer --max-new-tokens, or --model with a longer context",
-            )
+            message = f"the instruction and the answer take {used:,} tokens, which leaves no room for parts in the "
+            hint = "use a shorter instruction, fewer --max-new-tokens, or --model with a longer context"
+            raise PromptError(f"{message}model's context of {self._request.context:,} tokens", hint)
         return room
 
 

@@ -4,7 +4,7 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,12 +30,13 @@ class FinishedParts:
 
     def __init__(self, home: Path, facts: Any, warn: Callable[[str], None], group: Group | None = None) -> None:
         """`facts` is everything that a text depends on beside its prompt, for JSON; rank 0 saves for its group."""
-        self._group = group
-        self._folder = home / "parts"
+        self._group, self._folder, self._warn = group, home / "parts", warn
         self._facts = json.dumps(facts, sort_keys=True, default=str)
         self._used: set[Path] = set()
-        self._warn = warn
-        self._sweep()
+        for path in [*self._folder.glob("*.json"), *self._folder.glob(f"{TEMPORARY}*")]:
+            with suppress(OSError):  # another process was quicker
+                if time.time() - path.stat().st_mtime > _EXPIRY:
+                    path.unlink()
 
     @property
     def any_used(self) -> bool:
@@ -49,10 +50,8 @@ class FinishedParts:
     def _find(self, ids: list[int]) -> str | None:
         path = self._path(ids)
         try:
-            text = json.loads(path.read_text("utf-8"))["text"]
+            text = str(json.loads(path.read_text("utf-8"))["text"])
         except (OSError, ValueError, KeyError, TypeError):  # missing or damaged: generated again
-            return None
-        if not isinstance(text, str):
             return None
         self._used.add(path)
         return text
@@ -73,26 +72,12 @@ class FinishedParts:
     def clear(self) -> None:
         """Remove the parts that this run has used, once the whole summary has succeeded."""
         for path in self._used:
-            _remove(path)
+            with suppress(OSError):  # it will expire
+                path.unlink(missing_ok=True)
 
     def _path(self, ids: list[int]) -> Path:
         digest = hashlib.sha256(f"{self._facts}\n{ids}".encode())
         return self._folder / f"{digest.hexdigest()}.json"
-
-    def _sweep(self) -> None:
-        for path in [*self._folder.glob("*.json"), *self._folder.glob(f"{TEMPORARY}*")]:
-            try:
-                if time.time() - path.stat().st_mtime > _EXPIRY:
-                    path.unlink()
-            except OSError:  # another process was quicker
-                continue
-
-
-def _remove(path: Path) -> None:
-    try:
-        path.unlink(missing_ok=True)
-    except OSError:  # it will expire
-        pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +106,7 @@ class PartsLeft:
     def __init__(self, parts: int, clock: Callable[[], float] = time.monotonic) -> None:
         """`parts` are to be read, besides further rounds."""
         self._parts, self._clock = parts, clock
-        self._read = 0
-        self._seconds = 0.0
+        self._read, self._seconds = 0, 0.0
 
     def label(self, part: Part) -> str:
         """Return a part's label with the time left, once a part has been read."""
@@ -141,18 +125,27 @@ class PartsLeft:
 
 
 def generate_in_order(
-    answers: Iterable[Answer],
-    generator: TextGenerator,
-    finished: FinishedParts,
-    renderer: Renderer,
-    left: PartsLeft,
+    answers: Iterable[Answer], generator: TextGenerator, finished: FinishedParts, renderer: Renderer, left: PartsLeft
 ) -> None:
     """Generate one text after the other. Raises what `TextGenerator.generate` and the steps raise."""
+
+    def text_of(passage: Passage) -> str:
+        if (part := passage.part) is None:
+            return generator.generate(passage.prompt, renderer)
+        text = finished.find(passage.prompt.ids)
+        if text is not None:
+            renderer.taken_over(part, text)
+            return text
+        with left.reading(part):
+            text = generator.generate(passage.prompt, renderer.for_part(part), left.label(part))
+        finished.save(passage.prompt.ids, text)
+        return text
+
     for answer in answers:
         renderer.section(answer.section)
         texts = None
         while (passages := following(answer.steps, texts)) is not None:
-            texts = [_text(passage, generator, finished, renderer, left) for passage in passages]
+            texts = list(map(text_of, passages))
 
 
 def following(steps: Steps, texts: list[str] | None) -> Sequence[Passage] | None:
@@ -161,19 +154,3 @@ def following(steps: Steps, texts: list[str] | None) -> Sequence[Passage] | None
         return steps.send(texts)
     except StopIteration:
         return None
-
-
-def _text(
-    passage: Passage, generator: TextGenerator, finished: FinishedParts, renderer: Renderer, left: PartsLeft
-) -> str:
-    """Return the text of a passage; notes on a part are those of an earlier run, or new ones, which are saved."""
-    if passage.part is None:
-        return generator.generate(passage.prompt, renderer)
-    text = finished.find(passage.prompt.ids)
-    if text is not None:
-        renderer.taken_over(passage.part, text)
-        return text
-    with left.reading(passage.part):
-        text = generator.generate(passage.prompt, renderer.for_part(passage.part), left.label(passage.part))
-    finished.save(passage.prompt.ids, text)
-    return text

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from offload.errors import PromptError
 from offload.settings.method_sizes import forgets
@@ -12,7 +11,7 @@ from offload.system.machine import default_home
 from offload.units import counted
 
 from ..input.documents import Document
-from ..input.excerpts import Position, Range
+from ..input.excerpts import Range
 from ..options.command_request import OutputOptions, Request
 from ..output.renderers import Renderer, tokenizing
 from ..output.terminal import Terminal
@@ -20,7 +19,7 @@ from ..output.turns import sections
 from ..run.job import Job, Load, check_parallel
 from ..run.long_prompts import Commands, Notices, is_model_chosen, short, shorter_answer, truncated
 from ..run.model_request import ModelRequest, Prompt, open_request
-from .instructions import AnswerStyle, Template, Templates
+from .instructions import AnswerStyle, Templates
 from .map_reduce import MapReduce, Task, part_facts, steps, texts
 from .passages import Answer, FinishedParts, PartsLeft, generate_in_order
 from .together import AnswersTogether
@@ -39,22 +38,6 @@ class SummaryRequest:
     map_reduce: bool = False
     parallel: int | str = 1  # texts to generate at a time, or "auto"
     apart: bool = False  # each document has an output file of its own
-
-    @classmethod
-    def unpacked(
-        cls,
-        documents: list[list[str]],
-        questions: list[str],
-        style: list[Any],
-        templates: list[list[str]],
-        range: list[Any],
-        *rest: Any,
-    ) -> SummaryRequest:
-        """Return the request from the fields of its dataclasses: rank 0 sends them as JSON."""
-        positions = [position and Position(*position) for position in range]
-        parts = Templates(*(Template(*each) for each in templates))
-        found = [Document(*each) for each in documents]
-        return cls(found, questions, AnswerStyle(*style), parts, Range(*positions), *rest)
 
 
 def run_summaries(

@@ -1,9 +1,10 @@
 """Answers whose texts are generated together, and written in order."""
 
 import heapq
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain, count
 
 from offload.errors import TriforceError
 
@@ -39,11 +40,8 @@ class AnswersTogether:
     def __init__(
         self, answers: Iterable[Answer], finished: FinishedParts, renderer: Renderer, display: BatchDisplay
     ) -> None:
-        self._waiting = iter(answers)
-        self._finished = finished
-        self._renderer = renderer
-        self._display = display
-        self._turns = Turns()
+        self._waiting, self._turns = iter(answers), Turns()
+        self._finished, self._renderer, self._display = finished, renderer, display
         self._started: list[_Started] = []
         self._ready: list[tuple[int, int, BatchPrompt]] = []  # a heap, by the numbers of answer and passage
 
@@ -57,7 +55,7 @@ class AnswersTogether:
         if first is not None:
             generator.prepare(first.prompt, self._renderer)
         try:
-            batch.run(self._sequences(first))
+            batch.run(chain([first], (self._next() for _ in count())))  # the batch ends, not its source
         except KeyboardInterrupt:
             for started in self._started:
                 started.parts.flush()
@@ -69,11 +67,6 @@ class AnswersTogether:
         if errors:
             raise _named(errors[0])
         return batch
-
-    def _sequences(self, first: BatchPrompt | None) -> Iterator[BatchPrompt | None]:
-        yield first
-        while True:
-            yield self._next()
 
     def _next(self) -> BatchPrompt | None:
         """Return the next text to generate; None if none is ready."""

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ...architecture.config import ModelShape
 from ...errors import Degraded
-from ...settings.kv_formats import EXACT, KV_FORMATS, PLANE_KV
+from ...settings.kv_formats import BF16, KV_FORMATS, PLANE_KV
 from .. import triton
 from ..kv_groups import quantize_groups
 from . import BLOCKS, ROWS
@@ -43,7 +43,7 @@ class Needs:
     attended to alone; `records`: whether steps are recorded.
     """
 
-    kv: str = EXACT
+    kv: str = BF16
     chunk: int = 0
     streams: bool = False
     planes: bool = False

@@ -17,7 +17,7 @@ from ...memory.tree_attention import Tree
 from ...model.decoder import Model, joined
 from ...settings.method_sizes import KEPT_QUERIES
 
-_Recorded = tuple[int, "OrderedDict[Hashable, SequenceCalls]"]  # of a cache, by key, after so many of its moves
+_Recorded = "OrderedDict[Hashable, SequenceCalls]"  # of a cache, by key
 _Begun = tuple["RecordableCache", Hashable, "PassInputs"]  # a cache, and what its `begin_recorded` has returned
 _MOST_KEYS = 8  # recordings of a cache: it is plain, or has a tree, whose queries are kept at some place
 
@@ -80,9 +80,7 @@ class PassRecorder:
         self._layers.run(self._operations.kernel, sequences, with_head)
 
     def _find(self, cache: RecordableCache, key: Hashable, tokens: int) -> SequenceCalls:
-        moves, recorded = self._recorded.get(cache, (-1, OrderedDict()))
-        if moves != cache.moves:
-            self._recorded[cache] = cache.moves, (recorded := OrderedDict())  # the others refer to memory that is gone
+        recorded = self._recorded.setdefault(cache, OrderedDict())
         if key not in recorded:
             recorded[key] = self._record(cache, tokens)
             self.recordings += 1

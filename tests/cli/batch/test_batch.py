@@ -2,17 +2,17 @@
 
 import json
 import re
+import subprocess
+import time
 
 import pytest
 
-from offload.batching.request import BatchRequest
 from offload.engine import Engine
-from offload.errors import OutOfMemory, SettingsError
+from offload.errors import SettingsError
 from offload.speculation.sampling.warp import Sampler
-from tests.support.command import assert_error
-from triforce_cli.batch.batch_files import ResultFile, open_batch
-from triforce_cli.run.model_request import ModelRequest
-from triforce_cli.run.text_generator import TextRun
+from tests.support.command import COMMAND, assert_error, environment
+from triforce_cli.batch.batch_item import read_lines
+from triforce_cli.batch.result_file import ResultFile
 
 GREEDY = ("-n", "12", "--temperature", "0")
 
@@ -97,23 +97,18 @@ def test_seeds_of_lines_differ_and_stop_strings_end_a_line_alone(triforce, promp
     assert same[0]["text"] == same[1]["text"] and same[0]["sampling"] == "coupled"
 
 
-@pytest.mark.parametrize("where", ["sampling", "encoding"])
-def test_an_exception_ends_its_line_alone(triforce_here, prompts, monkeypatch, where):
+def test_an_exception_ends_its_line_alone(triforce_here, prompts, monkeypatch):
     lines = [{"id": key, "prompt": f"Once {key}", "temperature": 0, "seed": key} for key in range(3)]
     file, args = prompts(*lines), ("-n", "9", "--parallel", "3")
-    expected = by_id(triforce_here("generate", "--batch", file, *args).stdout)
-    made, encode = Sampler.__init__, ModelRequest._encode
+    expected = by_id(triforce_here("generate", "--batch", file, *args)[1])
+    made = Sampler.__init__
 
     def new(sampler, sampling, seed, *more, **named):
         made(sampler, sampling, seed, *more, **named)
-        if where == "sampling" and seed == 1:
+        if seed == 1:
             sampler.choose = sampler.distribution = lambda *args, **named: [][seed]
 
-    def encoded(opened, text, progress):
-        return [][0] if where == "encoding" and "Once 1" in text else encode(opened, text, progress)
-
     monkeypatch.setattr(Sampler, "__init__", new)
-    monkeypatch.setattr(ModelRequest, "_encode", encoded)
     code, out, err = triforce_here("generate", "--batch", file, *args, env={"TRIFORCE_DEBUG": "1"})
     found = by_id(out)
     assert code == 1 and "1 request failed; the first: line 2: IndexError" in err and "Traceback" in err
@@ -131,20 +126,17 @@ def test_a_bad_line_is_an_error_event_and_the_others_go_on(triforce, prompts, tm
         ({"id": "z", "prompt": " \n"}, "z", "the prompt is empty"),
         ({"id": True, "prompt": "a"}, None, "id is True"),
         ({"id": "good", "prompt": "a"}, "good", "line 1 has the same id"),
-        ('{"id": 1e999, "prompt": "a"}', None, "id is a number without end"),
-        ({"prompt": "a", "temperature": -1}, 10, "temperature is -1"),
-        ({"prompt": "a", "dry_multiplier": 1e-320}, 11, "dry-multiplier is 1e-320"),
-        ({"prompt": "a", "top_k": 1.5}, 12, "top_k is 1.5"),
-        ({"prompt": "a", "stop": [1]}, 13, "stop is [1]"),
-        ({"prompt": "a", "max_new_tokens": 10**6}, 14, "context"),
-        ({"prompt": "long " * 4000}, 15, "context"),
-        ({"prompt": "a", "raw": True, "system": "b"}, 16, "contradict"),
-        ('{"prompt": "\\ud800"}', 17, "surrogate"),
+        ({"prompt": "a", "temperature": -1}, 9, "temperature is -1"),
+        ({"prompt": "a", "top_k": 1.5}, 10, "top_k is 1.5"),
+        ({"prompt": "a", "stop": [1]}, 11, "stop is [1]"),
+        ({"prompt": "a", "max_new_tokens": 10**6}, 12, "context"),
+        ({"prompt": "long " * 4000}, 13, "context"),
+        ({"prompt": "a", "raw": True, "system": "b"}, 14, "contradict"),
+        ('{"prompt": "\\ud800"}', None, "surrogate"),
         ('{"prompt": NaN}', None, "NaN"),
         ({"id": None, "prompt": "a"}, None, "id is None"),
-        ({"prompt": "a", "json_schema": {"type": "txt"}}, 20, "at its top: Invalid type"),
-        ({"prompt": "a", "regex": "a", "choices": ["b"]}, 21, "contradict each other"),
-        ({"prompt": "a", "n_predict": 2}, 22, "unknown key 'n_predict'"),
+        ({"prompt": "a", "json_schema": {"type": "txt"}}, 18, "at its top: Invalid type"),
+        ({"prompt": "a", "regex": "a", "choices": ["b"]}, 19, "contradict each other"),
     ]
     file = prompts(good, *(line for line, _, _ in bad), {"id": "last", "prompt": "Then"})
     result = triforce("generate", "--batch", file, *GREEDY, "--parallel", "2")
@@ -154,7 +146,6 @@ def test_a_bad_line_is_an_error_event_and_the_others_go_on(triforce, prompts, tm
     errors = {event["line"]: event for event in events if event["type"] == "error"}
     for line, (_, id, message) in enumerate(bad, 2):
         assert errors[line]["id"] == id and message in errors[line]["message"] and errors[line]["hint"]
-    assert errors[22]["hint"] == "did you mean max_new_tokens?"
     assert {event["id"] for event in events if event["type"] == "result"} == {"good", "last"}
     (tmp_path / "latin.jsonl").write_bytes(b'\xef\xbb\xbf{"prompt": "a"}\r\n{"prompt": "caf\xe9"}\n')
     latin = parsed(triforce("generate", "--batch", tmp_path / "latin.jsonl", *GREEDY).stdout)
@@ -185,22 +176,10 @@ def test_a_run_is_resumed_from_its_output(triforce, prompts, tmp_path):
     assert (error["line"], error["message"]) == (4, "line 2 has the same id")
 
 
-def test_a_request_that_failed_is_run_again(tmp_path):
-    out = tmp_path / "out.jsonl"
-    out.write_text('{"type": "result", "id": 1, "line": 1}\n{"type": "error", "id": 2, "line": 2}\n')
-    results = ResultFile(out, warn=pytest.fail)
-    results.close()
-    assert results.finished == {1}
-
-
-def test_a_line_that_is_read_again_is_the_same(tmp_path):
+def test_lines_have_their_numbers_and_blank_ones_are_left_out(tmp_path):
     path = tmp_path / "in.jsonl"
     path.write_bytes(b'\xef\xbb\xbf{"prompt": "a"}\r\n\n{"prompt": "b"}')
-    file = open_batch(str(path), None, pytest.fail)
-    lines = list(file.lines())
-    assert [line.data for line in lines] == [b'{"prompt": "a"}\r\n', b'{"prompt": "b"}']
-    assert [file.line_at(line.number, line.start) for line in lines] == lines
-    file.close()
+    assert read_lines(str(path), None, pytest.fail) == [(1, '{"prompt": "a"}'), (3, '{"prompt": "b"}')]
 
 
 def test_a_whole_last_line_without_a_newline_is_kept(tmp_path):
@@ -267,40 +246,6 @@ def test_an_interrupt_keeps_what_is_finished_and_says_how_to_resume(triforce, pr
     assert set(by_id(out.read_text())) == {3, 12, 11}
 
 
-def test_an_interrupt_while_a_sequence_begins_ends_those_that_run(triforce, prompts, monkeypatch):
-    begun, request = [], TextRun.request
-
-    def interrupted(run, key):
-        begun.append(key)
-        if len(begun) == 2:
-            raise KeyboardInterrupt
-        return request(run, key)
-
-    monkeypatch.setattr(TextRun, "request", interrupted)
-    file = prompts({"prompt": "Once"}, {"prompt": "Twice"})
-    result = triforce("generate", "--batch", file, *GREEDY, "--parallel", "2")
-    assert (result.returncode, result.stdout) == (130, "")
-    assert result.stderr.startswith("interrupted after 0 results; ")
-
-
-def test_an_error_while_running_ends_one_request_alone(triforce, prompts, monkeypatch):
-    checked_ids = BatchRequest.checked_ids
-
-    def fails(request, *models):
-        if request.config.max_new_tokens == 5:
-            raise OutOfMemory("no room", "use less")
-        return checked_ids(request, *models)
-
-    monkeypatch.setattr(BatchRequest, "checked_ids", fails)
-    result = triforce("generate", "--batch", prompts(*({"prompt": "a", "max_new_tokens": new} for new in (4, 5, 6))))
-    events = parsed(result.stdout)
-    assert result.returncode == 1
-    assert [event for event in events if event["type"] == "error"] == [
-        {"type": "error", "id": 2, "line": 2, "message": "no room", "hint": "use less"}
-    ]
-    assert {event["id"] for event in events if event["type"] == "result"} == {1, 3}
-
-
 def test_more_than_fit_are_refused_and_auto_takes_what_fits(triforce, prompts):
     file = prompts(*({"prompt": "a", "max_new_tokens": 2000} for _ in range(12)))
     room = ("--memory", "60MiB", "--raw")
@@ -332,3 +277,34 @@ def test_a_status_line_on_a_terminal_and_none_in_a_pipe(triforce, prompts, on_a_
     piped = triforce(*args)
     assert len(piped.stderr.splitlines()) == 1 and "\x1b" not in piped.stderr
     assert triforce(*args, "-q").stderr == ""
+
+
+@pytest.mark.long
+def test_after_a_kill_the_same_command_goes_on(endless_model_dir, prompts, tmp_path):
+    file = prompts(*({"id": key, "prompt": f"Once {key}", "max_new_tokens": 200} for key in range(8)))
+    base = [
+        *COMMAND,
+        "generate",
+        "--model",
+        endless_model_dir,
+        "--batch",
+        file,
+        "--temperature",
+        "0",
+        "--parallel",
+        "2",
+    ]
+    environ = environment(tmp_path, endless_model_dir)
+    expected = subprocess.run([*base, "-o", tmp_path / "whole"], env=environ, capture_output=True, check=False)
+    assert expected.returncode == 0, expected.stderr
+    out = tmp_path / "out"
+    for _ in range(4):
+        run = subprocess.Popen([*base, "-o", out], env=environ, stderr=subprocess.DEVNULL)
+        before = out.stat().st_size if out.exists() else 0
+        while run.poll() is None and not (out.exists() and out.stat().st_size > before):
+            time.sleep(0.01)
+        run.kill()
+        run.wait()
+    assert subprocess.run([*base, "-o", out], env=environ, check=False).returncode == 0
+    texts = [{key: each["text"] for key, each in by_id(path.read_text()).items()} for path in (out, tmp_path / "whole")]
+    assert texts[0] == texts[1] and len(texts[0]) == 8

@@ -74,7 +74,6 @@ def test_list_show_prune_and_clear(ask, triforce_here):
         ask(f"{question} did he behold the accomplishment of his toils, and what did he say in the end? " * 2)
     (entry,) = json.loads(triforce_here("cache", "list", "--json")[1])["entries"]
     assert entry["prompts"] == 2  # questions on one document are one entry
-    assert entry["hits"] == 2
     assert entry["label"].startswith("It was on a dreary night")
     code, out, _ = triforce_here("cache", "list")
     assert out.splitlines()[1].split()[0] == entry["id"]
@@ -82,7 +81,7 @@ def test_list_show_prune_and_clear(ask, triforce_here):
     code, out, _ = triforce_here("cache", "show", entry["id"][:4])
     assert code == 0
     assert f"{entry['tokens']:,}" in out
-    assert json.loads(triforce_here("cache", "show", entry["id"], "--json")[1])["hits"] == 2
+    assert json.loads(triforce_here("cache", "show", entry["id"], "--json")[1])["prompts"] == 2
     code, out, err = triforce_here("cache", "show", "zz")
     assert (code, out) == (2, "")
     assert "triforce cache list" in err
@@ -133,7 +132,7 @@ def test_the_shell_completes_ids(ask, triforce_here, tmp_path):
 def test_the_list_fits_the_terminal(width):
     block = Stored(Path("/cache/a/000000-abc.safetensors"), 132 * 2**20, 0.0)
     entry = Entry(
-        "1b743498", "smollm2-135m", "examples/frankenstein.txt", "exact", 5888, 2, block.size, 0.0, 0.0, 3, (block,)
+        "1b743498", "smollm2-135m", "examples/frankenstein.txt", "bf16", 5888, 2, block.size, 0.0, 0.0, (block,)
     )
     folder = PromptFolder(Path("/home/somebody/.cache/triforce/prompts"))
     lines = entries_table([entry], folder, 7200.0, width).plain.splitlines()
@@ -146,15 +145,15 @@ def test_the_list_fits_the_terminal(width):
 def test_the_format_of_keys_and_values_is_shown_where_there_are_several(ask, triforce_here):
     """A quantised prompt is another entry, restored for its format alone, and smaller."""
     ask("Who?")
-    assert "exact" not in triforce_here("cache", "list")[1]
+    assert "bf16" not in triforce_here("cache", "list")[1]
     flags = ("--cache", "--kv", "q8")
     first, again = ask("Who?", *flags)[0], ask("Who?", *flags)[0]
     assert first[-1]["cached_tokens"] == 0 and again[-1]["cached_tokens"] > 500
     assert text(again) == text(first) == text(ask("Who?", "--no-cache", "--kv", "q8")[0])
     found = {entry["kv"]: entry for entry in json.loads(triforce_here("cache", "list", "--json")[1])["entries"]}
-    assert set(found) == {"exact", "q8"} and found["q8"]["size"] < found["exact"]["size"] / 1.4
+    assert set(found) == {"bf16", "q8"} and found["q8"]["size"] < found["bf16"]["size"]
     head, *rows = triforce_here("cache", "list")[1].splitlines()
-    assert "kv" in head.split() and [("q8" in row.split(), "exact" in row.split()) for row in rows[:2]] == [
+    assert "kv" in head.split() and [("q8" in row.split(), "bf16" in row.split()) for row in rows[:2]] == [
         (True, False),
         (False, True),
     ]
@@ -164,25 +163,6 @@ def test_the_format_of_keys_and_values_is_shown_where_there_are_several(ask, tri
 @pytest.mark.parametrize("wrong", [("prune", "--older-than", "soon"), ("prune", "--to", "much"), ("show", ""), ()])
 def test_wrong_use(triforce_here, wrong):
     assert triforce_here("cache", *wrong)[0] == 2
-
-
-@pytest.mark.parametrize("command", [("list",), ("prune", "--to", "0"), ("clear", "--yes")])
-def test_foreign_files_are_ignored_by_list_prune_and_clear(triforce_here, ask, tmp_path, command):
-    ask("Who?")
-    folder = next((tmp_path / "home" / "prompts").glob("*/"))
-    (folder / "000000-folder.safetensors").mkdir()
-    (loop := folder / "000000-loop.safetensors").symlink_to(loop.name)
-    odd_name = "\u00b2" * 6 + "-odd.safetensors"
-    for odd in ("000000-abc.safetensors", "000001-abc.safetensors", odd_name, "notes.txt"):
-        (folder / odd).write_bytes(b"" if odd.startswith("000001") else b"nonsense")
-    (half := folder / ".part-abc").write_bytes(b"half")  # of a killed run: it holds the document too
-    os.utime(folder / "000000-abc.safetensors", (1e11, 1e11))
-    assert len(json.loads(triforce_here("cache", "list", "--json")[1])["entries"]) == 1
-    code, _, err = triforce_here("cache", *command)
-    assert code == 0, err
-    if command[0] == "clear":
-        assert not half.exists()
-        assert {path.name for path in folder.iterdir() if path.is_file()} == {"notes.txt", odd_name}
 
 
 def test_labels_of_names_that_are_long_or_not_unicode(triforce_here, tmp_path):
@@ -215,18 +195,15 @@ def test_a_folder_that_others_can_write_to_is_warned_of(ask, tmp_path):
 
 
 def test_blocks_of_another_version_are_counted_ignored_and_removed(ask, triforce_here, tmp_path):
-    """An older one has the same headers, under another fingerprint; a newer one may have any."""
     ask("Who?")
     folder = PromptFolder(tmp_path / "home" / "prompts")
     first = next(folder.blocks()).path.parent
-    older, newer = (shutil.copytree(first, folder.path / name) for name in ("older", "newer"))
+    newer = shutil.copytree(first, folder.path / "newer")
     for path in newer.glob("*.safetensors"):
         save_file(load_file(path), path, {"format": "9"})
-    *_, err = ask("Where?", "--cache", "-v")
-    assert "warning" not in err
+    assert "warning" not in ask("Where?", "--cache", "-v")[1]
     code, out, _ = triforce_here("cache", "list")
-    assert code == 0 and len(out.splitlines()) == 4
+    assert code == 0 and len(out.splitlines()) == 3
     assert re.search(r"prompts, [\d.]+ KiB of it damaged or of another version", " ".join(out.split()))
     assert triforce_here("cache", "prune", "--to", "0")[0] == 0
     assert list(folder.blocks()) == []
-    assert not older.exists() and not newer.exists()

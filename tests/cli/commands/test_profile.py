@@ -44,21 +44,6 @@ def test_profile_plans_a_model_without_its_weights(triforce):
     assert again.splitlines()[-1] == result.stdout.splitlines()[-1]
 
 
-def test_a_plan_for_fewer_threads_is_slower_and_says_how_many(triforce, tmp_path):
-    (tmp_path / "server.yaml").write_text("extends: cpu\nhost: {cores: 32, bandwidth_gb_s: 300, memory_gib: 256}\n")
-    args = ("profile", "--gpu", tmp_path / "server.yaml", "--model", "Llama-3.1-8B", "--context", "8K")
-    found = [triforce(*args, *more).stdout.splitlines() for more in (("--threads", "32"), ("--threads", "4"))]
-    assert "300 GB/s" in found[0][1] and "84 GB/s" in found[1][1]
-    assert "--threads" not in found[0][-1] and "--threads 4 " in found[1][-1]
-
-
-def test_experts_with_bits_of_their_own_are_said_apart(triforce):
-    args = ("profile", "--gpu", "4090", "--model", "gpt-oss-20b", *BF16)
-    found = json.loads(triforce(*args, "--json").stdout)["plan"]["weight_bits"]
-    assert found == {"layers": 16, "outer": 16, "experts": 4.5}
-    assert "16 bits each, 4.5 in experts, 16 in embedding and output head" in triforce(*args).stdout
-
-
 def test_quantised_weights_leave_room_for_the_kv_cache(triforce):
     args = ("profile", "--gpu", "4090", "--model", "Llama-3.1-8B", *BF16)
     plain, found = (json.loads(triforce(*args, *more, "--json").stdout)["plan"] for more in ((), ("--quantize", "q4")))
@@ -82,39 +67,23 @@ def test_experts_that_do_not_fit_are_planned_where_they_take_least_time(triforce
     lines = result.stdout.splitlines()
     (fact,) = (line for line in lines if line.startswith("experts    those"))
     (step,) = (line for line in lines if "a token reads 4 of 128 in each, " in line)
-    assert "of 36 layers in host memory (host)" in fact
+    assert "of 36 layers in host memory (hybrid)" in fact
     assert " ms on the host, " in step and " ms over the link, " in step and step.endswith(" ms on the device")
     command = shlex.split(lines[-1])
     again = triforce("profile", *("--gpu" if part == "--profile" else part for part in command[2:-2]), *base[5:])
     assert again.stdout == result.stdout
     plans = {
         way: json.loads(triforce(*args, "--experts", way, "--json").stdout)["plan"]
-        for way in ("auto", "host", "device")
+        for way in ("auto", "host", "stream", "hybrid", "device")
     }
-    assert plans["auto"] == plans["host"] | {"flags": plans["auto"]["flags"]}
+    assert plans["auto"] == plans["hybrid"] | {"flags": plans["auto"]["flags"]}
     assert plans["host"]["experts"] == "host" and 0 < plans["host"]["expert_layers"] < 36
     assert plans["host"]["expert_times"][0]["distinct"] == 4
     assert plans["device"]["experts"] == "device" and plans["device"]["weight_layers"] < 36
     assert plans["device"]["expert_times"] == [] and plans["device"]["expert_layers"] == 36
     small = triforce(*base, "--host-memory", "32GiB", "--experts", "host")
     assert small.returncode == 1 and "host memory (experts 4" in small.stderr
-    assert "hint: --host-memory 48GiB" in small.stderr
-
-
-def test_experts_are_not_moved_where_there_are_none_or_one_memory(triforce):
-    dense = triforce("profile", "--gpu", "4090", "--model", "Llama-3.1-8B", "--experts", "host")
-    assert_error(dense, 2, "--experts host is for a mixture of experts")
-    alone = triforce("profile", "--gpu", "cpu", "--model", "Qwen3-30B-A3B", "--experts", "host")
-    assert_error(alone, 2, "--experts host divides experts between a device and the host, and this device is the CPU")
-
-
-def test_70_billion_quantised_parameters_are_streamed_to_one_card(triforce):
-    args = ("profile", "--gpu", "4090", "--model", "Llama-3.1-70B", *BF16)
-    plain, found = (json.loads(triforce(*args, *more, "--json").stdout)["plan"] for more in ((), ("--quantize", "q4")))
-    assert found["fits"] and found["resident_tokens"] == 0
-    assert plain["weight_layers"] * 3 < found["weight_layers"] < found["layers"]
-    moved = [plan["memory"]["host"]["parts"]["weights"] for plan in (plain, found)]
-    assert moved[1] < moved[0] / 4
+    assert "hint: --host-memory 44GiB" in small.stderr
 
 
 def test_a_gguf_file_is_planned_with_the_bits_that_it_has(triforce, tmp_path):
@@ -130,17 +99,17 @@ def test_a_gguf_file_is_planned_with_the_bits_that_it_has(triforce, tmp_path):
 def test_quantised_keys_and_values_are_planned_where_they_run(triforce):
     asked = ("profile", "--model", "Llama-3.2-1B", "--context", "32K", "--dtype", "bfloat16", "--kv", "q8")
     plan = json.loads(triforce(*asked, "--gpu", "cpu", "--json").stdout)["plan"]
-    exact = json.loads(triforce(*asked[:-1], "exact", "--gpu", "cpu", "--json").stdout)["plan"]
+    exact = json.loads(triforce(*asked[:-1], "bf16", "--gpu", "cpu", "--json").stdout)["plan"]
     kept, whole = (each["memory"]["device"]["parts"]["KV cache"] for each in (plan, exact))
-    assert 0.5 < kept / whole < 0.6 and (plan["kv"], exact["kv"]) == ("q8", "exact")
+    assert 0.5 < kept / whole < 0.6 and (plan["kv"], exact["kv"]) == ("q8", "bf16")
     assert "KV cache   q8 (--kv): 8.75 bits each, which changes the answer" in triforce(*asked, "--gpu", "cpu").stdout
     on_gpu = json.loads(triforce(*asked, "--gpu", "4090", "--json").stdout)["plan"]
-    assert 0.28 < on_gpu["memory"]["device"]["parts"]["KV cache"] / whole < 0.4 and on_gpu["offload"] == "none"
+    assert 0.5 < on_gpu["memory"]["device"]["parts"]["KV cache"] / whole < 0.7 and on_gpu["offload"] == "none"
     offloaded = json.loads(
         triforce(*asked, "--gpu", "4090", "--offload", "stream", "--resident-layers", "0", "--json").stdout
     )
     plan = offloaded["plan"]
-    assert plan["offload"] == "stream" and 0.28 < plan["memory"]["host"]["parts"]["KV cache"] / whole < 0.4
+    assert plan["offload"] == "stream" and 0.5 < plan["memory"]["host"]["parts"]["KV cache"] / whole < 0.7
 
 
 def test_quantised_weights_need_bf16(triforce):
@@ -163,14 +132,6 @@ def test_profile_compares_all_profiles(triforce):
     assert {plan["hardware"]["name"] for plan in plans} >= {"a100", "cpu"}
 
 
-def test_a_comparison_counts_the_profiles_that_are_too_small(triforce):
-    asked = ("--context", "32K", "--quantize", "q6", "--memory", "20GiB", "--offload", "none", *BF16)
-    result = triforce("profile", "--compare", "--model", "Llama-2-7B-128K", *asked)
-    lines = result.stdout.splitlines()
-    assert " profiles too small: " in result.stdout
-    assert not any(line.startswith("rtx-4090 ") for line in lines)
-
-
 def test_profile_says_where_a_known_model_comes_from(triforce):
     result = triforce("profile", "--gpu", "a100", "--model", "llama-3.1-8b", "--context", "8K")
     assert "weights    meta-llama/Llama-3.1-8B-Instruct: Llama 3.1 Community License; gated" in result.stdout
@@ -182,20 +143,6 @@ def test_a_context_beyond_the_models_own(triforce):
     assert_error(triforce(*args), 2, "exceeds the 40,960", "--extend-context", "summarize --map-reduce")
     line = triforce(*args, "--extend-context").stdout.splitlines()[-1]
     assert " --extend-context -f book.txt" in line
-
-
-def test_a_context_that_windows_do_not_let_extend_is_refused(triforce_here):
-    args = ("profile", "--gpu", "h100", "--model", "Gemma-3-27B", "--context", "256K")
-    code, out, err = triforce_here(*args)
-    assert (code, out) == (2, "") and "exceeds the 131,072" in err and "--extend-context" not in err, err
-    code, out, err = triforce_here(*args, "--extend-context")
-    assert (code, out) == (2, "") and "cannot be stretched: some layers of this model attend to a window" in err, err
-
-
-def test_float16_hardware_says_so(triforce):
-    result = triforce("profile", "--gpu", "t4", "--model", "llama-3.1-8b", "--context", "8K")
-    assert "TFLOP/s fp16" in result.stdout
-    assert "TFLOP/s bf16" not in result.stdout
 
 
 def test_the_default_model_is_what_help_says(triforce):

@@ -11,8 +11,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from offload.prompt_cache.entries import entries
-from offload.prompt_cache.folder import PromptFolder
 from tests.support.rank_pool import free_port
 from triforce_cli.distributed.rank import FOLDER
 
@@ -82,15 +80,6 @@ def test_two_ranks_give_the_output_of_one_and_read_stdin_once(start, environment
 
 
 @pytest.mark.long
-def test_bench_runs_on_ranks(start):
-    command = [*GENERATE[:3], "bench", "--temperature", "0", "--methods", "lookup", "--new", "8", "--repeats", "1"]
-    process = start([*command, "--json", "--quiet", "--tensor-parallel", "2", "what is measured"])
-    out, err = process.communicate()
-    assert process.returncode == 0, err
-    assert [row["equals_ar"] for row in json.loads(out)["methods"]] == [True, True]
-
-
-@pytest.mark.long
 def test_a_batch_runs_on_ranks(start, tmp_path):
     lines = tmp_path / "lines.jsonl"
     lines.write_bytes(b'{"prompt": "Who?"}\nno request\n{"prompt": "\xc3\xa9", "temperature": 1}\n')
@@ -121,6 +110,7 @@ def listening(processes):
     return {connection.laddr.ip for connection in found if connection.status == psutil.CONN_LISTEN}
 
 
+@pytest.mark.long
 def test_ranks_listen_on_loopback_alone_and_ctrl_c_ends_them_with_the_statistics(start):
     other = next(iter(psutil.net_if_addrs().keys() - {"lo"}), "lo")  # what is set for several machines does not count
     process = start([*GENERATE, *LONG, "--tensor-parallel", "2"], GLOO_SOCKET_IFNAME=other)
@@ -145,15 +135,6 @@ def test_ranks_do_not_outlive_a_killed_launcher(start):
     ranks = family(process)
     process.kill()
     assert ended(ranks)
-
-
-@pytest.mark.long
-def test_an_error_of_the_request_is_printed_once(start):
-    process = start([*GENERATE, "-n", "20", "--tensor-parallel", "5", "hello"])
-    _, err = process.communicate()
-    assert process.returncode == 2
-    assert err.count("error:") == 1
-    assert "--tensor-parallel 4" in err
 
 
 @pytest.mark.long
@@ -209,7 +190,7 @@ def test_two_agents_of_torchrun_are_one_group_and_only_the_first_needs_the_promp
 
 @pytest.mark.long
 def test_ranks_share_a_prompt_cache(start, tmp_path):
-    """Each rank caches its own heads; a block that is damaged on one rank is used on none, and is written again."""
+    """Each rank caches its own heads; blocks from a damaged one on are used on no rank, and it is written again."""
     book = tmp_path / "book.txt"
     book.write_text("It was on a dreary night of November. " * 20)
     command = [sys.executable, "-m", "triforce_cli", "summarize", str(book), "--cache", "--json", "--temperature", "0"]
@@ -221,7 +202,7 @@ def test_ranks_share_a_prompt_cache(start, tmp_path):
         asked = [word for question in questions for word in ("--question", question)]
         out, err = start([*command, *asked]).communicate()
         assert not err.startswith("error"), err
-        warned.append("2 files of the prompt cache are not used, the first: rank 0: " in err)
+        warned.append("a file of the prompt cache is damaged" in err)
         events = [json.loads(line) for line in out.splitlines()]
         texts = "".join(event["text"] for event in events if event["type"] == "text")
         return texts, [event["cached_tokens"] for event in events if event["type"] == "done"]
@@ -233,12 +214,10 @@ def test_ranks_share_a_prompt_cache(start, tmp_path):
     assert len({block.parent for block in blocks}) == 1
     assert blocks[-1].stem.endswith("2of2")
     blocks[-1].write_bytes(b"damaged")  # of the last block, the other rank's
-    blocks[0].write_bytes(b"damaged")  # of the first, rank 0's
     again, cached = answers("Who?", "When?")
     assert again == first
-    assert cached[0] == 128 * (len(blocks) // 2 - 2) >= 128
+    assert cached[0] == 128 * (len(blocks) // 2 - 1) >= 128
     again, cached = answers("Who?", "When?")
     assert again == first
     assert cached[0] == 128 * (len(blocks) // 2) >= 384
     assert warned == [False, True, False]
-    assert [entry.hits for entry in entries(PromptFolder(tmp_path / "home" / "prompts"))] == [2]

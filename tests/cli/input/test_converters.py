@@ -9,7 +9,6 @@ import pytest
 
 from offload.errors import PromptError
 from triforce_cli.input import converters
-from triforce_cli.input.converters import text_of
 from triforce_cli.input.documents import Document, read_documents, read_prompt
 
 PAGES = ("The first page is about whales.", "The second page is about ships.", "The third page is about the sea.")
@@ -186,19 +185,6 @@ def test_without_the_extra_a_hint_says_how_to_install_it(tmp_path, monkeypatch, 
     assert 'pip install ".[documents]"' in error.hint
 
 
-def test_text_needs_no_markitdown(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "markitdown", None)
-    (tmp_path / "a.md").write_text("# Title\n")
-    assert one(tmp_path / "a.md").text == "# Title\n"
-    (tmp_path / "blank.txt").write_text(" \n")
-    assert "empty" in refused(tmp_path / "blank.txt").message
-
-
-def test_many_comments_take_linear_time():
-    """The time once doubled with each further comment: this would take years."""
-    assert text_of(b"<!--a-->\n" * 60 + b"# Notes", "x", "", print).endswith("# Notes")
-
-
 @pytest.mark.long
 def test_a_conversion_has_a_limit_of_memory(markitdown, tmp_path, monkeypatch):
     monkeypatch.setattr(converters, "_SECONDS", 600)
@@ -210,9 +196,3 @@ def test_a_conversion_has_a_limit_of_memory(markitdown, tmp_path, monkeypatch):
 def test_a_conversion_has_a_limit_of_time(markitdown, tmp_path, monkeypatch):
     monkeypatch.setattr(converters, "_SECONDS", 0.001)
     assert "more than 0 s" in refused(html(tmp_path / "page.html")).message
-
-
-def test_a_deeply_nested_page_is_read(markitdown, tmp_path):
-    page = tmp_path / "deep.html"
-    page.write_text("<!doctype html><html><body>" + "<div>" * 5000 + "the end")
-    assert one(page).text == "the end"

@@ -72,15 +72,6 @@ def test_stdin_is_read_only_from_a_pipe_or_file(book):
         assert read("hello", stdin=file) == "redirected\n\nhello"
 
 
-def test_no_prompt_on_a_terminal_gives_a_hint():
-    tty = Pty()
-    error = refused(stdin=tty.stream("r"))
-    tty.output()
-    assert error.message == "no prompt"
-    for way in ('triforce generate "Hello"', "triforce generate -f book.txt", "cat book.txt | triforce generate"):
-        assert f"({way})" in error.hint
-
-
 def test_blank_parts(book):
     assert read("hello", stdin=fed(b"")) == "hello"
     warnings = []
@@ -122,18 +113,6 @@ def test_western_book_is_guessed_with_one_warning():
     assert len(warnings) == 1 and "cp1252" in warnings[0] and WESTERN.name in warnings[0]
 
 
-@pytest.mark.parametrize(
-    "data", [b"PK\x03\x04rest\0", b"GGUF\x03\x00\x00\x00", b"text\0text", bytes(range(1, 256)) * 20]
-)
-def test_binary_files_are_refused(book, data):
-    error = refused(files=[book(data)])
-    assert "book.txt is " in error.message and error.hint
-
-
-def test_text_about_formats_is_text(book):
-    assert read(files=[book(b"GGUF is a format")]) == "GGUF is a format"
-
-
 def test_missing_file_with_a_suggestion(book, tmp_path):
     book(b"x", "frankenstein.txt")
     error = refused(files=[tmp_path / "frankenstien.txt"])
@@ -141,11 +120,6 @@ def test_missing_file_with_a_suggestion(book, tmp_path):
     assert f"did you mean {tmp_path / 'frankenstein.txt'}?" in error.hint
     assert "did you mean" not in refused(files=[tmp_path / "zzz"]).hint
     assert "no folder" in refused(files=[tmp_path / "nowhere" / "book.txt"]).hint
-
-
-def test_an_address_of_a_page(tmp_path):
-    error = refused(files=["https://example.org/a?b=1"])
-    assert error.hint == "fetch the page first: curl -LO 'https://example.org/a?b=1'"
 
 
 def test_folder_and_unreadable_file(book, tmp_path):

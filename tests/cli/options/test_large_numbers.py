@@ -31,22 +31,6 @@ def test_large_rates_are_refused_or_used(triforce_here, flag, value):
     assert answer.returncode in (0, 2) and "bug" not in answer.stderr
 
 
-@pytest.mark.parametrize("flag", ["sink", "window", "--budget", "rebuild_every", "prefill_chunk"])
-@pytest.mark.parametrize("more", [[], ["--dry-run"], ["--method", "triforce"]], ids=str)
-def test_the_most_tokens_are_everything(triforce_here, flag, more):
-    answer = triforce_here("generate", "hi", "-n", 2, *given(flag, 2**40), *more)
-    assert answer.returncode == 0, answer.stderr
-
-
-@pytest.mark.parametrize("more", [[], ["--dry-run"]], ids=str)
-@pytest.mark.parametrize("count", [10**6, 2**40])
-def test_more_new_tokens_than_the_context_are_refused(triforce_here, count, more):
-    answer = triforce_here("generate", "hi", "-n", count, *more)
-    assert answer.returncode == 2 and "exceed the model's context of 2,048 tokens" in answer.stderr
-    answer = triforce_here("generate", "hi", "-n", 2**40, "--extend-context", *more)
-    assert answer.returncode in (1, 2) and "bug" not in answer.stderr
-
-
 @pytest.mark.parametrize("value", [*HUGE, "9" * 400 + "K", "9" * 5000], ids=len)
 def test_sizes_and_contexts(value):
     with pytest.raises(SettingsError):

@@ -5,19 +5,17 @@ from contextlib import closing
 import pytest
 
 from offload.errors import SettingsError
-from triforce_cli.batch.batch_files import ResultFile
-from triforce_cli.bench.cells import PointsFile
+from triforce_cli.batch.result_file import ResultFile
 
 RESULT = b'{"type": "result", "id": 1, "line": 1}\n'
 
 
-@pytest.mark.parametrize("kind", [PointsFile, ResultFile])
 @pytest.mark.parametrize("text", [b"milk, eggs", b'{"mine": 1}', b'{"type": "settings"', b"{broken", b"\xff\x00"])
-def test_a_foreign_file_of_one_line_is_not_touched(tmp_path, kind, text):
+def test_a_foreign_file_of_one_line_is_not_touched(tmp_path, text):
     path = tmp_path / "notes.txt"
     path.write_bytes(text)
     with pytest.raises(SettingsError, match="line 1 is no "):
-        kind(path, pytest.fail)
+        ResultFile(path, pytest.fail)
     assert path.read_bytes() == text
 
 

@@ -16,8 +16,8 @@ from tests.support.command import (
     uncolored,
 )
 from tests.support.terminal import Pty, Screen
+from triforce_cli.output.prefill_bar import PrefillBar
 from triforce_cli.output.progress import DownloadBar, ProgressDisplay, RunFacts
-from triforce_cli.output.status_line import PrefillBar
 from triforce_cli.output.tables import Segment, fitted
 from triforce_cli.output.terminal import Terminal
 

@@ -22,12 +22,6 @@ def test_a_lossy_run_says_so(triforce, mode):
     assert last["cached_tokens"] == 0
 
 
-def test_an_exact_run_says_nothing(triforce):
-    result = triforce(*PROMPT, "--json")
-    assert (done(result.stdout)["exact"], done(result.stdout)["approximate"]) == (True, None)
-    assert "approximate" not in result.stderr
-
-
 @pytest.mark.long
 def test_a_prompt_beyond_the_context_is_read_and_nothing_of_it_is_kept_on_disk(triforce, tmp_path):
     text = "the cat and the dog " * 900
@@ -43,14 +37,6 @@ def test_a_prompt_beyond_the_context_is_read_and_nothing_of_it_is_kept_on_disk(t
     assert not list((tmp_path / "home").rglob("prompts/*"))
     again = triforce("generate", text, *wanted, "--approximate", "h2o", env=more)
     assert done(again.stdout)["restored_tokens"] == 0
-
-
-def test_the_environment_asks_for_it_and_summarize_reads_any_document(triforce, tmp_path):
-    (tmp_path / "long.txt").write_text("the cat and the dog " * 900)
-    document = ("summarize", str(tmp_path / "long.txt"), "-n", "4", "--json", *SMALL)
-    result = triforce(*document, env={"TRIFORCE_APPROXIMATE": "streaming-llm"})
-    assert result.returncode == 0, result.stderr
-    assert done(result.stdout)["approximate"] == "streaming-llm"
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ MACHINE = replace(
     device="cuda",
     gpus=1,
     gpu=Gpu("NVIDIA GeForce RTX 4090", 23.5, 950, 158),
-    link=Link("pinned memory, measured", 24.1, 25.2, 9.5, 11),
+    link=Link("measured", 24.1),
 )
 STRANGE = replace(MACHINE, machine="1x NVIDIA Strange", gpu=replace(MACHINE.gpu, model="NVIDIA Strange"))
 SMALL_MODEL = ("--model", "llama-3.1-8b", "--context", "8K")
@@ -140,19 +140,6 @@ def test_rates_are_those_of_all_cores_whatever_threads_run(triforce, config, mon
     assert load(config).host.cores == 3 and torch.get_num_threads() == 1
 
 
-def test_a_folder_that_cannot_be_written_leaves_data_sheets(triforce, config):
-    config.write_text("a file")
-    code, out, _ = triforce("profile")
-    assert code == 0 and "(assumed)" in out
-
-
-@pytest.mark.long
-def test_other_hardware_is_not_measured(triforce, config):
-    for args in (["--gpu", "4090"], ["--compare"]):
-        assert triforce("profile", *args, *SMALL_MODEL)[0] == 0
-    assert load(config) is None
-
-
 def test_json_carries_what_was_measured(triforce, config):
     assert json.loads(triforce("profile", "--gpu", "cpu", "--json")[1])["measured"] is None
     now = json.loads(triforce("profile", "--measure", "--json")[1])
@@ -165,12 +152,6 @@ def test_json_carries_what_was_measured(triforce, config):
     assert shown["plan"]["hardware"]["assumed"] == []
     assert json.loads(triforce("profile", "--gpu", "4090", "--json")[1])["measured"] is None
     assert json.loads(triforce("profile", "--compare", "--json")[1])["measured"] == asdict(HOST)
-
-
-def test_a_measurement_does_not_set_free_memory(triforce, config, monkeypatch):
-    save(replace(HOST, host=replace(HOST.host, memory_gib=1000.0)), config)
-    memory = json.loads(triforce("profile", "--json")[1])["plan"]["hardware"]["host_memory"]
-    assert memory < 1000 * 2**30
 
 
 def test_a_plan_for_one_profile_reads_no_other(triforce, monkeypatch):
@@ -234,22 +215,7 @@ def test_a_known_gpu_takes_its_measured_rates(triforce, machine, config, measure
     assert (code, err) == (0, "")
     assert "24.00 GiB, 950 GB/s, 158 TFLOP/s bf16, link 24.1 GB/s" in out
     assert "--profile rtx-4090" in out
-    assert "rates of 2x-rtx-4090, 4x-rtx-4090, rtx-4090, of" in triforce("profile", "--compare", *SMALL_MODEL)[1]
-
-
-def test_the_gpu_asked_for_is_measured(triforce, machine, measures):
-    machine("NVIDIA T400", "NVIDIA GeForce RTX 4090")
-    asked = measures(MACHINE)
-    assert triforce("profile", "--measure", "--gpu", "4090", *SMALL_MODEL)[0] == 0
-    assert asked == ["cuda:1"]
-
-
-def test_a_gpu_that_is_in_use_or_hidden_from_torch(triforce, machine, measures, monkeypatch):
-    machine("NVIDIA GeForce RTX 4090")
-    measures(replace(MACHINE, gpu=None, link=None))
-    assert_error(triforce("profile", "--measure", "--save"), 1, "its memory is in use")
-    monkeypatch.setattr(measuring, "gpu_names", list)
-    assert_error(triforce("profile", "--measure"), 1, "torch does not see", "triforce doctor")
+    assert "rates of 2x-rtx-4090, rtx-4090, of" in triforce("profile", "--compare", *SMALL_MODEL)[1]
 
 
 @pytest.mark.long
@@ -269,41 +235,6 @@ def test_a_gpu_without_a_profile_is_planned_once_measured(triforce, machine, con
     assert triforce("profile", *SMALL_MODEL)[1].endswith(out)
 
 
-def test_a_profile_that_names_no_gpu_means_the_one_found(triforce, machine, measures, written):
-    mine = written("{name: mine, description: a test, device: cuda, gpus: 1}")
-    assert_error(triforce("profile", "--measure", "--gpu", mine), 2, "which has no GPU, not 1 x GPU")
-    machine("NVIDIA Strange")
-    measures(STRANGE)
-    code, out, err = triforce("profile", "--measure", "--gpu", mine, *SMALL_MODEL)
-    assert (code, err) == (0, "")
-    assert "23.50 GiB, 950 GB/s" in out
-    assert f"--profile {mine}" in out
-
-
-def test_as_many_gpus_are_planned_as_are_there(triforce, machine, config):
-    machine("NVIDIA Strange", "NVIDIA Strange")
-    save(STRANGE, config)
-    assert "GPU        2 x 23.50 GiB" in triforce("profile", *SMALL_MODEL)[1]
-
-
-def test_generating_on_a_gpu_without_a_profile(triforce, machine, config):
-    machine("NVIDIA Strange")
-    assert triforce("generate", "hi", "-n", "1", "--quiet")[0] == 0
-    code, out, _ = triforce("generate", "hi", "--dry-run")
-    assert code == 0 and "--profile cpu" in out
-
-
-def test_a_dry_run_on_a_gpu_without_a_profile(machine, config, monkeypatch):
-    machine("NVIDIA Strange")
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: "NVIDIA Strange")
-    none = settings.resolve({}, {}, None).profile
-    rated = plan.rated_profile(torch.device("cuda"), none, STRANGE)
-    assert (rated.name, rated.gpu, rated.link) == ("auto", STRANGE.gpu, STRANGE.link)
-    for measured in (None, MACHINE, HOST):
-        with pytest.raises(settings.SettingsError, match="no profile describes the GPU found: NVIDIA Strange"):
-            plan.rated_profile(torch.device("cuda"), none, measured)
-
-
 def test_saved_rates_are_read_without_torch(config):
     save(HOST, config)
     code = (
@@ -314,3 +245,9 @@ def test_saved_rates_are_read_without_torch(config):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert "measured   on 2026-01-31" in done.stdout
+
+
+def test_rates_that_an_earlier_version_saved_are_used(config):
+    path = save(HOST, config)
+    path.write_text(f"{path.read_text()}busy: true\n")
+    assert load(config) == HOST

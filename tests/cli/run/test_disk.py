@@ -1,21 +1,14 @@
 """KV on disk on the command line: the same text, a plan that says where what lies, and refusals with a hint."""
 
-import io
 import json
-import warnings
-from types import SimpleNamespace
 
 import pytest
 
 from offload.hardware.calibration import Measured, load, save
 from offload.hardware.microbenchmarks import BenchmarkSizes
 from offload.hardware.schema import Host
-from offload.system.machine import file_system
 from tests.support.models import make_hf_model, make_tokenizer
-from triforce_cli.app import settle_libraries
 from triforce_cli.options.mode_checks import free_on_disk
-from triforce_cli.output.terminal import Terminal
-from triforce_cli.run.measured_rates import measure_disk
 
 PROMPT = "the cat and the dog and the cat and the dog and " * 50  # more tokens than a page has
 GREEDY = ("--raw", "-n", "16", "--temperature", "0", "--no-cache")
@@ -90,12 +83,12 @@ def test_what_cannot_be_is_refused_with_a_hint(triforce_here, tmp_path, monkeypa
         assert message in err and "hint: " in err
 
 
-@pytest.mark.parametrize("kv", ["exact", "q8"])
+@pytest.mark.parametrize("kv", ["bf16", "q8"])
 def test_beside_a_device_the_disk_takes_what_host_memory_has_no_room_for(
     triforce_here, args, tmp_path, monkeypatch, kv
 ):
     """Over a simulated link: the text is that of memory. What passes through host memory does so in small pieces."""
-    for module in ("planning.tier_bytes", "memory.staged_link"):
+    for module in ("planning.tier_bytes", "memory.disk_link"):
         monkeypatch.setattr(f"offload.{module}.DISK_READ_BYTES", 4096)
     set_page(monkeypatch, 128)  # pages of quantised ones are whole windows
     _, plain, _ = triforce_here(*args, "--kv", kv)
@@ -126,26 +119,3 @@ def test_a_disk_is_measured_once_and_its_rate_is_kept(triforce_here, tmp_path, m
     found = [json.loads(triforce_here(*args)[1])["plan"]["hardware"]["disk"] for _ in range(2)]
     assert found[0] == found[1] == pytest.approx(load(tmp_path).host.disk_gb_s * 1e9)
     assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["measured.yaml"]
-
-
-def test_the_disk_s_rate_on_a_busy_machine_is_saved_as_such(tmp_path, monkeypatch):
-    monkeypatch.setattr("offload.hardware.microbenchmarks.QUICK", BenchmarkSizes(disk=2**23, seconds=0))
-    monkeypatch.setenv("TRIFORCE_CONFIG", str(tmp_path / "config"))
-    known = Measured("2026-01-31", "some CPU, 4 cores", "2.9.0", "cpu", host=Host(16, 23, 345, 4))
-    measured = measure_disk(str(tmp_path), known, Terminal(io.StringIO(), io.StringIO(), io.StringIO(), {}))
-    assert measured.host.disk_gb_s is not None
-    assert load(tmp_path / "config") == measured
-
-
-def test_a_folder_in_memory_is_a_warning(triforce_here, tmp_path, monkeypatch):
-    monkeypatch.setattr("offload.system.machine.file_system", lambda folder: "tmpfs")
-    with warnings.catch_warnings():
-        settle_libraries()
-        code, _, err = triforce_here("generate", PROMPT, *GREEDY, "--disk", tmp_path, "--dry-run")
-    assert code == 0 and f"warning: {tmp_path} is in memory (tmpfs)" in err
-
-
-def test_the_file_system_of_a_folder_is_that_of_its_mount(tmp_path, monkeypatch):
-    mounts = [SimpleNamespace(mountpoint=path, fstype=kind) for path, kind in (("/", "ext4"), (str(tmp_path), "tmpfs"))]
-    monkeypatch.setattr("psutil.disk_partitions", lambda all: mounts)
-    assert file_system(tmp_path / "absent") == "tmpfs" and file_system(tmp_path.parent) == "ext4"

@@ -48,11 +48,6 @@ def test_the_reported_kind_of_sampling(triforce):
     refused(triforce("generate", "Once", "--set", "coupled=best"), "'best'", "true or false")
 
 
-def test_a_plan_s_command_line_repeats_the_kind_of_sampling(triforce):
-    result = triforce("generate", "Once", "--dry-run", "--set", "coupled=true")
-    assert "--set coupled=true" in result.stdout.splitlines()[-1]
-
-
 def test_reported_seed_reproduces_the_text(triforce):
     first = triforce("generate", "Once", *PLAIN, "-v")
     seed = re.search(r"^seed +(\d+)", first.stderr, re.M)[1]

@@ -1,18 +1,14 @@
 """Texts that are longer than the context: commands as they are typed, with a tiny model in the default one's place."""
 
 import json
-import os
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from offload.loading.tokenizers.tokenizer_files import load_tokenizer
-from tests.support.command import environment, refused
-from tests.support.paths import ROOT
+from tests.support.command import refused
 from triforce_cli.input.excerpts import GAP, PARTS, truncate
 
 BOOK = "\n\n".join(f"Chapter {i}. The cät went to the {i}th house — and said what it saw." for i in range(52))
@@ -83,15 +79,6 @@ def test_a_chosen_model_is_never_given_less(triforce_here, tiny_model_dir, book)
     assert "the end, are read" in err and "warning" not in err
 
 
-def test_an_answer_that_is_too_long_is_told_from_a_text(triforce_here, book):
-    Path("short.txt").write_text("The cat sat. " * 20)
-    for command in ("generate", "summarize"):
-        _, _, err = triforce_here(command, "--prompt-file", "short.txt", "-n", "2100")
-        line = re.search(r"with a shorter answer: `triforce (.*?)`", err)[1]
-        assert "in parts" not in err and "--to " not in err and "hint: or add --extend-context" in err
-        assert triforce_here(*line.split(), "--dry-run").returncode == 0
-
-
 @pytest.mark.parametrize("dropped", PARTS)
 def test_truncate_on_request(triforce_here, book, dropped):
     code, out, err = triforce_here("summarize", book, "--truncate", dropped, *QUICK, "--json")
@@ -124,31 +111,6 @@ def test_summarize_reads_parts_of_files_and_pipes(bare, book, tmp_path):
     for args, stdin in ((("-f", book), None), ((), BOOK.encode())):
         code, out, _ = bare("summarize", *args, *QUICK, "-o", "out.md", stdin=stdin)
         assert (code, out) == (0, "") and Path("out.md").read_text("utf-8").rstrip("\n") == text.rstrip("\n")
-
-
-def test_several_files_of_both_kinds(triforce_here, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for name in "abc":
-        Path(f"{name}.txt").write_text(f"Text {name}.")
-    code, out, err = triforce_here("summarize", "c.txt", "-f", "a.txt", "-f", "b.txt", "-n", "2")
-    assert code == 0, err
-    assert re.findall(r"^# .*?(\w)\.txt$", out, re.MULTILINE) == ["a", "b", "c"]
-
-
-def test_an_output_file_for_each_document(triforce_here, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for name in "ab":
-        Path(f"{name}.txt").write_text(f"Text {name}.")
-    args = ("summarize", "a.txt", "b.txt", "--question", "Who?", "--question", "Where?", *QUICK)
-    whole = triforce_here(*args).stdout
-    for more in ((), ("--parallel", "2")):
-        code, out, err = triforce_here(*args, *more, "-o", "a.md", "-o", "b.md")
-        assert (code, out) == (0, ""), err
-        pieces = [re.sub(r"^# .*\n\n", "", piece, flags=re.MULTILINE) for piece in re.split(r"\n(?=# )", whole)]
-        assert [Path(f"{name}.md").read_text("utf-8") for name in "ab"] == pieces
-    refused(triforce_here(*args, "-o", "a.md", "-o", "b.md", "-o", "c.md"), "3 files for 2 documents")
-    refused(triforce_here("summarize", "a.txt", "-o", "a.txt"), "are the same file")
-    assert Path("a.txt").read_text() == "Text a."
 
 
 def test_summarize_without_any_document(triforce_here):
@@ -190,28 +152,6 @@ def test_a_cut_is_between_words_and_counts_its_tokens(tiny_model_dir, dropped):
     assert all(piece.split()[0] in text.split() and piece.split()[-1] in text.split() for piece in pieces)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("line", "says"),
-    [
-        ("triforce generate --prompt-file book.txt -n 20", "the end, are read"),
-        ("triforce generate --prompt-file book.txt 'Who tells it?' -n 20", "the start and the end, are read"),
-        ("triforce summarize book.txt -n 60", "read in"),
-        ("triforce summarize -f book.txt -n 60", "read in"),
-        ("cat book.txt | triforce summarize -n 60", "read in"),
-    ],
-)
-def test_the_commands_on_a_real_book(embedded_model_dir, tmp_path, line, says):
-    shutil.copy(ROOT / "examples" / "frankenstein.txt", tmp_path / "book.txt")
-    (tmp_path / "home" / "models").mkdir(parents=True)
-    (tmp_path / "home" / "models" / "smollm2-135m").symlink_to(embedded_model_dir)
-    env = environment(tmp_path, "") | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    del env["TRIFORCE_MODEL"]
-    done = subprocess.run(["sh", "-c", line], cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() and "no --model was chosen" in done.stderr and says in done.stderr
-
-
 def asked(call, *args, **more):
     """Ask a chat two questions; return its result and the tokens of its last prompt."""
     done = call("chat", *args, *QUICK, "--json", stdin=b"Who?\nWhere?\n", **more)
@@ -230,15 +170,6 @@ def test_chat_reads_both_ends_and_says_so(bare, book, tmp_path):
     assert event["kept_tokens"] == numbers(first)[0] > 1400 and tokens < 1700  # the rest is for the conversation
     resumed, longer = asked(bare, "-f", book, "--session", "book.json")
     assert events(resumed.stdout, "truncated") == [] and tokens < longer < tokens + 100
-
-
-def test_chat_shares_the_context_among_files(bare, book, tmp_path):
-    (tmp_path / "short.txt").write_text("It begins in an inn.")
-    (tmp_path / "again.txt").write_text(BOOK)
-    done, tokens = asked(bare, "-f", book, "-f", "short.txt", "-f", "again.txt")
-    kept = {Path(event["document"]).name: event["kept_tokens"] for event in events(done.stdout, "truncated")}
-    assert set(kept) == {"book.txt", "again.txt"} and 1400 < sum(kept.values()) < tokens < 1700
-    assert abs(kept["book.txt"] - kept["again.txt"]) < 20
 
 
 def test_chat_with_a_chosen_model_truncates_on_request_alone(triforce_here, book):

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from tests.support.command import done, refused
+from tests.support.command import refused
 
 PROMPT = "the cat and the dog and the cat and the dog and " * 8
 
@@ -43,37 +43,6 @@ def test_impossible_combinations_are_refused(triforce):
     refused(triforce("generate", "hi", "--set", "chunk=512", "--budget", "1024"), "1024", "512")
     refused(triforce("generate", "hi", "--budget", "2"), "budget is 2")
     refused(triforce("generate", "hi", "--gamma2", "0"), "gamma2")
-
-
-def test_a_combination_may_come_from_flag_environment_and_profile(triforce, tiny_model_dir, tmp_path, monkeypatch):
-    mine = tmp_path / "mine.yaml"
-    about = "name: mine\ndescription: x\ndevice: cpu\n"
-    short = ("generate", "hi", "--raw", "-n", "3", "--json", "--profile", mine)
-    mine.write_text(f"{about}options: {{method: naive}}\n")
-    code, out, err = triforce(*short, "--draft", tiny_model_dir)
-    assert (code, done(out)["method"]) == (0, "naive"), err
-    refused(triforce(*short), "draft model")
-    mine.write_text(f"{about}options: {{draft: '{tiny_model_dir}', budget: 4096}}\n")
-    code, out, err = triforce(*short, "--method", "naive", "--set", "chunk=512")
-    assert (code, done(out)["method"]) == (0, "naive"), err
-    monkeypatch.setenv("TRIFORCE_DRAFT", str(tiny_model_dir))
-    code, out, err = triforce("generate", "hi", "--raw", "-n", "3", "--json", "--method", "naive")
-    assert (code, done(out)["method"]) == (0, "naive"), err
-
-
-def test_another_chunk_than_was_asked_for_is_said(triforce):
-    text = ("generate", "the cat and the dog " * 60, "--raw", "-n", "4", "--temperature", "0", "--budget", "64")
-    for more, sizes in (
-        (("--set", "chunk=8"), "8 runs as 16"),
-        (("--set", "chunk=16"), None),
-        (("--set", "chunk=8", "--method", "lookup"), None),  # selects nothing
-        (("--set", "chunk=8", "--kernel", "off"), None),
-        (("--set", "chunk=4", "--kernel", "off", "--kv", "exact", "--link", "1", "--resident-layers", "0"), None),
-    ):
-        found = triforce(*text, "--method", "retrieval", *more)
-        said = [line for line in found.stderr.splitlines() if "a chunk of" in line]
-        assert found.returncode == 0 and len(said) == (sizes is not None), found.stderr
-        assert sizes is None or f"a chunk of {sizes}: whole blocks" in said[0]
 
 
 def test_the_cache_of_the_middle_level_is_chosen_and_an_unused_one_is_named(triforce):

@@ -6,11 +6,9 @@ import warnings
 import pytest
 
 from offload.errors import Degraded
-from offload.memory.staged_link import make_link
-from offload.memory.tier_settings import TierSettings
+from offload.memory.factory import make_link
 from tests.support.models import make_hf_model, make_tokenizer
 from triforce_cli.app import settle_libraries
-from triforce_cli.run.plan import fewest_on_device
 
 PROMPT = "the cat and the dog and the cat and the dog and " * 50  # more tokens than a piece has
 GREEDY = ("--raw", "-n", "24", "--temperature", "0")
@@ -45,41 +43,6 @@ def test_weights_that_do_not_fit_are_streamed_over_the_link(triforce_here, tmp_p
     code, out, err = triforce_here(*args, *tight, "-v")
     assert (code, out) == (0, plain), err
     assert "\nlink      " in err
-
-
-def test_transferred_bytes_are_in_the_summary(triforce_here):
-    for args, has_link in (((), False), (("--link", "5", "--offload", "stream"), True)):
-        _, out, _ = triforce_here("generate", PROMPT, *GREEDY, *args, "--json")
-        done = json.loads(out.splitlines()[-1])
-        assert (done["link_bytes"] is not None) is has_link
-        if has_link:
-            assert done["link_bytes"] > 0 and 0 < done["link_utilisation"] <= 1
-
-
-def test_bench_compares_on_one_placement(triforce_here):
-    args = ("--methods", "lookup,retrieval", "--budget", "64", "--new", "12", "--repeats", "1", "--temperature", "0")
-    code, out, err = triforce_here("bench", PROMPT, *args, "--link", "5", "--offload", "stream", "--json")
-    assert code == 0, err
-    assert {row["method"] for row in json.loads(out)["methods"]} == {"ar", "lookup", "retrieval"}
-
-
-@pytest.mark.parametrize("memory", ["2500KiB", "3100KiB", "3900KiB"])
-def test_a_dry_run_on_a_cpu_refuses_what_the_run_refuses(triforce_here, memory):
-    args = ("generate", PROMPT, *GREEDY, "--method", "retrieval", "--memory", memory)
-    assert triforce_here(*args)[0] == triforce_here(*args, "--dry-run")[0]
-
-
-def test_bench_takes_the_placement_that_leaves_least_on_the_device():
-    found = [TierSettings(weight_layers=7), TierSettings(weight_layers=2), TierSettings(resident_layers=1)]
-    assert fewest_on_device(found).weight_layers == 2
-    assert fewest_on_device([found[2], TierSettings(resident_layers=3)]).resident_layers == 1
-    experts = [
-        TierSettings(resident_layers=4),
-        *(TierSettings("stream", 4, None, 512, experts="host", expert_layers=n) for n in (9, 3)),
-    ]
-    assert fewest_on_device(experts).expert_layers == 3
-    on_disk = [TierSettings(resident_layers=4, host_layers=n) for n in (8, 5, 6)]
-    assert fewest_on_device(on_disk).host_layers == 5
 
 
 @pytest.mark.parametrize(

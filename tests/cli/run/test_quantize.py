@@ -1,9 +1,6 @@
 """`--quantize`: a smaller model that says so, and refusals where it cannot work."""
 
-import json
-
 import pytest
-import torch
 from gguf import GGMLQuantizationType
 
 from tests.support.command import STATISTICS, assert_error, done
@@ -46,24 +43,6 @@ def test_the_statistics_name_it_and_a_warning_says_how_much_the_model_changed(tr
 
 
 @needs_kernel
-def test_verified_and_set_by_the_environment(triforce):
-    result = triforce(*PROMPT, *BF16, "--verify", "--method", "lookup", env={"TRIFORCE_QUANTIZE": "q5"})
-    assert result.returncode == 0, result.stderr
-    assert "--quantize q5 changes the model" in result.stderr
-
-
-@needs_kernel
-def test_bench_names_it(triforce):
-    args = ("bench", "Once upon a time " * 20, "--new", "8", "--repeats", "1", "--methods", "lookup", "--json")
-    result = triforce(*args, *BF16, "--quantize", "q4")
-    report = json.loads(result.stdout)
-    assert report["quantize"] == "q4"
-    assert 0 < report["agreement"] <= 1
-    assert report["machine"]["engine"].endswith("weights rounded to q4")
-    assert "--quantize q4 changes the model" in result.stderr
-
-
-@needs_kernel
 def test_refused_where_it_cannot_work(triforce, tmp_path, narrow_model_dir):
     quantize = (*PROMPT, "--quantize", "q4")
     assert_error(triforce(*quantize, "--dtype", "float32"), 2, "--quantize q4", "float32", "--dtype bfloat16")
@@ -83,15 +62,3 @@ def test_refused_without_a_kernel(triforce, monkeypatch):
 
     monkeypatch.setattr("offload.loading.quantization_checks.find_kernel", none)
     assert_error(triforce(*PROMPT, *BF16, "--quantize", "q4"), 2, "it was not built", "triforce doctor")
-
-
-@needs_kernel
-def test_a_gpu_without_room_for_the_original_weights_compares_nothing(triforce, monkeypatch):
-    def without_room(*_):
-        raise torch.OutOfMemoryError
-
-    monkeypatch.setattr("offload.api.opened_model.agreement", without_room)
-    result = triforce(*PROMPT, *BF16, "--json", "--quantize", "q4")
-    assert result.returncode == 0
-    assert "--quantize q4 changes the model: there is too little memory to measure by how much" in result.stderr
-    assert (done(result.stdout)["quantize"], done(result.stdout)["agreement"]) == ("q4", None)

@@ -22,7 +22,7 @@ def test_a_run_on_quantised_keys_and_values_says_so(triforce, kind):
 @pytest.mark.parametrize("mode", ["h2o", "streaming-llm"])
 def test_a_cache_that_evicts_may_round_what_it_keeps(triforce, mode):
     more = ("--approximate", mode, "--budget", "160", "--set", "sink=2", "--set", "window=8", "--json")
-    plain, other = (triforce(*PROMPT, *more, "--kv", kind) for kind in ("exact", "q8"))
+    plain, other = (triforce(*PROMPT, *more, "--kv", kind) for kind in ("bf16", "q8"))
     last = done(other.stdout)
     assert (last["exact"], last["kv"], last["approximate"]) == (False, "q8", mode)
     assert "--kv q8 changes the answer" in other.stderr and f"--approximate {mode} changes the answer" in other.stderr
@@ -32,7 +32,7 @@ def test_a_cache_that_evicts_may_round_what_it_keeps(triforce, mode):
 
 
 def test_an_exact_run_says_nothing(triforce):
-    result = triforce(*PROMPT, "--json", "--kv", "exact")
+    result = triforce(*PROMPT, "--json", "--kv", "bf16")
     assert (done(result.stdout)["exact"], done(result.stdout)["kv"]) == (True, None)
     assert "approximate" not in result.stderr and "warning" not in result.stderr
 
@@ -50,29 +50,11 @@ def test_speculation_on_them_changes_nothing(triforce, method):
     [
         (("--verify",), ("--verify compares with exact decoding, and --kv q8 changes the answer",)),
         (("--kernel", "off"), ("--kv q8 needs the native kernel",)),
-        (("--kv", "q5"), ("kv is 'q5'", "exact, bf16, packed, q8")),
+        (("--kv", "q5"), ("kv is 'q5'", "auto, bf16, packed, q8")),
     ],
 )
 def test_refused_with_flags_that_need_exact_keys_and_values(triforce, more, words):
     assert_error(triforce(*PROMPT, "--kv", "q8", *more), 2, *words)
-
-
-def test_a_dry_run_plans_its_bytes(triforce):
-    """As many as fit, where keys and values as they are do not: --memory allows only what 8 bits take."""
-    plans = {}
-    for kind in ("exact", "q8"):
-        plans[kind] = json.loads(triforce(*PROMPT, "-n", "600", "--dry-run", "--json", "--kv", kind).stdout)["plan"]
-    sizes = {kind: plan["memory"]["device"] for kind, plan in plans.items()}
-    assert sizes["q8"]["parts"]["KV cache"] < sizes["exact"]["parts"]["KV cache"]
-    flags = plans["q8"]["flags"]
-    assert (
-        plans["q8"]["kv"] == "q8" and flags[flags.index("--kv") + 1] == "q8" and "--kv" not in plans["exact"]["flags"]
-    )
-    between = ("--memory", str((sizes["q8"]["total"] + sizes["exact"]["total"]) // 2), "--dry-run")
-    assert_error(triforce(*PROMPT, "-n", "600", *between[:2]), 1, "not enough memory")
-    result = triforce(*PROMPT, "-n", "600", *between, "--kv", "q8")
-    assert result.returncode == 0 and "KV cache   q4 (--kv): " in result.stdout
-    assert triforce(*PROMPT, "-n", "600", *between[:2], "--kv", "q8").returncode == 0
 
 
 @pytest.mark.parametrize("where", [(), ("--offload", "hybrid", "--resident-layers", "1")], ids=" ".join)
@@ -82,7 +64,7 @@ def test_offloaded_ones_have_the_text_of_those_in_memory(triforce, where):
     here, found = (triforce(*PROMPT, "--kv", "q8", *each) for each in (more[:2], more))
     assert (found.returncode, found.stdout) == (0, here.stdout), found.stderr
     plans = [
-        json.loads(triforce(*PROMPT, *more, "--dry-run", "--json", "--kv", kind).stdout) for kind in ("q8", "exact")
+        json.loads(triforce(*PROMPT, *more, "--dry-run", "--json", "--kv", kind).stdout) for kind in ("q8", "bf16")
     ]
     small, large = (each["plan"]["memory"]["host"]["total"] for each in plans)
     assert 0 < small < large / 2

@@ -58,13 +58,6 @@ def test_thinking_has_its_own_events(ask):
     assert (done["thinking_tokens"], done["new_tokens"], done["settings"]["think"]) == (5, 9, "auto")
 
 
-def test_an_answer_that_does_not_begin(ask):
-    found = ask("-n", "3")
-    assert found.stdout == ""
-    assert found.stderr.startswith("ok\n\n") and "stopped at the token limit, before the answer" in found.stderr
-    assert ask("-n", "3", "--show-thinking").stdout == "<think>\nok\n</think>\n"
-
-
 def test_raw_text_is_as_the_model_writes_it(ask):
     assert ask(command=("generate", "Hi\n", "--raw", *GREEDY)).stdout == "<think>ok?</think>Yes.\n"
 

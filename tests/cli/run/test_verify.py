@@ -1,15 +1,12 @@
 """`--verify`: a run compared with plain decoding, and the report of it."""
 
 import json
-from dataclasses import replace
 
 import pytest
 
 from offload import EngineConfig, GenerationConfig, Sampling, Speculation, open_model
 from offload.errors import TriforceError
 from offload.events import Tokens
-from offload.model.decoder import Model
-from offload.session.session import Session
 from tests.support.command import done, refused
 from triforce_cli.output.statistics import verification_line
 from triforce_cli.run.verify import compare, refuse_loss, verification_fields
@@ -36,20 +33,6 @@ def test_verify_prints_one_line_unless_quiet(triforce):
     code, out, err = triforce("generate", PROMPT, *GREEDY, "--verify", "-q")
     assert (code, err) == (0, "")
     assert out
-
-
-def test_verify_uses_the_caches_of_the_run_and_runs_the_prompt_again(triforce, monkeypatch):
-    """One session, so that the KV memory is that of the estimate, and no cached token is trusted."""
-    sessions, forwarded, new, forward = [], [], Session.__init__, Model.forward
-    monkeypatch.setattr(Session, "__init__", lambda self, *args: (sessions.append(args), new(self, *args))[1])
-    monkeypatch.setattr(
-        Model, "forward", lambda self, ids, cache: (forwarded.append(len(ids)), forward(self, ids, cache))[1]
-    )
-    assert triforce("generate", PROMPT, *GREEDY, "--method", "ar")[0] == 0
-    plain, count = sum(forwarded), len(sessions)
-    assert triforce("generate", PROMPT, *GREEDY, "--method", "ar", "--verify")[0] == 0
-    assert len(sessions) == 2 * count
-    assert sum(forwarded) - plain >= 2 * plain - 1
 
 
 def test_verify_compares_with_coupled_sampling_at_any_temperature(triforce):
@@ -99,18 +82,6 @@ def test_a_changed_token_is_found_and_is_an_error(tiny_model_dir):
     with pytest.raises(TriforceError, match="more than rounding") as raised:
         refuse_loss(verify)
     assert raised.value.hint
-
-
-def test_the_result_names_both_sides_and_the_narrowest_margin(tiny_model_dir):
-    ids = list(range(40, 80))
-    engine, emitted = greedy(tiny_model_dir, ids, 12)
-    found = compare(engine, ids, emitted, Sampling(temperature=0))
-    verify = verification_fields(found, lambda tokens: f"<{tokens[0]}>", engine.describe())
-    assert f"12 tokens equal plain decoding (ar on {engine.describe()})" in verification_line(verify)
-    assert "closest" not in verification_line(verify)  # fp32, and random weights: nothing is near
-    close = replace(found.closest, margin=found.closest.noise)
-    line = verification_line(verification_fields(replace(found, closest=close), lambda tokens: f"<{tokens[0]}>"))
-    assert f"closest: token {close.position}, '<{close.chosen}>' before '<{close.runner_up}>' by" in line
 
 
 def test_the_end_of_sequence_token_is_compared(tiny_model_dir):

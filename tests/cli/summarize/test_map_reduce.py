@@ -1,19 +1,14 @@
 """Map-reduce over documents longer than the context: finished parts on disk, and resuming from them."""
 
 import json
-import os
 import re
-import shutil
 import stat
-from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
 
 from offload.errors import PromptError
-from tests.support.command import uncolored
 from triforce_cli.input.documents import Document
-from triforce_cli.input.excerpts import split
 from triforce_cli.run.text_generator import TextGenerator
 from triforce_cli.summarize import map_reduce
 from triforce_cli.summarize.instructions import load_templates
@@ -70,22 +65,6 @@ def test_a_table_of_who_is_in_a_long_book(triforce_here, book):
         assert 1 <= len(table) <= 2 and all(len(name) <= 4 and role in ("hero", "other") for name, role in table)
 
 
-def test_a_part_begins_with_the_end_of_the_one_before(triforce_here, book, monkeypatch):
-    class Enough(Exception):
-        pass
-
-    def noted(*args):
-        parts.extend(split(*args))
-        raise Enough
-
-    parts = []
-    monkeypatch.setattr(map_reduce, "split", noted)
-    assert triforce_here("summarize", book, *ARGS).returncode == 1
-    assert len(parts) > 3
-    for part, following in pairwise(parts):
-        assert following[:20] in part and following not in part
-
-
 @pytest.fixture
 def notes_taken(tmp_path):
     """Return a function that starts to take notes, a word a token, on `words`: the steps, and all filled templates."""
@@ -122,16 +101,6 @@ def test_notes_on_notes_do_not_overlap(notes_taken):
     assert 1 < len(second) < len(first)
     read = [word for text in filled[-len(second) :] for word in re.findall(r"note\d+\.\d+", text)]
     assert read == " ".join(notes).split()
-
-
-def test_a_terminal_shows_which_part_is_read(on_a_terminal_here, triforce_here, book, tmp_path):
-    with (tmp_path / "out.md").open("w") as out:
-        code, output = on_a_terminal_here("summarize", book, *ARGS, stdout=out)
-    assert code == 0, output
-    assert re.search(r"part 2 of \d+, \d+:\d\d left · prefill", uncolored(output))
-    assert re.search(r"part 2 of \d+, \d+:\d\d left · decode", uncolored(output))
-    assert not re.search(r"part \d+ of \d+: ", uncolored(output))  # of parts, one line that is drawn anew is all
-    assert (tmp_path / "out.md").read_text() == triforce_here("summarize", book, *ARGS)[1]
 
 
 @pytest.mark.long
@@ -175,21 +144,6 @@ def test_an_interrupted_run_is_resumed(triforce_here, book, tmp_path, monkeypatc
     assert f"{len(files)} of {len(taken)} parts reused from an earlier run" in err
     assert "".join(e["text"] for e in map(json.loads, out.splitlines()) if e["type"] == "text") + "\n" == whole
     assert finished_parts(tmp_path / "home") == []
-
-
-def test_parts_of_a_model_whose_weights_were_replaced_are_not_reused(
-    triforce_here, tiny_model_dir, book, tmp_path, monkeypatch
-):
-    """By others of the same size and time."""
-    shutil.copytree(tiny_model_dir, folder := tmp_path / "model")
-    os.utime(weights := folder / "model.safetensors", (1e9, 1e9))
-    monkeypatch.setattr(FinishedParts, "clear", lambda parts: None)  # as if the run had been killed before its end
-    asked = ("summarize", book, *ARGS, "-n", "4", "--json", "--model", folder)
-    triforce_here(*asked)
-    assert all(part["taken_over"] for part in parts_of(triforce_here(*asked)[1]))
-    weights.write_bytes(weights.read_bytes()[:-1] + b"1")
-    os.utime(weights, (1e9, 1e9))
-    assert not any(part["taken_over"] for part in parts_of(triforce_here(*asked)[1]))
 
 
 def test_finished_parts_survive_damage_and_expiry(tmp_path):

@@ -8,7 +8,6 @@ import pytest
 
 from offload.engine import Engine
 from offload.errors import TriforceError
-from tests.support.command import uncolored
 from triforce_cli.summarize.map_reduce import MapReduce
 from triforce_cli.summarize.passages import FinishedParts
 
@@ -47,7 +46,7 @@ def told(out):
     return merged
 
 
-@pytest.mark.parametrize("method", ["ar", "lookup", "triforce"])
+@pytest.mark.parametrize("method", ["lookup", "triforce"])
 def test_answers_are_those_of_one_at_a_time_in_the_same_order(triforce_here, files, method):
     args = ("summarize", *files(a=STORY * 3, b=STORY * 9, c="One dog."), *ASKED, *GREEDY, "--method", method)
     code, out, err = triforce_here(*args, "--parallel", 4)
@@ -57,17 +56,6 @@ def test_answers_are_those_of_one_at_a_time_in_the_same_order(triforce_here, fil
     assert re.search(r"^9 sequences, up to 4 together: \d+ written in .*/s\)$", err.splitlines()[-1])
     found = triforce_here(*args, "--parallel", 4, "--json")[1]
     assert told(found) == told(triforce_here(*args, "--json")[1])
-
-
-def test_statistics_say_how_many_ran_together(triforce_here, files):
-    path = files(a=STORY)
-    code, out, err = triforce_here("summarize", *path, *ASKED, *GREEDY, "--json", "--parallel", 3)
-    assert code == 0, err
-    sizes = [event["batch_size"] for event in events(out) if event["type"] == "done"]
-    assert len(sizes) == 3 and all(1 <= size <= 3 for size in sizes) and max(sizes) > 1
-    assert "written at" in err and " in a batch of " in err
-    alone = events(triforce_here("summarize", *path, *GREEDY, "--json")[1])[-1]
-    assert alone["batch_size"] == 1
 
 
 def test_the_parts_of_a_long_document(triforce_here, files, tmp_path):
@@ -143,33 +131,10 @@ def test_an_error_of_one_document_leaves_the_others(triforce_here, files, monkey
     assert out == f"# {paths[0]}\n\n{texts[0]}\n# {paths[1]}\n\n\n# {paths[2]}\n\n{texts[1]}"
 
 
-def test_every_answer_is_verified(triforce_here, files):
-    args = ("summarize", *files(a=STORY), *ASKED, *GREEDY, "--verify", "--parallel", 2, "--json")
-    code, out, err = triforce_here(*args)
-    assert code == 0, err
-    assert [event["verify"]["lossless"] for event in events(out) if event["type"] == "done"] == [True] * 3
-
-
-def test_a_terminal_shows_how_far_all_are(on_a_terminal_here, triforce_here, files, tmp_path, monkeypatch):
-    monkeypatch.setattr("triforce_cli.output.status_line.INTERVAL", 0.0)  # a fast run is over before the next refresh
-    args = ("summarize", *files(long=BOOK), *REDUCED)
-    with (tmp_path / "out.md").open("w") as out:
-        code, output = on_a_terminal_here(*args, "--parallel", 2, stdout=out)
-    assert code == 0, output
-    assert re.search(r"0 of \d+ done · 2 running · reading [\d,]+/[\d,]+ tokens", uncolored(output))
-    assert re.search(r"[1-9] of \d+ done · 2 running", uncolored(output))
-    assert re.search(r"running · .*long\.txt, part 1 of ", uncolored(output))
-    assert (tmp_path / "out.md").read_text() == triforce_here(*args)[1]
-
-
 def test_auto_and_what_is_refused(triforce_here, files):
     path = files(a=STORY)
     code, out, err = triforce_here("summarize", *path, *ASKED, *GREEDY, "--parallel", "auto")
     assert code == 0 and "3 sequences, up to 3 together" in err
     assert out == triforce_here("summarize", *path, *ASKED, *GREEDY)[1]
-    for wrong in ("0", "many", "-1", "2000", "9" * 5000):
-        code, out, err = triforce_here("summarize", *path, "--parallel", wrong)
-        assert (code, out) == (2, "") and "--parallel is" in err and "or auto" in err
     code, out, err = triforce_here("summarize", *path, *ASKED, "--parallel", 2, "--link", 1)
     assert (code, out) == (2, "") and "offloaded keys and values" in err
-    assert "up to" not in triforce_here("summarize", *path, *ASKED, *GREEDY, "--parallel", "auto", "--link", 1)[2]

@@ -190,6 +190,7 @@ def workers_wakings():
     return sum(int(each["voluntary_ctxt_switches"]) for each in workers)
 
 
+@pytest.mark.long
 @LINUX
 def test_threads_that_sleep_are_woken(set_threads):
     """A thread sleeps again after each call that has woken it: it spins for less time than it is given."""

@@ -38,7 +38,7 @@ KERNELS = {
     rows: ("append_kernel", "norm_kernel", "gate_kernel"),
 }
 CAPACITY, CHUNK, CYCLES = 900, 8, 60
-STORES = {"exact": PlainStore, "packed": DevicePackedStore, "q8": DeviceQuantizedStore}
+STORES = {"bf16": PlainStore, "packed": DevicePackedStore, "q8": DeviceQuantizedStore}
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def launches(monkeypatch):
 
 def new_cache(kv):
     args = tiny_shape(), CAPACITY, torch.bfloat16, CPU
-    store = STORES[kv](*args) if kv == "exact" else STORES[kv](*args, kv)
+    store = STORES[kv](*args) if kv == "bf16" else STORES[kv](*args, kv)
     return FullCache(store, Rope(tiny_shape(), CAPACITY, torch.bfloat16, CPU), CAPACITY)
 
 
@@ -90,7 +90,7 @@ def decode(kv, monkeypatch):
         full.attend(0, *drawn(5))
         full.hold()
         full.commit([0, 1])
-        if kv != "exact":
+        if kv != "bf16":
             full.store.gather(torch.tensor([0]), torch.tensor([cycle % 2]), 32)
             continue
         step = full.new_step(1 << cycle % 5)
@@ -105,12 +105,12 @@ def decode(kv, monkeypatch):
         attend_table_before(q, keys, values, table, CHUNK, (8 * table.shape[1] + 5, full.length - 5))
 
 
-@pytest.mark.daily("exact")
+@pytest.mark.daily("bf16")
 @pytest.mark.parametrize("kv", STORES)
 def test_nothing_compiles_in_mid_run(kv, launches, monkeypatch):
     """Every variant that 60 cycles launch has been launched before the first of them."""
-    chunk = CHUNK if kv == "exact" else 0
-    warm_up(tiny_shape(), torch.bfloat16, CPU, Needs(kv, chunk=chunk, records=kv == "exact"))
+    chunk = CHUNK if kv == "bf16" else 0
+    warm_up(tiny_shape(), torch.bfloat16, CPU, Needs(kv, chunk=chunk, records=kv == "bf16"))
     before = {key: list(each.calls) for key, each in launches.items()}
     decode(kv, monkeypatch)
     for (module, name), each in launches.items():

@@ -1,0 +1,236 @@
+"""A conversation with a loaded model: asks, keeps what was said, and reads ahead."""
+
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from offload.errors import PromptError, typed_error
+from offload.events import Prefilled
+from offload.units import counted
+
+from ..output.renderers import Renderer, tokenizing
+from ..output.statistics import reading
+from ..output.stdout_formats import json_line
+from ..output.terminal import Terminal
+from ..run.model_request import ModelRequest, Prompt
+from ..run.prompt_cache import LABEL
+from ..run.text_generator import TextGenerator, TextRun
+from .conversation import Answer, Conversation, save_conversation
+
+ANY_QUESTION = "?"  # to count tokens with: some templates take no empty message
+_MOST_UNSHOWN = 64  # tokens at the end of an answer that its text may lack
+_LEAST_ANSWER = 16  # tokens; an answer that is cut before says nothing
+
+
+def ids_of_text(ids: Sequence[int], text: str, decode: Callable[[Sequence[int]], str]) -> tuple[int, ...] | None:
+    """Return as many of the tokens that a model wrote as make up the text that was shown; None if none do.
+
+    The last ones may be a stop string, or tokens whose text Ctrl-C has kept from being shown.
+    """
+    counts = range(len(ids), max(len(ids) - _MOST_UNSHOWN, -1), -1)
+    return next((tuple(ids[:count]) for count in counts if decode(ids[:count]) == text), None)
+
+
+def with_known_ids(conversation: Conversation, opened: ModelRequest) -> Conversation:
+    """Return a saved conversation without the ids of answers that are not this model's tokens of their texts."""
+    vocabulary, decode = opened.model.checkpoint.shape.vocab, opened.model.tokenizer.decode
+
+    def known(answer: Answer) -> Answer:
+        ids = answer.ids or ()
+        is_known = all(0 <= each < vocabulary for each in ids) and decode(ids) == answer.text
+        return answer if is_known else replace(answer, ids=None)
+
+    return replace(conversation, turns=tuple(replace(turn, answer=known(turn.answer)) for turn in conversation.turns))
+
+
+@dataclass(slots=True)
+class Replies:
+    """Says what is not an answer of the model: on stderr, or as JSON lines on stdout. `quiet` leaves out notes."""
+
+    terminal: Terminal
+    renderer: Renderer
+    in_json: bool
+    quiet: bool
+    answers: int = 0
+
+    def reply(self, command: str, *lines: str) -> None:
+        if not self._in_json_line(type="reply", command=command, lines=lines):
+            for line in lines:
+                self.terminal.note(line)
+
+    def note(self, text: str) -> None:
+        """Say what the user should know."""
+        if not self._in_json_line(type="note", text=text) and not self.quiet:
+            self.terminal.note(text)
+
+    def failed(self, error: Exception) -> None:
+        """Say which exception ended an answer or a command, and what to do; the conversation goes on."""
+        self.renderer.hide()
+        self.terminal.trace(error)
+        typed = typed_error(error)
+        if not self._in_json_line(type="error", message=typed.message, hint=typed.hint):
+            self.terminal.error(typed.message, typed.hint)
+
+    def question(self, number: int, text: str) -> None:
+        """Begin the answer to a question, the `number`-th of the conversation."""
+        is_together = self.terminal.stdin_is_terminal and self.terminal.stdout_is_terminal
+        if not self._in_json_line(type="question", number=number, text=text) and self.answers and not is_together:
+            self.terminal.write("\n")  # between two answers without the questions
+        self.answers += 1
+
+    def _in_json_line(self, **fields: Any) -> bool:
+        """Erase what is drawn; return whether output is JSON, and the fields have been written as a line of it."""
+        self.renderer.hide()
+        if self.in_json:
+            self.terminal.write(json_line(**fields))
+        return self.in_json
+
+
+class ChatSession:
+    """A conversation under way.
+
+    Attributes:
+        conversation: what the next prompt consists of; may be replaced at any time.
+        saved: the conversation as it was last saved or loaded.
+        unanswered: a question that was asked and has no answer, for lack of room or because of Ctrl-C.
+    """
+
+    def __init__(
+        self,
+        opened: ModelRequest,
+        generator: TextGenerator,
+        replies: Replies,
+        limit: int | None,
+        conversation: Conversation,
+        path: Path | None = None,
+    ) -> None:
+        """It has up to `limit` tokens, None for a cache that forgets. It is saved in `path` after each answer."""
+        self.opened, self._generator, self.replies, self._limit = opened, generator, replies, limit
+        self.conversation = self.saved = conversation
+        self.unanswered: str | None = None
+        self._path, self._retries = path, 0
+        self._known: dict[tuple[str, bool], list[int]] = {}
+
+    @property
+    def used(self) -> str:
+        """The tokens of the conversation so far, and their limit. Raises PromptError."""
+        return f"{len(self._encode(ANY_QUESTION)):,}" + ("" if self._limit is None else f"/{self._limit:,}")
+
+    def ask(self, question: str) -> None:
+        """Answer a question, and keep what was said, also after Ctrl-C; not the beginning of an answer that failed.
+
+        Raises PromptError where there is no room for an answer, and as `TextGenerator.generate`.
+        """
+        self.unanswered, self._retries = question, 0
+        self._answer(question)
+
+    def retry(self) -> None:
+        """Answer the last question, anew and with other draws if it has an answer. Raises as `ask`."""
+        if self.unanswered is not None:
+            self._answer(self.unanswered)
+            return
+        before, self._retries = self.conversation, self._retries + 1
+        self.conversation = before.undone()
+        if self.opened.sampling.greedy:
+            self.replies.note("greedy decoding gives the same answer again; --temperature 0.7 varies it")
+        try:
+            self._answer(before.turns[-1].question)
+        finally:
+            if len(self.conversation.turns) < len(before.turns):  # no new answer: keep the old one
+                self.conversation = before
+
+    def change(self, conversation: Conversation) -> None:
+        """Go on with another conversation. Raises PromptError if it leaves no room, or its template takes it not."""
+        changed, before = with_known_ids(conversation, self.opened), self.conversation
+        self.conversation = changed
+        try:
+            self._room(len(self._encode(ANY_QUESTION)))
+        except PromptError:
+            self.conversation = before
+            raise
+
+    def read_ahead(self) -> None:
+        """Read what every next question begins with, so that it need not wait for the documents.
+
+        Ctrl-C ends that; what was read stays.
+        """
+        if self.opened.model.checkpoint.shape.rope_depends_on_length:  # a prompt of another length would be read anew
+            return
+        without = len(self._encode(ANY_QUESTION, Conversation()))
+        ids = self._encode(ANY_QUESTION)[:-without]  # those that follow depend on the question
+        if not ids:
+            return
+        run = self._begin(Prompt(ids, 1, self._name(ANY_QUESTION)), self.opened)
+        with closing(self._generator.tokens(run)) as events:
+            for event in events:
+                run.observe(event)
+                if isinstance(event, Prefilled) and event.done == len(ids):
+                    break
+        if run.meter.computed_tokens or run.meter.restored_tokens:
+            self.replies.note(reading(self._generator.summary(run)))
+
+    def save(self, path: Path) -> None:
+        """Save the conversation. Raises TriforceError."""
+        save_conversation(path, self.conversation, self.opened.settings.engine.model)
+        self.saved = self.conversation
+
+    def _answer(self, question: str) -> None:
+        ids, wanted = self._encode(question), self.opened.settings.generation.max_new_tokens
+        new_tokens = self._room(len(ids))
+        if new_tokens < wanted:
+            left = f"the context leaves {counted(new_tokens, 'token')} for this answer, not {wanted:,}"
+            self.replies.note(f"{left}: /undo and /clear free some, and --context has more")
+        self.replies.question(len(self.conversation.turns) + 1, question)
+        run = self._begin(Prompt(ids, new_tokens, self._name(question)), self._request_of_answer())
+        self._generator.run(run, lambda: self._keep(question, run))
+
+    def _room(self, tokens: int) -> int:
+        """Return how many tokens an answer to a prompt of so many may have. Raises PromptError for too few."""
+        wanted = self.opened.settings.generation.max_new_tokens
+        left = wanted if self._limit is None else min(wanted, self._limit - tokens)
+        if left >= min(wanted, _LEAST_ANSWER):
+            return left
+        raise PromptError(
+            f"the conversation would have {counted(tokens, 'token')}, which leaves no room for an answer in the "
+            f"context of {self._limit:,}; nothing was dropped",
+            "/save FILE keeps all; /undo drops the last question, /clear all of them, then /retry; "
+            "or start with a larger --context, or --extend-context",
+        )
+
+    def _begin(self, prompt: Prompt, opened: ModelRequest) -> TextRun:
+        self._generator.prepare(prompt, self.replies.renderer)
+        return self._generator.begin(prompt, self.replies.renderer, opened=opened)
+
+    def _encode(self, question: str, conversation: Conversation | None = None) -> list[int]:
+        messages = (self.conversation if conversation is None else conversation).messages(question)
+        progress = tokenizing(self.replies.renderer)
+        return self.opened.model.tokenizer.chat_turns(messages, progress, self._known, self.opened.think)
+
+    def _name(self, question: str) -> str:
+        documents = self.conversation.documents
+        return documents[0].name if documents else question[:LABEL]
+
+    def _request_of_answer(self) -> ModelRequest:
+        """Return the request of the next answer: a retry has another seed."""
+        settings = self.opened.settings
+        generation = replace(settings.generation, seed=(settings.generation.seed + self._retries) % 2**63)
+        settings = replace(settings, generation=generation)
+        request = replace(self.opened.request, settings=settings, system=self.conversation.system)
+        return replace(self.opened, request=request)
+
+    def _keep(self, question: str, run: TextRun) -> None:
+        """Add an answer to the conversation, unless it was interrupted before it began."""
+        meter, summary = run.meter, self._generator.summary(run)
+        if not meter.text and not run.has_ended:
+            return
+        ids = ids_of_text(meter.ids, meter.text, self.opened.model.tokenizer.decode)
+        answer = Answer(meter.text, ids, summary.finish_reason, summary.seed)
+        self.conversation, self.unanswered = self.conversation.answered(question, answer), None
+        if self._path is not None:
+            try:
+                self.save(self._path)
+            except (KeyboardInterrupt, SystemExit):  # the whole answer was shown
+                self.save(self._path)
+                raise
