@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
-from offload.loading.tokenizers.conversation import ASSISTANT, SYSTEM, USER, ChatMessage
+from offload.loading.tokenizers.chat_template import ASSISTANT, SYSTEM, USER, ChatMessage
 
 from offload.errors import SettingsError
 from offload.settings.config import check_part
