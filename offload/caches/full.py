@@ -1,6 +1,6 @@
 """The full cache, which keeps every token."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 from weakref import WeakSet
 
@@ -9,7 +9,6 @@ from torch import Tensor
 
 from ..architecture.rope import Rope, rows_of
 from ..kernels import triton
-from ..kernels.native.recording import PassInputs
 from ..kernels.native.structs import BLOCK
 from ..memory.block_store import BlockStore
 from ..memory.plain_store import PlainStore
@@ -126,19 +125,6 @@ class FullCache(InFlightTokens):
         self.store.compact(self.length, keep)
         if self._queries is not None and keep:
             self._queries.keep_path(keep, self.length)
-
-    def begin_recorded(self, tokens: int, tree: Tree | None = None) -> tuple[Hashable, PassInputs]:
-        """Begin a pass as in `RecordableCache`; at most KEPT_QUERIES tokens."""
-        self.begin(tokens, tree)
-        if tree is None:
-            self._set_num_queries(tokens)
-            return self._queries is not None, self._inputs(self.length + 1)
-        queries = None if self._queries is None else (self._held, self._queries.of_tree.data_ptr())
-        return ("tree", queries), self._inputs(self.length + 1)
-
-    @property
-    def is_recordable(self) -> bool:
-        return self.store.is_recordable and self.windows is None and self.states is None
 
     @property
     def has_static_steps(self) -> bool:

@@ -182,7 +182,7 @@ class Model:
             inputs = RowInputs(self._query_scales(cache), own)
         for index, layer in enumerate(self._layers):
             if index in self.taps:
-                tapped.append(self.operations.copied(x))
+                tapped.append(x.clone())
             x = self._forward_layer(index, layer, x, cache, inputs)
             self._progress = (len(x), index + 1)
         self._progress = (0, 0)
@@ -211,20 +211,9 @@ class Model:
         return iter(self._layers)
 
     @property
-    def scales_nothing(self) -> bool:
-        """Return whether embedded rows and logits are what the embedding and the output head return."""
-        return self._embedding_scale == self.shape.logit_scale == 1.0 and not self.shape.logit_cap
-
-    @property
     def keeps_weights(self) -> bool:
         """Return whether the weights of all layers stay at fixed addresses, as CUDA graphs require."""
         return isinstance(self._layers, list)
-
-    @property
-    def is_recordable(self) -> bool:
-        """Return whether the layers' operations are native kernel calls alone, on memory that stays where it is."""
-        is_alone = self.operations.kernel is not None and self.group.size == 1
-        return is_alone and self.keeps_weights and self.shape.is_native
 
     def forward_by_layers(
         self, ids: Tensor, cache: FullCache, chunk: int, rows: int = 1

@@ -8,7 +8,6 @@ import pytest
 
 from offload import Finished
 from offload.batching.batch import Batch, Failed
-from offload.batching.passes import JointPasses
 from offload.errors import InternalError, OutOfMemory
 from offload.session.session import Session
 from offload.speculation.sampling.warp import Sampler
@@ -158,7 +157,6 @@ def test_after_an_exception_of_a_joint_pass_each_sequence_runs_by_itself(endless
         runs.append(args)
         raise MemoryError("rows of all")
 
-    monkeypatch.setattr(JointPasses, "_run_recorded", refused)  # with the native kernel
     monkeypatch.setattr("offload.batching.passes.JointCache", refused)
     found = collect(fresh(endless_engine).generate_batch(requests(), 4))
     assert runs and [tokens(found[key]) for key in range(4)] == expected

@@ -112,10 +112,9 @@ def test_what_drafts_add_to_a_pass_is_charged_to_those_who_draft(endless_engine)
     assert costs.divide([one, prompt], 9.0) == [share * 9.0 for share in shares([one, prompt])]
 
 
-def test_recorded_passes_have_the_bits_of_a_sequence_alone(endless_engine):
+def test_joint_passes_have_the_bits_of_a_sequence_alone(endless_engine):
     """Passes of all combinations of sequences, with numbers of rows that change, and a tree beside chains."""
     model, joint = endless_engine.model, batches.JointPasses()
-    assert model.is_recordable, "these are to be tested on the native kernel"
     together, alone = ([model.new_cache(256) for _ in range(3)] for _ in range(2))
     for turn in range(12):
         chosen = [number for number in range(3) if turn % 7 + 1 & 1 << number]

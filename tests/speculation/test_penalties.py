@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from transformers import NoRepeatNGramLogitsProcessor
 
 from offload.errors import SettingsError
-from offload.kernels.native import KernelUnavailable, find_kernel
 from offload.settings.config import Sampling
 from offload.speculation.sampling.penalties import LARGEST_DRY, Penalties, dry_penalties
 from offload.speculation.sampling.warp import Sampler
@@ -165,19 +164,11 @@ METHODS = [
 ]
 
 
-def kernels():
-    try:
-        return {"torch": None, "native": find_kernel()}
-    except KernelUnavailable:
-        return {"torch": None}
-
-
-@pytest.mark.daily(f"{[*kernels()][-1]}-auto-good")
+@pytest.mark.daily("auto-good")
 @pytest.mark.parametrize(("method", "draft"), METHODS)
-@pytest.mark.parametrize("kernel", kernels().values(), ids=kernels())
-def test_the_first_tokens_are_distributed_as_in_plain_decoding(kernel, method, draft):
+def test_the_first_tokens_are_distributed_as_in_plain_decoding(method, draft):
     gammas = (None, None) if method == "auto" else (2, 3)
-    top = hierarchy(method, draft, PENALISED, gammas, penalised=True, kernel=kernel).top
+    top = hierarchy(method, draft, PENALISED, gammas, penalised=True).top
     expected = penalised_joint(PENALISED)
     assert chi_square_p(counted(top, RUNS), expected) > SIGNIFICANCE
 

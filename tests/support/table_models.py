@@ -126,13 +126,12 @@ def hierarchy(
     penalised=False,
     noise=None,
     masks=None,
-    kernel=None,
     **trees,
 ):
     """Build a method over tables, with a seeded clock that makes every choice the best one sometimes.
 
     Each rank of a group has other random numbers and another clock. With `penalised`, the penalties of `sampling`
-    apply, which the table cannot contain, and a `kernel` chooses; with `masks`, those of a constraint. With `noise`,
+    apply, which the table cannot contain; with `masks`, those of a constraint. With `noise`,
     sampling is coupled.
     """
     settings = Speculation(method, "a model" if draft in DRAFTS else draft, gamma1=gammas[0], gamma2=gammas[1], **trees)
@@ -143,7 +142,7 @@ def hierarchy(
     if method == "auto":
         runners.alternative = TableRunner(ALTERNATIVE if penalised else warped(ALTERNATIVE, sampling))
     if penalised:
-        sampler = Sampler(sampling, group.rank, VOCAB, torch.device("cpu"), BREAKERS, kernel, masks=masks)
+        sampler = Sampler(sampling, group.rank, VOCAB, torch.device("cpu"), BREAKERS, masks=masks)
         sampler.observe_prompt(PROMPT)
     else:
         sampler = ReadySampler(Sampling(temperature=1, top_p=1), group.rank, VOCAB, torch.device("cpu"))

@@ -17,11 +17,10 @@ from ...memory.host_memory import upload
 from ...memory.tree_attention import Tree, tree_of
 from ...model.decoder import Model
 from ...sequence import TokenSequence, Watermarks, common_prefix
-from .cuda_graphs import graphs_for
+from .cuda_graphs import StepGraphs, graphs_for
 from .estimators import ATTENTION_COST, ROW_COST
 from .hidden_rows import HiddenRows
-from .recorded_passes import RecordedPasses, recorded_passes
-from .steps import AT_ONCE, Executor, PassRecordings, Step
+from .steps import AT_ONCE, Executor, Step
 
 
 class Runner:
@@ -43,7 +42,7 @@ class Runner:
         self._nodes: list[int] = []  # their tokens
         self.kept: HiddenRows | None = None  # see `keep_rows`
         self._node_rows: list[Tensor] = []  # of the nodes in flight, if rows are kept
-        self.graphs: PassRecordings | None = recorded_passes(model, cache) or graphs_for(model, cache)
+        self.graphs: StepGraphs | None = graphs_for(model, cache)
         self.executor: Executor = AT_ONCE
         self.longest = 1  # tokens of the longest pass of decoding that is recorded ahead of it
 
@@ -235,10 +234,7 @@ class Runner:
 
     relative_cost = 1.0  # estimated time of a step, in plain steps of the full cache
 
-    @property
-    def setups(self) -> int:
-        """How many times a pass of this runner had a one-off cost; here, that of recording it."""
-        return self.graphs.recordings if isinstance(self.graphs, RecordedPasses) else 0
+    setups = 0  # passes that had a one-off cost
 
     def setup_cost(self, sequence: TokenSequence) -> float:
         """Estimate the one-off cost of the next pass, in plain steps of the full cache; 0 if there is none."""
@@ -249,16 +245,7 @@ class Runner:
         self._truncate(self._matching_prefix(sequence))
 
     def scores(self, sequence: TokenSequence, draft: Sequence[int] = ()) -> Tensor:
-        """Return the logits `[len(draft) + 1, vocab]` in fp32 of what `rows` returns, valid until the next pass."""
-        if isinstance(self.graphs, RecordedPasses) and self.executor is AT_ONCE and self.kept is None:
-            last, before = self._row_of_last(sequence), self.num_cached
-            ids = [*sequence.tokens[before:], *draft]
-            if last is None and len(ids) == len(draft) + 1:
-                self._last, most = None, self.model.shape.vocab - 1
-                logits = self.graphs.scores([min(token, most) for token in ids])
-                if logits is not None:
-                    self._cached += ids
-                    return logits
+        """Return the logits `[len(draft) + 1, vocab]` in fp32 of what `rows` returns."""
         return self.logits(self.rows(sequence, draft))
 
     def _row_of_last(self, sequence: TokenSequence) -> Tensor | None:

@@ -10,9 +10,6 @@ from ...caches.protocol import KVCache
 from ...memory.tree_attention import Tree
 from ...model.decoder import Model
 from .cuda_graphs import StepGraphs
-from .recorded_passes import RecordedPasses
-
-PassRecordings = StepGraphs | RecordedPasses
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +25,7 @@ class Step:
     ids: Tensor
     keys: int
     tree: Tree | None = None
-    recorded: PassRecordings | None = None
+    recorded: StepGraphs | None = None
 
     def run(self) -> Tensor:
         """Run the pass by itself; return its hidden rows `[tokens, hidden]`."""
