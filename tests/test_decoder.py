@@ -65,13 +65,13 @@ def test_the_progress_of_a_pass_counts_its_layers(tmp_path, monkeypatch):
     make_hf_model("llama").save_pretrained(tmp_path)
     model = ours(tmp_path)
     cache, seen = model.new_cache(16), []
-    run_layer = Model._forward_layer
+    run_layer = Model._attend
 
     def watched(self, *args):
         seen.append(self.pass_tokens)
         return run_layer(self, *args)
 
-    monkeypatch.setattr(Model, "_forward_layer", watched)
+    monkeypatch.setattr(Model, "_attend", watched)
     model.forward(torch.arange(8), cache)
     layers = model.shape.layers
     assert seen == [8 * done / layers for done in range(layers)]

@@ -120,7 +120,7 @@ def test_queries_grow_with_the_depth_in_a_tree(tmp_path, native):
     cache, prompt, drafted = model.new_cache(80), IDS[:62], IDS[62:68]
     model.forward(prompt, cache)
     tree = tree_of((-1, 0, 0, 1, 2, 4))  # paths 0, 1, 3 and 0, 2, 4, 5: from position 64 on, the factor is another
-    found = model.forward_tree(drafted, cache, tree)
+    found = model.forward(drafted, cache, tree)
     for path in ([0, 1, 3], [0, 2, 4, 5]):
         chain = torch.cat((prompt, drafted[path]))
         expected = model.forward(chain, model.new_cache(80))[len(prompt) :]

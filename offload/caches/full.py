@@ -82,15 +82,12 @@ class FullCache(InFlightTokens):
         if self._queries is not None:
             self._queries.begin_tree(len(tree), self._held)
 
-    def _attend_tree(self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None, lse: Tensor | None) -> Tensor:
-        q = append(self.store, layer, self.start, q, k, v, rows_of(self.store.shape, layer, self.rows))
-        if self._queries is not None and k is not None:
-            self._queries.keep_of_tree(layer, q, self._held)
-        return self.store.attend(layer, q, self.length, self.tree, lse)
-
     def attend(self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None, lse: Tensor | None = None) -> Tensor:
         if self.tree is not None:
-            return self._attend_tree(layer, q, k, v, lse)
+            q = append(self.store, layer, self.start, q, k, v, rows_of(self.store.shape, layer, self.rows))
+            if self._queries is not None and k is not None:
+                self._queries.keep_of_tree(layer, q, self._held)
+            return self.store.attend(layer, q, self.length, self.tree, lse)
         q, start = self.append(layer, q, k, v)
         return self.store.attend(layer, q, start, lse=lse)
 

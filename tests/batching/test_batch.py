@@ -179,7 +179,7 @@ def test_a_large_tree_does_not_wait_for_the_chunks_of_a_prompt(endless_engine):
 
         def start(lane):
             for number in range(4):
-                lane.hidden(Step(model, cache, torch.tensor(ids(count)), count, tree))
+                lane.forward(Step(model, cache, torch.tensor(ids(count)), count, tree))
                 yield number
 
         return start

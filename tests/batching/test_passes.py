@@ -25,7 +25,7 @@ def lane_of(*models):
 
     def start(lane):
         for model in models:
-            lane.hidden(step(model))
+            lane.forward(step(model))
         yield lane
 
     return start

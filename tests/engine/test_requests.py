@@ -82,7 +82,7 @@ def test_the_next_request_gives_the_tokens_of_a_fresh_engine_whatever_happened(e
 
 def left_early(engine, events, steps, how):
     """Take some events, then finish, close the iterator, or raise KeyboardInterrupt within a forward pass."""
-    emitted, forward, forward_tree = [], engine.model.forward, engine.model.forward_tree
+    emitted, forward = [], engine.model.forward
 
     def interrupted(ids, cache, *tree):
         cache.begin(len(ids), *tree)
@@ -95,11 +95,11 @@ def left_early(engine, events, steps, how):
                 events.close()
                 break
             if count == steps and how == "interrupt":
-                engine.model.forward = engine.model.forward_tree = interrupted
+                engine.model.forward = interrupted
     except KeyboardInterrupt:
         pass
     finally:
-        engine.model.forward, engine.model.forward_tree = forward, forward_tree
+        engine.model.forward = forward
     return emitted
 
 

@@ -8,7 +8,7 @@ import torch
 from offload.settings.config import Sampling
 from offload.speculation.auto.adaptive import AdaptiveScheduler
 from offload.speculation.drafters.drafter import Draft, ModelDrafter
-from offload.speculation.levels.level import Level, Verifier
+from offload.speculation.levels.level import Level
 from offload.speculation.sampling.warp import Sampler
 from offload.speculation.trees import verification
 from tests.support.table_models import DRAFTS, TARGET, VOCAB, TableRunner, hierarchy, p_value
@@ -94,11 +94,10 @@ class FilteringDrafter(ModelDrafter):
 def test_discarding_a_sampled_token_is_detected():
     sampling = SAMPLINGS["t1"]
     sampler = Sampler(sampling, 0, VOCAB, torch.device("cpu"))
-    target = Verifier("full", TableRunner(TARGET), sampler)
     results = []
     for kind in (ModelDrafter, FilteringDrafter):
         scheduler = AdaptiveScheduler([kind(TableRunner(DRAFTS["good"]), sampler)], gamma=3)
-        results.append(p_value(Level("target", target, scheduler, sampler.generator), sampling, RUNS))
+        results.append(p_value(Level("target", TableRunner(TARGET), sampler, scheduler), sampling, RUNS))
     assert results[0] > SIGNIFICANCE > results[1]
 
 

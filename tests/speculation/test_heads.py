@@ -100,7 +100,7 @@ def test_chains_have_the_rows_of_plain_torch(target, reference, tmp_path, case, 
         torch.testing.assert_close(runner.logits(rows), expected.logits(wanted), atol=2e-4, rtol=1e-3)
         if token is not None:
             known, features = [*known, token], torch.cat((features, expected.recycled(wanted)))
-            rows = runner.step(torch.tensor([token]))
+            rows = runner.forward(torch.tensor([token]))
 
 
 def test_differences_and_ids_of_d2t_are_told_apart(target, tmp_path):
@@ -123,7 +123,7 @@ def test_slots_after_rejections_and_trees_are_those_of_a_fresh_run(target, tmp_p
             full.rows(sequence, draft.tokens)
             accepted = draft.tokens[: turn % 4]
         else:
-            full.tree_rows(sequence, draft.tokens, draft.parents)
+            full.rows(sequence, draft.tokens, draft.parents)
             accepted = [draft.tokens[node] for node in (1, 5)[: turn % 3]]
         sequence.extend([*accepted, 5 + turn])
         full.settle(sequence)
@@ -162,7 +162,7 @@ def test_a_tree_of_a_request_without_a_head_is_settled_in_one_with_it(target, tm
     """An interrupt left the tree in flight, and none of its rows was kept."""
     head, sequence = head_of(target, save_eagle3(tmp_path / "head")), TokenSequence(ids(30))
     full = Runner(target, target.new_cache(400))
-    full.tree_rows(sequence, [5, 6, 7], [-1, 0, -1])
+    full.rows(sequence, [5, 6, 7], [-1, 0, -1])
     sequence.extend([5, 6, 9])
     runner = HeadRunner(head, SETTINGS, [full])
     full.keep_rows(runner.reach)
@@ -256,7 +256,7 @@ def test_mtp_has_the_logits_of_transformers(tmp_path, case):
             torch.testing.assert_close(runner.logits(rows), reference.lm_head(out[-1:]), atol=5e-4, rtol=1e-3)
             if token is not None:
                 known, features = [*known, token], torch.cat((features, out[-1:]))
-                rows = runner.step(torch.tensor([token]))
+                rows = runner.forward(torch.tensor([token]))
 
 
 def test_a_target_without_mtp_is_told(target, tmp_path):

@@ -85,7 +85,7 @@ def test_rows_after_rejections_and_trees_are_those_of_the_tokens_that_stayed(mod
     for turn in range(8):
         new = ids(12, seed=turn)
         if turn % 2:
-            runner.tree_rows(sequence, new[:6], PARENTS)
+            runner.rows(sequence, new[:6], PARENTS)
             sequence.extend([new[0], new[2], new[5], new[7]])  # a path, and a token that was not drafted
         else:
             runner.rows(sequence, new[:5])

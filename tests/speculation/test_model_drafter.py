@@ -130,7 +130,7 @@ def test_logits_that_are_no_numbers_are_an_error_and_the_next_draft_is_right(mod
 @pytest.mark.parametrize("sampling", [Sampling(temperature=3, top_p=1), Sampling(temperature=0, no_repeat_ngram=1)])
 def test_the_tokens_of_a_draft_are_cached_under_their_ids(model, monkeypatch, sampling):
     drafter, sequence, passes, forward = new_drafter(model, sampling), text(), [], Model.forward
-    monkeypatch.setattr(Model, "forward", lambda self, x, cache: passes.append(x.tolist()) or forward(self, x, cache))
+    monkeypatch.setattr(Model, "forward", lambda self, x, *rest: passes.append(x.tolist()) or forward(self, x, *rest))
     drafted = drafter.propose(sequence, GAMMA).tokens
     assert len(set(drafted)) > 2
     start = len(sequence)
