@@ -1,17 +1,13 @@
 """Several requests on one engine: ends, stop strings, interrupts, and two at once."""
 
-from copy import copy
-from dataclasses import replace
-
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from offload import Finished, GenerationConfig, Speculation, Tokens
 from offload.engine import Engine
-from offload.errors import PromptError, SettingsError
+from offload.errors import PromptError
 from offload.loading.tokenizers.text_stream import TextLayer, stream_text
-from offload.settings.method_sizes import suggested_budget
 from tests.support.engine import ALL, GREEDY, SMALL, fresh, run, tokens
 from tests.support.models import ids
 
@@ -116,21 +112,3 @@ def test_two_requests_at_once_are_independent(endless_engine):
 def test_an_empty_prompt_is_refused(endless_engine):
     with pytest.raises(PromptError, match="empty"):
         run(fresh(endless_engine), [])
-
-
-def test_a_draft_model_that_was_not_loaded_is_refused(endless_engine):
-    engine = Engine(endless_engine.model, (), 16)
-    with pytest.raises(SettingsError, match="draft model was not loaded"):
-        run(engine, ids(20), 4, "triforce", "model")
-
-
-@pytest.mark.parametrize(("new", "budget"), [(2000, 1024), (40_000, 2048), (70_000, 4096)])
-def test_the_retrieval_budget_follows_from_the_length_as_in_a_plan(endless_engine, new, budget):
-    model = copy(endless_engine.model)
-    model.shape = replace(model.shape, context=80_000)
-    engine = Engine(model, (), 16)
-    events = engine.generate(ids(100), GREEDY, GenerationConfig(max_new_tokens=new), Speculation("retrieval"))
-    next(event for event in events if isinstance(event, Tokens))
-    events.close()
-    middle = engine.idle_session.runners.kept["middle"][1]
-    assert middle.cache.budget == budget == suggested_budget(100 + new)

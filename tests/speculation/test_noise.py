@@ -54,29 +54,11 @@ def test_the_bits_do_not_depend_on_what_is_computed_together():
     assert not torch.equal(Noise(5).rows([12], 40, CPU)[0], whole[2, :40])
 
 
-@pytest.mark.parametrize("kept", [1.0, 0.02])
-def test_the_largest_score_is_picked_however_many_tokens_are_possible(kept):
-    for seed, vocab in enumerate((2, 3, 127, 5000)):
-        probs, positions = distributions(6, vocab, seed, kept), [*range(seed, seed + 5), 2**31 + seed]
-        expected = (probs / Noise(seed).rows(positions, vocab, CPU)).argmax(-1)
-        assert Noise(seed).pick(probs, positions).tolist() == expected.tolist()
-
-
 @cache
 def small_rows(seed, count=12_000, vocab=12):
     """Return the noise of many positions, computed at once."""
     positions, tokens = torch.arange(count).repeat_interleave(vocab), torch.arange(vocab).repeat(count)
     return Noise(seed).of_tokens(positions, tokens).view(count, vocab)
-
-
-def test_the_picks_are_distributed_as_the_distribution():
-    probs = distributions(1, 12, 1)
-    picked = (probs / small_rows(4)).argmax(-1)
-    assert chi_square_p(torch.bincount(picked, minlength=12), probs[0].double()) > 1e-3
-    other = (probs / small_rows(5)).argmax(-1)  # another seed, and pairs of positions
-    for first, second in ((picked, other), (picked[:-1], picked[1:])):
-        joint = torch.outer(probs[0], probs[0]).flatten().double()
-        assert chi_square_p(torch.bincount(12 * first + second, minlength=144), joint) > 1e-3
 
 
 def test_two_distributions_pick_alike_as_often_as_promised():

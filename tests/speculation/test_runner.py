@@ -128,32 +128,6 @@ def test_steps_count_as_cached_once_they_are_resolved(model, ran, known, followi
     assert runner.cache.length == runner.num_cached == len(sequence)
 
 
-def test_resolved_steps_are_not_run_again(model, monkeypatch):
-    runner, sequence, ran = Runner(model, model.new_cache(80)), TokenSequence([1, 2, 3]), []
-    runner.rows(sequence)
-    for token in (4, 5):
-        runner.forward(torch.tensor([token]))
-    runner.resolve([4, 5])
-    forward = model.forward
-    monkeypatch.setattr(model, "forward", lambda ids, *rest: ran.append(ids.tolist()) or forward(ids, *rest))
-    sequence.extend([4, 5])
-    last = runner.rows(sequence)  # of a token that has been run
-    assert ran == []
-    assert torch.allclose(last, Runner(model, model.new_cache(80)).rows(TokenSequence(sequence.tokens)), atol=1e-4)
-    sequence.truncate(4)
-    sequence.extend([6])
-    runner.rows(sequence)
-    assert ran[-1] == [6]
-
-
-def test_more_ids_than_steps_are_refused(model):
-    runner = Runner(model, model.new_cache(80))
-    runner.rows(TokenSequence([1, 2, 3]))
-    runner.forward(torch.tensor([4]))
-    with pytest.raises(AssertionError, match="more ids"):
-        runner.resolve([4, 5])
-
-
 def test_ranks_with_uneven_shares_expect_the_same_costs(model):
     """Otherwise one would draft while another one does not, and both would wait for ever."""
 

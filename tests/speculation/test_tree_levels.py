@@ -226,7 +226,7 @@ def test_a_draft_has_the_shape_and_the_distributions_of_its_children(models, nam
     sampling = Sampling(temperature=1, top_p=1, repetition_penalty=1.5)
     for shape, parents in SHAPES.items():
         top, sequence, sampler = levels(models, "copied", name, shape, sampling, budget=400, window=100)
-        drafter = top._scheduler._arms[0].drafter
+        drafter = top._scheduler._estimates[0].drafter
         tokens, rows, found = drafter.propose(sequence, 3, DraftedTree(parents).within(3))
         tree = tree_of(found)
         assert tree.depth == 3 and len(tokens) == len(found) <= len(parents)
