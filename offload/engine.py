@@ -30,7 +30,6 @@ from .settings.tree_settings import MOST_NODES
 from .settings.validation import require
 from .speculation.levels.lossless import Replay, replay
 from .speculation.passes.runner import Runner
-from .speculation.passes.steps import AT_ONCE, Executor
 from .speculation.sampling.samplers import Samplers
 
 _Result = TypeVar("_Result")
@@ -98,11 +97,11 @@ class Engine:
         with self.sessions.session(len(ids) + config.max_new_tokens, tree_nodes(settings), settings) as session:
             yield from generate_on_one_thread(self._kernel, self._events(session, ids, request))
 
-    def _events(self, session: Session, ids: list[int], request: BatchRequest, executor: Executor = AT_ONCE) -> Events:
-        """Return the events of a request with the token `ids` in a session, with passes that `executor` runs."""
+    def _events(self, session: Session, ids: list[int], request: BatchRequest, lane: Lane | None = None) -> Events:
+        """Return the events of a request with the token `ids` in a session, with passes that a `lane` runs."""
         config, settings = request.config, request.speculation
         sampler = self._samplers.new(request.sampling, config.seed or 0, ids)
-        return session.generate(ids, sampler, config, settings, self.eos_ids, executor, request.logprobs)
+        return session.generate(ids, sampler, config, settings, self.eos_ids, lane, request.logprobs)
 
     def generate_batch(
         self, requests: Iterable[BatchRequest | None], parallel: int

@@ -4,7 +4,7 @@
     python scripts/bench_kernels.py --tokens 8000 --level portable
 
 `attention`: attention of all layers alone, 1 to 16 query tokens over random keys and values. `step`: a whole forward
-pass over a cache of such keys and values, recorded as in decoding; its cost does not depend on the text. Each is run
+pass over a cache of such keys and values; its cost does not depend on the text. Each is run
 twice in its turn, and the second run counts. Turns are interleaved, so that drift of the machine's speed affects all;
 figures are medians.
 """
@@ -16,7 +16,6 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from functools import partial
 
 import torch
 from bench_peers import machine
@@ -26,7 +25,6 @@ from offload.caches.full import FullCache
 from offload.kernels.native import Kernel
 from offload.kernels.native.threads import torch_on_one_thread
 from offload.model.decoder import Model
-from offload.speculation.passes.recorded_passes import recorded_passes
 
 Row = dict[str, float | int | str]
 ROWS = (1, 2, 4, 8, 16)
@@ -75,12 +73,10 @@ def attention(cache: FullCache, rows: int) -> Callable[[], None]:
 def step(model: Model, cache: FullCache, rows: int) -> Callable[[], None]:
     """Return a function that runs a forward pass of `rows` tokens with all logits, then truncates the cache."""
     ids = torch.arange(rows) + 1000
-    recorded = recorded_passes(model, cache)
-    forward = partial(model.forward, cache=cache) if recorded is None else recorded.forward
 
     def run() -> None:
         length = cache.length
-        model.logits(forward(ids))
+        model.logits(model.forward(ids, cache))
         cache.truncate(length)
 
     return run

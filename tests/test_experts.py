@@ -25,7 +25,6 @@ from offload.loading.weights import load_model
 from offload.model.experts import ExpertWeights
 from offload.model.layer import LayerPass
 from offload.parallel import ALONE
-from offload.speculation.passes.recorded_passes import recorded_passes
 from offload.weight_offloading.layer_stream import WeightTier
 from tests.support.models import FAMILY_CASES, id_tensor, make_hf_model
 from tests.support.offloading import CPU, make_link, native_kernel
@@ -57,14 +56,6 @@ def test_a_token_has_the_same_bits_whatever_rows_are_beside_it(folder, tmp_path,
     cache = model.new_cache(40)
     parts = [model.forward(part, cache).clone() for part in id_tensor(40).split([1, 17, 1, 21])]
     assert torch.equal(torch.cat(parts), whole)
-
-
-@needs_kernel
-def test_passes_whose_calls_depend_on_the_tokens_are_not_recorded(folder, tmp_path):
-    make_hf_model("qwen3").save_pretrained(tmp_path)
-    for path, expected in ((tmp_path, True), (folder, False)):
-        model = load(FolderCheckpoint(path), NativeOperations(native_kernel()))
-        assert (recorded_passes(model, model.new_cache(64)) is not None) is expected
 
 
 def test_layers_that_differ_are_not_streamed(tmp_path):

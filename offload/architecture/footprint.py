@@ -8,7 +8,6 @@ from ..settings.method_sizes import (
     KEPT_QUERIES,
     PADDING,
     TAIL,
-    has_alternative,
     middle_tokens,
     selected_chunk,
     tail_tokens,
@@ -80,22 +79,14 @@ class Where(NamedTuple):
     kv: str = BF16
 
 
-def has_second_cache(settings: Speculation, tokens: int, where: Where) -> bool:
-    """Return whether there is another selected cache: one that takes a list alone, or a copy of KV over a link."""
-    on_cpu = where.device == "cpu"
-    takes_list = where.in_place and (on_cpu or not KV_FORMATS[where.kv].is_plain)
-    return has_alternative(settings, tokens) and (takes_list or (on_cpu and where.offloaded > 0))
-
-
 def retrieval_bytes(shape: Dimensions, settings: Speculation, tokens: int, itemsize: int, where: Where) -> int:
-    """Return the bytes of the selected caches, with the mean keys and queries that are kept for selections."""
+    """Return the bytes of the selected cache, with the mean keys and queries that are kept for selections."""
     chunk = chunk_of(settings, tokens, where)
     chunks, slots = tokens // chunk, middle_tokens(settings, tokens) // chunk
     table = shape.layers * shape.kv_heads * slots * 4
     copied = shape.kv_bytes(tail_tokens(settings) + chunk + PADDING, itemsize)
     copied += shape.kv_bytes(slots * chunk, itemsize)
-    caches = 1 + has_second_cache(settings, tokens, where)
-    selected = caches * (table if where.in_place else copied)
+    selected = table if where.in_place else copied
     queries = shape.layers * KEPT_QUERIES * shape.heads * shape.head_dim * itemsize
     return selected + queries + kept_mean_key_bytes(shape, chunks, itemsize, where)
 

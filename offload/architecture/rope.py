@@ -126,7 +126,6 @@ class Rope:
                 half = half.to(self._device, self._dtype)
                 table[start : start + len(half)] = torch.cat((half, half), dim=-1)
         self._cos, self._sin, self._known = cos, sin, length
-        self._places = cos.data_ptr(), sin.data_ptr(), cos.itemsize * cos.shape[1]
 
     def identity(self) -> bytes:
         """Return the frequencies and the factor as bytes; they determine all angles."""
@@ -136,12 +135,6 @@ class Rope:
         """Return cos and sin of positions `start` to `end - 1`, each `[tokens, 1, head_dim]`, for `rotate`."""
         self._reach(end)
         return self._cos[start:end].unsqueeze(1), self._sin[start:end].unsqueeze(1)
-
-    def addresses(self, start: int, end: int) -> tuple[int, int]:
-        """Return where the rows of positions `start` to `end - 1` begin, until the tables grow."""
-        self._reach(end)
-        cos, sin, size = self._places
-        return cos + start * size, sin + start * size
 
     def _reach(self, end: int) -> None:
         if end > self._known:

@@ -43,7 +43,7 @@ Start = Callable[["Lane"], Events]
 
 
 class Lane:
-    """One sequence of a batch. For its session it is the executor of all steps, and the clock.
+    """One sequence of a batch. For its session it runs all passes, and is the clock.
 
     The clock counts the lane's own time: its own computations, and of each pass its share. What a method learns of its
     speed is then what it costs the batch.
@@ -97,7 +97,7 @@ class Lane:
         running = 0.0 if self._resumed_at is None else time.perf_counter() - self._resumed_at
         return self.passes_s + self._own_s + running
 
-    def hidden(self, step: Step) -> Tensor:
+    def forward(self, step: Step) -> Tensor:
         """Run a step with those of other lanes; return its hidden rows `[tokens, hidden]`."""
         return self._ask(step)
 

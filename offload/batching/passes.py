@@ -9,14 +9,11 @@ from torch import Tensor
 
 from ..kernels.delta_rule import DeltaRule
 from ..model.decoder import Model
-from ..settings.method_sizes import KEPT_QUERIES
-from ..speculation.passes.recorded_passes import PassRecorder
 from ..speculation.passes.steps import Step
 from .lane import LogitsRequest
 
 _Wanted = TypeVar("_Wanted", Step, LogitsRequest)
 Result = Tensor | Exception
-_FEWEST_ROWS = 64  # that are recorded: a row of a model with 8 billion weights has buffers of 130 KB
 
 
 class JointCache:
@@ -54,10 +51,7 @@ class JointCache:
 
 
 class JointPasses:
-    """Runs steps of several sequences, those of one model in one pass; on the native kernel, short ones as recorded."""
-
-    def __init__(self) -> None:
-        self._recorders: dict[Model, PassRecorder] = {}
+    """Runs steps of several sequences, those of one model in one pass."""
 
     def run(self, steps: Sequence[Step]) -> list[Result]:
         """Run steps of any models and caches; return the hidden rows of each, or the exception that it raises."""
@@ -69,21 +63,10 @@ class JointPasses:
         if len(steps) == 1:
             return [steps[0].run()]
         ids = torch.cat([step.ids for step in steps])
-        if all(map(_is_recordable, steps)):
-            hidden = self._run_recorded(model, ids, steps)
-        else:
-            for step in steps:
-                step.cache.begin(len(step.ids), step.tree)
-            hidden = model.through(ids, JointCache(steps))
+        for step in steps:
+            step.cache.begin(len(step.ids), step.tree)
+        hidden = model.through(ids, JointCache(steps))
         return list(map(_committed, steps, hidden.split([len(step.ids) for step in steps])))
-
-    def _run_recorded(self, model: Model, ids: Tensor, steps: Sequence[Step]) -> Tensor:
-        begun = [(step.cache, *step.cache.begin_recorded(len(step.ids), step.tree)) for step in steps]
-        recorder = self._recorders.get(model)
-        if recorder is None or recorder.rows < len(ids):
-            rows = max(_FEWEST_ROWS, 1 << (len(ids) - 1).bit_length())
-            recorder = self._recorders[model] = PassRecorder(model, rows)
-        return recorder.run(ids, begun)
 
 
 def logits(heads: Sequence[LogitsRequest]) -> list[Result]:
@@ -98,11 +81,6 @@ def _committed(step: Step, hidden: Tensor) -> Result:
     except Exception as error:
         return error
     return hidden
-
-
-def _is_recordable(step: Step) -> bool:
-    is_short = len(step.ids) <= KEPT_QUERIES
-    return is_short and step.model.is_recordable and step.cache.is_recordable
 
 
 def _by_model(wanted: Sequence[_Wanted], compute: Callable[[Model, list[_Wanted]], Sequence[Result]]) -> list[Result]:

@@ -18,7 +18,7 @@ class ApproximateCache(ABC):
 
     held = 0
     is_intact = True
-    is_recordable = has_static_steps = False
+    has_static_steps = False
     is_dumpable = False  # whether a prompt's keys and values can be saved and restored
     windows = states = None
 

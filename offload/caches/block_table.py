@@ -1,13 +1,11 @@
 """The retrieval cache on a CPU: a block table over the full cache's blocks, attended to in place, without a copy."""
 
-from collections.abc import Hashable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..architecture.kv_formats import BLOCK
-from ..kernels.native.recording import PassInputs
 from ..memory.store import append
 from ..memory.tree_attention import Tree
 from .selected import InPlaceCache
@@ -34,18 +32,11 @@ class TableCache(InPlaceCache):
         self.selection = chosen.sort(dim=-1).values
         table = blocks_of(self.selection, each, start // BLOCK, -(-(start + self._room) // BLOCK))
         table = table.view(shape.layers, shape.kv_heads, -1)
-        if self._blocks.shape != table.shape:  # else it stays where it is, for recorded passes
-            self._blocks = torch.empty(table.shape, dtype=torch.int32)
-        self._blocks.copy_(table)
+        self._blocks = table.to(torch.int32)
 
     def begin(self, tokens: int, tree: Tree | None = None) -> None:
         super().begin(tokens, tree)
         self._table = self._store.places(self._blocks, self.length)
-
-    def begin_recorded(self, tokens: int, tree: Tree | None = None) -> tuple[Hashable, PassInputs]:
-        self.begin(tokens, tree)
-        key = self._table.data_ptr(), self._table.shape, tree is None
-        return key, self._inputs(self.seen, self.stored)
 
     def attend(self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None, lse: Tensor | None = None) -> Tensor:
         q = append(self._store, layer, self.start, q, k, v, self.rows_of(layer), self.stored)

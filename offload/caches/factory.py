@@ -58,16 +58,6 @@ def selected_cache(full: FullCache, settings: Speculation, middle: str | None = 
     return _selected_class(store, chosen.whole)(full, selector, Refresh(settings.rebuild_every), *sizes)
 
 
-def may_have_alternative(full: FullCache) -> bool:
-    """Return whether there may be another selected cache over a full one.
-
-    It takes a block table alone, or a copy in a CPU's memory of KV that is streamed, where passes are slow. `auto` does
-    not weigh the cost of making that copy: over recorded texts, delaying the copy cost more than it saved.
-    """
-    store = full.store
-    return _selected_class(store) is TableCache or (store.page_tokens > 0 and store.device.type == "cpu")
-
-
 def _selected_class(store: Store, whole: str | None = None) -> type[SelectedCache]:
     """Return the class of the retrieval cache over a full cache's store: one without a copy, where a kernel can."""
     if whole == PLANE_KV.name:

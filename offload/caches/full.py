@@ -1,6 +1,6 @@
 """The full cache, which keeps every token."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 from weakref import WeakSet
 
@@ -9,7 +9,6 @@ from torch import Tensor
 
 from ..architecture.rope import Rope, rows_of
 from ..kernels import triton
-from ..kernels.native.recording import PassInputs
 from ..kernels.native.structs import BLOCK
 from ..memory.block_store import BlockStore
 from ..memory.plain_store import PlainStore
@@ -83,15 +82,12 @@ class FullCache(InFlightTokens):
         if self._queries is not None:
             self._queries.begin_tree(len(tree), self._held)
 
-    def _attend_tree(self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None, lse: Tensor | None) -> Tensor:
-        q = append(self.store, layer, self.start, q, k, v, rows_of(self.store.shape, layer, self.rows))
-        if self._queries is not None and k is not None:
-            self._queries.keep_of_tree(layer, q, self._held)
-        return self.store.attend(layer, q, self.length, self.tree, lse)
-
     def attend(self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None, lse: Tensor | None = None) -> Tensor:
         if self.tree is not None:
-            return self._attend_tree(layer, q, k, v, lse)
+            q = append(self.store, layer, self.start, q, k, v, rows_of(self.store.shape, layer, self.rows))
+            if self._queries is not None and k is not None:
+                self._queries.keep_of_tree(layer, q, self._held)
+            return self.store.attend(layer, q, self.length, self.tree, lse)
         q, start = self.append(layer, q, k, v)
         return self.store.attend(layer, q, start, lse=lse)
 
@@ -126,19 +122,6 @@ class FullCache(InFlightTokens):
         self.store.compact(self.length, keep)
         if self._queries is not None and keep:
             self._queries.keep_path(keep, self.length)
-
-    def begin_recorded(self, tokens: int, tree: Tree | None = None) -> tuple[Hashable, PassInputs]:
-        """Begin a pass as in `RecordableCache`; at most KEPT_QUERIES tokens."""
-        self.begin(tokens, tree)
-        if tree is None:
-            self._set_num_queries(tokens)
-            return self._queries is not None, self._inputs(self.length + 1)
-        queries = None if self._queries is None else (self._held, self._queries.of_tree.data_ptr())
-        return ("tree", queries), self._inputs(self.length + 1)
-
-    @property
-    def is_recordable(self) -> bool:
-        return self.store.is_recordable and self.windows is None and self.states is None
 
     @property
     def has_static_steps(self) -> bool:

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from ..architecture.rope import Rope
 from ..kernels.delta_rule import DeltaRule
-from ..kernels.native.recording import PassInputs, rotations_of
 from ..memory.store import Store
 from ..memory.tree_attention import Tree
 from ..memory.window_rings import Windows
@@ -34,20 +33,12 @@ class InFlightTokens(ABC):
 
     @property
     def rows(self) -> tuple[Tensor, Tensor]:
-        """The rotations of the tokens in flight, made when they are first asked for: recorded passes need none."""
+        """The rotations of the tokens in flight, made when they are first asked for."""
         if self._rows is None:
             tree = self.tree
             rows = self.rope.rows(self.length, self.length + (self._inflight if tree is None else tree.depth))
             self._rows = rows if tree is None else self._rotations(rows)
         return self._rows
-
-    def _inputs(self, seen: int, stored: int = 0) -> PassInputs:
-        """Return what a recorded pass needs, which has begun; its first token sees `seen` keys."""
-        if self.tree is None:
-            rotations = self.rope.addresses(self.length, self.length + self._inflight)
-            return PassInputs(self.length, seen, self._inflight, rotations, stored)
-        parents = self.tree.on(self.device).parents
-        return PassInputs(self.start, seen, self._inflight, rotations_of(self.rows), stored, parents)
 
     @property
     def is_intact(self) -> bool:
@@ -72,10 +63,6 @@ class InFlightTokens(ABC):
         if self.tree is None:
             return torch.arange(self.length, self.length + self._inflight, device=self.device)
         return self.tree.on(self.device).depths[self._held :] + self.length
-
-    @property
-    def is_recordable(self) -> bool:
-        return False
 
     @property
     def has_static_steps(self) -> bool:
@@ -161,7 +148,7 @@ class KeptQueries:
     def keep(self, layer: int, q: Tensor) -> None:
         """Keep the newest of a pass's queries `[tokens, heads, head_dim]` of a layer."""
         self.count = min(len(q), KEPT_QUERIES)
-        self._store.copy_rows(q[-self.count :], self.rows[layer, : self.count])
+        self.rows[layer, : self.count] = q[-self.count :]
 
     def begin_tree(self, tokens: int, held: int) -> None:
         """Make room for the queries of a tree; those of its first `held` tokens are there."""
@@ -172,7 +159,7 @@ class KeptQueries:
 
     def keep_of_tree(self, layer: int, q: Tensor, held: int) -> None:
         """Keep the queries `[tokens, heads, head_dim]` of a tree's tokens behind the first `held`."""
-        self._store.copy_rows(q, self.of_tree[layer, held : held + len(q)])
+        self.of_tree[layer, held : held + len(q)] = q
 
     def keep_path(self, keep: Sequence[int], length: int) -> None:
         """Keep the newest queries of the tree's tokens `keep`, which follow `length` committed ones."""

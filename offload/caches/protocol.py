@@ -11,7 +11,6 @@ from torch import Tensor
 
 from ..architecture.rope import Rope
 from ..kernels.delta_rule import DeltaRule
-from ..kernels.native.recording import PassInputs
 from ..memory.store import Store
 from ..memory.tree_attention import Tree
 from ..memory.window_rings import Windows
@@ -53,12 +52,8 @@ class KVCache(Attends, Protocol):
 
     A pass over a tree ends with `hold` instead. The next pass may add tokens to the tree. `commit` then keeps one path.
 
-    One that `is_recordable` is a RecordableCache, one that `has_static_steps` a StaticCache.
+    One that `has_static_steps` is a StaticCache.
     """
-
-    @property
-    def is_recordable(self) -> bool:
-        """Return whether passes can be recorded as native kernel calls and repeated."""
 
     @property
     def has_static_steps(self) -> bool:
@@ -138,13 +133,6 @@ class DumpableCache(TargetCache, Protocol):
 
     def restore(self, tokens: int, kv: Tensor) -> None:
         """Commit tokens without running them, from what `dump` returned."""
-
-
-class RecordableCache(KVCache, Protocol):
-    """A cache whose passes can be recorded as native kernel calls and repeated."""
-
-    def begin_recorded(self, tokens: int, tree: Tree | None = None) -> tuple[Hashable, PassInputs]:
-        """Begin a pass as `begin` does, of a few tokens; return what else its recording depends on, and its inputs."""
 
 
 class StaticStep(Attends, Protocol):

@@ -216,17 +216,12 @@ class InPlaceCache(SelectedCache):
     def begin(self, tokens: int, tree: Tree | None = None) -> None:
         super().begin(tokens, tree)
         end = self.start + tokens
-        if end > self._full.capacity:  # no assert: recorded calls of the native kernel check nothing more
-            raise AssertionError(f"{end} tokens in a cache of {self._full.capacity}")
+        assert end <= self._full.capacity, f"{end} tokens in a cache of {self._full.capacity}"
         # Invalidate the tokens of another such cache, not these. In this order: after an interrupt between the two, the
         # next pass over the full cache must not have the number that this cache has noted.
         self._full.writes += 1
         self._writes = self._full.writes
         self._full.store.begin_draft(self.start + self.stored, tokens - self.stored)
-
-    @property
-    def is_recordable(self) -> bool:
-        return self._full.store.is_recordable
 
     @property
     def ahead(self) -> int:

@@ -76,9 +76,6 @@ class Operations(Protocol):
     def gated(self, x: Tensor) -> Tensor:
         """Return silu(gate) * up, `[tokens, width]`, of rows `[tokens, gate and up]`."""
 
-    def copied(self, x: Tensor) -> Tensor:
-        """Return a copy of rows `[tokens, width]`, in newly allocated memory."""
-
 
 class TorchOperations:
     """Operations by torch, for every device; the tests' reference for the native ones."""
@@ -103,9 +100,6 @@ class TorchOperations:
     def gated(self, x: Tensor) -> Tensor:
         gate, up = x.chunk(2, dim=-1)
         return F.silu(gate) * up
-
-    def copied(self, x: Tensor) -> Tensor:
-        return x.clone()
 
 
 class CudaOperations(TorchOperations):

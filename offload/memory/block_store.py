@@ -24,7 +24,6 @@ class BlockStore(DeviceStore):
     """A store that the native kernel attends to in place, whole or by a block table."""
 
     grain = BLOCK
-    is_recordable = True
     _table: Any = None  # the block number of each block of the sequence; None: they lie in order
     _rows: Tensor | None = None  # the same for each KV head
 
@@ -46,7 +45,7 @@ class BlockStore(DeviceStore):
         self._rotated = _buffer_for(self._rotated, q)
         rotated, table = self._rotated[: len(q)], self._table
         call = self.calls.append(self._layers[layer], start, q, k, v, rows, rotated, stored, table)
-        self._kernel.append(call, q, k, v, rotated, table)
+        self._kernel.append(call)
         return rotated
 
     def attend(self, layer: int, q: Tensor, start: int, tree: Tree | None = None, lse: Tensor | None = None) -> Tensor:
@@ -78,11 +77,8 @@ class BlockStore(DeviceStore):
         out = self._out[: len(q)]
         more: dict[str, Any] = {"table": table, "out": out, "lse": lse, "parents": parents, "groups": groups}
         call = self.calls.attention(self._layers[layer], q, seen, window=window, **more)
-        self._kernel.attend(call, q, table, out, lse, groups)
+        self._kernel.attend(call)
         return out
-
-    def copy_rows(self, source: Tensor, target: Tensor) -> None:
-        self._kernel.copy(source, target)
 
     def layer(self, index: int) -> Tensor:
         """Return a layer's blocks `[kv_heads, blocks, 2 * 16 * head_dim]`, not to be written to."""
@@ -156,22 +152,6 @@ class BlockStore(DeviceStore):
         some = self._blocks[layer][:, self._numbers(start // BLOCK, end // BLOCK)]
         means = mean_keys(some, self.shape.head_dim)
         return means.unflatten(1, (-1, chunk // BLOCK)).mean(2)
-
-
-class PlacedTables:
-    """Memory for tables of places, which stays where it is for the same table of blocks."""
-
-    def __init__(self) -> None:
-        self._tables: dict[int, Tensor] = {}
-
-    def of(self, blocks: Tensor) -> Tensor:
-        """Return the memory for the places of `blocks`, in its shape."""
-        found = self._tables.get(blocks.data_ptr())
-        if found is None or found.shape != blocks.shape:
-            if len(self._tables) > 4:  # tables of selections that are gone
-                self._tables.clear()
-            found = self._tables[blocks.data_ptr()] = torch.empty_like(blocks)
-        return found
 
 
 def _buffer_for(buffer: Tensor, like: Tensor) -> Tensor:

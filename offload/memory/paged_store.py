@@ -12,7 +12,7 @@ from ..architecture.config import ModelShape
 from ..kernels.native.calls import BlockCalls
 from ..kernels.native.kernel import Kernel
 from ..kernels.native.structs import BLOCK
-from .block_store import BlockStore, PlacedTables
+from .block_store import BlockStore
 from .host_memory import host_memory
 
 
@@ -88,7 +88,6 @@ class PagedStore(BlockStore):
             pool.blocks[:, :, self._pages[whole]] = pool.blocks[:, :, beginning._pages[whole]]
         self._table = torch.tensor(self._pages, dtype=torch.int32)
         self._rows = self._table.expand(self.shape.kv_heads, -1)
-        self._placed = PlacedTables()
 
     def release(self) -> None:
         """Give all pages back; the store must not be used afterwards."""
@@ -102,11 +101,8 @@ class PagedStore(BlockStore):
                 self._table[block] = self._pages[block]
 
     def places(self, blocks: Tensor, position: int) -> Tensor:
-        """Return a table for `attend_table`, in the same memory for the same `blocks`, for recorded passes."""
-        placed = self._placed.of(blocks)
-        inside = blocks.flatten().clamp_(max=len(self._table) - 1)  # no token is ever in the others
-        torch.index_select(self._table, 0, inside, out=placed.view(-1))
-        return placed
+        inside = blocks.clamp_(max=len(self._table) - 1)  # no token is ever in the others
+        return self._table[inside]
 
     def load(self, start: int, kv: Tensor) -> None:
         self.begin(start, kv.shape[2] * BLOCK)

@@ -28,7 +28,6 @@ class Store(ABC):
         grain: tokens that are always selected together.
         kernel: the native kernel, where it attends to the store.
         page_tokens: tokens per page, whose borders no chunk may cross; 0: no pages.
-        is_recordable: whether passes are native kernel calls alone, over memory that stays where it is.
         read_cost: estimated time to read a byte in a pass, relative to the device's memory.
         mean_keys_cost: estimated time of `mean_keys` of all tokens, relative to attention to them.
     """
@@ -39,7 +38,6 @@ class Store(ABC):
     grain: int
     kernel: Kernel | None = None
     page_tokens: int = 0
-    is_recordable = False
     read_cost: float = 1.0
     mean_keys_cost: float = 14.0
 
@@ -84,10 +82,6 @@ class Store(ABC):
     def end(self) -> None:
         """End the pass; its tokens are committed."""
         return
-
-    def copy_rows(self, source: Tensor, target: Tensor) -> None:
-        """Copy contiguous rows that a layer of the pass has computed, such as queries."""
-        target.copy_(source)
 
     def truncate(self, length: int) -> None:
         """Drop the tokens from position `length` on."""

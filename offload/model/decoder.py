@@ -132,32 +132,38 @@ class Model:
         lends = self.shape.borrowing[1] > 0
         return Windows(shape, rope, self.dtype, self.device, self.operations.kernel, lends, capacity)
 
-    @torch.inference_mode()
-    def forward(self, ids: Tensor, cache: KVCache) -> Tensor:
+    def forward(self, ids: Tensor, cache: KVCache, tree: Tree | None = None) -> Tensor:
         """Run `ids` `[tokens]` as the continuation of the tokens in `cache`, and commit them there.
 
+        With a `tree`, they are its last tokens; those before them are held in `cache`, where all are held afterwards.
         Returns the hidden rows `[tokens, hidden]` before the final norm, as `logits` takes them, and behind each those
         of the layers in `taps`.
         """
-        cache.begin(len(ids))
-        x = self.through(ids, cache)
-        cache.commit()
-        return x
-
-    @torch.inference_mode()
-    def forward_tree(self, ids: Tensor, cache: KVCache, tree: Tree) -> Tensor:
-        """Run the last tokens of a tree; those before them are held in `cache`, where all are held afterwards.
-
-        Returns hidden rows as `forward` does.
-        """
-        cache.begin(len(ids), tree)
-        x = self.through(ids, cache)
-        cache.hold()
-        return x
+        with torch.inference_mode():
+            cache.begin(len(ids), tree)
+            x = self.through(ids, cache)
+            cache.commit() if tree is None else cache.hold()
+            return x
 
     def through(self, ids: Tensor, cache: Attends) -> Tensor:
         """Run `forward` without `begin` and `commit`, which the caller does. Returns `[tokens, hidden]`."""
-        return joined(self.layer_rows(self.embed(ids), cache, ids))  # which frees the embedding's rows
+        x, tapped, inputs = self.embed(ids), [], NO_INPUTS
+        if not self.shape.takes_rows_alone:
+            own = self._layer_embeddings and self._layer_embeddings.rows(ids, x, self.shape.norm_eps)
+            inputs = RowInputs(self._query_scales(cache), own)
+        for index, layer in enumerate(self._layers):
+            if index in self.taps:
+                tapped.append(x.clone())
+            step = self._passes[index % len(self._passes)]
+            x = step.run(layer, x, self._attend(cache, index), inputs.layer(index))
+            self._progress = (len(x), index + 1)
+        self._progress = (0, 0)
+        return joined([x, *tapped])
+
+    def _attend(self, cache: Attends, index: int) -> Callable[..., Tensor]:
+        """Return what attends in layer number `index`."""
+        kind, number = self.shape.places[index]
+        return partial(getattr(cache, _ATTEND[kind]), number)
 
     def embed(self, ids: Tensor) -> Tensor:
         """Return the rows `[tokens, hidden]` of the embedding for `ids` `[tokens]`."""
@@ -168,25 +174,6 @@ class Model:
         """Return the factors of the queries in the pass that `cache` has begun; None if there are none."""
         scaling = self.shape.query_scaling
         return None if scaling is None else query_scales(*scaling, cache.positions(), self.dtype)
-
-    def layer_rows(self, x: Tensor, cache: Attends, ids: Tensor | None = None) -> list[Tensor]:
-        """Run `through` behind the embedding; return the output, and the rows that enter each layer of `taps`.
-
-        May overwrite the embedding's rows `x` `[tokens, hidden]`. Models whose layers take more than rows need `ids`
-        `[tokens]`.
-        """
-        tapped: list[Tensor] = []
-        inputs = NO_INPUTS
-        if ids is not None and not self.shape.takes_rows_alone:
-            own = self._layer_embeddings and self._layer_embeddings.rows(ids, x, self.shape.norm_eps)
-            inputs = RowInputs(self._query_scales(cache), own)
-        for index, layer in enumerate(self._layers):
-            if index in self.taps:
-                tapped.append(self.operations.copied(x))
-            x = self._forward_layer(index, layer, x, cache, inputs)
-            self._progress = (len(x), index + 1)
-        self._progress = (0, 0)
-        return [x, *tapped]
 
     @cached_property
     def read_cost(self) -> float:
@@ -211,20 +198,9 @@ class Model:
         return iter(self._layers)
 
     @property
-    def scales_nothing(self) -> bool:
-        """Return whether embedded rows and logits are what the embedding and the output head return."""
-        return self._embedding_scale == self.shape.logit_scale == 1.0 and not self.shape.logit_cap
-
-    @property
     def keeps_weights(self) -> bool:
         """Return whether the weights of all layers stay at fixed addresses, as CUDA graphs require."""
         return isinstance(self._layers, list)
-
-    @property
-    def is_recordable(self) -> bool:
-        """Return whether the layers' operations are native kernel calls alone, on memory that stays where it is."""
-        is_alone = self.operations.kernel is not None and self.group.size == 1
-        return is_alone and self.keeps_weights and self.shape.is_native
 
     def forward_by_layers(
         self, ids: Tensor, cache: FullCache, chunk: int, rows: int = 1
@@ -245,19 +221,15 @@ class Model:
         for index, layer in enumerate(self._layers):
             if index in self.taps:
                 tapped.append(torch.cat(parts[last]))
+            step, attend = self._passes[index % len(self._passes)], self._attend(cache, index)
             with torch.inference_mode():  # not across a yield: the mode is a state of the thread
                 for at, part in enumerate(parts):  # each replaces its input, so that the rows are in memory once
-                    parts[at] = self._forward_layer(index, layer, part, cache, inputs[at])
+                    parts[at] = step.run(layer, part, attend, inputs[at].layer(index))
             yield index + 1
         with torch.inference_mode():  # what observes the pass keeps inference tensors
             cache.commit()
             end = parts[last]
             return joined([end[0] if len(end) == 1 else torch.cat(end), *tapped])
-
-    def _forward_layer(self, index: int, layer: Layer, x: Tensor, cache: Attends, inputs: RowInputs) -> Tensor:
-        kind, number = self.shape.places[index]
-        attend = partial(getattr(cache, _ATTEND[kind]), number)
-        return self._passes[index % len(self._passes)].run(layer, x, attend, inputs.layer(index))
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:

@@ -10,7 +10,6 @@ from ..architecture.footprint import (
     Where,
     activation_bytes,
     dequantized_bytes,
-    has_second_cache,
     page_tokens,
     retrieval_bytes,
     rope_bytes,
@@ -175,8 +174,7 @@ def _middle_bytes(
     if not has_middle(settings, tokens):
         return 0, 0
     cache = retrieval_bytes(share.growing, settings, tokens, itemsize, where)
-    caches = 1 + has_second_cache(settings, tokens, where)
-    cache += caches * share.fixed_bytes(tokens, itemsize, tree_nodes(settings))  # copies, with the tokens drafted
+    cache += share.fixed_bytes(tokens, itemsize, tree_nodes(settings))  # copies, with the tokens drafted
     return cache, selection_bytes(share.growing, settings, tokens, where)
 
 

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from typing import Any
 
-from ..caches.factory import draft_cache, may_have_alternative, selected_cache
+from ..caches.factory import draft_cache, selected_cache
 from ..model.decoder import Model
 from ..model.heads import Head
 from ..settings.config import Speculation
 from ..settings.method_sizes import (
     draft_chunk,
-    has_alternative,
     has_draft_model,
     has_middle,
     middle_kind,
     sized,
     tail_tokens,
 )
-from ..settings.methods import METHODS
 from ..speculation.drafters.drafter import DraftRunner
 from ..speculation.drafters.heads import HeadRunner
 from ..speculation.drafters.ngram import LookupDrafter
@@ -26,7 +24,7 @@ from ..speculation.levels.hierarchy import Runners
 from ..speculation.passes.runner import Runner
 from ..speculation.passes.selected_runner import SelectedRunner
 
-MIDDLE, ALTERNATIVE, DRAFT = "middle", "alternative", "draft"
+MIDDLE, DRAFT = "middle", "draft"
 
 
 class SessionRunners:
@@ -37,32 +35,28 @@ class SessionRunners:
         kept: the latest runner for each use, with the settings that it was made for.
     """
 
-    def __init__(self, full: Runner, draft: Model | Head | None) -> None:
-        self._full, self._draft = full, draft
+    def __init__(self, target: Runner, draft: Model | Head | None) -> None:
+        self._target, self._draft = target, draft
         self.lookup = LookupDrafter()
         self.kept: dict[str, tuple[Hashable, Any]] = {}
 
     def choose(self, settings: Speculation, tokens: int) -> Runners:
         """Return the runners for a request of up to `tokens` tokens."""
-        middle = alternative = None
+        middle = None
         settings = sized(settings, tokens)
         if not has_middle(settings, tokens):
             self._drop_observer()
         else:
-            middle = self._selected(MIDDLE, middle_kind(settings), settings)
-        if has_alternative(settings, tokens) and may_have_alternative(self._full.cache):
-            alternative = self._selected(ALTERNATIVE, METHODS[settings.method].alternative, settings)
-        else:
-            self.kept.pop(ALTERNATIVE, None)  # it may be a copy, of which no plan knows
-        draft = self._draft_runner(settings, [middle, alternative]) if has_draft_model(settings) else None
-        self._full.keep_rows(draft.reach if isinstance(draft, HeadRunner) else 0)
-        return Runners(self._full, middle, draft, self.lookup, alternative)
+            middle = self._selected(middle_kind(settings), settings)
+        draft = self._draft_runner(settings, middle) if has_draft_model(settings) else None
+        self._target.keep_rows(draft.reach if isinstance(draft, HeadRunner) else 0)
+        return Runners(self._target, middle, draft, self.lookup)
 
     def _drop_observer(self) -> None:
         """Drop a middle level that observes every pass: it is of no use to a request without that level."""
-        if MIDDLE in self.kept and self._full.cache.followers:
+        if MIDDLE in self.kept and self._target.cache.followers:
             del self.kept[MIDDLE]
-            self._full.cache.followers.clear()
+            self._target.cache.followers.clear()
 
     def _keep(self, use: str, key: Hashable, make: Callable[[], Any]) -> Any:
         """Return the last runner for this use if its settings are those of `key`, else a new one."""
@@ -71,29 +65,26 @@ class SessionRunners:
             self.kept[use] = key, make()
         return self.kept[use][1]
 
-    def _selected(self, use: str, kind: str, settings: Speculation) -> SelectedRunner:
+    def _selected(self, kind: str, settings: Speculation) -> SelectedRunner:
         """Return the runner of a middle level."""
         sizes = settings.sink, settings.budget, settings.chunk, settings.rebuild_every, tail_tokens(settings)
-        key = kind, sizes
-        full = self._full
-        runner = self._keep(use, key, lambda: SelectedRunner(full, selected_cache(full.cache, settings, kind)))
+        key, target = (kind, sizes), self._target
+        runner = self._keep(MIDDLE, key, lambda: SelectedRunner(target, selected_cache(target.cache, settings, kind)))
         runner.renew()
         return runner
 
-    def _draft_runner(
-        self, settings: Speculation, middles: Sequence[SelectedRunner | None]
-    ) -> DraftRunner | HeadRunner:
-        """Return the runner of the draft model, or of a head, which reads the rows that the `middles` leave, too."""
+    def _draft_runner(self, settings: Speculation, middle: SelectedRunner | None) -> DraftRunner | HeadRunner:
+        """Return the runner of the draft model, or of a head, which reads the rows that the `middle` leaves, too."""
         key = settings.sink, settings.window, draft_chunk(settings)
         runner = self._keep(DRAFT, key, lambda: self._new_draft_runner(settings))
         if isinstance(runner, HeadRunner):
-            runner.use([self._full, *filter(None, middles)])
-            for middle in runner.sources[1:]:
+            runner.use([self._target, *([] if middle is None else [middle])])
+            if middle is not None:
                 middle.keep_rows(1)
         return runner
 
     def _new_draft_runner(self, settings: Speculation) -> DraftRunner | HeadRunner:
         if isinstance(self._draft, Head):
-            return HeadRunner(self._draft, settings, [self._full])
+            return HeadRunner(self._draft, settings, [self._target])
         assert self._draft is not None, "requests with a draft model are refused where there is none"
         return DraftRunner(self._draft, draft_cache(self._draft, settings), draft_chunk(settings))

@@ -1,5 +1,6 @@
 """A session: one sequence and its caches, kept between requests so that a shared prefix is not prefilled again."""
 
+import time
 from collections.abc import Generator, Sequence
 
 from ..events import Event, Finished, Pinned, Tokens
@@ -16,7 +17,7 @@ from ..speculation.levels.approximate import approximate_runner, approximation
 from ..speculation.levels.hierarchy import Hierarchy, build
 from ..speculation.levels.level import LogprobsRecorder
 from ..speculation.passes.runner import Runner
-from ..speculation.passes.steps import AT_ONCE, Executor
+from ..speculation.passes.steps import Lane
 from ..speculation.sampling.warp import Sampler
 from .runners import SessionRunners
 
@@ -74,12 +75,12 @@ class Session:
         config: GenerationConfig,
         settings: Speculation,
         eos_ids: frozenset[int],
-        executor: Executor = AT_ONCE,
+        lane: Lane | None = None,
         logprobs: int | None = None,
     ) -> Generator[Event, int | None]:
         """See Engine.generate.
 
-        The `sampler` is a new one; the `executor` runs all passes.
+        The `sampler` is a new one; a `lane` of a batch runs all passes.
         """
         sequence = self.sequence
         sequence.restart(ids)
@@ -87,20 +88,21 @@ class Session:
         if store.has_planes:
             settings = drafting_from_planes(settings)
         runners = self.runners.choose(settings, len(ids) + config.max_new_tokens)
-        runners.use(executor)
+        runners.use(lane)
         runners.expect(sized(settings, len(ids) + config.max_new_tokens))
         for done, total in store.prepare():
             yield Pinned(done, total)
         yield from self._prefill()
         if runners.draft is not None:
             yield from runners.draft.read(sequence)
-        runners.prepare()
+        if runners.middle is not None:
+            runners.middle.prepare()  # the others have recorded their passes before they read the prompt
         if drafter_kind(settings) == LOOKUP:
             runners.lookup.draft_kind(sequence)  # reading the prompt is no part of decoding
         sampler.observe_prompt(sequence.tokens)
         recorder = None if logprobs is None else LogprobsRecorder(logprobs)
         more = self._model.group, config.max_new_tokens, recorder
-        hierarchy = build(runners, settings, sampler, executor.clock, *more)
+        hierarchy = build(runners, settings, sampler, time.perf_counter if lane is None else lane.clock, *more)
         yield from self._decode(hierarchy, sampler, config.max_new_tokens, eos_ids, recorder)
 
     def _prefill(self) -> Generator[Event]:

@@ -67,12 +67,6 @@ def has_middle(settings: Speculation, tokens: int) -> bool:
     return method.middle is not None
 
 
-def has_alternative(settings: Speculation, tokens: int) -> bool:
-    """Return whether a sequence that may reach `tokens` gets a second retrieval cache, where there may be one."""
-    alternative = METHODS[settings.method].alternative
-    return alternative not in (None, middle_kind(settings)) and _is_long(settings, tokens)
-
-
 def middle_kind(settings: Speculation) -> str | None:
     """Return how the middle level selects chunks: one of methods.MIDDLES, None for a method without that level."""
     kind = METHODS[settings.method].middle

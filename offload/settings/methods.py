@@ -19,14 +19,13 @@ class Method:
 
     `drafter` is LOOKUP, MODEL, CHOSEN or None. `middle` is RETRIEVAL or STREAMING if the target also runs on selected
     chunks, between the drafter and the full cache, else None. An `adaptive` method switches its levels on and off by
-    their measured speed-up; `alternative` is another middle level that it chooses from on a CPU.
+    their measured speed-up.
     """
 
     name: str
     drafter: str | None = None
     middle: str | None = None
     adaptive: bool = False
-    alternative: str | None = None
 
     @property
     def needs_draft_model(self) -> bool:
@@ -41,7 +40,7 @@ class Method:
 METHODS = {
     method.name: method
     for method in (
-        Method("auto", drafter=CHOSEN, middle=RETRIEVAL, adaptive=True, alternative=STREAMING),
+        Method("auto", drafter=CHOSEN, middle=RETRIEVAL, adaptive=True),
         Method(PLAIN),
         Method("lookup", drafter=LOOKUP),
         Method("naive", drafter=MODEL),

@@ -1,20 +1,16 @@
 """Sequences of a batch: the tokens that each has alone, whoever else is in it."""
 
 from dataclasses import replace
-from itertools import islice
 
 import pytest
-import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from offload import Finished, GenerationConfig, Prefilled, Sampling, Speculation, Tokens
-from offload.batching.batch import Batch, Cancelled, Failed
+from offload.batching.batch import Cancelled, Failed
 from offload.batching.request import BatchRequest
 from offload.engine import Engine
-from offload.errors import PromptError, SettingsError
-from offload.memory.tree_attention import tree_of
-from offload.speculation.passes.steps import Step
+from offload.errors import PromptError
 from tests.support.engine import ALL, GREEDY, SMALL, fresh, tokens
 from tests.support.models import ids
 
@@ -89,25 +85,6 @@ def test_an_interrupt_ends_all_and_leaves_the_engine_usable(endless_engine, afte
     }
 
 
-def test_an_interrupt_inside_a_pass_ends_all(endless_engine, monkeypatch):
-    requests = [request(key, ("ar", "lookup"), ids(30, key), 9) for key in range(2)]
-    engine, passes = fresh(endless_engine), []
-    embed = engine.model.embed
-
-    def interrupted(tokens):
-        passes.append(len(tokens))
-        if len(passes) == 3:
-            raise KeyboardInterrupt
-        return embed(tokens)
-
-    with monkeypatch.context() as patches:
-        patches.setattr(engine.model, "embed", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            list(engine.generate_batch(requests, 2))
-    found = collect(engine.generate_batch(requests, 2))
-    assert tokens(found[1]) == tokens(alone(endless_engine, requests[1]))
-
-
 def test_an_error_of_one_sequence_leaves_the_others(endless_engine):
     good = [request(key, ("retrieval", "lookup"), ids(40, key), 10) for key in range(2)]
     bad = [replace(good[0], key="empty", ids=[]), replace(good[0], key="unknown", ids=[1, 10**6])]
@@ -169,29 +146,6 @@ def test_a_sequence_joins_that_becomes_ready_while_others_run(endless_engine):
     assert sorted(found) == [0, 1, 2]
     for each in (other, following):
         assert tokens(found[each.key]) == tokens(alone(endless_engine, each))
-
-
-def test_a_large_tree_does_not_wait_for_the_chunks_of_a_prompt(endless_engine):
-    model, count = endless_engine.model, 80
-
-    def steps(tree):
-        cache = model.new_cache(4 * count)
-
-        def start(lane):
-            for number in range(4):
-                lane.hidden(Step(model, cache, torch.tensor(ids(count)), count, tree))
-                yield number
-
-        return start
-
-    chain = tree_of(tuple(range(-1, count - 1)))
-    events = Batch(2).run([("prompt", steps(None)), ("tree", steps(chain))])
-    assert sorted(key for key, _ in islice(events, 4)) == ["prompt", "prompt", "tree", "tree"]
-
-
-def test_no_sequence_at_a_time_is_refused(endless_engine):
-    with pytest.raises(SettingsError, match="parallel is 0"):
-        next(fresh(endless_engine).generate_batch([request(0, ("ar", "lookup"), ids(9), 2)], 0))
 
 
 @pytest.mark.timeout(300)

@@ -8,7 +8,6 @@ import pytest
 
 from offload import Finished
 from offload.batching.batch import Batch, Failed
-from offload.batching.passes import JointPasses
 from offload.errors import InternalError, OutOfMemory
 from offload.session.session import Session
 from offload.speculation.sampling.warp import Sampler
@@ -127,29 +126,6 @@ def test_an_exception_ends_its_sequence_alone_and_frees_its_memory(endless_engin
         assert memory._pool.num_free == memory._pages
 
 
-@pytest.mark.parametrize("at", [0, 1, 3])
-def test_an_exception_of_the_text_layer_ends_its_sequence_alone(endless_engine, expected, at):
-    """Before its first event, or at a later one."""
-
-    def text(events):
-        if not at:
-            raise UnicodeError("no such byte")
-
-        def decoded():
-            for number, event in enumerate(events, 1):
-                if number > at:
-                    raise UnicodeError("no such byte")
-                yield event
-
-        return decoded()
-
-    wanted = requests()
-    wanted[BAD] = replace(wanted[BAD], text=text)
-    found = collect(fresh(endless_engine).generate_batch(wanted, 2))
-    assert isinstance(found[BAD][-1].error, InternalError) and len(found[BAD]) == at + 1
-    assert all(tokens(found[key]) == expected[key] for key in range(4) if key != BAD)
-
-
 def test_after_an_exception_of_a_joint_pass_each_sequence_runs_by_itself(endless_engine, expected, monkeypatch):
     """Nobody can know whose rows have raised it; memory for all of them, for example, may be too little."""
     runs = []
@@ -158,7 +134,6 @@ def test_after_an_exception_of_a_joint_pass_each_sequence_runs_by_itself(endless
         runs.append(args)
         raise MemoryError("rows of all")
 
-    monkeypatch.setattr(JointPasses, "_run_recorded", refused)  # with the native kernel
     monkeypatch.setattr("offload.batching.passes.JointCache", refused)
     found = collect(fresh(endless_engine).generate_batch(requests(), 4))
     assert runs and [tokens(found[key]) for key in range(4)] == expected
@@ -171,13 +146,6 @@ def test_an_exception_of_one_rank_among_several_ends_all():
     assert isinstance(next(Batch(1).run([("a", start)]))[1], Failed)
     with pytest.raises(ValueError, match="of this rank"):
         next(Batch(1, in_step=True).run([("a", start)]))
-
-
-@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
-def test_what_ends_the_process_ends_all(endless_engine, monkeypatch, kind):
-    Planted(monkeypatch, lambda session: setattr(session.runners.lookup, "draft_kind", raising(kind(), None, 1)))
-    with pytest.raises(kind):
-        list(fresh(endless_engine).generate_batch(requests(), 4))
 
 
 @pytest.mark.timeout(300)

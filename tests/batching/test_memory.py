@@ -1,7 +1,6 @@
 """Pages that the sequences of a batch share."""
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -57,13 +56,6 @@ def test_questions_about_one_document_run_it_once_and_keep_their_answers(endless
         assert tokens(collect(events)[wanted.key]) == tokens(alone(endless_engine, wanted))
 
 
-def test_the_pages_of_the_sequence_that_left_last_serve_the_next_one(endless_engine):
-    requests = questions(2)
-    events = list(fresh(endless_engine).generate_batch(requests, 1))
-    assert run_tokens(events)[1] <= len(requests[1].ids) - 700 + 1
-    assert tokens(collect(events)[1]) == tokens(alone(endless_engine, requests[1]))
-
-
 @pytest.mark.parametrize(("limit", "pages"), [(None, 3 * 4), (2**40, 3 * 4), (16 * 5, 5)])
 def test_there_are_pages_for_all_sequences_and_the_one_that_left_last_or_what_the_limit_allows(
     endless_engine, limit, pages
@@ -104,28 +96,6 @@ def limited(monkeypatch, tokens_of_room):
     return made
 
 
-def test_a_batch_takes_no_more_than_what_the_engine_is_limited_to(endless_engine, monkeypatch):
-    """Not even for the sequence that left last, whose pages go when there is no room for the next one."""
-    made, asked, new = [], [], BatchMemory.__init__
-    monkeypatch.setattr(BatchMemory, "__init__", lambda *args, **more: (made.append(args[0]), new(*args, **more))[1])
-    engine = fresh(endless_engine)
-    room = engine.model.shape.kv_bytes(16 * 35, 4)
-    engine.limit_batches(lambda parallel: asked.append(parallel) or room)
-    requests = [request(key, ("retrieval", "lookup"), ids(500, key), 12) for key in range(3)]
-    found = collect(engine.without_end().generate_batch(requests, 2))
-    assert [tokens(found[each.key]) for each in requests] == [tokens(alone(endless_engine, each)) for each in requests]
-    (memory,) = made
-    assert asked == [2] and memory._pool.blocks.nbytes == room
-
-
-def test_of_a_sequence_that_has_ended_the_pages_alone_are_kept(endless_engine):
-    memory = fresh(endless_engine)._batch_memory(2)
-    allocation, _ = memory.allocate(ids(300), 320, 0, None)
-    allocation.runner = SimpleNamespace(num_cached=290)
-    memory.free(allocation)
-    assert allocation.runner is None and memory.allocate(ids(300), 320, 0, None)[1] == 290
-
-
 def test_sequences_wait_for_room_and_give_all_of_it_back(endless_engine, monkeypatch):
     made = limited(monkeypatch, 1024)
     requests = [request(key, ("retrieval", "lookup"), ids(500, key), 12) for key in range(3)]
@@ -148,29 +118,6 @@ def test_a_sequence_without_room_fails_alone(endless_engine, monkeypatch):
         and "room for 256.0 KiB" in str(failed.error)
     )
     assert [tokens(found[key]) for key in (0, 2)] == [tokens(alone(endless_engine, requests[key])) for key in (0, 2)]
-
-
-def test_all_ranks_have_as_many_pages_as_the_one_with_the_fewest(endless_engine):
-    """Their shares of the heads may be uneven, but a sequence must find room on all of them or on none."""
-    model = endless_engine.model
-    group = SimpleNamespace(mates=2, agree=list, collect=lambda pages: [pages, 7])
-    rank = SimpleNamespace(shape=model.shape, dtype=model.dtype, operations=model.operations, group=group)
-    memory = BatchMemory(rank, 8, 4096, model.shape.kv_bytes(16 * 20, 4))
-    with pytest.raises(OutOfMemory):
-        memory.allocate(ids(9), 16 * 8, 0, None)
-    _, shared = memory.allocate(ids(9), 16 * 7, 0, None)
-    assert not shared
-
-
-def test_a_sequence_that_is_stopped_before_it_begins_gives_its_pages_back(endless_engine, monkeypatch):
-    made = limited(monkeypatch, 2048)
-    events = fresh(endless_engine).generate_batch(questions(3), 3)
-    for _ in range(3):
-        next(events)
-    events.close()
-    (memory,) = made
-    memory._free_last()
-    assert memory._pool.num_free == memory._pages
 
 
 def pool_with_a_beginning(engine, pages, count=40):
@@ -216,28 +163,6 @@ def test_sequences_write_behind_a_common_beginning_when_no_page_is_left(endless_
             assert torch.equal(found, torch.cat((begun, own[:, :, :24]), dim=2))
 
 
-class Full(Exception):
-    pass
-
-
-def refuse():
-    raise Full
-
-
-def test_sequences_that_share_a_page_can_write_to_it_when_no_room_is_left(endless_engine):
-    model, document = endless_engine.model, ids(300)
-    memory = BatchMemory(model, 8, 4096, model.shape.kv_bytes(16 * 30, 4))
-    lane = SimpleNamespace(pause=refuse)
-    first, _ = memory.allocate(document, 320, 0, lane)
-    first.runner = SimpleNamespace(num_cached=300)
-    others = [memory.allocate([*document, *ids(9, key)], 320, 0, lane) for key in range(2)]
-    with pytest.raises(Full):
-        others += (memory.allocate(ids(9), 16, 0, lane) for _ in range(30))
-    for other, shared in others[:2]:
-        assert shared == 300
-        other.store.begin(shared, 20)
-
-
 def test_sequences_of_other_lengths_share_nothing_if_rope_depends_on_the_length(tmp_path):
     """One has room for a tree, the other for as many more tokens, so that both take as many pages."""
     rope = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 8.0}
@@ -260,27 +185,6 @@ def test_blocks_of_prompts_on_disk_are_restored_behind_shared_pages(tmp_path, en
     events = list(engine.generate_batch(requests, 3))
     assert any(isinstance(event, Restored) for _, event in events)
     assert [tokens(collect(events)[each.key]) for each in requests] == expected
-
-
-def test_pages_that_do_not_follow_each_other_hold_what_blocks_hold(endless_engine):
-    model = endless_engine.model
-    pool = PagePool(model.operations.kernel, model.shape, 16, model.dtype)
-    odd = [PagedStore(pool, 16) for _ in range(16)]
-    for store in odd[1::2]:
-        store.release()
-    scattered = PagedStore(pool, 128)
-    assert scattered._pages == list(range(1, 16, 2)) and pages_for(113) == 8
-    prompt = torch.tensor(ids(100))
-    caches = [model.new_cache(128), model.new_cache(128, store=scattered)]
-    rows = [torch.cat([model.forward(part, cache) for part in prompt.split(33)]) for cache in caches]
-    assert torch.equal(*rows)
-    for read in ("dump", "export", "read"):
-        some = [getattr(cache.store, read)(16, 96) for cache in caches]
-        for one, two in zip(*([x] if read == "dump" else x for x in some), strict=True):
-            assert torch.equal(one, two)
-    for layer in range(model.shape.layers):
-        means = [cache.store.mean_keys(layer, 0, 96, 32) for cache in caches]
-        assert torch.equal(*means)
 
 
 @pytest.mark.timeout(300)

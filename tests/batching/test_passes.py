@@ -8,7 +8,6 @@ import torch
 
 from offload.batching import batch as batches
 from offload.batching.batch import Batch, PassCosts, shares
-from offload.batching.lane import LogitsRequest
 from offload.memory.tree_attention import tree_of
 from offload.speculation.passes.steps import Step
 from tests.support.models import ids
@@ -25,7 +24,7 @@ def lane_of(*models):
 
     def start(lane):
         for model in models:
-            lane.hidden(step(model))
+            lane.forward(step(model))
         yield lane
 
     return start
@@ -51,14 +50,6 @@ def test_drafts_of_a_small_model_are_run_before_the_pass_of_the_large_one(endles
     started = {"drafts": lane_of(small, small, large), "verifies": lane_of(large), "too": lane_of(large)}
     list(Batch(3).run(started.items()))
     assert passes == [["small"], ["small"], ["large"] * 3]
-
-
-def test_ranks_order_passes_by_the_costs_of_rank_0(endless_engine, passes, monkeypatch):
-    """With uneven shares, a rank's own share of the target may be the smaller one: ranks would wait for each other."""
-    large, small = endless_engine.model, endless_engine.draft
-    monkeypatch.setattr(large, "group", SimpleNamespace(agree=lambda costs: [small.read_cost / 2]))
-    list(Batch(2).run({"drafts": lane_of(small), "verifies": lane_of(large)}.items()))
-    assert passes == [["large"], ["small"]]
 
 
 def test_all_sequences_are_closed_though_closing_one_is_interrupted():
@@ -89,19 +80,6 @@ def test_the_time_of_a_pass_is_divided_between_its_sequences(endless_engine, mon
     assert [lane.passes_s for lane in lanes] == [0.5, 0.5]
 
 
-def test_shares_of_a_pass(endless_engine):
-    model = endless_engine.model
-    one = step(model)
-    assert shares([one]) == [1.0]
-    assert shares([one, step(model)]) == [0.5, 0.5]
-    for more in (step(model, tokens=5 * PROMPT), step(model, keys=100 * PROMPT)):
-        few, many = shares([one, more])
-        assert few < many and few + many == pytest.approx(1)
-    rows = torch.zeros(3, 8)
-    few, many = shares([LogitsRequest(model, rows[:1]), LogitsRequest(model, rows)])
-    assert few < many and few + many == pytest.approx(1)
-
-
 def test_what_drafts_add_to_a_pass_is_charged_to_those_who_draft(endless_engine):
     costs, one, two = PassCosts(), step(endless_engine.model, tokens=1), step(endless_engine.model, tokens=3)
     assert sum(costs.divide([one, two], 5.0)) == pytest.approx(5.0)
@@ -112,10 +90,9 @@ def test_what_drafts_add_to_a_pass_is_charged_to_those_who_draft(endless_engine)
     assert costs.divide([one, prompt], 9.0) == [share * 9.0 for share in shares([one, prompt])]
 
 
-def test_recorded_passes_have_the_bits_of_a_sequence_alone(endless_engine):
+def test_joint_passes_have_the_bits_of_a_sequence_alone(endless_engine):
     """Passes of all combinations of sequences, with numbers of rows that change, and a tree beside chains."""
     model, joint = endless_engine.model, batches.JointPasses()
-    assert model.is_recordable, "these are to be tested on the native kernel"
     together, alone = ([model.new_cache(256) for _ in range(3)] for _ in range(2))
     for turn in range(12):
         chosen = [number for number in range(3) if turn % 7 + 1 & 1 << number]
@@ -129,24 +106,3 @@ def test_recorded_passes_have_the_bits_of_a_sequence_alone(endless_engine):
             for cache in (together[number], alone[number]):
                 if its_tree is not None:
                     cache.commit([])
-
-
-def test_each_of_many_sequences_reads_its_own_keys(endless_engine):
-    """The native kernel attends for 64 sequences at once."""
-    model, joint = endless_engine.model, batches.JointPasses()
-    together, alone = ([model.new_cache(64) for _ in range(67)] for _ in range(2))
-    for turn in range(2):
-        tokens = [torch.tensor(ids(2 - turn, seed=3 * number + turn)) for number in range(67)]
-        found = joint.run([Step(model, *each, 0) for each in zip(together, tokens, strict=True)])
-        for cache, new, rows in zip(alone, tokens, found, strict=True):
-            assert torch.equal(rows, Step(model, cache, new, 0).run())
-
-
-def test_a_pass_of_more_rows_than_are_recorded_is_recorded_anew(endless_engine):
-    model, joint = endless_engine.model, batches.JointPasses()
-    caches = [model.new_cache(256) for _ in range(3)]
-    for tokens in (1, 60, 2, 40):
-        steps = [Step(model, cache, torch.tensor(ids(tokens, seed=number)), 0) for number, cache in enumerate(caches)]
-        for step, rows in zip(steps, joint.run(steps), strict=True):
-            step.cache.truncate(step.cache.length - tokens)
-            assert torch.equal(rows, step.run())

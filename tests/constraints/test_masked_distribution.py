@@ -11,7 +11,7 @@ from offload.constraints.masks import TokenMasks
 from offload.constraints.matcher import AfterThinking, GrammarMatcher
 from offload.errors import TriforceError
 from offload.settings.config import Sampling
-from offload.speculation.levels.level import Verifier
+from offload.speculation.levels.level import Level
 from offload.speculation.sampling.warp import Sampler
 from offload.speculation.trees.tree import NOTHING, Draft
 from tests.support.constraints import lltokenizer
@@ -113,7 +113,8 @@ def test_allowed_tokens_that_the_logits_rule_out_are_equally_likely():
 
 def test_what_the_constraint_rules_out_is_cut_from_drafts_that_nothing_was_drawn_for():
     def possible(before, draft):
-        return Verifier("full", None, sampler).possible(SimpleNamespace(tentative=before), draft)
+        level = Level("full", SimpleNamespace(relative_cost=1), sampler, None)
+        return level._possible(SimpleNamespace(tentative=before), draft)
 
     sampler = Sampler(WARM, 0, VOCAB, torch.device("cpu"), masks=constrained())
     assert possible([], Draft([0, 6, 3, 1, 0], None)) == Draft([0, 6, 3, 1], None)  # "ba" is not allowed

@@ -89,13 +89,6 @@ def test_rejected_tokens_do_not_change_the_next_draft(drafter, sequence):
     assert drafter.propose(sequence, 5).tokens == first.tokens
 
 
-def test_a_restarted_sequence_gets_the_draft_of_a_fresh_drafter(kind, subject, sequence):
-    subject.drafter.propose(sequence, 5)
-    sequence.restart([*TEXT[:8], *[6, 13, 20, 6, 15, 20] * 8])
-    subject.settle(sequence)
-    assert subject.drafter.propose(sequence, 5).tokens == proposed_by_a_fresh_drafter(kind, sequence.tokens, 5)
-
-
 @pytest.mark.parametrize("accepted", [0, 2, 4])
 def test_the_next_draft_fits_the_sequence_however_many_tokens_were_accepted(kind, subject, sequence, accepted):
     draft = subject.drafter.propose(sequence, 4).tokens
@@ -133,43 +126,3 @@ def test_the_first_path_of_a_greedy_tree_is_a_models_chain(sequence):
     drafter = new_subject("draft model", sequence).drafter
     draft = drafter.propose(sequence, 3, TREE)
     assert [draft.tokens[node] for node in (0, 2, 5)] == drafter.propose(sequence, 3).tokens
-
-
-class Interrupted(TokenSequence):
-    """A sequence that raises KeyboardInterrupt when it is extended for the `calls`-th time."""
-
-    calls = 0
-
-    def extend(self, ids):
-        super().extend(ids)
-        self.calls -= 1
-        if self.calls == 0:
-            raise KeyboardInterrupt
-
-
-@pytest.mark.parametrize("calls", [1, 2, 3])
-def test_an_interrupt_while_proposing_leaves_the_sequence_and_the_drafter_intact(kind, calls):
-    sequence = Interrupted(TEXT)
-    drafter = new_subject(kind, sequence).drafter
-    expected = drafter.propose(sequence, 5).tokens
-    before, sequence.calls = state(sequence), calls
-    try:
-        drafter.propose(sequence, 5)
-    except KeyboardInterrupt:
-        assert state(sequence) == before
-    sequence.calls = 0
-    assert drafter.propose(sequence, 5).tokens == expected
-
-
-def test_the_draft_kind_is_hashable_and_none_means_an_empty_draft(drafter, sequence):
-    assert hash(drafter.draft_kind(sequence)) == hash(drafter.draft_kind(sequence))
-    assert drafter.draft_kind(sequence) is not None
-    unlike = TokenSequence(list(range(VOCAB)))  # no token twice
-    if drafter.draft_kind(unlike) is None:
-        assert drafter.propose(unlike, 4).tokens == []
-
-
-def test_the_priors_are_in_range(drafter, sequence):
-    assert drafter.name
-    assert 0 <= drafter.relative_cost < 1
-    assert 0 <= drafter.prior(drafter.draft_kind(sequence)) <= 1

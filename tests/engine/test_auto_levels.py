@@ -1,12 +1,10 @@
-"""The middle levels that `auto` chooses from: retrieval and StreamingLLM's selection, over one full cache."""
+"""The drafters that `auto` chooses from, in any order, over one full cache."""
 
 import random
 
 import pytest
 
 from offload import EngineConfig, GenerationConfig, Sampling, Speculated, Speculation, open_model
-from offload.architecture.dims import Dimensions
-from offload.architecture.footprint import Where, retrieval_bytes
 from offload.engine import Engine
 from offload.memory.disk_link import DiskLink
 from offload.memory.factory import TieredStoreFactory
@@ -17,8 +15,6 @@ from tests.support.models import ids, make_hf_model, make_tokenizer
 from tests.support.offloading import SmallPages
 
 PROMPT, COUNT = ids(400), GenerationConfig(max_new_tokens=48)  # the prompt is long enough for retrieval caches
-SHORT = ids(100)
-SHAPE = Dimensions(2, 64, 4, 2, 16, 128, 256, True)
 
 
 @pytest.fixture(scope="module")
@@ -54,15 +50,15 @@ def random_choices(monkeypatch):
 
     def choose_any(self, sequence, limit):
         choose(self, sequence, limit)
-        kinds = {arm.drafter: arm.drafter.draft_kind(sequence) for arm in self._arms}
+        kinds = {each.drafter: each.drafter.draft_kind(sequence) for each in self._estimates}
         drafters = [drafter for drafter, kind in kinds.items() if kind is not None]
         self._chosen = None
         if limit < 1 or self._cycle == 1 or not drafters or rng.random() < 0.2:
             return None, 0
         drafter = rng.choice(drafters)
-        arm = next(arm for arm in self._arms if arm.drafter is drafter)
-        self._chosen = arm.candidate(kinds[drafter], sequence, min(limit, 8), self._cycle)
-        self._chosen.chosen = rng.choice(self._chosen.options)
+        estimate = next(each for each in self._estimates if each.drafter is drafter)
+        self._chosen = estimate.candidate(kinds[drafter], sequence, min(limit, 8), self._cycle)
+        self._chosen.chosen = rng.choice(self._chosen._options)
         return drafter, self._chosen.chosen.gamma
 
     monkeypatch.setattr(AdaptiveScheduler, "choose", choose_any)
@@ -84,31 +80,8 @@ def drafters(events):
 def test_levels_in_any_order_emit_the_tokens_of_plain_decoding(engine, random_choices):
     for sampling in (GREEDY, Sampling(temperature=1, coupled=True)):
         events = decode(engine, auto(), sampling)
-        assert drafters(events) >= {"retrieval", "streaming"}
+        assert drafters(events) >= {"retrieval"}
         assert tokens(events) == tokens(decode(engine, auto(method="ar"), sampling))
-
-
-def test_short_sequences_have_no_alternative(engine, random_choices):
-    assert "streaming" not in drafters(decode(engine, auto(), prompt=SHORT))
-
-
-def test_selecting_the_latest_tokens_in_place_is_free(engine):
-    decode(engine, auto())
-    middles = {use: runner for use, (_, runner) in engine.idle_session.runners.kept.items()}
-    for runner in middles.values():
-        runner.renew()
-    sequence = engine.idle_session.sequence
-    assert middles["middle"].setup_cost(sequence) > 0 == middles["alternative"].setup_cost(sequence)
-
-
-def test_memory_for_the_second_cache_is_counted():
-    def counted(method, tokens, offloaded=0):
-        return retrieval_bytes(SHAPE, auto(method=method), tokens, 2, Where("cpu", offloaded, not offloaded))
-
-    assert counted("auto", 200) == counted("retrieval", 200)
-    assert counted("auto", 500) - counted("retrieval", 500) == SHAPE.layers * SHAPE.kv_heads * 2 * 4  # blocks, int32
-    one, two = (counted(method, 500, offloaded=2) for method in ("retrieval", "auto"))
-    assert two - one > SHAPE.kv_bytes(SMALL["budget"], 2)  # another copy
 
 
 @pytest.mark.parametrize("disk", [False, True], ids=["link", "disk"])
@@ -116,6 +89,5 @@ def test_levels_over_a_link_in_any_order_emit_the_tokens_of_plain_decoding(tiere
     engine = tiered(disk)
     for sampling in (GREEDY, Sampling(temperature=1, coupled=True)):
         events = decode(engine, auto(), sampling)
-        assert drafters(events) >= {"retrieval", "streaming"}
+        assert drafters(events) >= {"retrieval"}
         assert tokens(events) == tokens(decode(engine, auto(method="ar"), sampling))
-    assert "alternative" not in engine.idle_session.runners.kept  # a copy that plain decoding has no use for

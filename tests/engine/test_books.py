@@ -1,13 +1,10 @@
 """The embedded model on real books: speculation equals plain decoding, and retrieval finds distant text."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 
 from offload import EngineConfig, GenerationConfig, Sampling, Speculation, Tokens, open_model
 from offload.caches.factory import selected_cache
-from offload.kernels.native.ops import NativeOperations
 from offload.sequence import TokenSequence
 from offload.speculation.passes.runner import Runner
 from offload.speculation.passes.selected_runner import SelectedRunner
@@ -76,18 +73,6 @@ def test_greedy_trees_of_every_drafter_equal_plain_greedy(engine, opened, cases)
     for method, draft, tree in cases:
         settings = Speculation(method, "a model" if draft == "model" else draft, budget=256, tree=tree)
         assert decoded(engine, ids, settings, 24) == expected, f"{method}, {draft}, {tree}"
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("book", BOOKS)
-def test_the_native_kernel_gives_the_tokens_of_torch(engine, opened, book):
-    """Decode plainly and greedily in fp32."""
-    if not isinstance(engine.model.operations, NativeOperations):
-        pytest.skip("the native kernel is not in use here: see triforce doctor")
-    torch_engine = replace(opened, config=replace(opened.config, kernel="off"), draft=None).load()
-    ids = opened.tokenizer.encode(BOOKS[book].read_text("utf-8"), special_tokens=True)[:600]
-    native, plain = (decoded(each, ids, Speculation("ar"), 32) for each in (engine, torch_engine))
-    assert native == plain
 
 
 CONTEXT, BUDGET = 6000, 1024

@@ -9,7 +9,6 @@ from offload.engine import Engine
 from offload.errors import SettingsError
 from offload.kernels.native.ops import NativeOperations
 from offload.kernels.ops import TorchOperations
-from offload.loading.formats.quantization import QuantizedCheckpoint
 from offload.loading.formats.safetensors import FolderCheckpoint
 from offload.loading.weights import load_model
 from tests.support.engine import ALL, GREEDY, fresh, run, tokens
@@ -55,15 +54,6 @@ def test_methods_give_the_tokens_of_plain_decoding(engine, plain, method, draft)
         assert found == expected, sampling
 
 
-@pytest.mark.long
-def test_drafts_that_are_nearly_all_rejected_leave_no_trace(engine, plain, folder):
-    other = FAMILY_CASES["qwen3.5"][1]
-    make_hf_model("qwen3_5_text", seed=5, **other).save_pretrained(folder.parent / "other")
-    speculating = Engine(engine.model, (), 64, load(folder.parent / "other"))
-    for method in ("naive", "triforce"):
-        assert tokens(run(speculating, PROMPT, 60, method, "model", gamma1=3, gamma2=12)) == plain[GREEDY]
-
-
 def test_a_session_goes_on_behind_any_common_beginning(engine, plain):
     session = fresh(engine)
     for prompt in (PROMPT, PROMPT, PROMPT + plain[GREEDY][:20], PROMPT[:200] + ids(50, 8), PROMPT[:60], PROMPT):
@@ -82,18 +72,6 @@ def test_sequences_of_a_batch_have_states_of_their_own(engine):
     for name, event in engine.generate_batch(requests, 4):
         found[name] += event.ids if isinstance(event, Tokens) else ()
     assert found == {name: tokens(run(engine, some, 12, "ar")) for name, some in prompts.items()}
-
-
-def test_answers_that_are_cut_by_their_reader_go_on(engine, plain):
-    session = fresh(engine)
-    events = session.generate(PROMPT, GREEDY, GenerationConfig(max_new_tokens=60), Speculation("lookup"))
-    emitted, event = [], next(events)
-    while len(emitted) < 30:
-        emitted += event.ids if isinstance(event, Tokens) else ()
-        event = events.send(len(emitted) - 5) if len(emitted) >= 30 else next(events)
-    events.close()
-    again = PROMPT + plain[GREEDY][: len(emitted) - 5]
-    assert tokens(run(session, again, 10)) == plain[GREEDY][len(again) - len(PROMPT) :][:10]
 
 
 @pytest.mark.parametrize("wanted", [{"tree": "8"}, {"approximate": "h2o", "budget": 512}])
@@ -120,23 +98,6 @@ def test_quantised_keys_and_values_are_rolled_back_alike(folder):
     expected = tokens(run(engine, PROMPT, 40, "ar"))
     for method in ("lookup", "retrieval"):
         assert tokens(run(engine, PROMPT, 40, method)) == expected
-
-
-@pytest.mark.skipif(not native_kernel(), reason="no kernel")
-@pytest.mark.parametrize("name", ["qwen3-next", "qwen3.5"])
-def test_weights_may_be_rounded(tmp_path, name):
-    family, changes = FAMILY_CASES[name]
-    make_hf_model(family, **changes).save_pretrained(tmp_path)
-    checkpoint, ids_ = FolderCheckpoint(tmp_path), torch.tensor(PROMPT[:60])
-    kinds = QuantizedCheckpoint(checkpoint, "q8").formats()
-    assert any("in_proj_qkv" in each for each in kinds)
-    assert not any(each.endswith(("in_proj_ba.weight", "in_proj_a.weight", "expert_gate.weight")) for each in kinds)
-    found = []
-    for each in (checkpoint, QuantizedCheckpoint(checkpoint, "q8")):
-        model = load_model(each, torch.bfloat16, CPU, lambda *_: None, NativeOperations(native_kernel()))
-        found.append(model.logits(model.forward(ids_, model.new_cache(60))))
-    exact, rounded = found
-    assert 0 < (rounded - exact).abs().median() < 0.1 * exact.std()  # the mean has tokens with other experts
 
 
 def test_torch_gives_the_same_tokens_with_a_margin(folder, plain):

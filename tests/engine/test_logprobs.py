@@ -8,7 +8,6 @@ from transformers import AutoModelForCausalLM
 
 from offload import GenerationConfig, Sampling, Speculation, Tokens
 from offload.engine import Engine
-from offload.errors import SettingsError
 from tests.batching.test_batch import collect, request
 from tests.support.engine import ALL, GREEDY, SMALL, fresh, tokens
 from tests.support.models import ids
@@ -64,15 +63,6 @@ def test_without_being_asked_for_there_are_none_and_nothing_is_computed(endless_
     assert len(tokens(events)) == 5 and found_in(events) == []
 
 
-def test_a_token_that_is_cut_off_has_none(endless_engine):
-    plain = tokens(fresh(endless_engine).generate(ids(60), GREEDY, GenerationConfig(max_new_tokens=20)))
-    ending = Engine(endless_engine.model, (plain[9],), 16)
-    wanted = Speculation("retrieval", gamma1=3, gamma2=8, **SMALL)
-    events = list(ending.generate(ids(60), GREEDY, GenerationConfig(max_new_tokens=20), wanted, logprobs=0))
-    end = plain.index(plain[9])
-    assert tokens(events) == plain[:end] and [each.top for each in found_in(events)] == [()] * end
-
-
 def test_in_a_batch_they_are_each_sequences_own(endless_engine, teacher_forced):
     methods = [("ar", "lookup"), ("triforce", "model"), ("retrieval", "lookup"), ("auto", "lookup")]
     requests = [replace(request(key, each, ids(50, key), 12), logprobs=key % 3) for key, each in enumerate(methods)]
@@ -94,11 +84,3 @@ def test_on_the_native_kernel_speculation_changes_no_bit_of_them(tmp_path):
         events = list(Engine(model, (), 16).generate(ids(30) * 4, GREEDY, config, wanted, logprobs=5))
         found.append((tokens(events), found_in(events)))
     assert found[0] == found[1] == found[2]
-
-
-def test_less_than_none_is_an_error_and_more_than_all_are_all(endless_engine):
-    with pytest.raises(SettingsError, match="logprobs is -1"):
-        next(fresh(endless_engine).generate([1], GREEDY, GenerationConfig(), logprobs=-1))
-    events = fresh(endless_engine).generate([1], GREEDY, GenerationConfig(max_new_tokens=1), logprobs=10_000)
-    (found,) = found_in(list(events))
-    assert sorted(token for token, _ in found.top) == list(range(endless_engine.model.shape.vocab))

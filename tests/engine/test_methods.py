@@ -1,7 +1,6 @@
 """Every method emits plain decoding's tokens, and leaves its caches usable for the next request."""
 
 import pytest
-import torch
 
 from offload import EngineConfig, GenerationConfig, Sampling, Speculated, Speculation, Tokens, open_model
 from offload.engine import Engine
@@ -53,23 +52,6 @@ def test_dry_stops_at_the_breakers_of_the_engine(endless_engine):
     assert broken.replay(prompt, free[:1], sampling).tokens == 1
 
 
-def test_a_replay_in_two_parts_counts_the_generated_tokens(endless_engine):
-    engine, prompt = fresh(endless_engine), ids(60)
-    sampling = Sampling(temperature=0, presence_penalty=2, frequency_penalty=2)
-    emitted = tokens(run(engine, prompt, 40, sampling=sampling))
-    assert engine.replay([*prompt, *emitted[:20]], emitted[20:], sampling, generated=20).equal
-    assert not engine.replay([*prompt, *emitted[:20]], emitted[20:], sampling).equal
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_the_same_seed_gives_the_same_sample_with_fixed_draft_lengths(endless_engine, method):
-    if method == "auto":
-        pytest.skip("its choices depend on measured times")
-    options = {"method": method, "draft": "model", "sampling": Sampling(temperature=1), "gamma1": 2, "gamma2": 4}
-    first, again, other = (tokens(run(fresh(endless_engine), ids(50), 30, seed=seed, **options)) for seed in (1, 1, 2))
-    assert first == again != other
-
-
 def test_the_statistics_add_up(endless_engine):
     events = run(fresh(endless_engine), ids(100), 61, "triforce", "model", gamma1=2, gamma2=5)
     runs = [len(event.ids) for event in events if isinstance(event, Tokens)]
@@ -82,38 +64,6 @@ def test_the_statistics_add_up(endless_engine):
     for row in last.levels:
         assert row.accepted <= row.verified <= row.drafted
         assert row.acceptance is None or 0 <= row.acceptance <= 1
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("method", "new"),
-    [("triforce", 1050), ("triforce", 4000), ("naive", 4000)],
-)
-def test_thousands_of_tokens_with_a_small_window_and_budget(tmp_path, draft_model_dir, method, new):
-    """The tokens equal plain decoding's, and no cache grows after the first 500 tokens."""
-    make_hf_model("llama", max_position_embeddings=8192).save_pretrained(tmp_path)
-    make_tokenizer().save_pretrained(tmp_path)
-    wanted = Speculation(method, str(draft_model_dir), sink=16, window=240, budget=256, gamma1=3, gamma2=6)
-    config = EngineConfig(model=str(tmp_path), dtype="float32", device="cpu")
-    loaded = open_model(config, speculation=wanted).load()
-    engine = Engine(loaded.model, (), 512, loaded.draft)
-    prompt, count = ids(20), GenerationConfig(max_new_tokens=new)
-    emitted, sizes = [], []
-    for event in engine.generate(prompt, Sampling(temperature=0, repetition_penalty=1.3), count, wanted):
-        if isinstance(event, Tokens):
-            emitted += event.ids
-            if len(emitted) // 250 > len(sizes):
-                sizes.append(storage())
-    assert len(set(sizes[2:])) == 1
-    plain = fresh(engine).generate(prompt, Sampling(temperature=0, repetition_penalty=1.3), count, Speculation("ar"))
-    assert emitted == tokens(plain)
-
-
-def storage():
-    """Return the bytes of all live tensors, those of other tests included."""
-    import gc
-
-    return sum(x.untyped_storage().nbytes() for x in gc.get_objects() if type(x) is torch.Tensor and x.numel() > 20_000)
 
 
 def test_a_draft_model_may_have_a_padded_vocabulary(tiny_model_dir, tmp_path, endless_engine):

@@ -7,7 +7,7 @@ import pytest
 from offload import Speculated
 from offload.engine import Engine
 from offload.errors import SettingsError
-from offload.settings.methods import MIDDLES, SELECTIONS
+from offload.settings.methods import SELECTIONS
 from tests.support.engine import run, tokens
 from tests.support.models import ids
 
@@ -29,12 +29,6 @@ def test_greedy_is_plain_greedy(endless_engine, middle, method, draft):
     assert method == "auto" or middle in {row.drafter for row in last.levels}
 
 
-def test_trees_drafted_with_heavy_hitters_are_exact(endless_engine):
-    prompt = ids(400)
-    expected = tokens(run(fresh(endless_engine), prompt, 40))
-    assert tokens(run(fresh(endless_engine), prompt, 40, "retrieval", "none", middle="h2o", tree="6")) == expected
-
-
 def test_one_session_serves_all_of_them_and_keeps_what_it_needs(endless_engine):
     engine, prompt = fresh(endless_engine), ids(400)
     expected = tokens(run(fresh(endless_engine), prompt, 20))
@@ -53,7 +47,3 @@ def test_one_session_serves_all_of_them_and_keeps_what_it_needs(endless_engine):
 def test_an_unknown_one_is_refused(endless_engine):
     with pytest.raises(SettingsError, match="middle is 'h20'"):
         run(endless_engine, ids(5), 5, "retrieval", middle="h20")
-
-
-def test_one_that_reads_all_tokens_is_no_selection():
-    assert set(MIDDLES) - set(SELECTIONS) == {"plane"}

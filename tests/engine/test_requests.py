@@ -1,17 +1,13 @@
 """Several requests on one engine: ends, stop strings, interrupts, and two at once."""
 
-from copy import copy
-from dataclasses import replace
-
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from offload import Finished, GenerationConfig, Speculation, Tokens
 from offload.engine import Engine
-from offload.errors import PromptError, SettingsError
+from offload.errors import PromptError
 from offload.loading.tokenizers.text_stream import TextLayer, stream_text
-from offload.settings.method_sizes import suggested_budget
 from tests.support.engine import ALL, GREEDY, SMALL, fresh, run, tokens
 from tests.support.models import ids
 
@@ -82,7 +78,7 @@ def test_the_next_request_gives_the_tokens_of_a_fresh_engine_whatever_happened(e
 
 def left_early(engine, events, steps, how):
     """Take some events, then finish, close the iterator, or raise KeyboardInterrupt within a forward pass."""
-    emitted, forward, forward_tree = [], engine.model.forward, engine.model.forward_tree
+    emitted, forward = [], engine.model.forward
 
     def interrupted(ids, cache, *tree):
         cache.begin(len(ids), *tree)
@@ -95,11 +91,11 @@ def left_early(engine, events, steps, how):
                 events.close()
                 break
             if count == steps and how == "interrupt":
-                engine.model.forward = engine.model.forward_tree = interrupted
+                engine.model.forward = interrupted
     except KeyboardInterrupt:
         pass
     finally:
-        engine.model.forward, engine.model.forward_tree = forward, forward_tree
+        engine.model.forward = forward
     return emitted
 
 
@@ -116,21 +112,3 @@ def test_two_requests_at_once_are_independent(endless_engine):
 def test_an_empty_prompt_is_refused(endless_engine):
     with pytest.raises(PromptError, match="empty"):
         run(fresh(endless_engine), [])
-
-
-def test_a_draft_model_that_was_not_loaded_is_refused(endless_engine):
-    engine = Engine(endless_engine.model, (), 16)
-    with pytest.raises(SettingsError, match="draft model was not loaded"):
-        run(engine, ids(20), 4, "triforce", "model")
-
-
-@pytest.mark.parametrize(("new", "budget"), [(2000, 1024), (40_000, 2048), (70_000, 4096)])
-def test_the_retrieval_budget_follows_from_the_length_as_in_a_plan(endless_engine, new, budget):
-    model = copy(endless_engine.model)
-    model.shape = replace(model.shape, context=80_000)
-    engine = Engine(model, (), 16)
-    events = engine.generate(ids(100), GREEDY, GenerationConfig(max_new_tokens=new), Speculation("retrieval"))
-    next(event for event in events if isinstance(event, Tokens))
-    events.close()
-    middle = engine.idle_session.runners.kept["middle"][1]
-    assert middle.cache.budget == budget == suggested_budget(100 + new)

@@ -2,13 +2,10 @@
 
 import pytest
 
-from offload import GenerationConfig, Sampling, Speculation, Tokens
+from offload import Sampling
 from offload.errors import SettingsError
-from offload.events import Restored
 from tests.support.engine import fresh, run, tokens
 from tests.support.models import ids
-from tests.support.prompt_cache import engine_on
-from tests.support.table_models import hierarchy, p_value
 
 T06 = Sampling(temperature=0.6, top_p=0.9, coupled=True)
 T1 = Sampling(temperature=1, top_p=1, coupled=True)
@@ -66,40 +63,10 @@ def test_coupled_sampling_is_plain_coupled_sampling(endless_engine, coupled_text
         assert found == coupled_texts[sampling][:end]
 
 
-def test_the_prompt_cache_does_not_change_the_text_of_trees(tiny_model_dir, tmp_path):
-    prompt = ids(300)
-    plain = tokens(run(engine_on(tiny_model_dir, None), prompt, 20, sampling=T06, seed=3))
-    for restored in (False, True):
-        events = run(engine_on(tiny_model_dir, tmp_path), prompt, 20, "retrieval", "none", T06, 3, tree="k-ary:2x2")
-        assert any(isinstance(event, Restored) for event in events) == restored
-        assert tokens(events) == plain
-
-
 def test_a_tree_larger_than_what_is_left_of_the_context_is_drafted(endless_engine):
     engine, prompt = fresh(endless_engine), ids(60)
     expected = tokens(run(fresh(endless_engine), prompt, 4))
     assert tokens(run(engine, prompt, 4, "naive", "model", tree="100")) == expected
-
-
-@pytest.mark.daily("triforce-*")
-@pytest.mark.parametrize(
-    ("method", "draft", "sampling"),
-    [("naive", "good", "with-replacement"), ("triforce", "uniform", "without-replacement")],
-)
-def test_the_first_tokens_are_distributed_as_in_plain_decoding(method, draft, sampling):
-    t1 = Sampling(temperature=1, top_p=1)
-    level = hierarchy(method, draft, t1, tree="k-ary:2x2", tree_sampling=sampling).top
-    assert p_value(level, t1, 1_000) > 1e-3
-
-
-def test_a_session_serves_a_larger_tree_than_before(endless_engine):
-    """The tail of its retrieval cache holds the tree of an earlier request alone."""
-    prompt, config = ids(200), GenerationConfig(max_new_tokens=24)
-    endless_engine.reserve(2000)
-    for tree in ("chain", "k-ary:2x2x2x2x2x2x2"):
-        settings = Speculation("retrieval", budget=32, chunk=8, tree=tree)
-        events = list(endless_engine.generate(prompt, Sampling(temperature=0), config, settings))
-        assert sum(len(event.ids) for event in events if isinstance(event, Tokens)) == 24
 
 
 @pytest.mark.parametrize("tree", ["k-ary:300", "k-ary:1x268x1"])

@@ -85,8 +85,8 @@ def test_a_tree_has_the_bits_of_its_chains(model, mode, resident, length, parent
     cache = tiered_cache(model, settings(mode, resident, page_tokens=PIECE), capacity=CAPACITY)
     model.forward(prompt, cache)
     parts = (
-        model.forward_tree(ids[:first], cache, tree_of(parents[:first])),
-        model.forward_tree(ids[first:], cache, tree_of(parents)),
+        model.forward(ids[:first], cache, tree_of(parents[:first])),
+        model.forward(ids[first:], cache, tree_of(parents)),
     )
     assert torch.equal(torch.cat(parts)[path], expected)
     cache.commit(path)

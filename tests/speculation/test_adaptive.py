@@ -6,9 +6,9 @@ import pytest
 
 from offload.sequence import TokenSequence
 from offload.speculation.auto.adaptive import AdaptiveScheduler, Cycle
-from offload.speculation.auto.drafter_estimates import Arm
+from offload.speculation.auto.drafter_estimates import DrafterEstimate
 from offload.speculation.drafters.drafter import Draft
-from offload.speculation.passes.estimators import Acceptance, DraftTimes, StepTimes, expected_tokens
+from offload.speculation.passes.estimators import Acceptance, StepTimes, expected_tokens
 
 
 class Fake:
@@ -85,25 +85,6 @@ def test_the_reported_gain_is_the_measured_one(rate, may_pause):
         assert scheduler.gain.step_s == pytest.approx(1, rel=0.02)
 
 
-def test_a_gain_of_plain_steps_alone_is_exactly_nothing():
-    drafter, rng = Fake("silent", always(0.0), 0.1), random.Random(0)
-    drafter.draft_kind = lambda sequence: None
-    scheduler = AdaptiveScheduler([drafter], may_pause=True)
-    simulated(scheduler, 30, step=lambda rows: rng.uniform(0.5, 3))
-    assert scheduler.gain.speedup == 1
-
-
-def test_plain_decoding_reports_no_gain_and_neither_does_a_single_step():
-    plain = AdaptiveScheduler()
-    simulated(plain, 20)
-    assert plain.gain is None
-    fixed = AdaptiveScheduler([Fake("drafter", always(1.0), 0.05)], gamma=4)
-    simulated(fixed, 20)
-    fixed.choose(TokenSequence([0]), 1)
-    fixed.observe(Cycle(None, 0, 0, 0, 0.0, 1.0))
-    assert fixed.gain is None
-
-
 def test_drafting_resumes_when_acceptance_rises():
     drafter = Fake("changing", lambda position: 0.95 if position > 1000 else 0.0, 0.01)
     scheduler = AdaptiveScheduler([drafter], may_pause=True)
@@ -112,12 +93,6 @@ def test_drafting_resumes_when_acceptance_rises():
     after, _ = simulated(scheduler, 1000)
     assert before < 1.05
     assert after < 0.6
-
-
-def test_the_better_of_two_drafters_is_used():
-    scheduler = AdaptiveScheduler([Fake("bad", always(0.1), 0.01), Fake("good", always(0.9), 0.01)], may_pause=True)
-    each, _ = simulated(scheduler, 2000)
-    assert each < 0.6
 
 
 @pytest.mark.parametrize("hiccup", [10, 100, 1000])
@@ -164,18 +139,6 @@ def test_a_fixed_draft_length_is_only_cut_by_the_limit():
     assert scheduler.choose(TokenSequence([0]), 0) == (None, 0)
 
 
-def test_acceptance_follows_observations_and_decays_to_the_prior():
-    rate = Acceptance(prior=0.5)
-    assert rate.rate(0) == 0.5
-    for cycle in range(50):
-        rate.observe(cycle, 4, 4)
-    assert rate.rate(50) > 0.9
-    for cycle in range(50, 60):
-        rate.observe(cycle, 4, 0)
-    assert rate.rate(60) < 0.8
-    assert abs(rate.rate(2000) - 0.5) < 0.01
-
-
 def test_tokens_after_a_rejected_one_are_not_verified():
     rate = Acceptance(prior=0.5, weight=0.001)
     rate.observe(0, 8, 3)
@@ -192,51 +155,6 @@ def test_step_times_are_interpolated_and_robust_to_outliers():
     assert times.of(9) > times.of(5)
     times.observe(1, 100.0)
     assert times.of(1) < 1.5
-
-
-def test_the_first_draft_is_not_counted():
-    times = DraftTimes()
-    times.observe(1, 50.0)
-    assert times.of(0.3) == 0.3
-    times.observe(4, 2.0)
-    assert times.of(0.3) == 0.5
-
-
-def test_a_draft_that_was_slow_once_is_tried_again():
-    """One measurement of twice its time would keep a drafter out for the rest of the answer."""
-    good = Fake("good", always(1.0), 0.4, relative_cost=0.4, prior=0.7)
-    arm = Arm(good, StepTimes())
-    arm.steps.observe(1, 1.0)
-    for seconds in (0.4, 1.2):
-        arm.times.observe(1, seconds)
-    for cycle in range(2, 40):
-        arm.candidate("good", TokenSequence([0]), 10, cycle)
-    assert 0.75 < arm.token_s < 0.85
-    arm.times.observe(1, 0.4)
-    arm.times.relax(1.0)
-    assert arm.token_s < 0.75  # a higher guess changes nothing
-
-
-def test_a_shorter_draft_is_preferred_while_little_is_known():
-    """A longer one that promises hardly more costs more cycles, if it is rejected, than it would gain."""
-    good = Fake("good", always(0.9), 0.1, relative_cost=0.1, prior=0.9)
-    arm = Arm(good, StepTimes())
-    arm.steps.observe(1, 1.0)
-    unsure = arm.candidate("good", TokenSequence([0]), 40, 2)
-    for _ in range(20):
-        arm.acceptance["good"].observe(2, 10, 9)
-    sure = arm.candidate("good", TokenSequence([0]), 40, 2)
-    assert abs(unsure.rate - sure.rate) < 0.01
-    each, draft = unsure.fastest(unsure.rate)
-    best, longer = sure.fastest(sure.rate)
-    assert draft.gamma < longer.gamma and best < each < 1.05 * best
-    assert unsure.fastest(unsure.rate, 0.1) == (float("inf"), None)
-
-
-def test_expected_tokens():
-    assert expected_tokens(0, 5) == 1
-    assert expected_tokens(1, 5) == 6
-    assert abs(expected_tokens(0.9, 16) - 8.3) < 0.05  # the figure in the TriForce discussion of limits
 
 
 def test_the_last_draft_may_be_as_long_as_the_rest_of_the_answer():
@@ -259,32 +177,14 @@ def test_a_one_off_cost_must_pay_back_within_the_tokens_that_are_left(generated,
     assert (scheduler.choose(TokenSequence([0]), 100)[0] is drafter) is chosen
 
 
-def test_what_one_drafter_shows_of_the_text_is_expected_of_the_others():
-    drafters = [Fake(name, always(0), cost, relative_cost=cost) for name, cost in (("a", 0.1), ("b", 0.1), ("free", 0))]
-    scheduler = AdaptiveScheduler(drafters, may_pause=True)
-    arms = scheduler._arms
-
-    def believed(arm):
-        return arm.candidate("kind", TokenSequence([0]), 8, 1, scheduler._shift(arm)).rate
-
-    before = [believed(arm) for arm in arms]
-    arms[0].acceptance["kind"].observe(0, 8, 0)
-    after = [believed(arm) for arm in arms]
-    assert after[0] < after[1] < before[1] == 0.6
-    assert after[2] == before[2]  # lookup runs no model: it does not tell, and is not told
-
-
-@pytest.mark.parametrize("later", [0.1, 0.6])
-def test_later_tokens_of_drafts_that_fade_have_a_rate_of_their_own(later):
-    """A head computes the first token from the target's row, and later ones from its own."""
-    head = Fake("head", None, 0.02)
-    head.fades = True
-    arm, rng = Arm(head, StepTimes(), gamma=2), random.Random(0)
-    for number in range(300):
-        candidate = arm.candidate("head", TokenSequence([0]), 100, number)
-        accepted = 0
-        while accepted < 2 and rng.random() < (later if accepted else 0.9):
-            accepted += 1
-        candidate.observe(number, Cycle(head, 0, 2, accepted, 0.04, 1.4))
-    (option,) = arm.candidate("head", TokenSequence([0]), 100, 300).options
-    assert option.expected(candidate.rate, candidate.rate) == pytest.approx(1 + 0.9 * (1 + later), abs=0.12)
+def test_the_first_draft_is_not_counted_and_one_that_was_slow_once_is_tried_again():
+    """The first may include allocations; one slow measurement would keep a drafter out for the rest of the answer."""
+    good, steps = Fake("good", always(1.0), 0.4, relative_cost=0.4, prior=0.7), StepTimes()
+    steps.observe(1, 1.0)
+    estimate = DrafterEstimate(good, steps)
+    for seconds, expected in ((50.0, 0.4), (1.2, 1.2)):
+        estimate.draft_time(Cycle(good, 0, 1, 1, seconds, 1.0), 0.0)
+        assert estimate.token_s == expected
+    for cycle in range(2, 80):
+        estimate.candidate("good", TokenSequence([0]), 10, cycle)
+    assert 0.4 < estimate.token_s < 0.8

@@ -1,6 +1,5 @@
 """Coupled sampling: the text depends on the noise alone, and is distributed as plain decoding's."""
 
-from collections import Counter
 from functools import cache
 
 import pytest
@@ -8,19 +7,13 @@ import torch
 
 from offload.sequence import TokenSequence
 from offload.settings.config import Sampling
-from offload.speculation.levels import level
 from offload.speculation.sampling.noise import Noise
 from offload.speculation.trees.tree import Draft
 from tests.support.table_models import (
     DRAFTS,
     PROMPT,
-    TARGET,
     VOCAB,
-    chi_square_p,
     hierarchy,
-    joint,
-    number,
-    warped,
 )
 
 SAMPLINGS = {"t1": Sampling(temperature=1, top_p=1), "t0.6": Sampling(temperature=0.6, top_p=0.9)}
@@ -108,35 +101,11 @@ def test_the_text_does_not_depend_on_the_draft_length(plain, gamma):
     assert texts("triforce", "good", sampling, (gamma, 9 - gamma), runs=4) == expected[:4]
 
 
-def test_noise_by_the_index_in_the_draft_is_detected(plain):
-    class Faulty(TableNoise):
-        def scores(self, probs, positions):
-            return super().scores(probs, range(len(positions)))
-
-    sampling, expected = plain
-    assert texts("lookup", "lookup", sampling, (2, 3), noise=Faulty()) != expected
-
-
 def test_noise_by_the_index_in_the_tree_is_detected(plain, monkeypatch):
     """A node's noise is that of the position which its depth gives."""
     sampling, expected = plain
     monkeypatch.setattr(Draft, "depths", property(lambda self: range(1, len(self.tokens) + 1)))
     assert texts("naive", "good", sampling, tree="k-ary:2x2") != expected
-
-
-def test_a_draft_that_is_accepted_without_the_noise_s_pick_is_detected(plain, monkeypatch):
-    sampling, expected = plain
-    monkeypatch.setattr(
-        level, "verify_choices", lambda drafted, picks, parents: (range(len(drafted)), picks[len(drafted)])
-    )
-    assert texts("naive", "good", sampling, (2, 3)) != expected
-
-
-def test_the_texts_are_distributed_as_plain_sampling_s():
-    sampling, length = SAMPLINGS["t1"], 2
-    found = Counter(map(number, texts("triforce", "good", sampling, (2, 3), 400, length=length)))
-    counts = torch.tensor([found[each] for each in range(VOCAB**length)])
-    assert chi_square_p(counts, joint(warped(TARGET, sampling), length)) > 1e-3
 
 
 def test_a_tree_s_other_branches_are_accepted_too():
@@ -149,14 +118,3 @@ def test_a_tree_s_other_branches_are_accepted_too():
             text(top)
         passes.append(top.statistics["draft"].verifications)
     assert passes[0] == passes[1] > passes[2] + 5
-
-
-def test_more_is_accepted_of_a_better_draft_model():
-    acceptances = []
-    for draft in ("good", "uniform"):
-        noise = TableNoise()
-        top = hierarchy("naive", draft, SAMPLINGS["t1"], (2, 3), noise=noise).top
-        for noise.run in range(30):
-            text(top)
-        acceptances.append(top.statistics["draft"].acceptance)
-    assert acceptances[0] > acceptances[1] + 0.1

@@ -6,12 +6,9 @@ import pytest
 import torch
 
 from offload.settings.config import Sampling
-from offload.speculation.auto.adaptive import AdaptiveScheduler
-from offload.speculation.drafters.drafter import Draft, ModelDrafter
-from offload.speculation.levels.level import Level, Verifier
-from offload.speculation.sampling.warp import Sampler
+from offload.speculation.drafters.drafter import Draft
 from offload.speculation.trees import verification
-from tests.support.table_models import DRAFTS, TARGET, VOCAB, TableRunner, hierarchy, p_value
+from tests.support.table_models import DRAFTS, hierarchy, p_value
 
 RUNS, MANY, SIGNIFICANCE = 1_500, 20_000, 1e-3  # 1,500 runs detect the mistakes below
 SAMPLINGS = {"t1": Sampling(temperature=1, top_p=1), "t0.7": Sampling(temperature=0.7, top_p=0.9)}
@@ -59,47 +56,6 @@ def test_sampling_from_the_verifier_instead_of_the_residual_is_detected(method, 
     monkeypatch.setattr(verification, "residual", lambda row, *rest: row)
     sampling = SAMPLINGS["t1"]
     assert p_value(hierarchy(method, "uniform", sampling, gammas=(3, 4)).top, sampling, RUNS) < SIGNIFICANCE
-
-
-@pytest.mark.long
-def test_the_same_mistake_at_the_lower_level_alone_is_detected(monkeypatch):
-    """As in the reference: the distribution passed to the upper level is not the one that the draft was drawn from."""
-    sampling, correct = SAMPLINGS["t1"], verification.residual
-    top, lower = hierarchy("triforce", "uniform", sampling, gammas=(3, 4)).levels
-    advance, inside = lower.advance, []
-
-    def marked(sequence, limit):
-        inside.append(True)
-        try:
-            return advance(sequence, limit)
-        finally:
-            inside.pop()
-
-    lower.advance = marked
-    monkeypatch.setattr(verification, "residual", lambda row, *rest: row if inside else correct(row, *rest))
-    assert p_value(top, sampling, RUNS) < SIGNIFICANCE
-
-
-class FilteringDrafter(ModelDrafter):
-    """Cuts its draft before the first unlikely token, which is wrong."""
-
-    def propose(self, sequence, limit, tree=None):
-        draft = super().propose(sequence, limit)
-        chances = draft.rows.gather(1, torch.tensor(draft.tokens)[:, None])[:, 0]
-        kept = int((chances > 0.3).long().cumprod(0).sum())
-        return Draft(draft.tokens[:kept], draft.rows[:kept])
-
-
-@pytest.mark.long
-def test_discarding_a_sampled_token_is_detected():
-    sampling = SAMPLINGS["t1"]
-    sampler = Sampler(sampling, 0, VOCAB, torch.device("cpu"))
-    target = Verifier("full", TableRunner(TARGET), sampler)
-    results = []
-    for kind in (ModelDrafter, FilteringDrafter):
-        scheduler = AdaptiveScheduler([kind(TableRunner(DRAFTS["good"]), sampler)], gamma=3)
-        results.append(p_value(Level("target", target, scheduler, sampler.generator), sampling, RUNS))
-    assert results[0] > SIGNIFICANCE > results[1]
 
 
 def test_the_example_of_the_reference_defect():

@@ -8,7 +8,7 @@ from offload.sequence import TokenSequence
 from offload.settings.config import Sampling, Speculation
 from offload.speculation.auto.adaptive import AdaptiveScheduler
 from offload.speculation.drafters.drafter import Draft, DraftRunner, ModelDrafter
-from offload.speculation.levels.level import Level, Verifier
+from offload.speculation.levels.level import Level
 from offload.speculation.passes.runner import Runner
 from offload.speculation.sampling import warp as sampling_module
 from offload.speculation.sampling.noise import Noise
@@ -58,7 +58,7 @@ def level(sampling):
     list(full.prefill(sequence))
     list(drafting.read(sequence))
     scheduler = AdaptiveScheduler([ModelDrafter(drafting, sampler)], GAMMA)
-    found = Level("target", Verifier("full", full, sampler), scheduler, sampler.generator)
+    found = Level("target", full, sampler, scheduler)
     found.advance(sequence, GAMMA + 1)  # the first step is plain
     return found, sequence
 

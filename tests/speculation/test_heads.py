@@ -6,7 +6,6 @@ import torch
 from offload import EngineConfig, GenerationConfig
 from offload.api.loader import open_model
 from offload.architecture.head_shape import drafter_bits
-from offload.caches.factory import selected_cache
 from offload.engine import Engine
 from offload.errors import CheckpointError, SettingsError, UnsupportedModel
 from offload.kernels.ops import TorchOperations
@@ -14,13 +13,11 @@ from offload.loading.formats.safetensors import FolderCheckpoint
 from offload.loading.heads import checked_drafter
 from offload.loading.weights import load_model
 from offload.parallel import ALONE
-from offload.parallel.shard import Alone
 from offload.sequence import TokenSequence
 from offload.settings.config import Sampling, Speculation
 from offload.speculation.drafters.heads import HeadDrafter, HeadRunner
 from offload.speculation.passes.runner import Runner
-from offload.speculation.passes.selected_runner import SelectedRunner
-from offload.speculation.sampling.warp import Sampler, draw
+from offload.speculation.sampling.warp import Sampler
 from offload.speculation.trees.tree import DraftedTree, k_ary
 from tests.support.engine import run, tokens
 from tests.support.heads import LAYERS, VOCAB, Eagle3Reference, add_mtp, save_eagle3
@@ -100,7 +97,7 @@ def test_chains_have_the_rows_of_plain_torch(target, reference, tmp_path, case, 
         torch.testing.assert_close(runner.logits(rows), expected.logits(wanted), atol=2e-4, rtol=1e-3)
         if token is not None:
             known, features = [*known, token], torch.cat((features, expected.recycled(wanted)))
-            rows = runner.step(torch.tensor([token]))
+            rows = runner.forward(torch.tensor([token]))
 
 
 def test_differences_and_ids_of_d2t_are_told_apart(target, tmp_path):
@@ -123,7 +120,7 @@ def test_slots_after_rejections_and_trees_are_those_of_a_fresh_run(target, tmp_p
             full.rows(sequence, draft.tokens)
             accepted = draft.tokens[: turn % 4]
         else:
-            full.tree_rows(sequence, draft.tokens, draft.parents)
+            full.rows(sequence, draft.tokens, draft.parents)
             accepted = [draft.tokens[node] for node in (1, 5)[: turn % 3]]
         sequence.extend([*accepted, 5 + turn])
         full.settle(sequence)
@@ -134,42 +131,6 @@ def test_slots_after_rejections_and_trees_are_those_of_a_fresh_run(target, tmp_p
     count = len(sequence) - 1
     for ours, theirs in zip(runner.cache.layer(0), fresh.cache.layer(0), strict=True):
         torch.testing.assert_close(ours[:, :count], theirs[:, :count], atol=1e-5, rtol=1e-4)
-
-
-def test_slots_from_a_middle_level_s_rows_are_run_again_from_the_full_cache_s(target, tmp_path):
-    head = head_of(target, save_eagle3(tmp_path / "head"))
-    sequence = TokenSequence(ids(120))
-    runner, full = new_runner(target, head, sequence=sequence)
-    middle = SelectedRunner(full, selected_cache(full.cache, Speculation("retrieval", budget=16, chunk=4)))
-    middle.keep_rows(1)
-    runner.use([full, middle])
-    full.rows(sequence)
-    sequence.extend([5])
-    runner.rows(sequence)
-    middle.rows(sequence, [6, 7])
-    sequence.extend([6, 7, 8])  # tentative
-    middle.settle(sequence)
-    from_middle = runner.rows(sequence)
-    list(full.prefill(sequence))
-    found = runner.rows(sequence)
-    copied = TokenSequence(sequence.tokens)
-    fresh, _ = new_runner(target, head, sequence=copied)
-    torch.testing.assert_close(found, fresh.rows(copied), atol=1e-5, rtol=1e-4)
-    assert not torch.allclose(from_middle, found, atol=1e-3)
-
-
-def test_a_tree_of_a_request_without_a_head_is_settled_in_one_with_it(target, tmp_path):
-    """An interrupt left the tree in flight, and none of its rows was kept."""
-    head, sequence = head_of(target, save_eagle3(tmp_path / "head")), TokenSequence(ids(30))
-    full = Runner(target, target.new_cache(400))
-    full.tree_rows(sequence, [5, 6, 7], [-1, 0, -1])
-    sequence.extend([5, 6, 9])
-    runner = HeadRunner(head, SETTINGS, [full])
-    full.keep_rows(runner.reach)
-    list(full.prefill(sequence))
-    assert full.num_cached == 33
-    sequence.extend([4])
-    assert runner.has_rows(sequence)
 
 
 def test_the_full_cache_s_rows_come_first_where_a_middle_level_has_the_same(target, tmp_path):
@@ -193,19 +154,6 @@ def test_rows_before_the_window_are_not_read(target, tmp_path):
     other, full = new_runner(target, head, settings, short)
     full.kept.first = 299 - other.reach  # as after a restored prompt
     assert torch.equal(runner.rows(long), other.rows(short))
-
-
-def test_rows_behind_a_gap_are_read_alone(target, tmp_path):
-    """A middle level has earlier ones, and the full cache, which could not go on before them, the last ones alone."""
-    head = head_of(target, save_eagle3(tmp_path / "head"))
-    first, second = TokenSequence(ids(60)), TokenSequence(ids(60))
-    (runner, full), (alone, other) = (new_runner(target, head, sequence=each) for each in (first, second))
-    full.kept.first = other.kept.first = 50
-    middle = Runner(target, target.new_cache(400))
-    middle.keep_rows(runner.reach)
-    list(middle.prefill(first, 20))
-    runner.use([full, middle])
-    assert torch.equal(runner.rows(first), alone.rows(second))
 
 
 @pytest.mark.parametrize(
@@ -255,7 +203,7 @@ def test_mtp_has_the_logits_of_transformers(tmp_path, case):
             torch.testing.assert_close(runner.logits(rows), reference.lm_head(out[-1:]), atol=5e-4, rtol=1e-3)
             if token is not None:
                 known, features = [*known, token], torch.cat((features, out[-1:]))
-                rows = runner.step(torch.tensor([token]))
+                rows = runner.forward(torch.tensor([token]))
 
 
 def test_a_target_without_mtp_is_told(target, tmp_path):
@@ -289,27 +237,6 @@ def test_sampled_tokens_are_distributed_as_in_plain_decoding(tmp_path, temperatu
     assert chi_square_p(counts, chances) > 1e-3
 
 
-def test_a_step_reads_layers_fc_and_output_head(target, tmp_path):
-    checkpoint = checked_drafter(save_eagle3(tmp_path / "head"), target.shape)
-    matrices = [size for name, size in checkpoint.sizes().items() if len(size) == 2]
-    assert checkpoint.load(target, TorchOperations()).read_cost == 4 * sum(a * b for a, b in matrices)
-    dims = checkpoint.dimensions
-    assert dims.parameters == sum(a * b for a, b in matrices)
-
-
-def test_what_is_rounded_of_a_head(target, tmp_path):
-    """Matrices of layers and of the inputs to the level, the output head to 8 bits; everything else stays."""
-    checkpoint = checked_drafter(save_eagle3(tmp_path / "head"), target.shape)
-    with checkpoint.opened(target, TorchOperations(), "q4") as (read, reader):
-        errors = {}
-        for name in checkpoint.sizes():
-            stored = read(name).float()
-            errors[name] = float((reader.stacked(name) - stored).norm() / stored.norm())
-    rounded = {name for name, size in checkpoint.sizes().items() if len(size) == 2}
-    assert all((error > 0) == (name in rounded) for name, error in errors.items())
-    assert errors["lm_head.weight"] < 0.01 < min(errors[name] for name in rounded - {"lm_head.weight"})
-
-
 @pytest.mark.parametrize(("level", "bits"), [(None, 16), ("q4", 5), ("q8", 8.5)])
 def test_a_head_is_rounded_as_its_target_is(reference, tmp_path, level, bits):
     if native_kernel() is None:
@@ -330,24 +257,6 @@ def test_a_head_is_rounded_as_its_target_is(reference, tmp_path, level, bits):
     assert tokens(run(engine, prompt, 12, "naive", "model")) == tokens(run(engine, prompt, 12))
 
 
-def test_ranks_with_uneven_shares_expect_the_same_costs_of_a_head(target, tmp_path, monkeypatch):
-    """Otherwise one would draft while another one does not, or grow another tree, and both would wait for ever."""
-
-    class RankZeroDecides(Alone):
-        numbers = None
-
-        def agree(self, numbers):
-            self.numbers = self.numbers or list(numbers)
-            return self.numbers
-
-    runner, _ = new_runner(target, head_of(target, save_eagle3(tmp_path / "head")), sequence=TokenSequence(ids(30)))
-    group, found, whole = RankZeroDecides(), [], target.read_cost
-    for share in (0.75, 0.25):
-        monkeypatch.setitem(target.__dict__, "read_cost", share * whole)
-        found.append(HeadDrafter(runner, Sampler(GREEDY, 0, VOCAB, CPU), group).relative_cost)
-    assert found[0] == found[1] == pytest.approx(min(runner.model.read_cost / (0.75 * whole), 1))
-
-
 def test_drafts_over_the_head_s_own_tokens_have_their_distributions(target, tmp_path):
     """A chain and a tree are drawn from the head's few tokens alone; what is told of them is of the target's ids."""
     head = head_of(target, save_eagle3(tmp_path / "head"))
@@ -364,13 +273,3 @@ def test_drafts_over_the_head_s_own_tokens_have_their_distributions(target, tmp_
             assert draft.rows.shape[1] == VOCAB and set(draft.tokens) <= known
             torch.testing.assert_close(draft.rows[:1], expected)
             assert draft.rows[0, draft.tokens[0]] > 0
-
-
-def test_a_token_is_drawn_by_one_number_as_often_as_it_is_likely():
-    probs = torch.tensor([0.0, 0.5, 0.0, 0.3, 0.2, 0.0])
-    generator, counts = torch.Generator().manual_seed(1), torch.zeros(6)
-    for _ in range(4000):
-        counts[draw(probs, generator)] += 1
-    assert chi_square_p(counts[[1, 3, 4]].long(), probs[[1, 3, 4]].double()) > 1e-3
-    assert counts[[0, 2, 5]].sum() == 0
-    assert draw(probs, None).tolist() == [1]

@@ -10,8 +10,6 @@ from offload.loading.weights import load_model
 from offload.memory.tier_settings import TierSettings
 from offload.sequence import TokenSequence
 from offload.settings.config import Speculation
-from offload.settings.method_sizes import SPARE_ROWS
-from offload.speculation.passes.hidden_rows import HiddenRows
 from offload.speculation.passes.runner import Runner
 from offload.speculation.passes.selected_runner import SelectedRunner
 from offload.speculation.passes.steps import Step
@@ -60,13 +58,6 @@ def test_rows_are_those_that_enter_layers(tmp_path):
     torch.testing.assert_close(model.logits(rows), expected.logits[0], atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("chunk", [7, 16, 90])
-def test_rows_of_a_prompt_do_not_depend_on_its_chunks(model, chunk):
-    runner = runner_of(model, chunk)
-    list(runner.prefill(TokenSequence(ids(LENGTH))))
-    assert torch.equal(kept(runner, LENGTH), fresh_rows(model, ids(LENGTH)))
-
-
 @pytest.mark.parametrize("chunk", [7, 16])
 def test_rows_of_a_prompt_that_is_run_layer_by_layer(model, chunk):
     cache = tiered_cache(model, TierSettings(mode="stream", page_tokens=512, by_layers=True))
@@ -85,7 +76,7 @@ def test_rows_after_rejections_and_trees_are_those_of_the_tokens_that_stayed(mod
     for turn in range(8):
         new = ids(12, seed=turn)
         if turn % 2:
-            runner.tree_rows(sequence, new[:6], PARENTS)
+            runner.rows(sequence, new[:6], PARENTS)
             sequence.extend([new[0], new[2], new[5], new[7]])  # a path, and a token that was not drafted
         else:
             runner.rows(sequence, new[:5])
@@ -128,19 +119,3 @@ def test_a_prompt_whose_last_rows_are_missing_runs_its_last_tokens_again(model):
     assert first == (LENGTH - WINDOW) // 16 * 16
     assert torch.equal(kept(runner, LENGTH), fresh_rows(model, ids(LENGTH)))
     assert [event.done for event in runner.prefill(sequence)] == [LENGTH - 1, LENGTH]
-
-
-def test_a_ring_keeps_the_latest_rows_in_constant_memory():
-    rows, ring = torch.arange(4000.0).unsqueeze(1), HiddenRows(10)
-    generator, start = torch.Generator().manual_seed(0), 0
-    while start < 3000:
-        count = int(torch.randint(1, 250, (), generator=generator))
-        ring.put(start, rows[start : start + count])
-        start += count
-        assert ring.length - ring.first == min(start, 10 + SPARE_ROWS)
-        assert torch.equal(ring.get(ring.first, start), rows[ring.first : start])
-        start -= int(torch.randint(0, 9, (), generator=generator)) if start > 20 else 0
-        ring.truncate(start)
-        assert ring.length == start
-    ring.put(start + 5, rows[:1])  # behind a gap
-    assert (ring.first, ring.length) == (start + 5, start + 6)

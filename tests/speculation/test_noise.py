@@ -6,7 +6,6 @@ from functools import cache
 import pytest
 import torch
 
-from offload.kernels.native import KernelUnavailable, find_kernel
 from offload.speculation.sampling.noise import Noise, exponential, philox
 from offload.speculation.trees.verification import draw_children_coupled, verify_choices
 from tests.support.table_models import chi_square_p
@@ -55,48 +54,11 @@ def test_the_bits_do_not_depend_on_what_is_computed_together():
     assert not torch.equal(Noise(5).rows([12], 40, CPU)[0], whole[2, :40])
 
 
-def kernels():
-    try:
-        return [find_kernel()]
-    except KernelUnavailable:
-        return []
-
-
-@pytest.mark.parametrize("kernel", kernels())
-@pytest.mark.parametrize("kept", [1.0, 0.02])
-def test_the_kernel_picks_what_torch_picks(kernel, kept):
-    for seed, vocab in enumerate((*(2, 3, 127, 128, 129) * 4, 5000)):
-        probs, positions = distributions(6, vocab, seed, kept), [*range(seed, seed + 5), 2**31 + seed]
-        expected = (probs / Noise(seed).rows(positions, vocab, CPU)).argmax(-1)
-        assert Noise(seed).pick(probs, positions).tolist() == expected.tolist()
-        assert Noise(seed, kernel).pick(probs, positions).tolist() == expected.tolist()
-
-
-@pytest.mark.parametrize("kernel", kernels())
-def test_the_kernel_leaves_ties_and_nan_to_torch(kernel):
-    noise = Noise(3).rows([4], 64, CPU)[0]
-    tied = torch.zeros(64)
-    tied[[9, 30]] = noise[[9, 30]]  # both scores are 1
-    assert kernel.pick(tied, 3, 4) == -1
-    assert Noise(3, kernel).pick(tied.unsqueeze(0), [4]).tolist() == [9]
-    assert kernel.pick(torch.full((64,), math.nan), 3, 4) == -1
-
-
 @cache
 def small_rows(seed, count=12_000, vocab=12):
     """Return the noise of many positions, computed at once."""
     positions, tokens = torch.arange(count).repeat_interleave(vocab), torch.arange(vocab).repeat(count)
     return Noise(seed).of_tokens(positions, tokens).view(count, vocab)
-
-
-def test_the_picks_are_distributed_as_the_distribution():
-    probs = distributions(1, 12, 1)
-    picked = (probs / small_rows(4)).argmax(-1)
-    assert chi_square_p(torch.bincount(picked, minlength=12), probs[0].double()) > 1e-3
-    other = (probs / small_rows(5)).argmax(-1)  # another seed, and pairs of positions
-    for first, second in ((picked, other), (picked[:-1], picked[1:])):
-        joint = torch.outer(probs[0], probs[0]).flatten().double()
-        assert chi_square_p(torch.bincount(12 * first + second, minlength=144), joint) > 1e-3
 
 
 def test_two_distributions_pick_alike_as_often_as_promised():
@@ -125,15 +87,14 @@ def test_children_are_a_sample_without_replacement():
     assert chi_square_p(found, exact.fill_diagonal_(0).flatten()) > 1e-3
 
 
-@pytest.mark.parametrize("kernel", [None, *kernels()])
-def test_children_are_the_best_by_the_noise_and_impossible_tokens_come_last(kernel):
+def test_children_are_the_best_by_the_noise_and_impossible_tokens_come_last():
     rows = torch.cat((distributions(2, 300, 2), distributions(2, 300, 3, kept=0.01)))  # 3 possible tokens
     rows[1, 5] = 0
     for position in range(3):
-        children = draw_children_coupled(rows, Noise(1, kernel), position, 7)
+        children = draw_children_coupled(rows, Noise(1), position, 7)
         scores = Noise(1).scores(rows, [position] * 4)
         assert torch.equal(scores.gather(1, children), scores.topk(7).values)
-        assert children[:, 0].tolist() == Noise(1, kernel).pick(rows, [position] * 4).tolist()
+        assert children[:, 0].tolist() == Noise(1).pick(rows, [position] * 4).tolist()
         assert all(len(set(row)) == 7 for row in children.tolist())
 
 

@@ -70,7 +70,7 @@ def test_two_sequences_in_turn_are_not_confused(model):
 def test_no_token_is_run_twice(model, monkeypatch):
     runner, sequence, ran = Runner(model, model.new_cache(80)), TokenSequence([1, 2, 3, 4]), []
     forward = model.forward
-    monkeypatch.setattr(model, "forward", lambda ids, cache: ran.append(ids.tolist()) or forward(ids, cache))
+    monkeypatch.setattr(model, "forward", lambda ids, *rest: ran.append(ids.tolist()) or forward(ids, *rest))
     list(runner.prefill(sequence))
     runner.rows(sequence, [5, 6, 7])
     sequence.extend([5, 6, 8])  # two accepted, one replaced
@@ -117,7 +117,7 @@ def test_steps_count_as_cached_once_they_are_resolved(model, ran, known, followi
     runner, sequence = Runner(model, model.new_cache(80), chunk=4), TokenSequence([1, 2, 3])
     runner.rows(sequence)
     for position, token in enumerate(ran):
-        row = runner.step(torch.tensor([token]))
+        row = runner.forward(torch.tensor([token]))
         fresh = Runner(model, model.new_cache(80)).rows(TokenSequence([1, 2, 3, *ran[: position + 1]]))
         assert torch.allclose(row, fresh, atol=1e-4)
     runner.resolve(ran[:known])
@@ -126,32 +126,6 @@ def test_steps_count_as_cached_once_they_are_resolved(model, ran, known, followi
     fresh = Runner(model, model.new_cache(80)).rows(TokenSequence(sequence.tokens))
     assert torch.allclose(runner.rows(sequence), fresh, atol=1e-4)
     assert runner.cache.length == runner.num_cached == len(sequence)
-
-
-def test_resolved_steps_are_not_run_again(model, monkeypatch):
-    runner, sequence, ran = Runner(model, model.new_cache(80)), TokenSequence([1, 2, 3]), []
-    runner.rows(sequence)
-    for token in (4, 5):
-        runner.step(torch.tensor([token]))
-    runner.resolve([4, 5])
-    forward = model.forward
-    monkeypatch.setattr(model, "forward", lambda ids, cache: ran.append(ids.tolist()) or forward(ids, cache))
-    sequence.extend([4, 5])
-    last = runner.rows(sequence)  # of a token that has been run
-    assert ran == []
-    assert torch.allclose(last, Runner(model, model.new_cache(80)).rows(TokenSequence(sequence.tokens)), atol=1e-4)
-    sequence.truncate(4)
-    sequence.extend([6])
-    runner.rows(sequence)
-    assert ran[-1] == [6]
-
-
-def test_more_ids_than_steps_are_refused(model):
-    runner = Runner(model, model.new_cache(80))
-    runner.rows(TokenSequence([1, 2, 3]))
-    runner.step(torch.tensor([4]))
-    with pytest.raises(AssertionError, match="more ids"):
-        runner.resolve([4, 5])
 
 
 def test_ranks_with_uneven_shares_expect_the_same_costs(model):

@@ -13,10 +13,8 @@ from offload.kernels.ops import TorchOperations
 from offload.loading.formats.safetensors import FolderCheckpoint
 from offload.loading.weights import load_model
 from offload.model.decoder import Model
-from offload.sequence import TokenSequence
 from offload.settings.config import LONGEST_GAMMA
-from offload.speculation.passes.cuda_graphs import CudaRecorder, StepGraphs, padded
-from offload.speculation.passes.runner import Runner
+from offload.speculation.passes.cuda_graphs import CudaRecorder, StepGraphs
 from tests.support.models import id_tensor, make_hf_model
 from tests.support.offloading import CPU
 
@@ -105,52 +103,6 @@ def test_a_long_run_of_drafts_moves_tokens_within_a_buffer_of_constant_size(mode
             pair.truncate(pair.eager.length - step % 5)
 
 
-def test_a_rollback_out_of_reach_starts_over(model):
-    pair = Pair(model, streaming_cache)
-    pair.prefill(id_tensor(400))
-    pair.step(id_tensor(5, 1))
-    assert pair.truncate(20) == 0
-    pair.step(id_tensor(6, 2))
-
-
-def test_near_the_end_of_the_capacity_only_passes_with_room_are_padded(model):
-    pair = Pair(model, full_cache)
-    pair.prefill(id_tensor(CAPACITY - 9))
-    assert [pair.graphs.serves(count) for count in (1, 8, 9)] == [True, True, False]
-    pair.step(id_tensor(8, 1))
-    assert [pair.graphs.serves(count) for count in (1, 2)] == [True, False]
-    pair.step(id_tensor(1, 2))
-    assert not pair.graphs.serves(1)
-
-
-@pytest.mark.parametrize(("count", "back"), [(1, 0), (5, 0), (5, 2), (33, 30), (3, 3)])
-def test_the_queries_of_a_padded_pass_are_kept(model, count, back):
-    pair = Pair(model, selected_from)
-    pair.prefill(id_tensor(20))
-    pair.step(id_tensor(count, 1))
-    pair.truncate(pair.eager.length - back)
-    found, expected = pair.static.query(), pair.eager.query()
-    if expected is None:
-        assert found is None
-    else:
-        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize("new", [selected_from, streaming_cache])
-def test_a_step_recorded_ahead_of_a_prompt_changes_nothing(model, new):
-    sequence, recorded = TokenSequence(id_tensor(INFLIGHT + 40).tolist()), []
-    runner, expected = (Runner(model, new(model), INFLIGHT) for _ in range(2))
-    runner.graphs = StepGraphs(model, runner.cache, lambda run: recorded.append(run()) or run)
-    for each in (runner, expected):
-        list(each.prefill(sequence))
-    assert [len(rows) for rows in recorded] == [1]
-    if new is selected_from:
-        torch.testing.assert_close(runner.cache.query(), expected.cache.query(), rtol=1e-4, atol=1e-4)
-    sequence.extend([5])
-    torch.testing.assert_close(runner.rows(sequence), expected.rows(sequence), rtol=1e-4, atol=1e-4)
-    assert len(recorded) == 1
-
-
 def test_queries_wanted_after_a_recording_are_kept(model):
     pair = Pair(model, full_cache)
     for step in range(2):
@@ -181,18 +133,18 @@ def test_by_triton_nothing_behind_the_keys_that_are_seen_is_read(model, name, mo
 @pytest.mark.parametrize("name", CACHES)
 @pytest.mark.parametrize("layers", [0, 1, 2])
 def test_a_recording_that_fails_on_its_way_is_the_last_and_leaves_the_cache_right(model, name, layers, monkeypatch):
-    forward_layer, attempts = Model._forward_layer, []
+    forward_layer, attempts = Model._attend, []
 
-    def forward_some(self, index, *args):
+    def forward_some(self, cache, index):
         if index == layers:
             raise ValueError("not allowed in a capture")
-        return forward_layer(self, index, *args)
+        return forward_layer(self, cache, index)
 
     def record(run):
         attempts.append(1)
         if len(attempts) > 1:
             with monkeypatch.context() as patched:
-                patched.setattr(Model, "_forward_layer", forward_some)
+                patched.setattr(Model, "_attend", forward_some)
                 run()
             raise ValueError("not allowed at the end of a capture")
         return run
@@ -224,7 +176,3 @@ def test_cuda_graphs_give_the_rows_of_unpadded_passes(tmp_path, name):
     for step, count in enumerate([1, 1, 3, 3, 9, 33, 33, 2, 1]):
         pair.step(id_tensor(count, step).to(on_gpu))
         pair.truncate(pair.eager.length - count // 2)
-
-
-def test_rows_are_filled_up_to_powers_of_two():
-    assert [padded(rows) for rows in (1, 2, 3, 4, 5, 16, 17, 32, 33)] == [1, 2, 4, 4, 8, 16, 32, 32, 64]

@@ -17,7 +17,7 @@ from offload.settings.tree_settings import TreeSampling
 from offload.speculation.auto.adaptive import AdaptiveScheduler
 from offload.speculation.drafters.drafter import DraftRunner, ModelDrafter, SelectedDrafter
 from offload.speculation.drafters.ngram import LookupDrafter
-from offload.speculation.levels.level import Level, Verifier
+from offload.speculation.levels.level import Level
 from offload.speculation.passes.runner import Runner
 from offload.speculation.sampling.warp import Sampler
 from offload.speculation.trees.drafted_trees import FixedTrees
@@ -85,13 +85,13 @@ def test_rows_are_those_of_a_fresh_runner_after_any_history(models, steps, strea
             assert torch.allclose(runner.rows(sequence, value), fresh_rows(model, sequence, value), atol=1e-4)
         elif what == "tree":
             parents = random_tree(len(value), seed)
-            found = runner.tree_rows(sequence, value, parents)
+            found = runner.rows(sequence, value, parents)
             for node in range(-1, len(value)):
                 path = [value[index] for index in tree_of(parents).path_to(node)]
                 assert torch.allclose(found[node + 1], fresh_rows(model, sequence, path)[-1], atol=1e-4)
         elif what == "abort":
             with pytest.raises(KeyboardInterrupt), interrupted(model, after=seed % 3):
-                runner.tree_rows(sequence, value, random_tree(len(value), seed))
+                runner.rows(sequence, value, random_tree(len(value), seed))
         assert runner.num_cached <= runner.cache.length
     assert torch.allclose(runner.rows(sequence), fresh_rows(model, sequence), atol=1e-4)
     assert runner.cache.length == runner.num_cached == len(sequence)
@@ -108,17 +108,17 @@ class interrupted:
         self._model, self._left = model, after
 
     def __enter__(self):
-        self._layer = self._model._forward_layer
-        self._model._forward_layer = self._run
+        self._layer = self._model._attend
+        self._model._attend = self._run
 
     def _run(self, *arguments):
         self._left -= 1
-        if self._left < 0 or arguments[0] == self._model.shape.layers - 1:
+        if self._left < 0 or arguments[1] == self._model.shape.layers - 1:
             raise KeyboardInterrupt
         return self._layer(*arguments)
 
     def __exit__(self, *_):
-        self._model._forward_layer = self._layer
+        self._model._attend = self._layer
 
 
 def test_a_row_has_the_bits_of_the_chain_that_its_path_is(models):
@@ -127,7 +127,7 @@ def test_a_row_has_the_bits_of_the_chain_that_its_path_is(models):
     model, parents, draft = models["table"], random_tree(12, seed=4), ids(12, seed=5)
     full, middle, sequence = SETUPS["table"].prefilled(model, 90)
     for runner, new in ((full, SETUPS["table"].full), (middle, lambda model: middle)):
-        found = runner.tree_rows(sequence, draft, parents).clone()
+        found = runner.rows(sequence, draft, parents).clone()
         for node in range(-1, 12):
             path = [draft[index] for index in tree_of(parents).path_to(node)]
             assert torch.equal(found[node + 1], new(model).rows(TokenSequence(sequence.tokens), path)[-1])
@@ -139,7 +139,7 @@ def test_the_path_that_is_taken_is_not_run_again(models, monkeypatch):
     through = model.through
     monkeypatch.setattr(model, "through", lambda ids, cache: ran.append(ids.tolist()) or through(ids, cache))
     list(runner.prefill(sequence))
-    runner.tree_rows(sequence, [5, 6, 7, 8], (-1, -1, 1, 1))
+    runner.rows(sequence, [5, 6, 7, 8], (-1, -1, 1, 1))
     sequence.extend([6, 8, 9])
     runner.settle(sequence)
     runner.rows(sequence, [1])
@@ -150,8 +150,8 @@ def test_nodes_that_the_host_never_learnt_of_are_dropped(models):
     model = models["copied"]
     runner, sequence = Runner(model, model.new_cache(80)), TokenSequence([1, 2, 3])
     runner.rows(sequence)
-    runner.step_tree(torch.tensor([4, 5]), (-1, -1))
-    runner.resolve_tree([4])
+    runner.forward(torch.tensor([4, 5]), (-1, -1))
+    runner.resolve([4])
     sequence.extend([4, 6])
     assert torch.allclose(runner.rows(sequence), fresh_rows(model, sequence), atol=1e-4)
 
@@ -170,15 +170,14 @@ def levels(models, kind, name, shape, sampling, every=None, budget=None, window=
     }
     depth = tree_of(parents.parents).depth
 
-    def level(name, verifier, over, tree, gamma=depth):
+    def level(name, runner, over, tree, gamma=depth):
         scheduler = AdaptiveScheduler([over], gamma, trees=tree and (lambda: FixedTrees(tree)))
-        return Level(name, verifier, scheduler, sampler.generator)
+        return Level(name, runner, sampler, scheduler)
 
-    top = Verifier("full", full, sampler)
     if name in drafters:
-        return level("target", top, drafters[name], parents), sequence, sampler
-    lower = level("retrieval", Verifier("retrieval", middle, sampler), drafters[name.split(" over ")[1]], parents)
-    return level("target", top, lower, None, 6), sequence, sampler
+        return level("target", full, drafters[name], parents), sequence, sampler
+    lower = level("retrieval", middle, drafters[name.split(" over ")[1]], parents)
+    return level("target", full, lower, None, 6), sequence, sampler
 
 
 def decode(top, sequence, sampler, count):
@@ -195,7 +194,7 @@ def plain(models, kind, sampling, count):
     full, _, sequence = SETUPS[kind].prefilled(models[kind], 90)
     sampler = Sampler(sampling, 0, VOCAB, CPU)
     sampler.observe_prompt(sequence.tokens)
-    level = Level("target", Verifier("full", full, sampler), AdaptiveScheduler(), sampler.generator)
+    level = Level("target", full, sampler, AdaptiveScheduler())
     return decode(level, sequence, sampler, count)
 
 
@@ -227,7 +226,7 @@ def test_a_draft_has_the_shape_and_the_distributions_of_its_children(models, nam
     sampling = Sampling(temperature=1, top_p=1, repetition_penalty=1.5)
     for shape, parents in SHAPES.items():
         top, sequence, sampler = levels(models, "copied", name, shape, sampling, budget=400, window=100)
-        drafter = top._scheduler._arms[0].drafter
+        drafter = top._scheduler._estimates[0].drafter
         tokens, rows, found = drafter.propose(sequence, 3, DraftedTree(parents).within(3))
         tree = tree_of(found)
         assert tree.depth == 3 and len(tokens) == len(found) <= len(parents)

@@ -2,12 +2,9 @@
 
 import random
 
-import pytest
-
 from offload.sequence import TokenSequence
 from offload.settings.tree_settings import TreeSampling, TreeShape
 from offload.speculation.auto.adaptive import AdaptiveScheduler, Cycle
-from offload.speculation.passes.estimators import RowTimes
 from offload.speculation.trees.drafted_trees import draft_trees
 from offload.speculation.trees.tree import tree_of
 
@@ -86,23 +83,3 @@ def test_in_memory_the_choice_is_as_fast_as_chains_and_plain_steps():
         assert rows < 6
     fixed, _ = simulated("64", MEMORY)
     assert fixed > 2 * chain
-
-
-@pytest.mark.parametrize("sizes", [(1, 5, 17), (5,)])
-def test_times_beyond_the_largest_size_follow_the_measured_line(sizes):
-    times = RowTimes()
-    for rows in sizes:
-        times.observe(rows, 1 + 0.01 * rows)
-    assert times.of(3) == pytest.approx(1.03, abs=0.05)
-    assert times.of(65) == pytest.approx(1.65, rel=0.04) if len(sizes) > 1 else times.of(65) < 3
-    assert times.most_rows == 4 * sizes[-1]
-
-
-def test_a_faster_pass_than_expected_is_believed_at_once():
-    times = RowTimes()
-    times.observe(5, 1.0)
-    assert times.of(20) > 1.2
-    times.observe(20, 1.02)
-    assert times.of(20) == pytest.approx(1.02)
-    times.observe(80, 50.0)  # a pause of the machine
-    assert times.of(80) < 3

@@ -47,19 +47,6 @@ def test_plain_decoding_is_chosen_where_drafts_lose():
     assert fastest_tree((), lambda rows: 0.0, lambda rows: 1.0, 64, 8) == ((), 1.0, 1.0)
 
 
-def test_cheap_rows_make_trees_wide_and_costly_ones_chains():
-    wide = fastest_tree(RATES, *HARDWARE["rows cost nothing"], 256, 16)
-    narrow = fastest_tree((0.8, 0.05), lambda rows: 0.01 * rows, lambda rows: 1.0 + 0.15 * (rows - 1), 256, 16)
-    assert len(wide.parents) == 256
-    assert narrow.parents == chain(len(narrow.parents)) and narrow.parents
-
-
-def test_an_overhead_of_each_draft_makes_trees_larger():
-    times = (lambda rows: 0.02 * rows, lambda rows: 1 + 0.05 * (rows - 1))
-    sizes = [len(fastest_tree(RATES, *times, 64, 8, overhead_s=overhead).parents) for overhead in (0.0, 0.4)]
-    assert 0 < sizes[0] < sizes[1]
-
-
 def observed(acceptance, cycles, widths, belief):
     """Let a belief see verifications of nodes whose children are accepted at these rates."""
     random_ = random.Random(0)
@@ -85,28 +72,6 @@ def test_the_prior_falls_with_the_rank_and_observations_of_one_move_the_later_on
     after = belief.rates(1)
     assert after[0] < 0.1 and after[1] < before[1]
     assert belief.verified == pytest.approx(20)
-
-
-def test_the_estimate_decays_to_the_prior_and_never_counts_more_than_its_memory():
-    belief = ChildAcceptance(0.6)
-    belief.observe(1, [Visit(1, None)] * 1000)
-    assert belief.verified == pytest.approx(64)
-    assert belief.rates(2)[0] < 0.05 and belief.rates(1000)[0] == 0.6
-
-
-def test_a_later_child_is_never_believed_better_than_an_earlier_one():
-    belief = ChildAcceptance(0.6)
-    belief.observe(1, [Visit(2, 1)] * 40)
-    rates = belief.rates(1)
-    assert list(rates) == sorted(rates, reverse=True)
-
-
-def test_beliefs_that_hardly_move_give_the_same_tree():
-    belief = ChildAcceptance(0.6)
-    belief.observe(1, [Visit(2, 0)] * 60)
-    before = belief.rates(1)
-    belief.observe(2, [Visit(2, 0)])
-    assert belief.rates(2) == before
 
 
 @pytest.mark.parametrize("shape", ["k-ary:2x3x1", "k-ary:4", "16", "auto", "chain"])

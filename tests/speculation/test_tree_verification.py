@@ -9,7 +9,7 @@ from offload.errors import TriforceError
 from offload.settings.tree_settings import TreeSampling
 from offload.speculation.drafters.drafter import Draft
 from offload.speculation.trees import tree_verification
-from offload.speculation.trees.tree import ROOT, Tree, Verdict, chain, k_ary
+from offload.speculation.trees.tree import ROOT, Tree, Verdict, chain
 from offload.speculation.trees.tree_verification import draw_children, verify_tree
 from offload.speculation.trees.verification import verify
 from tests.support.drawing import draw_slowly
@@ -97,21 +97,6 @@ def test_a_chain_is_verified_as_by_the_chains_own_function(sampling, rows):
         count, token = verify(Draft(tokens, None if q is None else q[:-1]), p, torch.Generator().manual_seed(seed))
         verdict = verify_tree(tokens, chain(4), q, p, torch.Generator().manual_seed(seed), sampling)
         assert verdict == (list(range(count)), token)
-
-
-@pytest.mark.parametrize("sampling", TreeSampling)
-def test_at_temperature_0_the_path_is_that_of_the_argmaxes(sampling):
-    parents = k_ary((3, 2))
-    generator = torch.Generator().manual_seed(0)
-    for seed in range(10):
-        p = distributions(10, "one-hot", generator)
-        logits = torch.randn(10, VOCAB, generator=generator)
-        tokens = grown(parents, logits, TOP_K, generator)
-        path, node = [], ROOT
-        while best := [c for c in Tree(parents).children[node + 1] if tokens[c] == p[node + 1].argmax()]:
-            path, node = [*path, best[0]], best[0]
-        verdict = verify_tree(tokens, parents, None, p, torch.Generator().manual_seed(seed), sampling)
-        assert verdict == (path, int(p[node + 1].argmax()))
 
 
 @pytest.mark.parametrize("rows", [None, torch.full((4, VOCAB), 1 / VOCAB)])

@@ -34,12 +34,6 @@ def distributions(rows, kind, generator):
     return logits.softmax(-1)
 
 
-@pytest.mark.parametrize("rows", [True, False])
-def test_greedy_decoding_accepts_no_token_but_the_likeliest(rows):
-    target, drafted = torch.eye(VOCAB)[[3, 4, 5]], torch.eye(VOCAB)[[3, 7]]
-    assert verify(Draft([3, 7], drafted if rows else None), target, None) == (1, 4)
-
-
 KINDS = st.sampled_from(["smooth", "sharp", "one-hot"])
 
 

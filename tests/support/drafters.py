@@ -19,7 +19,7 @@ from offload.settings.config import Sampling, Speculation
 from offload.speculation.auto.adaptive import AdaptiveScheduler
 from offload.speculation.drafters.drafter import Drafter, DraftRunner, ModelDrafter
 from offload.speculation.drafters.ngram import LookupDrafter
-from offload.speculation.levels.level import Level, Verifier
+from offload.speculation.levels.level import Level
 from offload.speculation.passes.runner import Runner
 from offload.speculation.passes.selected_runner import SelectedRunner
 from offload.speculation.sampling.warp import Sampler
@@ -56,10 +56,10 @@ def new_subject(name: str, sequence: TokenSequence) -> Subject:
         return Subject(LookupDrafter() if name == "lookup" else draft, lambda sequence: None)
     target = _model(0, 2)
     full = Runner(target, target.new_cache(400), 64)
-    verifier = Verifier("retrieval", SelectedRunner(full, selected_cache(full.cache, SETTINGS)), sampler)
+    middle = SelectedRunner(full, selected_cache(full.cache, SETTINGS))
     below = {"level": [], "level over lookup": [LookupDrafter()], "level over a draft model": [draft]}[name]
     pace, ticks = AdaptiveScheduler(below, gamma=3 if below else None), itertools.count()
-    level = Level("retrieval", verifier, pace, sampler.generator, lambda: next(ticks))
+    level = Level("retrieval", middle, sampler, pace, lambda: next(ticks))
     subject = Subject(level, lambda sequence: list(full.prefill(sequence)))
     subject.settle(sequence)
     return subject

@@ -28,7 +28,6 @@ def table(seed: int, sharpness: float = 1.5) -> torch.Tensor:
 
 TARGET = table(1)
 MIDDLE = TARGET + 0.7 * table(4)  # like the target, but not the same
-ALTERNATIVE = TARGET + 0.7 * table(5)
 DRAFTS = {
     "good": TARGET + 0.5 * table(2),
     "uniform": torch.zeros_like(TARGET),
@@ -69,37 +68,29 @@ class TableRunner:
     def row_cost(self) -> float:
         return ROW_COST
 
-    def rows(self, sequence, draft=()):
+    def rows(self, sequence, draft=(), parents=None):
         self._nodes = torch.empty(0, dtype=torch.long)
+        if parents is not None:
+            root = self.rows(sequence)
+            return torch.cat((root, self.forward(torch.tensor(draft), parents)))
         text = [*sequence.tokens[-2:], *draft]
         self._states = torch.tensor([a * VOCAB + b for a, b in itertools.pairwise(text)])
         return self._states
 
-    def scores(self, sequence, draft=()):
-        return self.logits(self.rows(sequence, draft))
-
     def logits(self, hidden):
         return self.model.logits(hidden)
 
-    def step(self, ids):
-        self._states = self._states[-1:] % VOCAB * VOCAB + ids
-        return self._states
-
-    def resolve(self, ids):
-        pass
-
-    def tree_rows(self, sequence, draft, parents):
-        root = self.rows(sequence)
-        return torch.cat((root, self.step_tree(torch.tensor(draft), parents)))
-
-    def step_tree(self, ids, parents):
+    def forward(self, ids, parents=None):
+        if parents is None:
+            self._states = self._states[-1:] % VOCAB * VOCAB + ids
+            return self._states
         first = len(self._nodes)
         for token, parent in zip(ids, parents, strict=True):
             above = self._states[-1:] if parent < 0 else self._nodes[parent : parent + 1]
             self._nodes = torch.cat((self._nodes, above % VOCAB * VOCAB + token))
         return self._nodes[first:]
 
-    def resolve_tree(self, ids):
+    def resolve(self, ids):
         pass
 
     def settle(self, sequence):
@@ -126,13 +117,12 @@ def hierarchy(
     penalised=False,
     noise=None,
     masks=None,
-    kernel=None,
     **trees,
 ):
     """Build a method over tables, with a seeded clock that makes every choice the best one sometimes.
 
     Each rank of a group has other random numbers and another clock. With `penalised`, the penalties of `sampling`
-    apply, which the table cannot contain, and a `kernel` chooses; with `masks`, those of a constraint. With `noise`,
+    apply, which the table cannot contain; with `masks`, those of a constraint. With `noise`,
     sampling is coupled.
     """
     settings = Speculation(method, "a model" if draft in DRAFTS else draft, gamma1=gammas[0], gamma2=gammas[1], **trees)
@@ -140,10 +130,8 @@ def hierarchy(
     full, middle, drafting = (TableRunner(each if penalised else warped(each, sampling)) for each in tables)
     has_middle = method in ("triforce", "retrieval", "streaming", "auto")
     runners = Runners(full, middle if has_middle else None, drafting if draft in DRAFTS else None, LookupDrafter())
-    if method == "auto":
-        runners.alternative = TableRunner(ALTERNATIVE if penalised else warped(ALTERNATIVE, sampling))
     if penalised:
-        sampler = Sampler(sampling, group.rank, VOCAB, torch.device("cpu"), BREAKERS, kernel, masks=masks)
+        sampler = Sampler(sampling, group.rank, VOCAB, torch.device("cpu"), BREAKERS, masks=masks)
         sampler.observe_prompt(PROMPT)
     else:
         sampler = ReadySampler(Sampling(temperature=1, top_p=1), group.rank, VOCAB, torch.device("cpu"))

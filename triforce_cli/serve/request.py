@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
-from offload.loading.tokenizers.chat_template import ASSISTANT, SYSTEM, USER, ChatMessage
-
 from offload.errors import SettingsError
+from offload.loading.tokenizers.chat_template import ASSISTANT, SYSTEM, USER, ChatMessage
 from offload.settings.config import check_part
 from offload.settings.constraint import JSON_SCHEMA, Constraint
 from offload.short_repr import short_repr

@@ -37,7 +37,6 @@
 struct level {
     const char *name;
     int (*attend)(const struct attention *);
-    int (*attend_all)(const struct attention *const *, int);
     int (*merge)(const struct merge *);
     int (*linear)(const struct linear *);
     int (*norm)(const struct norm *);
@@ -47,9 +46,6 @@ struct level {
     int (*score_keys)(const struct key_scores *);
     int (*delta)(const struct delta *);
     int (*quantize)(const void *call, int64_t first, int64_t last); /* a task of the pool */
-    float (*largest)(const float *x, int64_t count);
-    double (*exponentials)(const float *x, float *y, int64_t count, float best, float factor);
-    int64_t (*collect)(const float *y, int64_t count, float least, int32_t *ids);
 };
 
 enum { LINE = 128 }; /* bytes that move between cores together: two lines on x86, one on Apple's */
@@ -96,10 +92,6 @@ static inline uint16_t narrow(float x) { /* to nearest, ties to even */
 #include "kv_groups.h"
 
 #include "pack.h"
-
-#include "noise.h"
-
-#include "penalties.h"
 
 #define LEVEL portable
 #define LANES 8
@@ -187,10 +179,8 @@ int64_t triforce_layout(void) {
     const int64_t sizes[] = {sizeof(struct attention), sizeof(struct append), sizeof(struct linear), sizeof(struct norm),
                              sizeof(struct merge),     sizeof(struct format), sizeof(struct unpack),
                              sizeof(struct pack),      sizeof(struct rounding),  sizeof(struct quantize),
-                             sizeof(struct copy),      sizeof(struct call),   sizeof(struct layer_calls),
-                             sizeof(struct sequence),  sizeof(struct pass),   sizeof(struct observation),
-                             sizeof(struct key_scores), sizeof(struct delta),  sizeof(struct packing),
-                             sizeof(struct penalties), sizeof(struct choice)};
+                             sizeof(struct observation), sizeof(struct key_scores), sizeof(struct delta),
+                             sizeof(struct packing)};
     uint64_t number = LAYOUT; /* it wraps */
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
         number = number * 257 + sizes[i];
@@ -251,8 +241,6 @@ int triforce_pack(const struct pack *p) { return run_rows(pack_rows, p, p->rows)
 
 int triforce_unpack(const struct unpack *u) { return run_rows(unpack_rows, u, u->rows); }
 
-int triforce_copy(const struct copy *c) { return memcpy(c->to, c->from, c->rows * c->row_bytes) != c->to; }
-
 int triforce_quantize(const struct level *level, const struct quantize *q) {
     return run_rows(q->keys ? quantize_groups : level->quantize, q, q->count);
 }
@@ -260,10 +248,6 @@ int triforce_quantize(const struct level *level, const struct quantize *q) {
 int triforce_pack_runs(const struct packing *p) { return run_rows(pack_runs, p, p->count); }
 
 int triforce_append(const struct append *a) { return run_rows(append_tokens, a, a->tokens); }
-
-#include "pass.h"
-
-#include "choose.h"
 
 /*
  * While `limited`, torch's own operations in this thread run on this thread alone, and only the kernel uses as many as

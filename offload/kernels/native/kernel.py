@@ -11,21 +11,15 @@ from torch import Tensor
 
 from ...architecture.dims import LinearAttention
 from .calls import delta_call, score_call
-from .checks import check, require
 from .library import LEVELS, KernelUnavailable, open_library
-from .recording import APPEND, ATTEND, COPY, GATE, LINEAR, NORM, UNPACK, recorder
 from .row_calls import pack_call, product_call, rows_call, unpack_call
 from .structs import (
-    NO_MEMORY,
     Append,
     Attention,
-    Choice,
-    Copy,
     Format,
     Merge,
     Observation,
     Packing,
-    Pass,
     Quantize,
     Rounding,
 )
@@ -52,7 +46,6 @@ class Kernel:
     """The functions of kernel.c at one level.
 
     Results depend on the level and the build, never on the number of threads or on other rows of the same call.
-    The calls of a forward pass can be recorded (see recording.py): `operands` are what a call's struct refers to.
     """
 
     def __init__(self, level: str, library: ctypes.CDLL, handle: int) -> None:
@@ -65,26 +58,19 @@ class Kernel:
         self._pack, self._unpack = library.triforce_pack, library.triforce_unpack
         self._norm, self._gate = library.triforce_norm, library.triforce_gate
         self._round = library.triforce_round
-        self._copy, self._run = library.triforce_copy, library.triforce_run
         self._quantize, self._pack_runs = library.triforce_quantize, library.triforce_pack_runs
-        self._pick, self._choose = library.triforce_pick, library.triforce_choose
         self._limit_torch, self._parked = library.triforce_limit_torch, library.triforce_parked
 
-    def append(self, call: Append, *operands: Tensor) -> None:
+    def append(self, call: Append) -> None:
         """Rotate queries and keys, and store keys and values in their blocks."""
-        if recorder.recording is not None:
-            return recorder.recording.add(APPEND, call, *operands)
         self._append(ctypes.byref(call))
 
-    def attend(self, call: Attention, *operands: Tensor | None) -> None:
+    def attend(self, call: Attention) -> None:
         """Attend to blocks of keys and values. Raises MemoryError; ValueError if a parent is not before its child."""
-        if recorder.recording is not None:
-            return recorder.recording.add(ATTEND, call, *operands)
         _check(self._attend(self._handle, ctypes.byref(call)))
 
     def observe(self, call: Observation) -> None:
         """Add up the softmax weights of attention that has been computed. Raises MemoryError."""
-        require(recorder.recording is None, "an observation cannot be recorded")
         _check(self._observe(self._handle, ctypes.byref(call)))
 
     def score_keys(self, query: Tensor, panels: Tensor, scores: Tensor) -> None:
@@ -92,7 +78,6 @@ class Kernel:
 
         `panels` are those of `layout.new_key_panels`, in the query's dtype; scores are in fp32.
         """
-        require(recorder.recording is None, "scores of keys cannot be recorded")
         self._score_keys(self._handle, ctypes.byref(score_call(query, panels, scores)))
 
     def delta(
@@ -108,28 +93,12 @@ class Kernel:
         `rule` is a `DeltaRule`, `rows` `[kernel - 1 + tokens, width]` those of `run_delta_rule` behind the inputs
         before them. The state is replaced.
         """
-        require(recorder.recording is None, "linear attention cannot be recorded")
         self._delta(self._handle, ctypes.byref(delta_call(rule, rows, gates, state, out)))
         return out
 
     def merge(self, call: Merge) -> None:
         """Merge partial results, in order, into a running one; write the attention if the call has room for it."""
-        require(recorder.recording is None, "a merge cannot be recorded")
         self._merge(self._handle, ctypes.byref(call))
-
-    def copy(self, source: Tensor, target: Tensor, joins: bool = False) -> None:
-        """Copy rows to a tensor of the same size and type, both contiguous.
-
-        In a recorded pass, `joins` says that the target is the first row of those of all its sequences.
-        """
-        is_alike = source.dtype == target.dtype and len(source) == len(target) and source.nbytes == target.nbytes
-        require(is_alike and source.is_cpu and target.is_cpu, "rows are copied to others of the same size and type")
-        require(source.is_contiguous() and target.is_contiguous(), "rows that are copied are contiguous")
-        rows = len(source)
-        call = Copy(source.data_ptr(), target.data_ptr(), rows, source.nbytes // max(rows, 1), joins)
-        if recorder.recording is not None:
-            return recorder.recording.add(COPY, call, source, target)
-        self._copy(ctypes.byref(call))
 
     def linear(
         self,
@@ -147,10 +116,7 @@ class Kernel:
         With a `format`, the weight is quantised and x is bf16. Raises MemoryError.
         """
         call = product_call(x, weight, bias, onto, y, format)
-        if recorder.recording is not None:
-            recorder.recording.add(LINEAR, call, x, weight, bias, onto, y, format)
-        else:
-            _check(self._linear(self._handle, ctypes.byref(call)))
+        _check(self._linear(self._handle, ctypes.byref(call)))
         return y
 
     def pack(self, codes: Tensor, format: Format, weight: Tensor) -> None:
@@ -167,16 +133,12 @@ class Kernel:
 
     def pack_runs(self, call: Packing) -> None:
         """Pack runs of keys and values without loss, or unpack them to blocks if the call has no room for `fits`."""
-        require(recorder.recording is None, "packing cannot be recorded")
         self._pack_runs(ctypes.byref(call))
 
     def unpack(self, weight: Tensor, format: Format, ids: Tensor, y: Tensor) -> Tensor:
         """Write rows `ids` `[rows]` of a packed quantised weight to `y` `[rows, in]`, bf16 or fp32, and return it."""
         call = unpack_call(weight, format, ids, y)
-        if recorder.recording is not None:
-            recorder.recording.add(UNPACK, call, weight, format, ids, y)
-        else:
-            self._unpack(ctypes.byref(call))
+        self._unpack(ctypes.byref(call))
         return y
 
     def norm(self, x: Tensor, weight: Tensor, epsilon: float, y: Tensor) -> Tensor:
@@ -185,38 +147,14 @@ class Kernel:
         x `[rows, width]` is contiguous; `[tokens, heads, width]` may have any stride between tokens.
         """
         call = rows_call(x, y, weight, epsilon)
-        if recorder.recording is not None:
-            recorder.recording.add(NORM, call, x, y, weight)
-        else:
-            self._norm(self._handle, ctypes.byref(call))
+        self._norm(self._handle, ctypes.byref(call))
         return y
 
     def gate(self, x: Tensor, y: Tensor) -> Tensor:
         """Write silu(gate) * up of rows `[rows, gate and up]` to `y` `[rows, width]`; return `y`."""
         call = rows_call(x, y)
-        if recorder.recording is not None:
-            recorder.recording.add(GATE, call, x, y)
-        else:
-            self._gate(self._handle, ctypes.byref(call))
+        self._gate(self._handle, ctypes.byref(call))
         return y
-
-    def run(self, call: Pass) -> None:
-        """Run recorded calls. Raises what they raise."""
-        _check(self._run(self._handle, ctypes.byref(call)))
-
-    def pick(self, probs: Tensor, seed: int, position: int) -> int:
-        """Return the token that `speculation.noise` picks from a distribution `[vocab]` in fp32, or -1.
-
-        -1: two tokens are so close that rounding may decide, or the row is NaN.
-        """
-        check("probs", probs, (len(probs),), torch.float32)
-        return self._pick(probs.data_ptr(), len(probs), seed, position)
-
-    def choose(self, call: Choice) -> int:
-        """Choose a token of logits; return it, NO_TOKEN or NO_NUMBERS. Raises MemoryError."""
-        token = self._choose(self._handle, ctypes.byref(call))
-        _check(token == NO_MEMORY)
-        return token
 
     def limit_torch(self, limited: bool) -> None:
         """Limit torch's operations in the calling thread to one thread, or undo that. See `torch_on_one_thread`."""

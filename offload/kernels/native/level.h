@@ -34,12 +34,9 @@
 
 #include "delta.h"
 
-#include "softmax.h"
-
-static const struct level NAME(level) = {EXPAND_STRING(LEVEL), NAME(attend), NAME(attend_all), NAME(merge),
+static const struct level NAME(level) = {EXPAND_STRING(LEVEL), NAME(attend), NAME(merge),
                                               NAME(linear), NAME(norm), NAME(gate), NAME(round),
-                                              NAME(observe), NAME(score_keys), NAME(delta), QUANTIZE_GROUPS,
-                                              NAME(largest), NAME(exponentials), NAME(collect)};
+                                              NAME(observe), NAME(score_keys), NAME(delta), QUANTIZE_GROUPS};
 
 #undef vec
 #undef ints

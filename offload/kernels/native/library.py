@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from ctypes import c_int64, c_uint64, c_void_p
+from ctypes import c_int64, c_void_p
 from functools import cache
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
@@ -56,19 +56,13 @@ def open_library(path: Path | None = None) -> ctypes.CDLL:
         ("norm", structs.Rows),
         ("gate", structs.Rows),
         ("round", structs.Rounding),
-        ("run", structs.Pass),
     ):
         function = getattr(library, f"triforce_{name}")
         function.argtypes, function.restype = (c_void_p, ctypes.POINTER(structure)), ctypes.c_int
-    library.triforce_choose.argtypes = (c_void_p, ctypes.POINTER(structs.Choice))
-    library.triforce_choose.restype = c_int64
     library.triforce_append.argtypes = (ctypes.POINTER(structs.Append),)
-    library.triforce_copy.argtypes = (ctypes.POINTER(structs.Copy),)
     library.triforce_pack.argtypes = (ctypes.POINTER(structs.Pack),)
     library.triforce_unpack.argtypes = (ctypes.POINTER(structs.Unpack),)
     library.triforce_pack_runs.argtypes = (ctypes.POINTER(structs.Packing),)
-    library.triforce_pick.argtypes = (c_void_p, c_int64, c_uint64, c_int64)
-    library.triforce_pick.restype = c_int64
     library.triforce_limit_torch.argtypes, library.triforce_limit_torch.restype = (ctypes.c_int,), None
     return library
 

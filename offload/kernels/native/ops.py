@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
@@ -17,7 +16,6 @@ from ..quantized import QuantizedFormat, QuantizedTensor
 from .kernel import DTYPES, Kernel
 from .layout import pack_weight, unpack_weight, weight_rows
 from .panels import format_struct, pack_quantized, unpack_quantized
-from .recording import Recording, recorder
 from .structs import BLOCK, MAX_HEAD_DIM, Format
 
 
@@ -48,25 +46,6 @@ class NativeOperations:
 
     def gated(self, x: Tensor) -> Tensor:
         return self.kernel.gate(x, self.buffer("gated", (len(x), x.shape[1] // 2), x.dtype))
-
-    def copied(self, x: Tensor) -> Tensor:
-        with torch.inference_mode(False):  # as for buffers
-            y = torch.empty(x.shape, dtype=x.dtype)
-        self.kernel.copy(x, y)
-        return y
-
-    @contextmanager
-    def record(self) -> Iterator[Recording]:
-        """Record this thread's kernel calls until the end of the block, with buffers of their own."""
-        buffers = self._local.__dict__
-        saved = dict(buffers)
-        buffers.clear()
-        try:
-            with recorder.record() as recording:
-                yield recording
-        finally:
-            buffers.clear()
-            buffers.update(saved)
 
     def buffer(self, name: str, size: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Return this thread's output buffer `name`, uninitialised."""

@@ -1,9 +1,9 @@
 """What types.h declares: sizes of the memory layout, and the structs that the kernel is called with."""
 
 import ctypes
-from ctypes import c_double, c_float, c_int32, c_int64, c_uint16, c_uint64, c_void_p
+from ctypes import c_float, c_int32, c_int64, c_uint16, c_void_p
 
-LAYOUT = 22  # as in types.h
+LAYOUT = 23  # as in types.h
 BLOCK = 16  # tokens of a block, outputs of a panel
 SPAN = 32  # tokens of a group of quantised keys and values
 PIECE = 512  # tokens of a partial result
@@ -170,79 +170,7 @@ class Delta(ctypes.Structure):
     )
 
 
-class Copy(ctypes.Structure):
-    """`struct copy` of types.h."""
-
-    _fields_ = (
-        *((name, c_void_p) for name in ("source", "target")),
-        *((name, c_int64) for name in ("rows", "row_bytes")),
-        ("joins", c_int32),
-    )
-
-
-class Call(ctypes.Structure):
-    """`struct call` of types.h."""
-
-    _fields_ = (("kind", c_int32), ("layer", c_int32), ("arguments", c_void_p))
-
-
-class LayerCalls(ctypes.Structure):
-    """`struct layer_calls` of types.h."""
-
-    _fields_ = (("calls", ctypes.POINTER(Call)), ("count", c_int64))
-
-
-class Sequence(ctypes.Structure):
-    """`struct sequence` of types.h."""
-
-    _fields_ = (
-        ("layers", ctypes.POINTER(LayerCalls)),
-        *((name, c_void_p) for name in ("cos", "sin", "parents")),
-        *((name, c_int64) for name in ("start", "seen")),
-        *((name, c_int32) for name in ("first", "tokens", "stored", "nodes")),
-    )
-
-
-class Pass(ctypes.Structure):
-    """`struct pass` of types.h."""
-
-    _fields_ = (
-        ("calls", ctypes.POINTER(Call)),
-        ("sequences", ctypes.POINTER(Sequence)),
-        *((name, c_int64) for name in ("count", "rows")),
-        ("sequence_count", c_int32),
-    )
-
-
-class PenaltyTerms(ctypes.Structure):
-    """`struct penalties` of types.h."""
-
-    _fields_ = (
-        *((name, c_void_p) for name in ("seen", "counts", "breakers", "tokens")),
-        *((name, c_int64) for name in ("length", "drafted", "dry_allowed", "dry_range", "dry_longest", "ngram")),
-        *((name, c_double) for name in ("dry_multiplier", "dry_base", "dry_most")),
-        *((name, c_float) for name in ("repetition", "frequency", "presence")),
-    )
-
-
-GREEDY, DRAWN, COUPLED, DISTRIBUTION = range(4)  # kinds of choices, as in types.h
-NO_TOKEN, NO_NUMBERS, NO_MEMORY = -1, -2, -3  # in place of a token, as in types.h
-
-
-class Choice(ctypes.Structure):
-    """`struct choice` of types.h."""
-
-    _fields_ = (
-        *((name, c_void_p) for name in ("logits", "probs")),
-        ("penalties", ctypes.POINTER(PenaltyTerms)),
-        *((name, c_int64) for name in ("vocab", "top_k", "position")),
-        ("seed", c_uint64),
-        *((name, c_double) for name in ("temperature", "top_p", "min_p", "chance")),
-        ("kind", c_int32),
-    )
-
-
 STRUCTS: tuple[type[ctypes.Structure], ...] = (  # in the order of `triforce_layout`
-    *(Attention, Append, Product, Rows, Merge, Format, Unpack, Pack, Rounding, Quantize, Copy),
-    *(Call, LayerCalls, Sequence, Pass, Observation, KeyScores, Delta, Packing, PenaltyTerms, Choice),
+    *(Attention, Append, Product, Rows, Merge, Format, Unpack, Pack, Rounding, Quantize),
+    *(Observation, KeyScores, Delta, Packing),
 )

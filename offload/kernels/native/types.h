@@ -14,7 +14,7 @@
  * shift and a mask. Weights are stored in panels of 16 outputs, in the layout of the keys.
  */
 enum {
-    LAYOUT = 22,     /* raise it with any change that Python sees */
+    LAYOUT = 23,     /* raise it with any change that Python sees */
     BLOCK = 16,      /* tokens of a block, outputs of a panel */
     SPAN = 32,       /* tokens whose scores are weighed together, and of a group of quantised ones */
     LONG_SPAN = 64,      /* tokens of plain ones that are read together: several spans, a divisor of PIECE */
@@ -23,7 +23,6 @@ enum {
     PIECE = 512,     /* tokens of a partial result; several cores can compute the pieces of one head */
     ROW_GROUP = 60,  /* query rows that read a span together: a multiple of the rows a tile of every level */
     MAX_HEAD_DIM = 512,
-    MOST_JOINT = 64, /* attentions of a pass that are divided among the threads together */
     GROUP_INPUTS = 32,  /* of quantised weights: inputs whose codes lie together */
     NESTED_GROUPS = 8,  /* groups of a block whose scales share an outer factor */
     RUN = 128,          /* tokens of a KV head that are packed together */
@@ -262,33 +261,6 @@ struct norm {
     int32_t wide;
 };
 
-/* What is penalised in logits: tokens that occur before, of which the last `drafted` ones are a draft. */
-struct penalties {
-    uint8_t *seen;           /* [vocab], 1 for tokens before the draft; written to, but the same afterwards */
-    float *counts;           /* [vocab], how often each was generated before the draft; likewise */
-    const uint8_t *breakers; /* [vocab], 1 for DRY's sequence breakers */
-    const int32_t *tokens;   /* [length] */
-    int64_t length, drafted;
-    int64_t dry_allowed, dry_range, dry_longest; /* dry_longest: matches from which on the penalty is `dry_most` */
-    int64_t ngram;
-    double dry_multiplier, dry_base, dry_most;
-    float repetition, frequency, presence;
-};
-
-/* A choice among logits. */
-enum { GREEDY, DRAWN, COUPLED, DISTRIBUTION };           /* kinds of choices; the last one chooses none */
-enum { NO_TOKEN = -1, NO_NUMBERS = -2, NO_MEMORY = -3 }; /* in place of a token */
-struct choice {
-    const float *logits; /* [vocab] */
-    float *probs;        /* [vocab], which receives the distribution; NULL if it is not wanted, and nothing is COUPLED */
-    const struct penalties *penalties; /* NULL, or of the same vocabulary */
-    int64_t vocab, top_k, position;
-    uint64_t seed;
-    double temperature, top_p, min_p;
-    double chance; /* of DRAWN, from 0 to less than 1 */
-    int32_t kind;
-};
-
 /* Tokens of a layer with linear attention. Heads have multiples of 16 dimensions, at most MAX_HEAD_DIM. */
 struct delta {
     const void *rows;   /* [kernel - 1 + tokens][width]: q, k and v of all heads, those of the tokens before first */
@@ -299,49 +271,6 @@ struct delta {
     float *out;         /* [tokens][value_heads][value_dim] */
     int64_t tokens, width;
     int32_t key_heads, value_heads, key_dim, value_dim, kernel, wide;
-};
-
-/* Rows that are copied as they are. */
-struct copy {
-    const void *from;
-    void *to;
-    int64_t rows, row_bytes;
-    int32_t joins; /* 1: `to` is the first row of a pass of several sequences */
-};
-
-/*
- * A call of one of the functions above, with its struct; or, in a recorded pass, the calls of a layer that are by
- * sequence.
- */
-enum { APPEND, ATTEND, LINEAR, NORM, GATE, COPY, LAYER, UNPACK };
-struct call {
-    int32_t kind;
-    int32_t layer;   /* of LAYER */
-    void *arguments; /* of all others */
-};
-
-/* Recorded calls of one layer over one sequence's keys and values: `count` appends and copies, of which one attends. */
-struct layer_calls {
-    const struct call *calls;
-    int64_t count;
-};
-
-/* A sequence of a pass: its calls, and what differs between two passes of it, fields of those calls. */
-struct sequence {
-    const struct layer_calls *layers;
-    const void *cos, *sin;
-    const int32_t *parents;
-    int64_t start, seen;
-    int32_t first, tokens; /* its rows in the pass */
-    int32_t stored, nodes;
-};
-
-/* A forward pass of `rows` rows, those of each sequence together. Calls are recorded for any number of rows. */
-struct pass {
-    const struct call *calls;
-    const struct sequence *sequences;
-    int64_t count, rows;
-    int32_t sequence_count;
 };
 
 #endif

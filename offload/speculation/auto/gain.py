@@ -41,45 +41,27 @@ class GainMeter:
         return Gain(self._seconds, self._plain_s, self._step_s)
 
 
-SHARE = 0.025  # of the decoding time, which rejected drafts and one-off costs may take
-_START = 0.03  # of the horizon, which may be lost before anything was gained: plain steps per token
-_MAX_START = 2.0  # plain steps; the answer may end long before the horizon
-_MAX_CREDIT = 16.0  # plain steps; earlier gains above this do not pay for later losses
-_MAX_DEBT = 1.0  # plain steps; trials are postponed until it is repaid, not given up
+SHARE = 0.025  # of the decoding time, which rejected drafts may take
+_START, _MOST = 2.0, 16.0  # plain steps that may be lost at first, and at most, after gains
 
 
 class LossBudget:
     """The seconds that rejected drafts may cost: a share of the time, and the gains so far over plain steps.
 
-    One-off costs are booked in instalments over the tokens that benefit from them. A debt is bounded, and the share of
-    the time repays it: a failed trial postpones the next one.
+    A failed trial postpones the next one until the share of the time has repaid it.
     """
 
-    def __init__(self, horizon: int) -> None:
-        """`horizon` is the number of tokens to come."""
-        self._start = min(max(_START * horizon, 0.5), _MAX_START)
+    def __init__(self) -> None:
         self._credit: float | None = None  # seconds
-        self._instalment = self._unpaid = 0.0  # seconds a token, seconds
 
     def most_s(self, plain: float) -> float:
         """Return the most seconds that a cycle may take, because all of its draft may be rejected."""
         return plain + self._available(plain)
 
-    def invest(self, seconds: float, tokens: int) -> None:
-        """Book a one-off cost, over the next `tokens` tokens."""
-        self._unpaid += seconds
-        self._instalment = self._unpaid / max(tokens, 1)
-
     def observe(self, drafted: bool, emitted: int, seconds: float, plain: float) -> None:
-        """Book a cycle that emitted some tokens in so many seconds, without its one-off costs.
-
-        A plain step takes `plain` seconds, and gains or loses nothing.
-        """
-        paid = min(self._unpaid, self._instalment * emitted)
-        self._unpaid -= paid
+        """Book a cycle that emitted some tokens in so many seconds; a plain step takes `plain`, and loses nothing."""
         gain = plain * emitted - seconds if drafted else 0.0
-        credit = self._available(plain) + max(SHARE * seconds - paid, SHARE / 4 * seconds) + gain
-        self._credit = min(max(credit, -_MAX_DEBT * plain), _MAX_CREDIT * plain)
+        self._credit = min(max(self._available(plain) + SHARE * seconds + gain, -plain), _MOST * plain)
 
     def _available(self, plain: float) -> float:
-        return self._start * plain if self._credit is None else self._credit
+        return _START * plain if self._credit is None else self._credit

@@ -41,22 +41,18 @@ class DraftPasses:
 
     def following(self, ids: Tensor) -> Tensor:
         """Return the logits `[1, columns]` behind the next token of a chain, `[1]` on the device."""
-        return self._logits(self._runner.step(self._known(ids)))
+        return self._logits(self._runner.forward(self._known(ids)))
 
     def following_nodes(self, ids: Tensor, parents: Sequence[int]) -> Tensor:
         """Return the logits `[nodes, columns]` behind the nodes at the next depth that have children.
 
-        `ids` `[nodes]` are on the device, `parents` as of `Runner.step_tree`.
+        `ids` `[nodes]` are on the device, `parents` as of `Runner.forward`.
         """
-        return self._logits(self._runner.step_tree(self._known(ids), parents))
+        return self._logits(self._runner.forward(self._known(ids), parents))
 
     def resolve(self, ids: Sequence[int]) -> None:
-        """Note the ids of the tokens of a chain that had logits behind them."""
+        """Note the ids of the tokens of a chain, or of the nodes of a tree in order, that had logits behind them."""
         self._runner.resolve(ids)
-
-    def resolve_nodes(self, ids: Sequence[int]) -> None:
-        """Note the ids of the nodes that had logits behind them, in order."""
-        self._runner.resolve_tree(ids)
 
     def _known(self, ids: Tensor) -> Tensor:
         """Return ids with those that only the target has, as a constraint may ask for, replaced by the last one."""

@@ -18,7 +18,6 @@ from ...settings.config import Speculation
 from ...settings.method_sizes import draft_chunk
 from ..passes.hidden_rows import HiddenRows
 from ..passes.runner import Runner
-from ..passes.steps import AT_ONCE, Executor
 from ..sampling.warp import Sampler
 from .drafter import ModelDrafter
 
@@ -39,7 +38,6 @@ class HeadRunner:
         shape, rope = head.shape, head.rope(window + self._most)
         self.model, self.sources = head, sources
         self.cache = StreamingCache(shape, rope, 0, window, self._most, head.dtype, head.device)
-        self.executor: Executor = AT_ONCE  # heads run by themselves
         self.reach = rows_needed(head, settings)
         self._true = 0  # slots in the cache, from the first on, whose features come from the full cache's rows
         self._first = 0  # the first slot that is in the cache
@@ -119,13 +117,14 @@ class HeadRunner:
             at = end
         return torch.cat(parts)
 
-    def step(self, ids: Tensor) -> Tensor:
-        """Run a drafted token `[1]` behind the last slot; return its row `[1, hidden]`."""
-        self._rows = self.model.run(ids, self.model.recycled(self._rows), self.cache)
-        return self._rows
+    def forward(self, ids: Tensor, parents: Sequence[int] | None = None) -> Tensor:
+        """Run drafted tokens `[tokens]` behind the last slot, or as nodes of a tree; return their rows.
 
-    def step_tree(self, ids: Tensor, parents: Sequence[int]) -> Tensor:
-        """Run drafted tokens `[tokens]` as nodes of a tree, as `Runner.step_tree`; return their rows."""
+        `parents` are as of `Runner.forward`.
+        """
+        if parents is None:
+            self._rows = self.model.run(ids, self.model.recycled(self._rows), self.cache)
+            return self._rows
         before = () if self._tree is None else self._tree.parents
         self._tree = tree_of((*before, *parents))
         above = upload(torch.tensor([parent + 1 for parent in parents]), self.model.device)
@@ -140,8 +139,6 @@ class HeadRunner:
 
     def resolve(self, ids: Sequence[int]) -> None:
         """Do nothing: the next call with a sequence drops drafted slots."""
-
-    resolve_tree = resolve
 
     def observe(self, drafted: int, accepted: int) -> None:
         """Do nothing."""

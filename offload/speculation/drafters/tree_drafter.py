@@ -130,7 +130,7 @@ class TreeDrafting:
         nodes = [node for depth in plan for node in depth.nodes]
         in_order = [token for _, token in sorted(zip(nodes, ids, strict=True))]
         run = [node for depth in plan for node in depth.nodes if tree_of(shape.parents).children[node + 1]]
-        self._passes.resolve_nodes([in_order[node] for node in run])
+        self._passes.resolve([in_order[node] for node in run])
         in_order = [int(token) for token in self._group.agree(in_order)]
         if self._ranks(shape) or self._sampler.noise is not None:
             return Draft(in_order, None, shape.parents)

@@ -12,28 +12,21 @@ from ...events import MaskStatistics, Speculated
 from ...parallel import ALONE, Group
 from ...settings.config import LONGEST_GAMMA, Speculation
 from ...settings.method_sizes import drafter_kind, middle_kind
-from ...settings.methods import LOOKUP, METHODS, MIDDLES, MODEL
+from ...settings.methods import LOOKUP, METHODS, MIDDLES
 from ...settings.tree_settings import TreeSampling
 from ..auto.adaptive import HORIZON, AdaptiveScheduler
-from ..drafters.drafter import (
-    SELECTED_PRIOR,
-    Drafter,
-    DraftRunner,
-    ModelDrafter,
-    SelectedDrafter,
-)
+from ..drafters.drafter import Drafter, DraftRunner, ModelDrafter, SelectedDrafter
 from ..drafters.heads import HeadDrafter, HeadRunner
 from ..drafters.ngram import LookupDrafter
 from ..passes.estimators import ROW_COST
 from ..passes.runner import Runner
 from ..passes.selected_runner import SelectedRunner
-from ..passes.steps import Executor
+from ..passes.steps import Lane
 from ..sampling.warp import Sampler
-from ..trees.drafted_trees import DraftTrees, draft_trees
-from .level import Level, LogprobsRecorder, Verifier
+from ..trees.drafted_trees import draft_trees
+from .level import Level, LogprobsRecorder
 
 Clock = Callable[[], float]  # seconds
-Trees = Callable[[], DraftTrees] | None
 _CATCHING_UP = 4  # tokens that a draft model runs at once, at most: the last drafted one, those of the levels above
 
 
@@ -53,22 +46,18 @@ class Hierarchy:
 
 @dataclass
 class Runners:
-    """The runner of each model and cache, and the lookup drafter; reused from one request to the next.
+    """The runner of each model and cache, and the lookup drafter; reused from one request to the next."""
 
-    `alternative` is that of the method's alternative middle level.
-    """
-
-    full: Runner
+    target: Runner
     middle: SelectedRunner | None
     draft: DraftRunner | HeadRunner | None
     lookup: LookupDrafter
-    alternative: SelectedRunner | None = None
 
-    def use(self, executor: Executor) -> None:
-        """Let `executor` run all passes from now on."""
-        for runner in (self.full, self.middle, self.draft, self.alternative):
-            if runner is not None:
-                runner.executor = executor
+    def use(self, lane: Lane | None) -> None:
+        """Let a `lane` of a batch run all passes from now on; None: each runs at once. Heads run by themselves."""
+        for runner in (self.target, self.middle, self.draft):
+            if isinstance(runner, Runner):
+                runner.lane = lane
 
     def expect(self, settings: Speculation) -> None:
         """Note the longest pass that each runner will have, so that it is recorded before decoding.
@@ -76,18 +65,12 @@ class Runners:
         A verification has a row more than the draft. A draft model steps by one token, after those that it lacks.
         """
         lower, upper = (LONGEST_GAMMA if gamma is None else gamma for gamma in (settings.gamma1, settings.gamma2))
-        adaptive = METHODS[settings.method].adaptive
         drafts = drafter_kind(settings) is not None
-        self.full.longest = upper + 1 if drafts or self.middle is not None else 1
-        for middle in filter(None, (self.middle, self.alternative)):
-            middle.longest = lower + 1 if drafts else 1
+        self.target.longest = upper + 1 if drafts or self.middle is not None else 1
+        if self.middle is not None:
+            self.middle.longest = lower + 1 if drafts else 1
         if isinstance(self.draft, DraftRunner):
-            self.draft.longest = LONGEST_GAMMA + 1 if adaptive else _CATCHING_UP
-
-    def prepare(self) -> None:
-        """Record passes of the middle levels before decoding; the others have done so before they read the prompt."""
-        for middle in filter(None, (self.middle, self.alternative)):
-            middle.prepare()
+            self.draft.longest = LONGEST_GAMMA + 1 if METHODS[settings.method].adaptive else _CATCHING_UP
 
 
 def build(
@@ -105,44 +88,27 @@ def build(
     drafts trees for the full cache, where they are faster than chains. `logprobs` records the log-probabilities of the
     tokens that are emitted.
     """
-    method, shape = METHODS[settings.method], settings.tree_shape
-    drafters = _drafters(runners, settings, sampler, group)
-    full_row = runners.full.row_cost() if drafters or runners.middle is not None else ROW_COST
-    trees = draft_trees(shape, TreeSampling(settings.tree_sampling), may_be_chain=method.adaptive)
-
-    def level(verifier: Verifier, over: list[Drafter], gamma: int | None, trees: Trees, prior: float) -> Level:
-        cost = full_row if verifier is full else ROW_COST
-        scheduler = AdaptiveScheduler(over, gamma, method.adaptive, horizon, trees, cost)
-        name = "target" if verifier is full else verifier.name
-        return Level(name, verifier, scheduler, sampler.generator, clock, group, prior)
-
-    def middle(kind: str, runner: SelectedRunner) -> Level:
-        verifier = Verifier(kind, runner, sampler)
-        return level(verifier, drafters, settings.gamma1, None if method.adaptive else trees, MIDDLES[kind].acceptance)
-
-    full = Verifier("full", runners.full, sampler, logprobs)
-    middles: list[Level] = []
-    branching: list[Drafter] = []  # the middle level, where it drafts trees by itself
-    if runners.middle is not None:
-        kind = middle_kind(settings)
-        assert kind is not None, "there is a middle level"
+    method, kind, adaptive = METHODS[settings.method], middle_kind(settings), METHODS[settings.method].adaptive
+    trees = draft_trees(settings.tree_shape, TreeSampling(settings.tree_sampling), may_be_chain=adaptive)
+    drafters, middle = _drafters(runners, settings, sampler, group), None
+    row_cost = runners.target.row_cost() if drafters or runners.middle is not None else ROW_COST
+    if runners.middle is not None and kind is not None:
+        prior = MIDDLES[kind].acceptance
         if trees is not None and not drafters:
-            branching = [SelectedDrafter(kind, runners.middle, sampler, MIDDLES[kind].acceptance)]
-        if drafters or not branching:
-            middles = [middle(kind, runners.middle)]
-            if runners.alternative is not None and method.alternative is not None:
-                middles.append(middle(method.alternative, runners.alternative))
-    over = [*drafters, *middles, *branching] if method.adaptive else [*middles, *branching] or drafters
-    top = level(full, over, settings.gamma2, None if middles and not method.adaptive else trees, SELECTED_PRIOR)
-    return Hierarchy(settings.method, top, (top, *middles))
+            drafters = [SelectedDrafter(kind, runners.middle, sampler, prior)]
+        else:
+            pace = AdaptiveScheduler(drafters, settings.gamma1, adaptive, horizon, None if adaptive else trees)
+            middle = Level(kind, runners.middle, sampler, pace, clock, group, prior)
+            drafters = [*(drafters if adaptive else ()), middle]
+    trees = trees if adaptive or middle is None else None
+    pace = AdaptiveScheduler(drafters, settings.gamma2, adaptive, horizon, trees, row_cost)
+    top = Level("target", runners.target, sampler, pace, clock, group, logprobs=logprobs, verifier="full")
+    return Hierarchy(method.name, top, (top,) if middle is None else (top, middle))
 
 
 def _drafters(runners: Runners, settings: Speculation, sampler: Sampler, group: Group) -> list[Drafter]:
     """Return the method's drafter, if it has one."""
-    kind = drafter_kind(settings)
-    if kind == MODEL:
-        assert runners.draft is not None
-        if isinstance(runners.draft, HeadRunner):
-            return [HeadDrafter(runners.draft, sampler, group)]
-        return [ModelDrafter(runners.draft, sampler, group)]
-    return [runners.lookup] if kind == LOOKUP else []
+    if runners.draft is not None:
+        cls = HeadDrafter if isinstance(runners.draft, HeadRunner) else ModelDrafter
+        return [cls(runners.draft, sampler, group)]
+    return [runners.lookup] if drafter_kind(settings) == LOOKUP else []

@@ -168,7 +168,7 @@ class StepGraphs:
                     self._try(recording)
 
     @torch.inference_mode()
-    def forward(self, ids: Tensor, tree: None = None) -> Tensor:
+    def forward(self, ids: Tensor) -> Tensor:
         """Run `Model.forward` over the cache."""
         cache, tokens = self._cache, len(ids)
         recording = self._begin(tokens)

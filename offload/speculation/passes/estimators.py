@@ -1,4 +1,4 @@
-"""Online estimates for the scheduler: step times, draft times, acceptance rates, and expected tokens."""
+"""Online estimates for the scheduler: acceptance rates, the times of passes by rows, and expected tokens."""
 
 from bisect import bisect, insort
 
@@ -15,19 +15,6 @@ def expected_tokens(acceptance: float, gamma: int) -> float:
     return float(gamma + 1) if acceptance >= 1 else (1 - acceptance ** (gamma + 1)) / (1 - acceptance)
 
 
-def token_rate(accepted_of_drafted: float, gamma: int) -> float:
-    """Return the acceptance rate a token with which so large a share of drafts of `gamma` tokens is accepted.
-
-    The inverse of (expected_tokens(a, gamma) - 1) / gamma, which rises with a, by bisection.
-    """
-    low, high = 0.0, 1.0
-    for _ in range(50):
-        middle = (low + high) / 2
-        below = expected_tokens(middle, gamma) - 1 < accepted_of_drafted * gamma
-        low, high = (middle, high) if below else (low, middle)
-    return high
-
-
 class Acceptance:
     """A moving average of the probability that a drafted token is accepted; old observations decay."""
 
@@ -36,18 +23,10 @@ class Acceptance:
         self._accepted = self.verified = 0.0  # tokens behind the estimate, decayed
         self._decayed_to = 0  # the cycle up to which both have decayed
 
-    def rate(self, cycle: int, shift: float = 0.0) -> float:
-        """Return the estimate at a cycle. It decays to the prior, so that drafting is tried again.
-
-        `shift` is added to the prior: what other drafters have shown of the text.
-        """
+    def rate(self, cycle: int) -> float:
+        """Return the estimate at a cycle. It decays to the prior, so that drafting is tried again."""
         self._decay(cycle)
-        prior = min(max(self._prior + shift, 0.0), 1.0)
-        return (self._accepted + prior * self._weight) / (self.verified + self._weight)
-
-    def surprise(self, cycle: int) -> float:
-        """Return by how much the estimate differs from the prior."""
-        return self.rate(cycle) - self._prior
+        return (self._accepted + self._prior * self._weight) / (self.verified + self._weight)
 
     def observe(self, cycle: int, drafted: int, accepted: int) -> None:
         """Count a verification. Tokens after the first rejected one were not verified."""
@@ -61,9 +40,9 @@ class Acceptance:
         if self.verified > _MEMORY:  # a longer memory would follow a change of text too slowly
             self._accepted, self.verified = self._accepted * _MEMORY / self.verified, _MEMORY
 
-    def spread(self, cycle: int, shift: float = 0.0) -> float:
-        """Return the standard deviation of the belief at a cycle, as of a beta distribution."""
-        rate = self.rate(cycle, shift)
+    def spread(self, cycle: int) -> float:
+        """Return the standard deviation of the belief at a cycle, a Beta distribution."""
+        rate = self.rate(cycle)
         return (rate * (1 - rate) / (self.verified + self._weight + 1)) ** 0.5
 
     def _decay(self, cycle: int) -> None:
@@ -128,6 +107,13 @@ class StepTimes:
         weight = 0.7 if count == 1 else max(0.1, 1 / (count + 1))
         self._known[rows] = guess * (1 + weight * (ratio - 1))
 
+    def relax(self, guess: float) -> None:
+        """Let estimates decay to `guess` for one row, where they are above: what was slow once is tried again."""
+        if self._known and (now := self.of(1)) > guess > 0:
+            factor = 1 - _RELAX * (1 - guess / now)
+            self._known = {rows: seconds * factor for rows, seconds in self._known.items()}
+            self._slope_s = None
+
     def _slope(self) -> float:
         """Return the seconds of a further row: least squares over the measured sizes, and the prior as one more."""
         smallest = self._sizes[0]
@@ -137,61 +123,6 @@ class StepTimes:
         offsets = [(rows - mean_rows, self._known[rows] - mean_s) for rows in self._sizes]
         product = sum(rows * seconds for rows, seconds in offsets)
         return max((_SLOPE_WEIGHT * prior + product) / (_SLOPE_WEIGHT + sum(rows**2 for rows, _ in offsets)), 0.0)
-
-
-class DraftTimes:
-    """Seconds per drafted token, a moving average. The first draft is not counted: it may include allocations."""
-
-    def __init__(self) -> None:
-        self._per_token: float | None = None
-        self._most = float("inf")
-        self._first = True
-
-    @property
-    def known(self) -> bool:
-        return self._per_token is not None
-
-    def of(self, guess: float) -> float:
-        """Return seconds per token; `guess`, or less if that was too much, before the first measurement."""
-        return min(guess, self._most) if self._per_token is None else self._per_token
-
-    def relax(self, guess: float) -> None:
-        """Let an estimate above `guess` decay to it: drafts that were slow once are tried again."""
-        if self._per_token is not None and self._per_token > guess:
-            self._per_token += _RELAX * (guess - self._per_token)
-
-    def limit(self, tokens: int, seconds: float) -> None:
-        """Note that a draft of `tokens` and a one-off cost took `seconds` together."""
-        self._first = False
-        self._most = min(self._most, seconds / tokens)
-
-    def observe(self, tokens: int, seconds: float) -> None:
-        """Count a draft of `tokens` that took `seconds`."""
-        if self._first:
-            self._first = False
-            return
-        sample = seconds / tokens
-        self._per_token = sample if self._per_token is None else self._per_token + 0.3 * (sample - self._per_token)
-
-
-class SetupTimes:
-    """Seconds of a drafter's one-off costs: estimates, multiplied by the ratio that was measured last."""
-
-    _MAX = 10.0  # an estimate is corrected by this factor at most: what was measured may be a pause of the machine
-
-    def __init__(self) -> None:
-        self._ratio = 1.0
-        self.count = 0  # of measurements
-
-    def of(self, guess: float) -> float:
-        """Return seconds for an estimate."""
-        return self._ratio * guess
-
-    def observe(self, guess: float, seconds: float) -> None:
-        """Count a one-off cost that was estimated as `guess` and took `seconds`."""
-        self.count += 1
-        if guess > 0:
-            self._ratio = min(max(seconds / guess, 1 / self._MAX), self._MAX)
 
 
 _TRUST = 4  # times the rows of the largest measured pass are considered; the next measurement allows more

@@ -16,6 +16,7 @@ class HiddenRows:
         """Keep the rows of the latest `window` tokens at least."""
         self.window = window
         self.first = self.length = 0  # positions of the rows that are there
+        self._nodes: list[Tensor] = []  # the rows of a tree in flight
         self._ring: Tensor | None = None  # [capacity, width]; row p is that of position p modulo the capacity
 
     @torch.inference_mode()
@@ -46,3 +47,12 @@ class HiddenRows:
         """Drop the rows of the tokens at position `length` and after."""
         self.length = min(self.length, length)
         self.first = min(self.first, self.length)
+
+    def hold(self, rows: Tensor) -> None:
+        """Keep the rows `[tokens, width]` of further nodes of a tree in flight, apart."""
+        self._nodes.append(rows)
+
+    def release(self) -> Tensor | None:
+        """Return the rows `[nodes, width]` of the tree in flight, which are kept no longer; None if there are none."""
+        rows, self._nodes = self._nodes, []
+        return torch.cat(rows) if rows else None

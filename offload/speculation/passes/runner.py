@@ -17,11 +17,10 @@ from ...memory.host_memory import upload
 from ...memory.tree_attention import Tree, tree_of
 from ...model.decoder import Model
 from ...sequence import TokenSequence, Watermarks, common_prefix
-from .cuda_graphs import graphs_for
+from .cuda_graphs import StepGraphs, graphs_for
 from .estimators import ATTENTION_COST, ROW_COST
 from .hidden_rows import HiddenRows
-from .recorded_passes import RecordedPasses, recorded_passes
-from .steps import AT_ONCE, Executor, PassRecordings, Step
+from .steps import Lane, Step
 
 
 class Runner:
@@ -42,9 +41,8 @@ class Runner:
         self._tree: Tree | None = None  # of the nodes in flight, in the order in which they were run
         self._nodes: list[int] = []  # their tokens
         self.kept: HiddenRows | None = None  # see `keep_rows`
-        self._node_rows: list[Tensor] = []  # of the nodes in flight, if rows are kept
-        self.graphs: PassRecordings | None = recorded_passes(model, cache) or graphs_for(model, cache)
-        self.executor: Executor = AT_ONCE
+        self.graphs: StepGraphs | None = graphs_for(model, cache)
+        self.lane: Lane | None = None  # of a batch: runs the passes with those of other sequences
         self.longest = 1  # tokens of the longest pass of decoding that is recorded ahead of it
 
     @property
@@ -145,79 +143,68 @@ class Runner:
         """Keep at most the first `length` tokens in the cache."""
         self._truncate(min(length, self.num_cached))
 
-    @torch.inference_mode()
-    def rows(self, sequence: TokenSequence, draft: Sequence[int] = ()) -> Tensor:
+    def rows(self, sequence: TokenSequence, draft: Sequence[int] = (), parents: Sequence[int] | None = None) -> Tensor:
         """Return hidden rows `[len(draft) + 1, hidden]`: of the sequence's last token, then of each draft token.
 
-        The draft's keys and values stay in the cache until the next call shows that the sequence differs.
+        With the `parents` of a tree, a draft token follows those on its path. The draft stays in the cache until the
+        next call with a sequence, which keeps what that goes on with.
         """
-        wanted = len(draft) + 1
-        last = self._row_of_last(sequence)
-        pending = [*sequence.tokens[self.num_cached :], *draft]
-        while len(pending) > max(self.chunk, wanted):
-            size = min(self.chunk, len(pending) - wanted)  # the wanted rows must come from one pass
+        last, pending = self._synchronise(sequence), sequence.tokens[self.num_cached :]
+        behind = len(draft) if parents is None else 0  # tokens that are run with the last pending ones
+        while len(pending) + behind > max(self.chunk, behind + 1):
+            size = min(self.chunk, len(pending) - 1)  # the wanted rows come from one pass
             self._run(pending[:size])
             del pending[:size]
-        rows = self._run(pending) if pending else self._last[:0]
-        return torch.cat((last, rows)) if last is not None else rows[-wanted:]
+        ids, count, tree = [*pending, *draft], len(pending), None
+        if not ids:
+            return last
+        if parents is not None:
+            tree = [*range(-1, count - 1), *(parent + count for parent in parents)]
+        rows = self.forward(self._id_tensor(ids), tree)
+        self.resolve(ids)
+        return rows[-len(draft) - 1 :] if last is None else torch.cat((last, rows))
 
-    @torch.inference_mode()
-    def tree_rows(self, sequence: TokenSequence, draft: Sequence[int], parents: Sequence[int]) -> Tensor:
-        """Return hidden rows `[len(draft) + 1, hidden]` as `rows` does, for a draft that is a tree.
-
-        The draft stays in flight until the next call with a sequence, which keeps the path along which that goes on.
-        """
-        last = self._row_of_last(sequence)
-        pending = sequence.tokens[self.num_cached :]
-        while len(pending) > self.chunk:
-            self._run(pending[: self.chunk])
-            del pending[: self.chunk]
-        count = len(pending)
-        ids = [*pending, *draft]
-        rows = self.step_tree(self._id_tensor(ids), [*range(-1, count - 1), *(parent + count for parent in parents)])
-        self.resolve_tree(ids)
-        return torch.cat((last, rows)) if last is not None else rows[count - 1 :]
-
-    def step_tree(self, ids: Tensor, parents: Sequence[int]) -> Tensor:
-        """Run tokens `[tokens]` of the device as nodes of a tree; return their hidden rows `[tokens, hidden]`.
-
-        `parents` are numbers of nodes, in the order in which they were run since the last call with a sequence; -1 is
-        the last cached token. Nodes are in flight, as those of `tree_rows`, if the host gives their ids to
-        `resolve_tree`.
-        """
-        before = () if self._tree is None else self._tree.parents
-        tree = tree_of((*before, *parents))
-        hidden = self.executor.hidden(Step(self.model, self.cache, ids, self.attended, tree, self.graphs))
-        self._tree = tree
-        if self.kept is not None:
-            self._node_rows.append(hidden)
-        return hidden
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Return logits `[tokens, vocab]` in fp32 of hidden rows `[tokens, hidden]`."""
-        return self.executor.logits(self.model, hidden)
-
-    def resolve_tree(self, ids: Sequence[int]) -> None:
-        """Note the ids of the tokens that the last steps ran as nodes, in order."""
-        self._nodes += ids
-
-    def step(self, ids: Tensor) -> Tensor:
-        """Run tokens `[tokens]` of the device after those in the cache; return their hidden rows `[tokens, hidden]`.
+    def forward(self, ids: Tensor, parents: Sequence[int] | None = None) -> Tensor:
+        """Run tokens `[tokens]` of the device behind those in the cache; return their hidden rows `[tokens, hidden]`.
 
         The host need not know the ids, which are in the model's vocabulary, so it does not wait for them. Until it
-        gives them to `resolve`, they do not count as cached: the next call with a sequence drops them from the cache.
+        gives them to `resolve`, they do not count as cached: the next call with a sequence drops them.
+
+        With `parents`, they are nodes of a tree: `parents` are numbers of nodes, in the order in which they were run
+        since the last call with a sequence; -1 is the last cached token.
         """
-        self._last = None
-        hidden = self.executor.hidden(Step(self.model, self.cache, ids, self.attended, recorded=self.graphs))
-        self._last = hidden[-1:]
-        if self.kept is not None:
-            self.kept.put(self.cache.length - len(ids), hidden)
+        tree = None
+        if parents is not None:
+            tree = tree_of((*(() if self._tree is None else self._tree.parents), *parents))
+        else:
+            self._last = None
+        if self.lane is not None:
+            hidden = self.lane.forward(Step(self.model, self.cache, ids, self.attended, tree, self.graphs))
+        elif self.graphs is not None and self.graphs.serves(len(ids), tree):
+            hidden = self.graphs.forward(ids)
+        else:
+            hidden = self.model.forward(ids, self.cache, tree)
+        if tree is None:
+            self._last = hidden[-1:]
+            if self.kept is not None:
+                self.kept.put(self.cache.length - len(ids), hidden)
+        else:
+            self._tree = tree
+            if self.kept is not None:
+                self.kept.hold(hidden)
         return hidden
 
     def resolve(self, ids: Sequence[int]) -> None:
-        """Note the ids of the tokens that the last steps ran, in order."""
+        """Note the ids of the tokens that the last passes ran, in order."""
+        if self._tree is not None:
+            self._nodes += ids
+            return
         assert self.num_cached + len(ids) <= self.cache.length, "more ids than tokens that were run"
         self._cached += ids
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Return logits `[tokens, vocab]` in fp32 of hidden rows `[tokens, hidden]`."""
+        return self.model.logits(hidden) if self.lane is None else self.lane.logits(self.model, hidden)
 
     def observe(self, drafted: int, accepted: int) -> None:
         """Note how many tokens drafted from this runner's rows were accepted."""
@@ -235,10 +222,7 @@ class Runner:
 
     relative_cost = 1.0  # estimated time of a step, in plain steps of the full cache
 
-    @property
-    def setups(self) -> int:
-        """How many times a pass of this runner had a one-off cost; here, that of recording it."""
-        return self.graphs.recordings if isinstance(self.graphs, RecordedPasses) else 0
+    setups = 0  # passes that had a one-off cost
 
     def setup_cost(self, sequence: TokenSequence) -> float:
         """Estimate the one-off cost of the next pass, in plain steps of the full cache; 0 if there is none."""
@@ -248,20 +232,7 @@ class Runner:
         """Drop from the cache the tokens that are not in the sequence, such as a rejected draft."""
         self._truncate(self._matching_prefix(sequence))
 
-    def scores(self, sequence: TokenSequence, draft: Sequence[int] = ()) -> Tensor:
-        """Return the logits `[len(draft) + 1, vocab]` in fp32 of what `rows` returns, valid until the next pass."""
-        if isinstance(self.graphs, RecordedPasses) and self.executor is AT_ONCE and self.kept is None:
-            last, before = self._row_of_last(sequence), self.num_cached
-            ids = [*sequence.tokens[before:], *draft]
-            if last is None and len(ids) == len(draft) + 1:
-                self._last, most = None, self.model.shape.vocab - 1
-                logits = self.graphs.scores([min(token, most) for token in ids])
-                if logits is not None:
-                    self._cached += ids
-                    return logits
-        return self.logits(self.rows(sequence, draft))
-
-    def _row_of_last(self, sequence: TokenSequence) -> Tensor | None:
+    def _synchronise(self, sequence: TokenSequence) -> Tensor | None:
         """Truncate the cache to its common prefix with the sequence; return the last token's row if it is kept."""
         agreed = self._matching_prefix(sequence)
         if agreed == len(sequence) == self.num_cached and self._last is not None:
@@ -291,7 +262,7 @@ class Runner:
         Returns the tokens of the path. Nothing is kept if the cache has lost the tree, or the sequence has left it.
         """
         tree, ids, self._tree, self._nodes = self._tree, self._nodes, None, []
-        rows, self._node_rows = self._node_rows, []
+        rows = None if self.kept is None else self.kept.release()
         if self.num_cached < self.cache.length or not self.cache.held == len(tree) == len(ids):
             return 0
         path = tree.follow(ids, following)
@@ -299,8 +270,8 @@ class Runner:
             self._last = None
             self.cache.commit(path)  # first: an interrupt between the two must not leave more tokens than keys
             self._cached += following[: len(path)]
-            if self.kept is not None and rows:  # those of a tree before `keep_rows` are not there
-                self.kept.put(self.num_cached - len(path), torch.cat(rows)[path])
+            if rows is not None:  # those of a tree before `keep_rows` are not there
+                self.kept.put(self.num_cached - len(path), rows[path])
         return len(path)
 
     def _truncate(self, length: int) -> None:
@@ -312,7 +283,7 @@ class Runner:
             self.kept.truncate(self.num_cached)
 
     def _run(self, ids: Sequence[int]) -> Tensor:
-        hidden = self.step(self._id_tensor(ids))
+        hidden = self.forward(self._id_tensor(ids))
         self.resolve(ids)
         return hidden
 

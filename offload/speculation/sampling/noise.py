@@ -10,8 +10,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ...kernels.native import Kernel
-
 _WORD = 0xFFFFFFFF
 _LN2 = 0.6931471805599453
 _BLOCK = 16  # positions whose noise is computed together where the whole vocabulary's is needed
@@ -61,9 +59,8 @@ class Noise:
     Speculative Decoding, arXiv 2408.07978).
     """
 
-    def __init__(self, seed: int, kernel: Kernel | None = None) -> None:
-        """With a `kernel`, rows on the CPU are picked from by it; the tokens are the same."""
-        self.seed, self.kernel = seed, kernel
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
         self._blocks: dict[tuple[int, int, torch.device], Tensor] = {}  # least recently used first
 
     def of_tokens(self, positions: Tensor, tokens: Tensor) -> Tensor:
@@ -109,34 +106,11 @@ class Noise:
         It never has a probability of 0. For a row of NaN it is any token.
         """
         assert len(positions) == len(probs), "a position for each row"
-        if self.kernel is None or probs.device.type != "cpu":
-            return self.scores(probs, positions).argmax(dim=-1)
-        return torch.tensor([self._pick(row, position) for row, position in zip(probs, positions, strict=True)])
+        return self.scores(probs, positions).argmax(dim=-1)
 
     def best(self, probs: Tensor, positions: Sequence[int], count: int) -> Tensor:
         """Return the tokens with the largest scores, `[rows, count]`, the best first; arguments as of `pick`.
 
         Tokens of a probability above 0 are a sample without replacement; where there are too few, any others follow.
         """
-        if self.kernel is None or probs.device.type != "cpu":
-            return self.scores(probs, positions).topk(count, dim=-1).indices
-        return torch.tensor([self._best(row, at, count) for row, at in zip(probs.clone(), positions, strict=True)])
-
-    def _best(self, row: Tensor, position: int, count: int) -> list[int]:
-        """Pick again and again, which is faster than computing the noise of all tokens. Changes the row."""
-        found: list[int] = []
-        while len(found) < count:
-            token = self.kernel.pick(row, self.seed, position)
-            if token < 0:  # as in `_pick`, or nothing is left
-                scores = self.scores(row.unsqueeze(0), [position])[0]
-                scores[found] = -1
-                return found + scores.topk(count - len(found)).indices.tolist()
-            found.append(token)
-            row[token] = 0
-        return found
-
-    def _pick(self, row: Tensor, position: int) -> int:
-        token = self.kernel.pick(row, self.seed, position)
-        if token < 0:  # two scores are so close that only their exact bits decide
-            return int(self.scores(row.unsqueeze(0), [position]).argmax())
-        return token
+        return self.scores(probs, positions).topk(count, dim=-1).indices

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Sequence
-from functools import cached_property
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ...kernels.native.structs import PenaltyTerms
 from ...memory.host_memory import upload
 from ...settings.config import Sampling
 
@@ -117,30 +115,6 @@ class Penalties:
             self._marks[token] = True
             self._tallies[token] += 1
 
-    @cached_property
-    def terms(self) -> PenaltyTerms:
-        """What the kernel penalises with; `follow` says which tokens it follows."""
-        sampling, arrays = self._sampling, (self._seen, self._counts, self._breakers)
-        return PenaltyTerms(
-            *(array.ctypes.data for array in arrays),
-            dry_allowed=sampling.dry_allowed_length,
-            dry_range=sampling.dry_range,
-            dry_longest=_longest_match(sampling) if sampling.dry_multiplier else 0,
-            ngram=sampling.no_repeat_ngram,
-            dry_multiplier=sampling.dry_multiplier,
-            dry_base=sampling.dry_base,
-            dry_most=LARGEST_DRY,
-            repetition=sampling.repetition_penalty,
-            frequency=sampling.frequency_penalty,
-            presence=sampling.presence_penalty,
-        )
-
-    def follow(self, draft: Sequence[int]) -> None:
-        """Let the kernel's next row follow the history and a draft."""
-        terms = self.terms
-        terms.length, terms.drafted = self._history.place(draft), len(draft)
-        terms.tokens = self._history.address
-
     def apply(self, logits: Tensor, drafts: Sequence[Sequence[int]]) -> Tensor:
         """Return penalised logits `[rows, vocab]`; each row follows the history and its own draft."""
         if not self.active:
@@ -190,7 +164,7 @@ class _History:
     def __init__(self) -> None:
         self._buffer = np.zeros(0, dtype=np.int32)
         self._slots = self._buffer.data
-        self._length = self.address = 0
+        self._length = 0
 
     def append(self, ids: Sequence[int]) -> None:
         self._length = self.place(ids)
@@ -201,11 +175,11 @@ class _History:
         return self._buffer[:end]
 
     def place(self, draft: Sequence[int]) -> int:
-        """Write a draft after the history; return the length of both, which begin at `address`."""
+        """Write a draft after the history; return the length of both."""
         end = self._length + len(draft)
         if end > len(self._slots):
             new = np.concatenate((self._buffer[: self._length], np.zeros(end + 1024, dtype=np.int32)))
-            self._buffer, self._slots, self.address = new, new.data, new.ctypes.data  # at once: an interrupt may come
+            self._buffer, self._slots = new, new.data  # at once: an interrupt may come
         for place, token in enumerate(draft, self._length):
             self._slots[place] = token
         return end

@@ -32,4 +32,4 @@ class Samplers:
             masks = self._constraints.masks(sampling.constraint, prompt)
         breakers = self._breakers() if sampling.dry_multiplier > 0 else ()
         model = self._model
-        return Sampler(sampling, seed, model.shape.vocab, model.device, breakers, model.operations.kernel, masks)
+        return Sampler(sampling, seed, model.shape.vocab, model.device, breakers, masks)

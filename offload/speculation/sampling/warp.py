@@ -15,16 +15,15 @@ from torch import Tensor
 from ...errors import TriforceError
 from ...memory.host_memory import download
 from ...settings.config import Sampling
-from .native_choice import NativeChoice
 from .noise import Noise
 from .penalties import Penalties
 
 if TYPE_CHECKING:
     from ...constraints.masks import TokenMasks
     from ...events import MaskStatistics
-    from ...kernels.native import Kernel
 
 _NEVER = float("-inf")
+_LEAST = 1e-9  # a probability below which the bound of the likely tokens is not lowered step by step
 _MASS = 2.0**52  # a probability of 1 as an integer: sums of integers are the same in any order
 
 
@@ -54,13 +53,6 @@ def warp(logits: Tensor, sampling: Sampling) -> Tensor:
     return logits.softmax(dim=-1)
 
 
-def warp_by(kernel: Kernel | None, logits: Tensor, sampling: Sampling) -> Tensor:
-    """Return what a sampler with that kernel, and without penalties, returns as `warp`."""
-    if kernel is None or logits.device.type != "cpu":
-        return warp(logits, sampling)
-    return NativeChoice(kernel, sampling, logits.shape[1]).distribution(logits, [()] * len(logits))
-
-
 def largest(rows: Tensor) -> Tensor:
     """Return the index of the largest number of each row, `[rows, 1]`; of equal ones the first."""
     if rows.device.type != "cpu":
@@ -76,26 +68,28 @@ def _keep_top_k(logits: Tensor, k: int) -> Tensor:
 def keep_top_p_by_row(logits: Tensor, p: float) -> Tensor:
     """Keep the smallest set of the likeliest tokens whose probabilities sum to p; always at least one token.
 
-    Of equally likely tokens, those with larger ids are kept. For the CPU, where sorting takes most of the time.
+    Of equally likely tokens, those with larger ids are kept. For the CPU, where sorting a vocabulary takes longest: few
+    tokens are as likely as those that are kept, and only they are sorted.
     """
-    probs = logits.softmax(dim=-1)
-    # Tokens up to this sum to less than 1 - p, so none of them is kept: only the few others are sorted.
-    most = float(probs.amax(dim=-1).nan_to_num(1.0).min())
-    limit = min(float(np.float32((1 - p) / logits.shape[-1])), float(np.nextafter(np.float32(most), np.float32(0))))
-    likely = torch.nn.functional.threshold(probs, limit, 0.0)
-    unlikely_mass = (probs - likely).sum(dim=-1)
     kept = torch.full_like(logits, _NEVER)
-    for row, values in enumerate(likely.numpy()):
-        ordered = np.sort(values[values > 0])  # ascending, several times as fast as torch's
-        if not len(ordered):  # a row of NaN
-            continue
-        count = max(int((torch.from_numpy(ordered).cumsum(dim=-1) + unlikely_mass[row] > 1 - p).sum()), 1)
-        least = ordered[-count]
-        kept[row] = torch.where(probs[row] >= float(least), logits[row], _NEVER)
-        ties = len(ordered) - int(ordered.searchsorted(least)) - count  # that are not kept
-        if ties:
-            kept[row, np.flatnonzero(values == least)[:ties]] = _NEVER
+    for row, probs in enumerate(logits.softmax(dim=-1).numpy()):
+        bound = np.float32(probs.max())  # NaN if the row is: then no token is kept
+        ids = _above(probs, bound := bound / 16)
+        while bound > 0 and probs[ids].sum(dtype=np.float64) < p:
+            ids = _above(probs, bound := np.float32(bound / 16 if bound > _LEAST else 0))
+        ordered = np.sort(probs[ids])[::-1]
+        count = int(ordered.cumsum(dtype=np.float64).searchsorted(p)) + 1
+        if count < len(ids):
+            least = ordered[count - 1]
+            ids = ids[probs[ids] >= least]
+            ids = np.delete(ids, np.flatnonzero(probs[ids] == least)[: len(ids) - count])
+        chosen = torch.from_numpy(ids)
+        kept[row, chosen] = logits[row, chosen]
     return kept
+
+
+def _above(probs: np.ndarray, bound: np.float32) -> np.ndarray:
+    return np.flatnonzero(probs > bound)
 
 
 def keep_top_p_at_once(logits: Tensor, p: float) -> Tensor:
@@ -172,10 +166,9 @@ class Sampler:
         vocab: int,
         device: torch.device,
         breakers: Collection[int] = (),
-        kernel: Kernel | None = None,
         masks: TokenMasks | None = None,
     ) -> None:
-        """`breakers` are the ids of DRY's sequence breakers; a `kernel` makes the choices on the CPU, faster.
+        """`breakers` are the ids of DRY's sequence breakers.
 
         `masks` are those of a constraint, None without one.
         Greedy sampling has no generator: for a large vocabulary, to draw takes as long as a layer.
@@ -183,12 +176,9 @@ class Sampler:
         self.sampling = sampling
         self.vocab = vocab
         self.generator = None if sampling.greedy else torch.Generator(device).manual_seed(seed)
-        self.noise = Noise(seed, kernel) if sampling.coupled and not sampling.greedy else None
+        self.noise = Noise(seed) if sampling.coupled and not sampling.greedy else None
         self._penalties = Penalties(sampling, vocab, device, breakers)
         self._masks = masks
-        self._native: NativeChoice | None = None
-        if kernel is not None and device.type == "cpu":
-            self._native = NativeChoice(kernel, sampling, vocab, self._penalties, self.noise, self.generator)
 
     def observe_prompt(self, ids: Sequence[int]) -> None:
         """Append tokens of the prompt to the history."""
@@ -231,8 +221,6 @@ class Sampler:
         tokens of its own path.
         """
         paths = _paths(len(logits), tentative) if paths is None else paths
-        if self._native is not None and self._native.serves(logits):
-            return self._native.distribution(self._masked(logits, paths), paths)
         return warp(self.penalised(logits, paths), self.sampling)
 
     @property
@@ -251,12 +239,6 @@ class Sampler:
 
         It is the likeliest, the one that the noise picks, or drawn. Raises TriforceError as `read_tokens` does.
         """
-        if self._native is not None and self._native.serves(logits):
-            paths = _paths(len(positions), tentative) if paths is None else paths
-            tokens = self._native.tokens(self._masked(logits, paths), positions, paths)
-            if min(tokens) < 0:
-                raise _no_numbers()
-            return tokens
         rows = self.distribution(logits, tentative, paths)
         if self.noise is not None:
             return read_tokens(self.noise.pick(rows, positions), rows)

@@ -18,7 +18,7 @@ from ...memory.host_memory import upload
 from ...settings.config import Sampling
 from ...settings.tree_settings import TreeSampling
 from ..sampling.noise import Noise
-from ..sampling.warp import draw, read_tokens, sample, uniform, warp_by
+from ..sampling.warp import draw, read_tokens, sample, uniform, warp
 from .tree import Draft, Verdict
 from .tree_verification import verify_tree
 
@@ -121,12 +121,12 @@ class CoupledChoice:
 
     def pick(self, logits: Tensor, sampling: Sampling | None = None) -> int:
         """Return the chosen token."""
-        probs = warp_by(self.noise.kernel, logits.unsqueeze(0), sampling or self.sampling)
+        probs = warp(logits.unsqueeze(0), sampling or self.sampling)
         return int(self.noise.pick(probs, [self.position]))
 
     def perturbed(self, logits: Tensor) -> Tensor:
         """Return the logits with Gumbel noise, up to a constant; -inf where top-k, top-p or min-p keep no token."""
-        scores = self.noise.scores(warp_by(self.noise.kernel, logits[None], self.sampling), [self.position])[0]
+        scores = self.noise.scores(warp(logits[None], self.sampling), [self.position])[0]
         return scores.log() * self.sampling.temperature
 
     def margin(self, logits: Tensor, expected: int, emitted: int) -> float:

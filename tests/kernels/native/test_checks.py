@@ -6,18 +6,7 @@ import sys
 import pytest
 import torch
 
-from offload.architecture.dims import Dimensions
-from offload.kernels.native import find_kernel
-from offload.kernels.native.calls import BlockCalls
 from offload.kernels.native.checks import InvalidCall, check
-from offload.kernels.native.recording import (
-    PassInputs,
-    RecordedLayers,
-    Recording,
-    SequenceCalls,
-    recorder,
-    rotations_of,
-)
 from tests.support.paths import ROOT
 
 WITHOUT_ASSERTIONS = """
@@ -72,16 +61,3 @@ def test_wrong_tensors_are_refused_without_assertions():
 def test_the_message_says_what_is_wrong(x):
     with pytest.raises(InvalidCall, match=r"rows must be \[3, 4\] of torch.float32, contiguous, in host memory; it is"):
         check("rows", x, (3, 4), torch.float32)
-
-
-def test_a_wrong_tree_among_several_sequences_is_told_from_a_lack_of_memory():
-    kernel, calls = find_kernel(), BlockCalls(Dimensions(1, 64, 1, 1, 16, 64, 64, True), 1)
-    kv, q, out = torch.zeros(1, 1, 512), torch.zeros(1, 1, 16), torch.zeros(1, 1, 16)
-    layers = Recording()
-    layers.add_layer(0)
-    with recorder.record() as recording:
-        kernel.attend(calls.attention(kv, q, 1, out=out), kv, q, out)
-    sequence, rows = SequenceCalls([recording]), rotations_of((torch.zeros(1, 1, 16),) * 2)
-    right, wrong = (PassInputs(0, 1, 1, rows, parents=torch.tensor([x], dtype=torch.int32)) for x in (-1, 0))
-    with pytest.raises(ValueError, match="parent must come before"):
-        RecordedLayers(layers).run(kernel, [(sequence, right), (sequence, wrong)])
