@@ -95,10 +95,10 @@ class FullCache(InFlightTokens):
         """Store keys and values as `attend` does; return the rotated queries, and the position of the first one."""
         is_next = self._next is not None and self._next[0] == layer and self._next[1] < self.length + self._inflight
         start = self._next[1] if is_next else self.length
-        self._next = layer, start + len(q)
+        self._next = layer, start + q.shape[0]
         rows = self.rows
-        if len(q) < self._inflight:
-            rows = tuple(row[start - self.length :][: len(q)] for row in rows)
+        if q.shape[0] < self._inflight:
+            rows = tuple(row[start - self.length :][: q.shape[0]] for row in rows)
         q = append(self.store, layer, start, q, k, v, rows_of(self.store.shape, layer, rows))
         if self._queries is not None and k is not None:
             self._queries.keep(layer, q)
