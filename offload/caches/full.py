@@ -1,7 +1,7 @@
 """The full cache, which keeps every token."""
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 from weakref import WeakSet
 
 import torch
@@ -11,6 +11,7 @@ from ..architecture.rope import Rope, rows_of
 from ..kernels import triton
 from ..kernels.native.structs import BLOCK
 from ..memory.block_store import BlockStore
+from ..memory.paged_store import PagedStore
 from ..memory.plain_store import PlainStore
 from ..memory.store import Store, append
 from ..memory.tree_attention import Tree
@@ -103,6 +104,20 @@ class FullCache(InFlightTokens):
         if self._queries is not None and k is not None:
             self._queries.keep(layer, q)
         return q, start
+
+    def native_sequence(self) -> Any:
+        """Return the part of the pass under way that the native kernel runs as a whole; None if it does not."""
+        is_plain = type(self.store) in (BlockStore, PagedStore) and self.windows is None and self.states is None
+        if not is_plain or self._inflight > KEPT_QUERIES:
+            return None
+        found = self.store.sequence(self._inflight, self.start, self.length + 1, self.rows, self.tree)
+        if self._queries is not None and self.tree is None:
+            found.rotated, found.queries = self._queries.rows.data_ptr(), KEPT_QUERIES
+            self._queries.count = self._inflight
+        elif self._queries is not None:
+            every = self._queries.of_tree
+            found.rotated, found.queries = every[0, self._held].data_ptr(), every.shape[1]
+        return found
 
     def hold(self) -> None:
         self.store.end()

@@ -36,11 +36,12 @@ static int attend_sequence(const struct level *level, const struct pass *p, cons
     struct append a = {.q = normed ? r->q + first * q * item : r->qkv + first * width * item,
                        .k = normed ? r->k + first * kv * item : r->qkv + (first * width + q) * item,
                        .v = r->qkv + (first * width + q + kv) * item, .cos = s->cos, .sin = s->sin,
-                       .rotated = (char *)s->rotated + layer * s->queries * q * item, .kv = blocks, .table = s->table,
+                       .rotated = (char *)s->rotated + layer * s->queries * q * item, .kv = blocks, .table = s->places,
                        .q_stride = normed ? q : width, .k_stride = normed ? kv : width, .v_stride = width,
-                       .head_stride = s->head_stride, .start = s->start, .tokens = s->tokens, .heads = p->heads,
+                       .head_stride = s->head_stride, .start = s->start, .tokens = s->tokens, .stored = s->stored, .heads = p->heads,
                        .kv_heads = p->kv_heads, .head_dim = dim, .wide = p->wide};
-    struct attention b = {.q = a.rotated, .kv = blocks, .table = s->table, .out = r->attended + first * q * item,
+    struct attention b = {.q = a.rotated, .kv = blocks, .table = s->table ? s->table + layer * s->table_layer : NULL,
+                          .table_stride = s->table_stride, .out = r->attended + first * q * item,
                           .head_stride = s->head_stride, .seen = s->seen, .causal = 1, .tokens = s->tokens,
                           .kv_heads = p->kv_heads, .group = p->heads / p->kv_heads, .head_dim = dim, .wide = p->wide,
                           .narrow_out = !p->wide, .scale = p->scale, .parents = s->parents, .nodes = s->nodes};

@@ -179,9 +179,10 @@ class Sequence(ctypes.Structure):
     """`struct sequence` of types.h."""
 
     _fields_ = (
-        *((name, c_void_p) for name in ("kv", "table", "cos", "sin", "parents", "rotated")),
-        *((name, c_int64) for name in ("layer_stride", "head_stride", "start", "seen", "first")),
-        *((name, c_int32) for name in ("tokens", "nodes", "queries")),
+        *((name, c_void_p) for name in ("kv", "places", "table", "cos", "sin", "parents", "rotated")),
+        *((name, c_int64) for name in ("layer_stride", "head_stride", "table_layer", "table_stride")),
+        *((name, c_int64) for name in ("start", "seen", "first")),
+        *((name, c_int32) for name in ("tokens", "stored", "nodes", "queries")),
     )
 
 

@@ -274,16 +274,19 @@ struct layer {
     struct linears qkv, o, gate_up, down;
 };
 
-/* A sequence of a pass: rows `first` to `first + tokens - 1`, and its keys and values, as in struct attention. */
+/* A sequence of a pass: rows `first` to `first + tokens - 1`. Other fields are those of struct append and attention. */
 struct sequence {
-    char *kv;              /* of the first layer */
-    const int32_t *table;  /* of all heads; NULL: blocks are in order */
-    const void *cos, *sin; /* [tokens][head_dim] */
+    char *kv;                /* of the first layer */
+    const int32_t *places;   /* the table of struct append */
+    const int32_t *table;    /* that of struct attention, in the first layer */
+    const void *cos, *sin;
     const int32_t *parents;
-    void *rotated;         /* [layers][queries][heads][head_dim]: room for its rotated queries */
-    int64_t layer_stride, head_stride; /* bytes of the keys and values */
+    void *rotated;           /* [layers][queries][heads][head_dim]; with 0 queries [tokens][heads][head_dim] */
+    int64_t layer_stride;    /* bytes between the keys and values of consecutive layers */
+    int64_t head_stride;
+    int64_t table_layer, table_stride; /* entries between the tables of consecutive layers, and heads */
     int64_t start, seen, first;
-    int32_t tokens, nodes, queries;
+    int32_t tokens, stored, nodes, queries;
 };
 
 /* A pass of a few tokens of one or more sequences through layers `first` to `last - 1`. */
