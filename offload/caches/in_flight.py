@@ -64,10 +64,6 @@ class InFlightTokens(ABC):
             return torch.arange(self.length, self.length + self._inflight, device=self.device)
         return self.tree.on(self.device).depths[self._held :] + self.length
 
-    def native_sequence(self) -> Any:
-        """Return None: only caches over the native kernel's blocks have passes that it runs as a whole."""
-        return
-
     @property
     def has_static_steps(self) -> bool:
         return False

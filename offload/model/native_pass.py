@@ -38,8 +38,9 @@ class NativePass:
         Returns them, replaced, and copies of those that enter the layers `taps`; None for caches that call the kernel
         layer by layer.
         """
-        parts = [part.native_sequence() for part in getattr(cache, "caches", (cache,))]
-        if None in parts:
+        caches = getattr(cache, "caches", (cache,))
+        parts = [part.native_sequence() for part in caches if hasattr(part, "native_sequence")]
+        if len(parts) < len(caches) or None in parts:
             return None
         sequences, rows, kept = (structs.Sequence * len(parts))(*parts), 0, []
         for sequence in sequences:
