@@ -62,8 +62,7 @@ class FullCache(InFlightTokens):
     def begin(self, tokens: int, tree: Tree | None = None, chunk: int | None = None) -> None:
         """Begin a pass as in `KVCache`; with `chunk`, each layer attends chunk by chunk, in one call each."""
         end = self.length + (tokens if tree is None else len(tree))
-        if tokens < 1 or end > self.capacity:  # no assert: recorded calls of the native kernel check nothing more
-            raise AssertionError(f"{end} tokens in a cache of {self.capacity}")
+        assert tokens >= 1 and end <= self.capacity, f"{end} tokens in a cache of {self.capacity}"
         self._enter(tokens, tree)
         self.writes += 1
         self._next = None

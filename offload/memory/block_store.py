@@ -10,6 +10,7 @@ from torch import Tensor
 from ..architecture.config import ModelShape
 from ..architecture.rope import Rows, rotate
 from ..kernels.native.calls import BlockCalls
+from ..kernels.native.checks import require
 from ..kernels.native.kernel import Kernel
 from ..kernels.native.kv_groups import Groups
 from ..kernels.native.layout import keys_of, mean_keys, move_tokens, values_of, write_blocks
@@ -88,6 +89,8 @@ class BlockStore(DeviceStore):
         Arguments are those of `append` and `attend_table`; the `table` `[layers, kv_heads, blocks]` is of all layers.
         """
         item, places = self.dtype.itemsize, self._table
+        capacity = self.calls.tokens if places is None else len(places) * BLOCK
+        require(0 <= stored <= tokens and 0 <= start <= capacity - tokens and seen >= 1, "tokens beyond the last block")
         found = Sequence(kv=self._blocks.data_ptr(), start=start, seen=seen, tokens=tokens, stored=stored)
         found.layer_stride, found.head_stride = (item * stride for stride in self._blocks.stride()[:2])
         found.cos, found.sin = (x.data_ptr() for x in rows)
