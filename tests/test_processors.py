@@ -6,7 +6,7 @@ import torch
 
 from offload.kernels.native import threads as native_threads
 from offload.kernels.native import use_threads
-from offload.system.machine import listed, usable_cores
+from offload.system.machine import usable_cores
 
 
 @pytest.fixture
@@ -64,10 +64,6 @@ def test_a_quota_of_control_groups_of_version_1(machine, folder):
     groups |= {f"{folder}/cpu.cfs_quota_us": "400000", f"{folder}/cpu.cfs_period_us": "100000"}
     assert machine(SMT, groups=groups) == 4
     assert machine(SMT, groups=groups | {f"{folder}/cpu.cfs_quota_us": "-1"}) == 8
-
-
-def test_lists_of_the_system():
-    assert listed("0-3,8\n") == {0, 1, 2, 3, 8} and listed("\n") == set()
 
 
 def test_threads_are_no_more_than_the_cores_unless_they_are_asked_for(set_threads, monkeypatch):

@@ -20,24 +20,24 @@ class JointCache:
     """The caches of several sequences as one that attends: the rows of each sequence follow each other."""
 
     def __init__(self, steps: Sequence[Step]) -> None:
-        self._caches = [step.cache for step in steps]
+        self.caches = [step.cache for step in steps]
         self._sizes = [len(step.ids) for step in steps]
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, lse: Tensor | None = None) -> Tensor:
         """Attend as each cache does; the arguments as there, for all sequences."""
-        return self._attend([cache.attend for cache in self._caches], layer, q, k, v, lse)
+        return self._attend([cache.attend for cache in self.caches], layer, q, k, v, lse)
 
     def attend_window(self, layer: int, q: Tensor, k: Tensor, v: Tensor, lse: Tensor | None = None) -> Tensor:
-        return self._attend([cache.attend_window for cache in self._caches], layer, q, k, v, lse)
+        return self._attend([cache.attend_window for cache in self.caches], layer, q, k, v, lse)
 
     def attend_linear(self, layer: int, rule: DeltaRule, rows: Tensor, gates: Tensor) -> Tensor:
         """Run the tokens as each cache does in a layer with linear attention."""
-        parts = zip(self._caches, rows.split(self._sizes), gates.split(self._sizes), strict=True)
+        parts = zip(self.caches, rows.split(self._sizes), gates.split(self._sizes), strict=True)
         return torch.cat([cache.attend_linear(layer, rule, *part) for cache, *part in parts])
 
     def positions(self) -> Tensor:
         """Return the positions of the pass's tokens, each in its own sequence."""
-        return torch.cat([cache.positions() for cache in self._caches])
+        return torch.cat([cache.positions() for cache in self.caches])
 
     def _attend(
         self, caches: Sequence[Callable[..., Tensor]], layer: int, q: Tensor, k: Tensor, v: Tensor, lse: Tensor | None

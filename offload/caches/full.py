@@ -1,7 +1,7 @@
 """The full cache, which keeps every token."""
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 from weakref import WeakSet
 
 import torch
@@ -11,6 +11,7 @@ from ..architecture.rope import Rope, rows_of
 from ..kernels import triton
 from ..kernels.native.structs import BLOCK
 from ..memory.block_store import BlockStore
+from ..memory.paged_store import PagedStore
 from ..memory.plain_store import PlainStore
 from ..memory.store import Store, append
 from ..memory.tree_attention import Tree
@@ -61,8 +62,7 @@ class FullCache(InFlightTokens):
     def begin(self, tokens: int, tree: Tree | None = None, chunk: int | None = None) -> None:
         """Begin a pass as in `KVCache`; with `chunk`, each layer attends chunk by chunk, in one call each."""
         end = self.length + (tokens if tree is None else len(tree))
-        if tokens < 1 or end > self.capacity:  # no assert: recorded calls of the native kernel check nothing more
-            raise AssertionError(f"{end} tokens in a cache of {self.capacity}")
+        assert tokens >= 1 and end <= self.capacity, f"{end} tokens in a cache of {self.capacity}"
         self._enter(tokens, tree)
         self.writes += 1
         self._next = None
@@ -95,14 +95,28 @@ class FullCache(InFlightTokens):
         """Store keys and values as `attend` does; return the rotated queries, and the position of the first one."""
         is_next = self._next is not None and self._next[0] == layer and self._next[1] < self.length + self._inflight
         start = self._next[1] if is_next else self.length
-        self._next = layer, start + len(q)
+        self._next = layer, start + q.shape[0]
         rows = self.rows
-        if len(q) < self._inflight:
-            rows = tuple(row[start - self.length :][: len(q)] for row in rows)
+        if q.shape[0] < self._inflight:
+            rows = tuple(row[start - self.length :][: q.shape[0]] for row in rows)
         q = append(self.store, layer, start, q, k, v, rows_of(self.store.shape, layer, rows))
         if self._queries is not None and k is not None:
             self._queries.keep(layer, q)
         return q, start
+
+    def native_sequence(self) -> Any:
+        """Return the part of the pass under way that the native kernel runs as a whole; None if it does not."""
+        is_plain = type(self.store) in (BlockStore, PagedStore) and self.windows is None and self.states is None
+        if not is_plain or self._inflight > KEPT_QUERIES:
+            return None
+        found = self.store.sequence(self._inflight, self.start, self.length + 1, self.rows, self.tree)
+        if self._queries is not None and self.tree is None:
+            found.rotated, found.queries = self._queries.rows.data_ptr(), KEPT_QUERIES
+            self._queries.count = self._inflight
+        elif self._queries is not None:
+            every = self._queries.of_tree
+            found.rotated, found.queries = every[0, self._held].data_ptr(), every.shape[1]
+        return found
 
     def hold(self) -> None:
         self.store.end()

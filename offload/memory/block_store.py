@@ -10,10 +10,11 @@ from torch import Tensor
 from ..architecture.config import ModelShape
 from ..architecture.rope import Rows, rotate
 from ..kernels.native.calls import BlockCalls
+from ..kernels.native.checks import require
 from ..kernels.native.kernel import Kernel
 from ..kernels.native.kv_groups import Groups
 from ..kernels.native.layout import keys_of, mean_keys, move_tokens, values_of, write_blocks
-from ..kernels.native.structs import BLOCK, PIECE
+from ..kernels.native.structs import BLOCK, PIECE, Sequence
 from ..settings.method_sizes import KEPT_QUERIES
 from .host_memory import copy_bytes, host_memory
 from .store import ALL, DeviceStore
@@ -79,6 +80,28 @@ class BlockStore(DeviceStore):
         call = self.calls.attention(self._layers[layer], q, seen, window=window, **more)
         self._kernel.attend(call)
         return out
+
+    def sequence(
+        self, tokens: int, start: int, seen: int, rows: Rows, tree: Tree | None, stored: int = 0, table: Any = None
+    ) -> Sequence:
+        """Return a pass's part over this store, as the kernel takes it; `rows` and the table outlive it.
+
+        Arguments are those of `append` and `attend_table`; the `table` `[layers, kv_heads, blocks]` is of all layers.
+        """
+        item, places = self.dtype.itemsize, self._table
+        capacity = self.calls.tokens if places is None else len(places) * BLOCK
+        require(0 <= stored <= tokens and 0 <= start <= capacity - tokens and seen >= 1, "tokens beyond the last block")
+        found = Sequence(kv=self._blocks.data_ptr(), start=start, seen=seen, tokens=tokens, stored=stored)
+        found.layer_stride, found.head_stride = (item * stride for stride in self._blocks.stride()[:2])
+        found.cos, found.sin = (x.data_ptr() for x in rows)
+        if places is not None:
+            found.places = found.table = places.data_ptr()
+        if table is not None:
+            found.table, (found.table_layer, found.table_stride) = table.data_ptr(), table.stride()[:2]
+        if tree is not None:
+            parents = tree.on(self.device).parents
+            found.parents, found.nodes = parents.data_ptr(), len(parents)
+        return found
 
     def layer(self, index: int) -> Tensor:
         """Return a layer's blocks `[kv_heads, blocks, 2 * 16 * head_dim]`, not to be written to."""

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ..errors import Degraded
-from ..system.numa import new_memory
+from ..system.huge_pages import new_memory
 
 Allocate = Callable[[tuple[int, ...], torch.dtype], Tensor]
 PIECE = 2**30  # bytes that are pinned at once, a fraction of a second
@@ -25,7 +25,7 @@ _POLL = 0.1  # seconds between two reports
 
 
 def host_memory(size: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Return uninitialised memory that is committed on first write, on all nodes, in huge pages if there are any.
+    """Return uninitialised memory that is committed on first write, in huge pages if there are any.
 
     Attention to a long context touches every memory page at every token: with pages of 4 KB, TLB misses cost a tenth of
     the bandwidth.

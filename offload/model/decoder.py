@@ -26,6 +26,7 @@ from ..memory.window_rings import Windows
 from ..parallel import ALONE, Group
 from ..settings.kv_formats import BF16
 from .layer import Layer, LayerPass
+from .native_pass import NativePass, native_pass
 from .row_inputs import NO_INPUTS, LayerEmbeddings, RowInputs, query_scales
 
 _ATTEND = {FULL: "attend", SLIDING: "attend_window", LINEAR: "attend_linear"}  # by the kind of a layer
@@ -148,6 +149,8 @@ class Model:
     def through(self, ids: Tensor, cache: Attends) -> Tensor:
         """Run `forward` without `begin` and `commit`, which the caller does. Returns `[tokens, hidden]`."""
         x, tapped, inputs = self.embed(ids), [], NO_INPUTS
+        if self._native_pass is not None and (rows := self._native_pass.run(x, cache, self.taps)) is not None:
+            return joined(rows)
         if not self.shape.takes_rows_alone:
             own = self._layer_embeddings and self._layer_embeddings.rows(ids, x, self.shape.norm_eps)
             inputs = RowInputs(self._query_scales(cache), own)
@@ -174,6 +177,10 @@ class Model:
         """Return the factors of the queries in the pass that `cache` has begun; None if there are none."""
         scaling = self.shape.query_scaling
         return None if scaling is None else query_scales(*scaling, cache.positions(), self.dtype)
+
+    @cached_property
+    def _native_pass(self) -> NativePass | None:
+        return native_pass(self, self._layers)
 
     @cached_property
     def read_cost(self) -> float:

@@ -80,12 +80,6 @@ def allowed_processors() -> set[int]:
     return set(allowed or range(psutil.cpu_count() or 1))
 
 
-def listed(text: str) -> set[int]:
-    """Return the numbers of a list as the system writes it: 0-3,8 are 0, 1, 2, 3 and 8."""
-    pairs = (part.partition("-") for part in text.strip().split(",") if part)
-    return {number for first, _, last in pairs for number in range(int(first), int(last or first) + 1)}
-
-
 def _physical_cores() -> int:
     return psutil.cpu_count(logical=False) or psutil.cpu_count() or 1
 

@@ -11,6 +11,7 @@ import torch
 from filelock import FileLock
 
 from offload.kernels.native.calls import partial_count
+from offload.kernels.native.ops import NativeLinear, NativeOperations, Panels
 from offload.kernels.native.structs import BLOCK, Attention
 from tests.support.paths import ROOT
 
@@ -43,6 +44,16 @@ def build_emulated(cache: Path) -> Path:
             subprocess.run([compiler, "-shared", compiled, "-lm", "-o", linked], check=True, timeout=BUILD_SECONDS)
             linked.replace(library)
     return library
+
+
+def linear(kernel, x, weight, bias=None, onto=None, y=None, format=None):
+    """Return x W^T + bias + onto, in the dtype of `y` and in its memory; `weight` is packed."""
+    inputs, operations = x.shape[1], NativeOperations(kernel)
+    made = NativeLinear(operations, [Panels(weight, y.shape[1], format, inputs)], bias)
+    if onto is not None:
+        return made(x, y.copy_(onto))
+    made.into(x, y)
+    return y
 
 
 def draw(*size, dtype=torch.float32, seed=0):

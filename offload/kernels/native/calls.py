@@ -27,15 +27,20 @@ class BlockCalls:
     """Builder of calls over the keys and values of one layer, which has `blocks` consecutive blocks for each KV head.
 
     `kv` is always a layer's tensor of `kv_heads * blocks * 2 * 16 * head_dim` elements, contiguous, bf16 or fp32; all
-    other tensors have its dtype. Calls are built for every token and layer, so constants are computed once.
+    other tensors have its dtype. Calls are built for every token and layer: what is the same in all of them is copied.
     """
 
     def __init__(self, shape: Dimensions, blocks: int) -> None:
         check_head_dim(shape.head_dim)
         self.tokens = blocks * BLOCK  # capacity
-        self._kv_heads, self._group = shape.kv_heads, shape.group
-        self._head_dim, self._scale = shape.head_dim, shape.head_dim**-0.5
+        self._kv_heads, self._heads, self._head_dim = shape.kv_heads, shape.kv_heads * shape.group, shape.head_dim
         self._head_elements = blocks * 2 * BLOCK * shape.head_dim
+        self._appends, self._attentions = {}, {}  # by dtype
+        for dtype in FLOATS:
+            same = {"kv_heads": shape.kv_heads, "head_dim": shape.head_dim, "wide": dtype == torch.float32}
+            same["head_stride"] = self._head_elements * dtype.itemsize
+            self._appends[dtype] = bytes(Append(**same))
+            self._attentions[dtype] = bytes(Attention(group=shape.group, scale=shape.head_dim**-0.5, **same))
 
     def append(
         self,
@@ -59,51 +64,36 @@ class BlockCalls:
             stored: how many of the first tokens are stored already; only their queries are rotated.
             table: `[blocks]`, int32: the block number of each block of the sequence; None for 0, 1, 2, ...
         """
-        tokens = len(q)
+        dtype, dim, (tokens, heads, _) = kv.dtype, self._head_dim, q.shape
         self._check_kv(kv, table)
         if table is not None:
-            check("table", table, (len(table),), torch.int32)
-        capacity = self.tokens if table is None else len(table) * BLOCK
+            check("table", table, table.shape[:1], torch.int32)
+        capacity = self.tokens if table is None else table.shape[0] * BLOCK
         require(0 <= stored <= tokens and 0 <= start <= capacity - tokens, "tokens beyond the last block")
-        check("rotated", rotated, q.shape, kv.dtype)
-        for x in rows:
-            check("cos and sin", x, (tokens, 1, self._head_dim), kv.dtype)
-        require(k.shape == v.shape == (tokens, self._kv_heads, self._head_dim), "k and v have other heads or tokens")
-        q_stride, k_stride, v_stride = (self._token_stride(x, kv.dtype) for x in (q, k, v))
-        return Append(
-            q=q.data_ptr(),
-            k=k.data_ptr(),
-            v=v.data_ptr(),
-            cos=rows[0].data_ptr(),
-            sin=rows[1].data_ptr(),
-            rotated=rotated.data_ptr(),
-            kv=kv.data_ptr(),
-            table=address(table),
-            q_stride=q_stride,
-            k_stride=k_stride,
-            v_stride=v_stride,
-            head_stride=self._head_elements * kv.itemsize,
-            start=start,
-            tokens=tokens,
-            stored=stored,
-            heads=q.shape[1],
-            kv_heads=self._kv_heads,
-            head_dim=self._head_dim,
-            wide=kv.dtype == torch.float32,
-        )
+        check("rotated", rotated, (tokens, heads, dim), dtype)
+        cos, sin = rows
+        check("cos", cos, (tokens, 1, dim), dtype)
+        check("sin", sin, (tokens, 1, dim), dtype)
+        require(k.shape == v.shape == (tokens, self._kv_heads, dim), "k and v have other heads or tokens")
+        call = Append.from_buffer_copy(self._appends[dtype])
+        call.q_stride, call.k_stride, call.v_stride = (self._stride(x, dtype) for x in (q, k, v))
+        call.q, call.k, call.v, call.kv = q.data_ptr(), k.data_ptr(), v.data_ptr(), kv.data_ptr()
+        call.cos, call.sin, call.rotated = cos.data_ptr(), sin.data_ptr(), rotated.data_ptr()
+        call.start, call.tokens, call.stored, call.heads = start, tokens, stored, heads
+        if table is not None:
+            call.table = table.data_ptr()
+        return call
 
-    def _token_stride(self, x: Tensor, dtype: torch.dtype) -> int:
+    def _stride(self, x: Tensor, dtype: torch.dtype) -> int:
         """Return the elements between tokens of `x` `[tokens, heads, head_dim]`, whose heads are contiguous."""
-        require(
-            x.dim() == 3 and x.shape[2] == self._head_dim and x.dtype == dtype and x.is_cpu, "q, k or v is no match"
-        )
         stride, *inner = x.stride()
-        require(inner == [self._head_dim, 1], "the heads of q, k or v are not contiguous")
+        is_one = inner == [self._head_dim, 1] and x.shape[2] == self._head_dim and x.dtype == dtype and x.is_cpu
+        require(is_one, "q, k or v has another dtype or size, or heads that are not contiguous")
         return stride
 
     def _check_kv(self, kv: Tensor, table: Tensor | None) -> None:
         """Raise InvalidCall if this is not a layer's memory; with a table, it may be another number of blocks."""
-        has_room = kv.numel() == self._kv_heads * self._head_elements or table is not None
+        has_room = table is not None or kv.numel() == self._kv_heads * self._head_elements
         require(has_room and kv.dtype in FLOATS and kv.is_contiguous() and kv.is_cpu, "this is no layer's memory")
 
     def attention(
@@ -137,47 +127,47 @@ class BlockCalls:
             groups: quantised or packed keys and values, whose blocks are the table's entries below zero: ~b is block
                 b. Packed ones may stand anywhere before the tokens in flight, and are bf16.
         """
-        dtype, tokens = kv.dtype, len(q)
+        dtype, tokens = kv.dtype, q.shape[0]
         self._check_kv(kv, table)
-        check("q", q, (tokens, self._kv_heads * self._group, self._head_dim), dtype)
-        self._check_keys(seen, tokens, causal, table, parents)
+        check("q", q, (tokens, self._heads, self._head_dim), dtype)
+        call = Attention.from_buffer_copy(self._attentions[dtype])
+        call.q, call.kv, call.seen, call.causal, call.tokens = q.data_ptr(), kv.data_ptr(), seen, causal, tokens
+        call.window = window
+        self._set_keys(call, seen, tokens, causal, table, parents)
         if groups is not None:
             require(table is not None and not window, "quantised groups are read by a table, and have no window")
             require(dtype == torch.bfloat16 or not groups.is_packed, "packed keys and values are bf16")
             check_groups(groups, self._kv_heads, self._head_dim)
-        require(window >= 0, "a window is a number of keys")
+            call.quantized, call.quantized_stride = groups.memory.data_ptr(), groups.memory.stride(0)
+            call.kv_format = ctypes.addressof(groups.format)
         if out is not None:
             check("out", out, q.shape, dtype, torch.float32)
+            call.out, call.narrow_out = out.data_ptr(), out.dtype == torch.bfloat16
         if lse is not None:
             check("lse", lse, q.shape[:2], torch.float32)
+            call.lse = lse.data_ptr()
         if partials is not None:
             count = partial_count(seen, tokens, causal, parents) if tokens else len(partials)
             check("partials", partials, (count, *q.shape[:2], 2 + self._head_dim), torch.float32)
-        return Attention(
-            q=q.data_ptr(),
-            kv=kv.data_ptr(),
-            table=address(table),
-            out=address(out),
-            lse=address(lse),
-            head_stride=self._head_elements * kv.itemsize,
-            table_stride=0 if table is None else table.stride(0),
-            seen=seen,
-            causal=causal,
-            tokens=tokens,
-            kv_heads=self._kv_heads,
-            group=self._group,
-            head_dim=self._head_dim,
-            wide=dtype == torch.float32,
-            narrow_out=out is not None and out.dtype == torch.bfloat16,
-            scale=self._scale,
-            partials=address(partials),
-            parents=address(parents),
-            nodes=0 if parents is None else len(parents),
-            quantized=None if groups is None else groups.memory.data_ptr(),
-            quantized_stride=0 if groups is None else groups.memory.stride(0),
-            kv_format=None if groups is None else ctypes.addressof(groups.format),
-            window=window,
-        )
+            call.partials = partials.data_ptr()
+        return call
+
+    def _set_keys(
+        self, call: Attention, seen: int, tokens: int, causal: bool, table: Tensor | None, parents: Tensor | None
+    ) -> None:
+        """Set the table and the tree. Raises InvalidCall if a token sees keys that are not there."""
+        more, capacity = (tokens - 1) * causal, self.tokens
+        if table is not None:
+            is_table = table.dim() == 2 and table.shape[0] == self._kv_heads and table.dtype == torch.int32
+            require(is_table and table.stride(1) == 1 and table.is_cpu, "a table has a row of int32 for each KV head")
+            capacity = table.shape[1] * BLOCK
+            call.table, call.table_stride = table.data_ptr(), table.stride(0)
+        if parents is not None:
+            check("parents", parents, (len(parents),), torch.int32)
+            require(bool(causal) and len(parents) >= tokens, "a tree has the tokens of the call, and is causal")
+            more = len(parents) - 1
+            call.parents, call.nodes = parents.data_ptr(), len(parents)
+        require(1 <= seen <= capacity - more and call.window >= 0, "attention beyond the last block, or to no key")
 
     def partials(self, kernel: Kernel, kv: Tensor, q: Tensor, seen: int, causal: bool = True, **more: Any) -> Tensor:
         """Attend now, with the arguments of `attention`; return partial results, which `Kernel.merge` takes."""
@@ -185,19 +175,6 @@ class BlockCalls:
         partials = torch.empty((count, *q.shape[:2], 2 + self._head_dim), dtype=torch.float32)
         kernel.attend(self.attention(kv, q, seen, causal, partials=partials, **more))
         return partials
-
-    def _check_keys(self, seen: int, tokens: int, causal: bool, table: Tensor | None, parents: Tensor | None) -> None:
-        """Raise InvalidCall if a token sees keys that are not there."""
-        more = (tokens - 1) * causal
-        if table is not None:
-            is_table = table.dim() == 2 and len(table) == self._kv_heads and table.dtype == torch.int32
-            require(is_table and table.stride(1) == 1 and table.is_cpu, "a table has a row of int32 for each KV head")
-        if parents is not None:
-            check("parents", parents, (len(parents),), torch.int32)
-            require(bool(causal) and len(parents) >= tokens, "a tree has the tokens of the call, and is causal")
-            more = len(parents) - 1
-        capacity = self.tokens if table is None else table.shape[1] * BLOCK
-        require(1 <= seen <= capacity - more, "attention beyond the last block, or to no key")
 
     def observation(
         self,

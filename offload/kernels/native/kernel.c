@@ -56,7 +56,7 @@ struct memory {
     size_t size;
 };
 static _Thread_local struct memory own_memory; /* of one thread */
-static _Thread_local struct memory shared_memory, tree_memory; /* of all threads of its call */
+static _Thread_local struct memory shared_memory, tree_memory, row_memory; /* of all threads of its call */
 
 static void *scratch(struct memory *m, size_t size) {
     if (size > m->size) {
@@ -180,7 +180,8 @@ int64_t triforce_layout(void) {
                              sizeof(struct merge),     sizeof(struct format), sizeof(struct unpack),
                              sizeof(struct pack),      sizeof(struct rounding),  sizeof(struct quantize),
                              sizeof(struct observation), sizeof(struct key_scores), sizeof(struct delta),
-                             sizeof(struct packing)};
+                             sizeof(struct packing),   sizeof(struct linears),  sizeof(struct layer),
+                             sizeof(struct sequence),  sizeof(struct pass)};
     uint64_t number = LAYOUT; /* it wraps */
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
         number = number * 257 + sizes[i];
@@ -223,7 +224,21 @@ int triforce_attend(const struct level *level, const struct attention *a) { retu
 
 int triforce_merge(const struct level *level, const struct merge *m) { return level->merge(m); }
 
-int triforce_linear(const struct level *level, const struct linear *l) { return level->linear(l); }
+/* Write linears of rows of x to y, or add them; there are `stride` elements between rows of y. */
+int triforce_linears(const struct level *level, const struct linears *l, const void *x, void *y, int64_t rows,
+                     int64_t stride, int32_t add, int32_t wide_out) {
+    int64_t at = 0;
+    for (int i = 0; i < l->count; i++) {
+        struct linear part = l->parts[i];
+        part.x = x, part.rows = rows, part.stride = stride, part.wide_out = wide_out;
+        part.y = (char *)y + at * (part.wide || wide_out ? 4 : 2);
+        part.onto = add ? part.y : NULL;
+        if (level->linear(&part))
+            return 1;
+        at += part.outputs;
+    }
+    return 0;
+}
 
 int triforce_norm(const struct level *level, const struct norm *n) { return level->norm(n); }
 
@@ -248,6 +263,8 @@ int triforce_quantize(const struct level *level, const struct quantize *q) {
 int triforce_pack_runs(const struct packing *p) { return run_rows(pack_runs, p, p->count); }
 
 int triforce_append(const struct append *a) { return run_rows(append_tokens, a, a->tokens); }
+
+#include "pass.h"
 
 /*
  * While `limited`, torch's own operations in this thread run on this thread alone, and only the kernel uses as many as

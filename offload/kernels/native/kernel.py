@@ -12,7 +12,7 @@ from torch import Tensor
 from ...architecture.dims import LinearAttention
 from .calls import delta_call, score_call
 from .library import LEVELS, KernelUnavailable, open_library
-from .row_calls import pack_call, product_call, rows_call, unpack_call
+from .row_calls import pack_call, rows_call, unpack_call
 from .structs import (
     Append,
     Attention,
@@ -20,6 +20,7 @@ from .structs import (
     Merge,
     Observation,
     Packing,
+    Pass,
     Quantize,
     Rounding,
 )
@@ -54,7 +55,7 @@ class Kernel:
         self._append = library.triforce_append
         self._attend, self._merge = library.triforce_attend, library.triforce_merge
         self._observe, self._score_keys = library.triforce_observe, library.triforce_score_keys
-        self._linear, self._delta = library.triforce_linear, library.triforce_delta
+        self._linears, self._run, self._delta = library.triforce_linears, library.triforce_run, library.triforce_delta
         self._pack, self._unpack = library.triforce_pack, library.triforce_unpack
         self._norm, self._gate = library.triforce_norm, library.triforce_gate
         self._round = library.triforce_round
@@ -100,24 +101,16 @@ class Kernel:
         """Merge partial results, in order, into a running one; write the attention if the call has room for it."""
         self._merge(self._handle, ctypes.byref(call))
 
-    def linear(
-        self,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        onto: Tensor | None,
-        y: Tensor,
-        format: Format | None = None,
-    ) -> Tensor:
-        """Write x W^T + bias + onto to `y`, and return it.
+    def linears(self, call: int, x: int, y: int, rows: int, stride: int, add: bool, wide: bool) -> None:
+        """Write linears of rows at `x` to those at `y`, in fp32 if `wide`, or add them. Raises MemoryError.
 
-        x `[rows, in]`, the packed weight and onto `[rows, out]` (maybe y itself) have one dtype; bias `[out]` is fp32;
-        y `[rows, out]` has the weight's dtype or fp32. x is contiguous; rows of y and onto may be parts of longer ones.
-        With a `format`, the weight is quantised and x is bf16. Raises MemoryError.
+        `call`, too, is an address.
         """
-        call = product_call(x, weight, bias, onto, y, format)
-        _check(self._linear(self._handle, ctypes.byref(call)))
-        return y
+        _check(self._linears(self._handle, call, x, y, rows, stride, add, wide))
+
+    def run(self, call: Pass) -> None:
+        """Run a few tokens through layers. Raises MemoryError; ValueError if a parent is not before its child."""
+        _check(self._run(self._handle, ctypes.byref(call)))
 
     def pack(self, codes: Tensor, format: Format, weight: Tensor) -> None:
         """Store the codes of a `QuantizedTensor` in its panels."""

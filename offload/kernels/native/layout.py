@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...system.numa import new_memory
+from ...system.huge_pages import new_memory
 from .structs import BLOCK
 
 _SMALL = 2**16  # bytes: caches hold such a weight, or it is read in no time
@@ -35,7 +35,7 @@ def pack_weight(weight: Tensor) -> Tensor:
 
 
 def panel_memory(size: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Return uninitialised memory for the panels of a weight: on all memory nodes, in huge pages if there are any.
+    """Return uninitialised memory for the panels of a weight, in huge pages if there are any.
 
     Every step reads all weights: with pages of 4 KB, TLB misses take a quarter of the time of one token's products.
     Weights that are smaller than a few huge pages share a mapping, which is freed with the last of them.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from ctypes import c_int64, c_void_p
+from ctypes import c_int32, c_int64, c_void_p
 from functools import cache
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
@@ -52,13 +52,14 @@ def open_library(path: Path | None = None) -> ctypes.CDLL:
         ("delta", structs.Delta),
         ("quantize", structs.Quantize),
         ("merge", structs.Merge),
-        ("linear", structs.Product),
         ("norm", structs.Rows),
         ("gate", structs.Rows),
+        ("run", structs.Pass),
         ("round", structs.Rounding),
     ):
         function = getattr(library, f"triforce_{name}")
         function.argtypes, function.restype = (c_void_p, ctypes.POINTER(structure)), ctypes.c_int
+    library.triforce_linears.argtypes = (*(c_void_p,) * 4, c_int64, c_int64, c_int32, c_int32)
     library.triforce_append.argtypes = (ctypes.POINTER(structs.Append),)
     library.triforce_pack.argtypes = (ctypes.POINTER(structs.Pack),)
     library.triforce_unpack.argtypes = (ctypes.POINTER(structs.Unpack),)

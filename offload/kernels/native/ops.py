@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import copy
+import ctypes
 import threading
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -13,10 +14,12 @@ from torch import Tensor
 from ...architecture.config import ModelShape
 from ...architecture.dims import LinearAttention
 from ..quantized import QuantizedFormat, QuantizedTensor
+from .checks import address, require
 from .kernel import DTYPES, Kernel
 from .layout import pack_weight, unpack_weight, weight_rows
 from .panels import format_struct, pack_quantized, unpack_quantized
-from .structs import BLOCK, MAX_HEAD_DIM, Format
+from .row_calls import check_panels
+from .structs import BLOCK, MAX_HEAD_DIM, Format, Linears, Product
 
 
 class NativeOperations:
@@ -86,26 +89,57 @@ class NativeLinear:
         self._bias = None if bias is None else bias.float()
 
     def __call__(self, x: Tensor, onto: Tensor | None = None) -> Tensor:
-        y = onto if onto is not None else self._operations.buffer(f"{self.outputs}", (len(x), self.outputs), x.dtype)
-        return self._write(x, onto, y)
+        if onto is not None:
+            return self._write(x, onto, True)
+        return self._write(x, self._operations.buffer(f"{self.outputs}", (x.shape[0], self.outputs), x.dtype))
 
     def wide(self, x: Tensor) -> Tensor:
-        return self._write(x, None, torch.empty((len(x), self.outputs), dtype=torch.float32))
+        return self._write(x, torch.empty((x.shape[0], self.outputs), dtype=torch.float32))
 
     def into(self, x: Tensor, y: Tensor) -> None:
-        self._write(x, None, y)
+        self._write(x, y)
 
-    def _write(self, x: Tensor, onto: Tensor | None, y: Tensor) -> Tensor:
-        kernel = self._operations.kernel
-        if len(self._parts) == 1:
-            weight, _, format, *_ = self._parts[0]
-            return kernel.linear(x, weight, self._bias, onto, y, format)
-        end = 0
-        for weight, outputs, format, *_ in self._parts:
-            some = slice(end, end := end + outputs)
-            bias, residual = (None if each is None else each[..., some] for each in (self._bias, onto))
-            kernel.linear(x, weight, bias, residual, y[:, some], format)
+    def _write(self, x: Tensor, y: Tensor, add: bool = False) -> Tensor:
+        self.check(x)
+        (rows, _), (stride, step), (written, outputs), wide = x.shape, y.stride(), y.shape, y.dtype == torch.float32
+        is_right = written == rows and outputs == self.outputs and y.is_cpu and (wide or y.dtype == x.dtype)
+        require(is_right, "y has other rows or outputs, or neither the dtype of x nor fp32")
+        require(step == 1 and (stride >= outputs or rows < 2), "rows of y are not contiguous or overlap")
+        require(not add or y.dtype == x.dtype, "what is added to has another dtype than x")
+        self._operations.kernel.linears(self.call, x.data_ptr(), y.data_ptr(), rows, stride, add, wide)
         return y
+
+    def check(self, x: Tensor) -> None:
+        """Raise InvalidCall if these are no rows that the linear multiplies."""
+        inputs, dtype = self.sizes
+        is_right = x.dim() == 2 and x.shape[1] == inputs and x.dtype == dtype and x.is_contiguous() and x.is_cpu
+        require(is_right, "x is no contiguous rows of the linear's inputs, in bf16, or fp32 beside plain weights")
+
+    @cached_property
+    def sizes(self) -> tuple[int, torch.dtype]:
+        """Inputs, and the dtype of the rows."""
+        weight, _, format, inputs, _ = self._parts[0]
+        if format is not None:
+            return inputs, torch.bfloat16
+        return weight.numel() // (len(weight) * BLOCK), weight.dtype
+
+    @cached_property
+    def linears(self) -> Linears:
+        """The linear as the kernel takes it."""
+        inputs, dtype = self.sizes
+        parts, end = (Product * len(self._parts))(), 0
+        for call, (weight, outputs, format, *_) in zip(parts, self._parts, strict=True):
+            check_panels(weight, inputs, outputs, dtype if format is None else format)
+            bias = None if self._bias is None else self._bias[end:]
+            end += outputs
+            call.weight, call.bias, call.inputs, call.outputs = weight.data_ptr(), address(bias), inputs, outputs
+            call.wide, call.format = dtype == torch.float32, None if format is None else ctypes.addressof(format)
+        return Linears(parts, self.outputs, len(parts))
+
+    @cached_property
+    def call(self) -> int:
+        """The address of `linears`."""
+        return ctypes.addressof(self.linears)
 
     @property
     def formats(self) -> tuple[bytes, ...]:
@@ -130,7 +164,7 @@ class NativeLinear:
         return [part.unpacked() for part in self._parts], self._bias
 
     def over(self, tensors: list[Tensor]) -> NativeLinear:
-        other = copy.copy(self)
+        other = NativeLinear(self._operations, self._parts, self._bias)
         other._parts = tuple(part._replace(weight=x) for part, x in zip(self._parts, tensors, strict=False))
         other._bias = None if self._bias is None else tensors[-1]
         return other

@@ -1,4 +1,4 @@
-"""The structs of calls over rows: linears, norms, the gate, and quantised weights. See calls.py."""
+"""The structs of calls over rows: norms, the gate, and quantised weights. See calls.py."""
 
 from __future__ import annotations
 
@@ -8,40 +8,7 @@ import torch
 from torch import Tensor
 
 from .checks import FLOATS, address, check, require
-from .structs import BLOCK, GROUP_INPUTS, Format, Pack, Product, Rows, Unpack
-
-
-def product_call(
-    x: Tensor, weight: Tensor, bias: Tensor | None, onto: Tensor | None, y: Tensor, format: Format | None = None
-) -> Product:
-    """Return a call that computes y = x W^T + bias + onto. See `Kernel.linear`."""
-    (rows, inputs), (written, outputs) = x.shape, y.shape
-    dtype, (stride, step) = x.dtype, y.stride()
-    is_right = dtype in FLOATS if format is None else dtype == torch.bfloat16
-    require(is_right and x.is_contiguous() and x.is_cpu, "x is no contiguous bf16, or fp32 beside plain weights")
-    _check_panels(weight, inputs, outputs, dtype if format is None else format)
-    is_right = written == rows and y.is_cpu and (y.dtype == dtype or y.dtype == torch.float32)
-    require(is_right, "y has other rows, or neither the dtype of x nor fp32")
-    require(step == 1 and (stride >= outputs or rows < 2), "rows of y are not contiguous or overlap")
-    if onto is not None:
-        is_alike = onto.shape == y.shape and onto.stride() == y.stride()
-        require(is_alike and onto.dtype == x.dtype and onto.is_cpu, "what is added to has other rows than y")
-    if bias is not None:
-        check("bias", bias, (outputs,), torch.float32)
-    return Product(
-        x=x.data_ptr(),
-        weight=weight.data_ptr(),
-        bias=address(bias),
-        onto=address(onto),
-        y=y.data_ptr(),
-        format=None if format is None else ctypes.addressof(format),
-        rows=rows,
-        inputs=inputs,
-        outputs=outputs,
-        stride=stride,
-        wide=x.dtype == torch.float32,
-        wide_out=y.dtype == torch.float32,
-    )
+from .structs import BLOCK, GROUP_INPUTS, Format, Pack, Rows, Unpack
 
 
 def pack_call(codes: Tensor, format: Format, weight: Tensor) -> Pack:
@@ -49,7 +16,7 @@ def pack_call(codes: Tensor, format: Format, weight: Tensor) -> Pack:
     rows, groups, width = codes.shape
     require(width in (16, 32) and codes.stride(2) == 1 and codes.itemsize == 1 and codes.is_cpu, "no codes of groups")
     require(width == 32 or format.bits == 4, "only codes of 4 bits are halves of bytes")
-    _check_panels(weight, GROUP_INPUTS * groups, rows, format)
+    check_panels(weight, GROUP_INPUTS * groups, rows, format)
     return Pack(
         codes=codes.data_ptr(),
         row_stride=codes.stride(0),
@@ -67,7 +34,7 @@ def unpack_call(weight: Tensor, format: Format, ids: Tensor, y: Tensor) -> Unpac
     rows, inputs = y.shape
     check("y", y, (rows, inputs), *FLOATS)
     check("ids", ids, (rows,), torch.int64)
-    _check_panels(weight, inputs, 0, format)
+    check_panels(weight, inputs, 0, format)
     if rows:
         least, most = (int(x) for x in ids.aminmax())
         require(least >= 0 and most < len(weight) * BLOCK, "there is no such row of the weight")
@@ -109,7 +76,7 @@ def rows_call(x: Tensor, y: Tensor, weight: Tensor | None = None, epsilon: float
     )
 
 
-def _check_panels(weight: Tensor, inputs: int, outputs: int, kind: torch.dtype | Format) -> None:
+def check_panels(weight: Tensor, inputs: int, outputs: int, kind: torch.dtype | Format) -> None:
     """Raise InvalidCall if a packed weight of a dtype or format is not that of so many inputs, and at least outputs."""
     size, dtype = weight.shape, weight.dtype
     if isinstance(kind, Format):

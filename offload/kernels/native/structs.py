@@ -3,7 +3,7 @@
 import ctypes
 from ctypes import c_float, c_int32, c_int64, c_uint16, c_void_p
 
-LAYOUT = 23  # as in types.h
+LAYOUT = 25  # as in types.h
 BLOCK = 16  # tokens of a block, outputs of a panel
 SPAN = 32  # tokens of a group of quantised keys and values
 PIECE = 512  # tokens of a partial result
@@ -160,6 +160,45 @@ class Rows(ctypes.Structure):
     )
 
 
+class Linears(ctypes.Structure):
+    """`struct linears` of types.h."""
+
+    _fields_ = (("parts", ctypes.POINTER(Product)), ("outputs", c_int64), ("count", c_int32))
+
+
+class DecoderLayer(ctypes.Structure):
+    """`struct layer` of types.h."""
+
+    _fields_ = (
+        *((name, Rows) for name in ("input_norm", "q_norm", "k_norm", "mlp_norm")),
+        *((name, Linears) for name in ("qkv", "o", "gate_up", "down")),
+    )
+
+
+class Sequence(ctypes.Structure):
+    """`struct sequence` of types.h."""
+
+    _fields_ = (
+        *((name, c_void_p) for name in ("kv", "places", "table", "cos", "sin", "parents", "rotated")),
+        *((name, c_int64) for name in ("layer_stride", "head_stride", "table_layer", "table_stride")),
+        *((name, c_int64) for name in ("start", "seen", "first")),
+        *((name, c_int32) for name in ("tokens", "stored", "nodes", "queries")),
+    )
+
+
+class Pass(ctypes.Structure):
+    """`struct pass` of types.h."""
+
+    _fields_ = (
+        ("layers", ctypes.POINTER(DecoderLayer)),
+        ("sequences", ctypes.POINTER(Sequence)),
+        ("x", c_void_p),
+        ("rows", c_int64),
+        *((name, c_int32) for name in ("first", "last", "count", "heads", "kv_heads", "head_dim", "wide")),
+        ("scale", c_float),
+    )
+
+
 class Delta(ctypes.Structure):
     """`struct delta` of types.h."""
 
@@ -172,5 +211,5 @@ class Delta(ctypes.Structure):
 
 STRUCTS: tuple[type[ctypes.Structure], ...] = (  # in the order of `triforce_layout`
     *(Attention, Append, Product, Rows, Merge, Format, Unpack, Pack, Rounding, Quantize),
-    *(Observation, KeyScores, Delta, Packing),
+    *(Observation, KeyScores, Delta, Packing, Linears, DecoderLayer, Sequence, Pass),
 )

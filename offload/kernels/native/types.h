@@ -14,7 +14,7 @@
  * shift and a mask. Weights are stored in panels of 16 outputs, in the layout of the keys.
  */
 enum {
-    LAYOUT = 23,     /* raise it with any change that Python sees */
+    LAYOUT = 25,     /* raise it with any change that Python sees */
     BLOCK = 16,      /* tokens of a block, outputs of a panel */
     SPAN = 32,       /* tokens whose scores are weighed together, and of a group of quantised ones */
     LONG_SPAN = 64,      /* tokens of plain ones that are read together: several spans, a divisor of PIECE */
@@ -248,6 +248,13 @@ struct linear {
     int32_t wide_out;
 };
 
+/* Linears whose outputs lie side by side: x, onto, y, rows, stride and wide_out of each are those of the call. */
+struct linears {
+    const struct linear *parts;
+    int64_t outputs; /* of all parts */
+    int32_t count;
+};
+
 /*
  * RMSNorm of rows [width] with a weight; without a weight silu(gate) * up of rows [gate, up] of 2 * width. The norm's x
  * may be some heads of each token: then `heads` rows lie together, and there are `stride` elements between tokens.
@@ -259,6 +266,38 @@ struct norm {
     int64_t heads, stride;
     float epsilon;
     int32_t wide;
+};
+
+/* A layer of a Llama. The norms' x, y and rows are those of the call; without norms of q and k their width is 0. */
+struct layer {
+    struct norm input_norm, q_norm, k_norm, mlp_norm;
+    struct linears qkv, o, gate_up, down;
+};
+
+/* A sequence of a pass: rows `first` to `first + tokens - 1`. Other fields are those of struct append and attention. */
+struct sequence {
+    char *kv;                /* of the first layer */
+    const int32_t *places;   /* the table of struct append */
+    const int32_t *table;    /* that of struct attention, in the first layer */
+    const void *cos, *sin;
+    const int32_t *parents;
+    void *rotated;           /* [layers][queries][heads][head_dim]; with 0 queries [tokens][heads][head_dim] */
+    int64_t layer_stride;    /* bytes between the keys and values of consecutive layers */
+    int64_t head_stride;
+    int64_t table_layer, table_stride; /* entries between the tables of consecutive layers, and heads */
+    int64_t start, seen, first;
+    int32_t tokens, stored, nodes, queries;
+};
+
+/* A pass of a few tokens of one or more sequences through layers `first` to `last - 1`. */
+struct pass {
+    const struct layer *layers;
+    const struct sequence *sequences;
+    void *x;               /* [rows][hidden], which is replaced */
+    int64_t rows;
+    int32_t first, last, count; /* count: of sequences */
+    int32_t heads, kv_heads, head_dim, wide;
+    float scale;
 };
 
 /* Tokens of a layer with linear attention. Heads have multiples of 16 dimensions, at most MAX_HEAD_DIM. */

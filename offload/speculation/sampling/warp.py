@@ -73,12 +73,12 @@ def keep_top_p_by_row(logits: Tensor, p: float) -> Tensor:
     """
     kept = torch.full_like(logits, _NEVER)
     for row, probs in enumerate(logits.softmax(dim=-1).numpy()):
-        bound = np.float32(probs.max())  # NaN if the row is: then no token is kept
+        bound, mass = probs.max(), p * probs.sum(dtype=np.float64)  # NaN if the row is: then no token is kept
         ids = _above(probs, bound := bound / 16)
-        while bound > 0 and probs[ids].sum(dtype=np.float64) < p:
+        while bound > 0 and probs[ids].sum(dtype=np.float64) < mass:
             ids = _above(probs, bound := np.float32(bound / 16 if bound > _LEAST else 0))
         ordered = np.sort(probs[ids])[::-1]
-        count = int(ordered.cumsum(dtype=np.float64).searchsorted(p)) + 1
+        count = int(ordered.cumsum(dtype=np.float64).searchsorted(mass)) + 1
         if count < len(ids):
             least = ordered[count - 1]
             ids = ids[probs[ids] >= least]

@@ -199,14 +199,14 @@ static void linear_case(const char *name, const struct format *f, int wide, int 
     float found[ROWS * OUTPUTS];
     struct linear l = {x, f ? weights_of(f) : numbers(INPUTS * (OUTPUTS + BLOCK), wide, 1, 7), numbers(OUTPUTS, 1, 1, 8), onto, y,
                        f, ROWS, INPUTS, OUTPUTS, OUTPUTS, wide, wide_out};
-    wrong += triforce_linear(level, &l);
+    wrong += level->linear(&l);
     for (int i = 0; i < ROWS * OUTPUTS; i++)
         found[i] = read_element(y, i, out_item == 4);
     close_to(name, found, ROWS * OUTPUTS, out_item == 2 ? 2e-3 : 3e-6);
     threads = 1;
     for (int row = 0; row < ROWS; row++) {
         l.x = x + row * INPUTS * item, l.onto = onto + row * OUTPUTS * item, l.y = alone, l.rows = 1;
-        wrong += triforce_linear(level, &l);
+        wrong += level->linear(&l);
         same_row(name, y + row * OUTPUTS * out_item, alone, OUTPUTS * out_item);
     }
     threads = 3;
@@ -234,18 +234,6 @@ static void linear_cases(void) {
                                                                           : code % (1 << f.bits) + f.base);
         linear_case(name, &f, 0, 1);
     }
-}
-
-/* What a choice among logits reads of them. */
-static void choice_case(void) {
-    enum { COUNT = 1003 };
-    float *logits = numbers(COUNT, 1, 8, 20), weights[COUNT], best = level->largest(logits, COUNT);
-    int32_t ids[COUNT + 1] = {0};
-    float sum = (float)level->exponentials(logits, weights, COUNT, best, 1.5f);
-    int64_t found = level->collect(logits, COUNT, 4, ids);
-    close_to("weights of a choice", weights, COUNT, 1e-6), close_to("their sum", &sum, 1, 1e-6);
-    same_bits("largest", &best, sizeof best), same_bits("collected", &found, sizeof found);
-    same_bits("collected", ids, sizeof *ids * found);
 }
 
 /* Norms, the gate, scores of keys, storing tokens, and linear attention. */
@@ -293,31 +281,6 @@ static void round_cases(void) {
     }
 }
 
-/* Choices among logits: of equal ones, of the likeliest by number and by mass, and behind earlier tokens. */
-static void choice_cases(void) {
-    enum { VOCAB = 1003 };
-    static uint8_t seen[VOCAB], breakers[VOCAB];
-    static float counts[VOCAB], probs[VOCAB];
-    const int32_t tokens[] = {5, 6, 7, 5, 6};
-    const struct penalties p = {.seen = seen, .counts = counts, .breakers = breakers, .tokens = tokens, .length = 5, .drafted = 2,
-                                .dry_allowed = 1, .dry_longest = 9, .ngram = 3, .dry_multiplier = 1, .dry_base = 2,
-                                .dry_most = 100, .repetition = 1.5f, .frequency = 0.5f};
-    const struct choice choices[] = {
-        {.kind = GREEDY}, {.kind = DISTRIBUTION, .temperature = 0.7, .top_p = 1}, {.kind = GREEDY, .penalties = &p},
-        {.kind = DISTRIBUTION, .temperature = 1, .top_p = 0.9}, {.kind = DRAWN, .temperature = 2, .top_p = 1, .chance = 0.4},
-        {.kind = DISTRIBUTION, .temperature = 1, .top_p = 1, .min_p = 0.1, .top_k = 9, .penalties = &p},
-        {.kind = COUPLED, .temperature = 1, .top_p = 0.95, .seed = 3, .position = 17},
-    };
-    for (size_t i = 0; i < sizeof choices / sizeof *choices; i++) {
-        struct choice c = choices[i];
-        float *logits = numbers(VOCAB, 1, 4, 20 + i);
-        logits[900] = logits[VOCAB - 1] = 9;
-        c.logits = logits, c.probs = probs, c.vocab = VOCAB;
-        int64_t token = triforce_choose(level, &c);
-        same_bits("chosen token", &token, sizeof token), close_to("distribution", probs, VOCAB, 1e-5);
-    }
-}
-
 int main(int count, char **arguments) {
     level = count == 3 ? triforce_level(arguments[2]) : NULL;
     if (!level)
@@ -328,9 +291,7 @@ int main(int count, char **arguments) {
         attend_case(attentions + i);
     linear_cases();
     row_cases(0), row_cases(1);
-    choice_case();
     round_cases();
-    choice_cases();
     if (!writes)
         fprintf(stderr, "%s: %d wrong\n", level->name, wrong);
     return wrong != 0;

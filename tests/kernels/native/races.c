@@ -60,7 +60,7 @@ static int run(struct results *r) {
         failed |= triforce_attend(level, &a);
         struct linear l = {.x = rows, .weight = (const char *)weight, .y = r->product[i], .rows = counts[i],
                            .inputs = INPUTS, .outputs = OUTPUTS, .stride = OUTPUTS, .wide = 1};
-        failed |= triforce_linear(level, &l);
+        failed |= level->linear(&l);
     }
     struct norm n = {.x = rows, .weight = scale, .y = r->norm, .rows = MANY, .width = INPUTS, .heads = 1, .stride = INPUTS,
                      .epsilon = 1e-5f, .wide = 1};

@@ -15,7 +15,7 @@ import torch
 
 from offload.kernels.native import find_kernel, generate_on_one_thread, torch_on_one_thread
 from offload.kernels.native.layout import pack_weight
-from tests.support.native_kernel import DTYPES, attention, draw, fill_blocks
+from tests.support.native_kernel import DTYPES, attention, draw, fill_blocks, linear
 from tests.support.paths import ROOT
 
 LOOP = "while True: pass"
@@ -39,7 +39,7 @@ class Work:
         """Return the results of all calls."""
         found = []
         for rows, x in self._x.items():
-            found.append(self._kernel.linear(x, self._weight, None, None, torch.empty(rows, 500, dtype=self._dtype)))
+            found.append(linear(self._kernel, x, self._weight, None, None, torch.empty(rows, 500, dtype=self._dtype)))
             found.append(self._kernel.norm(x, self._norm, 1e-5, torch.empty_like(x)))
             found.append(self._kernel.gate(x, torch.empty(rows, 48, dtype=self._dtype)))
         for q in self._q.values():
@@ -150,12 +150,13 @@ def test_the_process_ends_while_a_thread_is_in_the_kernel():
     code = """
 import threading, torch
 from offload.kernels.native import find_kernel
+from offload.kernels.native.ops import NativeOperations
 torch.set_num_threads(3)
-kernel, x, y = find_kernel(), torch.ones(200, 96), torch.empty(200, 512)
-weight = torch.ones(32, 96, 16)
+x, y = torch.ones(200, 96), torch.empty(200, 512)
+linear = NativeOperations(find_kernel()).linear(torch.ones(512, 96))
 def call():
     while True:
-        kernel.linear(x, weight, None, None, y)
+        linear.into(x, y)
         ready.set()
 ready = threading.Event()
 threading.Thread(target=call, daemon=True).start()

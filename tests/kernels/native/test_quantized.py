@@ -7,7 +7,7 @@ from offload.kernels.native.ops import NativeOperations
 from offload.kernels.native.panels import format_struct, pack_quantized, unpack_quantized
 from offload.kernels.native.structs import BLOCK
 from offload.loading.formats.gguf_blocks import FORMATS, split_blocks
-from tests.support.native_kernel import NAN, distance, draw
+from tests.support.native_kernel import NAN, distance, draw, linear
 from tests.support.quantized import random_blocks
 
 
@@ -39,8 +39,8 @@ def test_a_product_is_that_of_the_dequantised_weights(kernel, name, outputs, inp
         x, onto = draw(rows, inputs, dtype=torch.bfloat16, seed=rows), draw(rows, outputs, dtype=torch.bfloat16, seed=3)
         expected = x.double() @ values.T
         y = torch.full((rows, outputs), NAN)
-        assert distance(kernel.linear(x, packed, None, None, y, format), expected) < 1e-6
-        rounded = kernel.linear(x, packed, bias, onto, torch.full_like(onto, NAN), format)
+        assert distance(linear(kernel, x, packed, None, None, y, format), expected) < 1e-6
+        rounded = linear(kernel, x, packed, bias, onto, torch.full_like(onto, NAN), format)
         assert distance(rounded, expected + bias + onto) < 2**-8
 
 
@@ -52,7 +52,7 @@ def test_a_row_is_the_same_whatever_other_rows_there_are(kernel, set_threads, na
     x = draw(270, inputs, dtype=torch.bfloat16, seed=3)
 
     def some(first, last):
-        return kernel.linear(x[first:last], packed, None, None, torch.full((last - first, 40), NAN), format)
+        return linear(kernel, x[first:last], packed, None, None, torch.full((last - first, 40), NAN), format)
 
     whole = some(0, 270)
     for count in (*range(1, 26), 95, 96, 97, 257):
@@ -82,7 +82,7 @@ def assert_rows_are_the_same_alone(kernel, name, x):
     packed, format = pack_quantized(kernel, [weight]), format_struct(weight.format)
 
     def some(rows):
-        return kernel.linear(rows, packed, None, None, torch.empty((len(rows), 40)), format)
+        return linear(kernel, rows, packed, None, None, torch.empty((len(rows), 40)), format)
 
     alone = torch.cat([some(row[None]) for row in x])
     assert torch.equal(alone.view(torch.int32), some(x).view(torch.int32))
@@ -110,6 +110,6 @@ def test_extreme_activations_and_scales_stay_finite_and_nan_is_shown(kernel):
     weight, values = weight_of("Q4_1", 16, 64)
     packed, format = pack_quantized(kernel, [weight]), format_struct(weight.format)
     x = torch.tensor([[1e30], [1e-30], [NAN]]).expand(3, 64).to(torch.bfloat16).contiguous()
-    y = kernel.linear(x, packed, None, None, torch.zeros(3, 16), format)
+    y = linear(kernel, x, packed, None, None, torch.zeros(3, 16), format)
     assert torch.allclose(y[:2].double(), x[:2].double() @ values.T, rtol=1e-4)
     assert torch.isnan(y[2]).all()

@@ -6,7 +6,7 @@ import torch
 from offload.kernels.native.panels import format_struct, pack_quantized, unpack_quantized
 from offload.kernels.native.structs import BLOCK
 from offload.kernels.quantized import QuantizedFormat, QuantizedTensor
-from tests.support.native_kernel import NAN, distance, draw
+from tests.support.native_kernel import NAN, distance, draw, linear
 
 pytestmark = pytest.mark.xdist_group("native")
 FORMATS = {
@@ -52,10 +52,10 @@ def test_a_product_is_that_of_the_dequantised_weights(kernel, name, outputs, inp
     weight, values = weight_of(name, outputs, inputs)
     packed, format = pack_quantized(kernel, [weight]), format_struct(weight.format)
     x = draw(97, inputs, dtype=torch.bfloat16, seed=1)
-    whole = kernel.linear(x, packed, None, None, torch.full((97, outputs), NAN), format)
+    whole = linear(kernel, x, packed, None, None, torch.full((97, outputs), NAN), format)
     assert distance(whole, x.double() @ values.T) < 1e-6
     for rows in (1, 2, 3, 7, 13):  # the same bits whatever other rows there are
-        some = kernel.linear(x[:rows], packed, None, None, torch.full((rows, outputs), NAN), format)
+        some = linear(kernel, x[:rows], packed, None, None, torch.full((rows, outputs), NAN), format)
         assert torch.equal(some, whole[:rows])
 
 
@@ -64,7 +64,7 @@ def test_every_float8_is_itself_and_subnormal_numbers_are_not_flushed(kernel):
     codes = codes[codes.float().isfinite()].repeat(3)[:384].view(1, 12, 32).repeat(16, 1, 1)
     weight = QuantizedTensor(FORMATS["fp8"], codes, torch.ones(16, 3))
     packed, format = pack_quantized(kernel, [weight]), format_struct(weight.format)
-    found = kernel.linear(torch.eye(384, dtype=torch.bfloat16), packed, None, None, torch.full((384, 16), NAN), format)
+    found = linear(kernel, torch.eye(384, dtype=torch.bfloat16), packed, None, None, torch.full((384, 16), NAN), format)
     assert torch.equal(found, codes[0].float().view(384, 1).expand(384, 16))
 
 
