@@ -59,7 +59,7 @@ def test_quantised_weights_leave_room_for_the_kv_cache(triforce):
 
 
 def test_experts_that_do_not_fit_are_planned_where_they_take_least_time(triforce):
-    """The printed command gives the same plan, and each way can be asked for."""
+    """The printed command gives the same plan."""
     base = ("profile", "--gpu", "4090", "--model", "gpt-oss-120b", "--context", "2K", *BF16)
     args = (*base, "--host-memory", "64GiB")
     result = triforce(*args)
@@ -67,23 +67,23 @@ def test_experts_that_do_not_fit_are_planned_where_they_take_least_time(triforce
     lines = result.stdout.splitlines()
     (fact,) = (line for line in lines if line.startswith("experts    those"))
     (step,) = (line for line in lines if "a token reads 4 of 128 in each, " in line)
-    assert "of 36 layers in host memory (hybrid)" in fact
-    assert " ms on the host, " in step and " ms over the link, " in step and step.endswith(" ms on the device")
+    assert "of 36 layers in host memory (host)" in fact
+    assert " ms on the host" in step
     command = shlex.split(lines[-1])
     again = triforce("profile", *("--gpu" if part == "--profile" else part for part in command[2:-2]), *base[5:])
     assert again.stdout == result.stdout
     plans = {
         way: json.loads(triforce(*args, "--experts", way, "--json").stdout)["plan"]
-        for way in ("auto", "host", "stream", "hybrid", "device")
+        for way in ("auto", "host", "device")
     }
-    assert plans["auto"] == plans["hybrid"] | {"flags": plans["auto"]["flags"]}
+    assert plans["auto"] == plans["host"] | {"flags": plans["auto"]["flags"]}
     assert plans["host"]["experts"] == "host" and 0 < plans["host"]["expert_layers"] < 36
     assert plans["host"]["expert_times"][0]["distinct"] == 4
     assert plans["device"]["experts"] == "device" and plans["device"]["weight_layers"] < 36
     assert plans["device"]["expert_times"] == [] and plans["device"]["expert_layers"] == 36
     small = triforce(*base, "--host-memory", "32GiB", "--experts", "host")
     assert small.returncode == 1 and "host memory (experts 4" in small.stderr
-    assert "hint: --host-memory 44GiB" in small.stderr
+    assert "hint: --host-memory 48GiB" in small.stderr
 
 
 def test_a_gguf_file_is_planned_with_the_bits_that_it_has(triforce, tmp_path):
@@ -169,7 +169,7 @@ def test_profile_refuses_what_does_not_fit_and_suggests_changes(triforce):
 
 def test_wrong_use_of_profile(triforce):
     assert_error(triforce("profile", "--gpu", "rtx-4900"), 2, "rtx-4900", "did you mean rtx-4090")
-    assert_error(triforce("profile", "--gpu", "rtx"), 2, "it may mean", "rtx-4090", "rtx-3060")
+    assert_error(triforce("profile", "--gpu", "rtx"), 2, "did you mean", "rtx-4090")
     assert_error(triforce("profile", "--gpu", "4090", "--compare"), 2, "--gpu 4090", "leave out")
     assert_error(triforce("profile", "--gpu", "a100", "--model", "llama-3.1-9b"), 2, "did you mean Llama-3.1-8B")
     assert_error(triforce("profile", "--gpu", "a100", "--model", "llama-3.1-8b", "--context", "1M"), 2, "1,048,576")
