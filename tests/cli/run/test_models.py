@@ -24,7 +24,7 @@ def test_models_that_do_not_work(triforce, tmp_path, tiny_model_dir):
     weights.write_bytes(weights.read_bytes()[:-100])
     assert_error(triforce("generate", "hi", "--model", str(tmp_path)), 1, "truncated")
     (tmp_path / "bad.gguf").write_bytes(b"GGUF" + bytes(20))
-    assert_error(triforce("generate", "hi", "--model", str(tmp_path / "bad.gguf")), 1, "bad.gguf", "its version is 0")
+    assert_error(triforce("generate", "hi", "--model", str(tmp_path / "bad.gguf")), 1, "bad.gguf", "version 0")
     (tmp_path / "bad.gguf").write_bytes(b"GGUF\3" + bytes(11) + b"\1" + bytes(7))  # its one field is missing
     assert_error(triforce("generate", "hi", "--model", str(tmp_path / "bad.gguf")), 1, "bad.gguf")
 
