@@ -23,25 +23,24 @@ def main() -> None:
         settle_libraries()
         code = run(sys.argv[1:])
         finish(code)
-    if "torch" in sys.modules:
-        exit_without_teardown(code)
-    sys.exit(code)
+    exit_without_teardown(code)
 
 
 def exit_without_teardown(code: int) -> None:
     """End the process as the interpreter does, but do not free its objects one by one.
 
-    After torch was imported and a model loaded, freeing takes up to half a second, and the system frees all memory
-    anyway.
+    After a model was loaded, freeing takes up to half a second, and the system frees all memory anyway. The interpreter
+    would also replace `code`: an interrupt within an `exec` of source, as in each import of a dataclass, makes it kill
+    itself by SIGINT at the end, although the interrupt was caught.
     """
     try:
         threading._shutdown()  # waits for threads that write prompts
+        atexit._run_exitfuncs()
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError):  # nobody reads it any more
+                stream.flush()
     except KeyboardInterrupt:
         code = INTERRUPTED
     except SystemExit as exit_:  # SIGTERM
         code = int(exit_.code or DONE)
-    atexit._run_exitfuncs()
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError):  # nobody reads it any more
-            stream.flush()
     os._exit(code)

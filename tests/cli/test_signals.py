@@ -85,12 +85,14 @@ def test_an_output_file_keeps_the_text_so_far(triforce_here, endless_model_dir, 
     assert path.read_text() not in ("", "old")
 
 
-def test_a_signal_before_the_command_has_begun_ends_quietly():
-    program = (
-        "import signal\nfrom triforce_cli import app, entry\n"
-        "app.run = lambda args: signal.raise_signal(signal.SIGINT)\nentry.main()"
+def test_a_signal_before_the_command_has_begun_ends_quietly(tmp_path):
+    """As a module and within an exec, as in the import of a dataclass: there the interpreter would kill itself."""
+    (tmp_path / "interrupted.py").write_text(
+        "from triforce_cli import app, entry\n"
+        "app.run = lambda args: exec('import signal; signal.raise_signal(signal.SIGINT)')\nentry.main()"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)
+    command = [sys.executable, "-m", "interrupted"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
 
 
