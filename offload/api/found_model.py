@@ -22,7 +22,7 @@ from ..parallel import ALONE, Group, Share, split
 from ..planning.batch import fitting_sequences, kv_room
 from ..planning.memory import USABLE, MemoryEstimate, check_fit, estimate
 from ..settings.config import EngineConfig, Speculation
-from ..settings.kv_formats import KV_FORMATS, PACKED_KV
+from ..settings.kv_formats import KV_FORMATS, PACKED_KV, PLAIN_KV
 from ..settings.method_sizes import has_middle
 from ..settings.methods import APPROXIMATIONS
 from ..system.machine import free_memory
@@ -91,7 +91,7 @@ class FoundModel:
         """Return whether the retrieval cache copies nothing where all KV is on the device."""
         if self.device.type == "cpu":
             return self.kernel != "off"
-        return KV_FORMATS[self.config.kv].is_plain and find_spec("triton") is not None
+        return KV_FORMATS[self.config.kv] is PLAIN_KV and find_spec("triton") is not None
 
     def selected_chunk(self, settings: Speculation, tokens: int, offloaded: bool) -> int | None:
         """Return how many tokens are selected together in a sequence of up to `tokens`; None if nothing is selected.
@@ -106,7 +106,7 @@ class FoundModel:
 
     def check_fit(self, tokens: int, memory_limit: int | None = None) -> None:
         """Raise OutOfMemory if a sequence of `tokens` does not fit the device, or `memory_limit` bytes of it."""
-        may_pack = KV_FORMATS[self.config.kv].is_plain and self.packs and self.device.type != "cpu"
+        may_pack = KV_FORMATS[self.config.kv] is PLAIN_KV and self.packs and self.device.type != "cpu"
         check_fit(self.estimate(tokens), self._usable(memory_limit), may_pack)
 
     def fitting_sequences(self, tokens: int, memory_limit: int | None = None, shared: int = 0) -> int:

@@ -43,7 +43,7 @@ from ..prompt_cache.folder import PromptFolder
 from ..prompt_cache.prefill import PromptCache
 from ..settings.config import Sampling
 from ..settings.generation import DRY_BREAKERS
-from ..settings.kv_formats import KV_FORMATS, check_planes, tiered_format
+from ..settings.kv_formats import KV_FORMATS, PACKED_KV, PLAIN_KV, check_planes, tiered_format
 from ..settings.method_sizes import check_approximate, check_forgetting, check_middle, check_trees, forgets
 from ..settings.placement_settings import PLANES
 from ..weight_offloading.experts import ExpertTier
@@ -201,7 +201,7 @@ class OpenModel(FoundModel):
                 )
             if tiers.mode == PLANES:
                 check_planes(tiered_format(self.config.kv, self.packs))
-            if KV_FORMATS[self.config.kv].is_packed and not self._unpacks:
+            if KV_FORMATS[self.config.kv] is PACKED_KV and not self._unpacks:
                 raise SettingsError(
                     f"--kv {self.config.kv} needs the native kernel, too, for a GPU's offloaded keys and values",
                     "leave --kv out, or offloading; triforce doctor says more about the kernel",
@@ -249,7 +249,7 @@ class OpenModel(FoundModel):
         models = filter(None, (self.checkpoint, self.draft))
         check_trees(settings, any(model.shape.linear for model in models), shape.vocab)
         missing = None
-        if not KV_FORMATS[kv].is_plain:
+        if KV_FORMATS[kv] is not PLAIN_KV:
             missing = missing_kernel(self.device, self.dtype, self.shape.head_dim, self.kernel)
         check_packed_kv(kv, shape, self.device, self.dtype, self.kernel)
         check_kv(kv, settings, shape, missing)

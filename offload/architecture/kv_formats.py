@@ -1,6 +1,6 @@
 """Bytes of quantised keys and values: groups of 32 tokens, and a ring of blocks as they are. Imports nothing heavy."""
 
-from ..settings.kv_formats import KV_FORMATS, PACKED_KV
+from ..settings.kv_formats import KV_FORMATS, PACKED_KV, PLAIN_KV
 from .dims import Dimensions
 
 GROUP = 32  # tokens of keys and values that share their scales
@@ -12,7 +12,7 @@ SINK = GROUP  # first tokens, which are never quantised
 def stored_bytes(shape: Dimensions, kind: str, tokens: int, itemsize: int) -> float:
     """Return the bytes of keys and values of all layers for `tokens` tokens in a format, without a ring."""
     format, exact = KV_FORMATS[kind], shape.growing.kv_bytes(tokens, itemsize)
-    if format.is_plain:
+    if format is PLAIN_KV:
         return shape.kv_bytes(tokens, itemsize)
     return shape.window_bytes(tokens, itemsize) + exact * format.number_bits(shape.head_dim) / (8 * itemsize)
 
@@ -25,7 +25,7 @@ def ring_blocks(tokens: int) -> int:
 def quantized_layer_bytes(shape: Dimensions, kind: str, tokens: int, chunk: int, itemsize: int) -> int:
     """Return the bytes of one layer's keys and values of `tokens` tokens that are prefilled in chunks."""
     groups = format_bytes(shape, kind, -(-tokens // WINDOW) * WINDOW, itemsize)
-    if (format := KV_FORMATS[kind]).is_packed:  # the runs under way, of a chunk and before it
+    if (format := KV_FORMATS[kind]) is PACKED_KV:  # the runs under way, of a chunk and before it
         runs = max(-(-min(tokens, chunk) // format.run) + 1, 2)
         return groups + shape.layer_kv_bytes(runs * format.run, itemsize)
     return groups + bf16_layer_bytes(shape, tokens, chunk, itemsize)
@@ -34,7 +34,7 @@ def quantized_layer_bytes(shape: Dimensions, kind: str, tokens: int, chunk: int,
 def format_bytes(shape: Dimensions, kind: str, tokens: int, itemsize: int) -> int:
     """Return the bytes of one layer's keys and values in a format; of whole runs unless it is plain."""
     format = KV_FORMATS[kind]
-    if format.is_plain:
+    if format is PLAIN_KV:
         return shape.layer_kv_bytes(tokens, itemsize)
     return shape.kv_heads * tokens // format.run * format.run_bytes(shape.head_dim)
 

@@ -3,7 +3,7 @@
 Tests hold them against what offload/memory allocates.
 """
 
-from ..settings.kv_formats import BF16, KV_FORMATS, PACKED_KV, PLANE_KV
+from ..settings.kv_formats import BF16, KV_FORMATS, PACKED_KV, PLAIN_KV, PLANE_KV
 from .dims import Dimensions
 from .kv_formats import format_bytes, packed_page_bytes
 
@@ -34,7 +34,7 @@ def copy_bytes_for(link: float) -> int:
 
 
 def _page_bytes(shape: Dimensions, pages: int, page: int, itemsize: int, kv: str = BF16) -> int:
-    each = packed_page_bytes(shape, page) if KV_FORMATS[kv].is_packed else format_bytes(shape, kv, page, itemsize)
+    each = packed_page_bytes(shape, page) if KV_FORMATS[kv] is PACKED_KV else format_bytes(shape, kv, page, itemsize)
     return pages * each
 
 
@@ -66,7 +66,7 @@ def packing_bytes(shape: Dimensions, layers: int, page: int) -> int:
 
 def open_slots(tokens: int, page: int, kv: str) -> int:
     """Return the slots for open pages: all those of a pass over `tokens` where they are quantised."""
-    return SLOTS if KV_FORMATS[kv].is_plain else max(SLOTS, -(-tokens // page) + 1)
+    return SLOTS if KV_FORMATS[kv] is PLAIN_KV else max(SLOTS, -(-tokens // page) + 1)
 
 
 def plain_prefill_bytes(shape: Dimensions, end: int, chunk: int, page: int, itemsize: int) -> int:

@@ -9,7 +9,7 @@ from ..kernels.native.structs import BLOCK
 from ..memory.paged_store import PagedStore, PagePool, pages_for
 from ..model.decoder import Model
 from ..sequence import common_prefix
-from ..settings.kv_formats import KV_FORMATS
+from ..settings.kv_formats import KV_FORMATS, PLAIN_KV
 from ..speculation.passes.runner import Runner
 from ..system.machine import free_host_memory
 from ..units import size_text
@@ -45,7 +45,7 @@ def has_pages(model: Model) -> bool:
     """Return whether sequences of a model can have their keys and values in pages of a `BatchMemory`."""
     shape = model.shape
     is_paged = shape.kv_layers == shape.layers and not shape.caps_scores
-    return is_paged and model.operations.kernel is not None and KV_FORMATS[model.kv].is_plain
+    return is_paged and model.operations.kernel is not None and KV_FORMATS[model.kv] is PLAIN_KV
 
 
 class BatchMemory:

@@ -72,7 +72,8 @@ class CopiedCache(SelectedCache):
     def _invalidate(self, unchanged: int) -> bool:
         self.exact_end = min(self.exact_end, unchanged)
         if unchanged < self.tail_start:
-            self.selection[self.selection >= unchanged // self.chunk] = -1  # the slot's tokens have changed
+            changed = self.selection >= unchanged // self.chunk
+            self.selection = self.selection.masked_fill(changed, -1)  # the tokens of these slots have changed
         return True
 
     def begin(self, tokens: int, tree: Tree | None = None) -> None:

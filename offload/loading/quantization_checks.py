@@ -9,7 +9,7 @@ from ..kernels.native import KernelUnavailable, find_kernel
 from ..kernels.native.ops import why_not
 from ..kernels.native.structs import SPAN
 from ..settings.config import EngineConfig, Speculation
-from ..settings.kv_formats import KV_FORMATS
+from ..settings.kv_formats import KV_FORMATS, PACKED_KV, PLAIN_KV
 from ..settings.method_sizes import forgets
 from ..settings.validation import require
 from .formats.quantization import QuantizedCheckpoint
@@ -67,7 +67,7 @@ def missing_kernel(device: torch.device, dtype: torch.dtype, head_dim: int, leve
 
 def check_kv(kv: str, settings: Speculation, shape: ModelShape, missing: str | None) -> None:
     """Raise SettingsError if the full cache's format `kv` does not work; `missing` as `missing_kernel` returns it."""
-    if KV_FORMATS[kv].is_plain:
+    if KV_FORMATS[kv] is PLAIN_KV:
         return
     what = "caps attention scores" if shape.caps_scores else "has attention sinks"
     refused = shape.caps_scores or shape.has_sinks
@@ -85,7 +85,7 @@ def check_packed_kv(kv: str, shape: ModelShape, device: torch.device, dtype: tor
 
     Without effect on other formats.
     """
-    if not KV_FORMATS[kv].is_packed:
+    if KV_FORMATS[kv] is not PACKED_KV:
         return
     what, hint = f"--kv {kv} packs keys and values", "leave --kv out"
     name = str(dtype).removeprefix("torch.")

@@ -17,7 +17,7 @@ from ..errors import SettingsError
 from ..kernels.native import Kernel, KernelUnavailable, find_kernel
 from ..kernels.native.ops import why_not
 from ..kernels.ops import Operations
-from ..settings.kv_formats import BF16, KV_FORMATS
+from ..settings.kv_formats import BF16, KV_FORMATS, PACKED_KV, PLAIN_KV, KVFormat
 from ..settings.placement_settings import PLANES, STREAMED
 from ..settings.validation import require
 from ..system.scratch_file import ScratchFile
@@ -42,6 +42,16 @@ from .tiered_store import TieredStore
 from .tiers import Tiers
 
 _PACKED = PackedPageFormat, DevicePackedPageFormat
+# Pages over tiers, by the format and by what attends to them on the device; quantised ones have one format for all.
+_PAGES: dict[tuple[KVFormat, str], Callable[[ModelShape, int, Any, torch.device], PageLayout]] = {
+    (PLAIN_KV, "native"): lambda shape, page, kernel, device: NativePageFormat(shape, page, kernel),
+    (PLAIN_KV, "gpu"): lambda shape, page, kernel, device: BlockPageFormat(shape, page, kernel),
+    (PLAIN_KV, "torch"): lambda shape, page, kernel, device: PlainPageFormat(shape, page),
+    (PACKED_KV, "native"): lambda shape, page, kernel, device: PackedPageFormat(shape, page, kernel),
+    (PACKED_KV, "gpu"): lambda shape, page, kernel, device: DevicePackedPageFormat(
+        PackedPageFormat(shape, page, kernel), shape, device
+    ),
+}
 
 
 def new_store(
@@ -58,9 +68,10 @@ def new_store(
     `kv` is their format. A quantised one needs the native kernel or Triton's, and may lie over `tiers`. Packed ones are
     as they are in a CPU's own memory, where nothing travels.
     """
-    if KV_FORMATS[kv].is_plain or (KV_FORMATS[kv].is_packed and device.type == "cpu" and kernel is not None):
+    format = KV_FORMATS[kv]
+    if format is PLAIN_KV or (format is PACKED_KV and kernel is not None):
         return new_device_store(kernel, shape, capacity, dtype, device)
-    store, own = KV_FORMATS[kv].store(kernel is not None), (shape, capacity, dtype)
+    store, own = format.store(kernel is not None), (shape, capacity, dtype)
     return store(*own, device, kv, tiers) if kernel is None else store(kernel, *own, kv, tiers)
 
 
@@ -101,8 +112,8 @@ class TieredStoreFactory:
         new_file: Callable[[Path, int], ScratchFile] = ScratchFile,
         kv: str = BF16,
     ) -> None:
-        self.settings = settings if KV_FORMATS[kv].is_exact else replace(settings, by_layers=False)
-        self._new_file, self._kv, self._is_exact = new_file, kv, KV_FORMATS[kv].is_exact
+        self._new_file, self._format = new_file, KV_FORMATS[kv]
+        self.settings = replace(settings, by_layers=False) if self._format.lossy else settings
         self.link = link or make_link(device, settings.link_gb_s, settings.disk is not None)
         self._operations, self._device = operations, device
         self._reserved: tuple[Tensor, Pinning | None] | None = None  # pages for the next store
@@ -142,15 +153,16 @@ class TieredStoreFactory:
         resident = min(self.settings.resident_layers, shape.layers)
         kernel, device = self._operations.kernel, self._device
         plain = partial(new_device_store, kernel, shape, dtype=dtype, device=device)
-        kv = self._kv if kernel is not None or not KV_FORMATS[self._kv].is_packed else BF16
+        format = self._format
+        kv = BF16 if format is PACKED_KV else format.name  # of the resident layers
         if resident == shape.layers:
             return new_store(kernel, shape, capacity, dtype, device, kv)
         rest = replace(shape, layers=shape.layers - resident)
         tiers = self._tiers(rest, capacity, dtype, visits)
-        if self._is_exact:
-            tiered: Store = (PlaneStore if self._has_planes else TieredStore)(rest, dtype, tiers, plain)
+        if format.lossy:
+            tiered = new_store(kernel, rest, capacity, dtype, device, kv, tiers)
         else:
-            tiered = new_store(kernel, rest, capacity, dtype, device, self._kv, tiers)
+            tiered = (PlaneStore if self._has_planes else TieredStore)(rest, dtype, tiers, plain)
         if not resident:
             return tiered
         first = new_store(kernel, replace(shape, layers=resident), capacity, dtype, device, kv)
@@ -180,7 +192,7 @@ class TieredStoreFactory:
             open_pages=OpenPages(slots, pages, self.link, format.tokens),
             pinning=pinning,
             last_visits=visits,
-            prefills_plainly=device.type == "cuda" and self._is_exact,
+            prefills_plainly=device.type == "cuda" and not self._format.lossy,
         )
 
     @property
@@ -188,23 +200,18 @@ class TieredStoreFactory:
         return self.settings.mode == PLANES
 
     def _host(self, format: PageLayout) -> HostAttention:
-        sums = not KV_FORMATS[self._kv].is_plain and self._operations.kernel is None
+        sums = self._format is not PLAIN_KV and self._operations.kernel is None
         return HostAttention(format, self._device, self.settings.host_bandwidth, sums)
 
     def _stored_format(self, shape: ModelShape, dtype: torch.dtype) -> tuple[Any, torch.dtype]:
         """Return the format of pages and the type of their numbers: the kernel's blocks where it attends to them."""
         page, kernel = self.settings.page_tokens or page_tokens(shape, dtype.itemsize), self._operations.kernel
-        looks = kernel is None and (self._device.type != "cpu" or not KV_FORMATS[self._kv].is_plain)
+        looks = kernel is None and (self._device.type != "cpu" or self._format is not PLAIN_KV)
         on_host = host_kernel(shape, dtype) if looks else kernel
-        if not self._is_exact:
-            return QuantizedPageFormat(shape, page, self._kv, on_host), torch.uint8
-        if KV_FORMATS[self._kv].is_packed:
-            assert on_host is not None, "packed pages in host memory are read by the native kernel"
-            packed = PackedPageFormat(shape, page, on_host)
-            return packed if kernel is not None else DevicePackedPageFormat(packed, shape, self._device), dtype
-        if on_host is None:
-            return PlainPageFormat(shape, page), dtype
-        return (BlockPageFormat if kernel is None else NativePageFormat)(shape, page, on_host), dtype
+        if self._format.lossy:
+            return QuantizedPageFormat(shape, page, self._format.name, on_host), torch.uint8
+        reader = "native" if kernel is not None else "torch" if on_host is None else "gpu"
+        return _PAGES[self._format, reader](shape, page, on_host, self._device), dtype
 
     def _pages_size(
         self, shape: ModelShape, capacity: int, format: PageLayout, dtype: torch.dtype

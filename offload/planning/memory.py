@@ -21,7 +21,7 @@ from ..architecture.parameters import WeightBits
 from ..architecture.tier_footprint import mean_key_bytes, paged_prefill_bytes, plain_prefill_bytes, state_bytes
 from ..errors import OutOfMemory
 from ..settings.config import Speculation
-from ..settings.kv_formats import BF16, KV_FORMATS
+from ..settings.kv_formats import BF16, KV_FORMATS, PACKED_KV, PLAIN_KV
 from ..settings.method_sizes import (
     EVICT_EVERY,
     SPARE_ROWS,
@@ -139,7 +139,7 @@ def estimate(
         kv: the format of the full cache's keys and values.
     """
     on_cpu, bits = device == "cpu", weight_bits or WeightBits.of_dtype(itemsize)
-    if KV_FORMATS[kv].is_packed and (on_cpu or offloaded):
+    if KV_FORMATS[kv] is PACKED_KV and (on_cpu or offloaded):
         kv = BF16  # beside those over tiers, none are packed in the device's own memory
     share, where = shape.share(gpus), Where(device, offloaded, in_place, kv)
     retrieval, selection = _middle_bytes(share, settings, tokens, itemsize, where)
@@ -157,7 +157,7 @@ def estimate(
         draft=_draft_bytes(draft, settings, bits, itemsize, on_cpu),
         cuda=0
         if on_cpu
-        else CUDA_BYTES + _graph_bytes(settings, tokens, gpus, not offloaded and KV_FORMATS[kv].is_exact),
+        else CUDA_BYTES + _graph_bytes(settings, tokens, gpus, not offloaded and not KV_FORMATS[kv].lossy),
         lookup=tokens * LOOKUP_BYTES if on_cpu and drafter_kind(settings) == LOOKUP else 0,
         draft_cache=_draft_cache_bytes(draft, settings, itemsize),
         rope=rope_bytes(share, tokens, itemsize),
@@ -183,11 +183,11 @@ def _prefill_bytes(
 ) -> int:
     """Return the bytes of the buffers that exist while a prompt is read; arguments as of `estimate`."""
     kv, on_cpu = KV_FORMATS[where.kv], where.device == "cpu"
-    if not kv.is_plain and not on_cpu:
-        if kv.is_packed:  # those of a layer, unpacked for a chunk of a prompt
+    if kv is not PLAIN_KV and not on_cpu:
+        if kv is PACKED_KV:  # those of a layer, unpacked for a chunk of a prompt
             return shape.layer_kv_bytes(tokens, itemsize)
         return state_bytes(shape, min(chunk, tokens))
-    if where.offloaded and kv.is_exact:  # of others, pages that a pass writes to are among the staging buffers
+    if where.offloaded and not kv.lossy:  # of others, pages that a pass writes to are among the staging buffers
         return _offloaded_prefill_bytes(shape, settings, tokens, chunk, itemsize, by_layers, on_cpu)
     return tokens * shape.hidden * itemsize if by_layers else 0  # of all tokens between two layers
 
@@ -218,7 +218,7 @@ def _graph_bytes(settings: Speculation, tokens: int, gpus: int, full: bool) -> i
 def _layer_kv(shape: Dimensions, settings: Speculation, tokens: int, chunk: int, itemsize: int, kv: str) -> int:
     """Return the bytes of the full cache, or of one that forgets, in one layer; of `tokens` as in `stored_tokens`."""
     tokens += tree_nodes(settings)
-    if KV_FORMATS[kv].is_plain:
+    if KV_FORMATS[kv] is PLAIN_KV:
         return shape.layer_kv_bytes(tokens, itemsize)
     exact = 0
     if forgets(settings):

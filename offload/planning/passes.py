@@ -55,7 +55,7 @@ class Passes:
         placement, placed = self.request.placement, self.placed
         asked = placement.offload != "auto" or placement.host_share is not None
         # Beside a simulated link the host's cores are the device's, and converting codes keeps them busy.
-        converts = not self.request.kv_format.is_exact and self.request.hardware.shared
+        converts = self.request.kv_format.lossy and self.request.hardware.shared
         streams = placement.offload in STREAMED or (converts and not asked)
         if streams or placed.uses_disk or placed.resident_layers == self.request.shape.kv_layers:
             return [0.0]
@@ -84,7 +84,7 @@ class Passes:
             kv_rate=request.kv_format.rate,
             kv_format=request.kv,
             disk=self.on_disk * (1 + again / self.placed.disk_layers) if self.on_disk else 0.0,
-            graphed=base.graphed and not offloaded and (request.hardware.shared or request.kv_format.is_exact),
+            graphed=base.graphed and not offloaded and (request.hardware.shared or not request.kv_format.lossy),
             away_layers=count * layers,
         )
 

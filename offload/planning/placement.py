@@ -101,7 +101,7 @@ def _has_room(request: PlanRequest) -> bool:
 
 def _in_best_order(request: PlanRequest, way: str) -> Placed:
     by_layers, by_chunks = (_place(request, order, way) for order in ("layers", "chunks"))
-    if not request.kv_format.is_exact or not request.shape.runs_by_layers:  # quantised pages are made chunk by chunk
+    if request.kv_format.lossy or not request.shape.runs_by_layers:  # quantised pages are made chunk by chunk
         return by_chunks
     if _reads_nothing_back(request, by_chunks) or not by_layers.fits:
         return by_chunks

@@ -6,7 +6,7 @@ Nothing is loaded or measured here; the same request always gives the same plan.
 from dataclasses import dataclass, replace
 
 from ..errors import OutOfMemory
-from ..settings.kv_formats import BF16, tiered_format
+from ..settings.kv_formats import BF16, PACKED_KV, PLAIN_KV, tiered_format
 from ..settings.method_sizes import drafting_from_planes, has_middle
 from ..settings.placement_settings import PLANES
 from ..units import counted, size_text
@@ -159,7 +159,7 @@ def _packed_on_device(request: PlanRequest) -> PlanRequest | None:
     """Return the request with packed keys and values that all stay on one GPU, if AUTO may pack them there."""
     packed = replace(request, kv=tiered_format(request.kv, request.packs))
     is_one = request.hardware.gpus == 1 and not request.hardware.shared and request.sequences == 1
-    may_pack = request.packs_on_device and request.kv_format.is_plain and packed.kv != BF16
+    may_pack = request.packs_on_device and request.kv_format is PLAIN_KV and packed.kv != BF16
     return packed if may_pack and is_one and request.placement.offload in ("auto", "none") else None
 
 
@@ -167,7 +167,7 @@ def _may_have_planes(request: PlanRequest) -> bool:
     """Return whether planes may be chosen: on a GPU that has all weights, where nothing else was asked for."""
     placement, settings = request.placement, request.speculation
     asked = placement.offload != "auto" or placement.host_share is not None or settings.middle is not None
-    return not asked and not request.hardware.shared and request.kv_format.is_packed and request.sequences == 1
+    return not asked and not request.hardware.shared and request.kv_format is PACKED_KV and request.sequences == 1
 
 
 def _drafting_from_planes(request: PlanRequest) -> PlanRequest:
@@ -180,7 +180,7 @@ def _with_format(request: PlanRequest) -> PlanRequest:
 
     Only what lies over tiers is packed: if packed ones would all have room on the device, some are planned elsewhere.
     """
-    if not request.kv_format.is_plain:
+    if request.kv_format is not PLAIN_KV:
         return request
     plain, packed = (replace(request, kv=kv) for kv in (BF16, tiered_format(request.kv, request.packs)))
     judged = (plain,) if request.placement.offload == PLANES else (plain, packed)  # who asks for planes packs

@@ -7,7 +7,7 @@ from ..architecture.kv_formats import stored_bytes
 from ..architecture.parameters import WeightBits
 from ..hardware.rates import Hardware
 from ..settings.config import Placement, Speculation
-from ..settings.kv_formats import BF16, KV_FORMATS, KVFormat
+from ..settings.kv_formats import BF16, KV_FORMATS, PACKED_KV, PLAIN_KV, KVFormat
 from ..settings.method_sizes import middle_tokens
 from ..settings.placement_settings import PLANES
 
@@ -90,13 +90,13 @@ class PlanRequest:
     @property
     def has_planes(self) -> bool:
         """Return whether plane A of packed keys and values is on the device, and B of those that are not resident."""
-        return self.placement.offload == PLANES and self.kv_format.is_packed
+        return self.placement.offload == PLANES and self.kv_format is PACKED_KV
 
     def in_place(self, offloaded: int) -> bool:
         """Return whether the retrieval cache copies nothing where so many layers' KV is in host memory."""
         if self.has_planes:
             return True
-        is_plain = self.kv_format.is_plain
+        is_plain = self.kv_format is PLAIN_KV
         on_cpu = self.hardware.device == "cpu"  # where the native kernel alone reads others
         has_table = self.retrieves_in_place or not is_plain if on_cpu else self.has_triton and is_plain
         return not offloaded and has_table

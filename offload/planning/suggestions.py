@@ -7,7 +7,7 @@ from typing import Any
 from ..architecture.weight_formats import rounded_bits
 from ..hardware.rates import Hardware
 from ..settings.config import QUANTIZE
-from ..settings.kv_formats import BF16, PACKED_KV
+from ..settings.kv_formats import BF16, PACKED_KV, PLAIN_KV
 from ..settings.method_sizes import has_draft_model, has_middle
 from ..settings.placement_settings import PLANES
 from ..units import GIB, counted
@@ -63,7 +63,7 @@ def _candidates(request: PlanRequest, others: Sequence[Hardware]) -> Iterator[Su
 
 def _placements(request: PlanRequest) -> Iterator[Suggestion]:
     placement = request.placement
-    if request.packs and request.kv_format.is_plain and not request.has_one_memory:
+    if request.packs and request.kv_format is PLAIN_KV and not request.has_one_memory:
         yield Suggestion(f"--kv {PACKED_KV.name}, which loses nothing", replace(request, kv=PACKED_KV.name))
     if placement.offload == PLANES:
         changed = _placed(request, offload="auto")
@@ -163,7 +163,7 @@ def _hardware(request: PlanRequest, others: Sequence[Hardware]) -> Iterator[Sugg
     for other in sorted(others, key=lambda one: (one.gpus * (one.memory or 0), one.gpus)):
         placement = replace(request.placement, memory=None, resident_layers=None, link_gb_s=None)
         if other.device == "cuda" and other.name != request.hardware.name:
-            kv = BF16 if request.kv_format.is_packed else request.kv  # in one memory, only if asked for
+            kv = BF16 if request.kv_format is PACKED_KV else request.kv  # in one memory, only if asked for
             changed = replace(request, hardware=other, placement=placement, kv=kv, packs=False)
             if place(changed).fits:
                 yield Suggestion(f"other hardware: {other.name}", changed)

@@ -17,7 +17,7 @@ from ..architecture.tier_footprint import (
     packing_bytes,
     staging_bytes,
 )
-from ..settings.kv_formats import BF16, PLANE_KV
+from ..settings.kv_formats import BF16, PACKED_KV, PLANE_KV
 from ..settings.method_sizes import selected_chunk, tree_nodes, whole_format
 from .memory import MemoryEstimate, estimate
 from .request import PlanRequest
@@ -42,7 +42,7 @@ class TierBytes:
         share = request.shape.share(gpus)
         page = page_tokens(share, size)
         self._share, self._page, self._bf16 = share, page, 0
-        if not request.kv_format.is_exact:  # its newest tokens and the sink stay on the device
+        if request.kv_format.lossy:  # its newest tokens and the sink stay on the device
             self._bf16 = bf16_layer_bytes(share, request.tokens, request.prefill_chunk, size)
         self._needs: dict[int, MemoryEstimate] = {}
 
@@ -117,7 +117,7 @@ class TierBytes:
         }
         if self._way == "host" and away:
             parts["activations"] = min(request.prefill_chunk, request.tokens) * expert_row_bytes(self._share, 4)
-        keeps_means = need.retrieval and not request.hardware.shared and request.kv_format.is_exact
+        keeps_means = need.retrieval and not request.hardware.shared and not request.kv_format.lossy
         if keeps_means and whole_format(request.speculation) is None:  # made by that prefill
             chunk = selected_chunk(request.speculation, PAGE_GRAIN, page, request.tokens)
             parts["mean keys"] = count * host_mean_key_bytes(self._share, offloaded, request.tokens, chunk, page, size)
@@ -133,7 +133,7 @@ class TierBytes:
     def _staging(self, offloaded: int) -> int:
         """Return the bytes for prefetched pages, and for the open pages of `offloaded` layers."""
         request, page, size = self._request, self._page, self._request.itemsize
-        kv = BF16 if request.kv_format.is_exact else request.kv  # buffers have room for pages that cannot be packed
+        kv = request.kv if request.kv_format.lossy else BF16  # buffers have room for pages that cannot be packed
         slots = open_slots(min(request.prefill_chunk, request.tokens), page, kv)
         each = format_bytes(self._share, kv, page, size)
         pages = -(-(request.tokens + tree_nodes(request.speculation)) // page)
@@ -141,7 +141,7 @@ class TierBytes:
         if request.may_use_disk:
             buffers = disk_buffers(each)
         staged = staging_bytes(self._share, offloaded, buffers, page, size, kv, slots)
-        if request.kv_format.is_packed and not request.hardware.shared:
+        if request.kv_format is PACKED_KV and not request.hardware.shared:
             staged += packing_bytes(self._share, offloaded, page)
         return staged
 

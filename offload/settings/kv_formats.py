@@ -21,10 +21,9 @@ class KVFormat:
     `token_bytes` for each token, and `reserve` bytes: room that is always there for numbers which do not fit their
     bits. Headers are multiples of `align` bytes.
 
-    One that `is_exact` gives back every bit, so it changes no answer. One that `is_part` of another is no format of a
-    full cache: a middle level reads it. `rate` is the share of a memory's rate at which attention reads it. `native`
-    and `triton` are the stores that the kernels attend to, as module:name, imported when they are used:
-    `offload.memory.quantized_memory.QuantizedMemory`. None: that kernel does not read the format in one memory.
+    One that is not `lossy` gives back every bit, so it changes no answer. `rate` is the share of a memory's rate at
+    which attention reads it. `native` and `triton` are the stores that the kernels attend to, as module:name, imported
+    when they are used. None: that kernel does not read the format in one memory.
     """
 
     name: str
@@ -34,26 +33,15 @@ class KVFormat:
     token_bytes: int = 0
     reserve: int = 0
     align: int = 1
-    is_exact: bool = False
-    is_part: bool = False
+    lossy: bool = True
     rate: float = 1.0
     native: str | None = None
     triton: str | None = None
 
     @property
-    def is_plain(self) -> bool:
-        """Return whether keys and values stay the numbers that the model computes, each by itself."""
-        return self.run == 1
-
-    @property
-    def is_packed(self) -> bool:
-        """Return whether numbers are encoded together, and come back bit for bit."""
-        return self.is_exact and not self.is_plain
-
-    @property
     def grain(self) -> int:
         """Return the tokens that are always selected together, without those of a block of the native kernel."""
-        return 1 if self.is_exact else self.run
+        return self.run if self.lossy else 1
 
     def run_bytes(self, head_dim: int) -> int:
         """Return the bytes of a run's keys and values of one head."""
@@ -71,32 +59,47 @@ class KVFormat:
         return load_class(cls)
 
 
-_PACKED = "offload.memory.device_packed_store:DevicePackedStore"
-_QUANTIZED = (
-    "offload.memory.quantized_store:QuantizedStore",
-    "offload.memory.device_quantized_store:DeviceQuantizedStore",
+PLAIN_KV = KVFormat(BF16, lossy=False)  # as the model computes them, also in fp32
+# bf16 without loss: an exponent for each channel of the keys, two of the values, and 30 numbers apart.
+PACKED_KV = KVFormat(
+    "packed",
+    12,
+    128,
+    3,
+    reserve=128,
+    align=64,
+    lossy=False,
+    triton="offload.memory.device_packed_store:DevicePackedStore",
 )
+PLANE_KV = KVFormat("plane", 8, 128, 3, reserve=128, align=64)  # the part of a packed one that a middle level reads
 KV_FORMATS = {
-    each.name: each
-    for each in (
-        KVFormat(BF16, is_exact=True),  # as the model computes them, also in fp32
-        # bf16 without loss: an exponent for each channel of the keys, two of the values, and 30 numbers apart.
-        KVFormat("packed", 12, 128, 3, reserve=128, align=64, is_exact=True, triton=_PACKED),
-        KVFormat("plane", 8, 128, 3, reserve=128, align=64, is_part=True),  # what is read of it for a draft
+    format.name: format
+    for format in (
+        PLAIN_KV,
+        PACKED_KV,
+        PLANE_KV,
         # Scales and middles in bf16 for each channel of keys and each token of values, and codes of 8 bits. On two
         # cores one query token over 8,192 takes 1/1.37 of the time of bf16 for 0.53 of its bytes.
-        KVFormat("q8", 8, 32, 4, 4, rate=0.73, native=_QUANTIZED[0], triton=_QUANTIZED[1]),
+        KVFormat(
+            "q8",
+            8,
+            32,
+            4,
+            4,
+            rate=0.73,
+            native="offload.memory.quantized_store:QuantizedStore",
+            triton="offload.memory.device_quantized_store:DeviceQuantizedStore",
+        ),
     )
 }
-KV_FORMATS[AUTO] = KV_FORMATS[BF16]  # in one memory; over tiers see `tiered_format`
-PACKED_KV, PLANE_KV = KV_FORMATS["packed"], KV_FORMATS["plane"]
+KV_FORMATS[AUTO] = PLAIN_KV  # in one memory; over tiers see `tiered_format`
 PACKED_DIMS = 32  # heads whose keys and values can be packed have a multiple of it
-LOSSY_KV = tuple(name for name, each in KV_FORMATS.items() if not (each.is_exact or each.is_part))
+LOSSY_KV = tuple(name for name, format in KV_FORMATS.items() if format.lossy and format is not PLANE_KV)
 
 
 def full_formats() -> tuple[str, ...]:
     """Return the names of the formats that a full cache may have, AUTO first."""
-    return AUTO, *(name for name, each in KV_FORMATS.items() if not each.is_part and name != AUTO)
+    return AUTO, *(name for name, format in KV_FORMATS.items() if format is not PLANE_KV and name != AUTO)
 
 
 def tiered_format(kv: str, packs: bool) -> str:
@@ -104,13 +107,13 @@ def tiered_format(kv: str, packs: bool) -> str:
 
     AUTO packs them: what a link or a disk copies is what a pass waits for.
     """
-    return PACKED_KV.name if kv == AUTO and packs else BF16 if KV_FORMATS[kv].is_plain else kv
+    return PACKED_KV.name if kv == AUTO and packs else BF16 if KV_FORMATS[kv] is PLAIN_KV else kv
 
 
 def check_planes(kv: str) -> None:
     """Raise SettingsError if keys and values over tiers are not packed, and shall lie in planes."""
     require(
-        KV_FORMATS[kv].is_packed,
+        KV_FORMATS[kv] is PACKED_KV,
         "--offload planes divides packed keys and values, and these are not packed",
         "use --offload auto, or --kv packed, which says why if they cannot be packed",
     )
@@ -118,4 +121,4 @@ def check_planes(kv: str) -> None:
 
 def saved_format(kv: str) -> str:
     """Return the format of keys and values in files: as the model computes them, if they come back bit for bit."""
-    return BF16 if KV_FORMATS[kv].is_exact else kv
+    return kv if KV_FORMATS[kv].lossy else BF16

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
+from offload.settings.kv_formats import PLAIN_KV
 from offload.units import GIB, counted
 
 from .cursor import visible
@@ -115,7 +116,7 @@ def _numbers(request: PlanRequest) -> str:
     """Return the format of weights, and of keys and values if it is another."""
     usual = "fp32" if request.itemsize == 4 else request.hardware.dtype
     weights = f"weights rounded to {request.quantize}" if request.quantize else "quantised weights"
-    kv = "" if request.kv_format.is_plain else f", {request.kv} keys and values"
+    kv = "" if request.kv_format is PLAIN_KV else f", {request.kv} keys and values"
     return f"{weights if request.is_quantized else usual}{kv}"
 
 
@@ -135,8 +136,8 @@ def _about(report: PlanReport) -> Iterator[tuple[str, str]]:
         experts = "" if request.bits.experts is None else f", {request.bits.experts:.3g} in experts"
         bits = f"{request.bits.layers:.3g} bits each{experts}, {request.bits.outer:.3g} in embedding and output head"
         yield "weights", f"{what}: {bits}"
-    if not (format := request.kv_format).is_plain:
-        effect = "without loss" if format.is_exact else "which changes the answer"
+    if (format := request.kv_format) is not PLAIN_KV:
+        effect = "which changes the answer" if format.lossy else "without loss"
         bits = f"{format.number_bits(request.shape.head_dim):.3g} bits each"
         yield "KV cache", f"{format.name} (--kv): {bits}, {effect}"
 

@@ -63,14 +63,14 @@ def plan_request(
     level, kv = settings.engine.quantize, settings.engine.kv
     check_middle(settings.speculation, settings.placement.offload == PLANES)
     in_bf16 = settings.engine.dtype in ("auto", "bfloat16") and hardware.dtype == "bf16"
-    for option, value in {"--quantize": level, "--kv": kv if KV_FORMATS[kv].is_packed else None}.items():
+    for option, value in {"--quantize": level, "--kv": kv if KV_FORMATS[kv] is PACKED_KV else None}.items():
         if value is not None and not in_bf16:
             dtype = settings.engine.dtype if settings.engine.dtype != "auto" else hardware.dtype
             raise SettingsError(
                 f"{option} {value} needs bfloat16, and {hardware.name} computes in {dtype}", f"leave {option} out"
             )
     packs = in_bf16 and shape.growing.head_dim % PACKED_DIMS == 0
-    if KV_FORMATS[kv].is_packed and is_one_memory(hardware.device, settings.placement):
+    if KV_FORMATS[kv] is PACKED_KV and is_one_memory(hardware.device, settings.placement):
         kv = BF16
     if settings.placement.offload == PLANES:
         check_planes(tiered_format(kv, packs))
@@ -104,7 +104,7 @@ def packed_by_plan(opened: ModelRequest, tokens: int, terminal: Terminal) -> Mod
     """
     model, settings = opened.model, opened.settings
     kv, device = settings.engine.kv, model.device.type
-    if KV_FORMATS[kv].is_packed and is_one_memory(device, settings.placement):
+    if KV_FORMATS[kv] is PACKED_KV and is_one_memory(device, settings.placement):
         terminal.warn(f"--kv {kv} has no effect here: it packs what is copied over a link or read from disk")
     if kv != AUTO_KV or device != "cuda" or model.group.size > 1 or settings.speculation.approximate is not None:
         return opened
@@ -113,7 +113,7 @@ def packed_by_plan(opened: ModelRequest, tokens: int, terminal: Terminal) -> Mod
     except SettingsError:  # this GPU's rates are unknown
         return opened
     plan = make_plan(request)
-    if plan.offload != "none" or not plan.request.kv_format.is_packed:
+    if plan.offload != "none" or plan.request.kv_format is not PACKED_KV:
         return opened
     config = replace(model.config, kv=PACKED_KV.name)
     packed = replace(opened.request, settings=replace(settings, engine=config))

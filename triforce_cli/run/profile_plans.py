@@ -26,7 +26,7 @@ from offload.loading.hub.registry import HUB_MODELS, draft_error
 from offload.planning.plan import Plan, make_plan
 from offload.planning.suggestions import Suggestion
 from offload.settings.config import DEFAULT_MODEL
-from offload.settings.kv_formats import BF16, KV_FORMATS
+from offload.settings.kv_formats import BF16, KV_FORMATS, PLAIN_KV
 from offload.system.machine import free_host_memory, usable_cores
 from offload.units import counted
 
@@ -111,7 +111,7 @@ def plan_all_profiles(found: Sequence[str], options: PlanOptions, measured: Meas
     if options.flags.get("quantize") is not None:
         rated = [each for each in rated if hardware[each.name].dtype == "bf16"]
         sheets = [sheet for sheet in sheets if sheet.name in {each.name for each in rated}]
-    if not KV_FORMATS[options.flags.get("kv", BF16)].is_plain:
+    if KV_FORMATS[options.flags.get("kv", BF16)] is not PLAIN_KV:
         rated = [each for each in rated if hardware[each.name].shared]
         sheets = [sheet for sheet in sheets if sheet.name in {each.name for each in rated}]
     plans = [_plan(each, options, hardware[each.name], True) for each in rated]

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ...architecture.config import ModelShape
 from ...errors import Degraded
-from ...settings.kv_formats import BF16, KV_FORMATS, PLANE_KV
+from ...settings.kv_formats import BF16, KV_FORMATS, PACKED_KV, PLAIN_KV, PLANE_KV
 from .. import triton
 from ..kv_groups import quantize_groups
 from . import BLOCKS, ROWS
@@ -103,7 +103,7 @@ def _attend(q: Tensor, keys: Tensor, values: Tensor, needs: Needs) -> None:
         for is_fresh in (True, False):
             attend_pages(q, blocks, blocks, state, _KEYS, False, is_fresh, BLOCKS)
             attend_pages(q, keys, values, state, _KEYS - len(q), True, is_fresh)
-    if KV_FORMATS[needs.kv].is_packed:
+    if KV_FORMATS[needs.kv] is PACKED_KV:
         memory = _packed(keys, values)
         attend_packed(q, memory, 1)
         attend_packed_before(q, memory, 1)
@@ -113,7 +113,7 @@ def _attend(q: Tensor, keys: Tensor, values: Tensor, needs: Needs) -> None:
             if needs.planes:
                 plane = memory[0][..., : PLANE_KV.run_bytes(q.shape[2])]
                 attend_runs(q, (plane, *memory[1:]), state, 1, causal=False)
-    elif not KV_FORMATS[needs.kv].is_plain:
+    elif KV_FORMATS[needs.kv] is not PLAIN_KV:
         _attend_groups(q, keys, values)
 
 
