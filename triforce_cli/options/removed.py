@@ -39,6 +39,7 @@ REMOVED: dict[str, str] = {  # "command", "--option" or "--option value" -> the 
     "--retrieval-kv": "leave it out: the retrieval cache reads keys and values as they are",
     "--encoding": "the encoding is recognised; convert what is not with iconv",
     "--show-config": "use -vv, which prints all settings",
+    "--no-measure": "leave it out: `profile --measure` measures this machine",
     "--shard": "split the file, as with `split -n l/4 prompts.jsonl part-`, and answer each part with its own --output",
 }
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from offload.settings.kv_formats import PLAIN_KV
-from offload.units import GIB, counted
+from offload.units import GIB, counted, size_text
 
 from .cursor import visible
 from .format import duration, milliseconds
@@ -55,11 +55,12 @@ class PlanReport:
 
 def plan_text(report: PlanReport, width: int | None = None) -> Text:
     """Return the whole plan, the verdict first; facts are wrapped to `width` cells, None for as many as they need."""
-    found = lines_text([verdict(report.plan, report.suggestions)], width)
-    found.append_text(_facts(_about(report), width)).append("\n")
-    found.append_text(_memory_table(report.plan, width)).append("\n")
-    predicted = [*_predictions(report.plan), *(batch_lines(report.batches) if report.batches is not None else [])]
-    return found.append_text(_facts(predicted, width))
+    plan = report.plan
+    text = lines_text([verdict(plan, report.suggestions)], width)
+    text.append_text(facts_text(list(_about(report)), width)).append("\n")
+    text.append_text(_memory_table(plan, width)).append("\n")
+    predicted = [*_predictions(plan), *(() if report.batches is None else _batches(report.batches))]
+    return text.append_text(facts_text(predicted, width))
 
 
 def comparison_text(plans: Sequence[Plan], width: int | None = None) -> Text:
@@ -69,24 +70,30 @@ def comparison_text(plans: Sequence[Plan], width: int | None = None) -> Text:
     """
     fitting = sorted((plan for plan in plans if plan.fits), key=lambda plan: plan.chosen.tbt.seconds)
     note = "in GiB, on each device and on the host; ar is plain decoding"
-    found = _facts([("model", _model(plans[0].request)), ("memory", note)], width).append("\n")
+    text = facts_text([("model", _model(plans[0].request)), ("memory", note)], width).append("\n")
     names = ("device", "host", "TTFT", "ar ms", "method", "ms", "speedup")
     columns = [Column("profile", style="cyan"), *(Column(name, right=name != "method") for name in names)]
-    found.append_text(table(columns, [_cells(plan) for plan in fitting], width))
+    rows = [
+        (
+            plan.request.hardware.name,
+            f"{plan.device.total / GIB:.1f}",
+            f"{plan.host.total / GIB:.1f}",
+            duration(plan.ttft.seconds),
+            milliseconds(plan.plain.tbt.seconds),
+            plan.chosen.method,
+            milliseconds(plan.chosen.tbt.seconds),
+            f"{plan.speedup:.2f}x",
+        )
+        for plan in fitting
+    ]
+    text.append_text(table(columns, rows, width))
     if missing := [plan.request.hardware.name for plan in plans if not plan.fits]:
         small = f"{counted(len(missing), 'profile')} too small: {', '.join(missing)}"
-        found.append("\n").append_text(lines_text([small], width))
-    return found
+        text.append("\n").append_text(lines_text([small], width))
+    return text
 
 
-def _cells(plan: Plan) -> tuple[str, ...]:
-    memory = (f"{plan.device.total / GIB:.1f}", f"{plan.host.total / GIB:.1f}")
-    times = (duration(plan.ttft.seconds), milliseconds(plan.plain.tbt.seconds))
-    chosen = (plan.chosen.method, milliseconds(plan.chosen.tbt.seconds), f"{plan.speedup:.2f}x")
-    return (plan.request.hardware.name, *memory, *times, *chosen)
-
-
-def _facts(facts: Sequence[tuple[str, str]], width: int | None) -> Text:
+def facts_text(facts: Sequence[tuple[str, str]], width: int | None) -> Text:
     """Return a line for each name with its text; without a name it continues the one above."""
     lines = [f"{name:<{_INDENT - 1}} {visible(text)}" for name, text in facts]
     shown = lines if width is None else [part for line in lines for part in hanging(line, _INDENT, width)]
@@ -95,8 +102,16 @@ def _facts(facts: Sequence[tuple[str, str]], width: int | None) -> Text:
 
 def verdict(plan: Plan, suggestions: Sequence[Suggestion] = ()) -> str:
     """Return whether a plan fits, in how much of each memory, with which weights, and else what would."""
-    used = [f"{_of_limit(tier)} of {name}" for name, tier in _tiers(plan) if plan.fits or tier.missing]
-    text = f"{'fits' if plan.fits else 'does not fit'}: {', '.join([*used, _numbers(plan.request)])}"
+    request = plan.request
+    used = [
+        f"{tier.total / GIB:.1f}{'' if tier.limit is None else f' of {tier.limit / GIB:.1f}'} GiB of {name}"
+        for name, tier in _tiers(plan)
+        if plan.fits or tier.missing
+    ]
+    weights = f"weights rounded to {request.quantize}" if request.quantize else "quantised weights"
+    weights = weights if request.is_quantized else "fp32" if request.itemsize == 4 else request.hardware.dtype
+    kv = "" if request.kv_format is PLAIN_KV else f", {request.kv} keys and values"
+    text = f"{'fits' if plan.fits else 'does not fit'}: {', '.join([*used, weights + kv])}"
     ways = ", or ".join(suggestion.change for suggestion in suggestions)
     return f"{text}; would fit with {ways}" if ways else text
 
@@ -105,19 +120,6 @@ def _tiers(plan: Plan) -> list[tuple[str, Tier]]:
     """Return the memories that the plan uses, by name."""
     tiers = ((plan.device_name, plan.device), ("host memory", plan.host), ("disk", plan.disk))
     return [(name, tier) for name, tier in tiers if tier.total]
-
-
-def _of_limit(tier: Tier) -> str:
-    total, limit = (None if size is None else f"{size / GIB:.1f}" for size in (tier.total, tier.limit))
-    return f"{total} GiB" if limit is None else f"{total} of {limit} GiB"
-
-
-def _numbers(request: PlanRequest) -> str:
-    """Return the format of weights, and of keys and values if it is another."""
-    usual = "fp32" if request.itemsize == 4 else request.hardware.dtype
-    weights = f"weights rounded to {request.quantize}" if request.quantize else "quantised weights"
-    kv = "" if request.kv_format is PLAIN_KV else f", {request.kv} keys and values"
-    return f"{weights if request.is_quantized else usual}{kv}"
 
 
 def _about(report: PlanReport) -> Iterator[tuple[str, str]]:
@@ -145,20 +147,16 @@ def _about(report: PlanReport) -> Iterator[tuple[str, str]]:
 def _hardware(request: PlanRequest) -> Iterator[tuple[str, str]]:
     """Yield the GPUs, if any, the host, and a disk for KV: memory, and the rates that are assumed."""
     hardware, placement = request.hardware, request.placement
-    assumed = {name: " (assumed)" if name in hardware.assumed else "" for name in ("host bandwidth", "host rate")}
     if hardware.device == "cuda":
         count = "" if hardware.gpus == 1 else f"{hardware.gpus} x "
         rates = f"{hardware.bandwidth / 1e9:,.0f} GB/s, {hardware.flops / 1e12:,.0f} TFLOP/s {hardware.dtype}"
-        yield "GPU", f"{count}{_gib(hardware.memory)}, {rates}, link {hardware.link / 1e9:g} GB/s"
-    memory = "memory not known" if hardware.host_memory is None else f"{_gib(hardware.host_memory)} free"
-    if hardware.host_memory is None and placement.host_memory is not None:
-        memory = f"{_gib(placement.host_memory)} (--host-memory)"
-    rates = f"{hardware.host_bandwidth / 1e9:.0f} GB/s{assumed['host bandwidth']}"
-    yield "host", f"{memory}, {rates}, {hardware.host_flops / 1e9:,.0f} GFLOP/s{assumed['host rate']}"
+        yield "GPU", f"{count}{_known(hardware.memory)}, {rates}, link {hardware.link / 1e9:g} GB/s"
+    rates = f"{hardware.host_bandwidth / 1e9:.0f} GB/s, {hardware.host_flops / 1e9:,.0f} GFLOP/s"
+    assumed = f" ({' and '.join(hardware.assumed)} assumed)" if hardware.assumed else ""
+    yield "host", f"{_known(hardware.host_memory or placement.host_memory)}, {rates}{assumed}"
     if placement.disk is not None:
-        free = "" if hardware.disk_free is None else f", {_gib(hardware.disk_free)} free"
-        guess = " (assumed)" if hardware.disk is None else ""
-        yield "disk", f"{placement.disk}{free}, {hardware.disk_rate / 1e9:.1f} GB/s{guess}"
+        rate = f"{hardware.disk_rate / 1e9:.1f} GB/s{' (assumed)' if hardware.disk is None else ''}"
+        yield "disk", f"{placement.disk}, {_known(hardware.disk_free)} free, {rate}"
 
 
 def _model(request: PlanRequest) -> str:
@@ -185,29 +183,23 @@ def _number(size: int | None) -> str:
 
 
 def _predictions(plan: Plan) -> Iterator[tuple[str, str]]:
-    order = ", layer by layer" if plan.placed.prefill_order == "layers" else ""
+    where, chosen, experts = plan.placed, plan.chosen, plan.request.shape.experts
+    order = ", layer by layer" if where.prefill_order == "layers" else ""
     yield "prefill", f"{duration(plan.ttft.seconds)} to the first token{order}; bound by {plan.ttft.bound}"
     yield "plain", _speed(plan.plain)
-    if plan.chosen.method != "ar":
-        yield plan.chosen.method, _speed(plan.chosen, f", {plan.speedup:.1f}x")
-        yield "", _drafts(plan)
+    if chosen.method != "ar":
+        yield chosen.method, _speed(chosen, f", {plan.speedup:.1f}x")
+        drafted = f"a tree of {chosen.gamma2}, {chosen.depth} deep," if chosen.depth else f"{chosen.gamma2}"
+        cache = f"; {counted(plan.budget, 'token')} in the retrieval cache" if plan.budget else ""
+        yield "", f"{drafted} drafted, {chosen.tokens_per_verification:.1f} tokens a verification expected{cache}"
     yield "placement", _placement(plan)
-    yield from _experts(plan)
+    if where.away_layers:
+        yield "experts", f"those of {where.away_layers} of {experts.layers} layers in host memory"
 
 
 def _speed(decoding: Decoding, more: str = "") -> str:
     tbt = decoding.tbt
     return f"{milliseconds(tbt.seconds)} ms a token, {1 / tbt.seconds:,.1f} tokens/s{more}; bound by {tbt.bound}"
-
-
-def _drafts(plan: Plan) -> str:
-    """Return what is drafted, and what is expected of it."""
-    chosen, (low, high) = plan.chosen, plan.chosen.gammas
-    around = f" ({low} to {high} are about as good)" if low != high else ""
-    cache = f"; {counted(plan.budget, 'token')} in the retrieval cache" if plan.budget else ""
-    drafted = f"a tree of {chosen.gamma2}, {chosen.depth} deep," if chosen.depth else f"{chosen.gamma2}"
-    expected = f"{chosen.tokens_per_verification:.1f} tokens a verification expected"
-    return f"{drafted} drafted{around}, {expected}{cache}"
 
 
 def _placement(plan: Plan) -> str:
@@ -225,30 +217,16 @@ def _placement(plan: Plan) -> str:
     return text + (f"; weights of {where.weight_layers} of {layers} layers" if where.weight_layers < layers else "")
 
 
-def _experts(plan: Plan) -> Iterator[tuple[str, str]]:
-    """Yield where the experts are, and what a pass of a token and a verification read of those in host memory."""
-    where, experts = plan.placed, plan.request.shape.experts
-    if not where.away_layers:
-        return
-    yield "experts", f"those of {where.away_layers} of {experts.layers} layers in host memory ({where.experts})"
-    for each in plan.expert_times:
-        who = "a token reads" if each.tokens == 1 else f"{each.tokens} together read"
-        times = {"on the host": each.host_s, "over the link": each.link_s, "on the device": each.device_s}
-        listed = ", ".join(f"{milliseconds(seconds)} ms {name}" for name, seconds in times.items())
-        yield "", f"{who} {each.distinct:.0f} of {experts.count} in each, {each.bytes / GIB:.2f} GiB: {listed}"
-
-
-def batch_lines(batches: Batches) -> Iterator[tuple[str, str]]:
+def _batches(batches: Batches) -> Iterator[tuple[str, str]]:
     """Yield how many sequences fit together, and for each size throughput, and what the batch brings."""
     from offload.planning.batch import MOST_SEQUENCES
 
     shared = f", with a common beginning of {counted(batches.shared, 'token')}" if batches.shared else ""
-    if batches.fitting is None:
-        yield "batches", f"how many sequences fit is not known, as the memory is not{shared}"
-    else:
+    fitting = "how many sequences fit is not known, as the memory is not"
+    if batches.fitting is not None:
         more = " or more" if batches.fitting == MOST_SEQUENCES else ""
-        fit = f"{counted(batches.fitting, 'sequence')}{more} fit{'s' * (batches.fitting == 1)} together"
-        yield "batches", f"{fit}{shared}"
+        fitting = f"{counted(batches.fitting, 'sequence')}{more} fit{'s' * (batches.fitting == 1)} together"
+    yield "batches", fitting + shared
     for each in batches.plans:
         yield f"batch {each.sequences}", _throughput(each) if each.fits else each.together.shortage()
 
@@ -262,5 +240,5 @@ def _throughput(batch: BatchPlan) -> str:
     return f"{plain}; {method} {batch.tokens_per_s:,.1f}, {batch.gain:.2f}x; {batch.speedup:.2f}x plain"
 
 
-def _gib(size: int | None) -> str:
-    return "memory not known" if size is None else f"{size / GIB:.2f} GiB"
+def _known(size: int | None) -> str:
+    return "memory not known" if size is None else size_text(size)

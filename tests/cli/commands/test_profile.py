@@ -66,9 +66,7 @@ def test_experts_that_do_not_fit_are_planned_where_they_take_least_time(triforce
     assert (result.returncode, result.stderr) == (0, "")
     lines = result.stdout.splitlines()
     (fact,) = (line for line in lines if line.startswith("experts    those"))
-    (step,) = (line for line in lines if "a token reads 4 of 128 in each, " in line)
-    assert "of 36 layers in host memory (host)" in fact
-    assert " ms on the host" in step
+    assert "of 36 layers in host memory" in fact
     command = shlex.split(lines[-1])
     again = triforce("profile", *("--gpu" if part == "--profile" else part for part in command[2:-2]), *base[5:])
     assert again.stdout == result.stdout

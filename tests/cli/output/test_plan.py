@@ -36,7 +36,7 @@ def test_the_flags_of_a_plan_stand_for_it():
 
 def test_a_plan_says_what_host_memory_it_was_given():
     given = plan_text(PlanReport(make_plan(request(placement=Placement(host_memory=64 * GIB))))).plain
-    assert "host       64.00 GiB (--host-memory), " in given
+    assert "host       64.00 GiB, " in given
     assert "memory not known" in plan_text(PlanReport(make_plan(request()))).plain
 
 
