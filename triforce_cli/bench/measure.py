@@ -41,7 +41,7 @@ def run_bench(asked: BenchRequest, terminal: Terminal, as_json: bool, quiet: boo
     if request.dry_run:
         found = plan_run(bench.model, request.settings, bench.longest, terminal)
         display.close()  # the plan is the output
-        return print_plan(replace(found, arguments=request.arguments), request.command, terminal, as_json)
+        return print_plan(replace(found, arguments=request.words), request.command, terminal, as_json)
     with closing(display):
         display.loading(f"loading {request.settings.engine.model}")
         engine = bench.model.load(tiers=bench.tiers).without_end()

@@ -18,7 +18,7 @@ from ..bench.methods import name_of, parse_methods, parse_modes
 from ..distributed.rank import broadcast
 from ..input.documents import check_files, read_prompt
 from ..options import declarations as options
-from ..options.command_request import Request, given_arguments, start_or_join_ranks, warn_unused
+from ..options.command_request import Request, start_or_join_ranks, typed_words, warn_unused
 from ..options.mistakes import warn_of_file
 from ..options.settings import given_options, resolve
 from ..output.progress import ProgressDisplay
@@ -146,7 +146,7 @@ def _request(ctx: typer.Context, quality: bool) -> tuple[Request, tuple[float, .
     )
     resolve_model(settings.engine.model)
     rest: dict[str, Any] = {name: bool(ctx.params[name]) for name in ("dry_run", "extend_context")}
-    return Request(settings, ctx.obj.home, ctx.info_name, **rest, arguments=given_arguments(ctx)), temperatures
+    return Request(settings, ctx.obj.home, ctx.info_name, **rest, words=typed_words(ctx)), temperatures
 
 
 def _check_kind(ctx: typer.Context, quality: bool) -> None:

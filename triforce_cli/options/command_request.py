@@ -21,10 +21,10 @@ from offload.short_repr import short_repr
 from ..distributed.launch import GRACE, launch, ranks_to_start
 from ..distributed.rank import join_group
 from ..input.excerpts import END, MIDDLE, PARTS, START
-from ..output.plan_fields import Argument
 from ..output.terminal import Terminal
 from .constraint_options import constraint_of_flags
 from .declarations import AUTO, THINK
+from .mistakes import WORDS
 from .mode_checks import refuse_inexact
 from .settings import Settings, given_options, refuse_both, refuse_broken_text, refuse_unverifiable, resolve
 
@@ -48,7 +48,7 @@ class Request:
         truncate: the part of a document that is left out where the context is too short; None for none.
         group: the ranks that share the model; None where this process runs all of it.
         parts: the names of what a document was joined of, with where each begins in it.
-        arguments: what was given on the command line, to repeat it beside a plan's flags.
+        words: what was typed behind the command's name, to repeat it in hints and below a plan.
     """
 
     settings: Settings
@@ -63,7 +63,7 @@ class Request:
     extend_context: bool = False
     truncate: str | None = None
     group: Group | None = None
-    arguments: tuple[Argument, ...] = ()
+    words: tuple[str, ...] = ()
     parts: Sequence[tuple[str, int]] = ()
 
     def about(self, documents: Sequence[str], parts: Sequence[tuple[str, int]] = ()) -> Request:
@@ -96,25 +96,11 @@ class OutputOptions:
     show_thinking: bool = False
 
 
-def given_arguments(ctx: typer.Context) -> tuple[Argument, ...]:
-    """Return what was given on the command line itself, but for --dry-run and --json."""
-    given = []
-    for param in ctx.command.params:
-        source, value = ctx.get_parameter_source(param.name), ctx.params.get(param.name)
-        if source is None or source.name != "COMMANDLINE" or param.name in ("dry_run", "json"):
-            continue
-        values = tuple(map(str, value)) if isinstance(value, list | tuple) else (str(value),)
-        if param.param_type_name == "argument":
-            given.append(Argument(None, values))
-        elif getattr(param, "count", False):
-            given += [Argument(param.opts[0])] * value
-        elif isinstance(value, bool):
-            given.append(Argument((param.opts if value else param.secondary_opts)[0]))
-        else:
-            is_list = isinstance(value, tuple) and not getattr(param, "multiple", False)  # with commas: bench's
-            values = (",".join(each.removesuffix(".0") for each in values),) if is_list else values
-            given += [Argument(param.opts[0], (each,), is_list) for each in values]
-    return tuple(given)
+def typed_words(ctx: typer.Context) -> tuple[str, ...]:
+    """Return the words of the command line behind the command's name, but for --dry-run and --json."""
+    words = ctx.meta.get(WORDS, ())
+    end = words.index("--") if "--" in words else len(words)
+    return (*(word for word in words[:end] if word not in ("--dry-run", "--json")), *words[end:])
 
 
 def warn_unused(settings: Settings, methods: Iterable[str], terminal: Terminal) -> None:
@@ -179,11 +165,10 @@ def parse_request(ctx: typer.Context) -> Request:
     refuse_inexact(settings, params)
     named = ("raw", "verify", "dry_run", "quote", "extend_context")
     warn_unused(settings, [settings.speculation.method], ctx.obj.terminal)
-    arguments = given_arguments(ctx)
     more: dict[str, Any] = {name: bool(params.get(name)) for name in named} | {
         "think": params.get("think") or AUTO,
         "truncate": params.get("truncate"),
-        "arguments": arguments,
+        "words": typed_words(ctx),
     }
     return Request(settings, ctx.obj.home, ctx.info_name, params.get("system"), **more)
 

@@ -23,6 +23,7 @@ _EXTRA = re.compile(r"Got unexpected extra argument\(s\) \((.*)\)", re.DOTALL)
 _LINE_BREAK = re.compile(r"(?<!\n)\n(?![\n ])")  # within a paragraph; examples are indented
 _CLOSE = 0.7  # --ctx-size is not --quantize
 PARSED = f"{__name__}.parsed"  # of a context's `meta`: the context of the command
+WORDS = f"{__name__}.words"  # and what was typed behind its name
 
 
 def explained(message: str, ctx: Any) -> tuple[str, str]:
@@ -137,7 +138,7 @@ class Command(_Plain, TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         own: Mapping[str, Any] = {name: param for param in self.params for name in (*param.opts, *param.secondary_opts)}
         ctx.token_normalize_func = lambda name: name.replace("_", "-") if len(name) > 1 else name
-        ctx.meta[PARSED] = ctx
+        ctx.meta[PARSED], ctx.meta[WORDS] = ctx, tuple(args)
         given = args[: args.index("--")] if "--" in args else list(args)  # the parser takes from `args`
         refuse_removed_options(given, own)
         _refuse_other_short_options(given, ctx)

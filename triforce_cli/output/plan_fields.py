@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import shlex
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from offload.settings.config import Speculation
@@ -22,18 +22,6 @@ if TYPE_CHECKING:  # every command imports this module, and few of them plan
     from offload.planning.suggestions import Suggestion
 
 
-@dataclass(frozen=True, slots=True)
-class Argument:
-    """An option with its values, none for a switch; or, without an option, the values of a positional argument.
-
-    `is_list`: its value is a list of which the plan has one element.
-    """
-
-    option: str | None
-    values: tuple[str, ...] = ()
-    is_list: bool = False
-
-
 _SPECULATION = (
     "method",
     "draft",
@@ -47,36 +35,33 @@ _SPECULATION = (
 )
 
 
-def command_line(command: str, plan: Plan, arguments: Sequence[Argument]) -> str:
-    """Return the whole line of `triforce <command>`: the plan's flags, then the other arguments that were given."""
-    flags = flags_of(plan)
-    for argument in arguments:
-        # A profile is perhaps a file, which its name alone does not find.
-        if argument.option in flags and (argument.option == "--profile" or argument.is_list):
-            flags[flags.index(argument.option) + 1] = argument.values[0]
-    settings = {value.partition("=")[0] for flag, value in itertools.pairwise(flags) if flag == "--set"}
-    others = [
-        argument
-        for argument in arguments
-        if (argument.values[0].partition("=")[0] not in settings if argument.option == "--set" else True)
-        and (argument.option in (None, "--set") or argument.option not in flags)
-    ]
-    return _line(command, flags, others)
+def command_line(command: str, plan: Plan, words: Sequence[str]) -> str:
+    """Return the whole line of `triforce <command>`: the words that were typed, with the plan's options."""
+    options = list(itertools.pairwise(flags_of(plan)))[::2]
+    if any(word.partition("=")[0] == "--profile" for word in words):  # a file perhaps, which its name does not find
+        options = [each for each in options if each[0] != "--profile"]
+    return repeated(command, words, *options)
 
 
-def repeated(command: str, arguments: Sequence[Argument], *changed: Argument) -> str:
-    """Return the line of `triforce <command>` with the arguments that were given, some of them changed or added."""
-    options = {each.option for each in changed}
-    kept = [each for each in arguments if each.option is None or each.option not in options]
-    return _line(command, [], [*changed, *kept])
+def repeated(
+    command: str, words: Sequence[str], *options: tuple[str, ...], without: Sequence[tuple[str, ...]] = ()
+) -> str:
+    """Return the line of `triforce <command>` with the words that were typed, and with `options` added or replaced.
 
-
-def _line(command: str, flags: Sequence[str], arguments: Sequence[Argument]) -> str:
-    options = [part for each in arguments if each.option is not None for part in (each.option, *each.values)]
-    words = [word for each in arguments if each.option is None for word in each.values]
-    if any(word.startswith("-") and word != "-" for word in words):
-        words.insert(0, "--")
-    return shlex.join(["triforce", command, *flags, *options, *words])
+    An option is its name and its value, or the name alone. Those in `without` are left out.
+    """
+    end = words.index("--") if "--" in words else len(words)
+    lengths = {each[0]: len(each) for each in (*options, *without) if each[0] != "--set"}
+    assigned = {each[1].partition("=")[0] for each in options if each[0] == "--set"}
+    kept: list[str] = []
+    at = 0
+    while at < end:
+        name, _, value = words[at].partition("=")
+        taken = 1 if value else lengths.get(name, 2 if name == "--set" else 1)
+        is_set = name == "--set" and (value or words[at + 1]).partition("=")[0] in assigned
+        kept += [] if name in lengths or is_set else words[at : at + taken]
+        at += taken
+    return shlex.join(["triforce", command, *kept, *(part for each in options for part in each), *words[end:]])
 
 
 def flags_of(plan: Plan) -> list[str]:

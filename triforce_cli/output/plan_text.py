@@ -13,7 +13,6 @@ from offload.units import GIB, counted, size_text
 
 from .cursor import visible
 from .format import duration, milliseconds
-from .plan_fields import Argument
 from .tables import Column, hanging, lines_text, table
 
 if TYPE_CHECKING:
@@ -38,7 +37,7 @@ class PlanReport:
         measured: where the plan's rates come from, if not from a data sheet.
         profile: printed beside the plan in JSON.
         source: where a well-known model's weights come from, with its licence.
-        arguments: what the command line has beside the plan's own flags.
+        arguments: the words of the command line, to which the plan's options are added.
         batches: plans for several sequences together, if they were asked for.
         sibling: a well-known model that could draft for the plan's, which has no draft model.
     """
@@ -48,7 +47,7 @@ class PlanReport:
     measured: Measured | None = None
     profile: Profile | None = None
     source: str = ""
-    arguments: Sequence[Argument] = ()
+    arguments: Sequence[str] = ()
     batches: Batches | None = None
     sibling: str | None = None
 

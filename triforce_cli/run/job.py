@@ -129,7 +129,7 @@ class Job:
         if not self._opened.request.dry_run:
             return work(self._load) or DONE
         report = plan_run(self._opened.model, self._opened.settings, self._longest, self._terminal)
-        report = replace(report, arguments=self._opened.request.arguments)
+        report = replace(report, arguments=self._opened.request.words)
         self._display.close()  # the plan is the output
         return print_plan(report, self._opened.request.command, self._terminal, self._output.json)
 

@@ -15,14 +15,15 @@ from ..input.documents import STDIN, PromptText, name_of
 from ..input.excerpts import MIDDLE, START, Truncated, truncate
 from ..options.command_request import Request
 from ..output.format import duration
-from ..output.plan_fields import Argument, repeated
+from ..output.plan_fields import repeated
 from ..output.renderers import Renderer, tokenizing
 from ..output.terminal import Terminal
 from .model_request import ModelRequest, open_request
 from .profile_plans import LongModel, cached_model, known_model
 
 _LEAST_SHARE = 2  # of the context, for a truncated text: 1/2; otherwise it is the answer that is too long
-_NOT_IN_PARTS = (None, "--raw", "--verify", "--truncate", "--session", "--context")  # summarize has none of them
+# Options of generate and chat, with a value or without, that summarize does not have.
+_NOT_IN_PARTS = (("--raw",), ("--verify",), ("--truncate", ""), ("--session", ""), ("--context", ""))
 
 
 def is_model_chosen(request: Request) -> bool:
@@ -107,10 +108,11 @@ class Commands:
             return ""
         if self.request.command == "summarize":
             return self._line("--map-reduce")
-        question = [Argument("--question", (self.question.strip(),))] if self.question else []
-        parts = [Argument("--map-reduce")] if is_model_chosen(self.request) else []
-        kept = [each for each in self.request.arguments if each.option not in _NOT_IN_PARTS]
-        return self._piped(repeated("summarize", [*kept, *question], *parts))
+        asked = self.question.strip()
+        question = [("--question", asked)] if asked else []
+        parts = [("--map-reduce",)] if is_model_chosen(self.request) else []
+        words = [word for word in self.request.words if not asked or (word != "--" and word.strip() != asked)]
+        return self._piped(repeated("summarize", words, *question, *parts, without=_NOT_IN_PARTS))
 
     def longer(self, tokens: int) -> str:
         """Return `COMMAND` with a model that has room for `tokens` and how long it reads, in words; "" without one."""
@@ -146,7 +148,7 @@ class Commands:
         return why + (", or ".join(filter(None, ways)) or "give one file at a time")
 
     def _line(self, option: str, *values: str) -> str:
-        return self._piped(repeated(self.request.command, self.request.arguments, Argument(option, values)))
+        return self._piped(repeated(self.request.command, self.request.words, (option, *values)))
 
     def _piped(self, line: str) -> str:
         return f"… | {line}" if name_of(STDIN) in self.sources.split(", ") else line

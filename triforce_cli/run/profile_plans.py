@@ -32,7 +32,6 @@ from offload.units import counted
 
 from ..options.mode_checks import free_on_disk
 from ..options.settings import NO_PROFILE, Settings, resolve_with
-from ..output.plan_fields import Argument
 from ..output.plan_report import PlanComparison
 from ..output.plan_text import PlanReport
 from ..output.terminal import Terminal
@@ -93,8 +92,8 @@ def plan_target(target: Target, options: PlanOptions, measured: Measured | None)
         hardware = replace(hardware, name=target.name)
     plan, suggestions = _plan(profile, options, hardware, profile.device == "cuda")
     source = describe_source(plan.request.model)
-    arguments = [Argument("--extend-context")] if options.extend_context else []
-    arguments.append(Argument("-f", (TEXT_FILE,)))
+    arguments = ["--extend-context"] if options.extend_context else []
+    arguments += ["-f", TEXT_FILE]
     sibling = None if plan.request.draft is not None else sibling_of(plan.request.model, plan.request.shape)
     rates = measured if rated is not profile else None
     return PlanReport(plan, suggestions, rates, profile, source, arguments, sibling=sibling)

@@ -9,7 +9,7 @@ from offload.planning.plan import make_plan
 from offload.settings.config import Placement
 from offload.units import GIB
 from tests.support.planning import request
-from triforce_cli.output.plan_fields import Argument, command_line, flags_of
+from triforce_cli.output.plan_fields import command_line, flags_of
 from triforce_cli.output.plan_text import PlanReport, comparison_text, plan_text
 
 
@@ -53,31 +53,15 @@ def test_a_plan_with_a_tree_has_its_flags():
     assert "tree_sampling=top-k" in flags
 
 
-def test_a_command_line_has_the_given_arguments_beside_the_plans_flags():
-    plan = make_plan(request(gpu="a100", tokens=8192))
-    given_ones = [
-        Argument(None, ("-- what?",)),
-        Argument("--model", ("ignored",)),
-        Argument("--profile", ("./my a100.yaml",)),
-        Argument("-f", ("a.txt",)),
-        Argument("-f", ("b.txt",)),
-        Argument("--raw"),
-    ]
-    line = command_line("generate", plan, given_ones)
+def test_a_command_line_has_the_typed_words_and_the_plans_options():
+    plan = make_plan(request(gpu="a100", tokens=8192, gamma1=3))
+    typed = ["--model=ignored", "-f", "a.txt", "--profile", "./my a100.yaml", "--set", "gamma1=9", "--set", "sink=8"]
+    line = command_line("generate", plan, [*typed, "--raw", "--", "-- what?"])
     words = shlex.split(line)
-    assert words[:2] == ["triforce", "generate"]
-    assert words[-7:] == ["-f", "a.txt", "-f", "b.txt", "--raw", "--", "-- what?"]
-    assert words.count("--model") == words.count("--profile") == 1
-    assert words[words.index("--model") + 1] == "Llama-3.1-8B"
-    assert words[words.index("--profile") + 1] == "./my a100.yaml"
-
-
-def test_a_command_line_keeps_a_list_of_which_the_plan_has_one_value():
-    plan = make_plan(request(gpu="a100", tokens=8192, budget=64, gamma1=3))
-    lists = [Argument("--budget", ("64,256",), is_list=True)]
-    words = shlex.split(command_line("bench", plan, lists))
-    assert words[words.index("--budget") + 1] == "64,256" and words.count("--budget") == 1
-    assert "gamma1=3" in words
+    kept = ["-f", "a.txt", "--profile", "./my a100.yaml", "--set", "sink=8", "--raw"]
+    assert words[:9] == ["triforce", "generate", *kept]
+    assert words[-2:] == ["--", "-- what?"] and words.count("--model") == words.count("--profile") == 1
+    assert words[words.index("--model") + 1] == "Llama-3.1-8B" and "gamma1=3" in words and "gamma1=9" not in words
 
 
 def test_a_plan_names_every_part_of_its_memories_and_fits_a_terminal():
