@@ -28,15 +28,14 @@ _MEMORY = 4 * GIB  # a few kilobytes can be made to unpack to any size
 _MISSING = "MissingDependency"  # markitdown's exception without the package for one format
 
 
-def text_of(data: bytes, name: str, suffix: str, warn: Callable[[str], None], encoding: str | None = None) -> str:
+def text_of(data: bytes, name: str, suffix: str, warn: Callable[[str], None]) -> str:
     """Return the text of a document in any known format; `suffix` is that of its file, "" where it has none.
 
-    `encoding` is that of a text; None guesses it. Raises PromptError for what cannot be read, contains no text, or does
-    not match its suffix.
+    Raises PromptError for what cannot be read, contains no text, or does not match its suffix.
     """
     kind = _kind(data, suffix.lower())
     if kind is None:
-        return decode(data, name, warn, encoding)
+        return decode(data, name, warn)
     if kind not in _NAMES:
         raise PromptError(
             f"{name} is not {_NAMES[suffix.lower()]}, although its name says so, or it is corrupt",

@@ -35,12 +35,12 @@ class Document:
     text: str
 
 
-def read_documents(files: Sequence[Path | str], stdin: Any, warn: Warn, encoding: str | None = None) -> list[Document]:
-    """Return each file's document, in order; `-` is standard input. Texts are in the `encoding`; None guesses.
+def read_documents(files: Sequence[Path | str], stdin: Any, warn: Warn) -> list[Document]:
+    """Return each file's document, in order; `-` is standard input.
 
     Raises PromptError for a file that cannot be read, is not text, or is blank.
     """
-    documents = [Document(name_of(path), read(path, stdin, warn, encoding=encoding)) for path in checked(files)]
+    documents = [Document(name_of(path), read(path, stdin, warn)) for path in checked(files)]
     for document in documents:
         if not document.text.strip():
             raise PromptError(f"{document.name} is empty", "give a document with some text")
@@ -72,11 +72,11 @@ def name_of(path: Path) -> str:
     return "standard input" if path == STDIN else os.fsencode(path).decode("utf-8", "replace")
 
 
-def read(path: Path, stdin: Any, warn: Warn, limit: int = LIMIT, encoding: str | None = None) -> str:
+def read(path: Path, stdin: Any, warn: Warn, limit: int = LIMIT) -> str:
     """Return the text of a file, or of standard input, of up to `limit` bytes. Raises PromptError."""
     if path == STDIN:
         _warn_of_terminal(stdin, warn)
-        return read_stdin(stdin, warn, limit, encoding)
+        return read_stdin(stdin, warn, limit)
     try:
         with path.open("rb", buffering=0) as file:
             _warn_of_terminal(file, warn)  # /dev/stdin
@@ -85,10 +85,10 @@ def read(path: Path, stdin: Any, warn: Warn, limit: int = LIMIT, encoding: str |
         raise PromptError(f"{path} {error}", error.hint) from None
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         raise unreadable(path, error) from None
-    return text_of(data, str(path), path.suffix, warn, encoding)
+    return text_of(data, str(path), path.suffix, warn)
 
 
-def read_stdin(stdin: Any, warn: Warn, limit: int = LIMIT, encoding: str | None = None) -> str:
+def read_stdin(stdin: Any, warn: Warn, limit: int = LIMIT) -> str:
     """Return the text of standard input, of up to `limit` bytes. Raises PromptError."""
     if stdin is None:
         raise PromptError("standard input is closed", PROMPT_HINT)
@@ -98,7 +98,7 @@ def read_stdin(stdin: Any, warn: Warn, limit: int = LIMIT, encoding: str | None 
         raise PromptError(f"standard input {error}", error.hint) from None
     except (OSError, ValueError) as error:  # ValueError: closed
         raise PromptError(f"standard input cannot be read: {error}", PROMPT_HINT) from None
-    return text_of(data, "standard input", "", warn, encoding)
+    return text_of(data, "standard input", "", warn)
 
 
 def is_terminal(stdin: Any) -> bool:
@@ -160,23 +160,20 @@ class PromptText:
         return join_texts([document, self.question]) if self.question else document
 
 
-def read_prompt(
-    argument: str | None, files: Sequence[Path | str], stdin: Any, warn: Warn, encoding: str | None = None
-) -> PromptText:
+def read_prompt(argument: str | None, files: Sequence[Path | str], stdin: Any, warn: Warn) -> PromptText:
     """Return the prompt, whose text is that of the files in order, standard input, and the argument last.
 
     The file `-` is standard input, and so is the argument `-`; without them, standard input comes after the files if
     something is piped or redirected into it (a terminal and /dev/null are not read). Parts are joined with exactly one
     blank line: newlines around a joint are replaced, everything else is unchanged. Blank parts are left out, with a
-    warning if they were named. Files and standard input are in the `encoding`; None guesses it. Raises PromptError for
-    a file that cannot be read or is not text, and if nothing is left.
+    warning if they were named. Raises PromptError for a file that cannot be read or is no text, and if nothing is left.
     """
     if argument == str(STDIN):
         files, argument = [*files, STDIN], None
     paths = checked(files)
     implicit = STDIN not in paths and has_input(stdin)
     named = (*paths, *([STDIN] * implicit))
-    parts = [(name_of(path), read(path, stdin, warn, encoding=encoding)) for path in named]
+    parts = [(name_of(path), read(path, stdin, warn)) for path in named]
     if argument is not None:
         parts.append(("the prompt argument", _from_argument(argument, warn)))
     if not parts:

@@ -3,11 +3,9 @@
 import codecs
 from collections.abc import Callable
 
-from offload.errors import PromptError, SettingsError
-from offload.short_repr import short_repr
+from offload.errors import PromptError
 from offload.units import counted
 
-ANOTHER = "; --encoding names another"  # what a warning of a guess ends with
 # Longest first: the mark of UTF-32 LE begins with that of UTF-16 LE.
 _MARKS = (
     *((mark, "utf-32") for mark in (codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)),
@@ -18,34 +16,24 @@ _LEAST = 5  # valid characters of several bytes for each broken one: in other en
 _RARE = ["utf_7", "hp_roman8", "cp1006"]  # so rare that they are wrong when guessed
 
 
-def encoding_named(name: str) -> str:
-    """Return Python's name of a text encoding. Raises SettingsError for one that there is not."""
-    try:
-        "a".encode(name)  # refuses codecs that are not of text
-        return codecs.lookup(name).name
-    except (LookupError, ValueError):  # ValueError: a NUL in the name
-        hint = "use a name such as utf-8, cp1252, utf-16 or shift_jis"
-        raise SettingsError(f"--encoding {short_repr(name)} is no encoding", hint) from None
-
-
-def decode(data: bytes, name: str, warn: Callable[[str], None], encoding: str | None = None) -> str:
+def decode(data: bytes, name: str, warn: Callable[[str], None]) -> str:
     """Return the text of `data`, with CRLF and lone CR read as newlines, as Python's text files do.
 
-    `encoding` None: that of the byte order mark, UTF-8, or the best guess, which a warning names. Messages name the
+    Its encoding is that of the byte order mark, UTF-8, or the best guess, which a warning names. Messages name the
     document as `name`. Raises PromptError for what is not text.
     """
-    found = encoding or next((each for mark, each in _MARKS if data.startswith(mark)), "utf-8")
+    marked = next((encoding for mark, encoding in _MARKS if data.startswith(mark)), "utf-8")
     try:
-        text = data.decode(found)
+        text = data.decode(marked)
     except UnicodeError as error:
-        guessed = _guess(data, name, warn) if encoding is None and found == "utf-8" else None
+        guessed = _guess(data, name, warn) if marked == "utf-8" else None
         if guessed is None:
             where = f" at byte {error.start:,}" if isinstance(error, UnicodeDecodeError) else ""
-            hint = "give plain text, best saved as UTF-8, or name another --encoding"
-            raise PromptError(f"{name} is no text: not valid {found}{where}", hint) from None
+            hint = "give plain text, best saved as UTF-8; iconv converts other encodings"
+            raise PromptError(f"{name} is no text: not valid {marked}{where}", hint) from None
         text = guessed
     if "\0" in text:
-        raise PromptError(f"{name} is binary (it holds NUL bytes)", "give plain text, or name its --encoding")
+        raise PromptError(f"{name} is binary (it holds NUL bytes)", "give plain text; iconv converts other encodings")
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
@@ -64,5 +52,5 @@ def _guess(data: bytes, name: str, warn: Callable[[str], None]) -> str | None:
     # Western text uses so few bytes above ASCII that many code pages fit it equally well.
     is_draw = western is not None and western.chaos <= best.chaos + 0.01 and western.coherence >= best.coherence - 0.1
     found = western if is_draw else best
-    warn(f"{name} is not UTF-8; read as {found.encoding}, the best guess{ANOTHER}")
+    warn(f"{name} is not UTF-8; read as {found.encoding}, the best guess; iconv converts it from another")
     return str(found)

@@ -66,19 +66,9 @@ def _details(summary: Summary) -> Iterator[tuple[str, list[str]]]:
         plain = f"a plain step {milliseconds(summary.plain_step_s)} ms"
         drafted = "" if cycle is None else f"a draft and its verification {milliseconds(cycle)} ms"
         yield "gain", [f"{summary.speedup:.2f} times plain decoding", plain, drafted]
-    yield "trees", [_tree(pair, each) for pair, each in summary.trees.items()]
     yield "times", _times(summary)
-    yield "decoding", [f"{name} {percent(share)}" for name, share in summary.time_share.items() if share > 0]
     if summary.link_bytes is not None:
         yield "link", [f"{size(summary.link_bytes)}, busy {percent(summary.link_utilisation or 0.0)} of the time"]
-    if (run := summary.experts) is not None:
-        mean = f"{run['experts'] / max(run['passes'], 1):.1f} in each of a pass"
-        where = f"in host memory in {counted(run['layers'], 'layer')}"
-        yield "experts", [f"{where}: {mean}, {size(run['bytes'])} read, {duration(run['seconds'])}"]
-    if (run := summary.masks) is not None:
-        each = 1e6 * run["seconds"] / max(run["rows"], 1)
-        masked = f"{run['masks']:,} computed, {counted(run['rows'], 'row')} masked in {each:,.0f} us each"
-        yield "masks", [masked, f"{counted(run['forced'], 'token')} dictated"]
     yield "end", [_REASONS.get(summary.finish_reason, summary.finish_reason)]
     if summary.seed is not None:
         yield "seed", [str(summary.seed), "" if summary.sampling is None else f"{summary.sampling} sampling"]
@@ -91,12 +81,6 @@ def _speculation(summary: Summary) -> list[str]:
         return [summary.method or ""]  # nothing was drafted: decoding was plain
     rates = accepted(summary.acceptance, summary.accepted_of_drafted)
     return [summary.method or "", *rates, f"{summary.tokens_per_verification:.1f} tokens/verification"]
-
-
-def _tree(pair: str, tree: Mapping[str, Any]) -> str:
-    """Return `draft→full 63 nodes, 9.2 deep, 4.1 accepted`, each a mean over the trees."""
-    shape = f"{tree['nodes']:.0f} nodes, {tree['depth']:.1f} deep, {tree['accepted_depth']:.1f} accepted"
-    return f"{pair.replace(' -> ', '→')} {shape}"
 
 
 def _times(summary: Summary) -> list[str]:
