@@ -4,7 +4,7 @@ Which tokens are quantised, and which are attended to as they are, is as on a CP
 numbers and the layout of their groups.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -87,12 +87,10 @@ class DeviceQuantizedStore(QuantizedMemory):
     def _attend_tiers(self, tiers: GroupTiers, layer: int, q: Tensor, start: int, lse: Tensor | None) -> Tensor:
         result = GroupAccumulator(q, self.shape.kv_heads)
 
-        def newest() -> None:
+        for _ in self._attend_whole(tiers, layer, q, result):
             for at, some in runs_of_one_kind(start, len(q)):
                 self._attend_exact(layer, result, some, at)
             self._attend_open(layer, result, start, len(q))
-
-        self._attend_whole(tiers, layer, q, result, newest)
         return result.output(lse)
 
     def _attend_open(self, layer: int, result: GroupAccumulator, start: int, tokens: int) -> None:
@@ -106,16 +104,14 @@ class DeviceQuantizedStore(QuantizedMemory):
             if high < start + tokens:
                 result.attend_groups(slice(high - start, tokens), groups, first, self.groups.each)
 
-    def _attend_whole(
-        self, tiers: GroupTiers, layer: int, q: Tensor, result: GroupAccumulator, newest: Callable[[], None]
-    ) -> None:
-        """Add what `newest` adds, and the whole pages before the pass, of which every row sees all."""
-        rows = slice(0, len(q))
-
-        def page(number: int, buffer: Tensor) -> None:
-            result.attend_groups(rows, tiers.format.grains(buffer), _first_group(number), self.groups.each)
-
-        tiers.attend(layer, q, result, page, newest)
+    def _attend_whole(self, tiers: GroupTiers, layer: int, q: Tensor, result: GroupAccumulator) -> Iterator[None]:
+        """Add the whole pages before the pass, of which every row sees all; yield when to add what is newer."""
+        for whole in tiers.parts(layer, q, result):
+            if whole is None:
+                yield
+            else:
+                groups = tiers.format.grains(whole[1])
+                result.attend_groups(slice(0, len(q)), groups, _first_group(whole[0]), self.groups.each)
 
     def _attend_exact(self, layer: int, result: GroupAccumulator, rows: slice, start: int) -> None:
         """Begin rows of one window, from position `start` on, with the tokens that they see as they are."""
@@ -127,11 +123,8 @@ class DeviceQuantizedStore(QuantizedMemory):
     def _attend_rounded(self, layer: int, q: Tensor, stop: int) -> Partial:
         """Attend to quantised groups 1 to `stop` alone, of which every row sees all."""
         result = GroupAccumulator(q, self.shape.kv_heads)
-        newest = lambda: self._attend_near(layer, result, slice(0, len(q)), stop)  # noqa: E731
-        if self.tiers is None:
-            newest()
-        else:
-            self._attend_whole(self.tiers, layer, q, result, newest)
+        for _ in (None,) if self.tiers is None else self._attend_whole(self.tiers, layer, q, result):
+            self._attend_near(layer, result, slice(0, len(q)), stop)
         return result.partial()
 
     def _attend_tree(self, layer: int, q: Tensor, start: int, tree: Tree, lse: Tensor | None) -> Tensor:

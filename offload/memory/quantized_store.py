@@ -199,12 +199,9 @@ class QuantizedStore(QuantizedMemory):
                 for run in part.runs():
                     result.add(run, found[:, run.start - begin : run.stop - begin].contiguous())
 
-        tiers.attend(
-            layer,
-            q,
-            result,
-            page=lambda page, memory: result.add(every, attend(page, memory, q)),
-            newest=newest,
-            partial=attend,
-        )
+        for whole in tiers.parts(layer, q, result, attend):
+            if whole is None:
+                newest()
+            else:
+                result.add(every, attend(*whole, q))
         return result.output(lse)

@@ -111,13 +111,11 @@ class TieredStore(Store):
         if self._plain_prefill is not None:
             return self._plain_prefill.attend(q, start, lse)
         result, rows = self.format.accumulator(q), slice(0, len(q))
-        self.tiers.attend(
-            layer,
-            q,
-            result,
-            page=lambda _, buffer: result.attend(buffer, rows, self.page_tokens),
-            newest=lambda: self._attend_newest(layer, start, q, tree, result),
-        )
+        for whole in self.tiers.parts(layer, q, result):
+            if whole is None:
+                self._attend_newest(layer, start, q, tree, result)
+            else:
+                result.attend(whole[1], rows, self.page_tokens)
         out = result.output(lse)
         if self._prefill is not None and start + (len(q) if tree is None else len(tree)) == self._end:
             self._prefill.store(layer)

@@ -109,21 +109,18 @@ class Tiers(Generic[Layout]):
         if isinstance(self.pages, Tensor):
             self.open_pages.flush()
 
-    def attend(
+    def parts(
         self,
         layer: int,
         q: Tensor,
         result: PassResult,
-        page: Callable[[int, Tensor], None],
-        newest: Callable[[], None],
         partial: Callable[[int, Tensor, Tensor], Any] | None = None,
-    ) -> None:
-        """Add attention of rotated queries to the whole pages, of which they see all, and to the newest ones.
+    ) -> Iterator[tuple[int, Tensor] | None]:
+        """Yield what the caller adds attention to, in order: streamed whole pages, and None for the pages of the pass.
 
-        Args:
-            page: adds that to a whole page, of this number, where it was copied to.
-            newest: adds that to the pages of the pass.
-            partial: returns that of queries to a whole page in host memory; without it, the format does.
+        Of a whole page these are its number and where it was copied to; rotated queries see all of it. Meanwhile the
+        host attends to the other whole pages, which are added to `result` here: by `partial`, which returns attention
+        of queries to a page in host memory; without it, the format does.
         """
         rest = None if self._attended is None else time.perf_counter() - self._attended
         first = self.num_streamed
@@ -132,15 +129,14 @@ class Tiers(Generic[Layout]):
             pages: Any = self.pages[layer, first : self.num_whole]
             self._hosted = self.host.submit(pages, first, q, partial)
         if result.newest == "first":
-            newest()
-        for number, buffer in self.streamed(layer, self.num_streamed):
-            page(number, buffer)
+            yield None
+        yield from self.streamed(layer, self.num_streamed)
         if result.newest == "meanwhile":
-            newest()
+            yield None
         if self._hosted is not None:
             add_from_host(self._hosted, len(q), rest, self.balance, result)
         if result.newest == "last":
-            newest()
+            yield None
         self._attended = time.perf_counter()
 
     def streamed(self, layer: int, count: int) -> Iterator[tuple[int, Tensor]]:

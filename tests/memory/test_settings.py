@@ -24,7 +24,7 @@ DISK = Path("/a")
         ({"mode": "hybrid", "share": 1.5}, "share is 1.5"),
         ({"share": 0.5}, "share is 0.5, and mode is stream"),
         ({"experts": "auto"}, "experts is 'auto'"),
-        ({"experts": "hybrid", "expert_rows": 0}, "expert_rows is 0"),
+        ({"experts": "host", "expert_rows": 0}, "expert_rows is 0"),
         ({"host_layers": -1, "disk": DISK}, "host_layers is -1"),
         ({"link_gb_s": 0.0}, "link_gb_s is 0"),
         ({"host_bandwidth": float("nan")}, "host_bandwidth is nan"),
