@@ -5,10 +5,11 @@ import itertools
 import pytest
 import torch
 
+from offload.sequence import TokenSequence
 from offload.settings.config import Sampling
 from offload.speculation.drafters.drafter import Draft
 from offload.speculation.trees import verification
-from tests.support.table_models import DRAFTS, hierarchy, p_value
+from tests.support.table_models import DRAFTS, MIDDLE, PROMPT, VOCAB, chi_square_p, hierarchy, p_value, warped
 
 RUNS, MANY, SIGNIFICANCE = 1_500, 20_000, 1e-3  # 1,500 runs detect the mistakes below
 SAMPLINGS = {"t1": Sampling(temperature=1, top_p=1), "t0.7": Sampling(temperature=0.7, top_p=0.9)}
@@ -58,11 +59,28 @@ def test_sampling_from_the_verifier_instead_of_the_residual_is_detected(method, 
     assert p_value(hierarchy(method, "uniform", sampling, gammas=(3, 4)).top, sampling, RUNS) < SIGNIFICANCE
 
 
+def test_sampling_p_hat_instead_of_the_residual_at_the_lower_level_is_detected(monkeypatch):
+    """What the lower level passes up must be distributed as the rows p_hat that come with it, the middle's own."""
+    results = []
+    for residual in (verification.residual, lambda row, *rest: row):
+        monkeypatch.setattr(verification, "residual", residual)
+        lower = hierarchy("triforce", "uniform", SAMPLINGS["t1"], gammas=(3, 4)).levels[1]
+        counts, sequence = torch.zeros(VOCAB, dtype=torch.long), TokenSequence()
+        for _ in range(300):
+            sequence.restart(PROMPT)
+            draft = lower.advance(sequence, 3, True)
+            counts[draft.tokens[0]] += 1
+        p_hat = warped(MIDDLE, SAMPLINGS["t1"])[PROMPT[-2], PROMPT[-1]]
+        assert torch.equal(draft.rows[0], p_hat)
+        results.append(chi_square_p(counts, p_hat.double()))
+    assert results[0] > SIGNIFICANCE > results[1]
+
+
 def test_the_example_of_the_reference_defect():
     """p = p_hat = (.5, .5), q = (1, 0): the residual is (0, 1), and half of the tokens must be 1."""
     q, p = torch.tensor([[1.0, 0.0]]), torch.tensor([[0.5, 0.5], [1.0, 0.0]])
     generator = torch.Generator().manual_seed(0)
-    first = [0 if verification.verify(Draft([0], q), p, generator)[0] else 1 for _ in range(4000)]
-    assert abs(sum(first) / 4000 - 0.5) < 0.04
-    rejected = {verification.verify(Draft([0], q), p, generator) for _ in range(200)}
+    first = [0 if verification.verify(Draft([0], q), p, generator)[0] else 1 for _ in range(1000)]
+    assert abs(sum(first) / 1000 - 0.5) < 0.06
+    rejected = {verification.verify(Draft([0], q), p, generator) for _ in range(50)}
     assert rejected == {(1, 0), (0, 1)}

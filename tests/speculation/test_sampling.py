@@ -96,15 +96,20 @@ def test_at_least_one_token_is_kept():
     assert torch.equal(warp(logits(), tight).max(-1).values, torch.ones(3))
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=60, deadline=None, derandomize=True)
 @given(st.floats(1e-6, 1 - 1e-6), st.integers(0, 999), st.sampled_from([1, 7, 50, 3000]), st.sampled_from([0.01, 1, 8]))
-def test_top_p_keeps_what_transformers_keeps_ties_included(p, seed, vocab, scale):
+def test_top_p_keeps_the_fewest_tokens_whose_probabilities_sum_to_p(p, seed, vocab, scale):
+    """In fp64, up to the rounding of fp32 probabilities: in a long tail it may move the border by several tokens."""
     draw = torch.randn(3, vocab, generator=torch.Generator().manual_seed(seed)) * scale
     scores = draw.bfloat16().float()  # many equal logits: which of them are kept is open, how many is not
     found = warp(scores, Sampling(temperature=1, top_p=p))
-    expected = TopPLogitsWarper(p)(None, scores.clone()).softmax(-1)
-    assert ((found > 0).sum(-1) - (expected > 0).sum(-1)).abs().max() <= 1
-    assert (found.sort().values - expected.sort().values).abs().max() < 1e-3
+    ordered = scores.double().softmax(-1).sort(descending=True).values
+    kept = (found > 0).sum(-1, keepdim=True)
+    mass = ordered.cumsum(-1).gather(1, kept - 1)
+    assert (mass > p - 1e-6).all() and (mass - ordered.gather(1, kept - 1) < p + 1e-6).all()
+    assert torch.allclose(
+        found.sort(descending=True).values.double(), ordered.where(torch.arange(vocab) < kept, 0.0) / mass, atol=1e-5
+    )
     assert torch.equal(warp(scores[1:2], Sampling(temperature=1, top_p=p))[0], found[1])
 
 
