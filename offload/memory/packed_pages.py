@@ -16,9 +16,9 @@ from torch import Tensor
 from ..architecture.config import ModelShape
 from ..architecture.kv_formats import packed_page_bytes
 from ..kernels.native.kernel import Kernel
-from ..kernels.native.kv_groups import ALONE, Groups, kv_format
+from ..kernels.native.kv_groups import Groups, kv_format
 from ..kernels.native.packed_kv import RUN_BLOCKS, pack_call, unpack_call
-from ..settings.kv_formats import PACKED_KV
+from ..settings.kv_formats import PACKED_KV, PLANE_KV
 from .disk_pages import DiskPages
 from .host_memory import allocator, host_memory, new_pages
 from .link import Link, Pair
@@ -81,7 +81,8 @@ class PackedPageFormat(NativePageFormat):
         if page.nbytes == self.plain_bytes:
             return super().attend(page.view(torch.bfloat16), q, seen, causal)
         is_plane = page.dim() > 1
-        groups = Groups(page, kv_format(ALONE)) if is_plane else Groups(self.runs_of(page), kv_format(PACKED_KV.name))
+        memory, format = (page, PLANE_KV) if is_plane else (self.runs_of(page), PACKED_KV)
+        groups = Groups(memory, kv_format(format.name))
         return self._calls.partials(self.kernel, self._none, q, seen, causal, table=self._table, groups=groups)
 
     def drafted(self, planes: Tensor) -> Iterator[tuple[Tensor, int]]:

@@ -7,7 +7,7 @@ static inline int64_t group_header(int dim) { return 4 * dim + 4 * SPAN; }
 
 static inline int64_t kv_group_bytes(const struct format *f, int dim) {
     if (is_packed(f))
-        return run_bytes(dim) - (f->bits == PLANE_ALONE ? RUN * dim : 0);
+        return run_bytes(dim) - (f->bits == PLANE ? RUN * dim : 0);
     return group_header(dim) + 64 * dim;
 }
 

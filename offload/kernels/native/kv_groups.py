@@ -14,18 +14,16 @@ from torch import Tensor
 
 from ...settings.kv_formats import PACKED_KV, PLANE_KV
 from .checks import FLOATS, check, check_head_dim, require
-from .structs import BLOCK, PACKED, PLANE, PLANE_ALONE, SPAN, Format, Quantize
+from .structs import BLOCK, PACKED, PLANE, SPAN, Format, Quantize
 
-ALONE = "plane alone"
-_PACKED = {"packed": PACKED, "plane": PLANE, ALONE: PLANE_ALONE}
+_PACKED = {PACKED_KV.name: PACKED, PLANE_KV.name: PLANE}
 
 
 @cache
 def kv_format(name: str) -> Format:
     """Return a format of keys and values as the kernel takes it, by its name in the table of formats.
 
-    "packed" is that of keys and values in 12 bits without loss, "plane" that of their plane of 8 bits alone;
-    with ALONE, the other one lies elsewhere.
+    "packed" is that of keys and values in 12 bits without loss, "plane" that of their plane of 8 bits alone.
     """
     return Format(_PACKED.get(name, 8))
 
@@ -53,7 +51,7 @@ def check_groups(groups: Groups, kv_heads: int, head_dim: int) -> None:
     check_head_dim(head_dim)
     if groups.is_packed:
         check_packed_dim(head_dim)
-        size = (PLANE_KV if groups.format.bits == PLANE_ALONE else PACKED_KV).run_bytes(head_dim)
+        size = (PLANE_KV if groups.format.bits == PLANE else PACKED_KV).run_bytes(head_dim)
     else:
         size = 4 * (head_dim + SPAN) + head_dim * SPAN * 2
     memory = groups.memory

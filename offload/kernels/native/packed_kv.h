@@ -2,7 +2,7 @@
  * Packing keys and values without loss, and back; the layout is in types.h. One version for all levels: a run is packed
  * once, when all of its tokens are there.
  */
-static inline int is_packed(const struct format *f) { return f->bits >= PACKED && f->bits <= PLANE_ALONE; }
+static inline int is_packed(const struct format *f) { return f->bits == PACKED || f->bits == PLANE; }
 
 static inline int64_t packed_header(int64_t dim) { return (3 * dim + 2 * RUN_SPANS + 4 * PATCHES + 63) / 64 * 64; }
 

@@ -75,7 +75,7 @@ class Product(ctypes.Structure):
 
 
 LEVEL_COUNT = 64  # entries of a format's table of levels
-FLOAT8, PACKED, PLANE, PLANE_ALONE = 9, 12, 13, 14  # in place of the bits of a code, as in types.h
+FLOAT8, PACKED, PLANE = 9, 12, 13  # in place of the bits of a code, as in types.h
 NESTED_GROUPS = 8  # groups of a block whose scales share an outer factor
 
 

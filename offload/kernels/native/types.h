@@ -29,8 +29,7 @@ enum {
     RUN_SPANS = RUN / SPAN,
     PATCHES = 30,       /* most values of a run that are stored apart */
     PACKED = 12,        /* in place of the bits of a code: keys and values are packed without loss */
-    PLANE = 13,         /* the same, of which only plane A is read */
-    PLANE_ALONE = 14,   /* the same, of runs that end with plane A: B is elsewhere */
+    PLANE = 13,         /* the same, of runs that end with plane A: B is elsewhere */
     FLOAT8 = 9,         /* in place of the bits of a code: it is an e4m3 number (arXiv 2209.05433) without infinities */
     MOST_PARTIALS = 1 << 26, /* bytes of partial results up to which the keys are split in prefill */
 };
@@ -149,7 +148,7 @@ struct append {
  * the minima, [16] fp32 each, and the groups are their codes alone.
  */
 struct format {
-    int32_t bits; /* 4, 5, 6, 8 or FLOAT8; of keys and values PACKED to PLANE_ALONE too, and nothing else is read then */
+    int32_t bits; /* 4, 5, 6, 8 or FLOAT8; of keys and values PACKED and PLANE too, and nothing else is read then */
     int32_t nested, has_minimum;
     int32_t wide;        /* 0, or the groups that share an fp32 scale and minimum: 1, 2 or 4 */
     int32_t base;        /* at most 0: levels are code + base; 1: they are not evenly spaced */

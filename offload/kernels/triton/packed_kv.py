@@ -124,7 +124,7 @@ def _load_tile(
     """Return keys and values `[BLOCK_N, BLOCK_D]` of a run at `place`, from its token `first` on, a multiple of 32."""
     header: tl.constexpr = (3 * HEAD_DIM + 128 + 63) // 64 * 64
     if place < 0:
-        run = runs + (~place).to(tl.int64) * (header + (256 if PLANE == 2 else 384) * HEAD_DIM)
+        run = runs + (~place).to(tl.int64) * (header + (256 if PLANE else 384) * HEAD_DIM)
         k, v = _load_run(run, first // 32, HEAD_DIM, BLOCK_N, BLOCK_D, header, PLANE)
     else:
         dims = tl.arange(0, BLOCK_D)[None, :]
@@ -146,7 +146,7 @@ def attend_runs_kernel(
     """Add the first `keys` keys to the state of every row; arguments as of `attend_kernel`.
 
     Where run r of a head lies is `places[head, r]`: ~n says packed run n, else it is plain, from token 128 n on of
-    `k_ptr` and `v_ptr`. PLANE reads plane A alone: 1, of whole runs; 2, of runs that end with it.
+    `k_ptr` and `v_ptr`. PLANE: runs end with plane A.
     """
     head, split = tl.program_id(0), tl.program_id(2)
     row = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)

@@ -8,8 +8,7 @@ from .ops import blocks_of_rows, library, register, tile
 
 _MEMORY = "Tensor runs, Tensor places, Tensor keys, Tensor values"
 library.define(
-    f"attend_runs(Tensor q, {_MEMORY}, Tensor(a!) state, Tensor? length, int seen, bool causal, bool plane,"
-    " bool fresh) -> ()"
+    f"attend_runs(Tensor q, {_MEMORY}, Tensor(a!) state, Tensor? length, int seen, bool causal, bool fresh) -> ()"
 )
 library.define(f"unpack_runs({_MEMORY}, Tensor rows, Tensor starts, Tensor(a!) own, Tensor(b!)? others) -> ()")
 library.define("pack_runs(Tensor keys, Tensor values, Tensor(a!) runs, Tensor(b!) fits, int first, int ring) -> ()")
@@ -21,24 +20,22 @@ def attend_runs(
     state: Tensor,
     seen: int | Tensor,
     causal: bool = True,
-    plane: bool = False,
     fresh: bool = True,
 ) -> None:
     """Add to states the first keys of packed runs and plain ones; one launch. The bits are those of `attend_pages`.
 
     Args:
         q: rotated queries `[tokens, heads, head_dim]` in bf16; head_dim is a multiple of 32.
-        memory: runs `[kv_heads, runs, bytes]`, uint8; where each run of the sequence lies, `[kv_heads, runs]` in int32:
-            ~n is packed run n, and n plain run n; keys and values of plain runs, `[kv_heads, tokens, head_dim]`. The
-            last two axes of each are contiguous.
+        memory: runs `[kv_heads, runs, bytes]`, uint8, whole or ending with plane A; where each run of the sequence
+            lies, `[kv_heads, runs]` in int32: ~n is packed run n, and n plain run n; keys and values of plain runs,
+            `[kv_heads, tokens, head_dim]`. The last two axes of each are contiguous.
         state: as of `attend_pages`.
         seen: keys that the first query sees; a tensor of one integer in device memory for a recorded step.
         causal: each further query sees one more.
-        plane: read plane A alone, of packed runs; so are runs that end with it.
         fresh: the states are those of no keys yet.
     """
     length, seen = (seen, 0) if isinstance(seen, Tensor) else (None, seen)
-    torch.ops.triforce.attend_runs(q, *memory, state, length, seen, causal, plane, fresh)
+    torch.ops.triforce.attend_runs(q, *memory, state, length, seen, causal, fresh)
 
 
 def unpack_runs(
@@ -79,20 +76,19 @@ def _attend_runs(
     length: Tensor | None,
     seen: int,
     causal: bool,
-    plane: bool,
     fresh: bool,
 ) -> None:
     from . import packed_kv
 
     (tokens, heads, head_dim), kv_heads = q.shape, len(runs)
-    which = 2 if runs.shape[2] == PLANE_KV.run_bytes(head_dim) else int(plane)
+    plane = runs.shape[2] == PLANE_KV.run_bytes(head_dim)
     rows, block, width = blocks_of_rows(q, kv_heads)
     packed_kv.attend_runs_kernel[(kv_heads, -(-rows // block), len(state))](
         q, runs, places, keys, values, state, q if length is None else length,
         rows, seen + (tokens - 1) * causal, seen, head_dim**-0.5,
         q.stride(0), q.stride(1), runs.stride(0), places.stride(0), keys.stride(0), keys.stride(1),
         state.stride(0), state.stride(1),
-        GROUP=heads // kv_heads, HEAD_DIM=head_dim, CAUSAL=causal, HAS_SEEN=length is not None, PLANE=which,
+        GROUP=heads // kv_heads, HEAD_DIM=head_dim, CAUSAL=causal, HAS_SEEN=length is not None, PLANE=plane,
         FRESH=fresh, WIDEN=q.device.type == "cpu", BLOCK_M=block, BLOCK_N=tile(width * q.element_size()), BLOCK_D=width,
         num_stages=2,
     )  # fmt: skip

@@ -10,7 +10,7 @@ from offload.kernels.native.checks import InvalidCall
 from offload.kernels.native.kernel import find_kernel
 from offload.kernels.native.kv_groups import Groups, kv_format
 from offload.kernels.native.packed_kv import RUN_BLOCKS, pack_call, unpack_call
-from offload.settings.kv_formats import PACKED_KV
+from offload.settings.kv_formats import KV_FORMATS, PACKED_KV
 from tests.kernels.native.test_tree import random_tree
 from tests.support.native_kernel import NAN, attention, draw, fill_blocks
 
@@ -140,7 +140,7 @@ def packed_prefix(seen, tokens, dim, group, kind="packed", heads=2):
         table[head, own] = ~table[head, own]
         rest[head, own] = NAN
         plain[head, own] = unpacked[head, own]
-    return q, plain, rest, table, Groups(runs, kv_format(kind))
+    return q, plain, rest, table, Groups(runs[..., : KV_FORMATS[kind].run_bytes(dim)].contiguous(), kv_format(kind))
 
 
 def assert_equal(found, expected):

@@ -7,6 +7,7 @@ import torch
 
 from offload.kernels.packed_kv import pack_runs, unpack_runs
 from offload.kernels.triton import attend, ops, packed_kv, packed_ops
+from offload.settings.kv_formats import PLANE_KV
 from tests.support.triton_compiler import Launches, compile_all
 
 pytest.importorskip("triton")
@@ -116,7 +117,8 @@ def test_plane_a_alone_is_attended_to_as_it_decodes():
     q = drawn(3, 4, 64)
     states = [ops.new_state(q, 2) for _ in range(2)]
     ops.attend_pages(q, *drafts, states[0], 200, True, True)
-    packed_ops.attend_runs(q, memory, states[1], 200, plane=True)
+    planes = memory[0][..., : PLANE_KV.run_bytes(64)].contiguous()
+    packed_ops.attend_runs(q, (planes, *memory[1:]), states[1], 200)
     assert torch.equal(*states) and not torch.equal(*(bits(x) for x in (drafts[0], keys)))
 
 
