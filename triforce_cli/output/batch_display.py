@@ -2,12 +2,11 @@
 
 import time
 
-import psutil
 from rich.text import Text
 
 from offload.events import Event
 from offload.metrics import Meter
-from offload.units import GIB, counted
+from offload.units import counted
 
 from .format import duration, rate, time_left
 from .progress import ProgressDisplay, RunFacts
@@ -123,6 +122,5 @@ class BatchDisplay(ProgressDisplay):
         if self._first_at is not None and now > self._first_at:
             segments.append(Segment(rate(tokens / (now - self._first_at)), "cyan", dropped=1))
         segments.append(Segment(counted(tokens, "token"), dropped=2))
-        segments.append(Segment(f"{psutil.Process().memory_info().rss / GIB:.1f} GiB", "dim", dropped=3))
         line = fitted(segments, self._terminal.size()[0] - 1 - min(len(labels), _LABELS))
         return line.append(f"{SEPARATOR}{labels}") if labels else line  # cut at the terminal's edge

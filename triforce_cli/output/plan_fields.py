@@ -14,10 +14,7 @@ from offload.settings.placement_settings import PLANES
 from offload.units import GIB
 
 if TYPE_CHECKING:  # every command imports this module, and few of them plan
-    from offload.hardware.calibration import Measured
-    from offload.planning.batch import Batches, BatchPlan
-    from offload.planning.latency import Decoding
-    from offload.planning.placement import Tier
+    from offload.planning.batch import Batches
     from offload.planning.plan import Plan
     from offload.planning.suggestions import Suggestion
 
@@ -110,15 +107,9 @@ def flag_of(name: str, value: str) -> list[str]:
     return [f"--{name.replace('_', '-')}", value] if name in own else ["--set", f"{name}={value}"]
 
 
-def measured_fields(measured: Measured | None) -> dict[str, Any] | None:
-    """Return a measurement's fields; None without one."""
-    return None if measured is None else asdict(measured)
-
-
 def plan_fields(plan: Plan, suggestions: Sequence[Suggestion] = ()) -> dict[str, Any]:
     request, where, experts = plan.request, plan.placed, plan.request.shape.experts
     return {
-        "fits": plan.fits,
         "model": request.model,
         "parameters": request.shape.parameters,
         "quantize": request.quantize,
@@ -127,7 +118,6 @@ def plan_fields(plan: Plan, suggestions: Sequence[Suggestion] = ()) -> dict[str,
         "resident_tokens": plan.resident_tokens,
         "context": request.tokens,
         "hardware": asdict(request.hardware),
-        "memory": {"device": tier_fields(plan.device), "host": tier_fields(plan.host), "disk": tier_fields(plan.disk)},
         "offload": plan.offload,
         "layers": request.shape.layers,
         "resident_layers": where.resident_layers,
@@ -142,45 +132,34 @@ def plan_fields(plan: Plan, suggestions: Sequence[Suggestion] = ()) -> dict[str,
         "prefill_order": where.prefill_order,
         "prefill_chunk": request.prefill_chunk,
         "ttft": asdict(plan.ttft),
-        "plain": decoding_fields(plan.plain),
-        "chosen": decoding_fields(plan.chosen),
         "speedup": plan.speedup,
         "flags": flags_of(plan) if plan.fits else [],
-        "missing": plan.shortage() or None,
         "ways_out": [suggestion.text for suggestion in suggestions],
+    } | _predicted(plan)
+
+
+def _predicted(plan: Plan) -> dict[str, Any]:
+    """Return whether a plan fits, its memories and speeds; tokens a second are those of one sequence."""
+    tiers = {"device": plan.device, "host": plan.host, "disk": plan.disk}
+    return {
+        "fits": plan.fits,
+        "memory": {
+            name: {"parts": tier.parts, "total": tier.total, "limit": tier.limit} for name, tier in tiers.items()
+        },
+        **{
+            name: {**asdict(decoding), "tokens_per_s": 1 / decoding.tbt.seconds}
+            for name, decoding in (("plain", plan.plain), ("chosen", plan.chosen))
+        },
+        "missing": plan.shortage() or None,
     }
 
 
-def tier_fields(tier: Tier) -> dict[str, Any]:
-    """Return a memory's fields."""
-    return {"parts": tier.parts, "total": tier.total, "limit": tier.limit}
-
-
-def decoding_fields(decoding: Decoding) -> dict[str, Any]:
-    """Return the fields of a method's predicted speed; tokens a second are those of one sequence."""
-    return {**asdict(decoding), "tokens_per_s": 1 / decoding.tbt.seconds}
+_BATCH = ("sequences", "fits", "plain_tokens_per_s", "tokens_per_s", "plain_gain", "gain", "speedup")
 
 
 def batch_fields(batches: Batches | None) -> dict[str, Any] | None:
     """Return the fields of plans for batches; None without any."""
     if batches is None:
         return None
-    sizes = [_size_fields(each) for each in batches.plans]
+    sizes = [_predicted(each.together) | {name: getattr(each, name) for name in _BATCH} for each in batches.plans]
     return {"fitting_sequences": batches.fitting, "shared_prefix": batches.shared, "sizes": sizes}
-
-
-def _size_fields(batch: BatchPlan) -> dict[str, Any]:
-    plan = batch.together
-    return {
-        "sequences": batch.sequences,
-        "fits": batch.fits,
-        "memory": {"device": tier_fields(plan.device), "host": tier_fields(plan.host), "disk": tier_fields(plan.disk)},
-        "plain": decoding_fields(plan.plain),
-        "chosen": decoding_fields(plan.chosen),
-        "plain_tokens_per_s": batch.plain_tokens_per_s,
-        "tokens_per_s": batch.tokens_per_s,
-        "plain_gain": batch.plain_gain,
-        "gain": batch.gain,
-        "speedup": batch.speedup,
-        "missing": plan.shortage() or None,
-    }

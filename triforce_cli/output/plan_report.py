@@ -10,7 +10,7 @@ from offload.planning.plan import Plan
 from offload.planning.suggestions import Suggestion
 
 from ..signals import DONE, FAILED
-from .plan_fields import batch_fields, command_line, measured_fields, plan_fields
+from .plan_fields import batch_fields, command_line, plan_fields
 from .plan_text import PlanReport, comparison_text, plan_text
 from .stdout_formats import json_line
 from .terminal import Terminal
@@ -36,9 +36,10 @@ def print_plan(report: PlanReport, command: str, terminal: Terminal, json: bool)
     plan = report.plan
     if json:
         profile = {} if report.profile is None else {"profile": asdict(report.profile)}
+        measured = report.measured and asdict(report.measured)
         fields = plan_fields(plan, report.suggestions) | {"batch": batch_fields(report.batches)}
         fields |= {"draft_model": report.sibling}
-        terminal.write(json_line(type="plan", **profile, measured=measured_fields(report.measured), plan=fields))
+        terminal.write(json_line(type="plan", **profile, measured=measured, plan=fields))
     else:
         text = plan_text(report, terminal.table_width)
         if plan.fits:
@@ -55,7 +56,7 @@ def print_comparison(comparison: PlanComparison, terminal: Terminal, json: bool)
     plans, measured = comparison.plans, comparison.measured
     if json:
         fields = [plan_fields(plan, suggestions) for plan, suggestions in plans]
-        terminal.write(json_line(type="comparison", measured=measured_fields(measured), plans=fields))
+        terminal.write(json_line(type="comparison", measured=measured and asdict(measured), plans=fields))
         return DONE
     text = comparison_text([plan for plan, _ in plans], terminal.table_width)
     if measured is not None:

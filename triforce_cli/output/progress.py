@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
 
-import psutil
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
@@ -21,8 +20,6 @@ from .status_line import StatusLine
 from .tables import Segment, fitted
 from .terminal import Terminal
 
-_WAITING = 0.8  # of the time: a disk that is busier than this is what decoding waits for
-
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
@@ -31,20 +28,16 @@ class RunFacts:
     Args:
         context: the model's, in tokens.
         meter: observes the generation's events before they are displayed.
-        device_memory: returns the bytes in use on a GPU, where the model runs on one.
         label: names the part of a document, where this is one.
         pass_tokens: returns how far the forward pass under way is, in tokens, for the bar within a chunk.
-        on_disk: whether KV is read from disk, over the link that the meter observes.
     """
 
     model: str
     method: str
     context: int
     meter: Meter
-    device_memory: Callable[[], int] | None = None
     label: str = ""
     pass_tokens: Callable[[], float] = lambda: 0.0
-    on_disk: bool = False
 
 
 class ProgressDisplay:
@@ -147,8 +140,7 @@ class ProgressDisplay:
             Segment(f"{rate:.1f}/s" if rate else "…/s", "cyan"),
             *_speculation(facts.method, meter),
             Segment(f"context {meter.prompt_tokens + meter.new_tokens:,}/{facts.context:,}", dropped=2),
-            *_link(facts),
-            Segment(_memory(facts), "dim", dropped=4),
+            *_link(meter),
         ]
         return fitted(segments, self._terminal.size()[0] - 1)
 
@@ -172,18 +164,11 @@ def _speculation(method: str, meter: Meter) -> list[Segment]:
     ]
 
 
-def _link(facts: RunFacts) -> list[Segment]:
-    """Return the bytes that went over the link, the share of the time in which it was busy, and a wait for a disk."""
-    transferred, busy = facts.meter.transferred, facts.meter.link_utilisation or 0.0
-    if transferred is None:
+def _link(meter: Meter) -> list[Segment]:
+    """Return the bytes that went over the link, or were read from disk, and the share of the time that takes."""
+    if meter.transferred is None:
         return []
-    found = [Segment(f"{'disk' if facts.on_disk else 'link'} {size(transferred.bytes)} {percent(busy)}", dropped=3)]
-    return [*found, Segment("waiting for disk", "yellow", dropped=2)] if facts.on_disk and busy >= _WAITING else found
-
-
-def _memory(facts: RunFacts) -> str:
-    host = f"{psutil.Process().memory_info().rss / GIB:.1f} GiB"
-    return host if facts.device_memory is None else f"device {facts.device_memory() / GIB:.1f} GiB, host {host}"
+    return [Segment(f"link {size(meter.transferred.bytes)} {percent(meter.link_utilisation or 0.0)}", dropped=3)]
 
 
 _DESCRIPTION = TextColumn("{task.description}", markup=False)  # a model's name may hold brackets

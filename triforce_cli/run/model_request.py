@@ -5,10 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
-
-import torch
 
 from offload.api.loader import open_model
 from offload.api.opened_model import OpenModel
@@ -116,11 +113,8 @@ class ModelRequest:
 
     def run_facts(self, meter: Meter, engine: Engine, label: str = "") -> RunFacts:
         """Return the facts that the display shows of a generation."""
-        on_gpu = self.model.device.type == "cuda"
-        in_use = partial(torch.cuda.memory_allocated, self.model.device) if on_gpu else None
         names = self.settings.engine.model, self.settings.speculation.method
-        on_disk = engine.stores is not None and engine.stores.settings.disk is not None
-        return RunFacts(*names, self.context, meter, in_use, label, lambda: engine.model.pass_tokens, on_disk)
+        return RunFacts(*names, self.context, meter, label, lambda: engine.model.pass_tokens)
 
     def summary_facts(self, new_tokens: int) -> dict[str, Any]:
         """Return the fields of a run's summary that the meter does not know."""

@@ -105,7 +105,7 @@ def test_on_one_terminal_only_text_and_statistics_remain():
     summary = play(text_renderer(Terminal(tty.stream(), tty.stream(), stream(), {})))
     output = tty.output()
     assert "loading tiny [bold]" in output and "1,000/1,000 tokens" in output
-    assert "1,001/8,192" in output and "plain" in output and "GiB" in output
+    assert "1,001/8,192" in output and "plain" in output
     decoding = output[output.index("\x1b[J") :]
     assert Screen(180, 10).feed(decoding).lines() == ["Once upon é", statistics_line(summary)]
 
@@ -257,12 +257,10 @@ def decoding_line(columns, method, rows, using) -> str:
 
 def test_the_status_line_shows_speculation_and_drops_segments_that_do_not_fit():
     rows = [("none", "full", 1), ("lookup", "full", 3, 12, 10, 8)]
-    assert (
-        decoding_line(80, "auto", rows, "none")
-        == "decode · 3 tokens · …/s · auto: plain · lookup 80 % · 3.0/verification"
-    )
+    narrow = "decode · 3 tokens · …/s · auto: plain · lookup 80 % · 3.0/verification"
+    assert decoding_line(80, "auto", rows, "none") == narrow
     wide = decoding_line(150, "auto", rows[:1], "none")
-    assert wide.startswith("decode · 3 tokens · …/s · auto: plain · context 1,003/8,192 · ")
+    assert wide == "decode · 3 tokens · …/s · auto: plain · context 1,003/8,192"
     rows = [
         ("retrieval", "full", 4, 20, 18, 16),
         ("lookup", "retrieval", 5, 30, 25, 10),
