@@ -1,10 +1,11 @@
-"""From how many rows on a pass copies experts in host memory to the device sooner than the host computes them."""
+"""Experts in host memory: what a pass with them takes on the host, and from how many rows on it copies them."""
 
 from bisect import bisect_left
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
+from ..hardware.rates import READ
 from .request import PlanRequest
-from .roofline import PAGE_S, Pass, hosted_experts_time
+from .roofline import PAGE_S, QUANTIZED_READ, Pass, hosted_experts_time
 
 _MOST_ROWS = 1 << 16  # where copying never pays, passes of so many rows do
 
@@ -39,3 +40,35 @@ def streamed_rows(request: PlanRequest) -> int:
         return copying <= hosted_experts_time(on_host(request, empty_pass(rows), 1), hardware)
 
     return 1 + bisect_left(range(1, _MOST_ROWS), True, key=is_copied)
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertTimes:
+    """The experts that `tokens` tokens together are expected to read in layers that have them in host memory.
+
+    `distinct` are those of a layer, and `bytes` those of all such layers. `host_s` are the seconds to run them on the
+    host, `link_s` to copy them to the device, and `device_s` to read them there, where they have no room.
+    """
+
+    tokens: int
+    distinct: float
+    bytes: int
+    host_s: float
+    link_s: float
+    device_s: float
+
+
+def expert_times(request: PlanRequest, away_layers: int, tokens: int) -> ExpertTimes:
+    """Return the times for a pass over `tokens` of each sequence, with the experts of `away_layers` in host memory."""
+    hardware, experts = request.hardware, request.shape.experts
+    assert experts is not None, "layers without experts have none away"
+    work = on_host(request, empty_pass(tokens * request.sequences), away_layers)
+    size, rate = work.hosted_weights, QUANTIZED_READ if request.is_quantized else READ
+    return ExpertTimes(
+        tokens=tokens,
+        distinct=experts.distinct(work.rows),
+        bytes=int(size),
+        host_s=hosted_experts_time(work, hardware),
+        link_s=size / hardware.gpus / hardware.link,
+        device_s=size / hardware.gpus / hardware.bandwidth / rate,
+    )

@@ -6,8 +6,7 @@ from ..architecture.footprint import PAGE_GRAIN
 from ..architecture.kv_formats import stored_bytes
 from ..hardware.rates import READ
 from ..settings.method_sizes import has_middle, selected_chunk
-from .pass_work import attention_flops
-from .passes import Passes
+from .passes import Passes, attention_flops
 from .request import PlanRequest
 from .roofline import (
     ALL_REDUCE_S,

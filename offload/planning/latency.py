@@ -135,8 +135,13 @@ def _proposal(passes: Passes, method: str) -> tuple[Callable[[int], float], int,
     """Return the seconds of a draft for the full cache by its tokens, its gamma1, and the acceptance of a token."""
     request, settings = passes.request, passes.request.speculation
     below, row = draft_acceptance(request), METHODS[method]
+    step = passes.draft_step()
+
+    def chain(tokens: int) -> float:
+        return tokens * step
+
     if row.middle is None:
-        return (lambda tokens: 0.0, 0, LOOKUP_ACCEPTANCE) if row.drafter == LOOKUP else (passes.draft, 0, below)
+        return (lambda tokens: 0.0, 0, LOOKUP_ACCEPTANCE) if row.drafter == LOOKUP else (chain, 0, below)
     known = MIDDLES[settings.middle or row.middle].acceptance if request.acceptance is None else request.acceptance
     acceptance = known
     if row.drafter is None or settings.draft == "none":
@@ -144,7 +149,7 @@ def _proposal(passes: Passes, method: str) -> tuple[Callable[[int], float], int,
         return lambda tokens: tokens * each, 0, acceptance
     gammas = GAMMAS if settings.gamma1 is None else (settings.gamma1,)
     times = {
-        gamma: (passes.draft(gamma) + passes.retrieval(gamma + 1) + 2 * passes.sample_s) / expected_tokens(below, gamma)
+        gamma: (chain(gamma) + passes.retrieval(gamma + 1) + 2 * passes.sample_s) / expected_tokens(below, gamma)
         for gamma in gammas
     }
     best = next(gamma for gamma in gammas if times[gamma] <= EQUAL * min(times.values()))

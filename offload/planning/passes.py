@@ -3,18 +3,30 @@
 from collections.abc import Callable
 from dataclasses import replace
 
+from ..architecture.dims import Dimensions
 from ..architecture.footprint import page_tokens
 from ..architecture.head_shape import drafter_bits
 from ..architecture.kv_formats import format_bytes, stored_bytes
+from ..architecture.parameters import WeightBits
 from ..architecture.tier_footprint import copied_pages, copy_bytes_for
 from ..hardware.rates import READ
 from ..settings.kv_formats import BF16, KV_FORMATS, PACKED_KV, PLANE_KV
 from ..settings.method_sizes import has_draft_model, whole_format
 from ..settings.placement_settings import STREAMED
-from .pass_work import attention_flops, linear_pass, with_experts_away
+from .expert_times import on_host
 from .placement import Placed
 from .request import PlanRequest
-from .roofline import LAUNCH_S, PAGE_ATTENTION_S, PAGE_S, SAMPLE_S, Pass, Time, pass_time
+from .roofline import (
+    ARRANGED_PAGES,
+    LAUNCH_S,
+    PAGE_ATTENTION_S,
+    PAGE_S,
+    SAMPLE_S,
+    Pass,
+    Time,
+    pass_time,
+    quantized_rows,
+)
 
 SHARES = 64  # steps of the search for the host's share
 
@@ -163,10 +175,6 @@ class Passes:
         keys = resident * kv / 2 / hardware.gpus
         return reading + keys / hardware.bandwidth / READ
 
-    def draft(self, tokens: int) -> float:
-        """Return the seconds in which the draft model drafts a chain of `tokens` tokens; 0 for lookup."""
-        return tokens * self.draft_step()
-
     def draft_step(self, rows: int = 1) -> float:
         """Return the seconds of a step of the draft model, which each device has whole; 0 for lookup."""
         request, settings = self.request, self.request.speculation
@@ -177,3 +185,66 @@ class Passes:
         room = request.sequences * (settings.sink + settings.window)
         work = replace(work, kv=request.draft.kv_bytes(room, request.itemsize))
         return pass_time(work, replace(request.hardware, gpus=1)).seconds + self.sample_s
+
+
+def linear_pass(
+    shape: Dimensions, request: PlanRequest, rows: int, gpus: int, streamed: int, bits: WeightBits | None = None
+) -> Pass:
+    """Return a pass over `rows` of each sequence without attention, with `streamed` layers' weights in host memory.
+
+    It is a CUDA graph on a single GPU that has all weights, if its kernels are those of one sequence. `bits` are those
+    of the weights, if not the model's own.
+    """
+    if bits is None:
+        bits = request.bits if shape is request.shape else WeightBits.of_dtype(request.itemsize)
+    quantized = bits.is_quantized(request.itemsize) and request.hardware.device == "cuda"
+    rows *= request.sequences
+    operations = 2 * shape.read_parameters * (quantized_rows(rows) if quantized else rows)
+    return Pass(
+        rows=rows,
+        layers=shape.layers,
+        row_bytes=shape.hidden * request.itemsize,
+        weights=shape.read_bytes(bits, rows) / gpus,
+        kv=0.0,
+        copied=streamed * shape.layer_bytes(bits) / gpus,
+        hosted=0.0,
+        linear_flops=operations / gpus,
+        attention_flops=0.0,
+        hosted_flops=0.0,
+        graphed=_is_graphed(shape, request, streamed),
+        pages=streamed,
+        quantized=quantized,
+        sequences=request.sequences,
+        experts=shape.experts.distinct(rows) * shape.experts.layers if shape.experts else 0.0,
+    )
+
+
+def with_experts_away(work: Pass, request: PlanRequest, placed: Placed) -> Pass:
+    """Return a pass of the target with the experts that lie in host memory, as the placement runs them."""
+    if not placed.away_layers:
+        return work
+    experts, gpus = request.shape.experts, request.hardware.gpus
+    each, layers = request.shape.expert_bytes(request.bits) / experts.count, placed.away_layers
+    run = experts.distinct(work.rows) * layers
+    if placed.experts_way(work.rows) == "host":
+        hosted = on_host(request, work, layers)
+        return replace(
+            hosted,
+            weights=work.weights - run * each / gpus,
+            linear_flops=work.linear_flops - hosted.hosted_expert_flops / gpus,
+            experts=work.experts - run,
+        )
+    whole = experts.count * layers
+    pages = work.pages + ARRANGED_PAGES[request.is_quantized] * whole
+    return replace(work, copied=work.copied + whole * each / gpus, pages=pages)
+
+
+def _is_graphed(shape: Dimensions, request: PlanRequest, streamed: int) -> bool:
+    """Return whether passes are CUDA graphs: not with experts, chosen by the tokens, or with linear attention."""
+    is_fixed = not streamed and shape.experts is None and shape.linear is None
+    return request.hardware.gpus == 1 and is_fixed and (request.static_batch or request.sequences == 1)
+
+
+def attention_flops(shape: Dimensions, tokens: int, rows: int) -> float:
+    """Return the floating-point operations of attention: two for q . k and two for p . v."""
+    return 4.0 * shape.attention_products(tokens) * rows

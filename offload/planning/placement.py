@@ -100,29 +100,25 @@ def _has_room(request: PlanRequest) -> bool:
 
 
 def _in_best_order(request: PlanRequest, way: str) -> Placed:
-    by_layers, by_chunks = (_place(request, order, way) for order in ("layers", "chunks"))
-    if request.kv_format.lossy or not request.shape.runs_by_layers:  # quantised pages are made chunk by chunk
+    shape, by_chunks = request.shape, _place(request, "chunks", way)
+    # Chunk after chunk of a prompt then copies nothing to the device again.
+    is_resident = (by_chunks.resident_layers, by_chunks.weight_layers) == (shape.kv_layers, shape.layers)
+    reads_nothing_back = is_resident and by_chunks.experts != "host"
+    if reads_nothing_back or request.kv_format.lossy or not shape.runs_by_layers:  # lossy pages are made by chunks
         return by_chunks
-    if _reads_nothing_back(request, by_chunks) or not by_layers.fits:
-        return by_chunks
-    return by_layers if by_layers.weight_layers == by_chunks.weight_layers else by_chunks
-
-
-def _reads_nothing_back(request: PlanRequest, placed: Placed) -> bool:
-    """Return whether chunk after chunk of a prompt copies nothing to the device again."""
-    shape, streams = request.shape, placed.experts == "host"
-    return placed.resident_layers == shape.kv_layers and placed.weight_layers == shape.layers and not streams
+    by_layers = _place(request, "layers", way)
+    return by_layers if by_layers.fits and by_layers.weight_layers == by_chunks.weight_layers else by_chunks
 
 
 def _place(request: PlanRequest, order: str, way: str = "device") -> Placed:
     limit, sizes = device_limit(request), TierBytes(request, order, way)
-    if request.may_use_disk and request.has_one_memory:
+    if request.placement.disk is not None and request.has_one_memory:
         return _place_on_disk(request, sizes, limit, order)
     counts = _resident_counts(request, sizes, limit) if way == "device" else _counts_of_experts(request, sizes, limit)
     weights, kv, away = counts
     device = Tier("device", _sorted(sizes.on_device(*counts)), limit)
     room = _host_limit(request, device)
-    least = range(request.shape.kv_layers - kv + 1 if request.may_use_disk else 1)
+    least = range(request.shape.kv_layers - kv + 1 if request.placement.disk is not None else 1)
     on_disk = next((n for n in least if room is None or sum(sizes.on_host(*counts, n).values()) <= room), least[-1])
     host = Tier("host", _sorted(sizes.on_host(*counts, on_disk)), room)
     disk = Tier("disk", _sorted(sizes.on_disk(on_disk)), _disk_limit(request)) if on_disk else Tier("disk", {}, None)
@@ -132,8 +128,12 @@ def _place(request: PlanRequest, order: str, way: str = "device") -> Placed:
 
 def _disk_limit(request: PlanRequest) -> int | None:
     """Return the bytes that may be used on disk; None if that is not known."""
-    limits = request.hardware.disk_free, request.placement.disk_limit
-    return min((size for size in limits if size is not None), default=None)
+    return _least(request.hardware.disk_free, request.placement.disk_limit)
+
+
+def _least(*sizes: int | None) -> int | None:
+    """Return the least of the sizes that are known; None if none is."""
+    return min((size for size in sizes if size is not None), default=None)
 
 
 def _place_on_disk(request: PlanRequest, sizes: TierBytes, limit: int | None, order: str) -> Placed:
@@ -144,8 +144,7 @@ def _place_on_disk(request: PlanRequest, sizes: TierBytes, limit: int | None, or
         kept = {name: in_memory.pop(name) for name in ("KV cache", "staging")}
         device = Tier("device", _sorted(in_memory), limit)
         room = None if limit is None else max(limit - device.total, 0)
-        room = min((size for size in (room, placement.host_memory) if size is not None), default=None)
-        host = Tier("host", _sorted(kept), room)
+        host = Tier("host", _sorted(kept), _least(room, placement.host_memory))
         disk, away = Tier("disk", _sorted(on_disk), _disk_limit(request)), request.shape.kv_layers - kv
         placed = Placed(device, host, disk, kv, layers, away, order)
         if not (device.missing or host.missing):
@@ -172,16 +171,7 @@ def resident_tokens(request: PlanRequest) -> int | None:
     return _STEP * (bisect_left(range(1, most), True, key=lambda steps: not fits(steps)))
 
 
-_ORDER = (
-    "weights",
-    "experts",
-    "KV cache",
-    "mean keys",
-    "retrieval cache",
-    "draft model",
-    "lookup index",
-    "staging",
-)
+_ORDER = ("weights", "experts", "KV cache", "mean keys", "retrieval cache", "draft model", "lookup index", "staging")
 _ORDER += ("activations", "CUDA")
 
 
@@ -191,17 +181,15 @@ def _sorted(parts: dict[str, int]) -> dict[str, int]:
 
 def device_limit(request: PlanRequest) -> int | None:
     """Return the usable bytes of each device: its memory, and no more than the cap."""
-    memory, cap = request.hardware.memory, request.placement.memory
-    usable = None if memory is None else int(memory * USABLE)
-    return min((size for size in (usable, cap) if size is not None), default=None)
+    memory = request.hardware.memory
+    return _least(None if memory is None else int(memory * USABLE), request.placement.memory)
 
 
 def _host_limit(request: PlanRequest, device: Tier) -> int | None:
-    hardware, cap = request.hardware, request.placement.host_memory
-    free = hardware.host_memory
-    if free is not None and hardware.shared:
+    free = request.hardware.host_memory
+    if free is not None and request.hardware.shared:
         free = max(int(free * USABLE) - device.total, 0)
-    return min((size for size in (free, cap) if size is not None), default=None)
+    return _least(free, request.placement.host_memory)
 
 
 def _keeps_all_kv(request: PlanRequest) -> bool:

@@ -10,9 +10,9 @@ from ..settings.kv_formats import BF16, PACKED_KV, PLAIN_KV, tiered_format
 from ..settings.method_sizes import drafting_from_planes, has_middle
 from ..settings.placement_settings import PLANES
 from ..units import counted, size_text
+from .expert_times import ExpertTimes, expert_times
 from .first_token import first_token
 from .latency import Decoding, candidates, predict
-from .pass_work import ExpertTimes, expert_times
 from .passes import Passes
 from .placement import Placed, Tier, place, placements, resident_tokens
 from .request import PlanRequest
@@ -70,8 +70,8 @@ class Plan:
     def expert_times(self) -> tuple[ExpertTimes, ...]:
         """Return what experts in host memory cost a plain step, and a verification if there is one; () if none are."""
         rows = dict.fromkeys((1, self.chosen.gamma2 + 1))
-        times = (expert_times(self.request, self.placed, each) for each in rows)
-        return tuple(each for each in times if each is not None)
+        away = self.placed.away_layers
+        return tuple(expert_times(self.request, away, each) for each in rows) if away else ()
 
     @property
     def budget(self) -> int:

@@ -114,8 +114,3 @@ class PlanRequest:
             return ()
         may_choose = self.host_computes and placement.offload != "none"
         return ("host",) if may_choose or placement.experts == "host" else ()
-
-    @property
-    def may_use_disk(self) -> bool:
-        """Return whether KV for which memory is too small may lie on disk."""
-        return self.placement.disk is not None

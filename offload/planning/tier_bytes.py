@@ -138,7 +138,7 @@ class TierBytes:
         each = format_bytes(self._share, kv, page, size)
         pages = -(-(request.tokens + tree_nodes(request.speculation)) // page)
         buffers = RING_BUFFERS * copied_pages(each, pages, copy_bytes_for(request.hardware.link))
-        if request.may_use_disk:
+        if request.placement.disk is not None:
             buffers = disk_buffers(each)
         staged = staging_bytes(self._share, offloaded, buffers, page, size, kv, slots)
         if request.kv_format is PACKED_KV and not request.hardware.shared:

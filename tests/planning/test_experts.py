@@ -8,7 +8,7 @@ from offload.architecture.known_models import KNOWN, published_bits
 from offload.architecture.parameters import WeightBits
 from offload.architecture.weight_formats import rounded_bits
 from offload.hardware.rates import READ
-from offload.planning.pass_work import expert_times
+from offload.planning.expert_times import expert_times
 from offload.planning.placement import place
 from offload.planning.plan import make_plan
 from offload.planning.roofline import COMPUTE, EXPERT_S
@@ -62,7 +62,7 @@ def test_host_memory_must_hold_the_rest(host, fits):
 @pytest.mark.parametrize("rows", [1, 9])
 def test_times_of_each_way_are_bytes_over_rates(model, each, count, chosen, rows):
     plan = make_plan(asked(model, way="host"))
-    times = expert_times(plan.request, plan.placed, rows)
+    times = expert_times(plan.request, plan.placed.away_layers, rows)
     distinct = count * (1 - (1 - chosen / count) ** rows)
     read = plan.placed.away_layers * each * distinct / count
     assert times.distinct == pytest.approx(distinct)
