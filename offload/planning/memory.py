@@ -182,31 +182,23 @@ def _prefill_bytes(
     shape: Dimensions, settings: Speculation, tokens: int, chunk: int, itemsize: int, by_layers: bool, where: Where
 ) -> int:
     """Return the bytes of the buffers that exist while a prompt is read; arguments as of `estimate`."""
-    kv, on_cpu = KV_FORMATS[where.kv], where.device == "cpu"
+    kv, on_cpu, rows = KV_FORMATS[where.kv], where.device == "cpu", min(chunk, tokens)
+    if kv is PACKED_KV and not on_cpu:  # those of a layer, unpacked for a chunk of a prompt
+        return shape.layer_kv_bytes(tokens, itemsize)
     if kv is not PLAIN_KV and not on_cpu:
-        if kv is PACKED_KV:  # those of a layer, unpacked for a chunk of a prompt
-            return shape.layer_kv_bytes(tokens, itemsize)
-        return state_bytes(shape, min(chunk, tokens))
-    if where.offloaded and not kv.lossy:  # of others, pages that a pass writes to are among the staging buffers
-        return _offloaded_prefill_bytes(shape, settings, tokens, chunk, itemsize, by_layers, on_cpu)
-    return tokens * shape.hidden * itemsize if by_layers else 0  # of all tokens between two layers
-
-
-def _offloaded_prefill_bytes(
-    shape: Dimensions, settings: Speculation, tokens: int, chunk: int, itemsize: int, by_layers: bool, on_cpu: bool
-) -> int:
-    """Return the bytes of the buffers that exist while a prompt is read, if there are offloaded layers."""
+        return state_bytes(shape, rows)
+    hidden = tokens * shape.hidden * itemsize if by_layers else 0  # of all tokens between two layers
+    if not where.offloaded or kv.lossy:  # of lossy ones, pages that a pass writes to are among the staging buffers
+        return hidden
     page = page_tokens(shape, itemsize)
     if not by_layers:
-        rows = min(chunk, tokens)
         return paged_prefill_bytes(shape, 1, 1 + rows, page, itemsize) if rows > page else 0
-    hidden = tokens * shape.hidden * itemsize  # of all tokens between two layers
     if on_cpu:
         return hidden + paged_prefill_bytes(shape, 0, tokens, page, itemsize)
     means = 0
     if has_middle(settings, tokens):
         means = mean_key_bytes(shape, tokens, selected_chunk(settings, PAGE_GRAIN, page, tokens), itemsize)
-    return hidden + means + plain_prefill_bytes(shape, tokens, min(chunk, tokens), page, itemsize)
+    return hidden + means + plain_prefill_bytes(shape, tokens, rows, page, itemsize)
 
 
 def _graph_bytes(settings: Speculation, tokens: int, gpus: int, full: bool) -> int:
