@@ -45,7 +45,7 @@ def instrumented() -> None:
 
     imports("command line", "triforce_cli.entry", "triforce_cli.app")
     imports("torch", "torch")
-    imports("engine", "triforce_cli.run.job")
+    imports("engine", "triforce_cli.run.run")
     from offload.api.opened_model import OpenModel
     from offload.engine import Engine
     from offload.events import Tokens

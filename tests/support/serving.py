@@ -11,10 +11,10 @@ from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
 from offload.engine import Engine
-from triforce_cli.options.command_request import Request
+from triforce_cli.options.request import Request
 from triforce_cli.options.settings import resolve
 from triforce_cli.output.terminal import Terminal
-from triforce_cli.run.model_request import ModelRequest, open_request
+from triforce_cli.run.opened_request import OpenedRequest, open_request
 from triforce_cli.serve.app import create_app
 from triforce_cli.serve.engine_thread import EngineThread
 from triforce_cli.serve.serve_options import ApiKeys, ServeOptions
@@ -35,7 +35,7 @@ class Served:
     reported: list[Exception] = field(default_factory=list)
 
 
-def opened_model(folder: Path, **settings) -> ModelRequest:
+def opened_model(folder: Path, **settings) -> OpenedRequest:
     values = {"model": str(folder), "device": "cpu", "dtype": "float32", "threads": 1, "cache": False} | settings
     return open_request(Request(resolve(values, {}, "cpu"), None, "serve"), Terminal(), quiet=True)
 
@@ -69,7 +69,7 @@ def hang_up(app: Starlette, path: str, body: dict) -> None:
 
 
 @contextmanager
-def serving(opened: ModelRequest, engine: Engine, options: ServeOptions) -> Iterator[Served]:
+def serving(opened: OpenedRequest, engine: Engine, options: ServeOptions) -> Iterator[Served]:
     """Serve until the context is left."""
     metrics, reported = ServerMetrics(), []
     thread = EngineThread(engine, options.parallel, options.queue, metrics.ended, reported.append)

@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 from offload.settings.method_sizes import forgets
 
 from ..distributed.rank import broadcast
-from ..options.command_request import OutputOptions, Request
+from ..options.request import OutputOptions, Request
 from ..output.batch_display import BatchDisplay
 from ..output.terminal import Terminal
-from ..run.job import Job, Load
-from ..run.model_request import ModelRequest, open_request, stretch
+from ..run.opened_request import OpenedRequest, open_request, stretch
+from ..run.run import Run
 from ..signals import DONE
 from .batch_item import BadLine, BatchItem, NumberedLine, parse_lines
 from .batch_run import BatchRun, opened_for
@@ -58,28 +58,26 @@ def run_batch(
         from .ray_batch import run_on_cluster
 
         texts = dict(lines)
-        run = BatchRun(items, write, batch.results is not None, opened, terminal, output, display)
-        return run_on_cluster(batch.cluster, run, texts, longest, batch.parallel)
-    job = Job(opened, longest, terminal, output, display)
-    own = job.parallel(batch.parallel, len(items))
+        batch_run = BatchRun(items, write, batch.results is not None, opened, terminal, output, display)
+        return run_on_cluster(batch.cluster, batch_run, texts, longest, batch.parallel)
+    run = Run(opened, longest, terminal, output, display)
+    own = run.parallel(batch.parallel, len(items))
     parallel = broadcast(request.group, lambda: own)
-    if job.is_offloaded and batch.parallel != 1 and len(items) > 1 and not output.quiet:
+    if run.is_offloaded and batch.parallel != 1 and len(items) > 1 and not output.quiet:
         terminal.note("keys and values, or experts, are offloaded: one sequence at a time")
     if request.dry_run and not output.quiet:
         terminal.note(f"the plan is that of the longest request; {parallel} run together")
 
-    def work(load: Load) -> int:
-        generator = load()
-        display.hide()
-        display.expect(len(items))
-        return BatchRun(items, write, batch.results is not None, opened, terminal, output, display).run(
-            generator, parallel
-        )
-
-    return job.run(work)
+    if request.dry_run:
+        return run.print_plan()
+    run.load()
+    display.hide()
+    display.expect(len(items))
+    batch_run = BatchRun(items, write, batch.results is not None, opened, terminal, output, display)
+    return batch_run.run(run, parallel)
 
 
-def longest_of(items: Sequence[BatchItem | BadLine], opened: ModelRequest) -> int:
+def longest_of(items: Sequence[BatchItem | BadLine], opened: OpenedRequest) -> int:
     """Return the tokens of the longest sequence, prompt and answer.
 
     It is an estimate, from the bytes of all prompts and the tokens of the longest ones. One that does not fit the

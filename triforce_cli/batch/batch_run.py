@@ -11,17 +11,17 @@ from offload.metrics import Meter, Summary
 from offload.units import counted
 
 from ..distributed.rank import broadcast
-from ..options.command_request import OutputOptions
 from ..options.declarations import AUTO
+from ..options.request import OutputOptions
 from ..output.batch_display import BatchDisplay
 from ..output.format import rounded
 from ..output.renderers import Renderer
 from ..output.stdout_formats import Output, json_line
 from ..output.terminal import Terminal
 from ..run.batch_generator import BatchGenerator, BatchPrompt
-from ..run.model_request import ModelRequest
+from ..run.opened_request import OpenedRequest
 from ..run.prompt_cache import LABEL
-from ..run.text_generator import TextGenerator
+from ..run.run import Run
 from ..signals import DONE, FAILED
 from .batch_item import BadLine, BatchItem, Id
 from .result_file import RESULT, error_line
@@ -29,7 +29,7 @@ from .result_file import RESULT, error_line
 _LEFT_OUT = ("settings", "verify", "load_s")  # of a summary: the same for all, or never there
 
 
-def opened_for(opened: ModelRequest, item: BatchItem) -> ModelRequest:
+def opened_for(opened: OpenedRequest, item: BatchItem) -> OpenedRequest:
     """Return the command's request with the options of an item. Raises PromptError, SettingsError.
 
     Where neither the command nor the item gives a seed, each item gets its own: equal prompts have different answers.
@@ -54,7 +54,7 @@ class BatchRun:
         items: Sequence[BatchItem | BadLine],
         write: Callable[[str], None],
         has_file: bool,
-        opened: ModelRequest,
+        opened: OpenedRequest,
         terminal: Terminal,
         output: OutputOptions,
         display: BatchDisplay,
@@ -65,10 +65,10 @@ class BatchRun:
         self._is_prepared = False
         self._first_error: str | None = None
 
-    def run(self, generator: TextGenerator, parallel: int) -> int:
+    def run(self, run: Run, parallel: int) -> int:
         """Run up to `parallel` items at a time; return the exit code."""
-        together = BatchGenerator(generator, parallel, self.display.end)
-        with_prompts = self._prompts(generator)
+        together = BatchGenerator(run, parallel, self.display.end)
+        with_prompts = self._prompts(run)
         try:
             together.run(with_prompts)
         except KeyboardInterrupt:
@@ -77,14 +77,14 @@ class BatchRun:
         mean, most = together.concurrency.mean, together.concurrency.most
         return self.ended(f"{mean:.1f} sequences together, {most} at most")
 
-    def _prompts(self, generator: TextGenerator) -> Iterator[BatchPrompt]:
+    def _prompts(self, run: Run) -> Iterator[BatchPrompt]:
         """Yield the prompts of the items; write the errors of bad lines, and of items that cannot run."""
         for item in self.items:
             if isinstance(item, BadLine):
                 self.fail(item.line, item.id, False, item.error)
                 continue
             try:
-                prompt = self._prompt(item, generator)
+                prompt = self._prompt(item, run)
             except Exception as error:
                 if self.opened.request.group is not None and not isinstance(error, TriforceError):
                     raise  # the other ranks may go on
@@ -92,14 +92,14 @@ class BatchRun:
             else:
                 yield prompt
 
-    def _prompt(self, item: BatchItem, generator: TextGenerator) -> BatchPrompt:
+    def _prompt(self, item: BatchItem, run: Run) -> BatchPrompt:
         opened = opened_for(self.opened, item)
         prompt = opened.prompt(opened.encode(item.prompt), item.prompt[:LABEL])
         result = _LineOutput(item, self.output.show_thinking)
         renderer = _LineRenderer(self.terminal, result, self.display, self.write)
         if not self._is_prepared:
             self._is_prepared = True  # even if it fails: that is the error of the first item alone
-            generator.prepare(prompt, renderer)
+            run.prepare(prompt, renderer)
             self.display.hide()
         failed = partial(self.fail, item.line, item.id, True)
         return BatchPrompt(prompt, renderer, "", lambda text: None, failed, opened)

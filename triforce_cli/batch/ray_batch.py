@@ -17,12 +17,12 @@ from offload.units import counted
 
 from ..distributed.rank import silent_terminal
 from ..distributed.ray_cluster import RESULT, ROW, Workers, joined, mapped, workers_of
-from ..options.command_request import OutputOptions, Request
 from ..options.declarations import AUTO
+from ..options.request import OutputOptions, Request
 from ..output.batch_display import BatchDisplay
-from ..run.job import MOST, Job
-from ..run.model_request import open_request, stretch
-from ..run.text_generator import TextGenerator
+from ..run.opened_request import open_request, stretch
+from ..run.parallel import MOST
+from ..run.run import Run
 from .batch_item import BadLine, BatchItem, NumberedLine, parse_line
 from .batch_run import BatchRun
 from .result_file import ERROR, error_line
@@ -70,7 +70,7 @@ class Worker:
         results: list[str] = []
         display = BatchDisplay(self._terminal, shown=False)
         run = BatchRun(items, results.append, True, self._opened, self._terminal, self._output, display)
-        run.run(self._generator, self._parallel)
+        run.run(self._run, self._parallel)
         return results
 
     def _load(self, job: WorkerJob) -> None:
@@ -81,11 +81,9 @@ class Worker:
         if job.request.extend_context:
             self._opened = replace(self._opened, model=stretch(self._opened.model, job.longest, self._terminal))
         display = BatchDisplay(self._terminal, shown=False)
-        run = Job(self._opened, job.longest, self._terminal, self._output, display)
-        self._parallel = run.parallel(job.parallel)
-        loaded: list[TextGenerator] = []
-        run.run(lambda load: loaded.append(load()))
-        self._generator = loaded[0]
+        self._run = Run(self._opened, job.longest, self._terminal, self._output, display)
+        self._parallel = self._run.parallel(job.parallel)
+        self._run.load()
 
 
 def run_on_cluster(address: str, run: BatchRun, texts: Mapping[int, str], longest: int, parallel: int | str) -> int:

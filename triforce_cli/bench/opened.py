@@ -11,10 +11,10 @@ from offload.settings.method_sizes import has_draft_model
 from offload.units import counted
 
 from ..distributed.rank import broadcast
-from ..options.command_request import Request
 from ..options.mode_checks import warn_of_chunks
+from ..options.request import Request
 from ..output.terminal import Terminal
-from ..run.model_request import open_shared_model, stretch
+from ..run.opened_request import open_shared_model, stretch
 from ..run.plan import fewest_on_device, plan_tiers
 from .methods import BASE, speculations
 

@@ -18,14 +18,14 @@ from offload.settings.config import Sampling
 from offload.settings.method_sizes import stored_tokens
 from offload.units import counted
 
-from ..options.command_request import Request
+from ..options.request import Request
 from ..options.settings import Settings
 from ..output.format import milliseconds, percent, rounded
 from ..output.progress import ProgressDisplay, RunFacts
 from ..output.stdout_formats import json_line
 from ..output.tables import Column, lines_text, table
 from ..output.terminal import Terminal
-from ..run.model_request import open_shared_model
+from ..run.opened_request import open_shared_model
 from ..run.plan import plan_tiers
 from ..signals import DONE, INTERRUPTED
 from .methods import EXACT, MODES, settings_of

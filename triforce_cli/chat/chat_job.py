@@ -13,12 +13,12 @@ from offload.units import counted
 
 from ..input.documents import Document
 from ..input.excerpts import MIDDLE
-from ..options.command_request import OutputOptions, Request
+from ..options.request import OutputOptions, Request
 from ..output.renderers import Renderer, tokenizing
 from ..output.terminal import Terminal
-from ..run.job import Job, Load
 from ..run.long_prompts import Commands, Notices, is_model_chosen, room, short, too_long, truncated
-from ..run.model_request import ModelRequest, open_request, stretch
+from ..run.opened_request import OpenedRequest, open_request, stretch
+from ..run.run import Run
 from .commands import contents
 from .conversation import Conversation
 from .loop import Lines, Loop
@@ -44,7 +44,7 @@ class ChatRequest:
 
 
 def run_chat(chat: ChatRequest, request: Request, terminal: Terminal, output: OutputOptions, renderer: Renderer) -> int:
-    """Hold a conversation; return the exit code. Raises as `Job.run`."""
+    """Hold a conversation; return the exit code. Raises as `Run`."""
     opened = open_request(request, terminal, output.quiet)
     if not opened.model.tokenizer.has_chat_template:
         hint = "use a model for conversations (often named Instruct), or triforce generate --raw"
@@ -60,19 +60,20 @@ def run_chat(chat: ChatRequest, request: Request, terminal: Terminal, output: Ou
         tokens = _tokens(conversation, opened, renderer)
     longest = _longest(chat.context, tokens, opened)
 
-    def work(load: Load) -> int:
-        replies, generator = Replies(terminal, renderer, output.json, output.quiet), load()
-        limit = None if forgets(opened.settings.speculation) else longest
-        session = ChatSession(opened, generator, replies, limit, conversation, chat.path)
-        if terminal.stdin_is_terminal:
-            replies.note(f"{contents(conversation)} · /help lists the commands, Ctrl-D leaves")
-        return Loop(session, _lines(request, terminal, replies), terminal.stdin_is_terminal).run()
-
     opened.print_settings(opened.settings.generation.max_new_tokens, terminal, output.verbose)
-    return Job(opened, longest, terminal, output, renderer).run(work)
+    run = Run(opened, longest, terminal, output, renderer)
+    if request.dry_run:
+        return run.print_plan()
+    run.load()
+    replies = Replies(terminal, renderer, output.json, output.quiet)
+    limit = None if forgets(opened.settings.speculation) else longest
+    session = ChatSession(opened, run, replies, limit, conversation, chat.path)
+    if terminal.stdin_is_terminal:
+        replies.note(f"{contents(conversation)} · /help lists the commands, Ctrl-D leaves")
+    return Loop(session, _lines(request, terminal, replies), terminal.stdin_is_terminal).run()
 
 
-def _longest(asked: int | None, tokens: int, opened: ModelRequest) -> int:
+def _longest(asked: int | None, tokens: int, opened: OpenedRequest) -> int:
     """Return the tokens that the conversation may have, which memory is planned for. Raises PromptError."""
     wanted = opened.settings.generation.max_new_tokens
     if forgets(opened.settings.speculation):
@@ -98,13 +99,13 @@ def _lines(request: Request, terminal: Terminal, replies: Replies) -> Lines:
     return Editor(terminal, (request.home or default_home()) / "chat_history")
 
 
-def _tokens(conversation: Conversation, opened: ModelRequest, renderer: Renderer) -> int:
+def _tokens(conversation: Conversation, opened: OpenedRequest, renderer: Renderer) -> int:
     """Return the tokens of a conversation with the shortest question."""
     messages, progress = conversation.messages(ANY_QUESTION), tokenizing(renderer)
     return len(opened.model.tokenizer.chat_turns(messages, progress, think=opened.think))
 
 
-def _fitted(conversation: Conversation, opened: ModelRequest, notices: Notices) -> tuple[ModelRequest, Conversation]:
+def _fitted(conversation: Conversation, opened: OpenedRequest, notices: Notices) -> tuple[OpenedRequest, Conversation]:
     """Return the request and the conversation that fits: as it is, with a longer model, or with truncated documents.
 
     Raises PromptError where a model was chosen and --truncate was not given.
@@ -128,7 +129,7 @@ def _fitted(conversation: Conversation, opened: ModelRequest, notices: Notices) 
 
 
 def _cut(
-    documents: tuple[Document, ...], opened: ModelRequest, left: int, why: str, notices: Notices
+    documents: tuple[Document, ...], opened: OpenedRequest, left: int, why: str, notices: Notices
 ) -> tuple[Document, ...]:
     """Return the documents, of which long ones are cut to equal lengths, so that all take `left` tokens."""
     encode, found = partial(opened.model.tokenizer.encode, special_tokens=False), list(documents)

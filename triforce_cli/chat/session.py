@@ -14,9 +14,10 @@ from ..output.renderers import Renderer, tokenizing
 from ..output.statistics import reading
 from ..output.stdout_formats import json_line
 from ..output.terminal import Terminal
-from ..run.model_request import ModelRequest, Prompt
+from ..run.generation import Generation
+from ..run.opened_request import OpenedRequest, Prompt
 from ..run.prompt_cache import LABEL
-from ..run.text_generator import TextGenerator, TextRun
+from ..run.run import Run
 from .conversation import Answer, Conversation, save_conversation
 
 ANY_QUESTION = "?"  # to count tokens with: some templates take no empty message
@@ -33,7 +34,7 @@ def ids_of_text(ids: Sequence[int], text: str, decode: Callable[[Sequence[int]],
     return next((tuple(ids[:count]) for count in counts if decode(ids[:count]) == text), None)
 
 
-def with_known_ids(conversation: Conversation, opened: ModelRequest) -> Conversation:
+def with_known_ids(conversation: Conversation, opened: OpenedRequest) -> Conversation:
     """Return a saved conversation without the ids of answers that are not this model's tokens of their texts."""
     vocabulary, decode = opened.model.checkpoint.shape.vocab, opened.model.tokenizer.decode
 
@@ -99,15 +100,15 @@ class ChatSession:
 
     def __init__(
         self,
-        opened: ModelRequest,
-        generator: TextGenerator,
+        opened: OpenedRequest,
+        run: Run,
         replies: Replies,
         limit: int | None,
         conversation: Conversation,
         path: Path | None = None,
     ) -> None:
         """It has up to `limit` tokens, None for a cache that forgets. It is saved in `path` after each answer."""
-        self.opened, self._generator, self.replies, self._limit = opened, generator, replies, limit
+        self.opened, self._run, self.replies, self._limit = opened, run, replies, limit
         self.conversation = self.saved = conversation
         self.unanswered: str | None = None
         self._path, self._retries = path, 0
@@ -121,7 +122,7 @@ class ChatSession:
     def ask(self, question: str) -> None:
         """Answer a question, and keep what was said, also after Ctrl-C; not the beginning of an answer that failed.
 
-        Raises PromptError where there is no room for an answer, and as `TextGenerator.generate`.
+        Raises PromptError where there is no room for an answer, and as `Run.generate`.
         """
         self.unanswered, self._retries = question, 0
         self._answer(question)
@@ -162,14 +163,14 @@ class ChatSession:
         ids = self._encode(ANY_QUESTION)[:-without]  # those that follow depend on the question
         if not ids:
             return
-        run = self._begin(Prompt(ids, 1, self._name(ANY_QUESTION)), self.opened)
-        with closing(self._generator.tokens(run)) as events:
+        reading_ahead = self._begin(Prompt(ids, 1, self._name(ANY_QUESTION)), self.opened)
+        with closing(reading_ahead.events(self._run.engine)) as events:
             for event in events:
-                run.observe(event)
+                reading_ahead.observe(event)
                 if isinstance(event, Prefilled) and event.done == len(ids):
                     break
-        if run.meter.computed_tokens or run.meter.restored_tokens:
-            self.replies.note(reading(self._generator.summary(run)))
+        if reading_ahead.meter.computed_tokens or reading_ahead.meter.restored_tokens:
+            self.replies.note(reading(self._run.summary(reading_ahead)))
 
     def save(self, path: Path) -> None:
         """Save the conversation. Raises TriforceError."""
@@ -183,8 +184,8 @@ class ChatSession:
             left = f"the context leaves {counted(new_tokens, 'token')} for this answer, not {wanted:,}"
             self.replies.note(f"{left}: /undo and /clear free some, and --context has more")
         self.replies.question(len(self.conversation.turns) + 1, question)
-        run = self._begin(Prompt(ids, new_tokens, self._name(question)), self._request_of_answer())
-        self._generator.run(run, lambda: self._keep(question, run))
+        generation = self._begin(Prompt(ids, new_tokens, self._name(question)), self._request_of_answer())
+        self._run.finish_writing(generation, lambda: self._keep(question, generation))
 
     def _room(self, tokens: int) -> int:
         """Return how many tokens an answer to a prompt of so many may have. Raises PromptError for too few."""
@@ -199,9 +200,9 @@ class ChatSession:
             "or start with a larger --context, or --extend-context",
         )
 
-    def _begin(self, prompt: Prompt, opened: ModelRequest) -> TextRun:
-        self._generator.prepare(prompt, self.replies.renderer)
-        return self._generator.begin(prompt, self.replies.renderer, opened=opened)
+    def _begin(self, prompt: Prompt, opened: OpenedRequest) -> Generation:
+        self._run.prepare(prompt, self.replies.renderer)
+        return self._run.begin(prompt, self.replies.renderer, opened=opened)
 
     def _encode(self, question: str, conversation: Conversation | None = None) -> list[int]:
         messages = (self.conversation if conversation is None else conversation).messages(question)
@@ -212,7 +213,7 @@ class ChatSession:
         documents = self.conversation.documents
         return documents[0].name if documents else question[:LABEL]
 
-    def _request_of_answer(self) -> ModelRequest:
+    def _request_of_answer(self) -> OpenedRequest:
         """Return the request of the next answer: a retry has another seed."""
         settings = self.opened.settings
         generation = replace(settings.generation, seed=(settings.generation.seed + self._retries) % 2**63)
@@ -220,10 +221,10 @@ class ChatSession:
         request = replace(self.opened.request, settings=settings, system=self.conversation.system)
         return replace(self.opened, request=request)
 
-    def _keep(self, question: str, run: TextRun) -> None:
+    def _keep(self, question: str, generation: Generation) -> None:
         """Add an answer to the conversation, unless it was interrupted before it began."""
-        meter, summary = run.meter, self._generator.summary(run)
-        if not meter.text and not run.has_ended:
+        meter, summary = generation.meter, self._run.summary(generation)
+        if not meter.text and not generation.has_ended:
             return
         ids = ids_of_text(meter.ids, meter.text, self.opened.model.tokenizer.decode)
         answer = Answer(meter.text, ids, summary.finish_reason, summary.seed)

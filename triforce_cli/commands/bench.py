@@ -18,8 +18,8 @@ from ..bench.methods import name_of, parse_methods, parse_modes
 from ..distributed.rank import broadcast
 from ..input.documents import check_files, read_prompt
 from ..options import declarations as options
-from ..options.command_request import Request, start_or_join_ranks, typed_words, warn_unused
 from ..options.mistakes import warn_of_file
+from ..options.request import Request, start_or_join_ranks, typed_words, warn_unused
 from ..options.settings import given_options, resolve
 from ..output.progress import ProgressDisplay
 

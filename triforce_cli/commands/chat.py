@@ -16,8 +16,8 @@ from ..distributed.launch import ranks_to_start
 from ..distributed.rank import world_position
 from ..input.documents import STDIN, check_files, checked, read_documents
 from ..options import declarations as options
-from ..options.command_request import check_flags, parse_output_options, parse_request
 from ..options.distinct_files import check_distinct, named_files
+from ..options.request import check_flags, parse_output_options, parse_request
 from ..output.renderers import renderer_for
 
 _NOT_HERE = ("raw", "verify", *options.FORMS)

@@ -15,10 +15,10 @@ from ..batch.result_file import ResultFile
 from ..distributed.rank import broadcast
 from ..input.documents import PromptText, check_files, name_of, read_prompt
 from ..options import declarations as options
-from ..options.command_request import check_flags, parse_output_options, parse_request, start_or_join_ranks
 from ..options.declarations import AUTO, parse_parallel
 from ..options.distinct_files import check_distinct, check_outputs, named_files
 from ..options.mistakes import warn_of_file
+from ..options.request import check_flags, parse_output_options, parse_request, start_or_join_ranks
 from ..output.batch_display import BatchDisplay
 from ..output.renderers import renderer_for
 
@@ -91,7 +91,7 @@ def generate(
         terminal.writing_to(paths if request.is_first and not request.dry_run else []),
         closing(renderer_for(terminal, *astuple(form))) as renderer,
     ):
-        from ..run.job import run_generation  # from here on torch is needed
+        from ..run.run import run_generation  # from here on torch is needed
 
         return run_generation(text, request, terminal, form, renderer)
 

@@ -12,8 +12,8 @@ from offload.units import parse_size, parse_tokens, size_text
 from ..distributed.launch import GRACE
 from ..distributed.rank import world_position
 from ..options import declarations as options
-from ..options.command_request import check_flags, parse_output_options, parse_request, start_or_join_ranks
 from ..options.declarations import AUTO, parse_parallel
+from ..options.request import check_flags, parse_output_options, parse_request, start_or_join_ranks
 from ..output.progress import ProgressDisplay
 from ..serve import serve_options as defaults
 from ..serve.serve_options import read_keys

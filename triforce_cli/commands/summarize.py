@@ -14,9 +14,9 @@ from ..distributed.rank import broadcast
 from ..input.documents import STDIN, Document, check_files, has_input, read_documents
 from ..input.excerpts import Range, parse_position
 from ..options import declarations as options
-from ..options.command_request import Request, check_flags, parse_output_options, parse_request, start_or_join_ranks
 from ..options.declarations import AUTO, parse_parallel
 from ..options.distinct_files import check_outputs, named_files
+from ..options.request import Request, check_flags, parse_output_options, parse_request, start_or_join_ranks
 from ..options.settings import refuse_both, refuse_broken_text
 from ..output.renderers import renderer_for
 from ..output.terminal import Terminal

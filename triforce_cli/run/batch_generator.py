@@ -14,8 +14,9 @@ from offload.units import counted
 
 from ..output.format import duration, rate
 from ..output.renderers import Renderer
-from .model_request import ModelRequest, Prompt
-from .text_generator import TextGenerator, TextRun
+from .generation import Generation
+from .opened_request import OpenedRequest, Prompt
+from .run import Run
 
 
 class Concurrency:
@@ -68,7 +69,7 @@ class BatchPrompt:
     label: str
     done: Callable[[str], None]
     failed: Callable[[TriforceError], None]
-    opened: ModelRequest | None = None
+    opened: OpenedRequest | None = None
 
 
 class BatchGenerator:
@@ -78,13 +79,11 @@ class BatchGenerator:
         concurrency: how many run together.
     """
 
-    def __init__(
-        self, generator: TextGenerator, parallel: int, ended: Callable[[Meter], None] = lambda meter: None
-    ) -> None:
-        self._generator = generator
+    def __init__(self, run: Run, parallel: int, ended: Callable[[Meter], None] = lambda meter: None) -> None:
+        self._run = run
         self._parallel = parallel
         self._ended = ended
-        self._running: dict[int, tuple[BatchPrompt, TextRun]] = {}
+        self._running: dict[int, tuple[BatchPrompt, Generation]] = {}
         self.concurrency = Concurrency()
         self._count = self._new_tokens = 0
         self._started = time.perf_counter()
@@ -94,7 +93,7 @@ class BatchGenerator:
 
         On Ctrl-C, what the running ones have written so far is rendered, and KeyboardInterrupt raised again.
         """
-        events = self._generator.engine.generate_batch(self._requests(sequences), self._parallel)
+        events = self._run.engine.generate_batch(self._requests(sequences), self._parallel)
         with closing(events):
             try:
                 for key, event in events:
@@ -115,22 +114,22 @@ class BatchGenerator:
             yield None if sequence is None else self._begin(sequence)
 
     def _begin(self, sequence: BatchPrompt) -> BatchRequest:
-        run = self._generator.begin(sequence.prompt, sequence.renderer, sequence.label, sequence.opened)
-        request = run.request(self._count)
+        generation = self._run.begin(sequence.prompt, sequence.renderer, sequence.label, sequence.opened)
+        request = generation.batch_request(self._count)
         self.concurrency.enter(self._count)
-        self._running[self._count] = sequence, run  # last: Ctrl-C ends those that it has
+        self._running[self._count] = sequence, generation  # last: Ctrl-C ends those that it has
         self._count += 1
         return request
 
     def _observe(self, key: int, event: Event | Failed) -> None:
-        sequence, run = self._running[key]
+        sequence, generation = self._running[key]
         if isinstance(event, Failed):
             self._end(key)
             sequence.failed(event.error)
             return
-        run.observe(event)
-        if run.has_ended:
-            sequence.done(self._generator.finish(run, self._end(key)))
+        generation.observe(event)
+        if generation.has_ended:
+            sequence.done(self._run.finish(generation, self._end(key)))
 
     def _end(self, key: int) -> float:
         """Forget a sequence; return how many ran together with it, in the mean."""
@@ -141,9 +140,9 @@ class BatchGenerator:
 
     def _interrupt(self) -> None:
         """Render what there is of the running sequences: of the first one always, of others if it has any tokens."""
-        for number, (key, (sequence, run)) in enumerate(self._running.items()):
-            if number and not run.meter.new_tokens:
+        for number, (key, (sequence, generation)) in enumerate(self._running.items()):
+            if number and not generation.meter.new_tokens:
                 continue
-            run.flush()
-            summary, renderer = self._generator.summary(run, self.concurrency.leave(key)), sequence.renderer
+            generation.flush()
+            summary, renderer = self._run.summary(generation, self.concurrency.leave(key)), sequence.renderer
             renderer.finish(summary) if number else renderer.interrupt(summary)

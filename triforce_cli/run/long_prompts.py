@@ -13,12 +13,12 @@ from offload.settings.method_sizes import forgets
 from ..distributed.rank import broadcast
 from ..input.documents import STDIN, PromptText, name_of
 from ..input.excerpts import MIDDLE, START, Truncated, truncate
-from ..options.command_request import Request
+from ..options.request import Request
 from ..output.format import duration
 from ..output.plan_fields import repeated
 from ..output.renderers import Renderer, tokenizing
 from ..output.terminal import Terminal
-from .model_request import ModelRequest, open_request
+from .opened_request import OpenedRequest, open_request
 from .profile_plans import LongModel, cached_model, known_model
 
 _LEAST_SHARE = 2  # of the context, for a truncated text: 1/2; otherwise it is the answer that is too long
@@ -31,20 +31,20 @@ def is_model_chosen(request: Request) -> bool:
     return "model" in request.settings.values
 
 
-def room(opened: ModelRequest) -> int:
+def room(opened: OpenedRequest) -> int:
     """Return the tokens of a prompt that leave room for the answer; for one of unlimited length, for a quarter."""
     wanted = opened.settings.generation.max_new_tokens
     exact = "max_new_tokens" in opened.settings.values
     return opened.context - (wanted if exact else min(wanted, opened.context // 4))
 
 
-def fits(opened: ModelRequest, tokens: int) -> bool:
+def fits(opened: OpenedRequest, tokens: int) -> bool:
     """Return whether a prompt of so many tokens has room in the context; on a cache that forgets, any has."""
     exact = "max_new_tokens" in opened.settings.values
     return forgets(opened.settings.speculation) or tokens <= (room(opened) if exact else opened.context - 1)
 
 
-def shorter_answer(opened: ModelRequest, tokens: int) -> int:
+def shorter_answer(opened: OpenedRequest, tokens: int) -> int:
     """Return how long the answer to so many tokens may be, if it is what is too long; 0 if the prompt is."""
     return max(opened.context - tokens, 0) if room(opened) < opened.context // _LEAST_SHARE else 0
 
@@ -72,7 +72,7 @@ class Notices:
         else:
             self.note(text)
 
-    def with_longer_model(self, opened: ModelRequest, tokens: int, what: str) -> ModelRequest | None:
+    def with_longer_model(self, opened: OpenedRequest, tokens: int, what: str) -> OpenedRequest | None:
         """Return the request with a model of the hub's cache that has room for `tokens`, prompt and answer; say so.
 
         None where the user has chosen the model, and where there is no such model.
@@ -139,7 +139,7 @@ class Commands:
         hints += [f"or add {others}"] if others else []
         return PromptError(error.message, "\n".join(hints))
 
-    def reason(self, opened: ModelRequest, tokens: int) -> str:
+    def reason(self, opened: OpenedRequest, tokens: int) -> str:
         """Return why a text is truncated that nobody asked to truncate, and the commands that read all of it."""
         model, reads_all = opened.settings.engine.model, self.longer(tokens)
         why = f"no --model was chosen, and {model} has a context of {opened.context:,}; to read all: "
@@ -160,7 +160,7 @@ def _found(request: Request, find: Callable[[], LongModel | None]) -> LongModel 
     return found and LongModel(**found)
 
 
-def too_long(opened: ModelRequest, tokens: int) -> PromptError:
+def too_long(opened: OpenedRequest, tokens: int) -> PromptError:
     """Return the error of a prompt of so many tokens, which does not fit the context."""
     try:
         opened.prompt([0] * tokens)
@@ -170,8 +170,8 @@ def too_long(opened: ModelRequest, tokens: int) -> PromptError:
 
 
 def fit_prompt(
-    prompt: PromptText, opened: ModelRequest, ids: list[int], notices: Notices
-) -> tuple[ModelRequest, list[int]]:
+    prompt: PromptText, opened: OpenedRequest, ids: list[int], notices: Notices
+) -> tuple[OpenedRequest, list[int]]:
     """Return the request and the tokens of a prompt that fits: as it is, with a longer model, or truncated.
 
     Raises PromptError where a model was chosen and --truncate was not given.
@@ -202,7 +202,7 @@ def fit_prompt(
 
 
 def truncated(
-    opened: ModelRequest, name: str, document: str, dropped: str, most: int, encode: Callable[[str], Sequence[int]]
+    opened: OpenedRequest, name: str, document: str, dropped: str, most: int, encode: Callable[[str], Sequence[int]]
 ) -> tuple[Truncated, list[int]]:
     """Return a document cut to a prompt of up to `most` tokens, and the tokens of that prompt. Raises PromptError."""
     return truncate(name, document, opened.model.tokenizer.spans(document), dropped, most, encode)

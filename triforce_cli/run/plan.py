@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from offload.api.opened_model import OpenModel
     from offload.memory.tier_settings import TierSettings
 
-    from .model_request import ModelRequest
+    from .opened_request import OpenedRequest
 
 
 def plan_request(
@@ -97,7 +97,7 @@ def is_one_memory(device: str, placement: Placement) -> bool:
     return device == "cpu" and placement.link_gb_s is None and placement.disk is None
 
 
-def packed_by_plan(opened: ModelRequest, tokens: int, terminal: Terminal) -> ModelRequest:
+def packed_by_plan(opened: OpenedRequest, tokens: int, terminal: Terminal) -> OpenedRequest:
     """Return the request with packed keys and values if the plan for `tokens` keeps them on one GPU, and none others.
 
     Where nothing travels, a CPU's are not packed, and a warning says so. Ranks that share a model need one format.

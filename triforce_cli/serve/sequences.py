@@ -20,7 +20,7 @@ from offload.loading.tokenizers.tool_calls import ToolFormat
 from offload.metrics import Meter
 from offload.settings.config import GenerationConfig, Sampling, Speculation
 
-from ..run.model_request import ModelRequest
+from ..run.opened_request import OpenedRequest
 from .errors import ApiError, api_error
 from .request import ApiRequest
 
@@ -28,7 +28,7 @@ from .request import ApiRequest
 class PromptEncoder:
     """Prepares the sequences of requests for one model. Blocks: a long prompt takes a second to encode."""
 
-    def __init__(self, opened: ModelRequest, context: int) -> None:
+    def __init__(self, opened: OpenedRequest, context: int) -> None:
         """`context` is the most tokens of a prompt and its answer."""
         self._opened, self._context = opened, context
 
@@ -50,7 +50,7 @@ class PromptEncoder:
                 found.append(SequenceSettings(ids, opened.sampling, config, settings.speculation, *more))
         return found
 
-    def _overridden(self, wanted: ApiRequest) -> ModelRequest:
+    def _overridden(self, wanted: ApiRequest) -> OpenedRequest:
         """Return the request of one with options of its own. Raises ApiError, before its prompt is encoded."""
         options, field = dict(wanted.options), "response_format"
         if wanted.tools is not None:

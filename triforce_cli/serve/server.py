@@ -19,11 +19,11 @@ from offload.settings.method_sizes import forgets
 from offload.units import counted
 
 from ..distributed.rank import finish, when_lost
-from ..options.command_request import OutputOptions, Request
 from ..options.mode_checks import approximation_warnings
+from ..options.request import OutputOptions, Request
 from ..output.terminal import Terminal
-from ..run.job import Display, Job, Load
-from ..run.model_request import ModelRequest, open_request, stretch
+from ..run.opened_request import OpenedRequest, open_request, stretch
+from ..run.run import Display, Run
 from ..signals import DONE
 from .app import ServedModel, create_app
 from .engine_thread import EngineThread
@@ -46,52 +46,52 @@ def run_server(
     opened = open_request(request, terminal, output.quiet)
     opened, context = _with_context(opened, options.context, terminal)
     opened.print_settings(opened.settings.generation.max_new_tokens, terminal, output.verbose)
-    job = Job(opened, context, terminal, output, display)
-    parallel = job.parallel(options.parallel)
+    run = Run(opened, context, terminal, output, display)
+    parallel = run.parallel(options.parallel)
+    if request.dry_run:
+        return run.print_plan()
+    group = request.group
+    if group is not None and group.rank > 0:
+        run.load()
+        follow(run.engine, group, opened.model.checkpoint.load_tokenizer())
+        return DONE
+    with contextlib.closing(_bound(options.host, options.port)) as listener:
+        run.load()
+        if run.prompt_cache is not None:
+            run.prompt_cache.label = _LABEL
+        display.close()
+        if level := opened.settings.engine.quantize:
+            terminal.warn(f"--quantize {level} changes the model: answers are those of rounded weights")
+        for warning in approximation_warnings(opened.settings):
+            terminal.warn(warning)
+        metrics, report = ServerMetrics(), partial(_report, terminal)
+        leader = None if group is None else Leader(group)
+        engine = EngineThread(run.engine, parallel, options.queue, metrics.ended, report, leader)
+        when_lost(lambda rank: engine.fail(f"rank {rank} has ended"))
+        metrics.watch(engine)
+        model = served_model(opened, context)
 
-    def work(load: Load) -> None:
-        group = request.group
-        if group is not None and group.rank > 0:
-            follow(load().engine, group, opened.model.checkpoint.load_tokenizer())
-            return
-        with contextlib.closing(_bound(options.host, options.port)) as listener:
-            generator = load()
-            if generator.prompt_cache is not None:
-                generator.prompt_cache.label = _LABEL
-            display.close()
-            if level := opened.settings.engine.quantize:
-                terminal.warn(f"--quantize {level} changes the model: answers are those of rounded weights")
-            for warning in approximation_warnings(opened.settings):
-                terminal.warn(warning)
-            metrics, report = ServerMetrics(), partial(_report, terminal)
-            leader = None if group is None else Leader(group)
-            engine = EngineThread(generator.engine, parallel, options.queue, metrics.ended, report, leader)
-            when_lost(lambda rank: engine.fail(f"rank {rank} has ended"))
-            metrics.watch(engine)
-            model = served_model(opened, context)
+        def announce() -> None:
+            together = f"{counted(parallel, 'sequence')} at a time, {options.queue:,} may wait"
+            host = f"[{options.host}]" if ":" in options.host else options.host
+            address = f"http://{host}:{listener.getsockname()[1]}/v1"
+            if not output.quiet:
+                terminal.note(f"{model.name} at {address} ({together}); Ctrl-C ends it")
 
-            def announce() -> None:
-                together = f"{counted(parallel, 'sequence')} at a time, {options.queue:,} may wait"
-                host = f"[{options.host}]" if ":" in options.host else options.host
-                address = f"http://{host}:{listener.getsockname()[1]}/v1"
-                if not output.quiet:
-                    terminal.note(f"{model.name} at {address} ({together}); Ctrl-C ends it")
-
-            app = create_app(model, engine, metrics, options, report)
-            server = HttpServer(app, engine, parallel + options.queue, options.drain, announce)
-            has_ended = server.run_until_signalled(listener)
-        if engine.error is not None:
-            raise engine.error
-        if not has_ended:  # threads run on, and a tokenizer's would crash if the interpreter went away under it
-            finish(DONE)
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(DONE)
-
-    return job.run(work)
+        app = create_app(model, engine, metrics, options, report)
+        server = HttpServer(app, engine, parallel + options.queue, options.drain, announce)
+        has_ended = server.run_until_signalled(listener)
+    if engine.error is not None:
+        raise engine.error
+    if not has_ended:  # threads run on, and a tokenizer's would crash if the interpreter went away under it
+        finish(DONE)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(DONE)
+    return DONE
 
 
-def served_model(opened: ModelRequest, context: int) -> ServedModel:
+def served_model(opened: OpenedRequest, context: int) -> ServedModel:
     """Return a model by the last part of its name, with a tokenizer for each of the two threads that need one."""
     path = Path(opened.settings.engine.model)
     name = path.resolve().name if path.exists() else opened.settings.engine.model
@@ -106,7 +106,7 @@ def _report(terminal: Terminal, error: Exception) -> None:
     terminal.error(found.message, f"{hint}; the server goes on")
 
 
-def _with_context(opened: ModelRequest, wanted: int | None, terminal: Terminal) -> tuple[ModelRequest, int]:
+def _with_context(opened: OpenedRequest, wanted: int | None, terminal: Terminal) -> tuple[OpenedRequest, int]:
     """Return the request and the tokens of the longest sequence, with the model's context extended if that was asked.
 
     Raises SettingsError if the model has fewer.

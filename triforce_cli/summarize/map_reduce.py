@@ -19,7 +19,7 @@ from ..input.excerpts import split
 from ..output.format import about
 from ..output.terminal import Terminal
 from ..output.turns import Part, Section
-from ..run.model_request import ModelRequest, Prompt
+from ..run.opened_request import OpenedRequest, Prompt
 from ..run.plan import plan_run
 from .instructions import AnswerStyle, Template, Templates
 from .passages import FinishedParts, Passage, Steps
@@ -32,7 +32,7 @@ class MapReduce:
     """Makes a prompt that fits the context from a document of any length: the model takes notes on each part."""
 
     def __init__(
-        self, request: ModelRequest, templates: Templates, finished: FinishedParts, terminal: Terminal, quiet: bool
+        self, request: OpenedRequest, templates: Templates, finished: FinishedParts, terminal: Terminal, quiet: bool
     ) -> None:
         self._request, self._templates, self._finished = request, templates, finished
         self._terminal, self._quiet = terminal, quiet
@@ -129,7 +129,7 @@ class MapReduce:
         return room
 
 
-def part_facts(request: ModelRequest) -> dict[str, Any]:
+def part_facts(request: OpenedRequest) -> dict[str, Any]:
     """Return everything that a part's notes depend on beside its prompt. A random seed is left out."""
     settings = request.settings
     seed = settings.generation.seed if "seed" in settings.values else None

@@ -16,8 +16,8 @@ from ..distributed.rank import broadcast
 from ..output.format import time_left
 from ..output.renderers import Renderer
 from ..output.turns import Part, Section
-from ..run.model_request import Prompt
-from ..run.text_generator import TextGenerator
+from ..run.opened_request import Prompt
+from ..run.run import Run
 
 _EXPIRY = 30 * 24 * 3600  # seconds after which a part that no run has used again is removed
 
@@ -125,19 +125,19 @@ class PartsLeft:
 
 
 def generate_in_order(
-    answers: Iterable[Answer], generator: TextGenerator, finished: FinishedParts, renderer: Renderer, left: PartsLeft
+    answers: Iterable[Answer], run: Run, finished: FinishedParts, renderer: Renderer, left: PartsLeft
 ) -> None:
-    """Generate one text after the other. Raises what `TextGenerator.generate` and the steps raise."""
+    """Generate one text after the other. Raises what `Run.generate` and the steps raise."""
 
     def text_of(passage: Passage) -> str:
         if (part := passage.part) is None:
-            return generator.generate(passage.prompt, renderer)
+            return run.generate(passage.prompt, renderer)
         text = finished.find(passage.prompt.ids)
         if text is not None:
             renderer.taken_over(part, text)
             return text
         with left.reading(part):
-            text = generator.generate(passage.prompt, renderer.for_part(part), left.label(part))
+            text = run.generate(passage.prompt, renderer.for_part(part), left.label(part))
         finished.save(passage.prompt.ids, text)
         return text
 

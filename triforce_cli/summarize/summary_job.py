@@ -12,13 +12,15 @@ from offload.units import counted
 
 from ..input.documents import Document
 from ..input.excerpts import Range
-from ..options.command_request import OutputOptions, Request
+from ..options.request import OutputOptions, Request
 from ..output.renderers import Renderer, tokenizing
 from ..output.terminal import Terminal
 from ..output.turns import sections
-from ..run.job import Job, Load, check_parallel
 from ..run.long_prompts import Commands, Notices, is_model_chosen, short, shorter_answer, truncated
-from ..run.model_request import ModelRequest, Prompt, open_request
+from ..run.opened_request import OpenedRequest, Prompt, open_request
+from ..run.parallel import check_parallel
+from ..run.run import Run
+from ..signals import DONE
 from .instructions import AnswerStyle, Templates
 from .map_reduce import MapReduce, Task, part_facts, steps, texts
 from .passages import Answer, FinishedParts, PartsLeft, generate_in_order
@@ -43,7 +45,7 @@ class SummaryRequest:
 def run_summaries(
     summary: SummaryRequest, request: Request, terminal: Terminal, output: OutputOptions, renderer: Renderer
 ) -> int:
-    """Write the answers in order; return the exit code. Raises as `Job.run`."""
+    """Write the answers in order; return the exit code. Raises as `Run`."""
     notices = Notices(terminal, renderer, output.quiet)
     opened, tasks = _open(summary, request, notices)
     opened.print_settings(opened.settings.generation.max_new_tokens, terminal, output.verbose)
@@ -61,26 +63,27 @@ def run_summaries(
     parallel = check_parallel(summary.parallel, opened, longest, None if long else len(tasks))
     answers = [Answer(task.section, steps(task, reading, summary.style)) for task in tasks]
 
-    def work(load: Load) -> None:
-        generator = load()
-        try:
-            if parallel == 1:
-                generate_in_order(answers, generator, finished, renderer, PartsLeft(unfinished))
-            else:
-                batch = AnswersTogether(answers, finished, renderer, renderer.for_batch())
-                line = batch.generate(generator, parallel).summary_line()
-                if not output.quiet:
-                    terminal.note(line)
-        except KeyboardInterrupt:
-            if finished.any_used and not output.quiet:
-                terminal.note("the finished parts are saved: run the same command again to resume after them")
-            raise
-        finished.clear()
+    run = Run(opened, longest, terminal, output, renderer)
+    if request.dry_run:
+        return run.print_plan()
+    run.load()
+    try:
+        if parallel == 1:
+            generate_in_order(answers, run, finished, renderer, PartsLeft(unfinished))
+        else:
+            batch = AnswersTogether(answers, finished, renderer, renderer.for_batch())
+            line = batch.generate(run, parallel).summary_line()
+            if not output.quiet:
+                terminal.note(line)
+    except KeyboardInterrupt:
+        if finished.any_used and not output.quiet:
+            terminal.note("the finished parts are saved: run the same command again to resume after them")
+        raise
+    finished.clear()
+    return DONE
 
-    return Job(opened, longest, terminal, output, renderer).run(work)
 
-
-def _open(summary: SummaryRequest, request: Request, notices: Notices) -> tuple[ModelRequest, list[Task]]:
+def _open(summary: SummaryRequest, request: Request, notices: Notices) -> tuple[OpenedRequest, list[Task]]:
     """Return the model, another with a longer context where that of the request was not chosen, and what to read."""
     opened = open_request(request.about([each.text for each in summary.documents]), notices.terminal, notices.quiet)
     tasks = _tasks(summary, opened, notices)
@@ -94,7 +97,7 @@ def _open(summary: SummaryRequest, request: Request, notices: Notices) -> tuple[
     return opened, [_with_prompt(task, opened, summary, notices) for task in tasks]
 
 
-def _documents(summary: SummaryRequest, opened: ModelRequest, notices: Notices) -> list[Document]:
+def _documents(summary: SummaryRequest, opened: OpenedRequest, notices: Notices) -> list[Document]:
     """Return the documents cut to the range; as one if they are summarized together."""
     found = []
     for document in summary.documents:
@@ -108,7 +111,7 @@ def _documents(summary: SummaryRequest, opened: ModelRequest, notices: Notices) 
     return [Document(", ".join(document.name for document in found), whole)]
 
 
-def _tasks(summary: SummaryRequest, opened: ModelRequest, notices: Notices) -> list[Task]:
+def _tasks(summary: SummaryRequest, opened: OpenedRequest, notices: Notices) -> list[Task]:
     """Return a task for each question about each document."""
     documents = _documents(summary, opened, notices)
     questions = list(summary.questions) or [None]
@@ -123,12 +126,12 @@ def _tasks(summary: SummaryRequest, opened: ModelRequest, notices: Notices) -> l
     return found
 
 
-def _fits(task: Task, opened: ModelRequest) -> bool:
+def _fits(task: Task, opened: OpenedRequest) -> bool:
     new = opened.settings.generation.max_new_tokens
     return forgets(opened.settings.speculation) or len(task.ids) + new <= opened.context
 
 
-def _with_prompt(task: Task, opened: ModelRequest, summary: SummaryRequest, notices: Notices) -> Task:
+def _with_prompt(task: Task, opened: OpenedRequest, summary: SummaryRequest, notices: Notices) -> Task:
     """Return the task with its prompt, cut if that was asked for; without one where the document is read in parts.
 
     Raises PromptError for a document that is too long for a model that was chosen, without --map-reduce.
@@ -159,13 +162,13 @@ def _with_prompt(task: Task, opened: ModelRequest, summary: SummaryRequest, noti
     raise Commands(request, notices.terminal, sources).refusal(error, len(task.ids) + new, others, answer)
 
 
-def _names(tasks: Sequence[Task], opened: ModelRequest) -> str:
+def _names(tasks: Sequence[Task], opened: OpenedRequest) -> str:
     """Return the documents that exceed the context, with their tokens, for people."""
     long = {task.document.name: len(task.ids) for task in tasks if not _fits(task, opened)}
     return ", ".join(f"{short(name)} ({count:,} tokens)" for name, count in long.items())
 
 
-def _parts_note(long: Sequence[Task], count: str, opened: ModelRequest, terminal: Terminal) -> str:
+def _parts_note(long: Sequence[Task], count: str, opened: OpenedRequest, terminal: Terminal) -> str:
     """Return why documents are read in parts, the `count` of these and their time, and the command that does not."""
     model = opened.settings.engine.model
     sources = ", ".join(dict.fromkeys(task.document.name for task in long))

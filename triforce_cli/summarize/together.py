@@ -12,7 +12,7 @@ from ..output.batch_display import BatchDisplay
 from ..output.renderers import Renderer
 from ..output.turns import Turn, Turns
 from ..run.batch_generator import BatchGenerator, BatchPrompt
-from ..run.text_generator import TextGenerator
+from ..run.run import Run
 from .passages import Answer, FinishedParts, Passage, following
 
 
@@ -45,15 +45,15 @@ class AnswersTogether:
         self._started: list[_Started] = []
         self._ready: list[tuple[int, int, BatchPrompt]] = []  # a heap, by the numbers of answer and passage
 
-    def generate(self, generator: TextGenerator, parallel: int) -> BatchGenerator:
+    def generate(self, run: Run, parallel: int) -> BatchGenerator:
         """Generate all, up to `parallel` texts at a time; return the batch that did.
 
         An error ends its answer alone; the first one is raised after the others have been written.
         """
-        batch = BatchGenerator(generator, parallel, self._display.end)
+        batch = BatchGenerator(run, parallel, self._display.end)
         first = self._next()
         if first is not None:
-            generator.prepare(first.prompt, self._renderer)
+            run.prepare(first.prompt, self._renderer)
         try:
             batch.run(chain([first], (self._next() for _ in count())))  # the batch ends, not its source
         except KeyboardInterrupt:

@@ -9,7 +9,7 @@ import pytest
 from triforce_cli.batch.batch_item import BatchItem, read_lines
 from triforce_cli.batch.ray_batch import Worker, WorkerJob, pieces
 from triforce_cli.distributed.ray_cluster import RESULT, ROW
-from triforce_cli.options.command_request import OutputOptions, Request
+from triforce_cli.options.request import OutputOptions, Request
 from triforce_cli.options.settings import resolve
 
 GREEDY = {"max_new_tokens": 12, "temperature": 0.0}

@@ -15,7 +15,7 @@ import pytest
 
 from tests.support.terminal import Pty
 from triforce_cli.app import run
-from triforce_cli.run.text_generator import TextGenerator
+from triforce_cli.run.generation import Generation
 
 COLUMNS, ROWS = 100, 80
 INTERRUPT = "<interrupt>"
@@ -97,14 +97,14 @@ PROMPT = "> +context [0-9,]+/2,048.*/help$"
 @pytest.fixture
 def slowly(monkeypatch):
     """Let an answer of 1,500 tokens take 30 s or more: somebody types before its end, however busy the machine is."""
-    generate = TextGenerator.tokens
+    generate = Generation.events
 
     def generated(*args):
         for event in generate(*args):
             time.sleep(0.02)
             yield event
 
-    monkeypatch.setattr(TextGenerator, "tokens", generated)
+    monkeypatch.setattr(Generation, "events", generated)
 
 
 @pytest.mark.long

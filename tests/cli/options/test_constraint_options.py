@@ -10,7 +10,7 @@ from offload.errors import SettingsError
 from offload.settings.constraint import Constraint
 from triforce_cli.input.documents import read_prompt
 from triforce_cli.options.constraint_options import constraint_of, constraint_of_flags
-from triforce_cli.run.text_generator import _placed
+from triforce_cli.run.generation import quotation_fields
 
 
 def test_a_schema_is_a_file_or_its_text(tmp_path):
@@ -60,11 +60,11 @@ def test_a_quotation_of_several_files_is_placed_in_its_own(tmp_path):
         (tmp_path / name).write_text(text)
     read = read_prompt("Why?", [tmp_path / name for name in texts], None, print)
     for found in quotations('"whale", "sea was", "sky", "Why" and "whale."', read.document):
-        placed = _placed(found, read.parts)
+        placed = quotation_fields(found, read.parts)
         if found.start < 0:
             assert placed == found._asdict() and found.text in ("Why", "whale.")
             continue
         name = Path(placed["document"]).name
         assert texts[name][placed["start"] : placed["end"]].replace("\n", " ") == found.text
     alone = read_prompt("Why?", [tmp_path / "b.txt"], None, print)
-    assert "document" not in _placed(next(quotations('"sea"', alone.document)), alone.parts)
+    assert "document" not in quotation_fields(next(quotations('"sea"', alone.document)), alone.parts)

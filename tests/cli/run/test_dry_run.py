@@ -67,7 +67,7 @@ def test_a_dry_run_ends_with_its_own_command(triforce, tmp_path, command):
     assert {str(book), "8", "3", "64", *map(str, asked)} <= set(args)
     assert "--dry-run" not in args
     again = triforce(*args, "--dry-run")
-    assert (again.returncode, again.stdout.splitlines()[-1]) == (0, line)
+    assert again.returncode == 0 and sorted(shlex.split(again.stdout.splitlines()[-1])) == sorted(shlex.split(line))
     done = triforce(*args)
     assert done.returncode == 0, done.stderr
     assert done.stdout
@@ -87,7 +87,7 @@ def test_the_command_of_a_plan_extends_the_context_and_names_the_draft(triforce,
         done = triforce(*words)
         assert done.returncode == 0, done.stderr
         assert "the context is extended" in done.stderr
-    assert_error(triforce("generate", "-f", book, "-n", "4"), 2, "summarize --map-reduce")
+    assert_error(triforce("generate", "-f", book, "-n", "4"), 2, "summarize -f", "--map-reduce")
 
 
 def test_the_command_of_a_profile_runs(triforce, tmp_path, tiny_model_dir, monkeypatch):

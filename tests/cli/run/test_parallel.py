@@ -7,10 +7,10 @@ import pytest
 from offload.api.loader import open_model
 from offload.errors import OutOfMemory
 from offload.settings.config import EngineConfig
-from triforce_cli.options.command_request import Request
+from triforce_cli.options.request import Request
 from triforce_cli.options.settings import resolve
-from triforce_cli.run.job import MOST, check_parallel, fitting_sequences
-from triforce_cli.run.model_request import ModelRequest
+from triforce_cli.run.opened_request import OpenedRequest
+from triforce_cli.run.parallel import MOST, check_parallel, fitting_sequences
 
 TOKENS = 1000
 
@@ -22,7 +22,7 @@ def opened(tiny_model_dir):
 
     def make(memory, **changes):
         settings = resolve({"memory": memory, "model": str(tiny_model_dir)}, {}, None)
-        return ModelRequest(Request(settings, None, "summarize", **changes), model, model.sampling)
+        return OpenedRequest(Request(settings, None, "summarize", **changes), model, model.sampling)
 
     return make
 

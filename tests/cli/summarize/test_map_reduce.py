@@ -9,7 +9,7 @@ import pytest
 
 from offload.errors import PromptError
 from triforce_cli.input.documents import Document
-from triforce_cli.run.text_generator import TextGenerator
+from triforce_cli.run.generation import Generation
 from triforce_cli.summarize import map_reduce
 from triforce_cli.summarize.instructions import load_templates
 from triforce_cli.summarize.passages import FinishedParts
@@ -116,17 +116,17 @@ def test_notes_that_are_still_too_long_are_read_again(triforce_here, tmp_path):
 
 def test_an_interrupted_run_is_resumed(triforce_here, book, tmp_path, monkeypatch):
     whole = triforce_here("summarize", book, *ARGS)[1]
-    generate, begun = TextGenerator.tokens, []
+    generate, begun = Generation.events, []
 
-    def interrupted(generator, run):
-        begun.append(run)
-        for number, event in enumerate(generate(generator, run)):
+    def interrupted(generation, engine):
+        begun.append(generation)
+        for number, event in enumerate(generate(generation, engine)):
             if len(begun) == 3 and number == 9:
                 raise KeyboardInterrupt
             yield event
 
     with monkeypatch.context() as patches:
-        patches.setattr(TextGenerator, "tokens", interrupted)
+        patches.setattr(Generation, "events", interrupted)
         code, out, err = triforce_here("summarize", book, *ARGS)
     assert re.search(r"^book\.txt, part 1 of \d+: ", err, re.MULTILINE)
     assert (code, out) == (130, "")

@@ -20,10 +20,10 @@ from offload.units import counted
 
 from ..distributed.launch import ranks_to_start
 from ..distributed.rank import broadcast, check_same_command
-from ..options.command_request import Request
 from ..options.config_file import settings_lines
 from ..options.declarations import AUTO
 from ..options.mode_checks import lossy_modes, quantized_kv
+from ..options.request import Request
 from ..options.settings import Settings, refuse_unverifiable
 from ..output.progress import DownloadBar, RunFacts
 from ..output.terminal import Terminal
@@ -47,7 +47,7 @@ class Prompt:
 
 
 @dataclass(frozen=True, slots=True)
-class ModelRequest:
+class OpenedRequest:
     """A request with its model, opened but not loaded, and the sampling of both."""
 
     request: Request
@@ -64,7 +64,7 @@ class ModelRequest:
         """The longest sequence in tokens, prompt and answer."""
         return self.model.checkpoint.shape.context
 
-    def overridden(self, options: Mapping[str, Any], seed: Callable[[], int], **changes: Any) -> ModelRequest:
+    def overridden(self, options: Mapping[str, Any], seed: Callable[[], int], **changes: Any) -> OpenedRequest:
         """Return the request with other options of sampling and generation, and other values of `Request`.
 
         `seed` gives one where neither the options nor the command do. Raises SettingsError.
@@ -101,7 +101,7 @@ class ModelRequest:
         exact = "max_new_tokens" in self.settings.values
         return Prompt(ids, self.model.new_tokens(len(ids), self.settings.generation.max_new_tokens, exact), name)
 
-    def stretched(self, prompts: Sequence[list[int]], terminal: Terminal) -> ModelRequest:
+    def stretched(self, prompts: Sequence[list[int]], terminal: Terminal) -> OpenedRequest:
         """Return the request with a context for the longest prompt and its answer; warn if that extends the model's.
 
         A cache that forgets needs no longer context.
@@ -187,7 +187,7 @@ def stretch(model: OpenModel, tokens: int, terminal: Terminal) -> OpenModel:
     return stretched
 
 
-def open_request(request: Request, terminal: Terminal, quiet: bool) -> ModelRequest:
+def open_request(request: Request, terminal: Terminal, quiet: bool) -> OpenedRequest:
     """Find and check the model of a request that generates text. Raises TriforceError."""
     settings, started = request.settings, time.perf_counter()
     compared = {name: getattr(request, name) for name in _COMPARED}
@@ -202,7 +202,7 @@ def open_request(request: Request, terminal: Terminal, quiet: bool) -> ModelRequ
         count = counted(model.checkpoint.skipped, "tensor")
         parts = "such as for images or for predicting several tokens"
         terminal.note(f"the text part of the model runs; {count} of its other parts, {parts}, not loaded")
-    return ModelRequest(request, model, sampling, open_s)
+    return OpenedRequest(request, model, sampling, open_s)
 
 
 def sampling_of(request: Request, model: OpenModel) -> Sampling:

@@ -1,0 +1,61 @@
+"""How many sequences of a run fit the memory together."""
+
+from dataclasses import replace
+
+from offload.errors import OutOfMemory, SettingsError
+from offload.settings.config import Placement
+from offload.units import counted, size_text
+
+from ..options.declarations import AUTO
+from .opened_request import OpenedRequest
+
+MOST = 8  # that `auto` runs together: beyond, a pass of one row each is bound by arithmetic on a CPU
+
+
+def check_parallel(wanted: int | str, opened: OpenedRequest, tokens: int, sequences: int | None = None) -> int:
+    """Return how many sequences of up to `tokens` run together.
+
+    There are `sequences` of them, None if that is not known yet. Raises SettingsError where only one can run at a time,
+    OutOfMemory if as many as are wanted do not fit.
+    """
+    reason = _reason_to_run_alone(opened)
+    if wanted == 1 or (wanted == AUTO and reason):
+        return 1
+    if reason:
+        raise SettingsError(f"--parallel {wanted} cannot be used with {reason}", "leave one of the two out")
+    spare = 1 if opened.request.verify else 0  # plain decoding, to compare, has caches of its own
+    fitting = max(fitting_sequences(opened, tokens) - spare, 1)
+    most = MOST if wanted == AUTO else int(wanted)
+    most = most if sequences is None else min(most, sequences)
+    if most > fitting and wanted != AUTO:
+        raise _too_many(most, fitting, opened, tokens)
+    return min(most, fitting)
+
+
+def fitting_sequences(opened: OpenedRequest, tokens: int) -> int:
+    """Return how many sequences of `tokens` fit the memory beside the weights, at least 1.
+
+    Each is counted with keys and values of its own, also of a beginning that it shares with others.
+    """
+    model = opened.model
+    return max(model.fitting_sequences(tokens, opened.settings.memory_limit(model.device.type)), 1)
+
+
+def _too_many(sequences: int, fitting: int, opened: OpenedRequest, tokens: int) -> OutOfMemory:
+    model = opened.model
+    one, two = (model.estimate(tokens).for_sequences(count).total for count in (1, 2))
+    limit = opened.settings.memory_limit(model.device.type)
+    room = "the free memory" if limit is None else size_text(limit)
+    return OutOfMemory(
+        f"not enough memory for {sequences} sequences of {counted(tokens, 'token')}: about {size_text(one)} "
+        f"for the first and {size_text(two - one)} for each further one, in {room}",
+        f"use --parallel {fitting}, or shorter texts",
+    )
+
+
+def _reason_to_run_alone(opened: OpenedRequest) -> str:
+    """Return why only one sequence can run at a time; "" if several can."""
+    if opened.model.group.size > 1:
+        return "several ranks"
+    placement = replace(opened.settings.placement, memory=None, host_memory=None, experts="auto")
+    return "" if placement in (Placement(), Placement(offload="none")) else "offloaded keys and values"

@@ -1,0 +1,209 @@
+"""A run of an opened model: planned for its longest sequence, loaded, and generating for one prompt after the other."""
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from offload.engine import Engine
+from offload.metrics import Summary
+from offload.prompt_cache.prefill import PromptCache
+from offload.settings.method_sizes import stored_tokens
+
+from ..input.documents import PromptText
+from ..options.mode_checks import approximation_warnings, lossy_modes, warn_of_chunks
+from ..options.request import OutputOptions, Request
+from ..output.plan_report import print_plan
+from ..output.progress import ProgressDisplay
+from ..output.renderers import Renderer, tokenizing
+from ..output.statistics import quantized_warning
+from ..output.terminal import Terminal
+from ..signals import DONE
+from .generation import Generation
+from .long_prompts import Notices, fit_prompt
+from .opened_request import OpenedRequest, Prompt, open_request
+from .parallel import check_parallel
+from .plan import packed_by_plan, plan_run, plan_tiers
+from .prompt_cache import LABEL, open_prompt_cache, short_label
+from .verify import compare, refuse_loss, verification_fields
+
+Display = Renderer | ProgressDisplay  # shows that a model is being loaded
+
+
+class Run:
+    """A model for sequences of up to some length: planned, then loaded, then generating. Reuses shared prefixes.
+
+    Attributes:
+        is_offloaded: whether keys and values, weights or experts lie outside of the device; unknown in a dry run.
+        engine: the model, once it is loaded.
+        prompt_cache: on disk, which the engine uses; None without one.
+    """
+
+    engine: Engine
+    prompt_cache: PromptCache | None
+
+    def __init__(
+        self, opened: OpenedRequest, longest: int, terminal: Terminal, output: OutputOptions, display: Display
+    ) -> None:
+        """Plan for sequences of up to `longest` tokens, unless only the plan is wanted. Raises TriforceError."""
+        self._stored = stored_tokens(opened.settings.speculation, longest)
+        is_dry = opened.request.dry_run
+        self._opened = opened = opened if is_dry else packed_by_plan(opened, self._stored, terminal)
+        self._longest, self._terminal, self._output, self._display = longest, terminal, output, display
+        self._tiers = None if is_dry else plan_tiers(opened.model, opened.settings, self._stored, terminal)
+        self.is_offloaded = self._tiers is not None
+        speculation = opened.settings.speculation
+        warn_of_chunks(opened.model, opened.settings, [speculation], longest, self.is_offloaded, terminal)
+        self._load_s = 0.0
+        self._agreement: float | None = None
+        self._is_prepared = False
+
+    def parallel(self, wanted: int | str, sequences: int | None = None) -> int:
+        """Return how many sequences run together, of so many. Raises as `check_parallel`.
+
+        Buffers of offloaded keys and values are planned for one.
+        """
+        return 1 if self.is_offloaded else check_parallel(wanted, self._opened, self._longest, sequences)
+
+    def print_plan(self) -> int:
+        """Print the plan, of a dry run; return the exit code. Raises SettingsError."""
+        report = plan_run(self._opened.model, self._opened.settings, self._longest, self._terminal)
+        report = replace(report, arguments=self._opened.request.words)
+        self._display.close()  # the plan is the output
+        return print_plan(report, self._opened.request.command, self._terminal, self._output.json)
+
+    def load(self) -> None:
+        """Load the model for sequences of the longest one's length. Raises TriforceError."""
+        opened, model, settings = self._opened, self._opened.model, self._opened.settings
+        self._display.loading(f"loading {settings.engine.model}")
+        self.prompt_cache = open_prompt_cache(model, settings, opened.request.home)
+        started = time.perf_counter()
+        room = model.kv_room(self._stored, settings.memory_limit(model.device.type), int(opened.request.verify))
+        capacity = 0 if lossy_modes(settings) else self._longest
+        self.engine = model.load(tiers=self._tiers, prompts=self.prompt_cache, capacity=capacity)
+        self.engine.reserve(self._longest)
+        self.engine.limit_batches(room)
+        self._load_s = opened.open_s + time.perf_counter() - started
+
+    def generate(self, prompt: Prompt, renderer: Renderer, label: str = "") -> str:
+        """Generate for a prompt, rendering events as they come; return the whole text.
+
+        `label` names the part of a document, where this is one. On Ctrl-C, partial statistics are rendered and
+        KeyboardInterrupt is raised again. Raises TriforceError if the output was to be verified and is not lossless.
+        """
+        self.prepare(prompt, renderer)
+        return self.finish_writing(self.begin(prompt, renderer, label))
+
+    def prepare(self, prompt: Prompt, renderer: Renderer) -> None:
+        """Warn of lossy modes, with the first prompt."""
+        if self._is_prepared:
+            return
+        settings = self._opened.settings
+        if (level := settings.engine.quantize) is not None:
+            renderer.loading(f"comparing {level} with the original weights")
+            self._agreement = self._opened.model.agreement(self.engine.model, prompt.ids)
+            renderer.warn(quantized_warning(level, self._agreement))
+        for warning in approximation_warnings(settings):
+            renderer.warn(warning)
+        self._is_prepared = True
+
+    def begin(
+        self, prompt: Prompt, renderer: Renderer, label: str = "", opened: OpenedRequest | None = None
+    ) -> Generation:
+        """Return the generation for a prompt, whose time begins now.
+
+        `opened`: a request for the same model, with sampling and limits of its own.
+        """
+        generation = Generation(opened or self._opened, prompt, renderer)
+        renderer.start(generation.opened.run_facts(generation.meter, self.engine, label))
+        if self.prompt_cache is not None:
+            self.prompt_cache.label = short_label(prompt.name or label)
+        return generation
+
+    def finish_writing(self, generation: Generation, keep: Callable[[], None] = lambda: None) -> str:
+        """Generate all that is left; return and raise as `generate`. The generation keeps what Ctrl-C leaves.
+
+        `keep` is called with all text written and the end not yet rendered: who sees the end may rely on it.
+        """
+        events = generation.text(generation.events(self.engine))
+        try:
+            for event in events:
+                generation.observe(event)
+                if generation.has_ended:
+                    break
+        except KeyboardInterrupt:
+            events.close()
+            generation.flush()
+            try:
+                keep()
+            finally:
+                generation.renderer.interrupt(self.summary(generation))
+            raise
+        except Exception:
+            events.close()  # at once: the next request is to have the engine's caches
+            raise
+        if self._opened.request.verify:
+            events.close()  # returns the session to the engine: a second one would double the KV memory
+        try:
+            keep()
+        finally:
+            text = self.finish(generation)
+        return text
+
+    def finish(self, generation: Generation, batch_size: float = 1.0) -> str:
+        """Render the end of a generation, after its verification if that was asked for; return the whole text.
+
+        `batch_size`: how many sequences ran together in the mean. Raises TriforceError as `generate`.
+        """
+        assert generation.has_ended, "a generation ends with Finished"
+        summary = self.summary(generation, batch_size)
+        if self._opened.request.verify:
+            self._verify(generation, summary)
+        else:
+            generation.renderer.finish(summary)
+        return generation.meter.text
+
+    def summary(self, generation: Generation, batch_size: float = 1.0) -> Summary:
+        """Return the summary of a generation, interrupted if it has not ended."""
+        fields = generation.summary_fields()
+        fields |= {"load_s": self._load_s, "agreement": self._agreement, "batch_size": batch_size}
+        return generation.meter.summary(generation.meter.finish_reason or "interrupted", **fields)
+
+    def _verify(self, generation: Generation, summary: Summary) -> None:
+        """Finish with the comparison. Raises TriforceError after that if the output is not lossless."""
+        model, prompt, renderer = self._opened.model, generation.prompt, generation.renderer
+        renderer.verifying("decoding plainly, to compare")
+        try:
+            self.engine.forget()  # the comparison runs the prompt itself
+            ended_by = model.checkpoint.shape.eos_ids if summary.finish_reason == "eos" else ()
+            sampling, seed = generation.opened.sampling, generation.opened.settings.generation.seed
+            replay = compare(self.engine, prompt.ids, generation.meter.ids, sampling, ended_by, prompt.length, seed)
+            verify = verification_fields(replay, model.tokenizer.decode, self.engine.describe())
+        except KeyboardInterrupt:
+            renderer.interrupt(summary)
+            raise
+        renderer.finish(replace(summary, verify=verify))
+        refuse_loss(verify)
+
+
+def run_generation(
+    text: PromptText, request: Request, terminal: Terminal, output: OutputOptions, renderer: Renderer
+) -> int:
+    """Generate from one prompt, writing as it comes; return the exit code.
+
+    Raises TriforceError, BrokenPipeError, KeyboardInterrupt.
+    """
+    request = request.about([text.document], text.parts)
+    opened = open_request(request, terminal, output.quiet)
+    ids = opened.encode(text.text, tokenizing(renderer))
+    if request.extend_context:
+        opened = opened.stretched([ids], terminal)
+    else:
+        opened, ids = fit_prompt(text, opened, ids, Notices(terminal, renderer, output.quiet))
+    prompt = opened.prompt(ids, text.text[:LABEL])
+    opened.print_settings(prompt.new_tokens, terminal, output.verbose)
+    run = Run(opened, prompt.length, terminal, output, renderer)
+    if request.dry_run:
+        return run.print_plan()
+    run.load()
+    run.generate(prompt, renderer)
+    return DONE
