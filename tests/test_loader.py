@@ -5,7 +5,6 @@ from tokenizers.pre_tokenizers import ByteLevel
 
 from offload import EngineConfig, Speculation, open_model
 from offload.errors import SettingsError
-from offload.memory.tier_settings import TierSettings
 from tests.support.models import FAMILY_CASES, make_hf_model, make_tokenizer
 
 
@@ -24,12 +23,6 @@ def test_a_draft_model_with_another_vocabulary_is_refused(tiny_model_dir, tmp_pa
     assert "267 tokens where the target has 267, and 256 ids are not the same" in caught.value.message
     assert "the first is 3, 'Ń' where the target has '!'" in caught.value.message
     assert "--draft lookup" in caught.value.hint
-
-
-def test_a_draft_model_with_too_few_of_the_tokens_is_refused(tiny_model_dir, tmp_path):
-    small = make_tokenizer(alphabet=sorted(ByteLevel.alphabet())[:100], merges=[])
-    with pytest.raises(SettingsError, match=r"103 tokens where the target has 267, and 164 ids .* 103, no token where"):
-        with_draft(tiny_model_dir, tmp_path, small)
 
 
 def test_what_a_draft_model_must_not_propose(tiny_model_dir, draft_model_dir, tmp_path):
@@ -82,19 +75,3 @@ def test_what_linear_attention_does_not_have_is_refused_before_weights_are_read(
     make_hf_model(family, **changes | {"vocab_size": len(tokenizer)}).save_pretrained(tmp_path)
     with pytest.raises(SettingsError, match=why):
         open_model(EngineConfig(str(tmp_path), device="cpu"), speculation=wanted)
-
-
-@pytest.fixture(scope="module")
-def wide(tmp_path_factory):
-    """A model with heads that can be packed."""
-    folder = tmp_path_factory.mktemp("wide")
-    make_hf_model("llama", head_dim=32).save_pretrained(folder)
-    make_tokenizer().save_pretrained(folder)
-    return str(folder)
-
-
-def test_what_reads_planes_is_refused_where_there_are_none(wide):
-    config = EngineConfig(model=wide, device="cpu", dtype="bfloat16", kv="packed")
-    opened = open_model(config, speculation=Speculation("retrieval", middle="plane"))
-    with pytest.raises(SettingsError, match="--middle plane reads what --offload planes has on the device"):
-        opened.load(tiers=TierSettings("stream", 0, link_gb_s=1.0))
