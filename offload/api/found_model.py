@@ -24,7 +24,6 @@ from ..planning.memory import USABLE, MemoryEstimate, check_fit, estimate
 from ..settings.config import EngineConfig, Speculation
 from ..settings.kv_formats import KV_FORMATS, PACKED_KV, PLAIN_KV
 from ..settings.method_sizes import has_middle
-from ..settings.methods import APPROXIMATIONS
 from ..system.machine import free_memory
 
 
@@ -98,8 +97,7 @@ class FoundModel:
 
         `offloaded`: whether keys and values may lie outside of the device.
         """
-        reads = settings.approximate is not None and "chunk" in APPROXIMATIONS[settings.approximate].reads
-        if not reads and not has_middle(settings, tokens):
+        if not has_middle(settings, tokens):
             return None
         where = Where(self.device.type, offloaded, self._retrieves_in_place, self.config.kv)
         return chunk_of(settings, tokens, where, in_blocks=where.device != "cpu" or self.kernel != "off")
@@ -137,7 +135,7 @@ class FoundModel:
             missing = missing_kernel(self.device, self.dtype, self.shape.head_dim, self.kernel)
         try:
             check_packed_kv(PACKED_KV.name, shape, self.device, self.dtype, self.kernel)
-            check_kv(PACKED_KV.name, self.speculation, shape, missing)
+            check_kv(PACKED_KV.name, shape, missing)
         except SettingsError:
             return False
         return self._unpacks

@@ -252,7 +252,7 @@ class OpenModel(FoundModel):
         if KV_FORMATS[kv] is not PLAIN_KV:
             missing = missing_kernel(self.device, self.dtype, self.shape.head_dim, self.kernel)
         check_packed_kv(kv, shape, self.device, self.dtype, self.kernel)
-        check_kv(kv, settings, shape, missing)
+        check_kv(kv, shape, missing)
 
     def check_kernel(self) -> None:
         """Raise SettingsError if the configured level cannot run both models."""

@@ -8,9 +8,8 @@ from ..kernels import triton
 from ..kernels.native import KernelUnavailable, find_kernel
 from ..kernels.native.ops import why_not
 from ..kernels.native.structs import SPAN
-from ..settings.config import EngineConfig, Speculation
+from ..settings.config import EngineConfig
 from ..settings.kv_formats import KV_FORMATS, PACKED_KV, PLAIN_KV
-from ..settings.method_sizes import forgets
 from ..settings.validation import require
 from .formats.quantization import QuantizedCheckpoint
 from .formats.safetensors import Checkpoint
@@ -65,7 +64,7 @@ def missing_kernel(device: torch.device, dtype: torch.dtype, head_dim: int, leve
     return None if reason is None else f"Triton's kernels, on a GPU, and they cannot run: {reason}"
 
 
-def check_kv(kv: str, settings: Speculation, shape: ModelShape, missing: str | None) -> None:
+def check_kv(kv: str, shape: ModelShape, missing: str | None) -> None:
     """Raise SettingsError if the full cache's format `kv` does not work; `missing` as `missing_kernel` returns it."""
     if KV_FORMATS[kv] is PLAIN_KV:
         return
@@ -73,11 +72,6 @@ def check_kv(kv: str, settings: Speculation, shape: ModelShape, missing: str | N
     refused = shape.caps_scores or shape.has_sinks
     require(not refused, f"--kv {kv} does not work with {shape.family}, which {what}", "leave --kv out")
     require(missing is None, f"--kv {kv} needs {missing}", "leave --kv out; triforce doctor says more")
-    require(
-        settings.approximate is None or forgets(settings),
-        f"--kv {kv} and --approximate {settings.approximate} cannot be used together",
-        "leave one of the two out",
-    )
 
 
 def check_packed_kv(kv: str, shape: ModelShape, device: torch.device, dtype: torch.dtype, level: str) -> None:

@@ -39,14 +39,14 @@ class Session:
     ) -> None:
         """`spare`: further positions of the full cache, for the tokens of a tree.
 
-        With `settings` that ask for an approximate cache, it takes the full cache's place; `stores` are not used,
-        and `prompts` only by one that forgets nothing. The full cache is in `store` if that is given, else in one of
+        With `settings` that ask for an approximate cache, it takes the full cache's place, and `stores` and
+        `prompts` are not used. The full cache is in `store` if that is given, else in one of
         `stores` or on the device.
         """
         self.sequence = TokenSequence()
         self._approximation = approximation(settings)
         if self._approximation is not None:
-            self.full, stores = approximate_runner(model, settings, capacity, chunk), None
+            self.full, stores = approximate_runner(model, settings, chunk), None
         else:
             if stores is not None:
                 store = stores.new_store(model.shape, capacity + spare, model.dtype)

@@ -9,7 +9,7 @@ from ..short_repr import short_repr
 from ..units import counted
 from .config import LEAST_BUDGET, LONGEST_GAMMA, Speculation
 from .kv_formats import PLANE_KV
-from .methods import APPROXIMATIONS, CHOSEN, LOOKUP, METHODS, MIDDLES, MODEL, RETRIEVAL
+from .methods import CHOSEN, LOOKUP, METHODS, MIDDLES, MODEL, RETRIEVAL
 from .tree_settings import MOST_AUTO_NODES
 from .validation import require
 
@@ -132,7 +132,7 @@ def has_draft_model(settings: Speculation) -> bool:
 
 def forgets(settings: Speculation) -> bool:
     """Return whether the target runs on a cache of constant size, which forgets tokens: any prompt fits."""
-    return settings.approximate is not None and APPROXIMATIONS[settings.approximate].forgets
+    return settings.approximate is not None
 
 
 def forgetting_capacity(settings: Speculation) -> int:

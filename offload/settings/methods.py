@@ -98,14 +98,12 @@ class Approximation:
     """A cache that the target can run on instead of one of all its keys and values, `--approximate`.
 
     `cls` is its class, an `offload.caches.approximate.ApproximateCache`, as module:name: it is imported when it is
-    used. `reads` are the settings of `Speculation` that it depends on. One that `forgets` has a constant size, so any
-    prompt fits; the others have room for the whole sequence.
+    used. `reads` are the settings of `Speculation` that it depends on. It has a constant size, so any prompt fits.
     """
 
     name: str
     cls: str
     reads: tuple[str, ...]
-    forgets: bool = False
 
     def load(self) -> Any:
         return load_class(self.cls)
@@ -114,7 +112,7 @@ class Approximation:
 APPROXIMATIONS = {
     approximation.name: approximation
     for approximation in (
-        Approximation("streaming-llm", "offload.caches.sink:SinkCache", ("sink", "budget"), forgets=True),
-        Approximation("h2o", "offload.caches.h2o:H2OCache", ("sink", "window", "budget"), forgets=True),
+        Approximation("streaming-llm", "offload.caches.sink:SinkCache", ("sink", "budget")),
+        Approximation("h2o", "offload.caches.h2o:H2OCache", ("sink", "window", "budget")),
     )
 }

@@ -11,7 +11,6 @@ from offload.settings.method_sizes import has_draft_model
 from offload.units import counted
 
 from ..distributed.rank import broadcast
-from ..options.mode_checks import warn_of_chunks
 from ..options.request import Request
 from ..output.terminal import Terminal
 from ..run.opened_request import open_shared_model, stretch
@@ -82,10 +81,7 @@ def open_bench(asked: BenchRequest, terminal: Terminal, quiet: bool) -> OpenBenc
         model = stretch(model, len(ids) + new_tokens, terminal)
     model.new_tokens(len(ids), new_tokens, exact=True)
     bench = OpenBench(asked, model, ids, contexts, methods, _samplings(asked, model, terminal), None)
-    if not request.dry_run:
-        bench = replace(bench, tiers=_plan_tiers(bench, terminal))
-    warn_of_chunks(model, settings, methods.values(), bench.longest, bench.tiers is not None, terminal)
-    return bench
+    return bench if request.dry_run else replace(bench, tiers=_plan_tiers(bench, terminal))
 
 
 def prompt_tokens(

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import shutil
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from offload.errors import Degraded, SettingsError
-from offload.settings.config import Placement, Speculation
+from offload.settings.config import Placement
 from offload.settings.kv_formats import LOSSY_KV
-from offload.settings.method_sizes import MOST_CHUNKS, forgets, forgetting_capacity
-from offload.settings.methods import APPROXIMATIONS
+from offload.settings.method_sizes import forgetting_capacity
 from offload.units import counted
 
-from ..output.terminal import Terminal
 from .settings import Settings
 
 if TYPE_CHECKING:
@@ -34,11 +32,6 @@ def quantized_kv(settings: Settings) -> str | None:
     return settings.engine.kv if settings.engine.kv in LOSSY_KV else None
 
 
-def is_cacheable(settings: Settings) -> bool:
-    """Return whether prompts go to the prompt cache: a cache that forgets has no keys and values of all tokens."""
-    return not forgets(settings.speculation)
-
-
 def refuse_inexact(settings: Settings, params: Mapping[str, Any]) -> None:
     """Raise SettingsError for flags that need an exact answer, or all keys and values, where there are none."""
     modes = lossy_modes(settings)
@@ -50,20 +43,11 @@ def refuse_inexact(settings: Settings, params: Mapping[str, Any]) -> None:
             f"--verify compares with exact decoding, and {mode} changes the answer",
             "leave one of the two out",
         )
-    if len(modes) > 1 and not forgets(settings.speculation):
-        raise SettingsError(f"{mode} cannot be used together", "leave one of the two out")
     if params["dry_run"] and settings.speculation.approximate is not None:
         raise SettingsError(f"--dry-run plans exact decoding, not {mode}", "leave one of the two out")
-    if not is_cacheable(settings) and settings.caching.cache and settings.origins.get("cache") == "flag":
-        raise SettingsError(f"--cache keeps no prompts of {mode}", "leave --cache out")
-    _refuse_offloading(settings, mode)
-
-
-def _refuse_offloading(settings: Settings, mode: str) -> None:
-    """Raise SettingsError for flags that offload keys and values which an approximate cache keeps on the device."""
-    where = settings.placement
     if settings.speculation.approximate is None:
         return
+    where = settings.placement
     for flag in (*dividing_flags(where), *_given({"link": where.link_gb_s, "disk": where.disk})):
         raise SettingsError(
             f"{flag} offloads keys and values, and those of {mode} stay on the device", "leave one of the two out"
@@ -94,13 +78,8 @@ def approximation_warnings(settings: Settings) -> Iterator[str]:
         yield f"--kv {kv} changes the answer: the model attends to rounded keys and values"
     if mode is None:
         return
-    if forgets(speculation):
-        how = f"the model attends to {counted(forgetting_capacity(speculation), 'token')} at most, and forgets others"
-    else:
-        how = f"each step attends to about {counted(speculation.kept_tokens, 'token')} that it selects"
-    yield f"--approximate {mode} changes the answer: {how}"
-    if "window" in settings.values and "window" not in APPROXIMATIONS[mode].reads:
-        yield f"the window is not used by {mode}: its window is what --budget leaves beside the sink"
+    most = counted(forgetting_capacity(speculation), "token")
+    yield f"--approximate {mode} changes the answer: the model attends to {most} at most, and forgets others"
 
 
 def check_tiers(model: OpenModel, placement: Placement) -> None:
@@ -119,23 +98,6 @@ def check_tiers(model: OpenModel, placement: Placement) -> None:
             f"{flag} divides KV between a device and the host, and this device is the CPU",
             "leave it out: a CPU attends to its memory where it is; or simulate a link, such as --link 25",
         )
-
-
-def warn_of_chunks(
-    model: OpenModel,
-    settings: Settings,
-    methods: Iterable[Speculation],
-    tokens: int,
-    offloaded: bool,
-    terminal: Terminal,
-) -> None:
-    """Warn of a size of chunks that was asked for, and that sequences of up to `tokens` do not have."""
-    if "chunk" not in settings.values:
-        return
-    for asked, used in dict.fromkeys((each.chunk, model.selected_chunk(each, tokens, offloaded)) for each in methods):
-        if used is not None and used != asked:
-            few = f", and no more than {MOST_CHUNKS:,} chunks" if tokens > MOST_CHUNKS * asked else ""
-            terminal.warn(f"a chunk of {asked} runs as {used}: whole blocks of the cache are selected here{few}")
 
 
 def check_layers(placement: Placement, shape: Dimensions, has_one_memory: bool) -> None:

@@ -18,10 +18,10 @@ from offload.prompt_cache.fingerprint import LEAST
 from offload.prompt_cache.folder import PromptFolder
 from offload.settings.config import Caching
 from offload.settings.kv_formats import BF16
+from offload.settings.method_sizes import forgets
 from offload.system.machine import default_home
 from offload.units import counted, size_text
 
-from ..options.mode_checks import is_cacheable
 from ..options.settings import Settings
 from ..output.cursor import visible
 from ..output.tables import Column, table, wrapped
@@ -57,7 +57,7 @@ def _warn_of_strangers(path: Path) -> None:
 def open_prompt_cache(model: OpenModel, settings: Settings, home: Path | None) -> PromptCache | None:
     """Return the prompt cache; None if it is off, and, with a warning, if any rank cannot open it."""
     caching = settings.caching
-    if caching.cache is False or not caching.cache_limit or not is_cacheable(settings):
+    if caching.cache is False or not caching.cache_limit or forgets(settings.speculation):
         return None
     prompt_cache, error = _open(model, caching, home)
     errors = model.group.collect(error)

@@ -10,7 +10,7 @@ from offload.prompt_cache.prefill import PromptCache
 from offload.settings.method_sizes import stored_tokens
 
 from ..input.documents import PromptText
-from ..options.mode_checks import approximation_warnings, lossy_modes, warn_of_chunks
+from ..options.mode_checks import approximation_warnings, lossy_modes
 from ..options.request import OutputOptions, Request
 from ..output.plan_report import print_plan
 from ..output.progress import ProgressDisplay
@@ -51,8 +51,6 @@ class Run:
         self._longest, self._terminal, self._output, self._display = longest, terminal, output, display
         self._tiers = None if is_dry else plan_tiers(opened.model, opened.settings, self._stored, terminal)
         self.is_offloaded = self._tiers is not None
-        speculation = opened.settings.speculation
-        warn_of_chunks(opened.model, opened.settings, [speculation], longest, self.is_offloaded, terminal)
         self._load_s = 0.0
         self._agreement: float | None = None
         self._is_prepared = False

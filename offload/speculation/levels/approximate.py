@@ -53,10 +53,8 @@ def approximation(settings: Speculation | None) -> Hashable:
     return settings.approximate, settings.kept_tokens, *(getattr(settings, name) for name in reads)
 
 
-def approximate_runner(model: Model, settings: Speculation, capacity: int, chunk: int) -> ApproximateRunner:
-    """Return a runner on the cache that the settings ask for, of a sequence of up to `capacity` tokens."""
+def approximate_runner(model: Model, settings: Speculation, chunk: int) -> ApproximateRunner:
+    """Return a runner on the cache that the settings ask for."""
     row = APPROXIMATIONS[settings.approximate]
-    cache: ApproximateCache = row.load()(
-        model.new_cache(forgetting_capacity(settings) if row.forgets else capacity), settings
-    )
+    cache: ApproximateCache = row.load()(model.new_cache(forgetting_capacity(settings)), settings)
     return ApproximateRunner(model, cache, chunk)

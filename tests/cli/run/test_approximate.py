@@ -44,7 +44,6 @@ def test_a_prompt_beyond_the_context_is_read_and_nothing_of_it_is_kept_on_disk(t
     [
         (("--verify",), ("--verify compares with exact decoding", "leave one of the two out")),
         (("--dry-run",), ("--dry-run plans exact decoding",)),
-        (("--cache",), ("--cache keeps no prompts of --approximate", "leave --cache out")),
         (("--method", "triforce"), ("h2o decodes plainly, and the method is triforce", "leave --method out")),
         (("--offload", "stream"), ("--offload stream offloads keys and values",)),
         (("--link", "1"), ("--link 1.0 offloads keys and values",)),
