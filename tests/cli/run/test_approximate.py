@@ -16,7 +16,7 @@ def test_a_lossy_run_says_so(triforce, mode):
     assert (last["exact"], last["approximate"], last["method"]) == (False, mode, "ar")
     assert last["settings"]["approximate"] == mode
     assert f"--approximate {mode} changes the answer" in result.stderr
-    assert result.stderr.count("warning: ") == 1 + (mode == "streaming-llm")  # which uses no --window
+    assert result.stderr.count("warning: ") == 1
     statistics = result.stderr.splitlines()[-1]
     assert STATISTICS.search(statistics) and f"approximate ({mode})" in statistics
     assert last["cached_tokens"] == 0
