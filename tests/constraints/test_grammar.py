@@ -14,6 +14,7 @@ PERSON = {
     "required": ["name"],
 }
 LINKED = {"$defs": {"n": {"type": "object", "properties": {"next": {"$ref": "#/$defs/n"}}}}, "$ref": "#/$defs/n"}
+CHAIN = {f"a{i}": {"type": "object", "properties": {"x": {"$ref": f"#/$defs/a{i + 1}"}}} for i in range(5000)}
 UNSUPPORTED = ("not", "if", "contains", "uniqueItems", "propertyNames", "dependentRequired", "unevaluatedProperties")
 
 
@@ -48,6 +49,7 @@ def test_texts_of_the_language_and_others(kind, text, good, bad):
         ("json-schema", '{"properties": {"a": {"$ref": "#/$defs/b"}}}', "at /properties/a: .*does not exist"),
         ("json-schema", '{"minimum": 3, "maximum": 1, "type": "integer"}', "at its top: .*minimum .3."),
         ("json-schema", '{"items": ' * 200 + "{}" + "}" * 200, "recursion limit"),
+        ("json-schema", json.dumps({"$defs": CHAIN, "$ref": "#/$defs/a0"}), "more than 1000 deep"),
         ("choices", '["a", "\\udcff"]', "not UTF-8"),
         ("choices", "[]", "choices"),
         ("grammar", 'other: "a"', "start"),
