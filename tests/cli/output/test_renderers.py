@@ -133,19 +133,6 @@ def test_thinking_is_above_the_answer_on_one_terminal():
     assert "5 written (3 of thinking)" in statistics_line(summary)
 
 
-def test_a_warning_amid_the_text_stands_on_its_own():
-    tty = Pty(120, 10)
-    terminal = Terminal(tty.stream(), tty.stream(), stream(), {"NO_COLOR": "1"})
-    renderer = text_renderer(terminal)
-    meter = started(renderer)
-    feed(renderer, meter, EVENTS[2:4])
-    terminal.warn("something")
-    feed(renderer, meter, EVENTS[5:6])
-    renderer.close()
-    terminal.end_line()
-    assert Screen(120, 10).feed(tty.output()).lines() == ["Once", "warning: something", " upon é"]
-
-
 def summary(**changes) -> Summary:
     facts = {
         "finish_reason": "eos",
