@@ -133,17 +133,6 @@ def test_slots_after_rejections_and_trees_are_those_of_a_fresh_run(target, tmp_p
         torch.testing.assert_close(ours[:, :count], theirs[:, :count], atol=1e-5, rtol=1e-4)
 
 
-def test_the_full_cache_s_rows_come_first_where_a_middle_level_has_the_same(target, tmp_path):
-    head, sequence = head_of(target, save_eagle3(tmp_path / "head")), TokenSequence(ids(40))
-    runner, full = new_runner(target, head, sequence=sequence)
-    other = Runner(target, target.new_cache(400))
-    other.keep_rows(runner.reach)
-    sequence.truncate(39)
-    list(other.prefill(sequence))
-    runner.use([full, other])
-    assert runner._kept(sequence) == {range(39): full}
-
-
 def test_rows_before_the_window_are_not_read(target, tmp_path):
     head = head_of(target, save_eagle3(tmp_path / "head"))
     settings = Speculation("naive", "a head", window=20)

@@ -125,24 +125,3 @@ def test_logits_that_are_no_numbers_are_an_error_and_the_next_draft_is_right(mod
         drafter.propose(sequence, GAMMA)
     assert sequence.tokens == text().tokens
     assert drafter.propose(sequence, GAMMA).tokens == expected
-
-
-@pytest.mark.parametrize("sampling", [Sampling(temperature=3, top_p=1), Sampling(temperature=0, no_repeat_ngram=1)])
-def test_the_tokens_of_a_draft_are_cached_under_their_ids(model, monkeypatch, sampling):
-    drafter, sequence, passes, forward = new_drafter(model, sampling), text(), [], Model.forward
-    monkeypatch.setattr(Model, "forward", lambda self, x, *rest: passes.append(x.tolist()) or forward(self, x, *rest))
-    drafted = drafter.propose(sequence, GAMMA).tokens
-    assert len(set(drafted)) > 2
-    start = len(sequence)
-    sequence.extend([*drafted, 1])
-    passes.clear()
-    drafter.propose(sequence, 1)
-    assert passes == [[drafted[-1], 1]]  # the others had been run
-    for following in (drafted[1:], drafted[:2], [*drafted[:1], *drafted[2:]]):
-        drafter.propose(sequence, GAMMA)
-        sequence.truncate(start)
-        drafter.propose(sequence, GAMMA)
-        sequence.extend(following)
-        rows, fresh = (each._runner.rows(sequence) for each in (drafter, new_drafter(model)))
-        torch.testing.assert_close(rows, fresh, rtol=1e-4, atol=1e-4)
-        sequence.truncate(start)

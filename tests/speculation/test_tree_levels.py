@@ -219,22 +219,3 @@ def test_greedy_trees_are_plain_greedy(models, kind, name, shape, penalty):
     top, sequence, sampler = levels(models, kind, name, shape, sampling, every=8)
     assert decode(top, sequence, sampler, 16) == plain(models, kind, sampling, 16)
     assert sum(row.accepted for row in top.statistics.values()) > 0 or "lookup" in name
-
-
-@pytest.mark.parametrize("name", ["draft model", "selected chunks"])
-def test_a_draft_has_the_shape_and_the_distributions_of_its_children(models, name):
-    sampling = Sampling(temperature=1, top_p=1, repetition_penalty=1.5)
-    for shape, parents in SHAPES.items():
-        top, sequence, sampler = levels(models, "copied", name, shape, sampling, budget=400, window=100)
-        drafter = top._scheduler._estimates[0].drafter
-        tokens, rows, found = drafter.propose(sequence, 3, DraftedTree(parents).within(3))
-        tree = tree_of(found)
-        assert tree.depth == 3 and len(tokens) == len(found) <= len(parents)
-        assert found == tree_of(parents).parents or tree_of(parents).depth > 3
-        for head, children in enumerate(tree.children):
-            assert len({tokens[child] for child in children}) == len(children)
-            if children:
-                path = [tokens[node] for node in tree.path_to(head - 1)] if head else []
-                logits = models["copied"].logits(fresh_rows(models["copied"], sequence, path)[-1:])
-                assert torch.allclose(rows[head], sampler.distribution(logits, path)[0], atol=1e-4)
-                assert all(rows[head, tokens[child]] > 0 for child in children)

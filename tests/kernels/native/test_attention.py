@@ -6,8 +6,6 @@ from itertools import cycle, islice
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from offload.kernels.native import LEVELS, KernelUnavailable, find_kernel
 from tests.support.native_kernel import DTYPES, attention, definition, distance, draw, fill_blocks, scatter_blocks
@@ -76,23 +74,6 @@ def test_it_is_attention(kernel, dtype, seen, head_dim, group, tokens, kv_heads,
     assert_is_attention(found, expected(seen, causal, *size), dtype, kind)
     out, _ = attention(kernel, q, blocks, seen, table, causal, narrow=dtype == torch.bfloat16)
     assert torch.equal(out, found[0].to(dtype))
-
-
-@settings(max_examples=25, deadline=None, derandomize=True)
-@given(
-    st.integers(1, 1100),
-    st.integers(1, 40),
-    st.sampled_from(GROUPS),
-    st.sampled_from(HEAD_DIMS[:-2]),
-    st.sampled_from(DTYPES),
-    st.booleans(),
-)
-def test_it_is_attention_wherever_the_borders_lie(kernel, seen, tokens, group, head_dim, dtype, by_table):
-    q, k, v = inputs(tokens, group, 1, seen + tokens - 1, head_dim, dtype, seed=seen)
-    blocks, table = fill_blocks(k, v), None
-    if by_table:
-        blocks, table = scatter_blocks(blocks, seen)
-    assert_is_attention(attention(kernel, q, blocks, seen, table), definition(q, k, v, seen), dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -175,24 +156,6 @@ def test_what_is_no_number_stays_none(kernel, dtype, value, damaged, tokens):
         assert not out[-1].isfinite()[~finite].any()
         assert not finite.all(), "the definition says so too"
         assert not lse[-1].isfinite()[undefined].any()
-
-
-def test_every_bit_pattern_of_nan_stays_one(kernel):
-    """Erased memory is all ones; fp32 carries such a payload on."""
-    q, k, v = inputs(1, 1, 1, 600, 64, torch.float32)
-    for bits in (-1, 0x7F800001, 0x7FFFFFFF, 0x7FC00000, -0x400000):
-        k[:, 550] = torch.tensor(bits, dtype=torch.int32).view(torch.float32)
-        assert attention(kernel, q, fill_blocks(k, v), 600)[0].isnan().all()
-
-
-def test_the_order_of_the_table_is_the_order_of_the_keys(kernel):
-    """The first token of two sees all of the first block and one token of the second, whichever those are."""
-    q, k, v = inputs(2, 1, 1, 48, 64, torch.float32)
-    blocks = fill_blocks(k, v)
-    table = torch.tensor([[2, 0]], dtype=torch.int32)
-    order = [*range(32, 48), *range(16)]
-    found = attention(kernel, q, blocks, 17, table)
-    assert_is_attention(found, definition(q, k[:, order], v[:, order], 17), torch.float32)
 
 
 def test_the_best_level_is_taken_and_an_unknown_one_refused():

@@ -71,24 +71,6 @@ def test_it_is_attention_to_the_dequantised(kernel, case, dtype):
     assert torch.allclose(lse.double(), expected_lse, rtol=1e-5, atol=1e-4 if dtype == torch.float32 else 3e-3)
 
 
-@pytest.mark.parametrize("channel", [1, 1000])
-def test_products_of_bytes_round_less_than_bf16_does(kernel, channel):
-    """Also where one channel of the queries and of the keys is much larger than the others."""
-    if not as_bytes(kernel):
-        pytest.skip("codes become bf16 at this level")
-    k, v = (draw(1, 1024, 64, seed=seed) for seed in (1, 2))
-    k[..., 5] *= channel
-    q = draw(4, 3, 64)
-    q[..., 5] /= channel**0.5
-    q, blocks = q.bfloat16(), fill_blocks(k.bfloat16(), v.bfloat16())
-    groups, (keys, values) = quantized(kernel, blocks, 64, range(32))
-    table = ~torch.arange(64, dtype=torch.int32)[None]
-    out, lse = attention(kernel, q, torch.full_like(blocks, NAN), 1024, table, causal=False, groups=groups)
-    expected, expected_lse = definition(q, keys.flatten(1, 2), values.flatten(1, 2), 1024, causal=False)
-    assert distance(out, expected) < 5e-4
-    assert torch.allclose(lse.double(), expected_lse, rtol=1e-5, atol=1e-3)
-
-
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_any_number_of_rows_gives_the_same_rows(kernel, set_threads, dtype):
     q, blocks, table, groups, _, _ = make(kernel, CASES[-1], dtype)

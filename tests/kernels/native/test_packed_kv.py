@@ -72,15 +72,6 @@ def test_ordinary_numbers_take_a_quarter_less(dim):
     assert run_bytes(dim) / (4 * RUN * dim) < (0.77 if dim > 32 else 0.79)
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_random_bits_are_left_as_they_are(seed):
-    generator = torch.Generator().manual_seed(seed)
-    blocks = torch.randint(-(1 << 15), 1 << 15, (1, RUN_BLOCKS, 32 * 64), generator=generator, dtype=torch.int16)
-    before = blocks.clone()
-    assert not pack(blocks.view(torch.bfloat16), 1)[2].any()
-    assert torch.equal(blocks, before)
-
-
 @pytest.mark.parametrize("patches", [0, PATCHES, PATCHES + 1])
 def test_a_run_with_too_many_patches_is_not_packed(patches):
     keys, values = torch.ones(2, 1, RUN, 64).bfloat16().unbind()
@@ -158,13 +149,6 @@ def test_attention_has_the_bits_of_plain_blocks(kernel, set_threads, case, kind)
     assert_equal(attention(kernel, q, rest, seen, table, groups=groups), expected)
 
 
-def test_a_query_may_see_a_part_of_a_run(kernel):
-    q, plain, rest, table, groups = packed_prefix(600, 4, 64, 3)
-    for seen in (1, 17, 32, 129, 250):
-        expected = attention(kernel, q, plain, seen)
-        assert_equal(attention(kernel, q, rest, seen, table, groups=groups), expected)
-
-
 @pytest.mark.parametrize(("kind", "group"), [("packed", 1), ("packed", 3), ("plane", 3)])
 def test_packed_blocks_are_read_in_any_order(kernel, kind, group):
     q, plain, rest, table, groups = packed_prefix(1024, 4, 64, group, kind)
@@ -186,16 +170,6 @@ def test_a_tree_follows_a_packed_prefix(kernel, start, left_out):
     table, seen = table[:, left_out:].contiguous(), start + 1 - left_out * BLOCK
     expected = attention(kernel, q, plain, seen, order, parents=parents)
     assert_equal(attention(kernel, q, rest, seen, table, parents=parents, groups=groups), expected)
-
-
-def test_keys_receive_the_same_attention(kernel):
-    q, plain, rest, table, groups = packed_prefix(700, 5, 64, 3)
-    calls = BlockCalls(Dimensions(1, 384, 6, 2, 64, 384, 64, True), plain.shape[1])
-    _, lse = attention(kernel, q, plain, 700)
-    expected, found = torch.zeros(2, 2, 704).unbind()
-    kernel.observe(calls.observation(plain, q, 700, lse, expected))
-    kernel.observe(calls.observation(rest, q, 700, lse, found, table, groups))
-    assert torch.equal(found, expected)
 
 
 def test_what_cannot_be_packed_is_refused():

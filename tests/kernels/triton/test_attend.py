@@ -8,9 +8,8 @@ import torch
 from offload.kernels.attention import attend_causal, attend_reference, received_attention
 from offload.kernels.native.layout import write_blocks
 from offload.kernels.triton import BLOCKS, ops
-from offload.kernels.triton import attend as kernels
 from offload.kernels.triton.accumulate import attend_keys, attend_stored, attend_table, attend_table_before, observe
-from tests.support.triton_compiler import Launches, compile_all, variants
+from tests.support.triton_compiler import compile_all
 
 pytest.importorskip("triton")
 ON_GPU = torch.cuda.is_available()
@@ -86,16 +85,6 @@ def test_a_state_carried_from_page_to_page_is_attention_over_all_of_them(head_di
     assert (lse - sums).abs().max() < 2e-2
 
 
-def test_some_rows_of_a_state_leave_the_others_alone():
-    q, keys, values = random(4, 2, 32), random(1, 40, 32, seed=1), random(1, 40, 32, seed=2)
-    state = ops.new_state(q, 2)
-    attend(q, keys, values, state, 20, fresh=True)
-    before = state.clone()
-    attend(q[1:3], keys, values, state[:, 1:3], 10, causal=True)
-    assert torch.equal(state[:, [0, 3]], before[:, [0, 3]])
-    assert not torch.equal(state[:, 1], before[:, 1])
-
-
 @pytest.mark.parametrize("tokens", [1, 6])
 @pytest.mark.parametrize("head_dim", [32, 64, 112])
 def test_attention_over_the_native_kernels_blocks_is_that_over_plain_keys(head_dim, tokens):
@@ -134,15 +123,6 @@ def test_lengths_of_a_table_in_device_memory_are_those_lengths(seen, slots, tail
     wanted = attend_table(q, keys, values, table[:, :slots], chunk, (seen, tail))
     assert wanted.isfinite().all()
     assert torch.equal(found, wanted)
-
-
-@pytest.mark.parametrize("seen", [1, 60, 97])
-def test_a_length_in_device_memory_is_that_length(seen):
-    q, keys, values = random(4, 4, 32), random(2, 100, 32, seed=1), random(2, 100, 32, seed=2)
-    state, wanted = ops.new_state(q, 2), ops.new_state(q, 2)
-    ops.attend_growing(q, keys, values, state, torch.tensor([seen], device=DEVICE))
-    attend(q, keys, values, wanted, seen, causal=True, fresh=True)
-    assert torch.equal(state, wanted)
 
 
 @pytest.mark.parametrize("scale", [1e-3, 30.0, 1000.0])
@@ -233,15 +213,3 @@ def test_types_agree_in_the_kernel_of_received_attention():
     pointers = {"lse_ptr": "*fp32", "received_ptr": "*fp32", "scale": "fp32"}
     kinds = [dict.fromkeys(("q_ptr", "k_ptr"), kind) for kind in ("*bf16", "*fp16", "*fp32")]
     compile_all("attend", [("observe_kernel", pointers | kind, sizes) for kind in kinds])
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="Triton's compiler comes with its Linux wheels")
-def test_no_length_has_the_kernel_of_received_attention_compiled_anew(monkeypatch):
-    """Those of attention: test_warm_up.py."""
-    launches = Launches()
-    monkeypatch.setattr(kernels, "observe_kernel", launches)
-    for cycle in range(60):
-        for tokens in (1, 2 + cycle // 20):
-            q, count = random(tokens, 6, 32), 60 + 3 * cycle + tokens
-            observe(q, random(2, count, 32), q[..., 0].contiguous(), random(2, count))
-    assert len(set(variants("attend", "observe_kernel", launches.calls))) == 1

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from offload.kernels.packed_kv import pack_runs, unpack_runs
-from offload.kernels.triton import attend, ops, packed_kv, packed_ops
+from offload.kernels.triton import ops, packed_ops
 from offload.settings.kv_formats import PLANE_KV
-from tests.support.triton_compiler import Launches, compile_all
+from tests.support.triton_compiler import compile_all
 
 pytest.importorskip("triton")
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -137,19 +137,3 @@ def test_types_agree_in_every_branch_of_the_kernels():
     compile_all("packed_kv", [*jobs, ("unpack_kernel", *unpacking)])
     packing = types | {"fits_ptr": "*u8"}, {"HEAD_DIM": 96, "BLOCK_D": 128}
     compile_all("pack_runs", [("pack_kernel", *packing)])
-
-
-@linux
-def test_tiles_are_those_of_plain_keys(monkeypatch):
-    """Otherwise sums would have another order."""
-    plain, packed = Launches(), Launches()
-    monkeypatch.setattr(attend, "attend_kernel", plain)
-    monkeypatch.setattr(packed_kv, "attend_runs_kernel", packed)
-    for dim in (32, 64, 96, 128, 256):
-        q, (keys, values) = drawn(3, 2, dim), numbers(1, 1, dim)
-        ops.attend_pages(q, keys, values, ops.new_state(q, 2), 50, True, True)
-        packed_ops.attend_runs(q, stored(keys, values)[0], ops.new_state(q, 2), 50)
-    for one, other in zip(plain.calls, packed.calls, strict=True):
-        assert [one[1][name] for name in ("BLOCK_M", "BLOCK_N", "BLOCK_D")] == [
-            other[1][name] for name in ("BLOCK_M", "BLOCK_N", "BLOCK_D")
-        ]

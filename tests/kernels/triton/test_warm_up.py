@@ -5,7 +5,6 @@ import sys
 import pytest
 import torch
 
-from offload import EngineConfig, open_model
 from offload.architecture.rope import Rope
 from offload.caches.full import FullCache
 from offload.errors import Degraded
@@ -22,7 +21,6 @@ from offload.memory.device_packed_store import DevicePackedStore
 from offload.memory.device_quantized_store import DeviceQuantizedStore
 from offload.memory.plain_store import PlainStore
 from offload.memory.tree_attention import tree_of
-from offload.model.decoder import Model
 from offload.model.warm_up import warm_up_model
 from tests.support.offloading import CPU
 from tests.support.stores import tiny_shape
@@ -141,16 +139,6 @@ def test_products_with_quantised_weights_compile_before_the_first_prompt(tiny_mo
         first, own = each.calls[: before[name]], each.calls[before[name] :]
         assert own, name
         assert_compiled(quantized, name, first, own)
-
-
-def test_a_model_s_kernels_are_compiled_when_it_is_loaded(launches, tiny_model_dir, monkeypatch):
-    opened = open_model(EngineConfig(model=str(tiny_model_dir), device="cpu", dtype="float32"))
-    engine = opened.load()
-    passes = []
-    monkeypatch.setattr(Model, "forward", lambda model, ids, cache: passes.append(len(ids)) or torch.zeros(1, 64))
-    opened._compile(engine.model, engine.model, None, 100)
-    assert passes == 2 * [1, 17, 33, 65]
-    assert len(launches[attend, "attend_kernel"].calls) >= 8 and launches[rows, "append_kernel"].calls
 
 
 def test_what_cannot_be_compiled_is_a_warning(launches, monkeypatch):
