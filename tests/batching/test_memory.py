@@ -8,12 +8,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from offload import Prefilled
-from offload.batching.batch import Cancelled, Failed
+from offload.batching.batch import Failed
 from offload.batching.memory import BatchMemory
 from offload.engine import Engine
 from offload.errors import OutOfMemory
 from offload.events import Restored
-from offload.memory.paged_store import PagedStore, PagePool, pages_for
+from offload.memory.paged_store import PagedStore, PagePool
 from tests.batching.test_batch import alone, collect, request
 from tests.support.engine import ALL, fresh, tokens
 from tests.support.models import ids, make_hf_model
@@ -185,22 +185,3 @@ def test_blocks_of_prompts_on_disk_are_restored_behind_shared_pages(tmp_path, en
     events = list(engine.generate_batch(requests, 3))
     assert any(isinstance(event, Restored) for _, event in events)
     assert [tokens(collect(events)[each.key]) for each in requests] == expected
-
-
-@pytest.mark.timeout(300)
-def test_a_cancelled_sequence_leaves_no_page_behind(endless_engine, monkeypatch):
-    made, new_pool = [], PagePool.__init__
-
-    def noted(pool, *arguments):
-        new_pool(pool, *arguments)
-        made.append((pool, pool.num_free))
-
-    monkeypatch.setattr(PagePool, "__init__", noted)
-    seen, (first, second) = [], questions(2, new=40)
-    gone = replace(first, is_cancelled=lambda: len(seen) >= 20)
-    other = replace(second, ids=ids(30, 9))  # shares nothing
-    for each in fresh(endless_engine).generate_batch([gone, other], 2):
-        seen.append(each)
-    ((pool, free),) = made
-    assert [type(event) for key, event in seen if key == first.key][-1] is Cancelled
-    assert pool.num_free == free - pages_for(len(other.ids) + 40)  # those of the last one are kept

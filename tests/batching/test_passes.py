@@ -1,8 +1,5 @@
 """Which steps of a batch's sequences make up a pass, what each is charged, and how all of them end."""
 
-from itertools import count
-from types import SimpleNamespace
-
 import pytest
 import torch
 
@@ -71,13 +68,6 @@ def test_all_sequences_are_closed_though_closing_one_is_interrupted():
     with pytest.raises(KeyboardInterrupt):
         events.close()
     assert sorted(closed) == [0, 1, 2]
-
-
-def test_the_time_of_a_pass_is_divided_between_its_sequences(endless_engine, monkeypatch):
-    seconds = count()
-    monkeypatch.setattr(batches, "time", SimpleNamespace(perf_counter=lambda: next(seconds)))
-    lanes = [lane for _, lane in Batch(2).run([(key, lane_of(endless_engine.model)) for key in range(2)])]
-    assert [lane.passes_s for lane in lanes] == [0.5, 0.5]
 
 
 def test_what_drafts_add_to_a_pass_is_charged_to_those_who_draft(endless_engine):

@@ -6,7 +6,6 @@ from hypothesis import strategies as st
 
 from offload import Finished, GenerationConfig, Speculation, Tokens
 from offload.engine import Engine
-from offload.errors import PromptError
 from offload.loading.tokenizers.text_stream import TextLayer, stream_text
 from tests.support.engine import ALL, GREEDY, SMALL, fresh, run, tokens
 from tests.support.models import ids
@@ -107,8 +106,3 @@ def test_two_requests_at_once_are_independent(endless_engine):
     second = tokens(run(engine, ids(60, 1), 20))
     assert second == tokens(run(fresh(endless_engine), ids(60, 1), 20))
     assert list(first)[-1] == Finished("length")
-
-
-def test_an_empty_prompt_is_refused(endless_engine):
-    with pytest.raises(PromptError, match="empty"):
-        run(fresh(endless_engine), [])
