@@ -61,6 +61,7 @@ def _is_too_deep(schema: Mapping[str, Any]) -> bool:
         parts = (
             list(part.items()) if isinstance(part, dict) else list(enumerate(part)) if isinstance(part, list) else []
         )
+        parts.reverse()  # the stack takes the last one first
         for key, value in sorted(parts, key=lambda each: each[0] not in ("$defs", "definitions")):
             if key == "$ref" and isinstance(value, str) and value not in entered:
                 entered.add(value)

@@ -15,6 +15,7 @@ PERSON = {
 }
 LINKED = {"$defs": {"n": {"type": "object", "properties": {"next": {"$ref": "#/$defs/n"}}}}, "$ref": "#/$defs/n"}
 CHAIN = {f"a{i}": {"type": "object", "properties": {"x": {"$ref": f"#/$defs/a{i + 1}"}}} for i in range(5000)}
+ENTRIES = {f"p{i}": {"$ref": f"#/$defs/a{i}"} for i in range(0, 5000, 90)}  # the first one enters all others
 UNSUPPORTED = ("not", "if", "contains", "uniqueItems", "propertyNames", "dependentRequired", "unevaluatedProperties")
 
 
@@ -50,6 +51,7 @@ def test_texts_of_the_language_and_others(kind, text, good, bad):
         ("json-schema", '{"minimum": 3, "maximum": 1, "type": "integer"}', "at its top: .*minimum .3."),
         ("json-schema", '{"items": ' * 200 + "{}" + "}" * 200, "recursion limit"),
         ("json-schema", json.dumps({"$defs": CHAIN, "$ref": "#/$defs/a0"}), "more than 1000 deep"),
+        ("json-schema", json.dumps({"$defs": CHAIN, "properties": ENTRIES}), "more than 1000 deep"),
         ("choices", '["a", "\\udcff"]', "not UTF-8"),
         ("choices", "[]", "choices"),
         ("grammar", 'other: "a"', "start"),
