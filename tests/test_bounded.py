@@ -10,7 +10,7 @@ from unittest.mock import patch
 import pytest
 import yaml
 
-from offload.errors import PromptError, SettingsError
+from offload.errors import PromptError
 from offload.hardware import profiles
 from offload.system.files import Unbounded, read_bounded
 from triforce_cli.input import documents
@@ -40,20 +40,6 @@ def refused(path, **request) -> PromptError:
     return caught.value
 
 
-@pytest.mark.parametrize("device", ["/dev/zero", "/dev/urandom", "/dev/full"])
-def test_a_device_is_refused(device):
-    if not os.path.exists(device):
-        pytest.skip(f"there is no {device}")
-    assert f"{device} is a device" in refused(device).message
-    with open(device) as stdin, pytest.raises(PromptError, match="standard input is a device"):
-        documents.read(documents.STDIN, stdin, pytest.fail)
-    with pytest.raises(PromptError, match="is a device"):
-        load_templates(Path(device))
-    with pytest.raises(SettingsError, match="is a device") as caught:
-        profiles.load(device)
-    assert "YAML" in caught.value.hint
-
-
 def test_up_to_the_limit_and_not_beyond(tmp_path):
     path = tmp_path / "book.txt"
     path.write_bytes(b"0123456789")
@@ -81,16 +67,6 @@ def test_an_endless_pipe_is_read_up_to_the_limit():
     assert endless.given < 1100
     with pytest.raises(Unbounded):
         read_bounded(io.StringIO("日" * 400), 1000)
-
-
-def test_templates_and_profiles_are_small(tmp_path):
-    path = tmp_path / "large"
-    with path.open("wb") as file:
-        file.truncate(16 * 2**20 + 1)
-    with pytest.raises(PromptError, match="more than the 16,777,216"):
-        load_templates(path)
-    with pytest.raises(SettingsError, match="more than the 65,536"):
-        profiles.load(path)
 
 
 @pytest.fixture

@@ -21,6 +21,7 @@ from tests.support.offloading import native_kernel
 CPU = torch.device("cpu")
 WINDOW = 6
 CONFIG = {"model_type": "olmo3", "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "vocab_size": 99}
+CONFIG |= {"num_attention_heads": 4, "max_position_embeddings": 4096}
 CONFIG |= {"num_attention_heads": 4, "num_key_value_heads": 2, "sliding_window": WINDOW}
 CONFIG |= {"layer_types": ["sliding_attention", "full_attention"], "eos_token_id": 2}
 
