@@ -1,7 +1,6 @@
 """`--tree` on the command line."""
 
 import json
-import re
 
 import pytest
 
@@ -28,7 +27,6 @@ def test_a_tree_does_not_change_the_text(triforce, tiny_model_dir, method, tree,
     if method != "auto":  # which may find that nothing pays
         (trees,) = lines[-1]["trees"].values()
         assert trees["nodes"] >= 1 and len(trees["child_acceptance"]) >= 1
-        assert re.search(rf"^trees +{method if method == 'lookup' else 'draft'}→full \d+ nodes, ", err, re.M)
     settings = lines[-1]["settings"]
     assert (settings["tree"], settings["tree_sampling"]) == (tree, sampling or "without-replacement")
 
