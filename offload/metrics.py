@@ -73,14 +73,6 @@ class Summary:
     quotes: Sequence[Mapping[str, Any]] | None = None  # the quotations of --quote: text, start and end in the document
     verify: Mapping[str, Any] | None = None  # the comparison with plain decoding, if --verify was given
 
-    @property
-    def mask_s(self) -> dict[str, float]:
-        """The seconds of a constraint's masks for each emitted "token" and each masked "row"; {} without any."""
-        if self.masks is None or not self.new_tokens or not self.masks["rows"]:
-            return {}
-        seconds = self.masks["seconds"]
-        return {"token": seconds / self.new_tokens, "row": seconds / self.masks["rows"]}
-
 
 _AS_THEY_ARE = (  # the attributes of a meter that a summary has, too
     *("prompt_tokens", "prefilled_tokens", "new_tokens", "thinking_tokens", "prefill_s", "prefill_tokens_per_s"),

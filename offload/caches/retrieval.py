@@ -14,8 +14,6 @@ from ..settings.method_sizes import PADDING
 from .selected import SelectedCache
 from .static_step import StoreStep
 
-_AT_ONCE = 8 * 2**20  # bytes of keys in fp32 that are quantised together
-
 
 class CopiedCache(SelectedCache):
     """Copies of the selected chunks in the slots of a separate store, and the tail behind them.

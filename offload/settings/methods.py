@@ -90,7 +90,6 @@ MIDDLES = {
         Middle("plane", f"{_SELECTION}:RecencySelector", scores=False, whole="plane", acceptance=0.97),
     )
 }
-SELECTIONS = tuple(middle.name for middle in MIDDLES.values() if middle.whole is None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,17 +46,6 @@ def temporary_for(path: Path) -> tuple[int, str]:
         raise OSError(error.errno, error.strerror, str(path)) from error
 
 
-def sync_folder(path: Path) -> None:
-    """Sync a folder, so that its file names survive a crash. Does nothing where the system cannot."""
-    if os.name != "posix":
-        return
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
 _CHUNK = 2**20  # bytes
 
 

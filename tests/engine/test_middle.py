@@ -7,7 +7,7 @@ import pytest
 from offload import Speculated
 from offload.engine import Engine
 from offload.errors import SettingsError
-from offload.settings.methods import SELECTIONS
+from offload.settings.methods import MIDDLES
 from tests.support.engine import run, tokens
 from tests.support.models import ids
 
@@ -18,7 +18,7 @@ def fresh(engine):
 
 
 @pytest.mark.daily("retrieval-*", "triforce-model-streaming", "auto-lookup-h2o")
-@pytest.mark.parametrize("middle", SELECTIONS)
+@pytest.mark.parametrize("middle", [name for name, middle in MIDDLES.items() if middle.whole is None])
 @pytest.mark.parametrize(("method", "draft"), [("retrieval", "none"), ("triforce", "model"), ("auto", "lookup")])
 def test_greedy_is_plain_greedy(endless_engine, middle, method, draft):
     prompt = ids(400)

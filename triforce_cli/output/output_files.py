@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from offload.errors import SettingsError, TriforceError
-from offload.system.files import replace_file, temporary_for
+from offload.system.files import temporary_for
 
 from .stdout_formats import json_line
 
@@ -26,14 +26,6 @@ def check_file(path: Path, option: str, example: str) -> None:
         raise SettingsError(f"{path} is no regular file", f"give {option} a file, such as {example}")
     if not os.access(folder, os.W_OK):
         raise SettingsError(f"{folder} is not writable", f"choose another folder for {option}")
-
-
-def write_file(path: Path, content: str | bytes) -> None:
-    """Replace a file, or that which a link leads to, by bytes or a text in UTF-8, as a whole. Raises OSError."""
-    target = target_of(path)
-    permissions = permissions_of(target)
-    replace_file(target, content.encode() if isinstance(content, str) else content)
-    os.chmod(target, permissions)
 
 
 @contextmanager

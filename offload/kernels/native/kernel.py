@@ -60,7 +60,7 @@ class Kernel:
         self._norm, self._gate = library.triforce_norm, library.triforce_gate
         self._round = library.triforce_round
         self._quantize, self._pack_runs = library.triforce_quantize, library.triforce_pack_runs
-        self._limit_torch, self._parked = library.triforce_limit_torch, library.triforce_parked
+        self._limit_torch = library.triforce_limit_torch
 
     def append(self, call: Append) -> None:
         """Rotate queries and keys, and store keys and values in their blocks."""
@@ -152,10 +152,6 @@ class Kernel:
     def limit_torch(self, limited: bool) -> None:
         """Limit torch's operations in the calling thread to one thread, or undo that. See `torch_on_one_thread`."""
         self._limit_torch(limited)
-
-    def parked_workers(self) -> int:
-        """Return how many of the pool's threads are given up now, because other processes need their processors."""
-        return self._parked()
 
 
 def _check(failed: int) -> None:

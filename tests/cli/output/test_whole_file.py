@@ -7,14 +7,15 @@ from contextlib import suppress
 import pytest
 
 from offload.errors import TriforceError
-from triforce_cli.output.output_files import whole_file, write_file
+from triforce_cli.output.output_files import whole_file
 
 
 def test_a_file_keeps_its_permissions(tmp_path):
     new, own = tmp_path / "new.txt", tmp_path / "own.txt"
     own.touch(0o600)
     for path in (new, own):
-        write_file(path, "text")
+        with whole_file(path) as file:
+            file.write("text")
         assert path.read_text() == "text"
     (tmp_path / "usual.txt").touch()
     assert new.stat().st_mode == (tmp_path / "usual.txt").stat().st_mode
