@@ -8,6 +8,8 @@ from collections.abc import Collection, Sequence
 from offload.errors import UsageError
 
 REMOVED: dict[str, str] = {  # "command", "--option" or "--option value" -> the hint
+    "--batch": "use `triforce generate --batch`, whose summary has the tokens a second",
+    "--ray": "run `triforce summarize` for the documents of each machine; `triforce generate --batch` has --ray",
     "experiment": "scripts/papers.py prints published values beside planned and measured ones; `bench` takes lists",
     "--probabilities": "triforce serve has `logprobs`, with which clients compare the first tokens of choices",
     "evaluate": "lm-eval measures through `triforce serve` (docs/serve.md); `bench --quality` compares lossy modes",

@@ -1,10 +1,17 @@
 """Options, values and commands that are gone say what to use instead."""
 
+import re
+
 import pytest
 
 from offload.errors import UsageError
+from tests.support.paths import ROOT
 from triforce_cli.options import removed
 from triforce_cli.options.removed import refuse_removed_command, refuse_removed_options
+
+
+REMOVED = dict(removed.REMOVED)  # as it is, before a test replaces it
+KEPT_ELSEWHERE = ("--batch", "--ray", "--nodes")  # by other commands, and by sbatch
 
 
 @pytest.fixture(autouse=True)
@@ -37,3 +44,17 @@ def test_everything_else_passes(args):
     refuse_removed_options(args, {"--kv"})
     refuse_removed_options(["--gone"], {"--gone"})
     refuse_removed_command(["generate", *args])
+
+
+@pytest.mark.parametrize("folder", ["offload", "triforce_cli", "docs", "examples"])
+def test_nothing_names_an_option_that_is_gone(folder):
+    """But the table itself; a value is gone with its option, as in `--kv q4`."""
+    names = [name for name in REMOVED if name.startswith("--") and name not in KEPT_ELSEWHERE]
+    gone = re.compile("|".join(rf"(?<![\w-]){re.escape(name)}(?![\w-])" for name in names))
+    files = [path for path in (ROOT / folder).rglob("*") if path.suffix in (".py", ".md", ".sbatch", ".html", ".js")]
+    named = {
+        str(path.relative_to(ROOT)): found
+        for path in files
+        if path.name != "removed.py" and (found := set(gone.findall(path.read_text("utf-8"))))
+    }
+    assert len(files) > 2 and named == {}
