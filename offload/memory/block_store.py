@@ -178,7 +178,7 @@ class BlockStore(DeviceStore):
 
 
 def _buffer_for(buffer: Tensor, like: Tensor) -> Tensor:
-    """Return the buffer, or a new one, with room for the rows of `like`, and those of any pass that can be recorded."""
+    """Return the buffer, or a new one, with room for the rows of `like`, and for KEPT_QUERIES at least."""
     size = max(len(like), KEPT_QUERIES), *like.shape[1:]
     return buffer if buffer.shape == size else torch.empty(size, dtype=like.dtype)
 
