@@ -9,7 +9,6 @@ from tests.support.paths import ROOT
 from triforce_cli.options import removed
 from triforce_cli.options.removed import refuse_removed_command, refuse_removed_options
 
-
 REMOVED = dict(removed.REMOVED)  # as it is, before a test replaces it
 KEPT_ELSEWHERE = ("--batch", "--ray", "--nodes")  # by other commands, and by sbatch
 
