@@ -107,12 +107,6 @@ def draft_for(known: str) -> str | None:
     return smallest if is_small else None
 
 
-def draft_models() -> dict[str, str]:
-    """Return the known draft models by the name of the vocabulary that they are for."""
-    found = {name: {draft_for(known) for known in models} - {None} for name, models in VOCABULARIES.items()}
-    return {name: drafts.pop() for name, drafts in found.items() if drafts}
-
-
 # What publishers write behind a name without changing the dimensions.
 _SUFFIX = re.compile(r"(instruct|chat|base|hf|it|v\d+|\d{4}|gguf|[qf]\d\w*|bf16|12b)+$")
 
