@@ -21,9 +21,9 @@ _FORGET = 1.01  # a plain pass may take so much longer than the one before: cont
 class PassCosts:
     """Divides the time of passes between their sequences: who drafts pays for what drafts add.
 
-    By rows and bytes alone, a draft would look cheap where it makes the pass of all slower, such as one of too many rows
-    for a single call of the kernel. So where the time of a pass without drafts is known, what a pass with drafts takes
-    longer is theirs.
+    By rows and bytes alone, a draft would look cheap where it makes the pass of all slower, such as one of too many
+    rows for a single call of the kernel. So where the time of a pass without drafts is known, what a pass with
+    drafts takes longer is theirs.
     """
 
     def __init__(self) -> None:

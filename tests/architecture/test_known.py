@@ -92,6 +92,7 @@ def test_the_documentation_lists_all_of_them():
     lines = (ROOT / "docs" / "models.md").read_text("utf-8").splitlines()
     for name, models in VOCABULARIES.items():
         (line,) = [line for line in lines if line.startswith(f"| {name} | `")]
+        draft = next(filter(None, map(draft_for, models)), None)
         assert line == f"| {name} | {', '.join(f'`{model}`' for model in models)} | {quoted(draft)} |"
 
 
