@@ -1,4 +1,4 @@
-"""Whole layers of a few tokens by one call of the native kernel: Python takes longer for a call than it for a norm."""
+"""Run all layers for a few tokens in one call of the native kernel: a call from Python takes longer than a norm."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LINEARS = ("qkv", "o", "gate_up", "down")
 
 
 class NativePass:
-    """Runs the layers of one model whose operations the kernel has all."""
+    """Runs the layers of a model if the kernel has all of their operations."""
 
     def __init__(self, model: Model, layers: Sequence[Layer]) -> None:
         shape, kernel = model.shape, model.operations.kernel
@@ -35,8 +35,8 @@ class NativePass:
     def run(self, x: Tensor, cache: Any, taps: Sequence[int]) -> list[Tensor] | None:
         """Run rows `x` `[tokens, hidden]` through all layers, in a pass that the cache has begun.
 
-        Returns them, replaced, and copies of those that enter the layers `taps`; None for caches that call the kernel
-        layer by layer.
+        Returns the rows behind the last layer, in the memory of `x`, and copies of the rows that enter the layers
+        `taps`. Returns None, with nothing run, for a cache that calls the kernel layer by layer.
         """
         caches = getattr(cache, "caches", (cache,))
         parts = [part.native_sequence() for part in caches if hasattr(part, "native_sequence")]
@@ -68,7 +68,7 @@ class NativePass:
 
 
 def native_pass(model: Model, layers: Any) -> NativePass | None:
-    """Return what runs the layers of a model; None if they need torch, other ranks, or are not all in memory."""
+    """Return the native pass of a model; None if its layers need torch or other ranks, or are not all in memory."""
     has_kernel = model.operations.kernel is not None and model.group.size == 1 and isinstance(layers, list)
     is_native = model.shape.is_native and model.shape.takes_rows_alone and all(map(_is_llama, model.shape.specs))
     if not (has_kernel and is_native and all(_is_native(layer, model.dtype) for layer in layers)):
