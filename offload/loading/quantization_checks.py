@@ -17,7 +17,7 @@ from .formats.safetensors import Checkpoint
 
 def check_quantize(config: EngineConfig, device: torch.device, dtype: torch.dtype) -> None:
     """Raise SettingsError if `config.quantize` does not work here, whatever the model."""
-    if config.quantize is not None and (reason := _why_not_here(config, device, dtype)):
+    if config.quantize is not None and (reason := _why_not_here(config, dtype)):
         raise _refusal(f"--quantize {config.quantize}", *reason)
 
 
@@ -33,7 +33,7 @@ def quantized(checkpoint: Checkpoint, config: EngineConfig, device: torch.device
     return QuantizedCheckpoint(checkpoint, config.quantize)
 
 
-def _why_not_here(config: EngineConfig, device: torch.device, dtype: torch.dtype) -> tuple[str, str] | None:
+def _why_not_here(config: EngineConfig, dtype: torch.dtype) -> tuple[str, str] | None:
     """Return why no weights can be quantised here, and a hint; None if they can."""
     if dtype != torch.bfloat16:
         return f"the dtype is {str(dtype).removeprefix('torch.')}", "use --dtype bfloat16"

@@ -159,7 +159,7 @@ def report_text(report: Report, width: int | None) -> Text:
     columns = [each for each in _COLUMNS if has_output or each[1] is not _output]
     found.append("\n")
     found.append_text(table([column for column, _ in columns], [[to(row) for _, to in columns] for row in rows], width))
-    return found.append_text(lines_text(_notes(report, rows), width, "dim"))
+    return found.append_text(lines_text(_notes(rows), width, "dim"))
 
 
 def title(facts: Mapping[str, Any], more: str) -> str:
@@ -169,9 +169,8 @@ def title(facts: Mapping[str, Any], more: str) -> str:
     return SEPARATOR.join([*parts, f"{facts['new_tokens']:,} new tokens", more])
 
 
-def _notes(report: Report, rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    notes = []
+def _notes(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     spread = max((row["spread"] for row in rows if row["spread"] is not None), default=0.0)
     if spread > LARGEST_SPREAD:
-        notes.append(f"the runs of one method differ by up to {spread:.0%}: compare ratios, or use more --repeats")
-    return notes
+        return [f"the runs of one method differ by up to {spread:.0%}: compare ratios, or use more --repeats"]
+    return []
