@@ -17,5 +17,7 @@ fi
 
 set_up demo
 # The model is fetched on its first use. stdin is closed, because triforce would wait for a prompt on it.
-exec "$venv/bin/triforce" generate --prompt-file "$root/examples/frankenstein-opening.txt" --max-new-tokens 200 \
+"$venv/bin/triforce" generate --prompt-file "$root/examples/frankenstein-opening.txt" --max-new-tokens 200 \
     "$question" "$@" </dev/null
+say ""
+say "Now your own book:  source $venv/bin/activate && triforce summarize book.txt"

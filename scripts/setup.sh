@@ -70,12 +70,14 @@ write_stamp() {
 }
 
 install_project() {
-    local extras="$1"
+    local extras="$1" quiet=(--quiet)
+    if [[ -t 2 ]]; then quiet=(); fi # on a terminal pip shows its progress
     rm -f "$(stamp_of demo)" "$(stamp_of test)"
-    say "Installing into $venv; once, and torch is large: a few minutes."
+    say "Installing into $venv: some minutes, once. With torch for a CPU it takes 2 GB on disk, with torch for CUDA"
+    say "several more. The package index decides which of the two pip finds; PIP_INDEX_URL names another index."
     # pip before 21.3 cannot install in editable mode from pyproject.toml alone.
-    "$venv/bin/python" -m pip install --quiet "pip>=21.3" "$torch_requirement" >&2 || pip_failed
-    (cd "$root" && exec "$venv/bin/python" -m pip install --quiet --editable ".$extras") >&2 || pip_failed
+    "$venv/bin/python" -m pip install "${quiet[@]}" "pip>=21.3" "$torch_requirement" >&2 || pip_failed
+    (cd "$root" && exec "$venv/bin/python" -m pip install "${quiet[@]}" --editable ".$extras") >&2 || pip_failed
 }
 
 pip_failed() { fail "pip could not install the project" "see its lines above; run this again to try once more"; }
