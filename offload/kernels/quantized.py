@@ -5,6 +5,7 @@ A weight is `scale * level + minimum`, where the level of a code is a small whol
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import gcd
 
@@ -54,9 +55,7 @@ class QuantizedTensor:
             cut = gcd(start, end)
             return None if cut % 32 or not self.format.wide else self._regrouped(gcd(cut, 128)).columns(part)
         parts = {name: (x, x.shape[1]) for name, x in self._tensors().items()}
-        return replace(
-            self, **{name: x[:, start * each // inputs : end * each // inputs] for name, (x, each) in parts.items()}
-        )
+        return replace(self, **{name: x[:, start * n // inputs : end * n // inputs] for name, (x, n) in parts.items()})
 
     def _regrouped(self, group: int) -> QuantizedTensor:
         """Return the matrix with wide scales of fewer inputs, which are repeated."""
@@ -86,6 +85,23 @@ class QuantizedTensor:
         if self.format.is_even:
             return codes.flatten(1).float() + self.format.levels[0]
         return torch.tensor(self.format.levels, dtype=torch.float32, device=codes.device)[codes.flatten(1).int()]
+
+
+def neighbours(
+    weights: Sequence[QuantizedTensor | Tensor], continues: Callable[[QuantizedTensor, QuantizedTensor], bool]
+) -> Iterator[list[QuantizedTensor] | Tensor]:
+    """Yield weights in their order: plain ones, and runs of quantised ones of which each `continues` the one before."""
+    run: list[QuantizedTensor] = []
+    for weight in weights:
+        if run and (isinstance(weight, Tensor) or not continues(run[-1], weight)):
+            yield run
+            run = []
+        if isinstance(weight, Tensor):
+            yield weight
+        else:
+            run.append(weight)
+    if run:
+        yield run
 
 
 def _widened(numbers: Tensor, factors: Tensor | None, each: int) -> Tensor:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,28 +16,11 @@ from ..architecture.footprint import DEQUANTIZED_BYTES
 from ..architecture.weight_formats import QuantizedFormat
 from . import triton
 from .device_weight import DeviceWeight, pack_for_device
-from .quantized import QuantizedTensor
-from .triton import quantized_ops
+from .quantized import QuantizedTensor, neighbours
+from .triton import row_ops
 
 _TORCH_BYTES = 24  # that torch's operations take for each weight while they dequantise it
 _TILE_OUTPUTS = 16  # a tile has a multiple of them
-
-
-class _Part(NamedTuple):
-    """Some outputs of a linear: a quantised weight, or one `[outputs, inputs]` in floating point."""
-
-    weight: DeviceWeight | Tensor
-
-    @property
-    def outputs(self) -> int:
-        return self.weight.shape[0]
-
-    def tensors(self) -> list[Tensor]:
-        return [self.weight] if isinstance(self.weight, Tensor) else self.weight.tensors()
-
-    def over(self, tensors: Iterator[Tensor]) -> _Part:
-        found = [next(tensors) for _ in self.tensors()]
-        return _Part(found[0] if isinstance(self.weight, Tensor) else self.weight.over(found))
 
 
 class QuantizedLinear:
@@ -46,8 +28,11 @@ class QuantizedLinear:
 
     def __init__(self, weights: Sequence[QuantizedTensor | Tensor], bias: Tensor | None = None) -> None:
         """Pack the weights `[outputs, inputs]` on the device where they are; the bias is `[outputs]` there."""
-        self._parts = tuple(_Part(weight) for weight in _packed(weights))
-        self.outputs = sum(part.outputs for part in self._parts)
+        alike = neighbours(weights, lambda before, weight: before.format == weight.format)
+        self._weights: list[DeviceWeight | Tensor] = [
+            part if isinstance(part, Tensor) else pack_for_device(part) for part in alike
+        ]
+        self.outputs = sum(weight.shape[0] for weight in self._weights)
         self._bias = bias
 
     def __call__(self, x: Tensor, onto: Tensor | None = None) -> Tensor:
@@ -62,63 +47,49 @@ class QuantizedLinear:
 
     @property
     def formats(self) -> tuple[QuantizedFormat | None, ...]:
-        return tuple(None if isinstance(part.weight, Tensor) else part.weight.format for part in self._parts)
+        return tuple(None if isinstance(weight, Tensor) else weight.format for weight in self._weights)
 
     def rows(self, ids: Tensor) -> Tensor:
-        ((weight,),) = self._parts
+        (weight,) = self._weights
+        assert isinstance(weight, DeviceWeight)
         y = torch.empty((len(ids), weight.shape[1]), dtype=torch.bfloat16, device=ids.device)
         if not triton.serves_quantized(ids.device):
             return y.copy_(weight.unpacked(ids).dequantized())
-        return quantized_ops.dequantize_rows(weight, ids, y)
+        return row_ops.dequantize(weight, ids, y)
 
     def tensors(self) -> list[Tensor]:
-        found = [x for part in self._parts for x in part.tensors()]
-        return found if self._bias is None else [*found, self._bias]
+        parts = [[weight] if isinstance(weight, Tensor) else weight.tensors() for weight in self._weights]
+        return [x for part in parts for x in part] + ([] if self._bias is None else [self._bias])
 
     def over(self, tensors: list[Tensor]) -> QuantizedLinear:
         other, given = copy.copy(self), iter(tensors)
-        other._parts = tuple(part.over(given) for part in self._parts)
+        other._weights = [
+            next(given) if isinstance(weight, Tensor) else weight.over([next(given) for _ in weight.tensors()])
+            for weight in self._weights
+        ]
         other._bias = None if self._bias is None else next(given)
         return other
 
     def _write(self, x: Tensor, y: Tensor, add: bool) -> Tensor:
         """Write the product to `y`, or add it to what is there."""
         end = 0
-        for part in self._parts:
-            some = slice(end, end := end + part.outputs)
-            _multiply(x, part.weight, None if self._bias is None else self._bias[some], y[:, some], add)
+        for weight in self._weights:
+            some = slice(end, end := end + weight.shape[0])
+            _multiply(x, weight, None if self._bias is None else self._bias[some], y[:, some], add)
         return y
 
 
-def _packed(weights: Sequence[QuantizedTensor | Tensor]) -> Iterator[DeviceWeight | Tensor]:
-    """Yield the weights as they lie in memory; neighbours of one format are one."""
-    rest = list(weights)
-    while rest:
-        joined = [rest.pop(0)]
-        if isinstance(joined[0], Tensor):
-            yield joined[0]
-            continue
-        while rest and not isinstance(rest[0], Tensor) and rest[0].format == joined[0].format:
-            joined.append(rest.pop(0))
-        yield pack_for_device(joined)
-
-
 def _multiply(x: Tensor, weight: DeviceWeight | Tensor, bias: Tensor | None, y: Tensor, add: bool) -> None:
+    """Write x W^T + bias to `y`, or add it there."""
+    is_few = len(x) <= triton.ROWS
     if isinstance(weight, Tensor):
         _multiply_plain(x, weight, bias, y, add)
-    elif len(x) > triton.ROWS:
-        _multiply_tiles(x, weight, bias, y, add)
-    elif triton.serves_quantized(x.device):
-        quantized_ops.product(x, weight, bias, y, add)
-    else:
-        for some, tile in _tiles(weight, torch.float32):
-            _multiply_wide(x, tile, None if bias is None else bias[some], y[:, some], add)
-
-
-def _multiply_tiles(x: Tensor, weight: DeviceWeight, bias: Tensor | None, y: Tensor, add: bool) -> None:
-    """Multiply many rows: torch's products bound by arithmetic take longer than dequantising once."""
-    for some, tile in _tiles(weight, x.dtype):
-        _multiply_plain(x, tile, None if bias is None else bias[some], y[:, some], add)
+    elif is_few and triton.serves_quantized(x.device):
+        row_ops.product(x, weight, bias, y, add)
+    else:  # many rows are bound by arithmetic, and torch's products take longer than dequantising once
+        multiply = _multiply_wide if is_few else _multiply_plain
+        for some, tile in _tiles(weight, torch.float32 if is_few else x.dtype):
+            multiply(x, tile, None if bias is None else bias[some], y[:, some], add)
 
 
 def _tiles(weight: DeviceWeight, dtype: torch.dtype) -> Iterator[tuple[slice, Tensor]]:
@@ -133,7 +104,7 @@ def _tiles(weight: DeviceWeight, dtype: torch.dtype) -> Iterator[tuple[slice, Te
         if scratch is None:
             yield some, weight.unpacked(some).dequantized().to(dtype)
         else:
-            yield some, quantized_ops.dequantize(weight, start, scratch[: some.stop - start])
+            yield some, row_ops.dequantize(weight, start, scratch[: some.stop - start])
 
 
 def _multiply_plain(x: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor, add: bool) -> None:

@@ -11,7 +11,7 @@ from ..architecture.tier_footprint import PACKED_BYTES
 from ..kernels import triton
 from ..kernels.accumulate import Accumulator, TorchAccumulator
 from ..kernels.triton.accumulate import PackedAccumulator, attend_packed_before
-from ..kernels.triton.packed_ops import pack_runs, unpack_runs
+from ..kernels.triton.ops import pack_runs, unpack_runs
 from .packed_pages import PackedPageFormat
 from .page import BlockPageFormat
 

@@ -14,7 +14,7 @@ from ..architecture.rope import Rows
 from ..kernels.attention import attend_masked, merge
 from ..kernels.triton import ROWS
 from ..kernels.triton.accumulate import attend_packed, attend_packed_before
-from ..kernels.triton.packed_ops import pack_runs, unpack_runs
+from ..kernels.triton.ops import pack_runs, unpack_runs
 from ..settings.kv_formats import PACKED_KV
 from .plain_store import PlainStore, attend_stored, observe_attention
 from .store import Store

@@ -10,6 +10,7 @@ from ..architecture.rope import Rows, rotate
 from ..kernels import triton
 from ..kernels.attention import attend, attend_causal, attend_masked, merge, received_attention
 from ..kernels.triton import accumulate as by_triton
+from ..kernels.triton import ops as triton_ops
 from ..kernels.triton import row_ops
 from ..kernels.window_attention import Limits, attend_limited
 from .store import ALL, DeviceStore
@@ -113,7 +114,7 @@ def attend_stored(q: Tensor, keys: Tensor, values: Tensor, lse: Tensor | None = 
 def observe_attention(q: Tensor, keys: Tensor, lse: Tensor, received: Tensor) -> None:
     """Add the weights of `attend_stored` over the same keys to `received` `[kv_heads, keys]`; `lse` is what it gave."""
     if triton.serves(q[:1]):
-        by_triton.observe(q, keys, lse, received)
+        triton_ops.observe(q, keys, lse, received)
     else:
         received += received_attention(q, keys, lse)
 

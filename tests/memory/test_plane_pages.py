@@ -11,7 +11,7 @@ from offload.caches.plane import PlaneCache
 from offload.caches.selection import RecencySelector, Refresh
 from offload.kernels import triton
 from offload.kernels.attention import attend
-from offload.kernels.packed_kv import pack_runs, unpack_runs
+from offload.kernels.packed_kv import unpack_runs
 from offload.kernels.triton import ops
 from offload.memory.factory import TieredStoreFactory
 from offload.sequence import TokenSequence
@@ -19,6 +19,7 @@ from offload.speculation.passes.runner import Runner
 from offload.speculation.passes.selected_runner import SelectedRunner
 from tests.memory import test_device_packed_tiers as on_gpu
 from tests.memory.test_device_packed_store import numbers, rope, run
+from tests.support.native_kernel import packed_runs
 from tests.support.offloading import CPU, make_link, make_model, native_kernel, settings
 from tests.support.retrieval import CYCLE, INTERRUPT, LOOKUP, PLAIN, RESTART, TAIL, VOCAB, ids, take_step
 
@@ -71,7 +72,7 @@ def test_a_draft_attends_to_plane_a_and_to_the_newest_tokens_as_they_are(model, 
     rounded = [x.clone() for x in exact]
     for start in range(0, tokens // RUN * RUN, RUN):
         some = slice(start, start + RUN)
-        runs, _ = pack_runs(*(x[:, some].contiguous() for x in exact))
+        runs, _ = packed_runs(*(x[:, some].contiguous() for x in exact))
         rounded[0][:, some], rounded[1][:, some] = unpack_runs(runs, sizes.head_dim, plane=True)
     rotated = rotate(q[-1:], full.cache.rope.rows(end - 1, end))
     expected, other = (attend(rotated, *both).out.float() for both in (rounded, exact))
@@ -120,7 +121,7 @@ def test_on_a_gpu_passes_have_the_bits_of_plain_pages_and_drafts_read_plane_a(by
     exact = [x[0] for x in store.read(0, length)]
     rounded = [x.clone() for x in exact]
     for some in (slice(0, RUN), slice(RUN, 2 * RUN)):
-        runs, _ = pack_runs(*(x[:, some].contiguous() for x in exact))
+        runs, _ = packed_runs(*(x[:, some].contiguous() for x in exact))
         for x, part in zip(rounded, unpack_runs(runs, rope().rows(0, 1)[0].shape[-1], plane=True), strict=True):
             x[:, some] = part
     q = 20 * numbers(5, 70)[0]

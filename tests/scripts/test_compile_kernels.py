@@ -8,9 +8,8 @@ import sys
 import pytest
 import torch
 
-from offload.kernels.triton import attend, ops, packed_kv, quantized_kv
-from offload.kernels.triton.ops import attend_groups
-from offload.kernels.triton.packed_ops import attend_runs
+from offload.kernels.triton import BLOCKS, attend, ops, packed_kv, quantized_kv
+from offload.kernels.triton.ops import attend_groups, attend_runs
 from offload.settings.kv_formats import PACKED_KV, PLANE_KV
 from tests.support.paths import ROOT
 from tests.support.triton_compiler import Launches
@@ -39,12 +38,12 @@ def test_the_variants_are_those_that_are_launched(script, monkeypatch, tokens):
     for group, head_dim in script.MODELS.values():
         q, keys = torch.zeros(tokens, group, head_dim, dtype=torch.bfloat16), torch.zeros(1, 64, head_dim).bfloat16()
         state = ops.new_state(q, 2)
-        ops.attend_pages(q, keys, keys, state, 3, True, True)
-        ops.attend_pages(q, keys, keys, state, 3, True, True, ops.PLAIN + 1)
-        ops.attend_growing_table(q, keys, keys, state, torch.zeros(1, 4).int(), 8, torch.zeros(3).int())
+        ops.attend(q, keys, keys, state, 3)
+        ops.attend(q, keys, keys, state, 3, layout=BLOCKS)
+        ops.attend(q, keys, keys, state, 0, table=torch.zeros(1, 4).int(), chunk=8, lengths=torch.zeros(3).int())
         for stored in (PACKED_KV, PLANE_KV):
             runs = torch.zeros(1, 1, stored.run_bytes(head_dim)).byte()
-            attend_runs(q, (runs, torch.zeros(1, 1).int(), keys, keys), state, 3)
+            attend_runs(q, runs, torch.zeros(1, 1).int(), keys, keys, state, 3)
         attend_groups(q, torch.zeros(1, 1, 9000, dtype=torch.uint8), state, 0, 1, True)
     for _, launched in plain.calls + groups.calls + packed.calls:
         assert launched | {"WIDEN": False} in known

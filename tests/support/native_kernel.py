@@ -10,9 +10,12 @@ import pytest
 import torch
 from filelock import FileLock
 
+from offload.kernels.native import KernelUnavailable, find_kernel
 from offload.kernels.native.calls import partial_count
 from offload.kernels.native.ops import NativeLinear, NativeOperations, Panels
+from offload.kernels.native.packed_kv import RUN_BLOCKS, pack_call
 from offload.kernels.native.structs import BLOCK, Attention
+from offload.settings.kv_formats import PACKED_KV
 from tests.support.paths import ROOT
 
 SOURCE = ROOT / "offload" / "kernels" / "native" / "kernel.c"
@@ -72,6 +75,22 @@ def fill_blocks(keys, values):
         keys = keys.unflatten(3, (-1, 2)).transpose(2, 3)
         values = values.unflatten(2, (-1, 2)).transpose(3, 4)
     return torch.cat((keys.flatten(2), values.flatten(2)), dim=2)
+
+
+def packed_runs(keys, values):
+    """Return runs `[n, bytes]` of keys and values `[n, 128, head_dim]` in bf16, and whether each fits, `[n]`."""
+    try:
+        kernel = find_kernel("portable")
+    except KernelUnavailable:
+        pytest.skip("there is no native kernel here")
+    count, device = len(keys), keys.device
+    blocks = fill_blocks(keys.cpu(), values.cpu()).flatten(0, 1).unsqueeze(0)
+    runs = torch.zeros((1, count, PACKED_KV.run_bytes(keys.shape[2])), dtype=torch.uint8)
+    own = torch.arange(count * RUN_BLOCKS).view(count, -1)
+    items = torch.cat((torch.zeros(count, 1), torch.arange(count)[:, None], own), 1).to(torch.int32)
+    fits = torch.zeros(count, dtype=torch.uint8)
+    kernel.pack_runs(pack_call(blocks, runs, items, fits))
+    return runs[0].to(device), fits.bool().to(device)
 
 
 def scatter_blocks(blocks, seed=0):

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ...architecture.config import ModelShape
 from ...architecture.dims import LinearAttention
-from ..quantized import QuantizedFormat, QuantizedTensor
+from ..quantized import QuantizedFormat, QuantizedTensor, neighbours
 from .checks import address, require
 from .kernel import DTYPES, Kernel
 from .layout import pack_weight, unpack_weight, weight_rows
@@ -172,22 +172,12 @@ class NativeLinear:
 
 def _pack(kernel: Kernel, weights: Sequence[QuantizedTensor | Tensor]) -> Iterator[Panels]:
     """Yield the panels of weights whose outputs are concatenated; neighbours of one format that fill panels are one."""
-    rest = list(weights)
-    while rest:
-        joined = [rest.pop(0)]
-        if not isinstance(joined[0], QuantizedTensor):
-            yield Panels(pack_weight(joined[0]), len(joined[0]))
-            continue
-        while rest and _continues(joined[-1], rest[0]):
-            joined.append(rest.pop(0))
-        outputs = sum(weight.shape[0] for weight in joined)
-        kind, inputs = joined[0].format, joined[0].shape[1]
-        yield Panels(pack_quantized(kernel, joined), outputs, format_struct(kind), inputs, kind)
-
-
-def _continues(before: QuantizedTensor, weight: QuantizedTensor | Tensor) -> bool:
-    is_alike = isinstance(weight, QuantizedTensor) and weight.format == before.format
-    return is_alike and before.shape[0] % BLOCK == 0
+    for part in neighbours(weights, lambda before, w: before.format == w.format and before.shape[0] % BLOCK == 0):
+        if isinstance(part, Tensor):
+            yield Panels(pack_weight(part), len(part))
+        else:
+            outputs, (kind, inputs) = sum(weight.shape[0] for weight in part), (part[0].format, part[0].shape[1])
+            yield Panels(pack_quantized(kernel, part), outputs, format_struct(kind), inputs, kind)
 
 
 def why_not(shape: ModelShape, dtype: torch.dtype, device: torch.device) -> str | None:

@@ -1,8 +1,7 @@
-"""Attention on a CUDA GPU by one Triton kernel, and products with quantised weights; optional, see `why_not`."""
+"""Attention, products with quantised weights and operations on rows on a CUDA GPU by Triton; see `why_not`."""
 
 import importlib.util
 import warnings
-from collections.abc import Callable
 from functools import cache
 
 import torch
@@ -39,17 +38,17 @@ def why_not(device: torch.device, dtype: torch.dtype, head_dim: int) -> str | No
 
 def serves(q: Tensor) -> bool:
     """Return whether Triton attends with these queries `[tokens, heads, head_dim]`: a few rows on a GPU."""
-    return q.device.type == "cuda" and len(q) <= ROWS and _works(q.device, q.dtype, q.shape[-1])
+    return q.device.type == "cuda" and len(q) <= ROWS and _runs("attend", q.device, q.dtype, q.shape[-1])
 
 
 def serves_quantized(device: torch.device) -> bool:
     """Return whether Triton multiplies with quantised weights on a device, and dequantises them."""
-    return device.type == "cuda" and _works_quantized(device)
+    return device.type == "cuda" and _runs("multiply", device, torch.bfloat16)
 
 
 def serves_rows(x: Tensor) -> bool:
     """Return whether Triton computes norms, RoPE and the gates of MLPs of rows like `x`: on a GPU."""
-    return x.device.type == "cuda" and _works_on_rows(x.device, x.dtype)
+    return x.device.type == "cuda" and _runs("rows", x.device, x.dtype)
 
 
 def _is_interpreted() -> bool:
@@ -59,57 +58,45 @@ def _is_interpreted() -> bool:
 
 
 @cache
-def _works(device: torch.device, dtype: torch.dtype, head_dim: int) -> bool:
-    """Return whether attention's kernels run."""
-
-    def attend() -> None:
-        from .accumulate import attend_stored
-
-        rows = torch.zeros((ROWS, 1, head_dim), dtype=dtype, device=device)
-        attend_stored(rows, rows.transpose(0, 1), rows.transpose(0, 1))
-
-    return why_not(device, dtype, head_dim) is None and _runs(attend)
-
-
-@cache
-def _works_on_rows(device: torch.device, dtype: torch.dtype) -> bool:
-    """Return whether the kernels of rows run."""
-
-    def compute() -> None:
-        from .row_ops import append, gated, rms_norm
-
-        x, memory = (torch.zeros((1, size, 16), dtype=dtype, device=device) for size in (1, 16))
-        rms_norm(x, x[0, 0], 1e-5)
-        gated(x[0])
-        append(x, x, x, (x, x), memory, memory.clone(), 0)
-
-    return why_not(device, dtype, 16) is None and _runs(compute)
-
-
-@cache
-def _works_quantized(device: torch.device) -> bool:
-    """Return whether the kernels of quantised weights run."""
-
-    def multiply() -> None:
-        from ...architecture.weight_formats import FORMATS
-        from ..device_weight import DeviceWeight
-        from .quantized_ops import product
-
-        codes = torch.zeros((16, 64, 16), dtype=torch.uint8, device=device)
-        weight = DeviceWeight(FORMATS["Q4_0"], codes, torch.zeros((16, 64), dtype=torch.float16, device=device))
-        rows = torch.zeros((ROWS, 512), dtype=torch.bfloat16, device=device)
-        product(rows, weight, None, rows[:, :64].contiguous(), False)
-
-    return why_not(device, torch.bfloat16, 16) is None and _runs(multiply)
-
-
-def _runs(kernels: Callable[[], None]) -> bool:
-    """Return whether kernels run, by running them once: they are compiled then, which needs a C compiler."""
+def _runs(what: str, device: torch.device, dtype: torch.dtype, head_dim: int = 16) -> bool:
+    """Return whether kernels run, by launching them: they are compiled then, which needs a C compiler."""
+    if why_not(device, dtype, head_dim) is not None:
+        return False
     try:
         with torch.inference_mode():
-            kernels()
+            _TRIALS[what](device, dtype, head_dim)
     except Exception as error:  # of the compiler, the driver, or a GPU with too little shared memory
         reason = first_line(error)
         warnings.warn(f"Triton's kernels are not used, and steps will be slower: {reason}", Degraded, stacklevel=3)
         return False
     return True
+
+
+def _try_attention(device: torch.device, dtype: torch.dtype, head_dim: int) -> None:
+    from .accumulate import attend_stored
+
+    rows = torch.zeros((ROWS, 1, head_dim), dtype=dtype, device=device)
+    attend_stored(rows, rows.transpose(0, 1), rows.transpose(0, 1))
+
+
+def _try_rows(device: torch.device, dtype: torch.dtype, head_dim: int) -> None:
+    from .row_ops import append, gated, rms_norm
+
+    x, memory = (torch.zeros((1, size, head_dim), dtype=dtype, device=device) for size in (1, 16))
+    rms_norm(x, x[0, 0], 1e-5)
+    gated(x[0])
+    append(x, x, x, (x, x), memory, memory.clone(), 0)
+
+
+def _try_product(device: torch.device, dtype: torch.dtype, head_dim: int) -> None:
+    from ...architecture.weight_formats import FORMATS
+    from ..device_weight import DeviceWeight
+    from .row_ops import product
+
+    codes = torch.zeros((16, 64, 16), dtype=torch.uint8, device=device)
+    weight = DeviceWeight(FORMATS["Q4_0"], codes, torch.zeros((16, 64), dtype=torch.float16, device=device))
+    rows = torch.zeros((ROWS, 512), dtype=dtype, device=device)
+    product(rows, weight, None, rows[:, :64].contiguous(), False)
+
+
+_TRIALS = {"attend": _try_attention, "rows": _try_rows, "multiply": _try_product}

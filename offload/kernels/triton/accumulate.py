@@ -1,4 +1,4 @@
-"""Accumulators whose state Triton's kernels carry from page to page, or part to part: a launch each, one at the end."""
+"""Attention by Triton's kernels: of one pass over stored keys, and over parts of keys that arrive one after another."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,13 +8,17 @@ from torch import Tensor
 
 from ..accumulate import Newest
 from ..attention import Partial
-from ..triton import ROWS, ops, packed_ops
+from . import ROWS, ops
+from .ops import PackedMemory, attend, attend_runs, finished, new_state
 
 Operands = Callable[[Tensor], tuple[Tensor, Tensor, int]]  # page -> keys, values, layout
 
 
 class TritonAccumulator:
-    """See `Accumulator` in kernels/accumulate.py; for up to `ROWS` tokens on a GPU."""
+    """See `Accumulator` in kernels/accumulate.py; for up to `ROWS` tokens on a GPU.
+
+    Keys are divided among splits, whose states are carried from page to page; one launch at the end merges them.
+    """
 
     newest: Newest = "meanwhile"
 
@@ -22,7 +26,7 @@ class TritonAccumulator:
         assert len(q) <= ROWS
         self._q, self._operands = q, operands
         self._splits = ops.useful_splits(q.device, kv_heads)
-        self._states = ops.new_state(q, self._splits + 2)  # the last ones are other accumulators'
+        self._states = new_state(q, self._splits + 2)  # the last ones are other accumulators'
         self._begun = [False] * len(q)  # rows that have a state
         self._others = 0
 
@@ -33,7 +37,7 @@ class TritonAccumulator:
 
     def _launch(self, page: Tensor, q: Tensor, state: Tensor, seen: int, causal: bool, fresh: bool) -> None:
         keys, values, layout = self._operands(page)
-        ops.attend_pages(q, keys, values, state, seen, causal, fresh, layout)
+        attend(q, keys, values, state, seen, causal, fresh, layout)
 
     def add(self, rows: slice, part: Any) -> None:
         raise NotImplementedError("other partial results come as a state")
@@ -47,13 +51,15 @@ class TritonAccumulator:
 
     def output(self, lse: Tensor | None = None) -> Tensor:
         first = 0 if self._begun[0] else self._splits
-        return ops.finish(self._states[first : self._splits + self._others], self._q, lse)
+        return finished(self._states[first : self._splits + self._others], self._q, lse)
 
 
 class PackedAccumulator(TritonAccumulator):
-    """One to which packed pages are added, too: those for which `memory` returns what `attend_runs` takes."""
+    """An accumulator to which packed pages can be added too: those for which `memory` does not return None."""
 
-    def __init__(self, q: Tensor, kv_heads: int, operands: Operands, memory: Callable[[Tensor], Any]) -> None:
+    def __init__(
+        self, q: Tensor, kv_heads: int, operands: Operands, memory: Callable[[Tensor], PackedMemory | None]
+    ) -> None:
         super().__init__(q, kv_heads, operands)
         self._memory = memory
 
@@ -61,101 +67,7 @@ class PackedAccumulator(TritonAccumulator):
         if (memory := self._memory(page)) is None:
             super()._launch(page, q, state, seen, causal, fresh)
         else:
-            packed_ops.attend_runs(q, memory, state, seen, causal, fresh=fresh)
-
-
-def attend_stored(q: Tensor, keys: Tensor, values: Tensor, lse: Tensor | None = None) -> Tensor:
-    """Attend to stored keys and values, causally to the last, which are the queries' own; two launches.
-
-    q `[tokens, heads, head_dim]`, keys and values `[kv_heads, at least tokens, head_dim]`, rotated; returns as q.
-    `lse` `[tokens, heads]` in fp32, if given, is filled with the log-sum-exp.
-    """
-    state = ops.new_state(q, ops.useful_splits(q.device, len(keys)))
-    ops.attend_pages(q, keys, values, state, keys.shape[1] - len(q) + 1, True, True, ops.PLAIN)
-    return ops.finish(state, q, lse)
-
-
-def observe(q: Tensor, keys: Tensor, lse: Tensor, received: Tensor) -> None:
-    """Add the softmax weights of `attend_stored` over the same keys to `received` `[kv_heads, keys]` in fp32.
-
-    `lse` is what that call gave; any number of tokens.
-    """
-    ops.observe(q, keys, lse, received, keys.shape[1] - len(q) + 1)
-
-
-def attend_keys(q: Tensor, keys: Tensor, values: Tensor) -> Partial:
-    """Attend with every query to every key. Shapes as of `attend_stored`; `out` of the result is in the type of q."""
-    state = ops.new_state(q, ops.useful_splits(q.device, len(keys)))
-    ops.attend_pages(q, keys, values, state, keys.shape[1], False, True, ops.PLAIN)
-    return _partial(state, q)
-
-
-def _partial(state: Tensor, q: Tensor) -> Partial:
-    lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
-    return Partial(ops.finish(state, q, lse), lse)
-
-
-def attend_growing(q: Tensor, keys: Tensor, values: Tensor, seen: Tensor) -> Tensor:
-    """Do what `attend_stored` does over the first keys of a whole store; how many they are is in device memory.
-
-    keys and values `[kv_heads, capacity, head_dim]`; `seen`: an integer `[1]`, what the first query sees.
-    """
-    state = ops.new_state(q, ops.useful_splits(q.device, len(keys)))
-    ops.attend_growing(q, keys, values, state, seen)
-    return ops.finish(state, q)
-
-
-def attend_table(
-    q: Tensor, keys: Tensor, values: Tensor, table: Tensor, chunk: int, lengths: tuple[int, int] | Tensor
-) -> Tensor:
-    """Attend to the selected chunks of a whole store and to its tail, causally to the queries' own keys, which end it.
-
-    q `[tokens, heads, head_dim]`, keys and values `[kv_heads, capacity, head_dim]`, rotated; returns as q.
-
-    Args:
-        table: numbers of chunks of `chunk` tokens, `[kv_heads, slots]` in int32.
-        lengths: how many keys the first query sees, and the position of the tail; or as `ops.attend_growing_table`
-            takes them, for a recorded step.
-    """
-    state = ops.new_state(q, ops.useful_splits(q.device, len(keys)))
-    if isinstance(lengths, Tensor):
-        ops.attend_growing_table(q, keys, values, state, table, chunk, lengths)
-    else:
-        seen, tail = lengths
-        ops.attend_table(q, keys, values, state, table, chunk, tail, seen)
-    return ops.finish(state, q)
-
-
-def attend_table_before(
-    q: Tensor, keys: Tensor, values: Tensor, table: Tensor, chunk: int, lengths: tuple[int, int]
-) -> Partial:
-    """Attend with every query to the same keys of the selected chunks and of the tail. Arguments as of `attend_table`.
-
-    The `out` of the result is in the type of q.
-    """
-    state = ops.new_state(q, ops.useful_splits(q.device, len(keys)))
-    seen, tail = lengths
-    ops.attend_table(q, keys, values, state, table, chunk, tail, seen, causal=False)
-    return _partial(state, q)
-
-
-def attend_packed(
-    q: Tensor, memory: tuple[Tensor, Tensor, Tensor, Tensor], seen: int | Tensor, lse: Tensor | None = None
-) -> Tensor:
-    """Do what `attend_stored` does over packed runs, in the same bits; `memory` and `seen` as of `attend_runs`."""
-    state = ops.new_state(q, ops.useful_splits(q.device, len(memory[0])))
-    packed_ops.attend_runs(q, memory, state, seen)
-    return ops.finish(state, q, lse)
-
-
-def attend_packed_before(q: Tensor, memory: tuple[Tensor, Tensor, Tensor, Tensor], seen: int) -> Partial:
-    """Do what `attend_keys` does over the first `seen` keys of packed runs, in the same bits, for any rows."""
-    parts = []
-    for some in q.split(ROWS):
-        state = ops.new_state(some, ops.useful_splits(q.device, len(memory[0])))
-        packed_ops.attend_runs(some, memory, state, seen, causal=False)
-        parts.append(_partial(state, some))
-    return Partial(*map(torch.cat, zip(*parts, strict=True))) if len(parts) > 1 else parts[0]
+            attend_runs(q, *memory, state, seen, causal, fresh)
 
 
 class GroupAccumulator:
@@ -170,7 +82,7 @@ class GroupAccumulator:
     def __init__(self, q: Tensor, kv_heads: int) -> None:
         self._q = q
         self._splits = ops.useful_splits(q.device, kv_heads) if len(q) <= ROWS else 1
-        self._states = ops.new_state(q, self._splits + 1)  # the last one is the host's
+        self._states = new_state(q, self._splits + 1)  # the last one is the host's
         self._has_begun = self._has_host = False
 
     def attend_exact(
@@ -186,17 +98,16 @@ class GroupAccumulator:
         q, state = self._q[rows], self._states[: self._splits, rows]
         if sink is not None:
             table, tokens = sink
-            ops.attend_table(q, keys, values, state, table, tokens, tail, tokens + before + 1)
+            attend(q, keys, values, state, tokens + before + 1, table=table, chunk=tokens, tail=tail)
         else:
-            ops.attend_pages(q, keys[:, tail:], values[:, tail:], state, before + 1, True, True)
+            attend(q, keys[:, tail:], values[:, tail:], state, before + 1)
         self._has_begun = True
 
     def attend_groups(self, rows: slice, groups: Tensor, first: int, stop: int) -> None:
         """Add groups `first` to `stop` of quantised ones `[kv_heads, groups, bytes]`, of which every row sees all."""
         if first < stop:
             state = self._states[: self._splits, rows]
-            is_fresh = not self._has_begun
-            ops.attend_groups(self._q[rows], groups, state, first, stop, is_fresh)
+            ops.attend_groups(self._q[rows], groups, state, first, stop, not self._has_begun)
             self._has_begun = True
 
     def add(self, rows: slice, part: Any) -> None:
@@ -210,9 +121,101 @@ class GroupAccumulator:
     def output(self, lse: Tensor | None = None) -> Tensor:
         """Return the attention to all keys added, as q; `lse` `[tokens, heads]` in fp32 is filled, if given."""
         first = 0 if self._has_begun else self._splits
-        return ops.finish(self._states[first : self._splits + self._has_host], self._q, lse)
+        return finished(self._states[first : self._splits + self._has_host], self._q, lse)
 
     def partial(self) -> Partial:
         """Return the output with its log-sum-exp."""
         lse = torch.empty(self._q.shape[:2], dtype=torch.float32, device=self._q.device)
         return Partial(self.output(lse), lse)
+
+
+def _state_of(q: Tensor, kv_heads: int) -> Tensor:
+    """Return room for the states of a pass over all keys at once."""
+    return new_state(q, ops.useful_splits(q.device, kv_heads))
+
+
+def _partial(state: Tensor, q: Tensor) -> Partial:
+    lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
+    return Partial(finished(state, q, lse), lse)
+
+
+def attend_stored(q: Tensor, keys: Tensor, values: Tensor, lse: Tensor | None = None) -> Tensor:
+    """Attend to stored keys and values, causally to the last, which are the queries' own; two launches.
+
+    q `[tokens, heads, head_dim]`, keys and values `[kv_heads, at least tokens, head_dim]`, rotated; returns as q.
+    `lse` `[tokens, heads]` in fp32, if given, is filled with the log-sum-exp.
+    """
+    state = _state_of(q, len(keys))
+    attend(q, keys, values, state, keys.shape[1] - len(q) + 1)
+    return finished(state, q, lse)
+
+
+def attend_keys(q: Tensor, keys: Tensor, values: Tensor) -> Partial:
+    """Attend with every query to every key. Shapes as of `attend_stored`; `out` of the result is in the type of q."""
+    state = _state_of(q, len(keys))
+    attend(q, keys, values, state, keys.shape[1], causal=False)
+    return _partial(state, q)
+
+
+def attend_growing(q: Tensor, keys: Tensor, values: Tensor, seen: Tensor) -> Tensor:
+    """Do what `attend_stored` does over the first keys of a whole store; how many they are is in device memory.
+
+    keys and values `[kv_heads, capacity, head_dim]`; `seen`: an integer `[1]`, what the first query sees.
+    """
+    state = _state_of(q, len(keys))
+    attend(q, keys, values, state, 0, lengths=seen)
+    return finished(state, q)
+
+
+def attend_table(
+    q: Tensor, keys: Tensor, values: Tensor, table: Tensor, chunk: int, lengths: tuple[int, int] | Tensor
+) -> Tensor:
+    """Attend to the selected chunks of a whole store and to its tail, causally to the queries' own keys, which end it.
+
+    q `[tokens, heads, head_dim]`, keys and values `[kv_heads, capacity, head_dim]`, rotated; returns as q.
+
+    Args:
+        table: numbers of chunks of `chunk` tokens, `[kv_heads, slots]` in int32.
+        lengths: how many keys the first query sees, and the position of the tail; or integers `[3]` in device memory
+            for a recorded step: those keys, the number of slots that are used, and that position.
+    """
+    state = _state_of(q, len(keys))
+    if isinstance(lengths, Tensor):
+        attend(q, keys, values, state, 0, table=table, chunk=chunk, lengths=lengths)
+    else:
+        seen, tail = lengths
+        attend(q, keys, values, state, seen, table=table, chunk=chunk, tail=tail)
+    return finished(state, q)
+
+
+def attend_table_before(
+    q: Tensor, keys: Tensor, values: Tensor, table: Tensor, chunk: int, lengths: tuple[int, int]
+) -> Partial:
+    """Attend with every query to the same keys of the selected chunks and of the tail. Arguments as of `attend_table`.
+
+    The `out` of the result is in the type of q.
+    """
+    state, (seen, tail) = _state_of(q, len(keys)), lengths
+    attend(q, keys, values, state, seen, causal=False, table=table, chunk=chunk, tail=tail)
+    return _partial(state, q)
+
+
+def attend_packed(q: Tensor, memory: PackedMemory, seen: int | Tensor, lse: Tensor | None = None) -> Tensor:
+    """Do what `attend_stored` does over packed runs, in the same bits.
+
+    `seen`: keys that the first query sees; an integer `[1]` in device memory for a recorded step.
+    """
+    state = _state_of(q, len(memory[0]))
+    length, seen = (seen, 0) if isinstance(seen, Tensor) else (None, seen)
+    attend_runs(q, *memory, state, seen, length=length)
+    return finished(state, q, lse)
+
+
+def attend_packed_before(q: Tensor, memory: PackedMemory, seen: int) -> Partial:
+    """Do what `attend_keys` does over the first `seen` keys of packed runs, in the same bits, for any rows."""
+    parts = []
+    for some in q.split(ROWS):
+        state = _state_of(some, len(memory[0]))
+        attend_runs(some, *memory, state, seen, causal=False)
+        parts.append(_partial(state, some))
+    return Partial(*map(torch.cat, zip(*parts, strict=True))) if len(parts) > 1 else parts[0]

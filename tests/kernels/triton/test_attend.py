@@ -8,7 +8,8 @@ import torch
 from offload.kernels.attention import attend_causal, attend_reference, received_attention
 from offload.kernels.native.layout import write_blocks
 from offload.kernels.triton import BLOCKS, ops
-from offload.kernels.triton.accumulate import attend_keys, attend_stored, attend_table, attend_table_before, observe
+from offload.kernels.triton.accumulate import attend_keys, attend_stored, attend_table, attend_table_before
+from offload.kernels.triton.ops import observe
 from tests.support.triton_compiler import compile_all
 
 pytest.importorskip("triton")
@@ -35,12 +36,12 @@ def expected(q, keys, values, seen, causal):
 
 
 def attend(q, keys, values, state, seen, causal=False, fresh=False):
-    ops.attend_pages(q, keys, values, state, seen, causal, fresh)
+    ops.attend(q, keys, values, state, seen, causal, fresh)
 
 
 def finished(state, q):
     lse = torch.empty(q.shape[:2], dtype=torch.float32, device=DEVICE)
-    return ops.finish(state, q, lse).float(), lse
+    return ops.finished(state, q, lse).float(), lse
 
 
 SHAPES = [  # tokens, heads, kv_heads, head_dim, seen, causal
@@ -93,24 +94,26 @@ def test_attention_over_the_native_kernels_blocks_is_that_over_plain_keys(head_d
     blocks = torch.zeros((2, 5, 32 * head_dim), dtype=torch.bfloat16, device=DEVICE)
     write_blocks(blocks, head_dim, torch.arange(80, device=DEVICE), keys, values)
     ours, plain = ops.new_state(q, 2), ops.new_state(q, 2)
-    ops.attend_pages(q, blocks, blocks, ours, 70, True, True, BLOCKS)
+    ops.attend(q, blocks, blocks, ours, 70, layout=BLOCKS)
     attend(q, keys, values, plain, 70, causal=True, fresh=True)
     assert torch.equal(ours, plain)
 
 
-def test_a_table_of_chunks_is_attention_over_those_chunks_and_the_tail():
-    q, chunk = random(3, 4, 64), 8
-    keys, values = random(2, 120, 64, seed=1), random(2, 120, 64, seed=2)
+def chosen(x, table, chunk, tail):
+    """The keys or values of each head's chunks, and those at the positions `tail`."""
+    at = [[p for c in row for p in range(chunk * c, chunk * (c + 1))] + [*tail] for row in table.tolist()]
+    return torch.stack([x[head, own] for head, own in enumerate(at)])
+
+
+@pytest.mark.parametrize("is_causal", [True, False])
+def test_a_table_of_chunks_is_attention_over_those_chunks_and_the_tail(is_causal):
+    q, keys, values = random(3, 4, 64), random(2, 120, 64, seed=1), random(2, 120, 64, seed=2)
     table = torch.tensor([[0, 3, 7, 12], [5, 1, 12, 0]], dtype=torch.int32, device=DEVICE)
-    own = [
-        torch.cat([torch.arange(c * 8, c * 8 + 8) for c in row] + [torch.arange(104, 117)]) for row in table.tolist()
-    ]
-    state = ops.new_state(q, 2)
-    ops.attend_table(q, keys, values, state, table, chunk, 104, seen=4 * 8 + 13 - 2)
-    out, _ = finished(state, q)
-    picked = [torch.stack([x[head, own[head]] for head in range(2)]) for x in (keys, values)]
-    wanted, _ = expected(q, *picked, 4 * 8 + 13 - 2, True)
-    assert (out - wanted).abs().max() < 1e-4
+    seen = 4 * 8 + 13 - 2 * is_causal
+    attend_all = attend_table if is_causal else lambda *call: attend_table_before(*call).out
+    found = attend_all(q, keys, values, table, 8, (seen, 104))
+    wanted, _ = expected(q, *(chosen(x, table, 8, range(104, 117)) for x in (keys, values)), seen, is_causal)
+    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize(("seen", "slots", "tail"), [(43, 4, 104), (1, 0, 0), (30, 2, 24)])
@@ -165,18 +168,6 @@ def test_queries_of_a_tree_see_the_same_keys():
     keys, values = kv.unbind(2)
     out, lse = attend_keys(q, keys, values)
     wanted, sums = expected(q, keys, values, 70, False)
-    torch.testing.assert_close(out, wanted, rtol=0, atol=TOLERANCE[torch.float32])
-    torch.testing.assert_close(lse, sums, rtol=0, atol=1e-4)
-
-
-def test_queries_of_a_tree_see_the_same_chunks():
-    q, kv = random(5, 4, 32), random(2, 70, 2, 32, seed=1)
-    keys, values = kv.unbind(2)
-    table = torch.tensor([[0, 3, 5], [1, 2, 6]], dtype=torch.int32, device=DEVICE)
-    seen = [[p for c in row for p in range(8 * c, 8 * c + 8)] + [60, 61, 62] for row in table.tolist()]
-    some = [torch.stack([x[head, at] for head, at in enumerate(seen)]) for x in (keys, values)]
-    out, lse = attend_table_before(q, keys, values, table, 8, (27, 60))
-    wanted, sums = expected(q, *some, 27, False)
     torch.testing.assert_close(out, wanted, rtol=0, atol=TOLERANCE[torch.float32])
     torch.testing.assert_close(lse, sums, rtol=0, atol=1e-4)
 

@@ -5,9 +5,10 @@ import sys
 import pytest
 import torch
 
-from offload.kernels.packed_kv import pack_runs, unpack_runs
-from offload.kernels.triton import ops, packed_ops
+from offload.kernels.packed_kv import unpack_runs
+from offload.kernels.triton import ops
 from offload.settings.kv_formats import PLANE_KV
+from tests.support.native_kernel import packed_runs
 from tests.support.triton_compiler import compile_all
 
 pytest.importorskip("triton")
@@ -40,7 +41,7 @@ def stored(keys, values):
     """Return memory as `attend_runs` takes it: runs that fit packed, others plain, in another order."""
     heads, tokens, dim = keys.shape
     each = [x.view(heads, -1, RUN, dim) for x in (keys, values)]
-    runs, fits = pack_runs(*(x.flatten(0, 1) for x in each))
+    runs, fits = packed_runs(*(x.flatten(0, 1) for x in each))
     runs[~fits] = 255
     order = torch.arange(tokens // RUN - 1, -1, -1, device=DEVICE)
     places = torch.where(fits.view(heads, -1), ~order, order).to(torch.int32)
@@ -60,7 +61,7 @@ def test_any_bits_come_back(dim, seed):
     assert not fits.view(2, 3)[:, 0].any() and fits.sum() >= 2
     rows, starts = torch.tensor([1, 0]), torch.tensor([0, 120])
     for size in (17, 200):
-        found = packed_ops.unpack_runs(memory, rows.to(DEVICE), starts.to(DEVICE), size)
+        found = ops.unpack_runs(memory, rows.to(DEVICE), starts.to(DEVICE), size)
         for own, x in zip(found, (keys, values), strict=True):
             wanted = [x[row, start : start + size] for row, start in zip(rows, starts, strict=True)]
             assert torch.equal(bits(own), bits(torch.stack(wanted)))
@@ -68,14 +69,14 @@ def test_any_bits_come_back(dim, seed):
 
 @pytest.mark.daily("96")
 @pytest.mark.parametrize("dim", [32, 96, 128])
-def test_runs_have_the_bytes_of_the_other_packing(dim):
+def test_runs_have_the_bytes_of_the_native_kernels(dim):
     """From a ring, in which they begin in the middle; a channel without a number that can be coded has a base."""
     keys, values = numbers(2, 2, dim, seed=4)
     keys[0, :RUN, 5] = float("inf")
     values[1, 130, :4] = torch.tensor([0.0, -0.0, 1e-40, 3e38])
-    wanted, fits = pack_runs(*(x.view(4, RUN, dim) for x in (keys, values)))
+    wanted, fits = packed_runs(*(x.view(4, RUN, dim) for x in (keys, values)))
     runs = torch.zeros((2, 5, wanted.shape[1]), dtype=torch.uint8, device=DEVICE)
-    found = packed_ops.pack_runs(*(x.roll(RUN, 1) for x in (keys, values)), runs, 1, 2, 2)
+    found = ops.pack_runs(*(x.roll(RUN, 1) for x in (keys, values)), runs, 1, 2, 2)
     assert torch.equal(found.flatten().bool(), fits) and 2 <= fits.sum() < 4
     assert torch.equal(runs[:, 1:3].flatten(0, 1)[fits], wanted[fits])
 
@@ -100,11 +101,11 @@ def test_attention_has_the_bits_of_plain_keys(shape):
     assert 0 < fits.sum() < len(fits) or kv_heads != 1
     q = drawn(tokens, heads, dim, seed=3)
     states = [ops.new_state(q, 3) for _ in range(3)]
-    ops.attend_pages(q, keys, values, states[0], seen, causal, True)
-    packed_ops.attend_runs(q, memory, states[1], seen, causal)
+    ops.attend(q, keys, values, states[0], seen, causal)
+    ops.attend_runs(q, *memory, states[1], seen, causal)
     assert torch.equal(states[0], states[1])
     if causal:
-        packed_ops.attend_runs(q, memory, states[2], torch.tensor([seen], device=DEVICE))
+        ops.attend_runs(q, *memory, states[2], 0, length=torch.tensor([seen], device=DEVICE))
         assert torch.equal(states[0], states[2])
 
 
@@ -116,9 +117,9 @@ def test_plane_a_alone_is_attended_to_as_it_decodes():
     drafts = [x.reshape(2, 2 * RUN, 64) for x in unpack_runs(memory[0].flip(1).flatten(0, 1), 64, plane=True)]
     q = drawn(3, 4, 64)
     states = [ops.new_state(q, 2) for _ in range(2)]
-    ops.attend_pages(q, *drafts, states[0], 200, True, True)
+    ops.attend(q, *drafts, states[0], 200)
     planes = memory[0][..., : PLANE_KV.run_bytes(64)].contiguous()
-    packed_ops.attend_runs(q, (planes, *memory[1:]), states[1], 200)
+    ops.attend_runs(q, planes, *memory[1:], states[1], 200)
     assert torch.equal(*states) and not torch.equal(*(bits(x) for x in (drafts[0], keys)))
 
 

@@ -7,7 +7,7 @@ import torch
 
 from offload.architecture.weight_formats import FORMATS
 from offload.kernels.device_weight import pack_for_device
-from offload.kernels.triton import quantized_ops as ops
+from offload.kernels.triton import row_ops as ops
 from tests.support.native_kernel import NAN, distance
 from tests.support.quantized import WIDE_FORMATS, random_weight
 from tests.support.triton_compiler import compile_all
@@ -44,7 +44,7 @@ def test_a_product_is_that_of_the_dequantised_weights(name):
 def test_dequantised_rows_have_the_values_of_the_file(name):
     weight, values = weight_of(name)
     ids = torch.tensor([OUTPUTS - 1, 0, 13], device=DEVICE)
-    found = ops.dequantize_rows(weight, ids, torch.full((3, INPUTS), NAN, device=DEVICE))
+    found = ops.dequantize(weight, ids, torch.full((3, INPUTS), NAN, device=DEVICE))
     assert torch.equal(found, values[ids].float())
 
 
@@ -99,7 +99,7 @@ def compilation(name):
     pointers = {"codes_ptr": kinds[weight.codes.dtype], "high_ptr": "*i32", "levels_ptr": "*fp32", **numbers}
     pointers |= dict.fromkeys(("factors_ptr", "minimum_factors_ptr"), "*fp16")
     pointers |= dict.fromkeys(("x_ptr", "bias_ptr", "y_ptr"), "*bf16") | {"ids_ptr": "*i64"}
-    shared = ops._options(ops._operands(weight))
+    shared = ops.constants(*ops.operands(weight))
     yield "product_kernel", pointers, shared | FLAGS
     yield "dequantize_kernel", pointers, shared | {"HAS_IDS": True, "BLOCK_N": 64}
 

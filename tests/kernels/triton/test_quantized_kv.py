@@ -68,7 +68,7 @@ def test_it_is_attention_to_the_dequantised(dtype, shape):
     q = draw(tokens, heads, dim).to(dtype)
     state, lse = ops.new_state(q, 3), torch.empty((tokens, heads), device=DEVICE)
     attend_groups(q, groups, state, first, stop, True)
-    found = ops.finish(state, q.float(), lse)
+    found = ops.finished(state, q.float(), lse)
     keys, values = (
         x[:, first:stop].flatten(1, 2).repeat_interleave(heads // kv_heads, 0)
         for x in dequantize_groups(groups, dim, torch.float64)
@@ -90,7 +90,7 @@ def test_a_state_goes_on_from_other_keys():
     attend_groups(q, groups, whole, 1, 6, True)
     attend_groups(q, groups, parts, 1, 3, True)
     attend_groups(q, groups[:, 3:], parts, 0, 3, False)  # as a page of their own
-    torch.testing.assert_close(ops.finish(parts, q), ops.finish(whole, q))
+    torch.testing.assert_close(ops.finished(parts, q), ops.finished(whole, q))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Triton's compiler comes with its Linux wheels")
