@@ -11,15 +11,12 @@ from triforce_cli.serve.serve_options import read_keys
 KEYS = ("first-key-0123456789", "other-key-0123456789")
 
 
-@pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", "", "[::1", "10.0.0.1", "a@127.0.0.1/"])
-def test_other_host_names_are_refused(client, host):
-    response = client.get("/v1/models", headers={"host": host})
-    assert response.status_code == 400 and "tiny" not in response.text
-
-
-@pytest.mark.parametrize("host", ["localhost", "LOCALHOST:1", "127.0.0.1:8000", "[::1]:9"])
-def test_names_of_this_machine_are_not(client, host):
-    assert client.get("/v1/models", headers={"host": host}).status_code == 200
+def test_only_names_of_this_machine_are_answered(client):
+    for host in ("evil.example", "127.0.0.1.evil.example", "", "[::1", "10.0.0.1", "a@127.0.0.1/"):
+        response = client.get("/v1/models", headers={"host": host})
+        assert response.status_code == 400 and "tiny" not in response.text
+    for host in ("localhost", "LOCALHOST:1", "127.0.0.1:8000", "[::1]:9"):
+        assert client.get("/v1/models", headers={"host": host}).status_code == 200
 
 
 def test_a_page_of_another_site_cannot_ask(client):

@@ -19,7 +19,7 @@ from tests.support.waiting import until
 from triforce_cli.commands import serve as serve_command
 from triforce_cli.serve.engine_thread import EngineThread
 from triforce_cli.serve.errors import ApiError
-from triforce_cli.serve.ranks import Leader, follow
+from triforce_cli.serve.ranks import follow
 from triforce_cli.serve.sequences import SequenceSettings, ServedSequence
 
 
@@ -96,7 +96,7 @@ def started(opened, loaded, monkeypatch):
             follow(other, pair.end(1), tokenizer)
             ended.set()
 
-    engine = EngineThread(loaded, 1, 8, leader=Leader(pair.end(0)))
+    engine = EngineThread(loaded, 1, 8, group=pair.end(0))
     follower = threading.Thread(target=run, name="follower", daemon=True)
     follower.start()
     engine.start()
@@ -109,7 +109,7 @@ def asked(started, wanted):
     """Submit a sequence; return it, its events as they come, and what is set after the last one."""
     events, done = [], threading.Event()
 
-    def post(index, event):
+    def post(event):
         events.append(event)
         if isinstance(event, Finished | Exception):
             done.set()

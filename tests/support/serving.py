@@ -17,8 +17,8 @@ from triforce_cli.output.terminal import Terminal
 from triforce_cli.run.opened_request import OpenedRequest, open_request
 from triforce_cli.serve.app import create_app
 from triforce_cli.serve.engine_thread import EngineThread
+from triforce_cli.serve.sequences import ServedModel
 from triforce_cli.serve.serve_options import ApiKeys, ServeOptions
-from triforce_cli.serve.server import served_model
 from triforce_cli.serve.server_metrics import ServerMetrics
 
 CONTEXT = 512
@@ -74,7 +74,7 @@ def serving(opened: OpenedRequest, engine: Engine, options: ServeOptions) -> Ite
     metrics, reported = ServerMetrics(), []
     thread = EngineThread(engine, options.parallel, options.queue, metrics.ended, reported.append)
     metrics.watch(thread)
-    app = create_app(served_model(opened, CONTEXT), thread, metrics, options, reported.append)
+    app = create_app(ServedModel(opened, CONTEXT), thread, metrics, options, reported.append)
     thread.start()
     try:
         with TestClient(app, BASE, raise_server_exceptions=False) as client:

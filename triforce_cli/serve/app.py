@@ -2,11 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import AsyncIterator, Callable, Coroutine
 from importlib.resources import files
-from itertools import starmap
 from typing import Any
 
 from starlette.applications import Starlette
@@ -22,39 +19,22 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from offload.loading.tokenizers.tokenizer import Tokenizer
 from offload.short_repr import short_repr
 
+from .answer import Answer
 from .engine_thread import EngineThread
 from .errors import ApiError, api_error
 from .request import parse_request
-from .responses import Form, streamed, whole
-from .sequences import Answer, PromptEncoder
+from .sequences import ServedModel
 from .serve_options import ServeOptions
 from .server_metrics import ServerMetrics
 
-_PAGE = {
-    "/": ("index.html", "text/html"),
-    "/page.css": ("page.css", "text/css"),
-    "/page.js": ("page.js", "text/javascript"),
-}
+_PAGE = {"/": "index.html", "/page.css": "page.css", "/page.js": "page.js"}
+_TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
 _OPEN = {*_PAGE, "/health", "/ready"}  # need no key: nothing secret, and the page asks for the key itself
 # The page runs its own script and style alone, and talks to its own server alone.
 _POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
 _POLICY += "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-
-
-@dataclass(frozen=True, slots=True)
-class ServedModel:
-    """The model that is served: its name, what prepares its prompts, and the tokenizer that decodes its answers.
-
-    The engine's thread has that `tokenizer` for itself: it must not be the one of the `encoder`.
-    """
-
-    name: str
-    encoder: PromptEncoder
-    tokenizer: Tokenizer
-    context: int
 
 
 def create_app(
@@ -78,18 +58,9 @@ def create_app(
             report(error)
         return _response(api_error(error))
 
-    routes = [*Endpoints(model, engine, metrics, options, report).routes(), *starmap(_page_route, _PAGE.items())]
     handlers: dict[Any, Any] = {ApiError: failed, HTTPException: _http_error, ClientDisconnect: _disconnected}
+    routes = Endpoints(model, engine, metrics, options, report).routes()
     return Starlette(routes=routes, middleware=middleware, exception_handlers=handlers | {Exception: failed})
-
-
-def _page_route(path: str, file: tuple[str, str]) -> Route:
-    content = (files(__package__) / "page" / file[0]).read_bytes()
-
-    async def get(request: Request) -> Response:
-        return Response(content, headers={"content-security-policy": _POLICY}, media_type=file[1])
-
-    return Route(path, get)
 
 
 class _Keys(AuthenticationBackend):
@@ -135,18 +106,20 @@ class Endpoints:
         options: ServeOptions,
         report: Callable[[Exception], None],
     ) -> None:
-        self._model, self._engine, self._counts, self._options, self._report = model, engine, metrics, options, report
-        self._created = int(time.time())
+        self._model, self._engine, self._metrics, self._options, self._report = model, engine, metrics, options, report
+        facts = {"object": "model", "created": int(time.time()), "owned_by": "triforce"}
+        self._description = {"id": model.name} | facts | {"max_model_len": model.context}
 
     def routes(self) -> list[Route]:
         return [
-            Route("/v1/chat/completions", partial(self._answer, is_chat=True), methods=["POST"]),
-            Route("/v1/completions", partial(self._answer, is_chat=False), methods=["POST"]),
+            Route("/v1/chat/completions", self._chat, methods=["POST"]),
+            Route("/v1/completions", self._completion, methods=["POST"]),
             Route("/v1/models", self._models),
             Route("/v1/models/{name:path}", self._described),
             Route("/health", self._health),
             Route("/ready", self._ready),
-            Route("/metrics", self._metrics),
+            Route("/metrics", self._counts),
+            *(Route(path, self._page) for path in _PAGE),
         ]
 
     async def _models(self, request: Request) -> Response:
@@ -168,51 +141,53 @@ class Endpoints:
             return JSONResponse({"status": "busy"}, 503)
         return JSONResponse({"status": "ready"})
 
-    async def _metrics(self, request: Request) -> Response:
-        return Response(self._counts.text(), media_type="text/plain; version=0.0.4")
+    async def _counts(self, request: Request) -> Response:
+        return Response(self._metrics.text(), media_type="text/plain; version=0.0.4")
 
-    @property
-    def _description(self) -> dict[str, Any]:
-        facts = {"id": self._model.name, "object": "model", "created": self._created, "owned_by": "triforce"}
-        return facts | {"max_model_len": self._model.context}
+    async def _page(self, request: Request) -> Response:
+        name = _PAGE[request.url.path]
+        content = (files(__package__) / "page" / name).read_bytes()
+        return Response(content, 200, {"content-security-policy": _POLICY}, _TYPES[name.rpartition(".")[2]])
+
+    async def _chat(self, request: Request) -> Response:
+        return await self._answer(request, is_chat=True)
+
+    async def _completion(self, request: Request) -> Response:
+        return await self._answer(request, is_chat=False)
+
+    async def _answer(self, request: Request, is_chat: bool) -> Response:
+        data = await _body(request, self._options.body)
+        wanted = await run_in_threadpool(parse_request, data, is_chat, self._options.ignore_unknown)
+        self._check_model(wanted.model)
+        self._engine.check(wanted.sequences)
+        settings = await run_in_threadpool(self._model.sequences, wanted, request.user.display_name)
+        answer = Answer(self._model, settings, wanted.choices)
+        self._engine.submit(answer.sequences)
+        if wanted.stream:
+            events = answer.streamed(wanted.usage, self._report)
+            return _Events(events, lambda: self._engine.cancel(answer.sequences))
+        try:
+            return JSONResponse(await _unless_closed(request, answer.whole()))
+        finally:
+            self._engine.cancel(answer.sequences)
 
     def _check_model(self, name: str | None) -> None:
         if name not in (None, self._model.name):
             message = f"there is no model {short_repr(name)} here, only {self._model.name!r}"
             raise ApiError(404, message, "model_not_found", "model")
 
-    async def _body(self, request: Request) -> bytes:
-        """Return the body. Raises ApiError for one that is too long, or that a page of another site could send."""
-        if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
-            how = "the Content-Type must be application/json: curl needs -H 'Content-Type: application/json'"
-            raise ApiError(415, how, "unsupported_media_type")
-        data, most, length = bytearray(), self._options.body, request.headers.get("content-length", "")
-        too_large = ApiError(413, f"the request has more than {most:,} bytes", "request_too_large")
-        if length.isdecimal() and int(length) > most:
-            raise too_large
-        async for piece in request.stream():
-            data += piece
-            if len(data) > most:
-                raise too_large
-        return bytes(data)
 
-    async def _answer(self, request: Request, is_chat: bool) -> Response:
-        data = await self._body(request)
-        wanted = await run_in_threadpool(parse_request, data, is_chat, self._options.ignore_unknown)
-        self._check_model(wanted.model)
-        self._engine.check(wanted.sequences)
-        settings = await run_in_threadpool(self._model.encoder.sequences, wanted, request.user.display_name)
-        tokenizer = self._model.tokenizer
-        answer = Answer(settings, tokenizer)
-        form = Form(is_chat, self._model.name, None if wanted.logprobs is None else tokenizer.token_bytes)
-        self._engine.submit(answer.sequences)
-        if wanted.stream:
-            events = streamed(answer, form, wanted.choices, wanted.usage, self._report)
-            return _Events(events, lambda: self._engine.cancel(answer.sequences))
-        try:
-            return JSONResponse(await _unless_closed(request, whole(answer, form, wanted.choices)))
-        finally:
-            self._engine.cancel(answer.sequences)
+async def _body(request: Request, most: int) -> bytes:
+    """Return a body of at most `most` bytes. Raises ApiError for more, or if a page of another site could send it."""
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+        how = "the Content-Type must be application/json: curl needs -H 'Content-Type: application/json'"
+        raise ApiError(415, how, "unsupported_media_type")
+    data = bytearray()
+    async for piece in request.stream():
+        data += piece
+        if len(data) > most:
+            raise ApiError(413, f"the request has more than {most:,} bytes", "request_too_large")
+    return bytes(data)
 
 
 class _Events(StreamingResponse):
@@ -229,9 +204,14 @@ class _Events(StreamingResponse):
             self._close()
 
 
-async def _unless_closed(request: Request, answering: Any) -> Any:
+async def _unless_closed(request: Request, answering: Coroutine[Any, Any, Any]) -> Any:
     """Return what is awaited. Raises ClientDisconnect as soon as the client has gone."""
-    work, gone = asyncio.ensure_future(answering), asyncio.ensure_future(_until_closed(request))
+
+    async def closed() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    work, gone = asyncio.ensure_future(answering), asyncio.ensure_future(closed())
     try:
         await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
         if work.done():
@@ -240,8 +220,3 @@ async def _unless_closed(request: Request, answering: Any) -> Any:
     finally:
         work.cancel()
         gone.cancel()
-
-
-async def _until_closed(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass

@@ -1,29 +1,30 @@
 """The thread that generates: a bounded queue of sequences in, their events out, to the event loop that asked."""
 
-import itertools
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 
 from offload.batching.batch import BatchEvent, Cancelled, Failed
-from offload.batching.request import BatchRequest
 from offload.engine import Engine
 from offload.errors import InternalError, typed_error
 from offload.events import Finished
+from offload.parallel import Group
 
 from .errors import ApiError
-from .ranks import IDLE_S, Leader
+from .ranks import IDLE_S, lead
 from .sequences import ServedSequence
 
 
 class EngineThread:
     """Runs `Engine.generate_batch` for as long as the server lives. While there is nothing to do the thread sleeps.
 
-    The batch stays open meanwhile: the next question about a document finds the pages of the last one.
-    `ended` is called with each sequence that has ended and its last event, `failed` with an error that clients are not
-    told. Other ranks follow the `leader`: an error of a batch as a whole, which would leave them behind, ends the
-    thread, and is its `error`; then `gave_up` is called.
+    The batch stays open meanwhile: the next question about a document finds the pages of the last one. Other ranks of
+    the `group` generate the same: an error of a batch as a whole, which would leave them behind, ends the thread.
+
+    Attributes:
+        error: the exception that ended the thread; `gave_up` is called after it.
+        waiting, running: the sequences that wait for the engine, and those that it runs.
     """
 
     def __init__(
@@ -33,18 +34,18 @@ class EngineThread:
         most_waiting: int,
         ended: Callable[[ServedSequence, BatchEvent], None] = lambda sequence, event: None,
         failed: Callable[[Exception], None] = lambda error: None,
-        leader: Leader | None = None,
+        group: Group | None = None,
     ) -> None:
+        """`ended` is called with each sequence and its last event, `failed` with an error that clients are not told."""
         self._engine, self._parallel, self._most = engine, parallel, most_waiting + parallel
-        self._ended, self._failed, self._leader = ended, failed, leader
+        self._ended, self._failed, self._group = ended, failed, group
         self.error: Exception | None = None
         self.gave_up: Callable[[], None] = lambda: None
         self._changed = threading.Condition()  # its lock may be taken again by the thread that has it
         self.waiting: deque[ServedSequence] = deque()
-        self.running: dict[int, ServedSequence] = {}
+        self.running: set[ServedSequence] = set()
         self._refusal: str | None = None  # why nothing is taken any more
-        self._keys = itertools.count()
-        self._stopping = False
+        self._is_stopping = self._has_ended = False
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self.start, self.is_alive = self._thread.start, self._thread.is_alive
 
@@ -65,10 +66,10 @@ class EngineThread:
             self._changed.notify()
 
     def fail(self, message: str) -> None:
-        """End all sequences with status 503 and a message, and refuse further ones: what waits at once."""
+        """End all sequences with status 503 and a message, and refuse further ones."""
         with self._changed:
             self._refusal = message
-            left = [*self.waiting, *list(self.running.values())]  # a copy: the thread takes out what has ended
+            left = [*self.waiting, *self.running]
             for sequence in left:
                 sequence.fail(ApiError(503, message, "unavailable"))
             self.cancel(left)
@@ -85,65 +86,66 @@ class EngineThread:
     def stop(self, timeout: float | None = None) -> bool:
         """Generate for what is queued and running, then end; return whether that took less than `timeout` seconds."""
         with self._changed:
-            self._stopping = True
+            self._is_stopping = True
             self._changed.notify()
         self._thread.join(timeout)
         return not self._thread.is_alive()
 
     def _run(self) -> None:
         try:
-            self._generate()
-            if self._leader is not None:
-                self._leader.stop()
+            while self._goes_on():
+                self._run_batch()
         except Exception as error:
             self.error = error
             self.gave_up()
         finally:  # nobody may wait for a thread that has ended, however it did
             self.fail("the server generates no more")
 
-    def _generate(self) -> None:
-        while self._wait_for(lambda: self.waiting or self._stopping):
-            if self._leader is not None:
-                self._leader.begin()
-            try:
-                with closing(self._engine.generate_batch(self._requests(), self._parallel)) as events:
-                    for key, event in events:
-                        self._observe(key, event)
-            except Exception as error:  # of the batch as a whole: memory, or a defect; the next one has a new batch
-                self._fail_all(error)
-                if self._leader is not None:
-                    raise
-                self._failed(error)
+    def _goes_on(self) -> bool:
+        """Return whether there is another batch; without other ranks, which begin it now, wait for what it runs."""
+        if self._group is not None:
+            return not self._has_ended
+        self._wait()
+        return bool(self.waiting) or not self._is_stopping
 
-    def _wait_for(self, condition: Callable[[], object]) -> bool:
-        """Wait until the condition holds; return whether a sequence waits or runs."""
+    def _run_batch(self) -> None:
+        """Generate until the server stops, or until an error of the batch as a whole, such as of memory."""
+        requests = lead(self._group, self._joining())
+        try:
+            with closing(self._engine.generate_batch(requests, self._parallel)) as events:
+                for sequence, event in events:
+                    assert isinstance(sequence, ServedSequence)
+                    self._observe(sequence, event)
+        except Exception as error:
+            self._fail_all(error)
+            if self._group is not None:
+                raise
+            self._failed(error)
+
+    def _wait(self, timeout: float | None = None) -> None:
         with self._changed:
-            while not self._changed.wait_for(condition, None if self._leader is None else IDLE_S):
-                if self._leader is not None:
-                    self._leader.idle()
-            return bool(self.waiting or self.running)
+            self._changed.wait_for(lambda: self.waiting or self.running or self._is_stopping, timeout)
 
-    def _requests(self) -> Iterator[BatchRequest | None]:
+    def _joining(self) -> Iterator[ServedSequence | None]:
         """Yield what is to join the batch, None while there is nothing; wait where nothing runs either."""
-        while self._wait_for(lambda: self.waiting or self.running or self._stopping):
+        while True:
+            self._wait(None if self._group is None else IDLE_S)
             with self._changed:
-                request = self._next() if self.waiting else None
-            yield request
-        if self._leader is not None:
-            self._leader.end()
+                if self._is_stopping and not self.waiting and not self.running:
+                    break
+                sequence = self.waiting.popleft() if self.waiting else None
+                if sequence is not None:
+                    self.running.add(sequence)
+            yield sequence
+        self._has_ended = True
 
-    def _next(self) -> BatchRequest:
-        sequence, key = self.waiting.popleft(), next(self._keys)
-        self.running[key] = sequence
-        request = sequence.request(key)
-        return request if self._leader is None else self._leader.add(sequence, request)
-
-    def _observe(self, key: int, event: BatchEvent) -> None:
-        sequence = self.running[key]
+    def _observe(self, sequence: ServedSequence, event: BatchEvent) -> None:
         if isinstance(event, Failed) and isinstance(event.error, InternalError):
             self._failed(event.error)
-        if is_last := isinstance(event, Finished | Failed | Cancelled):
-            del self.running[key]  # before its client has the end, and may ask again
+        is_last = isinstance(event, Finished | Failed | Cancelled)
+        if is_last:
+            with self._changed:
+                self.running.remove(sequence)  # before its client has the end, and may ask again
         sequence.observe(event)
         if is_last:
             self._ended(sequence, event)
@@ -151,9 +153,9 @@ class EngineThread:
     def _fail_all(self, error: Exception) -> None:
         """End what runs; if nothing does, the batch could not even begin: what waits, or the next would fail alike."""
         with self._changed:
-            for _ in range(0 if self.running else len(self.waiting)):
-                self.running[next(self._keys)] = self.waiting.popleft()
-        while self.running:
-            sequence = self.running.pop(next(iter(self.running)))
+            left = list(self.running or self.waiting)
+            self.running.clear()
+            self.waiting = deque(sequence for sequence in self.waiting if sequence not in left)
+        for sequence in left:
             sequence.fail(error)
             self._ended(sequence, Failed(typed_error(error)))

@@ -17,34 +17,22 @@ from offload.settings.constraint import Constraint
 from .sequences import SequenceSettings, ServedSequence
 
 IDLE_S = 3600.0  # between two messages at most: the other ranks do not wait for ever
-_IDLE, _BATCH, _SEQUENCE, _END, _STOP = "idle", "batch", "sequence", "end", "stop"
+_END = "end"
 
 
-class Leader:
-    """Broadcasts from rank 0 what it is about to generate. All raise RankLost."""
+def lead(group: Group | None, sequences: Iterator[ServedSequence | None]) -> Iterator[BatchRequest | None]:
+    """Yield the requests of a batch's sequences, on rank 0 of a group each sent to the other ranks before.
 
-    def __init__(self, group: Group) -> None:
-        self._group = group
-
-    def idle(self) -> None:
-        self._group.broadcast([_IDLE, None])
-
-    def begin(self) -> None:
-        """Begin a batch on all ranks."""
-        self._group.broadcast([_BATCH, None])
-
-    def add(self, sequence: ServedSequence, request: BatchRequest) -> BatchRequest:
-        """Add a sequence to the batch; return its request, whose cancellation all ranks notice before one pass."""
-        self._group.broadcast([_SEQUENCE, asdict(sequence.settings)])
-        return replace(request, is_cancelled=lambda: self._group.agree([float(sequence.is_cancelled)])[0] > 0)
-
-    def end(self) -> None:
-        self._group.broadcast([_END, None])
-
-    def stop(self) -> None:
-        """End the other ranks, and wait until all have understood."""
-        self._group.broadcast([_STOP, None])
-        self._group.collect(None)
+    None ends the batch on all ranks, which begin the next one; the end of the sequences ends the other ranks.
+    Raises RankLost.
+    """
+    for sequence in sequences:
+        if group is not None:
+            group.broadcast(None if sequence is None else asdict(sequence.settings))
+        yield None if sequence is None else _agreeing(group, sequence.request())
+    if group is not None:
+        group.broadcast(_END)
+        group.collect(None)  # until all have understood
 
 
 def follow(engine: Engine, group: Group, tokenizer: Tokenizer) -> None:
@@ -53,22 +41,26 @@ def follow(engine: Engine, group: Group, tokenizer: Tokenizer) -> None:
     SIGTERM is left to rank 0, which ends its requests first.
     """
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    while (kind := group.broadcast(None)[0]) != _STOP:
-        if kind == _BATCH:
-            with closing(engine.generate_batch(_sequences(group, tokenizer), 1)) as events:
-                for _ in events:
-                    pass
-    group.collect(None)
+    has_ended = False
+
+    def requests() -> Iterator[BatchRequest | None]:
+        nonlocal has_ended
+        while (fields := group.broadcast(None)) != _END:
+            yield fields and _agreeing(group, ServedSequence(unpacked(fields), tokenizer).request())
+        group.collect(None)
+        has_ended = True
+
+    while not has_ended:
+        with closing(engine.generate_batch(requests(), 1)) as events:
+            for _ in events:
+                pass
 
 
-def _sequences(group: Group, tokenizer: Tokenizer) -> Iterator[BatchRequest]:
-    while True:
-        kind, settings = group.broadcast(None)
-        if kind == _END:
-            return
-        if kind == _SEQUENCE:
-            request = ServedSequence(unpacked(settings), tokenizer).request(0)
-            yield replace(request, is_cancelled=lambda: group.agree([0.0])[0] > 0)
+def _agreeing(group: Group | None, request: BatchRequest) -> BatchRequest:
+    """Return the request, cancelled on all ranks before the same pass once it is cancelled on rank 0."""
+    if group is None:
+        return request
+    return replace(request, is_cancelled=lambda: group.agree([float(request.is_cancelled())])[0] > 0)
 
 
 def unpacked(fields: dict[str, Any]) -> SequenceSettings:

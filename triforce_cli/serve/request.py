@@ -73,6 +73,11 @@ class ApiRequest:
     tools: ToolRequest | None = None
 
     @property
+    def field(self) -> str:
+        """The field that has the prompts."""
+        return "prompt" if self.messages is None else "messages"
+
+    @property
     def sequences(self) -> int:
         """The number of answers."""
         return self.choices * (1 if self.messages is not None else len(self.prompts))

@@ -13,6 +13,12 @@ from offload.errors import SettingsError, TriforceError
 
 ENVIRONMENT = "TRIFORCE_API_KEY"
 SHORTEST = 16  # characters: shorter keys can be guessed
+HOST, PORT = "127.0.0.1", 8000
+QUEUE = 64  # sequences that may wait
+BODY = 1 << 25  # bytes of a request: several times the text of a million tokens
+DRAIN = 30  # seconds that running requests have after SIGTERM
+CACHE_SCOPES = ("shared", "key")
+_PACKAGES = ("starlette", "uvicorn", "prometheus-client")  # of the extra `serve`
 
 
 class ApiKeys:
@@ -40,37 +46,22 @@ def read_keys(path: Path | None, environ: Mapping[str, str]) -> ApiKeys:
 
     Raises SettingsError for a file that cannot be read or has no key, and for keys that are too short.
     """
-    keys = [] if path is None else _keys_of(path)
+    keys: list[str] = []
+    if path is not None:
+        try:
+            lines = [line.strip() for line in path.read_text("ascii").splitlines()]
+        except (OSError, UnicodeDecodeError) as error:
+            reason = getattr(error, "strerror", None) or "it is not ASCII text"
+            raise SettingsError(f"--api-key-file {path}: {reason}", "name a file with one key a line") from None
+        keys = [line for line in lines if line and not line.startswith("#")]
+        if not keys:
+            raise SettingsError(f"--api-key-file {path} has no key", "openssl rand -hex 32 makes one")
     if environ.get(ENVIRONMENT):
-        keys.append(_checked(environ[ENVIRONMENT].strip(), ENVIRONMENT))
-    return ApiKeys(keys)
-
-
-def _keys_of(path: Path) -> list[str]:
-    try:
-        lines = [line.strip() for line in path.read_text("ascii").splitlines()]
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is not ASCII text"
-        raise SettingsError(f"--api-key-file {path}: {reason}", "name a file with one key a line") from None
-    keys = [_checked(line, str(path)) for line in lines if line and not line.startswith("#")]
-    if not keys:
-        raise SettingsError(f"--api-key-file {path} has no key", "openssl rand -hex 32 makes one")
-    return keys
-
-
-def _checked(key: str, where: str) -> str:
-    if len(key) < SHORTEST or not key.isascii() or not key.isprintable() or " " in key:
+        keys.append(environ[ENVIRONMENT].strip())
+    if any(len(key) < SHORTEST or not key.isascii() or not key.isprintable() or " " in key for key in keys):
         hint = f"use at least {SHORTEST} printable ASCII characters without blanks; openssl rand -hex 32 makes a key"
-        raise SettingsError(f"a key of {where} is too short, or not plain ASCII", hint)
-    return key
-
-
-HOST, PORT = "127.0.0.1", 8000
-QUEUE = 64  # sequences that may wait
-BODY = 1 << 25  # bytes of a request: several times the text of a million tokens
-DRAIN = 30  # seconds that running requests have after SIGTERM
-CACHE_SCOPES = ("shared", "key")
-_NEEDED = {"starlette": "starlette", "uvicorn": "uvicorn", "prometheus_client": "prometheus-client"}
+        raise SettingsError("an API key is too short, or not plain ASCII", hint)
+    return ApiKeys(keys)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +78,7 @@ class ServeOptions:
         context: tokens of the longest prompt and answer; None for the model's, 128K at most.
         body: bytes of the longest request.
         drain: seconds that running requests have after SIGTERM.
-        ignore_unknown: whether fields of requests that nobody knows are passed over, and no errors.
+        ignore_unknown: whether unknown fields of requests are ignored, and no errors.
     """
 
     host: str
@@ -103,48 +94,34 @@ class ServeOptions:
     ignore_unknown: bool = False
 
     def __post_init__(self) -> None:
+        hint = f"give --api-key-file FILE or set {ENVIRONMENT}; openssl rand -hex 32 makes a key"
         if not self.is_local and not self.keys:
-            raise SettingsError(
-                f"--host {self.host} is reachable from other machines, and there is no API key",
-                f"give --api-key-file FILE or set {ENVIRONMENT}; openssl rand -hex 32 makes a key",
-            )
+            message = f"--host {self.host} is reachable from other machines, and there is no API key"
+            raise SettingsError(message, hint)
         if self.separates_keys and not self.keys:
-            hint = f"give --api-key-file FILE or set {ENVIRONMENT}"
             raise SettingsError("--cache-scope key separates by API key, and there is none", hint)
         if not self.body:
             raise SettingsError("--max-body is 0", "give a size, such as 100MiB, or leave it out")
+        if "*" in self.origins and not self.keys:
+            raise SettingsError("--cors * lets every web page use the model, and there is no API key", "name the page")
         for origin in self.origins:
-            _check_origin(origin, bool(self.keys))
+            parts = urlsplit(origin)
+            is_page = parts.scheme in ("http", "https") and parts.netloc
+            if origin != "*" and not (is_page and f"{parts.scheme}://{parts.netloc}" == origin):
+                raise SettingsError(f"--cors is {origin!r}", "give an origin, such as https://notes.example.org")
 
     @property
     def is_local(self) -> bool:
         """Whether only this machine reaches the address."""
-        return is_loopback(self.host)
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether a host name or address is this machine's own."""
-    if host.lower() == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-def _check_origin(origin: str, has_keys: bool) -> None:
-    if origin == "*":
-        if not has_keys:
-            raise SettingsError("--cors * lets every web page use the model, and there is no API key", "name the page")
-        return
-    parts = urlsplit(origin)
-    if parts.scheme not in ("http", "https") or not parts.netloc or f"{parts.scheme}://{parts.netloc}" != origin:
-        raise SettingsError(f"--cors is {origin!r}", "give a page's origin, such as https://notes.example.org")
+        try:
+            return self.host.lower() == "localhost" or ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
 
 
 def check_installed() -> None:
     """Raise TriforceError if a package of the extra `serve` is not installed. Imports none of them."""
-    missing = [package for name, package in _NEEDED.items() if find_spec(name) is None]
+    missing = [package for package in _PACKAGES if find_spec(package.replace("-", "_")) is None]
     if missing:
         raise TriforceError(
             f"triforce serve needs packages that are not installed: {', '.join(missing)}",

@@ -8,7 +8,6 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from types import FrameType
 
 import uvicorn
@@ -25,10 +24,10 @@ from ..output.terminal import Terminal
 from ..run.opened_request import OpenedRequest, open_request, stretch
 from ..run.run import Display, Run
 from ..signals import DONE
-from .app import ServedModel, create_app
+from .app import create_app
 from .engine_thread import EngineThread
-from .ranks import Leader, follow
-from .sequences import PromptEncoder
+from .ranks import follow
+from .sequences import ServedModel
 from .serve_options import ServeOptions
 from .server_metrics import ServerMetrics
 
@@ -64,20 +63,14 @@ def run_server(
             terminal.warn(f"--quantize {level} changes the model: answers are those of rounded weights")
         for warning in approximation_warnings(opened.settings):
             terminal.warn(warning)
-        metrics, report = ServerMetrics(), partial(_report, terminal)
-        leader = None if group is None else Leader(group)
-        engine = EngineThread(run.engine, parallel, options.queue, metrics.ended, report, leader)
+        metrics, report, model = ServerMetrics(), partial(_report, terminal), ServedModel(opened, context)
+        engine = EngineThread(run.engine, parallel, options.queue, metrics.ended, report, group)
         when_lost(lambda rank: engine.fail(f"rank {rank} has ended"))
         metrics.watch(engine)
-        model = served_model(opened, context)
-
-        def announce() -> None:
-            together = f"{counted(parallel, 'sequence')} at a time, {options.queue:,} may wait"
-            host = f"[{options.host}]" if ":" in options.host else options.host
-            address = f"http://{host}:{listener.getsockname()[1]}/v1"
-            if not output.quiet:
-                terminal.note(f"{model.name} at {address} ({together}); Ctrl-C ends it")
-
+        host = f"[{options.host}]" if ":" in options.host else options.host
+        together = f"{counted(parallel, 'sequence')} at a time, {options.queue:,} may wait"
+        note = f"{model.name} at http://{host}:{listener.getsockname()[1]}/v1 ({together}); Ctrl-C ends it"
+        announce = partial(terminal.note, note) if not output.quiet else lambda: None
         app = create_app(model, engine, metrics, options, report)
         server = HttpServer(app, engine, parallel + options.queue, options.drain, announce)
         has_ended = server.run_until_signalled(listener)
@@ -89,13 +82,6 @@ def run_server(
         sys.stderr.flush()
         os._exit(DONE)
     return DONE
-
-
-def served_model(opened: OpenedRequest, context: int) -> ServedModel:
-    """Return a model by the last part of its name, with a tokenizer for each of the two threads that need one."""
-    path = Path(opened.settings.engine.model)
-    name = path.resolve().name if path.exists() else opened.settings.engine.model
-    return ServedModel(name, PromptEncoder(opened, context), opened.model.checkpoint.load_tokenizer(), context)
 
 
 def _report(terminal: Terminal, error: Exception) -> None:
@@ -140,6 +126,8 @@ def _bound(host: str, port: int) -> socket.socket:
 
 class HttpServer(uvicorn.Server):
     """uvicorn's server over a running engine: the first signal drains, a second one ends at once, both with code 0."""
+
+    should_exit: bool
 
     def __init__(
         self, app: Starlette, engine: EngineThread, sequences: int, drain: int, announce: Callable[[], None]
