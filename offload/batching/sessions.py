@@ -8,7 +8,7 @@ from ..model.heads import Head
 from ..session.pool import SessionPool
 from ..session.session import Session
 from ..settings.method_sizes import has_draft_model, tree_nodes
-from ..speculation.drafters.heads import rows_needed
+from ..speculation.passes.head_runner import rows_needed
 from .lane import Lane
 from .memory import BatchMemory
 from .request import BatchRequest

@@ -17,10 +17,10 @@ from ..settings.method_sizes import (
     sized,
     tail_tokens,
 )
-from ..speculation.drafters.drafter import DraftRunner
-from ..speculation.drafters.heads import HeadRunner
 from ..speculation.drafters.ngram import LookupDrafter
 from ..speculation.levels.hierarchy import Runners
+from ..speculation.passes.draft_runner import DraftRunner
+from ..speculation.passes.head_runner import HeadRunner
 from ..speculation.passes.runner import Runner
 from ..speculation.passes.selected_runner import SelectedRunner
 

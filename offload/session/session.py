@@ -15,7 +15,6 @@ from ..settings.method_sizes import drafter_kind, drafting_from_planes, forgets,
 from ..settings.methods import LOOKUP
 from ..speculation.levels.approximate import approximate_runner, approximation
 from ..speculation.levels.hierarchy import Hierarchy, build
-from ..speculation.levels.level import LogprobsRecorder
 from ..speculation.passes.runner import Runner
 from ..speculation.passes.steps import Lane
 from ..speculation.sampling.warp import Sampler
@@ -100,10 +99,9 @@ class Session:
         if drafter_kind(settings) == LOOKUP:
             runners.lookup.draft_kind(sequence)  # reading the prompt is no part of decoding
         sampler.observe_prompt(sequence.tokens)
-        recorder = None if logprobs is None else LogprobsRecorder(logprobs)
-        more = self._model.group, config.max_new_tokens, recorder
+        more = self._model.group, config.max_new_tokens, logprobs
         hierarchy = build(runners, settings, sampler, time.perf_counter if lane is None else lane.clock, *more)
-        yield from self._decode(hierarchy, sampler, config.max_new_tokens, eos_ids, recorder)
+        yield from self._decode(hierarchy, sampler, config.max_new_tokens, eos_ids, logprobs is not None)
 
     def _prefill(self) -> Generator[Event]:
         if self._prompts is None:
@@ -116,7 +114,7 @@ class Session:
         sampler: Sampler,
         limit: int,
         eos_ids: frozenset[int],
-        recorder: LogprobsRecorder | None,
+        has_logprobs: bool,
     ) -> Generator[Event, int | None]:
         """Decode up to `limit` tokens after the prompt.
 
@@ -127,7 +125,7 @@ class Session:
         prompt = len(sequence)
         while (start := len(sequence)) < end:
             ended = False
-            if recorder is None and (forced := sampler.forced(end - start)):
+            if not has_logprobs and (forced := sampler.forced(end - start)):
                 sequence.extend(forced)
                 ended = self._keep_until(eos_ids, start, sampler)
             if not ended and (decoded := len(sequence)) < end:
@@ -141,8 +139,7 @@ class Session:
                 yield self._link.statistics.event()
             if self._model.experts_run is not None:
                 yield self._model.experts_run()
-            logprobs = () if recorder is None else recorder.first(len(run))
-            kept = (yield Tokens(tuple(run), logprobs)) if run else None
+            kept = (yield Tokens(tuple(run), hierarchy.top.logprobs[: len(run)])) if run else None
             if kept is not None:
                 self._cut(prompt + kept)
                 yield Finished("stop")

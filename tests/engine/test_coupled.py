@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from offload import GenerationConfig, Sampling, Speculation, Tokens
+from offload.speculation.levels.coupled_choice import CoupledChoice
 from offload.speculation.sampling.noise import Noise
-from offload.speculation.trees.verification import CoupledChoice
 from tests.support.engine import ALL, SMALL, fresh, run, tokens
 from tests.support.models import ids
 

@@ -11,7 +11,7 @@ from offload.events import Restored
 from offload.kernels.ops import TorchOperations
 from offload.loading.heads import checked_drafter
 from offload.settings.constraint import Constraint
-from offload.speculation.drafters.heads import HeadDrafter
+from offload.speculation.drafters.model_drafter import HeadDrafter
 from tests.support.engine import GREEDY, SMALL, run, tokens
 from tests.support.heads import LAYERS, save_eagle3
 from tests.support.models import ids, make_hf_model, make_tokenizer

@@ -7,8 +7,8 @@ import pytest
 from offload.sequence import TokenSequence
 from offload.speculation.auto.adaptive import AdaptiveScheduler, Cycle
 from offload.speculation.auto.drafter_estimates import DrafterEstimate
-from offload.speculation.drafters.drafter import Draft
 from offload.speculation.passes.estimators import Acceptance, StepTimes, expected_tokens
+from offload.speculation.trees.tree import Draft
 
 
 class Fake:

@@ -14,9 +14,9 @@ import pytest
 
 from offload.sequence import TokenSequence
 from offload.speculation.auto.adaptive import AdaptiveScheduler, Cycle
-from offload.speculation.drafters.drafter import Draft
 from offload.speculation.drafters.ngram import LookupDrafter
 from offload.speculation.passes.estimators import ROW_COST
+from offload.speculation.trees.tree import Draft
 
 SEEDS = {64: 8, 256: 3, 1024: 1}  # by tokens; runs of a cell
 RESELECT = 64  # tokens between two selections

@@ -10,7 +10,7 @@ from offload.loading.formats.safetensors import FolderCheckpoint
 from offload.loading.weights import load_model
 from offload.model.decoder import Model
 from offload.sequence import TokenSequence
-from offload.speculation.drafters.drafter import WINDOWS, DraftRunner
+from offload.speculation.passes.draft_runner import WINDOWS, DraftRunner
 from tests.support.engine import GREEDY, SMALL, fresh
 from tests.support.models import make_hf_model
 

@@ -7,13 +7,13 @@ from offload.caches.factory import draft_cache
 from offload.sequence import TokenSequence
 from offload.settings.config import Sampling, Speculation
 from offload.speculation.auto.adaptive import AdaptiveScheduler
-from offload.speculation.drafters.drafter import Draft, DraftRunner, ModelDrafter
+from offload.speculation.drafters.model_drafter import ModelDrafter
 from offload.speculation.levels.level import Level
+from offload.speculation.passes.draft_runner import DraftRunner
 from offload.speculation.passes.runner import Runner
 from offload.speculation.sampling import warp as sampling_module
 from offload.speculation.sampling.noise import Noise
 from offload.speculation.sampling.warp import Sampler, warp
-from offload.speculation.trees.verification import verify
 from tests.support.fake_cuda import GPU, fake_cuda
 from tests.support.fake_models import fake_shape, load_fake
 
@@ -26,7 +26,6 @@ LAUNCHES = [  # of a distribution
     (Sampling(top_p=1, min_p=0.05), 9),
     (Sampling(top_k=50, min_p=0.05), 21),
 ]
-VERIFY_LAUNCHES = 30
 NOISE_LAUNCHES = 200  # of a block of 16 positions
 
 
@@ -43,7 +42,7 @@ def downloads(monkeypatch):
         "offload.speculation.passes.runner.graphs_for", lambda model, cache: None
     )  # none can be recorded
     monkeypatch.setattr(sampling_module, "download", download)
-    monkeypatch.setattr("offload.speculation.drafters.drafter.download", download)
+    monkeypatch.setattr("offload.speculation.drafters.model_drafter.download", download)
     return found
 
 
@@ -63,21 +62,17 @@ def level(sampling):
     return found, sequence
 
 
-@pytest.mark.daily("greedy")
-@pytest.mark.parametrize("sampling", [Sampling(temperature=0), Sampling(top_k=50, min_p=0.05)], ids=["greedy", "all"])
-def test_a_cycle_of_a_draft_model_waits_twice_and_a_plain_step_once(sampling, downloads):
+def test_a_greedy_cycle_of_a_draft_model_waits_twice_and_a_plain_step_once(downloads):
     with fake_cuda() as usage:
-        top, sequence = level(sampling)
+        top, sequence = level(Sampling(temperature=0))
         before, known = usage.waits, len(downloads)
         for _ in range(3):
             top.advance(sequence, GAMMA + 1)
         cycles = usage.waits
         top.advance(sequence, 1)
     assert cycles - before == 6
-    # The draft's tokens; how many are accepted, and the next token, or without chance the target's tokens. Each with a
-    # flag for logits that are no numbers.
-    verified = GAMMA + 2 if sampling.greedy else 3
-    assert downloads[known:] == [GAMMA + 1, verified] * 3 + [2]
+    # The draft's tokens; the target's choices. Each with a flag for logits that are no numbers.
+    assert downloads[known:] == [GAMMA + 1, GAMMA + 2] * 3 + [2]
     assert usage.waits - cycles == 1
 
 
@@ -114,17 +109,3 @@ def test_the_launches_of_a_distribution_do_not_grow_with_its_rows(sampling, most
                 assert warp(logits, sampling).shape == logits.shape
             assert sum(launches.values()) <= most
     assert usage.waits == 0
-
-
-@pytest.mark.parametrize("one_hot", [False, True], ids=["sampled", "one-hot"])
-def test_a_verification_waits_once_however_long_the_draft(one_hot, downloads):
-    with fake_cuda() as usage:
-        generator = torch.Generator(GPU)
-        for tokens in (1, 5, 21):
-            rows = torch.empty((tokens + 1, 32000), device=GPU)
-            draft = Draft([3] * tokens, None if one_hot else rows[1:])
-            before = usage.waits
-            with usage.of() as launches:
-                assert verify(draft, rows, generator) == (0, 0)
-            assert usage.waits - before == 1
-            assert sum(launches.values()) <= VERIFY_LAUNCHES

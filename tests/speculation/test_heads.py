@@ -15,7 +15,8 @@ from offload.loading.weights import load_model
 from offload.parallel import ALONE
 from offload.sequence import TokenSequence
 from offload.settings.config import Sampling, Speculation
-from offload.speculation.drafters.heads import HeadDrafter, HeadRunner
+from offload.speculation.drafters.model_drafter import HeadDrafter
+from offload.speculation.passes.head_runner import HeadRunner
 from offload.speculation.passes.runner import Runner
 from offload.speculation.sampling.warp import Sampler
 from offload.speculation.trees.tree import DraftedTree, k_ary

@@ -12,8 +12,9 @@ from offload.loading.weights import load_model
 from offload.model.decoder import Model
 from offload.sequence import TokenSequence
 from offload.settings.config import Sampling, Speculation
-from offload.speculation.drafters import drafter as drafter_module
-from offload.speculation.drafters.drafter import DraftRunner, ModelDrafter
+from offload.speculation.drafters import model_drafter
+from offload.speculation.drafters.model_drafter import ModelDrafter
+from offload.speculation.passes.draft_runner import DraftRunner
 from offload.speculation.sampling import warp as sampling_module
 from offload.speculation.sampling.warp import Sampler
 from offload.speculation.trees.tree import DraftedTree
@@ -35,7 +36,7 @@ def model(tmp_path_factory):
 def downloads(monkeypatch):
     """The lengths of the tensors that the host has read."""
     found = []
-    for module in (drafter_module, sampling_module):
+    for module in (model_drafter, sampling_module):
         monkeypatch.setattr(module, "download", lambda values: found.append(len(values)) or values.tolist())
     return found
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from offload.speculation.sampling.noise import Noise, exponential, philox
-from offload.speculation.trees.verification import draw_children_coupled, verify_choices
+from offload.speculation.trees.verification import verify_choices
 from tests.support.table_models import chi_square_p
 
 CPU = torch.device("cpu")
@@ -91,7 +91,7 @@ def test_children_are_the_best_by_the_noise_and_impossible_tokens_come_last():
     rows = torch.cat((distributions(2, 300, 2), distributions(2, 300, 3, kept=0.01)))  # 3 possible tokens
     rows[1, 5] = 0
     for position in range(3):
-        children = draw_children_coupled(rows, Noise(1), position, 7)
+        children = Noise(1).best(rows, [position] * 4, 7)
         scores = Noise(1).scores(rows, [position] * 4)
         assert torch.equal(scores.gather(1, children), scores.topk(7).values)
         assert children[:, 0].tolist() == Noise(1).pick(rows, [position] * 4).tolist()

@@ -15,9 +15,9 @@ from transformers import (
 
 from offload.errors import SettingsError, TriforceError
 from offload.settings.config import Sampling
-from offload.speculation.drafters.drafter import Draft
 from offload.speculation.sampling.penalties import repetition_penalty
 from offload.speculation.sampling.warp import Sampler, draw, keep_top_p_at_once, sample, warp
+from offload.speculation.trees.tree import Draft
 from offload.speculation.trees.verification import verify
 
 CPU = torch.device("cpu")

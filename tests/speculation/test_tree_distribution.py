@@ -7,10 +7,9 @@ import torch
 
 from offload.settings.config import Sampling
 from offload.settings.tree_settings import TreeSampling
-from offload.speculation.trees import tree_verification
+from offload.speculation.trees import verification
 from offload.speculation.trees.shape import best_tree
-from offload.speculation.trees.tree import ROOT, Tree, k_ary
-from offload.speculation.trees.tree_verification import Siblings, draw_children
+from offload.speculation.trees.tree import ROOT, Draft, Tree, k_ary
 from tests.support.table_models import DRAFTS, TARGET, VOCAB, p_value, warped
 
 SIGNIFICANCE, RUNS, MANY = 1e-3, 500, 20_000
@@ -27,9 +26,10 @@ DRAFTERS = DRAFTS | {"identical": TARGET, "one token": torch.full_like(TARGET, -
 class TreeLevel:
     """Drafts a tree from one table, and verifies it with another."""
 
-    def __init__(self, parents, drafter, sampling):
+    def __init__(self, parents, drafter, sampling, verified_with=None):
         self.tree, self.sampling = Tree(parents), sampling
         self.target, self.rows = warped(TARGET, T1), warped(drafter, T1)
+        self.told = self.rows if verified_with is None else warped(verified_with, T1)
         self.generator = torch.Generator().manual_seed(0)
 
     def advance(self, sequence, limit):
@@ -38,18 +38,12 @@ class TreeLevel:
         for head, children in enumerate(self.tree.children):
             if children:
                 row = self.rows[states[head]].unsqueeze(0)
-                drawn = draw_children(row, len(children), self.generator, self.sampling)[0].tolist()
+                drawn = verification.draw_children(row, len(children), self.generator, self.sampling)[0].tolist()
                 for child, token in zip(children, drawn, strict=True):
                     tokens[child], states[child + 1] = token, (states[head][1], token)
         first, second = torch.tensor(states).T
-        path, token = tree_verification.verify_tree(
-            tokens,
-            self.tree.parents,
-            self.rows[first, second],
-            self.target[first, second],
-            self.generator,
-            self.sampling,
-        )
+        draft = Draft(tokens, self.told[first, second], self.tree.parents)
+        path, token = verification.verify(draft, self.target[first, second], self.generator, self.sampling)
         sequence.extend([*(tokens[node] for node in path), token])
 
 
@@ -71,23 +65,11 @@ def test_the_first_three_tokens_are_distributed_as_in_plain_decoding(tree, draft
 
 
 @pytest.mark.long
-def test_verifying_with_the_rows_of_the_wrong_nodes_is_detected(monkeypatch):
-    """A sibling's distribution in place of the parent's, say: every row is one node late."""
-
-    class Late(Siblings):
-        def __init__(self, p, q, sampling):
-            super().__init__(p, torch.full_like(q, 1 / VOCAB), sampling)
-
-    monkeypatch.setattr(tree_verification, "Siblings", Late)
-    assert p_value(TreeLevel(TREES["random"], DRAFTERS["adversarial"], WITHOUT), T1, RUNS) < SIGNIFICANCE
+def test_verifying_with_other_rows_than_the_drafter_s_is_detected():
+    level = TreeLevel(TREES["random"], DRAFTERS["adversarial"], WITHOUT, DRAFTERS["uniform"])
+    assert p_value(level, T1, RUNS) < SIGNIFICANCE
 
 
 def test_emitting_the_target_instead_of_the_residual_is_detected(monkeypatch):
-    class Forgetful(Siblings):
-        def reject(self, tokens):
-            p = self.p.clone()
-            super().reject(tokens)
-            self.p = p
-
-    monkeypatch.setattr(tree_verification, "Siblings", Forgetful)
+    monkeypatch.setattr(verification, "residual", lambda p, q: p)
     assert p_value(TreeLevel(TREES["random"], DRAFTERS["uniform"], WITHOUT), T1, RUNS) < SIGNIFICANCE

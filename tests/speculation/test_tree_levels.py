@@ -15,13 +15,14 @@ from offload.sequence import TokenSequence
 from offload.settings.config import Sampling
 from offload.settings.tree_settings import TreeSampling
 from offload.speculation.auto.adaptive import AdaptiveScheduler
-from offload.speculation.drafters.drafter import DraftRunner, ModelDrafter, SelectedDrafter
+from offload.speculation.drafters.model_drafter import ModelDrafter
 from offload.speculation.drafters.ngram import LookupDrafter
 from offload.speculation.levels.level import Level
+from offload.speculation.passes.draft_runner import DraftRunner
 from offload.speculation.passes.runner import Runner
 from offload.speculation.sampling.warp import Sampler
-from offload.speculation.trees.drafted_trees import FixedTrees
-from offload.speculation.trees.tree import DraftedTree, k_ary, tree_of
+from offload.speculation.trees.best_size import SizedTree
+from offload.speculation.trees.tree import k_ary, tree_of, within
 from tests.support.offloading import CPU, native_kernel
 from tests.support.retrieval import VOCAB, RetrievalSetup, ids, load
 
@@ -156,9 +157,24 @@ def test_nodes_that_the_host_never_learnt_of_are_dropped(models):
     assert torch.allclose(runner.rows(sequence), fresh_rows(model, sequence), atol=1e-4)
 
 
+class FixedTrees:
+    """Trees of one shape, cut off at the depth that is allowed."""
+
+    sampling, may_be_chain = TreeSampling.WITHOUT_REPLACEMENT, False
+
+    def __init__(self, parents):
+        self._parents, self.deepest = parents, tree_of(parents).depth
+
+    def best(self, kind, cycle, depth, *times):
+        return SizedTree(within(self._parents, depth), 1.0, 0.0)
+
+    def observe(self, kind, cycle, visits):
+        pass
+
+
 def levels(models, kind, name, shape, sampling, every=None, budget=None, window=40):
     """Return the top level of a method that drafts trees, the sequence of the prompt, and the target's runner."""
-    target, parents = models[kind], DraftedTree(SHAPES[shape], TreeSampling.WITHOUT_REPLACEMENT)
+    target, parents = models[kind], SHAPES[shape]
     full, middle, sequence = SETUPS[kind].prefilled(target, 90, every=every, budget=budget)
     sampler = Sampler(sampling, 0, VOCAB, CPU)
     sampler.observe_prompt(sequence.tokens)
@@ -166,9 +182,9 @@ def levels(models, kind, name, shape, sampling, every=None, budget=None, window=
     drafters = {
         "draft model": ModelDrafter(DraftRunner(target, cache, 16), sampler),
         "lookup": LookupDrafter(),
-        "selected chunks": SelectedDrafter("retrieval", middle, sampler),
+        "selected chunks": ModelDrafter(middle, sampler, name="retrieval"),
     }
-    depth = tree_of(parents.parents).depth
+    depth = tree_of(parents).depth
 
     def level(name, runner, over, tree, gamma=depth):
         scheduler = AdaptiveScheduler([over], gamma, trees=tree and (lambda: FixedTrees(tree)))

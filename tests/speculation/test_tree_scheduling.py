@@ -5,7 +5,7 @@ import random
 from offload.sequence import TokenSequence
 from offload.settings.tree_settings import TreeSampling, TreeShape
 from offload.speculation.auto.adaptive import AdaptiveScheduler, Cycle
-from offload.speculation.trees.drafted_trees import draft_trees
+from offload.speculation.trees.drafted_trees import DraftTrees
 from offload.speculation.trees.tree import tree_of
 
 CHILDREN = (0.55, 0.15, 0.07, 0.04, 0.03, 0.02, 0.01)  # acceptance of the k-th child
@@ -48,16 +48,17 @@ def walk(rng, parents):
 def simulated(tree, machine, tokens=1000, may_pause=False):
     """Return the seconds per token, the mean rows of the later verifications, and the scheduler."""
     rng, sampling = random.Random(0), TreeSampling.WITHOUT_REPLACEMENT
-    trees = draft_trees(TreeShape.parse(tree), sampling, may_be_chain=may_pause)
+    shape = TreeShape.parse(tree)
+    trees = None if shape.kind == "chain" else lambda: DraftTrees(shape, sampling, may_pause)
     drafter, emitted, seconds, rows = Fake(machine["relative_cost"]), 0, 0.0, []
     scheduler = AdaptiveScheduler([drafter], may_pause=may_pause, horizon=tokens, trees=trees)
     while emitted < tokens:
         chosen, gamma = scheduler.choose(TokenSequence([0]), tokens - emitted)
-        shape = None if scheduler.tree is None else scheduler.tree.parents
-        path = walk(rng, tuple(range(-1, gamma - 1)) if shape is None else shape)
-        inner = gamma if shape is None else sum(map(bool, tree_of(shape).children))
+        parents = None if scheduler.tree is None else scheduler.tree.parents
+        path = walk(rng, tuple(range(-1, gamma - 1)) if parents is None else parents)
+        inner = gamma if parents is None else sum(map(bool, tree_of(parents).children))
         draft_s = machine["draft_s"] * (gamma + 0.05 * max(inner - gamma, 0))
-        cycle = Cycle(chosen, 0, gamma, len(path), draft_s, 0.0, parents=shape, path=path)
+        cycle = Cycle(chosen, 0, gamma, len(path), draft_s, 0.0, parents=parents, path=path)
         cycle = cycle._replace(verify_s=machine["step"](cycle.rows) * rng.uniform(0.95, 1.05))
         scheduler.observe(cycle)
         emitted += len(path) + 1

@@ -31,15 +31,6 @@ def test_no_other_tree_yields_more(acceptance, nodes, depth):
     assert found == pytest.approx(max(expected_tokens(tree, acceptance) for tree in allowed))
 
 
-@settings(max_examples=30, deadline=None, derandomize=True)
-@given(st.lists(ACCEPTANCE, min_size=1, max_size=3), st.integers(1, 7), st.integers(1, 4))
-def test_no_other_tree_yields_more_where_acceptance_depends_on_the_depth(acceptance, nodes, depth):
-    acceptance = tuple(acceptance)
-    found = expected_tokens(best_tree(acceptance, nodes, depth), acceptance)
-    allowed = (tree for size in range(nodes + 1) for tree in all_trees(size) if Tree(tree).depth <= depth)
-    assert found == pytest.approx(max(expected_tokens(tree, acceptance) for tree in allowed))
-
-
 @pytest.mark.parametrize(
     ("acceptance", "nodes", "depth", "parents"),
     [
@@ -49,7 +40,6 @@ def test_no_other_tree_yields_more_where_acceptance_depends_on_the_depth(accepta
         ((0.5, 0.25), 4, 9, (-1, -1, 0, 0)),  # .5 .25 .25 .125
         ((0.0,), 4, 4, ()),
         ((), 4, 4, ()),
-        (((0.9,), (0.1, 0.1)), 3, 3, (-1, 0, 0)),
     ],
 )
 def test_small_trees(acceptance, nodes, depth, parents):

@@ -17,9 +17,11 @@ from offload.loading.weights import load_model
 from offload.sequence import TokenSequence
 from offload.settings.config import Sampling, Speculation
 from offload.speculation.auto.adaptive import AdaptiveScheduler
-from offload.speculation.drafters.drafter import Drafter, DraftRunner, ModelDrafter
+from offload.speculation.drafters.drafter import Drafter
+from offload.speculation.drafters.model_drafter import ModelDrafter
 from offload.speculation.drafters.ngram import LookupDrafter
 from offload.speculation.levels.level import Level
+from offload.speculation.passes.draft_runner import DraftRunner
 from offload.speculation.passes.runner import Runner
 from offload.speculation.passes.selected_runner import SelectedRunner
 from offload.speculation.sampling.warp import Sampler

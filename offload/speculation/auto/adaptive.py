@@ -8,7 +8,8 @@ from ..drafters.drafter import Drafter
 from ..passes.estimators import MAX_RATIO, ROW_COST, Acceptance, RowTimes, StepTimes
 from ..trees.drafted_trees import DraftTrees
 from ..trees.tree import DraftedTree
-from .drafter_estimates import Candidate, Cycle, DrafterEstimate
+from .cycle import Cycle
+from .drafter_estimates import Candidate, DrafterEstimate
 from .gain import SHARE, GainMeter, LossBudget
 
 HORIZON = 512  # tokens to come, if it is not known

@@ -6,7 +6,8 @@ from collections.abc import Hashable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..passes.estimators import MAX_RATIO, Acceptance, RowTimes, expected_tokens
-from ..trees.tree import DraftedTree, Visit, tree_of, visits
+from ..trees.tree import DraftedTree, tree_of
+from .cycle import Cycle
 
 if TYPE_CHECKING:
     from ...sequence import TokenSequence
@@ -16,37 +17,6 @@ if TYPE_CHECKING:
 
 GAMMAS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32)
 _MOST_SETUP = 10.0  # an estimated one-off cost is corrected by this factor at most: a measured one may be a pause
-
-
-class Cycle(NamedTuple):
-    """One draft and its verification, or a plain step if `drafter` is None.
-
-    `first` is the first token emitted, `draft_s` and `verify_s` are seconds; `draft_setup` and `verify_setup` tell
-    whether these include a one-off cost, such as a selection of the retrieval cache. `drafted` is the length of a
-    chain, or the depth of a tree with these `parents`, of which the nodes `path` were accepted.
-    """
-
-    drafter: Drafter | None
-    first: int
-    drafted: int
-    accepted: int
-    draft_s: float
-    verify_s: float
-    draft_setup: bool = False
-    verify_setup: bool = False
-    parents: tuple[int, ...] | None = None  # None: a chain
-    path: tuple[int, ...] = ()
-
-    @property
-    def rows(self) -> int:
-        return (self.drafted if self.parents is None else len(self.parents)) + 1
-
-    @property
-    def visits(self) -> list[Visit]:
-        """What the verification tells of each node whose children it tried."""
-        if self.parents is not None:
-            return visits(tree_of(self.parents), self.path)
-        return [Visit(1, 0)] * self.accepted + [Visit(1, None)] * (self.accepted < self.drafted)
 
 
 class DraftOption(NamedTuple):

@@ -1,7 +1,7 @@
 """What speculation gains over plain decoding, from the plain steps among it, and the bound on what it may lose."""
 
 from ...events import Gain
-from .drafter_estimates import Cycle
+from .cycle import Cycle
 
 _LEAST_STEPS = 2  # plain steps that have to be measured: one alone may be a pause of the machine
 

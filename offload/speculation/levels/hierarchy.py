@@ -7,7 +7,9 @@ level, the full cache verifies the draft itself. Without a drafter, the target d
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
+from ...caches.full import FullCache
 from ...events import MaskStatistics, Speculated
 from ...parallel import ALONE, Group
 from ...settings.config import LONGEST_GAMMA, Speculation
@@ -15,16 +17,18 @@ from ...settings.method_sizes import drafter_kind, middle_kind
 from ...settings.methods import LOOKUP, METHODS, MIDDLES
 from ...settings.tree_settings import TreeSampling
 from ..auto.adaptive import HORIZON, AdaptiveScheduler
-from ..drafters.drafter import Drafter, DraftRunner, ModelDrafter, SelectedDrafter
-from ..drafters.heads import HeadDrafter, HeadRunner
+from ..drafters.drafter import Drafter
+from ..drafters.model_drafter import HeadDrafter, ModelDrafter
 from ..drafters.ngram import LookupDrafter
+from ..passes.draft_runner import DraftRunner
 from ..passes.estimators import ROW_COST
+from ..passes.head_runner import HeadRunner
 from ..passes.runner import Runner
 from ..passes.selected_runner import SelectedRunner
 from ..passes.steps import Lane
 from ..sampling.warp import Sampler
-from ..trees.drafted_trees import draft_trees
-from .level import Level, LogprobsRecorder
+from ..trees.drafted_trees import DraftTrees
+from .level import Level
 
 Clock = Callable[[], float]  # seconds
 _CATCHING_UP = 4  # tokens that a draft model runs at once, at most: the last drafted one, those of the levels above
@@ -48,7 +52,7 @@ class Hierarchy:
 class Runners:
     """The runner of each model and cache, and the lookup drafter; reused from one request to the next."""
 
-    target: Runner
+    target: Runner[FullCache]
     middle: SelectedRunner | None
     draft: DraftRunner | HeadRunner | None
     lookup: LookupDrafter
@@ -72,6 +76,14 @@ class Runners:
         if isinstance(self.draft, DraftRunner):
             self.draft.longest = LONGEST_GAMMA + 1 if METHODS[settings.method].adaptive else _CATCHING_UP
 
+    def drafter(self, settings: Speculation, sampler: Sampler, group: Group) -> Drafter | None:
+        """Return the method's lowest drafter; None if it has none."""
+        if isinstance(self.draft, HeadRunner):
+            return HeadDrafter(self.draft, sampler, group)
+        if self.draft is not None:
+            return ModelDrafter(self.draft, sampler, group)
+        return self.lookup if drafter_kind(settings) == LOOKUP else None
+
 
 def build(
     runners: Runners,
@@ -80,35 +92,29 @@ def build(
     clock: Clock = time.perf_counter,
     group: Group = ALONE,
     horizon: int = HORIZON,
-    logprobs: LogprobsRecorder | None = None,
+    logprobs: int | None = None,
 ) -> Hierarchy:
     """Return the hierarchy of a method for an answer of `horizon` tokens. The ranks of `group` share the target.
 
     With trees, the lowest drafter drafts them; without a drafter, the target on selected chunks. An adaptive method
-    drafts trees for the full cache, where they are faster than chains. `logprobs` records the log-probabilities of the
-    tokens that are emitted.
+    drafts trees for the full cache, where they are faster than chains. `logprobs`: see `Level`.
     """
-    method, kind, adaptive = METHODS[settings.method], middle_kind(settings), METHODS[settings.method].adaptive
-    trees = draft_trees(settings.tree_shape, TreeSampling(settings.tree_sampling), may_be_chain=adaptive)
-    drafters, middle = _drafters(runners, settings, sampler, group), None
-    row_cost = runners.target.row_cost() if drafters or runners.middle is not None else ROW_COST
+    adaptive, kind, shape = METHODS[settings.method].adaptive, middle_kind(settings), settings.tree_shape
+    trees = None
+    if shape.kind != "chain":
+        trees = partial(DraftTrees, shape, TreeSampling(settings.tree_sampling), adaptive)
+    lowest, middle = runners.drafter(settings, sampler, group), None
+    drafters = [] if lowest is None else [lowest]
     if runners.middle is not None and kind is not None:
         prior = MIDDLES[kind].acceptance
-        if trees is not None and not drafters:
-            drafters = [SelectedDrafter(kind, runners.middle, sampler, prior)]
+        if trees is not None and lowest is None:
+            drafters = [ModelDrafter(runners.middle, sampler, name=kind, acceptance=prior)]
         else:
-            pace = AdaptiveScheduler(drafters, settings.gamma1, adaptive, horizon, None if adaptive else trees)
-            middle = Level(kind, runners.middle, sampler, pace, clock, group, prior)
-            drafters = [*(drafters if adaptive else ()), middle]
-    trees = trees if adaptive or middle is None else None
-    pace = AdaptiveScheduler(drafters, settings.gamma2, adaptive, horizon, trees, row_cost)
-    top = Level("target", runners.target, sampler, pace, clock, group, logprobs=logprobs, verifier="full")
-    return Hierarchy(method.name, top, (top,) if middle is None else (top, middle))
-
-
-def _drafters(runners: Runners, settings: Speculation, sampler: Sampler, group: Group) -> list[Drafter]:
-    """Return the method's drafter, if it has one."""
-    if runners.draft is not None:
-        cls = HeadDrafter if isinstance(runners.draft, HeadRunner) else ModelDrafter
-        return [cls(runners.draft, sampler, group)]
-    return [runners.lookup] if drafter_kind(settings) == LOOKUP else []
+            lower = AdaptiveScheduler(drafters, settings.gamma1, adaptive, horizon, None if adaptive else trees)
+            middle = Level(kind, runners.middle, sampler, lower, clock, group, prior)
+            drafters = [*drafters, middle] if adaptive else [middle]
+    row_cost = runners.target.row_cost() if drafters else ROW_COST
+    upper_trees = trees if adaptive or middle is None else None
+    upper = AdaptiveScheduler(drafters, settings.gamma2, adaptive, horizon, upper_trees, row_cost)
+    top = Level("target", runners.target, sampler, upper, clock, group, logprobs=logprobs, verifier="full")
+    return Hierarchy(settings.method, top, (top,) if middle is None else (top, middle))

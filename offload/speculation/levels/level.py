@@ -13,43 +13,13 @@ from ...events import Gain, LevelStatistics, Logprobs
 from ...parallel import ALONE, Group
 from ...sequence import TokenSequence
 from ...settings.tree_settings import TreeSampling
-from ..auto.adaptive import AdaptiveScheduler, Cycle
-from ..drafters.drafter import LONGEST_DRAFT, SELECTED_PRIOR
+from ..auto.adaptive import AdaptiveScheduler
+from ..auto.cycle import Cycle
+from ..drafters.drafter import LONGEST_DRAFT, Drafter
 from ..passes.runner import Runner
 from ..sampling.warp import Sampler
 from ..trees.tree import NOTHING, Draft, DraftedTree, Verdict, chain, paths
-from ..trees.verification import verify_choices, verify_draft
-
-
-@torch.inference_mode()
-def token_logprobs(logits: Tensor, tokens: Sequence[int], count: int) -> tuple[Logprobs, ...]:
-    """Return the log-probabilities of tokens, and of the `count` likeliest ones at their positions.
-
-    Args:
-        logits: `[tokens, vocab]` in fp32, of the model: before penalties and temperature.
-    """
-    logprobs = logits.log_softmax(dim=-1)
-    own = logprobs.gather(1, torch.tensor(tokens, device=logits.device).unsqueeze(1)).squeeze(1)
-    best = logprobs.topk(min(count, logits.shape[-1]), dim=-1)
-    rows = zip(own.tolist(), best.indices.tolist(), best.values.tolist(), strict=True)
-    return tuple(Logprobs(each, tuple(zip(ids, values, strict=True))) for each, ids, values in rows)
-
-
-class LogprobsRecorder:
-    """Keeps the log-probabilities of the tokens that the last verification has emitted."""
-
-    def __init__(self, count: int) -> None:
-        """`count`: how many of the likeliest tokens each has beside its own."""
-        self._count = count
-        self._found: tuple[Logprobs, ...] = ()
-
-    def record(self, logits: Tensor, tokens: Sequence[int]) -> None:
-        """Compute those of emitted tokens, from the logits `[tokens, vocab]` that each was chosen from."""
-        self._found = token_logprobs(logits, tokens, self._count)
-
-    def first(self, count: int) -> tuple[Logprobs, ...]:
-        """Return those of the first `count` tokens; the others were cut off."""
-        return self._found[:count]
+from ..trees.verification import verify, verify_choices
 
 
 class Level:
@@ -58,7 +28,8 @@ class Level:
     Attributes:
         name: as a drafter.
         statistics: of each drafter that it has verified.
-        using: the drafter of the last verification.
+        using: the name of the drafter of the last verification.
+        logprobs: log-probabilities of the tokens that the last verification emitted; empty unless they are asked for.
     """
 
     branches = False
@@ -72,21 +43,24 @@ class Level:
         scheduler: AdaptiveScheduler,
         clock: Callable[[], float] = time.perf_counter,
         group: Group = ALONE,
-        prior: float = SELECTED_PRIOR,
-        logprobs: LogprobsRecorder | None = None,
+        prior: float = 0.9,
+        logprobs: int | None = None,
         verifier: str | None = None,
     ) -> None:
-        """`prior`: the rate at which the next level is expected to accept this one's tokens.
+        """Create a level.
 
-        With `logprobs`, the log-probabilities of what the level emits are recorded there. `verifier` is the name of the
-        cache in statistics, if it is another one.
+        Args:
+            prior: the rate at which the next level is expected to accept this one's tokens.
+            logprobs: how many likeliest tokens each emitted one is listed with; None for no log-probabilities.
+            verifier: the name of the cache in statistics, if it is not `name`.
         """
         self.name, self._prior, self._verifier = name, prior, verifier or name
         self._runner, self._sampler, self._scheduler = runner, sampler, scheduler
-        self._clock, self._group, self._logprobs = clock, group, logprobs
+        self._clock, self._group, self._likeliest = clock, group, logprobs
         self.statistics: dict[str, LevelStatistics] = {}
         self.relative_cost = runner.relative_cost
         self.using = "none"
+        self.logprobs: tuple[Logprobs, ...] = ()
 
     def draft_kind(self, sequence: TokenSequence) -> Hashable:
         return self.name
@@ -112,45 +86,45 @@ class Level:
     def advance(self, sequence: TokenSequence, limit: int, with_rows: bool = False) -> Draft:
         """Draft and verify once: append 1 to `limit` tokens to the sequence, and return them.
 
-        A draft has at most `limit` - 1 tokens, because the verifier adds one. `with_rows`, the tokens have what they
-        were drawn from.
+        A draft has at most `limit` - 1 tokens, because the verifier adds one. `with_rows`, the tokens come with the
+        distributions that they were drawn from.
         """
-        start, before = self._clock(), self._runner.setups
+        start, setups = self._clock(), self._runner.setups
         drafter, gamma = self._scheduler.choose(sequence, limit - 1)
-        drafter_before, shape = 0 if drafter is None else drafter.setups, self._scheduler.tree
-        draft = drafter.propose(sequence, gamma, shape) if drafter is not None and gamma > 0 else NOTHING
-        draft = self._possible(sequence, draft)
+        shape, draft, has_setup = self._scheduler.tree, NOTHING, False
+        if drafter is not None:
+            before = drafter.setups
+            draft = self._possible(sequence, drafter.propose(sequence, gamma, shape))
+            has_setup = drafter.setups > before
         drafted = self._clock()
         logits = self._runner.logits(self._runner.rows(sequence, draft.tokens, draft.parents))
-        target, (path, token) = self._verify(sequence, draft, logits, shape, with_rows)
-        end = self._clock()
+        target, verdict = self._verify(sequence, draft, logits, shape, with_rows)
+        draft_s, verify_s = drafted - start, self._clock() - drafted
         # All ranks use rank 0's result and times: clocks differ, and so may the last bit of a sum.
-        result = path[-1] + 1 if path else 0, token
-        *result, draft_s, verify_s = self._group.agree((*result, drafted - start, end - drafted))
+        last = verdict.path[-1] if verdict.path else -1
+        *result, draft_s, verify_s = self._group.agree((last, verdict.token, draft_s, verify_s))
         last, token = map(int, result)
-        path = draft.path(last - 1)
-        accepted, emitted = len(path), [*(draft.tokens[node] for node in path), token]
-        rows = [0, *(node + 1 for node in path)]
-        if self._logprobs is not None:
-            self._logprobs.record(logits[rows], emitted)
+        path = draft.path(last)
+        emitted, rows = [*(draft.tokens[node] for node in path), token], [0, *(node + 1 for node in path)]
+        if self._likeliest is not None:
+            self.logprobs = token_logprobs(logits[rows], emitted, self._likeliest)
         sequence.extend(emitted)
-        if not draft.tokens:
-            drafter = None
-        else:
+        if drafter is not None and draft.tokens:
             self._runner.settle(sequence)
-            drafter.observe(draft.depth, accepted)
-        setups = drafter is not None and drafter.setups > drafter_before, self._runner.setups > before
-        times = draft_s, verify_s, *setups
-        cycle = Cycle(drafter, emitted[0], draft.depth, accepted, *times, draft.parents, tuple(path))
+            drafter.observe(draft.depth, len(path))
+        else:
+            drafter = None
+        more = has_setup, self._runner.setups > setups, draft.parents, tuple(path)
+        cycle = Cycle(drafter, emitted[0], draft.depth, len(path), draft_s, verify_s, *more)
         self._scheduler.observe(cycle)
-        self._count(cycle)
+        self._count(drafter, cycle)
         return Draft(emitted, None if target is None else target[rows])
 
     def _possible(self, sequence: TokenSequence, draft: Draft) -> Draft:
-        """Return a draft without what a constraint rules out.
+        """Return a draft without the tokens that a constraint rules out.
 
-        One with distributions is unchanged: its tokens were drawn, and to drop some by their value would change what is
-        emitted.
+        One with distributions is unchanged: its tokens were drawn, and to drop some by their value would change the
+        distribution of the output.
         """
         if draft.rows is not None or not draft.tokens:
             return draft
@@ -175,22 +149,37 @@ class Level:
             return None, verify_choices(draft.tokens, picks, draft.parents)
         target = sampler.distribution(logits, tentative, needed)
         sampling = TreeSampling.WITHOUT_REPLACEMENT if shape is None else shape.sampling
-        return target, verify_draft(draft, target, sampler.generator, sampling)
+        return target, verify(draft, target, sampler.generator, sampling)
 
     def propose(self, sequence: TokenSequence, limit: int, tree: DraftedTree | None = None) -> Draft:
         """Return exactly `limit` tokens with the verifier's distribution, as a draft for the next level."""
         start, with_rows = len(sequence), not self._sampler.is_fixed
-        parts: list[Draft] = []
+        rows: list[Tensor] = []
         try:
             while len(sequence) < start + limit:
-                parts.append(self.advance(sequence, start + limit - len(sequence), with_rows))
-            rows = torch.cat([part.rows for part in parts]) if with_rows else None
-            return Draft(sequence.tokens[start:], rows)
+                part = self.advance(sequence, start + limit - len(sequence), with_rows)
+                if part.rows is not None:
+                    rows.append(part.rows)
+            return Draft(sequence.tokens[start:], torch.cat(rows) if with_rows else None)
         finally:
             sequence.truncate(start)
 
-    def _count(self, cycle: Cycle) -> None:
-        name = self.using = cycle.drafter.name if cycle.drafter is not None else "none"
+    def _count(self, drafter: Drafter | None, cycle: Cycle) -> None:
+        name = self.using = "none" if drafter is None else drafter.name
         known = self.statistics.get(name, LevelStatistics(name, self._verifier))
         tree = () if cycle.parents is None else (len(cycle.parents), cycle.visits)
         self.statistics[name] = known.plus(cycle.drafted, cycle.accepted, cycle.draft_s, cycle.verify_s, *tree)
+
+
+@torch.inference_mode()
+def token_logprobs(logits: Tensor, tokens: Sequence[int], count: int) -> tuple[Logprobs, ...]:
+    """Return the log-probabilities of tokens, and of the `count` likeliest ones at their positions.
+
+    Args:
+        logits: `[tokens, vocab]` in fp32, of the model: before penalties and temperature.
+    """
+    logprobs = logits.log_softmax(dim=-1)
+    own = logprobs.gather(1, torch.tensor(tokens, device=logits.device).unsqueeze(1)).squeeze(1)
+    best = logprobs.topk(min(count, logits.shape[-1]), dim=-1)
+    rows = zip(own.tolist(), best.indices.tolist(), best.values.tolist(), strict=True)
+    return tuple(Logprobs(value, tuple(zip(ids, values, strict=True))) for value, ids, values in rows)

@@ -8,7 +8,7 @@ import torch
 from ...sequence import TokenSequence
 from ..passes.runner import Runner
 from ..sampling.warp import Sampler
-from ..trees.verification import CoupledChoice
+from .coupled_choice import CoupledChoice
 
 _BLOCK = 8  # rows of the pass that rounding noise is measured with; a verification has as many
 # How much logits change when sums are computed in another order, in units of the dtype's eps times the largest logit.

@@ -4,8 +4,10 @@ Only a runner truncates a cache: it compares the cached tokens with the sequence
 common prefix, and runs the other tokens.
 """
 
+from __future__ import annotations
+
 from collections.abc import Generator, Sequence
-from typing import cast
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -22,28 +24,34 @@ from .estimators import ATTENTION_COST, ROW_COST
 from .hidden_rows import HiddenRows
 from .steps import Lane, Step
 
+Cache = TypeVar("Cache", bound=KVCache)
 
-class Runner:
+
+class Runner(Generic[Cache]):
     """One model, one cache, one sequence at a time.
 
     `rows` accepts any sequence. If it shares no prefix with the cached tokens, it takes as long as a prefill.
+
+    Attributes:
+        chunk: tokens of a prompt that are run in one pass.
+        kept: the hidden rows of the latest tokens, for drafters; see `keep_rows`.
+        lane: of a batch: runs the passes with those of other sequences.
+        longest: tokens of the longest pass of decoding that is recorded ahead of it.
     """
 
-    def __init__(self, model: Model, cache: KVCache, chunk: int = 512, by_layers: bool = False) -> None:
+    def __init__(self, model: Model, cache: Cache, chunk: int = 512, by_layers: bool = False) -> None:
         """With `by_layers`, run prompts layer by layer, for a FullCache whose keys and values are offloaded."""
-        self.model = model
+        self.model, self.cache, self.chunk = model, cache, chunk
+        self.kept: HiddenRows | None = None
+        self.graphs: StepGraphs | None = graphs_for(model, cache)
+        self.lane: Lane | None = None
+        self.longest = 1
         self._by_layers = by_layers
-        self.cache = cache
-        self.chunk = chunk  # tokens of a prompt that are run in one pass
         self._cached: list[int] = []  # tokens whose keys and values are in the cache
         self._last: Tensor | None = None  # [1, hidden], the row of the last cached token
         self._marks: Watermarks | None = None  # of the sequence last compared with the cached tokens
         self._tree: Tree | None = None  # of the nodes in flight, in the order in which they were run
         self._nodes: list[int] = []  # their tokens
-        self.kept: HiddenRows | None = None  # see `keep_rows`
-        self.graphs: StepGraphs | None = graphs_for(model, cache)
-        self.lane: Lane | None = None  # of a batch: runs the passes with those of other sequences
-        self.longest = 1  # tokens of the longest pass of decoding that is recorded ahead of it
 
     @property
     def num_cached(self) -> int:
@@ -54,6 +62,23 @@ class Runner:
     def attended(self) -> int:
         """Number of keys that the next token attends to, nearly."""
         return self.cache.length
+
+    @property
+    def relative_cost(self) -> float:
+        """The estimated time of a step, in plain steps of the full cache."""
+        return 1.0
+
+    @property
+    def setups(self) -> int:
+        """Number of passes so far that had a one-off cost."""
+        return 0
+
+    def setup_cost(self, sequence: TokenSequence) -> float:
+        """Estimate the one-off cost of the next pass, in plain steps of the full cache; 0 if there is none."""
+        return 0.0
+
+    def observe(self, drafted: int, accepted: int) -> None:
+        """Note how many tokens drafted from this runner's rows were accepted."""
 
     def keep_rows(self, window: int) -> None:
         """Keep the hidden rows of the latest `window` tokens from now on, for drafters; 0 for none.
@@ -69,19 +94,18 @@ class Runner:
             return range(0)
         return range(self.kept.first, min(self.kept.length, sequence.marks.unchanged(self)))
 
-    def without_rows(self, length: int, cached: int) -> int:
+    def _with_last_rows(self, length: int, cached: int) -> int:
         """Return after how many of `cached` tokens a prompt of `length` has to go on, for its last rows to be kept.
 
         A cache whose layers with a window or with linear attention could not go on there keeps its tokens.
         """
-        if self.kept is None:
+        if self.kept is None or not isinstance(self.cache, FullCache):
             return cached
         first = max(length - self.kept.window, 0)
         if cached <= first or self.kept.first <= first <= cached <= self.kept.length:
             return cached
         first -= first % self.chunk  # chunks, and so the bits of torch's sums, are those of a fresh prompt
-        cache = cast("FullCache", self.cache)  # prompts are read into full caches
-        return first if cache.continues(first) else cached
+        return first if self.cache.continues(first) else cached
 
     def prefill(self, sequence: TokenSequence, end: int | None = None) -> Generator[Prefilled]:
         """Run the sequence's tokens that are not in the cache, a chunk at a time. Closing it early keeps whole chunks.
@@ -90,7 +114,7 @@ class Runner:
         """
         end = len(sequence) if end is None else end
         cached = min(self._matching_prefix(sequence), end - 1)
-        self._truncate(self.without_rows(end, cached) if end == len(sequence) else cached)
+        self._truncate(self._with_last_rows(end, cached) if end == len(sequence) else cached)
         yield Prefilled(self.num_cached, len(sequence))
         self.prepare()
         if self._by_layers and end - self.num_cached > self.chunk:
@@ -99,13 +123,9 @@ class Runner:
             self._run(sequence.tokens[self.num_cached : min(self.num_cached + self.chunk, end)])
             yield Prefilled(self.num_cached, len(sequence))
 
-    def prepare(self) -> None:
-        """Record the passes of decoding that can be recorded, up to the longest one. The pass before it is lost."""
-        if self.graphs is not None:
-            self.graphs.prepare(self.longest)
-
     def _prefill_by_layers(self, sequence: TokenSequence, end: int) -> Generator[Prefilled]:
         """Run the prompt in one pass. Closing it early keeps nothing. Progress by layers is reported in tokens."""
+        assert isinstance(self.cache, FullCache)
         cached, ids = self.num_cached, sequence.tokens[self.num_cached : end]
         self._last = None
         rows = 1 if self.kept is None else self.kept.window
@@ -121,7 +141,12 @@ class Runner:
             self.kept.put(self.num_cached - len(hidden), hidden)
         yield Prefilled(self.num_cached, len(sequence))
 
-    def restore(self, start: int, ids: Sequence[int], kv: Tensor) -> None:
+    def prepare(self) -> None:
+        """Record the passes of decoding that can be recorded, up to the longest one. The pass before it is lost."""
+        if self.graphs is not None:
+            self.graphs.prepare(self.longest)
+
+    def restore(self: Runner[FullCache], start: int, ids: Sequence[int], kv: Tensor) -> None:
         """Restore tokens from position `start` on instead of running them; see `FullCache.restore`."""
         self._truncate(start)
         assert start == self.num_cached, "a gap before the restored tokens"
@@ -129,25 +154,32 @@ class Runner:
         self.cache.restore(len(ids), kv)
         self._cached += ids
 
-    def restore_states(self, length: int, states: Tensor) -> None:
+    def restore_states(self: Runner[FullCache], length: int, states: Tensor) -> None:
         """Restore the states of layers with linear attention behind the first `length` restored tokens."""
         self.cache.restore_states(length, states)
         del self._cached[length:]
 
-    def adopt(self, ids: Sequence[int]) -> None:
+    def adopt(self: Runner[FullCache], ids: Sequence[int]) -> None:
         """Take the first tokens of an empty FullCache as cached: its store shares them with another sequence's."""
         self.cache.adopt(len(ids))
         self._cached += ids
 
-    def truncate(self, length: int) -> None:
-        """Keep at most the first `length` tokens in the cache."""
-        self._truncate(min(length, self.num_cached))
+    def row_cost(self: Runner[FullCache]) -> float:
+        """Estimate the time of each further row of a pass on a FullCache, relative to a plain step.
+
+        Keys and values that a pass reads over a link, it reads once for all its rows. All ranks return the same.
+        """
+        weights, shape = self.model.read_cost, self.model.shape
+        kv = ATTENTION_COST * shape.growing.kv_bytes(1, self.model.dtype.itemsize) * self.num_cached
+        share = (weights + kv) / (weights + self.cache.store.read_cost * kv)
+        (agreed,) = self.model.group.agree([share])
+        return ROW_COST * agreed
 
     def rows(self, sequence: TokenSequence, draft: Sequence[int] = (), parents: Sequence[int] | None = None) -> Tensor:
         """Return hidden rows `[len(draft) + 1, hidden]`: of the sequence's last token, then of each draft token.
 
         With the `parents` of a tree, a draft token follows those on its path. The draft stays in the cache until the
-        next call with a sequence, which keeps what that goes on with.
+        next call with a sequence, which keeps the part that the sequence goes on with.
         """
         last, pending = self._synchronise(sequence), sequence.tokens[self.num_cached :]
         behind = len(draft) if parents is None else 0  # tokens that are run with the last pending ones
@@ -156,12 +188,11 @@ class Runner:
             self._run(pending[:size])
             del pending[:size]
         ids, count, tree = [*pending, *draft], len(pending), None
-        if not ids:
+        if last is not None and not ids:
             return last
         if parents is not None:
             tree = [*range(-1, count - 1), *(parent + count for parent in parents)]
-        rows = self.forward(self._id_tensor(ids), tree)
-        self.resolve(ids)
+        rows = self._run(ids, tree)
         return rows[-len(draft) - 1 :] if last is None else torch.cat((last, rows))
 
     def forward(self, ids: Tensor, parents: Sequence[int] | None = None) -> Tensor:
@@ -184,14 +215,14 @@ class Runner:
             hidden = self.graphs.forward(ids)
         else:
             hidden = self.model.forward(ids, self.cache, tree)
-        if tree is None:
-            self._last = hidden[-1:]
-            if self.kept is not None:
-                self.kept.put(self.cache.length - len(ids), hidden)
-        else:
+        if tree is not None:
             self._tree = tree
-            if self.kept is not None:
-                self.kept.hold(hidden)
+        else:
+            self._last = hidden[-1:]
+        if self.kept is not None and tree is None:
+            self.kept.put(self.cache.length - len(ids), hidden)
+        elif self.kept is not None:
+            self.kept.hold(hidden)
         return hidden
 
     def resolve(self, ids: Sequence[int]) -> None:
@@ -206,31 +237,13 @@ class Runner:
         """Return logits `[tokens, vocab]` in fp32 of hidden rows `[tokens, hidden]`."""
         return self.model.logits(hidden) if self.lane is None else self.lane.logits(self.model, hidden)
 
-    def observe(self, drafted: int, accepted: int) -> None:
-        """Note how many tokens drafted from this runner's rows were accepted."""
-
-    def row_cost(self) -> float:
-        """Estimate the time of each further row of a pass on a FullCache, relative to a plain step.
-
-        Keys and values that a pass reads over a link, it reads once for all its rows. All ranks return the same.
-        """
-        weights, shape = self.model.read_cost, self.model.shape
-        kv = ATTENTION_COST * shape.growing.kv_bytes(1, self.model.dtype.itemsize) * self.num_cached
-        share = (weights + kv) / (weights + self.cache.store.read_cost * kv)
-        (agreed,) = self.model.group.agree([share])
-        return ROW_COST * agreed
-
-    relative_cost = 1.0  # estimated time of a step, in plain steps of the full cache
-
-    setups = 0  # passes that had a one-off cost
-
-    def setup_cost(self, sequence: TokenSequence) -> float:
-        """Estimate the one-off cost of the next pass, in plain steps of the full cache; 0 if there is none."""
-        return 0.0
-
     def settle(self, sequence: TokenSequence) -> None:
         """Drop from the cache the tokens that are not in the sequence, such as a rejected draft."""
         self._truncate(self._matching_prefix(sequence))
+
+    def truncate(self, length: int) -> None:
+        """Keep at most the first `length` tokens in the cache."""
+        self._truncate(min(length, self.num_cached))
 
     def _synchronise(self, sequence: TokenSequence) -> Tensor | None:
         """Truncate the cache to its common prefix with the sequence; return the last token's row if it is kept."""
@@ -254,14 +267,16 @@ class Runner:
         sequence.marks.update(self, len(sequence))
         self._marks = sequence.marks
         self._last = self._last if agreed == self.cache.length else None
-        return agreed if self._tree is None else agreed + self._keep_path(sequence.tokens[agreed:])
+        if self._tree is None:
+            return agreed
+        tree, ids, self._tree, self._nodes = self._tree, self._nodes, None, []
+        return agreed + self._keep_path(tree, ids, sequence.tokens[agreed:])
 
-    def _keep_path(self, following: Sequence[int]) -> int:
+    def _keep_path(self, tree: Tree, ids: Sequence[int], following: Sequence[int]) -> int:
         """Commit the path of the tree in flight along which the sequence goes on, and drop the others.
 
         Returns the tokens of the path. Nothing is kept if the cache has lost the tree, or the sequence has left it.
         """
-        tree, ids, self._tree, self._nodes = self._tree, self._nodes, None, []
         rows = None if self.kept is None else self.kept.release()
         if self.num_cached < self.cache.length or not self.cache.held == len(tree) == len(ids):
             return 0
@@ -270,7 +285,7 @@ class Runner:
             self._last = None
             self.cache.commit(path)  # first: an interrupt between the two must not leave more tokens than keys
             self._cached += following[: len(path)]
-            if rows is not None:  # those of a tree before `keep_rows` are not there
+            if self.kept is not None and rows is not None:  # those of a tree before `keep_rows` are not there
                 self.kept.put(self.num_cached - len(path), rows[path])
         return len(path)
 
@@ -282,8 +297,8 @@ class Runner:
         if self.kept is not None:
             self.kept.truncate(self.num_cached)
 
-    def _run(self, ids: Sequence[int]) -> Tensor:
-        hidden = self.forward(self._id_tensor(ids))
+    def _run(self, ids: Sequence[int], parents: Sequence[int] | None = None) -> Tensor:
+        hidden = self.forward(self._id_tensor(ids), parents)
         self.resolve(ids)
         return hidden
 

@@ -1,17 +1,18 @@
 """The size and depth of tree with the highest expected throughput on this hardware (Sequoia, arXiv 2402.12374, 3.3)."""
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
 
 from ...settings.tree_settings import DEEPEST, TreeShape
-from .shape import Acceptance, Candidates, candidates, expected_tokens, parents_of
+from .shape import Acceptance, Candidates, candidates, expected_tokens
 from .tree import k_ary, tree_of
 
 SIZES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128, 160, 192, 256, 320, 384, 512, 640, 768)
 
-RowTimes = Callable[[int], float]  # seconds of a pass by its number of rows
+Seconds = Callable[[int], float]  # of a pass, by its number of rows
 
 
 class SizedTree(NamedTuple):
@@ -29,12 +30,11 @@ class SizedTree(NamedTuple):
 
 def fastest_tree(
     acceptance: Acceptance,
-    draft_s: RowTimes,
-    verify_s: RowTimes,
+    draft_s: Seconds,
+    verify_s: Seconds,
     nodes: int,
     depth: int,
     sizes: Sequence[int] = SIZES,
-    overhead_s: float = 0.0,
     may_pause: bool = True,
     depths: Sequence[int] = range(1, DEEPEST + 1),
 ) -> SizedTree:
@@ -47,31 +47,27 @@ def fastest_tree(
         draft_s, verify_s: seconds of a step by its rows, as measured.
         nodes, depth: the largest size and the largest depth to consider.
         sizes: numbers of nodes to consider, in ascending order.
-        overhead_s: seconds that every draft takes besides its steps.
         depths: the depths to consider, besides that of the deepest node that is worth a row.
         may_pause: whether plain decoding is a choice too.
     """
     found = candidates(acceptance, nodes, depth)
-    verify, draft = _Times(verify_s), _Times(draft_s)
-    best = SizedTree((), 1.0, verify_s(1))
-    chosen = None
+    verify, draft = _of_arrays(verify_s), _of_arrays(draft_s)
+    best, chosen = SizedTree((), 1.0, verify_s(1)), None
     ranking = found.best(len(found.reached), depth)
     deepest = max(found.depths, default=0)
-    for limit in sorted({min(each, deepest) for each in (*depths, deepest)} - {0}):
+    for limit in sorted({min(level, deepest) for level in (*depths, deepest)} - {0}):
         ranked = ranking[found.depths[ranking] <= limit][:nodes]
         counts = np.array([size for size in sizes if size < len(ranked)] + [len(ranked)])
         tokens = 1 + found.reached[ranked].cumsum()[counts - 1]
-        rows = draft_rows(found, ranked, limit)[:, counts - 1]
-        steps = draft.of(rows).sum(axis=0)
-        seconds = overhead_s + steps + verify.of(counts + 1)
+        seconds = draft(_draft_rows(found, ranked, limit)[:, counts - 1]).sum(axis=0) + verify(counts + 1)
         index = int((seconds / tokens).argmin())
         if seconds[index] / tokens[index] < best.token_s or (chosen is None and not may_pause):
             best = SizedTree((), float(tokens[index]), float(seconds[index]))
             chosen = ranked[: counts[index]]
-    return best if chosen is None else best._replace(parents=parents_of(found, chosen))
+    return best if chosen is None else best._replace(parents=found.tree(chosen))
 
 
-def sized_tree(shape: TreeShape, acceptance: Acceptance, draft_s: RowTimes, verify_s: RowTimes) -> SizedTree:
+def sized_tree(shape: TreeShape, acceptance: Acceptance, draft_s: Seconds, verify_s: Seconds) -> SizedTree:
     """Return the tree of a shape with the fewest expected seconds per token, as `fastest_tree` does.
 
     The number of nodes of a chain and of an automatic tree, and the depth of a tree of fixed size, are chosen.
@@ -79,39 +75,33 @@ def sized_tree(shape: TreeShape, acceptance: Acceptance, draft_s: RowTimes, veri
     if shape.kind == "k-ary":
         parents = k_ary(shape.widths)
         tree = tree_of(parents)
-        inner = {node: tree.depths[node] for node in tree.parents if node >= 0}
-        rows = [1, *(list(inner.values()).count(depth) for depth in range(tree.depth - 1))]
-        seconds = sum(map(draft_s, rows)) + verify_s(len(parents) + 1)
-        return SizedTree(parents, expected_tokens(parents, acceptance), seconds)
-    if shape.kind == "best":
-        times = draft_s, verify_s
-        return fastest_tree(acceptance, *times, shape.nodes, DEEPEST, (), may_pause=False)
+        inner = [tree.depths[node] for node in range(len(tree)) if tree.children[node + 1]]
+        rows = [1, *(inner.count(depth) for depth in range(tree.depth - 1))]
+        return SizedTree(
+            parents, expected_tokens(parents, acceptance), sum(map(draft_s, rows)) + verify_s(len(tree) + 1)
+        )
+    if shape.nodes is not None:
+        return fastest_tree(acceptance, draft_s, verify_s, shape.nodes, DEEPEST, (), may_pause=False)
     if shape.kind == "chain":
-        first = tuple(row[:1] for row in acceptance) if isinstance(acceptance[0], tuple) else acceptance[:1]
-        return fastest_tree(first, draft_s, verify_s, DEEPEST, DEEPEST)
+        return fastest_tree(acceptance[:1], draft_s, verify_s, DEEPEST, DEEPEST)
     return fastest_tree(acceptance, draft_s, verify_s, SIZES[-1], DEEPEST)
 
 
-class _Times:
-    """Seconds by rows, for arrays of rows. Each number of rows is asked for once; none takes no time."""
+def _of_arrays(seconds: Seconds) -> Callable[[np.ndarray], np.ndarray]:
+    """Return the seconds by rows for arrays of rows. Each number of rows is asked for once; none takes no time."""
+    known = cache(lambda rows: seconds(rows) if rows else 0.0)
 
-    def __init__(self, seconds: RowTimes) -> None:
-        self._seconds = seconds
-        self._known = {0: 0.0}
-
-    def of(self, rows: np.ndarray) -> np.ndarray:
+    def of(rows: np.ndarray) -> np.ndarray:
         distinct, inverse = np.unique(rows, return_inverse=True)
-        for each in distinct.tolist():
-            if each not in self._known:
-                self._known[each] = self._seconds(each)
-        return np.array([self._known[each] for each in distinct.tolist()])[inverse].reshape(rows.shape)
+        return np.array([known(count) for count in distinct.tolist()])[inverse].reshape(rows.shape)
+
+    return of
 
 
-def draft_rows(found: Candidates, chosen: np.ndarray, depth: int) -> np.ndarray:
+def _draft_rows(found: Candidates, chosen: np.ndarray, depth: int) -> np.ndarray:
     """Return the rows of each draft step, by the number of nodes of the tree: `[depth, nodes]`, 0 where there is none.
 
     A node gets a row as soon as it gets its first child.
     """
-    is_first = found.ranks[chosen] == 0
-    levels = found.depths[chosen]
+    is_first, levels = found.ranks[chosen] == 0, found.depths[chosen]
     return np.stack([(is_first & (levels == level)).cumsum() for level in range(1, depth + 1)])

@@ -1,4 +1,4 @@
-"""Shapes of token trees, and what a verification says of one. A chain of n tokens is the tree `range(-1, n - 1)`."""
+"""Drafts and their shapes: trees of tokens. A chain of n tokens is the tree `range(-1, n - 1)`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Verdict(NamedTuple):
-    """What a verification accepted: the nodes from the root down, and the token that follows them."""
+    """The result of a verification: the accepted nodes from the root down, and the token that follows them."""
 
     path: list[int]
     token: int
@@ -27,7 +27,7 @@ class Visit(NamedTuple):
 
 
 def visits(tree: Tree, path: Sequence[int]) -> list[Visit]:
-    """Return what a verification that accepted `path` tells of each node whose children it tried."""
+    """Return the visits of a verification that accepted `path`: one for each node whose children it tried."""
     reached = zip((ROOT, *path), (*path, None), strict=True)
     return [
         Visit(len(tree.children[node + 1]), None if child is None else tree.ranks[child])
@@ -46,13 +46,14 @@ def within(parents: Sequence[int], depth: int) -> tuple[int, ...]:
 
 def paths(before: Sequence[int], tokens: Sequence[int], parents: Sequence[int]) -> list[list[int]]:
     """Return `before`, then for each node `before` and the tokens from the root down to the node."""
-    found = [list(before)]
+    result = [list(before)]
     for token, parent in zip(tokens, parents, strict=True):
-        found.append([*found[parent + 1], token])
-    return found
+        result.append([*result[parent + 1], token])
+    return result
 
 
 def chain(tokens: int) -> tuple[int, ...]:
+    """Return the parents of a chain of tokens."""
     return tuple(range(ROOT, tokens - 1))
 
 
@@ -70,10 +71,12 @@ def k_ary(widths: Sequence[int]) -> tuple[int, ...]:
 class Draft(NamedTuple):
     """Proposed tokens, and the distributions that they were drawn from.
 
-    `rows` is `[tokens, vocab]`, or None if every distribution is one-hot, or if sampling is
-    coupled, which needs none. `parents` are those of a tree (tree.py); None
-    is a chain, each token of which follows the one before. In a tree, the children of node i were drawn from row i + 1
-    and those of the root from row 0; rows that no child uses may be anything, or be missing at the end.
+    Token 0 of a chain was drawn from row 0, and so on. In a tree, the children of node i were drawn from row i + 1, and
+    those of the root from row 0; rows that no child uses may be anything, or be missing at the end.
+
+    Attributes:
+        rows: `[tokens, vocab]`; None if every distribution is one-hot, or if sampling is coupled, which needs none.
+        parents: those of a tree; None for a chain, each token of which follows the one before.
     """
 
     tokens: list[int]
@@ -82,12 +85,12 @@ class Draft(NamedTuple):
 
     @property
     def depths(self) -> Sequence[int]:
-        """Return the place of each token after the sequence, from 0."""
+        """The number of drafted tokens before each token, on its path."""
         return range(len(self.tokens)) if self.parents is None else tree_of(self.parents).depths
 
     @property
     def depth(self) -> int:
-        """Return how many tokens may be accepted."""
+        """The most tokens that may be accepted."""
         return len(self.tokens) if self.parents is None else tree_of(self.parents).depth
 
     def only(self, nodes: Sequence[int]) -> Draft:

@@ -1,87 +1,150 @@
-"""Verification of drafts: which tokens are accepted, and which one follows them.
+"""Verification of drafts: which tokens are accepted, and which one follows them. One law for chains and trees.
 
-Speculative sampling: Leviathan et al., arXiv 2211.17192; Chen et al., arXiv 2302.01318.
+At each node, from the root down, its children are tried in order against the target's distribution p. A child x that
+was drawn from q is accepted with probability min(1, p(x) / q(x)), and is the next node. After a rejection p becomes the
+residual norm(max(p - q, 0)), and, if the children differ, q loses x and is normalised. Where no child is accepted, a
+token drawn from p ends the path. Proof obligation: the tokens that come out are distributed as if each had been drawn
+from the target.
+
+With one child a node, this is speculative sampling (Leviathan et al., arXiv 2211.17192; Chen et al., arXiv 2302.01318);
+with several, SpecInfer's (arXiv 2305.09781) if they are drawn with replacement, and Sequoia's (arXiv 2402.12374,
+Algorithm 2) if without.
 
 Coupled sampling: the token at a position is the one that the noise picks from the target's distribution, whatever was
 drafted; a drafted token is accepted if it is that one (Daliri et al., arXiv 2408.07978). It does not depend on the
 drafter's distribution.
 """
 
-import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
 
 import torch
 from torch import Generator, Tensor
 
 from ...memory.host_memory import upload
-from ...settings.config import Sampling
 from ...settings.tree_settings import TreeSampling
-from ..sampling.noise import Noise
-from ..sampling.warp import draw, read_tokens, sample, uniform, warp
-from .tree import Draft, Verdict
-from .tree_verification import verify_tree
+from ..sampling.warp import draw, read_tokens, sample, uniform
+from .tree import ROOT, Draft, Verdict, chain, tree_of
 
 
-def verify(draft: Draft, target: Tensor, generator: Generator | None) -> tuple[int, int]:
-    """Return how many tokens of the draft are accepted, and the token that follows them.
+def draw_children(rows: Tensor, count: int, generator: Generator | None, sampling: TreeSampling) -> Tensor:
+    """Return the children of nodes, in order: `[nodes, count]` tokens, on the device.
 
-    Token x drawn from q is accepted with probability min(1, p(x) / q(x)). The first one that is not is replaced by a
-    token drawn from the residual norm(max(p - q, 0)); if all are accepted, one more is drawn from the last row. The
-    tokens that come out are distributed as if each had been drawn from p. All of it is computed on the device; the
-    result comes to the host by one copy.
+    Without replacement, an exponential race decides: its first arrivals are draws without replacement, in order. Tokens
+    of probability 0 arrive after all others, in random order: uniform over the untried, where a row is used up.
 
     Args:
-        draft: tokens and the distributions q that they were drawn from.
-        target: the distributions p, `[tokens + 1, vocab]`.
+        rows: the drafter's distributions after the nodes, `[nodes, vocab]`. For `TOP_K`, anything that ranks the tokens
+            alike, such as logits: at temperature 0, where the distributions are one-hot, they name one child alone.
+        count: of children, at most the vocabulary unless they are drawn with replacement.
+    """
+    if sampling is TreeSampling.TOP_K:
+        return rows.topk(count, dim=-1).indices
+    if sampling is TreeSampling.WITH_REPLACEMENT:
+        noise = rows.new_empty(len(rows), count, rows.shape[1]).exponential_(generator=generator)
+        return torch.div(rows.unsqueeze(1), noise, out=noise).argmax(dim=-1)
+    noise = torch.empty_like(rows).exponential_(generator=generator)
+    arrival = torch.where(rows > 0, rows / noise, -noise)
+    return arrival.topk(count, dim=-1).indices
+
+
+def verify(
+    draft: Draft,
+    target: Tensor,
+    generator: Generator | None,
+    sampling: TreeSampling = TreeSampling.WITHOUT_REPLACEMENT,
+) -> Verdict:
+    """Return the accepted path of a draft, and the token that follows it.
+
+    The first children of all nodes are compared at once. Only a rejection reads a whole row, and waits for the device
+    before a further child is tried.
+
+    Args:
+        target: the target's distributions p, `[nodes + 1, vocab]`: after the sequence, and after each node.
+        sampling: how the children of a tree were drawn from the draft's rows. The rows of `TOP_K` are not read.
 
     Raises:
         TriforceError: if a row of `target` is NaN.
     """
     if not draft.tokens:
-        return 0, sample(target[0], generator)
-    drawn = upload(torch.tensor(draft.tokens), target.device)
-    accepted = _accepted(drawn, draft.rows, target, generator)
-    row = target.index_select(0, accepted)[0]
-    token = draw(residual(row, drawn, draft.rows, accepted), generator)
-    count, following = read_tokens(torch.cat((accepted, token)), target)
-    return count, following
+        return Verdict([], sample(target[0], generator))
+    is_tree = draft.parents is not None
+    rows = None if is_tree and sampling is TreeSampling.TOP_K else draft.rows
+    tree = tree_of(draft.parents if draft.parents is not None else chain(len(draft.tokens)))
+    drawn, above = upload(torch.tensor((draft.tokens, tree.parents)), target.device)
+    p = target[above + 1, drawn]
+    q = torch.ones_like(p) if rows is None else rows[above + 1, drawn]
+    trials = list(zip(*torch.stack((uniform(len(p), generator, p.device), p, q)).tolist(), strict=True))
+    path: list[int] = []
+    node, row = ROOT, target[0]
+    while children := tree.children[node + 1]:
+        if rows is None:
+            child, row = _try_certain(children, draft.tokens, trials, row)
+        else:
+            child, row = _try_drawn(children, draft.tokens, trials, row, rows[node + 1], sampling)
+        if child is None:
+            break
+        path.append(child)
+        node, row = child, target[child + 1]
+    return Verdict(path, read_tokens(draw(row, generator), target)[0])
 
 
-def _accepted(drawn: Tensor, rows: Tensor | None, target: Tensor, generator: Generator | None) -> Tensor:
-    """Return how many of the drawn tokens are accepted, `[1]`: those before the first one that is rejected."""
-    p = target[:-1].gather(1, drawn.unsqueeze(1)).squeeze(1)
-    q = torch.ones_like(p) if rows is None else rows.gather(1, drawn.unsqueeze(1)).squeeze(1)
-    chance = uniform(len(drawn), generator, target.device)
-    rejected = chance * q >= p
-    return rejected.logical_not().long().cumprod(0).sum(0, keepdim=True)
+Trial = tuple[float, float, float]  # of a node: a random number in [0, 1), and p and q of its token as first child
 
 
-def residual(row: Tensor, drawn: Tensor, rows: Tensor | None, index: Tensor) -> Tensor:
-    """Return max(p - q, 0) `[vocab]`, not normalised, for the rejected token number `index` `[1]` of the draft.
+def _try_drawn(
+    children: Sequence[int],
+    tokens: Sequence[int],
+    trials: Sequence[Trial],
+    p: Tensor,
+    q: Tensor,
+    sampling: TreeSampling,
+) -> tuple[int | None, Tensor]:
+    """Return the accepted child of a node, None if there is none, and what p `[vocab]` is then, not normalised."""
+    untried = q
+    for rank, child in enumerate(children):
+        chance, p_child, q_child = trials[child]
+        if rank:
+            p = p / p.sum()
+            if sampling is TreeSampling.WITHOUT_REPLACEMENT:
+                untried, q = _without(untried, tokens[children[rank - 1]], rank)
+            p_child, q_child = torch.stack((p[tokens[child]], q[tokens[child]])).tolist()
+        if chance * q_child < p_child:
+            return child, p
+        p = residual(p, q)
+    return None, p
 
-    If `index` is the number of `drawn` tokens, none was rejected, and the row p is returned.
+
+def residual(p: Tensor, q: Tensor) -> Tensor:
+    """Return max(p - q, 0) `[vocab]`, not normalised; p where that is zero, because p equals q but for rounding."""
+    difference = (p - q).clamp_(min=0)
+    # A product with 0 or 1 chooses: on a CPU, it is several times faster than torch.where.
+    return difference.addcmul_(p, (difference.amax() == 0).to(p.dtype))
+
+
+def _without(untried: Tensor, token: int, tried: int) -> tuple[Tensor, Tensor]:
+    """Return q without a tried token, and normalised: uniform over the untried tokens if nothing is left of it."""
+    untried = untried.index_fill(0, torch.tensor([token], device=untried.device), 0)
+    mass = untried.sum()
+    is_used_up = (mass == 0).to(untried.dtype)
+    # Uniform over all tokens, tried ones too: neither are these tried again, nor is anything left of their p.
+    return untried, untried / (mass + is_used_up) + is_used_up / max(len(untried) - tried, 1)
+
+
+def _try_certain(
+    children: Sequence[int], tokens: Sequence[int], trials: Sequence[Trial], p: Tensor
+) -> tuple[int | None, Tensor]:
+    """Return what `_try_drawn` returns, of different children whose distributions were one-hot.
+
+    The residual is p without the rejected tokens, so a child x is accepted with probability p(x) / (1 - p(rejected)).
     """
-    last = len(drawn) - 1
-    is_rejected, index = index <= last, index.clamp(max=last)
-    if rows is None:
-        token = drawn.index_select(0, index)
-        return row.index_copy(0, token, row.index_select(0, token) * is_rejected.logical_not())
-    # Products with 0 or 1 choose: on a CPU, they are several times faster than torch.where and any.
-    difference = row.addcmul(rows.index_select(0, index)[0], is_rejected.to(row.dtype), value=-1).clamp_(min=0)
-    is_zero = difference.amax() == 0  # p equals q but for rounding
-    return difference.addcmul_(row, is_zero.to(row.dtype))
-
-
-def verify_draft(draft: Draft, target: Tensor, generator: Generator | None, sampling: TreeSampling) -> Verdict:
-    """Return what `verify` accepts of a chain, or `verify_tree` of a tree whose children were drawn by `sampling`."""
-    if draft.parents is not None:
-        return verify_tree(draft.tokens, draft.parents, draft.rows, target, generator, sampling)
-    accepted, token = verify(draft, target, generator)
-    return Verdict(list(range(accepted)), token)
-
-
-_SMALLEST_MARGIN, _STEPS = 1e-7, 20  # of the search for a margin
+    left = 1.0
+    for child in children:
+        chance, p_child, _ = trials[child]
+        if chance * left < p_child:
+            return child, p
+        left = max(left - p_child, 0.0)
+    rest = p.index_fill(0, upload(torch.tensor([tokens[child] for child in children]), p.device), 0)
+    return None, rest.addcmul_(p, (rest.amax() == 0).to(p.dtype))  # nothing else is left, but for rounding
 
 
 def verify_choices(drafted: Sequence[int], picks: Sequence[int], parents: Sequence[int] | None = None) -> Verdict:
@@ -95,69 +158,9 @@ def verify_choices(drafted: Sequence[int], picks: Sequence[int], parents: Sequen
             Siblings' tokens differ.
     """
     parents = range(-1, len(drafted) - 1) if parents is None else parents
-    path, node = [], -1
+    path, node = [], ROOT
     for index, (token, parent) in enumerate(zip(drafted, parents, strict=True)):
         if parent == node and token == picks[node + 1]:
             path.append(index)
             node = index
     return Verdict(path, picks[node + 1])
-
-
-def draw_children_coupled(rows: Tensor, noise: Noise, position: int, count: int) -> Tensor:
-    """Draw different tokens for one position from distributions `[nodes, vocab]`, on the device: `[nodes, count]`.
-
-    The first is what `noise.pick` returns; the others are the likeliest to be what it picks from the target's.
-    """
-    return noise.best(rows, [position] * len(rows), count)
-
-
-@dataclass(frozen=True, slots=True)
-class CoupledChoice:
-    """Plain decoding's choice of the token at a position, from penalised logits `[vocab]`, and how narrow it is."""
-
-    sampling: Sampling
-    noise: Noise
-    position: int
-
-    def pick(self, logits: Tensor, sampling: Sampling | None = None) -> int:
-        """Return the chosen token."""
-        probs = warp(logits.unsqueeze(0), sampling or self.sampling)
-        return int(self.noise.pick(probs, [self.position]))
-
-    def perturbed(self, logits: Tensor) -> Tensor:
-        """Return the logits with Gumbel noise, up to a constant; -inf where top-k, top-p or min-p keep no token."""
-        scores = self.noise.scores(warp(logits[None], self.sampling), [self.position])[0]
-        return scores.log() * self.sampling.temperature
-
-    def margin(self, logits: Tensor, expected: int, emitted: int) -> float:
-        """Return by how much a logit must differ for `emitted` to be chosen, not `expected`; inf if none is enough.
-
-        Where top-p and min-p end may move with all logits at once.
-        """
-        low, high = _SMALLEST_MARGIN, float(logits.max() - logits[emitted]) + 100 * self.sampling.temperature
-        if not (math.isfinite(high) and self._chooses(logits, high, expected, emitted)):
-            return math.inf
-        for _ in range(_STEPS):
-            middle = math.sqrt(low * high)
-            low, high = (low, middle) if self._chooses(logits, middle, expected, emitted) else (middle, high)
-        return high
-
-    def _chooses(self, logits: Tensor, change: float, expected: int, emitted: int) -> bool:
-        for sampling in self._moved(change / self.sampling.temperature):
-            for token, difference in ((emitted, change), (expected, -change)):
-                changed = logits.clone()
-                changed[token] += difference
-                if self.pick(changed, sampling) == emitted:
-                    return True
-        return False
-
-    def _moved(self, change: float) -> Iterator[Sampling]:
-        """Yield the sampling, and with top-p and min-p as they would be if all log probabilities changed so much."""
-        p, min_p = self.sampling.top_p, self.sampling.min_p
-        yield self.sampling
-        if p < 1 or min_p > 0:
-            for signed in (-change, change):
-                moved = p + p * (1 - p) * signed
-                yield replace(
-                    self.sampling, top_p=min(max(moved, 1e-6), 1.0), min_p=min(min_p * math.exp(min(signed, 50.0)), 1.0)
-                )

@@ -1,36 +1,42 @@
-"""Drafts with a trained head, from the hidden rows that passes of the target have left."""
+"""The runner of a trained head, which reads the hidden rows that passes of the target have left."""
 
-from collections.abc import Generator, Hashable, Sequence
-from typing import cast
+from collections.abc import Generator, Sequence
 
 import torch
 from torch import Tensor
 
-from ...architecture.head_shape import published_acceptance
 from ...caches.streaming_llm import StreamingCache
 from ...events import DraftPrefilled
 from ...memory.host_memory import upload
 from ...memory.tree_attention import Tree, tree_of
 from ...model.heads import Head
-from ...parallel import Group
 from ...sequence import TokenSequence, Watermarks
 from ...settings.config import Speculation
 from ...settings.method_sizes import draft_chunk
-from ..passes.hidden_rows import HiddenRows
-from ..passes.runner import Runner
-from ..sampling.warp import Sampler
-from .drafter import ModelDrafter
+from .runner import Runner
 
 _SPARE = 16  # slots
 
 
+def head_window(head: Head, settings: Speculation) -> int:
+    """Return how many slots a head attends to before those that it runs."""
+    return min(filter(None, (head.own.window, settings.window)))
+
+
+def rows_needed(head: Head, settings: Speculation) -> int:
+    """Return of how many tokens before a prompt's end a head reads rows: with some more, rollbacks leave a window."""
+    return head_window(head, settings) + _SPARE
+
+
 class HeadRunner:
-    """A head with a cache of its latest slots, as ModelDrafter and TreeDrafting use a runner.
+    """A head with a cache of its latest slots, as ModelDrafter uses a runner.
 
     Slot t has the token at position t + 1, and a feature of the target's row at position t. Its keys and values stay if
-    the row is the full cache's. What the head or a middle level has computed is replaced as soon as that has its own.
-    A slot attends to a window of slots before it, at positions inside of the window.
+    the row is the full cache's; slots from rows of the head itself, or of a middle level, are run again as soon as the
+    full cache has its own. A slot attends to a window of slots before it, at positions inside of the window.
     """
+
+    setups = 0
 
     def __init__(self, head: Head, settings: Speculation, sources: Sequence[Runner]) -> None:
         """`sources` are the runners of the target, that of the full cache first; all of them keep their rows."""
@@ -45,6 +51,13 @@ class HeadRunner:
         self._rows = torch.empty(0)  # of the last slot: [1, hidden]; of a tree those of its root and nodes
         self._tree: Tree | None = None
         self._marks: Watermarks | None = None
+        # Shares of ranks may be uneven, but all ranks have to choose alike, and to grow the same trees.
+        own, plain = head.group.agree((head.read_cost, head.target.read_cost))
+        self.relative_cost = min(own / plain, 1.0)
+
+    def setup_cost(self, sequence: TokenSequence) -> float:
+        """Return 0: a draft has no one-off cost."""
+        return 0.0
 
     def use(self, sources: Sequence[Runner]) -> None:
         """Read the rows of these runners from now on, that of the full cache first."""
@@ -63,9 +76,8 @@ class HeadRunner:
             yield DraftPrefilled(count, count)
 
     @torch.inference_mode()
-    def rows(self, sequence: TokenSequence, draft: Sequence[int] = ()) -> Tensor:
+    def rows(self, sequence: TokenSequence) -> Tensor:
         """Return the row `[1, hidden]` of the last slot of a sequence, from which its next token is drafted."""
-        assert not draft, "a head verifies nothing"
         end = len(sequence) - 1
         if self._follow(sequence, end) and self._last is not None:
             self._rows = self._last
@@ -92,9 +104,9 @@ class HeadRunner:
         if kept < self._first or self.cache.truncate(min(kept, self.cache.length)) < kept:
             self.cache.truncate(0)
             self._true = self._first = 0
-        first, kept_rows = end, list(self._kept(sequence))
+        first, kept_rows = end, [source.rows_kept(sequence) for source in self.sources]
         while starts := [positions.start for positions in kept_rows if first - 1 in positions]:
-            first = min(starts)  # there may be gaps before: a source has not run what another one has
+            first = min(starts)  # there may be gaps before: a source has not run all that another one has
         first = max(first, end - self.reach, 0)
         if self.cache.length < first:
             self.cache.truncate(0)
@@ -102,19 +114,15 @@ class HeadRunner:
             self._first = first
         return self.cache.length == end
 
-    def _kept(self, sequence: TokenSequence) -> dict[range, Runner]:
-        """Return the positions whose rows each source has, of the full cache first."""
-        found = {source.rows_kept(sequence): source for source in reversed(self.sources)}
-        return {positions: found[positions] for source in self.sources if (positions := source.rows_kept(sequence))}
-
     def _features(self, sequence: TokenSequence, start: int, count: int) -> Tensor:
         """Return the features of slots, each from the first source that has its row."""
-        parts, at = [], start
-        while at < start + count:
-            positions, source = next(each for each in self._kept(sequence).items() if at in each[0])
-            end = min(positions.stop, start + count)
-            parts.append(self.model.features(cast("HiddenRows", source.kept).get(at, end)))
-            at = end
+        parts, at, end = [], start, start + count
+        while at < end:
+            source = next(source for source in self.sources if at in source.rows_kept(sequence))
+            stop = min(source.rows_kept(sequence).stop, end)
+            assert source.kept is not None
+            parts.append(self.model.features(source.kept.get(at, stop)))
+            at = stop
         return torch.cat(parts)
 
     def forward(self, ids: Tensor, parents: Sequence[int] | None = None) -> Tensor:
@@ -138,37 +146,7 @@ class HeadRunner:
         return self.model.logits(rows)
 
     def resolve(self, ids: Sequence[int]) -> None:
-        """Do nothing: the next call with a sequence drops drafted slots."""
+        """Do nothing: the next call with a sequence drops drafted slots anyway."""
 
     def observe(self, drafted: int, accepted: int) -> None:
         """Do nothing."""
-
-
-class HeadDrafter(ModelDrafter):
-    """A trained head. Its acceptance falls with depth, and with the length of the sequence: the kind of its drafts."""
-
-    fades = True
-
-    def __init__(self, runner: HeadRunner, sampler: Sampler, group: Group) -> None:
-        super().__init__(cast("Runner", runner), sampler, group)
-        self.name = runner.model.own.kind
-        self._head = runner
-        # Shares of ranks may be uneven, but all ranks have to choose alike, and to grow the same trees.
-        own, plain = group.agree((runner.model.read_cost, runner.model.target.read_cost))
-        self.relative_cost = min(own / plain, 1.0)
-
-    def prior(self, kind: Hashable) -> float:
-        return published_acceptance(self.name, 1 << (int(str(kind)) - 1))
-
-    def draft_kind(self, sequence: TokenSequence) -> Hashable:
-        return len(sequence).bit_length() if self._head.has_rows(sequence) else None
-
-
-def head_window(head: Head, settings: Speculation) -> int:
-    """Return how many slots a head attends to before those that it runs."""
-    return min(filter(None, (head.own.window, settings.window)))
-
-
-def rows_needed(head: Head, settings: Speculation) -> int:
-    """Return of how many tokens before a prompt's end a head reads rows: with some more, rollbacks leave a window."""
-    return head_window(head, settings) + _SPARE
