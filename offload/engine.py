@@ -120,7 +120,9 @@ class Engine:
         batch = Batch(parallel, in_step=self.model.group.size > 1)
         sessions = BatchSessions(self.sessions, self._batch_memory(parallel), self.draft)
         sequences = (
-            None if request is None else (request.key, partial(self._start, request, sessions), request.is_cancelled)
+            None
+            if request is None
+            else Lane(request.key, partial(self._start, request, sessions), request.is_cancelled)
             for request in requests
         )
         yield from generate_on_one_thread(self._kernel, batch.run(sequences))

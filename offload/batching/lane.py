@@ -5,11 +5,12 @@ inside the call, however deep in levels and drafters that is: without threads, a
 Greenlet is imported where a lane starts: an engine that runs no batch does not need it.
 """
 
+from __future__ import annotations
+
 import time
 from collections.abc import Callable, Hashable
 from contextlib import closing
-from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,19 +28,11 @@ class LogitsRequest(NamedTuple):
     hidden: Tensor
 
 
-@dataclass(frozen=True, slots=True)
-class Pause:
+class Pause(NamedTuple):
     """A request to go on after the next pass, whatever that is."""
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """The end of a lane's events."""
-
-
-Request = Step | LogitsRequest | Pause
 Answer = Tensor | int | Exception | None
-Start = Callable[["Lane"], Events]
 
 
 class Lane:
@@ -47,27 +40,33 @@ class Lane:
 
     The clock counts the lane's own time: its own computations, and of each pass its share. What a method learns of its
     speed is then what it costs the batch.
+
+    Attributes:
+        key, is_cancelled: the name of the sequence, and a function that returns whether it is to be closed.
+        wants: the pass or the logits that the lane waits for; None before its start and after its end.
+        passes_s: its share of the passes so far, in seconds.
     """
 
-    def __init__(self, key: Hashable, start: Start, is_cancelled: Callable[[], bool] = never) -> None:
-        """`start` returns the lane's events; the `key` names it. `is_cancelled` returns whether it is to be closed."""
-        self.key = key
-        self.is_cancelled = is_cancelled
-        self.wants: Request | None = None
-        self.passes_s = 0.0  # its share of the passes so far
-        self._own_s = 0.0
-        self._resumed_at: float | None = None
+    def __init__(self, key: Hashable, start: Callable[[Lane], Events], is_cancelled: Callable[[], bool] = never):
+        """`start` returns the lane's events."""
         import greenlet
 
-        self._start = start
-        self._greenlets = greenlet
+        self.key, self.is_cancelled = key, is_cancelled
+        self.wants: Step | LogitsRequest | Pause | None = None
+        self.passes_s = self._own_s = 0.0
+        self._resumed_at: float | None = None
+        self._start, self._greenlets = start, greenlet
         self._greenlet = greenlet.greenlet(self._follow)
 
-    def resume(self, answer: Answer = None) -> Request | Event | Ended:
-        """Answer what the lane wanted last, and run it until it wants something else, which is returned.
+    @property
+    def has_ended(self) -> bool:
+        return bool(self._greenlet.dead)
 
-        The answer to a Step are its hidden rows, to an event what `send` takes; an exception is raised where the lane
-        waits. Raises what the lane's code raises.
+    def resume(self, answer: Answer = None) -> Event | None:
+        """Answer the lane's last event or wish; run it to the next event, which is returned, or to its next wish: None.
+
+        The answer to a Step are its hidden rows, to an event the number that `send` takes; an exception is raised where
+        the lane waits. Raises what the lane's code raises.
         """
         self.wants = None
         self._greenlet.parent = self._greenlets.getcurrent()
@@ -76,13 +75,11 @@ class Lane:
             # On, from one resumption to the next: the lanes' own blocks of this mode are left in another order.
             with torch.inference_mode():
                 go_on = self._greenlet.throw if isinstance(answer, Exception) else self._greenlet.switch
-                wanted = go_on(answer)
+                event: Event | None = go_on(answer)
+                return event
         finally:
             self._own_s += time.perf_counter() - self._resumed_at
             self._resumed_at = None
-        if isinstance(wanted, Request):
-            self.wants = wanted
-        return wanted
 
     def close(self) -> None:
         """Close the lane's events, wherever they are."""
@@ -99,25 +96,28 @@ class Lane:
 
     def forward(self, step: Step) -> Tensor:
         """Run a step with those of other lanes; return its hidden rows `[tokens, hidden]`."""
-        return self._ask(step)
+        rows: Tensor = self._wait_for(step)
+        return rows
 
     def logits(self, model: Model, hidden: Tensor) -> Tensor:
         """Return the logits `[tokens, vocab]` of hidden rows, computed with those of other lanes."""
-        return self._ask(LogitsRequest(model, hidden))
+        rows: Tensor = self._wait_for(LogitsRequest(model, hidden))
+        return rows
 
     def pause(self) -> None:
         """Let the other lanes run one pass."""
-        self._ask(Pause())
+        self._wait_for(Pause())
 
-    def _ask(self, wanted: Request | Event) -> Answer:
-        return self._greenlet.parent.switch(wanted)
+    def _wait_for(self, wanted: Step | LogitsRequest | Pause) -> Any:
+        self.wants = wanted
+        return self._greenlet.parent.switch(None)
 
-    def _follow(self, answer: Answer) -> Ended:
+    def _follow(self, answer: None) -> None:
         """Run in the greenlet: pass on the events and their answers."""
         with closing(self._start(self)) as events:
             while True:
                 try:
                     event = events.send(answer)
                 except StopIteration:
-                    return Ended()
-                answer = self._ask(event)
+                    return
+                answer = self._greenlet.parent.switch(event)

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from ..errors import OutOfMemory
 from ..kernels.native.structs import BLOCK
@@ -13,27 +12,25 @@ from ..settings.kv_formats import KV_FORMATS, PLAIN_KV
 from ..speculation.passes.runner import Runner
 from ..system.machine import free_host_memory
 from ..units import size_text
+from .lane import Lane
 
 LEAST_SHARED = 256  # tokens: to wait until another sequence has run fewer is not worth it
 FREE_SHARE = 0.9  # of the free memory that pages may take; passes need some, too
 
 
-class Pauses(Protocol):
-    """A sequence's lane, which can let the other sequences run for one pass."""
-
-    def pause(self) -> None: ...
-
-
 @dataclass(eq=False)
 class Allocation:
-    """A sequence with pages in the pool."""
+    """A sequence with pages in the pool: its prompt's `ids`, and the `length` that it and its answer may reach.
 
-    ids: Sequence[int]  # of its prompt
-    length: int  # of it and the answer, at most
+    Sequences of one `scope` share pages. `finished`: tokens in the pages of a sequence that has ended.
+    """
+
+    ids: Sequence[int]
+    length: int
     store: PagedStore
-    scope: str  # shares with sequences of the same scope only
-    runner: Runner | None = None  # while it has one
-    finished: int = 0  # tokens in its pages, of a sequence that has ended
+    scope: str
+    runner: Runner | None = None
+    finished: int = 0
 
     @property
     def num_cached(self) -> int:
@@ -60,21 +57,22 @@ class BatchMemory:
         Without a limit, use up to most of the free memory. The model must run on the native kernel.
         Share multiples of `unit` tokens: a prompt cache restores whole blocks, and must not write to shared pages.
         """
-        shape = model.shape
+        shape, kernel = model.shape, model.operations.kernel
+        assert kernel is not None, "pages need the native kernel"
         if limit is None:
             limit = int(free_host_memory() * FREE_SHARE) // model.group.mates
         self._page_bytes = shape.kv_bytes(BLOCK, model.dtype.itemsize)
         # Ranks that wait for room must do so together, and their shares of the heads may be uneven.
         fitting = min(model.group.collect(limit // self._page_bytes))
         self._pages = min(fitting, (sequences + 1) * pages_for(longest))  # one more, that has ended last
-        self._pool = PagePool(model.operations.kernel, shape, self._pages, model.dtype)
+        self._pool = PagePool(kernel, shape, self._pages, model.dtype)
         self._rope_depends_on_length = shape.rope_depends_on_length
         self._unit = unit
         self._allocations: list[Allocation] = []
         self._last_finished: Allocation | None = None
 
     def allocate(
-        self, ids: Sequence[int], length: int, spare: int, lane: Pauses, scope: str = "", fresh: int = 1
+        self, ids: Sequence[int], length: int, spare: int, lane: Lane, scope: str = "", fresh: int = 1
     ) -> tuple[Allocation, int]:
         """Return a sequence's pages, and how many tokens, the first of its prompt `ids`, are in them already.
 
@@ -85,15 +83,18 @@ class BatchMemory:
         Raises OutOfMemory if there is too little room for this sequence alone.
         """
         capacity = length + spare
-        self._check_room(capacity)
+        if (needed := pages_for(capacity)) > self._pages:
+            size, room = (size_text(count * self._page_bytes) for count in (needed, self._pages))
+            message = f"{capacity:,} tokens of keys and values take {size}, and there is room for {room}"
+            raise OutOfMemory(message, "shorten the prompt, or ask for fewer new tokens")
         while True:
             other, shared = self._longest_beginning(ids[: max(len(ids) - fresh, 0)], length, scope)
-            pages = pages_for(capacity) - shared // BLOCK
-            if pages <= self._pool.num_free and (not shared or other.num_cached >= shared):
-                store = PagedStore(self._pool, capacity, other.store if shared else None, shared)
+            has_room = needed - shared // BLOCK <= self._pool.num_free
+            if has_room and (other is None or other.num_cached >= shared):
+                store = PagedStore(self._pool, capacity, None if other is None else other.store, shared)
                 self._allocations.append(allocation := Allocation(ids, length, store, scope))
                 return allocation, shared
-            if pages <= self._pool.num_free or not self._free_last():
+            if has_room or not self._free_last():
                 lane.pause()
 
     def free(self, allocation: Allocation) -> None:
@@ -108,27 +109,17 @@ class BatchMemory:
 
     def _longest_beginning(self, ids: Sequence[int], length: int, scope: str) -> tuple[Allocation | None, int]:
         """Return the sequence whose pages to share, and how many tokens."""
-        found, most = None, LEAST_SHARED - 1
-        for other in (*self._allocations, *([self._last_finished] if self._last_finished else ())):
-            if other.scope != scope:
+        best, most = None, LEAST_SHARED - 1
+        for other in (*self._allocations, *filter(None, [self._last_finished])):
+            if other.scope != scope or (self._rope_depends_on_length and other.length != length):
                 continue
             shared = common_prefix(ids, other.ids)
-            if other is self._last_finished:
+            if other.runner is None:
                 shared = min(shared, other.finished)
-            if self._rope_depends_on_length and other.length != length:
-                continue
             shared -= shared % self._unit
-            if shared > most and (other.runner is not None or other is self._last_finished):
-                found, most = other, shared
-        return found, most if found else 0
-
-    def _check_room(self, capacity: int) -> None:
-        if (pages := pages_for(capacity)) > self._pages:
-            needed, there = (size_text(count * self._page_bytes) for count in (pages, self._pages))
-            raise OutOfMemory(
-                f"{capacity:,} tokens of keys and values take {needed}, and there is room for {there}",
-                "shorten the prompt, or ask for fewer new tokens",
-            )
+            if shared > most:
+                best, most = other, shared
+        return best, most if best else 0
 
     def _free_last(self) -> bool:
         """Free the pages of the sequence that left last; return whether there was one."""

@@ -8,6 +8,7 @@ import pytest
 
 from offload import Finished
 from offload.batching.batch import Batch, Failed
+from offload.batching.lane import Lane
 from offload.errors import InternalError, OutOfMemory
 from offload.session.session import Session
 from offload.speculation.sampling.warp import Sampler
@@ -143,9 +144,9 @@ def test_an_exception_of_one_rank_among_several_ends_all():
     def start(lane):
         raise ValueError("of this rank")
 
-    assert isinstance(next(Batch(1).run([("a", start)]))[1], Failed)
+    assert isinstance(next(Batch(1).run([Lane("a", start)]))[1], Failed)
     with pytest.raises(ValueError, match="of this rank"):
-        next(Batch(1, in_step=True).run([("a", start)]))
+        next(Batch(1, in_step=True).run([Lane("a", start)]))
 
 
 @pytest.mark.timeout(300)

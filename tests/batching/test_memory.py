@@ -150,19 +150,6 @@ def test_a_shared_page_is_copied_by_whoever_writes_to_it_first(endless_engine):
     assert pool.num_free == 8
 
 
-def test_sequences_write_behind_a_common_beginning_when_no_page_is_left(endless_engine):
-    pool, first, kv = pool_with_a_beginning(endless_engine, 4 + 2 + 2)
-    stores = [first, *(PagedStore(pool, 64, first, 40) for _ in range(2))]
-    assert not pool.num_free
-    written = [torch.randn_like(kv) for _ in stores]
-    for store, new in zip(stores, written, strict=True):
-        store.begin(40, 24)
-        store.write(40, *new[:, :, :, :24])
-    for store, new in zip(stores, written, strict=True):
-        for found, begun, own in zip(store.read(0, 64), kv, new, strict=True):
-            assert torch.equal(found, torch.cat((begun, own[:, :, :24]), dim=2))
-
-
 def test_sequences_of_other_lengths_share_nothing_if_rope_depends_on_the_length(tmp_path):
     """One has room for a tree, the other for as many more tokens, so that both take as many pages."""
     rope = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 8.0}

@@ -4,7 +4,10 @@ import pytest
 import torch
 
 from offload.batching import batch as batches
-from offload.batching.batch import Batch, PassCosts, shares
+from offload.batching.batch import Batch
+from offload.batching.costs import PassCosts, shares
+from offload.batching.lane import Lane
+from offload.batching.passes import run_steps
 from offload.memory.tree_attention import tree_of
 from offload.speculation.passes.steps import Step
 from tests.support.models import ids
@@ -16,27 +19,27 @@ def step(model, tokens=PROMPT, keys=PROMPT):
     return Step(model, model.new_cache(64), torch.tensor(ids(tokens)), keys)
 
 
-def lane_of(*models):
-    """Return what starts a sequence that runs a step of each model."""
+def lane_of(key, *models):
+    """Return a sequence that runs a step of each model."""
 
     def start(lane):
         for model in models:
             lane.forward(step(model))
         yield lane
 
-    return start
+    return Lane(key, start)
 
 
 @pytest.fixture
 def passes(endless_engine, monkeypatch):
     """The models of the steps of each pass."""
-    found, run = [], batches.JointPasses.run
+    found = []
 
-    def noted(self, steps):
-        found.append(["small" if each.model is endless_engine.draft else "large" for each in steps])
-        return run(self, steps)
+    def noted(steps):
+        found.append(["small" if step.model is endless_engine.draft else "large" for step in steps])
+        return run_steps(steps)
 
-    monkeypatch.setattr(batches.JointPasses, "run", noted)
+    monkeypatch.setattr(batches, "run_steps", noted)
     return found
 
 
@@ -44,8 +47,7 @@ def test_drafts_of_a_small_model_are_run_before_the_pass_of_the_large_one(endles
     """So that a sequence that has drafted takes part in the pass that another one was ready for before."""
     large, small = endless_engine.model, endless_engine.draft
     assert small.read_cost < large.read_cost
-    started = {"drafts": lane_of(small, small, large), "verifies": lane_of(large), "too": lane_of(large)}
-    list(Batch(3).run(started.items()))
+    list(Batch(3).run([lane_of("drafts", small, small, large), lane_of("verifies", large), lane_of("too", large)]))
     assert passes == [["small"], ["small"], ["large"] * 3]
 
 
@@ -63,7 +65,7 @@ def test_all_sequences_are_closed_though_closing_one_is_interrupted():
 
         return events
 
-    events = Batch(3).run([(key, start(key)) for key in range(3)])
+    events = Batch(3).run([Lane(key, start(key)) for key in range(3)])
     assert [next(events)[0] for _ in range(3)] == [0, 1, 2]
     with pytest.raises(KeyboardInterrupt):
         events.close()
@@ -82,7 +84,7 @@ def test_what_drafts_add_to_a_pass_is_charged_to_those_who_draft(endless_engine)
 
 def test_joint_passes_have_the_bits_of_a_sequence_alone(endless_engine):
     """Passes of all combinations of sequences, with numbers of rows that change, and a tree beside chains."""
-    model, joint = endless_engine.model, batches.JointPasses()
+    model = endless_engine.model
     together, alone = ([model.new_cache(256) for _ in range(3)] for _ in range(2))
     for turn in range(12):
         chosen = [number for number in range(3) if turn % 7 + 1 & 1 << number]
@@ -90,7 +92,7 @@ def test_joint_passes_have_the_bits_of_a_sequence_alone(endless_engine):
         tree = tree_of((-1, *range(len(tokens[-1]) - 1))) if turn % 3 == 2 else None
         trees = [None] * (len(chosen) - 1) + [tree]
         wanted = list(zip(chosen, tokens, trees, strict=True))
-        found = joint.run([Step(model, together[number], new, 0, its_tree) for number, new, its_tree in wanted])
+        found = run_steps([Step(model, together[number], new, 0, its_tree) for number, new, its_tree in wanted])
         for (number, new, its_tree), rows in zip(wanted, found, strict=True):
             assert torch.equal(rows, Step(model, alone[number], new, 0, its_tree).run())
             for cache in (together[number], alone[number]):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from offload.batching.passes import JointPasses
+from offload.batching.passes import run_steps
 from offload.caches.factory import selected_cache
 from offload.loading.formats.safetensors import FolderCheckpoint
 from offload.loading.weights import load_model
@@ -93,7 +93,7 @@ def test_rows_of_several_sequences_in_one_pass(model):
         cache = model.new_cache(100)
         model.forward(torch.tensor(prompt), cache)
         steps.append(Step(model, cache, torch.tensor(ids(3, seed=2)), len(prompt)))
-    for rows, prompt in zip(JointPasses().run(steps), prompts, strict=True):
+    for rows, prompt in zip(run_steps(steps), prompts, strict=True):
         assert torch.equal(rows, fresh_rows(model, [*prompt, *ids(3, seed=2)], 3))
 
 

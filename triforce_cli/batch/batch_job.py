@@ -12,8 +12,9 @@ from ..output.terminal import Terminal
 from ..run.opened_request import OpenedRequest, open_request, stretch
 from ..run.run import Run
 from ..signals import DONE
-from .batch_item import BadLine, BatchItem, NumberedLine, parse_lines
 from .batch_run import BatchRun, opened_for
+from .items import BadLine, BatchItem, NumberedLine, parse_lines
+from .ray_batch import run_on_cluster
 from .result_file import ResultFile
 
 _ENCODED = 4  # items that are tokenized to find the longest, unless they do not fit the context
@@ -54,27 +55,20 @@ def run_batch(
         opened = replace(opened, model=stretch(opened.model, longest, terminal))
     opened.print_settings(opened.settings.generation.max_new_tokens, terminal, output.verbose)
     write = display.write if batch.results is None else batch.results.write
+    answers = BatchRun(items, write, batch.results is not None, opened, terminal, output, display)
     if batch.cluster is not None and not request.dry_run:
-        from .ray_batch import run_on_cluster
-
-        texts = dict(lines)
-        batch_run = BatchRun(items, write, batch.results is not None, opened, terminal, output, display)
-        return run_on_cluster(batch.cluster, batch_run, texts, longest, batch.parallel)
+        return run_on_cluster(batch.cluster, answers, dict(lines), longest, batch.parallel)
     run = Run(opened, longest, terminal, output, display)
     own = run.parallel(batch.parallel, len(items))
     parallel = broadcast(request.group, lambda: own)
     if run.is_offloaded and batch.parallel != 1 and len(items) > 1 and not output.quiet:
         terminal.note("keys and values, or experts, are offloaded: one sequence at a time")
-    if request.dry_run and not output.quiet:
-        terminal.note(f"the plan is that of the longest request; {parallel} run together")
-
     if request.dry_run:
+        if not output.quiet:
+            terminal.note(f"the plan is that of the longest request; {parallel} run together")
         return run.print_plan()
     run.load()
-    display.hide()
-    display.expect(len(items))
-    batch_run = BatchRun(items, write, batch.results is not None, opened, terminal, output, display)
-    return batch_run.run(run, parallel)
+    return answers.run(run, parallel)
 
 
 def longest_of(items: Sequence[BatchItem | BadLine], opened: OpenedRequest) -> int:
@@ -90,15 +84,15 @@ def longest_of(items: Sequence[BatchItem | BadLine], opened: OpenedRequest) -> i
         return text / _BYTES_A_TOKEN + item.options.get("max_new_tokens", usual)
 
     is_stretched = opened.request.extend_context and not forgets(opened.settings.speculation)
-    found: list[int] = []
-    for item in sorted((each for each in items if isinstance(each, BatchItem)), key=size, reverse=True):
+    lengths: list[int] = []
+    for item in sorted((item for item in items if isinstance(item, BatchItem)), key=size, reverse=True):
         try:
-            ours = opened_for(opened, item)
-            ids = ours.encode(item.prompt)
-            new = ours.settings.generation.max_new_tokens
-            found.append(len(ids) + new if is_stretched else ours.prompt(ids).length)
+            own = opened_for(opened, item)
+            ids = own.encode(item.prompt)
+            new = own.settings.generation.max_new_tokens
+            lengths.append(len(ids) + new if is_stretched else own.prompt(ids).length)
         except Exception:  # of any kind: it is reported when the item's turn comes
             continue
-        if len(found) == _ENCODED:
+        if len(lengths) == _ENCODED:
             break
-    return max(found, default=opened.context)
+    return max(lengths, default=opened.context)

@@ -4,10 +4,9 @@ import secrets
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from functools import partial
-from typing import Any
 
 from offload.errors import InternalError, PromptError, TriforceError, typed_error
-from offload.metrics import Meter, Summary
+from offload.metrics import Summary
 from offload.units import counted
 
 from ..distributed.rank import broadcast
@@ -23,7 +22,7 @@ from ..run.opened_request import OpenedRequest
 from ..run.prompt_cache import LABEL
 from ..run.run import Run
 from ..signals import DONE, FAILED
-from .batch_item import BadLine, BatchItem, Id
+from .items import BadLine, BatchItem, Id
 from .result_file import RESULT, error_line
 
 _LEFT_OUT = ("settings", "verify", "load_s")  # of a summary: the same for all, or never there
@@ -38,10 +37,9 @@ def opened_for(opened: OpenedRequest, item: BatchItem) -> OpenedRequest:
     system = request.system if item.system is None else item.system
     raw = request.raw if item.raw is None else item.raw
     think = request.think if item.think is None else item.think
-    if raw and system is not None:
-        raise PromptError("raw and system contradict each other", "raw uses no chat template, which system needs")
-    if raw and item.think not in (None, AUTO):
-        raise PromptError("raw and think contradict each other", "raw uses no chat template, which think needs")
+    if raw and (system is not None or item.think not in (None, AUTO)):
+        name = "think" if system is None else "system"
+        raise PromptError(f"raw and {name} contradict each other", f"raw uses no chat template, which {name} needs")
     seed = partial(broadcast, request.group, partial(secrets.randbits, 32))
     return opened.overridden(item.options, seed, system=system, raw=raw, think=think)
 
@@ -62,15 +60,15 @@ class BatchRun:
         """`write` takes each result, as a line of JSON; `has_file` says whether that goes to a file."""
         self.items, self.write, self._has_file = items, write, has_file
         self.opened, self.terminal, self.output, self.display = opened, terminal, output, display
-        self._is_prepared = False
         self._first_error: str | None = None
 
     def run(self, run: Run, parallel: int) -> int:
         """Run up to `parallel` items at a time; return the exit code."""
+        self.display.hide()
+        self.display.expect(len(self.items))
         together = BatchGenerator(run, parallel, self.display.end)
-        with_prompts = self._prompts(run)
         try:
-            together.run(with_prompts)
+            together.run(self._prompts(run))
         except KeyboardInterrupt:
             self.interrupted()
             raise
@@ -95,12 +93,8 @@ class BatchRun:
     def _prompt(self, item: BatchItem, run: Run) -> BatchPrompt:
         opened = opened_for(self.opened, item)
         prompt = opened.prompt(opened.encode(item.prompt), item.prompt[:LABEL])
-        result = _LineOutput(item, self.output.show_thinking)
-        renderer = _LineRenderer(self.terminal, result, self.display, self.write)
-        if not self._is_prepared:
-            self._is_prepared = True  # even if it fails: that is the error of the first item alone
-            run.prepare(prompt, renderer)
-            self.display.hide()
+        renderer = _LineRenderer(item, self)
+        run.prepare(prompt, renderer)
         failed = partial(self.fail, item.line, item.id, True)
         return BatchPrompt(prompt, renderer, "", lambda text: None, failed, opened)
 
@@ -114,7 +108,7 @@ class BatchRun:
         self.display.fail(has_run)
 
     def interrupted(self) -> None:
-        """End the display after Ctrl-C, and tell how the same command goes on."""
+        """End the display after Ctrl-C, and print how the same command goes on."""
         self.display.hide()
         self.terminal.after_ctrl_c()
         done = counted(self.display.results, "result")
@@ -135,30 +129,21 @@ class BatchRun:
         return FAILED
 
 
-class _LineOutput(Output):
-    """The result of an item as one line of JSON, once all of it is there. An interrupted one has none."""
-
-    def __init__(self, item: BatchItem, show_thinking: bool) -> None:
-        self._item, self._show_thinking = item, show_thinking
-
-    def end(self, summary: Summary, meter: Meter) -> str:
-        if summary.finish_reason == "interrupted":  # the next run begins it anew
-            return ""
-        fields = asdict(replace(summary, settings={}))
-        numbers: dict[str, Any] = {name: each for name, each in fields.items() if name not in _LEFT_OUT}
-        texts = {"text": meter.text} | ({"thinking": "".join(meter.thoughts)} if self._show_thinking else {})
-        return json_line(type=RESULT, id=self._item.id, line=self._item.line, **texts, **rounded(numbers))
-
-
 class _LineRenderer(Renderer):
-    """Writes the result of an item, and shows all that run on one display."""
+    """Writes the result of an item as one line of JSON, once it is whole, and shows all that run on one display."""
 
-    def __init__(self, terminal: Terminal, output: Output, display: BatchDisplay, write: Callable[[str], None]) -> None:
-        super().__init__(terminal, output, quiet=True, display=display)
-        self._result = write
+    def __init__(self, item: BatchItem, batch: BatchRun) -> None:
+        super().__init__(batch.terminal, Output(), quiet=True, display=batch.display)
+        self._item, self._batch = item, batch
 
     def finish(self, summary: Summary) -> None:
-        if text := self._output.end(summary, self._meter):
-            self._result(text)
+        if summary.finish_reason == "interrupted":  # the next run begins it anew
+            return
+        fields = asdict(replace(summary, settings={}))
+        numbers = {name: value for name, value in fields.items() if name not in _LEFT_OUT}
+        texts = {"text": self._meter.text}
+        if self._batch.output.show_thinking:
+            texts["thinking"] = "".join(self._meter.thoughts)
+        self._batch.write(json_line(type=RESULT, id=self._item.id, line=self._item.line, **texts, **rounded(numbers)))
 
     interrupt = finish

@@ -83,4 +83,4 @@ def parse_modes(text: str) -> tuple[str, ...]:
 def settings_of(mode: str, given: Settings) -> Settings:
     """Return the given settings in a mode. Raises SettingsError if they contradict it."""
     kept = {name: value for name, value in given.values.items() if name not in _DECIDED}
-    return resolve_with(kept | MODES[mode], given.origins, given.profile, chosen_by_name=False)
+    return resolve_with(kept | dict(MODES[mode]), given.origins, given.profile, chosen_by_name=False)

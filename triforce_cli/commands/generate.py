@@ -10,7 +10,7 @@ import typer
 
 from offload.errors import SettingsError
 
-from ..batch.batch_item import read_lines
+from ..batch.items import read_lines
 from ..batch.result_file import ResultFile
 from ..distributed.rank import broadcast
 from ..input.documents import PromptText, check_files, name_of, read_prompt

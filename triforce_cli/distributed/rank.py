@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 FOLDER = "TRIFORCE_RANK_FOLDER"  # in which ranks that `launch` has started meet, and report errors and exit code
 LAUNCHER = "TRIFORCE_RANK_LAUNCHER"  # the process that has started this rank
 _GRACE = 2.0  # seconds for the main thread to notice a lost rank by itself, and to clean up
-_MAY_DIFFER = ("seed", "threads", "tensor_parallel", "join_timeout", "profile", "model", "draft")
-_MAY_DIFFER += ("memory", "host_memory", "disk", "disk_limit")
+_MAY_DIFFER = {"seed", "threads", "tensor_parallel", "join_timeout", "profile", "model", "draft"}
+_MAY_DIFFER |= {"memory", "host_memory", "disk", "disk_limit", "dtype", "device"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +54,10 @@ def world_position(environ: Mapping[str, str]) -> WorldPosition | None:
         return None
     names = {"RANK": "", "WORLD_SIZE": "", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
     try:
-        numbers = [int(environ.get(name, usual)) for name, usual in names.items()]
+        rank, size, local_rank, local_size = (int(environ.get(name, usual)) for name, usual in names.items())
     except ValueError as error:
         raise SettingsError(f"{', '.join(names)} are not all numbers: {error}", "torchrun sets them") from None
-    return WorldPosition(*numbers, Path(folder) if folder else None)
+    return WorldPosition(rank, size, local_rank, local_size, Path(folder) if folder else None)
 
 
 def terminal_for(position: WorldPosition | None, color: str) -> Terminal:
@@ -129,9 +129,9 @@ def check_same_command(model: OpenModel, settings: Settings, compared: Mapping[s
     from offload.loading.weights_digest import check_same, fingerprint
 
     resolved = settings.described(settings.sampling(model.sampling))
-    facts = {name: version(name) for name in ("triforce", "torch", "transformers", "tokenizers")}
+    facts: dict[str, Any] = {name: version(name) for name in ("triforce", "torch", "transformers", "tokenizers")}
     facts |= {"device": model.device.type, "dtype": model.dtype, "native kernel": model.kernel != "off", **compared}
-    facts |= {name: value for name, value in resolved.items() if name not in (*_MAY_DIFFER, "dtype", "device")}
+    facts |= {name: value for name, value in resolved.items() if name not in _MAY_DIFFER}
     checkpoints = {"model": model.checkpoint, "draft": model.draft}
     check_same(model.group, facts | {name: each and fingerprint(each.path) for name, each in checkpoints.items()})
 

@@ -95,6 +95,7 @@ class Run:
         """Warn of lossy modes, with the first prompt."""
         if self._is_prepared:
             return
+        self._is_prepared = True  # even after an error, which is that of the first prompt alone
         settings = self._opened.settings
         if (level := settings.engine.quantize) is not None:
             renderer.loading(f"comparing {level} with the original weights")
@@ -102,7 +103,6 @@ class Run:
             renderer.warn(quantized_warning(level, self._agreement))
         for warning in approximation_warnings(settings):
             renderer.warn(warning)
-        self._is_prepared = True
 
     def begin(
         self, prompt: Prompt, renderer: Renderer, label: str = "", opened: OpenedRequest | None = None

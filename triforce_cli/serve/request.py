@@ -16,6 +16,7 @@ from offload.settings.config import check_part
 from offload.settings.constraint import JSON_SCHEMA, Constraint
 from offload.short_repr import short_repr
 
+from ..input.json_fields import FLAG, INTEGER, NUMBER, OBJECT, TEXT, FieldType, has_type, parse_object
 from .errors import ApiError
 from .tools import ToolRequest, message_fields, tools_of
 
@@ -23,16 +24,13 @@ MOST_SEQUENCES = 16  # of one request
 MOST_STOPS = 16
 _MOST_LOGPROBS = {"top_logprobs": 20, "logprobs": 5}  # of the likeliest tokens, in a chat and in a completion
 
-_Type = tuple[type | tuple[type, ...], str]
-_NUMBER, _INTEGER, _TEXT = ((int, float), "a number"), (int, "a whole number"), (str, "a text")
-_OBJECT, _FLAG = (dict, "an object"), (bool, "true or false")
 # The settings that a request may have, by the names that they have in the API and here; `max_tokens` is another one's.
-_SETTINGS: dict[str, _Type] = {
-    **dict.fromkeys(("temperature", "top_p", "frequency_penalty", "presence_penalty"), _NUMBER),
-    **dict.fromkeys(("min_p", "repetition_penalty", "dry_multiplier", "dry_base"), _NUMBER),
-    **dict.fromkeys(("seed", "top_k", "dry_allowed_length", "dry_range", "no_repeat_ngram", "max_tokens"), _INTEGER),
-    **dict.fromkeys(("method", "draft", "tree"), _TEXT),
-    **dict.fromkeys(("budget", "gamma1", "gamma2"), _INTEGER),
+_SETTINGS: dict[str, FieldType] = {
+    **dict.fromkeys(("temperature", "top_p", "frequency_penalty", "presence_penalty"), NUMBER),
+    **dict.fromkeys(("min_p", "repetition_penalty", "dry_multiplier", "dry_base"), NUMBER),
+    **dict.fromkeys(("seed", "top_k", "dry_allowed_length", "dry_range", "no_repeat_ngram", "max_tokens"), INTEGER),
+    **dict.fromkeys(("method", "draft", "tree"), TEXT),
+    **dict.fromkeys(("budget", "gamma1", "gamma2"), INTEGER),
 }
 _DRAFTS = ("lookup", "none")  # others need memory that was not planned
 _IGNORED = {"user", "metadata", "store", "service_tier", "prompt_cache_key", "safety_identifier"}
@@ -85,26 +83,30 @@ class ApiRequest:
 
 def parse_request(data: bytes, is_chat: bool, ignore_unknown: bool = False) -> ApiRequest:
     """Return the request of a body, perhaps without the fields that nobody knows. Raises ApiError."""
-    values = _known(_object(data), _CHAT if is_chat else _COMPLETION, ignore_unknown)
+    try:
+        given = {name: value for name, value in parse_object(data).items() if value is not None}
+    except ValueError as error:
+        raise ApiError(400, f"the body is {error}") from None
+    values = _known(given, _CHAT if is_chat else _COMPLETION, ignore_unknown)
     content = _chat(values) if is_chat else _completion(values)
-    choices, streaming = _typed(values, "n", _INTEGER, 1), _typed(values, "stream_options", _OBJECT, {})
+    choices, streaming = _typed(values, "n", INTEGER, 1), _typed(values, "stream_options", OBJECT, {})
     count = choices * len(content.get("prompts", "1"))
     if not 1 <= count <= MOST_SEQUENCES:
         raise ApiError(400, f"{count} sequences are asked for: 1 to {MOST_SEQUENCES} are possible", param="n")
     _check_keys(streaming, {"include_usage", "include_obfuscation"}, "stream_options")
     return ApiRequest(
-        *(_typed(values, "model", _TEXT), _options(values) | _form(values), choices),
-        stream=_typed(values, "stream", _FLAG, False),
-        usage=_typed(streaming, "include_usage", _FLAG, False),
+        *(_typed(values, "model", TEXT), _options(values) | _form(values), choices),
+        stream=_typed(values, "stream", FLAG, False),
+        usage=_typed(streaming, "include_usage", FLAG, False),
         **content,
     )
 
 
 def _chat(values: Mapping[str, Any]) -> dict[str, Any]:
-    template = _typed(values, "chat_template_kwargs", _OBJECT, {})  # as in vLLM
+    template = _typed(values, "chat_template_kwargs", OBJECT, {})  # as in vLLM
     _check_keys(template, {"enable_thinking"}, "chat_template_kwargs")
     top, tools = _count(values, "top_logprobs"), tools_of(values)
-    logprobs = (top or 0) if _typed(values, "logprobs", _FLAG, False) else None
+    logprobs = (top or 0) if _typed(values, "logprobs", FLAG, False) else None
     if top is not None and logprobs is None:
         raise ApiError(400, "top_logprobs needs logprobs", param="top_logprobs")
     for name, is_given in ((_FORM, bool(_form(values))), ("logprobs", logprobs is not None)):
@@ -115,7 +117,7 @@ def _chat(values: Mapping[str, Any]) -> dict[str, Any]:
         raise ApiError(400, "messages is no list of messages", param="messages")
     return {
         "messages": [_message(each, f"messages[{number}]") for number, each in enumerate(messages)],
-        "think": _typed(template, "enable_thinking", _FLAG),
+        "think": _typed(template, "enable_thinking", FLAG),
         "logprobs": logprobs,
         "tools": tools,
     }
@@ -149,21 +151,6 @@ def _is_ids(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(type(each) is int for each in value)
 
 
-def _object(data: bytes) -> dict[str, Any]:
-    try:
-        values = json.loads(data, parse_constant=_refuse_constant)
-        json.dumps(values, ensure_ascii=False).encode()  # raises for half a surrogate pair, which no tokenizer encodes
-    except (ValueError, RecursionError) as error:
-        raise ApiError(400, f"the body is not valid JSON in UTF-8: {error}") from None
-    if not isinstance(values, dict):
-        raise ApiError(400, f"the body is no JSON object but {short_repr(values)}")
-    return {name: value for name, value in values.items() if value is not None}
-
-
-def _refuse_constant(name: str) -> float:
-    raise ValueError(f"{name} is no number of JSON")
-
-
 def _known(values: dict[str, Any], known: Set[str], ignore_unknown: bool) -> dict[str, Any]:
     """Return the fields that are read. Raises ApiError for unknown ones, and for what is not there."""
     if "max_completion_tokens" in values:
@@ -187,18 +174,17 @@ def _check_keys(given: Mapping[str, Any], known: Set[str], where: str) -> None:
         raise ApiError(400, f"unknown {short_repr(unknown)} in {where}", "unknown_field", where)
 
 
-def _typed(values: Mapping[str, Any], name: str, wanted: _Type, usual: Any = None) -> Any:
-    types, described = wanted
+def _typed(values: Mapping[str, Any], name: str, wanted: FieldType, usual: Any = None) -> Any:
     value = values.get(name)
     if value is None:
         return usual
-    if not isinstance(value, types) or (isinstance(value, bool) and types is not bool):
-        raise ApiError(400, f"{name} is {short_repr(value)}; give {described}", param=name)
+    if not has_type(value, wanted):
+        raise ApiError(400, f"{name} is {short_repr(value)}; give {wanted[1]}", param=name)
     return value
 
 
 def _count(values: Mapping[str, Any], name: str) -> int | None:
-    count, most = _typed(values, name, _INTEGER), _MOST_LOGPROBS[name]
+    count, most = _typed(values, name, INTEGER), _MOST_LOGPROBS[name]
     if count is not None and not 0 <= count <= most:
         raise ApiError(400, f"{name} is {short_repr(count)}; 0 to {most} are possible", param=name)
     return count
@@ -226,7 +212,7 @@ def _options(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _form(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the constraint of `response_format` as an option, none for text. Raises ApiError."""
-    form = _typed(values, _FORM, _OBJECT, {"type": "text"})
+    form = _typed(values, _FORM, OBJECT, {"type": "text"})
     kind = form.get("type")
     if kind == "text":
         return {}
@@ -235,7 +221,7 @@ def _form(values: Mapping[str, Any]) -> dict[str, Any]:
     if kind != "json_schema":
         message = f"{_FORM} {short_repr(kind)} is not supported: text, json_object and json_schema are"
         raise ApiError(400, message, "unsupported_field", _FORM)
-    schema = _typed(form, "json_schema", _OBJECT, {}).get("schema")
+    schema = _typed(form, "json_schema", OBJECT, {}).get("schema")
     if not isinstance(schema, dict):
         raise ApiError(400, f"{_FORM} has no schema, which is an object in json_schema", param=_FORM)
     return {"constraint": Constraint(JSON_SCHEMA, json.dumps(schema))}

@@ -21,8 +21,9 @@ from ..output.terminal import Terminal
 from ..output.turns import Part, Section
 from ..run.opened_request import OpenedRequest, Prompt
 from ..run.plan import plan_run
+from .answers import Passage, Steps
+from .finished_parts import FinishedParts
 from .instructions import AnswerStyle, Template, Templates
-from .passages import FinishedParts, Passage, Steps
 
 _OVERLAP = 1 / 20  # of a part, repeated at the beginning of the next
 _SHARE = 4  # a note takes at most 1/4 of the context, so that several of them fit into one
@@ -67,7 +68,7 @@ class MapReduce:
 
     def reduce(
         self, document: Document, note_taking: str, instruction: str, tokens: int
-    ) -> Generator[Sequence[Passage], list[str], Prompt]:
+    ) -> Generator[Sequence[Passage], list[str] | None, Prompt]:
         """Take notes on a document until they fit, and return the prompt that asks for the answer.
 
         `tokens`: of the prompt with the whole document. Yields the passages of each round, and is sent their texts.
@@ -77,7 +78,7 @@ class MapReduce:
         parts = parts or self._parts(document.text, note_taking, round, document.name)
         while True:
             self._announce_finished(parts)
-            notes = yield [Passage(prompt, part) for part, prompt in parts]
+            notes = (yield [Passage(prompt, part) for part, prompt in parts]) or []
             text = "\n\n".join(note.strip() for note in notes if note.strip())
             if not text:
                 raise TriforceError("the model wrote no notes on any part", "use another --model, or other sampling")

@@ -21,10 +21,10 @@ from ..run.opened_request import OpenedRequest, Prompt, open_request
 from ..run.parallel import check_parallel
 from ..run.run import Run
 from ..signals import DONE
+from .answers import Answer, AnswersTogether, generate_in_order
+from .finished_parts import FinishedParts
 from .instructions import AnswerStyle, Templates
 from .map_reduce import MapReduce, Task, part_facts, steps, texts
-from .passages import Answer, FinishedParts, PartsLeft, generate_in_order
-from .together import AnswersTogether
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ def run_summaries(
     run.load()
     try:
         if parallel == 1:
-            generate_in_order(answers, run, finished, renderer, PartsLeft(unfinished))
+            generate_in_order(answers, run, finished, renderer, unfinished)
         else:
             batch = AnswersTogether(answers, finished, renderer, renderer.for_batch())
             line = batch.generate(run, parallel).summary_line()
@@ -114,7 +114,7 @@ def _documents(summary: SummaryRequest, opened: OpenedRequest, notices: Notices)
 def _tasks(summary: SummaryRequest, opened: OpenedRequest, notices: Notices) -> list[Task]:
     """Return a task for each question about each document."""
     documents = _documents(summary, opened, notices)
-    questions = list(summary.questions) or [None]
+    questions: list[str | None] = list(summary.questions) or [None]
     found = []
     for document, row in zip(
         documents, sections([each.name for each in documents], questions, summary.apart), strict=True

@@ -11,7 +11,7 @@ from offload.engine import Engine
 from offload.errors import SettingsError
 from offload.speculation.sampling.warp import Sampler
 from tests.support.command import COMMAND, assert_error, environment
-from triforce_cli.batch.batch_item import read_lines
+from triforce_cli.batch.items import read_lines
 from triforce_cli.batch.result_file import ResultFile
 
 GREEDY = ("-n", "12", "--temperature", "0")

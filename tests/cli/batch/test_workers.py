@@ -3,12 +3,10 @@
 import json
 from importlib.metadata import version
 
-import numpy as np
 import pytest
 
-from triforce_cli.batch.batch_item import BatchItem, read_lines
-from triforce_cli.batch.ray_batch import Worker, WorkerJob, pieces
-from triforce_cli.distributed.ray_cluster import RESULT, ROW
+from triforce_cli.batch.items import BatchItem, read_lines
+from triforce_cli.batch.ray_batch import Worker, pieces
 from triforce_cli.options.request import OutputOptions, Request
 from triforce_cli.options.settings import resolve
 
@@ -35,32 +33,28 @@ def test_pieces_have_common_beginnings_next_to_each_other():
 
 @pytest.fixture
 def worker(tiny_model_dir):
-    def make(**changes):
-        settings = resolve({"model": str(tiny_model_dir), **GREEDY}, {}, "cpu")
-        output = OutputOptions(json=False, quiet=False, verbose=0)
-        job = {"request": Request(settings, None, "generate"), "output": output, "parallel": 2, "longest": 100}
-        return Worker(WorkerJob(**job | {"version": version("triforce")} | changes))
+    def make(command_version):
+        request = Request(resolve({"model": str(tiny_model_dir), **GREEDY}, {}, "cpu"), None, "generate")
+        return Worker(request, OutputOptions(json=False, quiet=False, verbose=0), 2, 100, command_version)
 
     return make
 
 
 def answered(worker, *lines):
-    found = worker({ROW: np.array([json.dumps(lines)])})
-    assert list(found) == [RESULT] and len(found[RESULT]) == 1
-    return [json.loads(each) for each in json.loads(found[RESULT][0])]
+    return list(map(json.loads, worker.answers(lines)))
 
 
 def test_a_worker_answers_as_a_single_process(triforce, batch, worker):
     texts = dict(read_lines(str(batch), None, pytest.fail))
     alone = triforce("generate", "--batch", batch, "-n", "12", "--temperature", "0")
     expected = {event["line"]: event.get("text") for event in map(json.loads, alone.stdout.splitlines())}
-    own = worker()
+    own = worker(version("triforce"))
     for lines in ((2, 1, 9), (4,)):
         found = answered(own, *((line, texts[line]) for line in lines))
         assert {event["line"]: event["text"] for event in found} == {line: expected[line] for line in lines}
 
 
 def test_a_worker_of_another_version_fails_its_lines_alone(worker):
-    (event,) = answered(worker(version="0.0"), (1, '{"id": 0, "prompt": "Once"}'))
+    (event,) = answered(worker("0.0"), (1, '{"id": 0, "prompt": "Once"}'))
     assert event["type"] == "error" and event["id"] == 0 and event["line"] == 1
     assert "the command is of 0.0" in event["message"] and "same version" in event["hint"]

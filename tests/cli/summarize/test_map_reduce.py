@@ -11,8 +11,8 @@ from offload.errors import PromptError
 from triforce_cli.input.documents import Document
 from triforce_cli.run.generation import Generation
 from triforce_cli.summarize import map_reduce
+from triforce_cli.summarize.finished_parts import FinishedParts
 from triforce_cli.summarize.instructions import load_templates
-from triforce_cli.summarize.passages import FinishedParts
 
 BOOK = "\n\n".join(f"Chapter {i}. The cat went to the {i}th house and said what it had seen there." for i in range(150))
 ARGS = ("--map-reduce", "--temperature", "0", "-n", "24")

@@ -8,8 +8,8 @@ import pytest
 
 from offload.engine import Engine
 from offload.errors import TriforceError
+from triforce_cli.summarize.finished_parts import FinishedParts
 from triforce_cli.summarize.map_reduce import MapReduce
-from triforce_cli.summarize.passages import FinishedParts
 
 STORY = "The cat sat on the mat, and what it saw there nobody knows.\n\n"
 BOOK = "\n\n".join(f"Chapter {i}. The cat went to the {i}th house and said what it had seen there." for i in range(150))

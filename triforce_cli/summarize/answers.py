@@ -1,7 +1,8 @@
-"""Answers whose texts are generated together, and written in order."""
+"""The answers of a summary, each made of passages that follow from earlier ones: generated in order, or together."""
 
-import heapq
-from collections.abc import Iterable
+import time
+from collections import deque
+from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, count
@@ -9,26 +10,95 @@ from itertools import chain, count
 from offload.errors import TriforceError
 
 from ..output.batch_display import BatchDisplay
+from ..output.format import time_left
 from ..output.renderers import Renderer
-from ..output.turns import Turn, Turns
+from ..output.turns import Part, Section, Turn, Turns
 from ..run.batch_generator import BatchGenerator, BatchPrompt
+from ..run.opened_request import Prompt
 from ..run.run import Run
-from .passages import Answer, FinishedParts, Passage, following
+from .finished_parts import FinishedParts
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """A text to generate: the notes on a `part`, or the answer itself."""
+
+    prompt: Prompt
+    part: Part | None = None
+
+
+# Yields passages that do not depend on each other, and is sent their texts; the last one is the answer.
+Steps = Generator[Sequence[Passage], list[str] | None, None]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """An answer to generate, by its steps."""
+
+    section: Section
+    steps: Steps
+
+    def following(self, texts: list[str] | None) -> Sequence[Passage] | None:
+        """Return the next passages after the texts of the last ones (None at first); None after all."""
+        try:
+            return self.steps.send(texts)
+        except StopIteration:
+            return None
+
+
+def generate_in_order(
+    answers: Iterable[Answer], run: Run, finished: FinishedParts, renderer: Renderer, parts: int
+) -> None:
+    """Generate one text after the other; `parts` are to be read in all, besides further rounds.
+
+    Raises what `Run.generate` and the steps raise.
+    """
+    started, read = time.monotonic(), 0
+
+    def text_of(passage: Passage) -> str:
+        nonlocal read
+        if (part := passage.part) is None:
+            return run.generate(passage.prompt, renderer)
+        text = finished.find(passage.prompt.ids)
+        if text is not None:
+            renderer.taken_over(part, text)
+            return text
+        label = part.label
+        if 0 < read < parts and part.round == 1:
+            label += f", {time_left((parts - read) * (time.monotonic() - started) / read)}"
+        text = run.generate(passage.prompt, renderer.for_part(part), label)
+        finished.save(passage.prompt.ids, text)
+        read += 1
+        return text
+
+    for answer in answers:
+        renderer.section(answer.section)
+        texts = None
+        while (passages := answer.following(texts)) is not None:
+            texts = list(map(text_of, passages))
 
 
 @dataclass(slots=True)
 class _Started:
-    """An answer under way: its place and its output's turn, with the turns and texts of its present passages.
+    """An answer under way: its output's turn, and of its present passages the turns, the texts and the prompts.
 
-    A text is None while it is generated.
+    A text is None while it is generated; `ready` are the prompts whose generation has not begun.
     """
 
-    number: int
     answer: Answer
     turn: Turn
     parts: Turns = field(default_factory=Turns)
     texts: list[str | None] = field(default_factory=list)
+    ready: deque[BatchPrompt] = field(default_factory=deque)
     error: TriforceError | None = None
+
+    def named_error(self) -> TriforceError | None:
+        """Return the answer's error, if any, with the answer's name."""
+        if self.error is None:
+            return None
+        named = type(self.error)(f"{self.answer.section.label}: {self.error.message}", self.error.hint)
+        named.__cause__ = self.error.__cause__
+        return named
 
 
 class AnswersTogether:
@@ -43,7 +113,6 @@ class AnswersTogether:
         self._waiting, self._turns = iter(answers), Turns()
         self._finished, self._renderer, self._display = finished, renderer, display
         self._started: list[_Started] = []
-        self._ready: list[tuple[int, int, BatchPrompt]] = []  # a heap, by the numbers of answer and passage
 
     def generate(self, run: Run, parallel: int) -> BatchGenerator:
         """Generate all, up to `parallel` texts at a time; return the batch that did.
@@ -61,31 +130,30 @@ class AnswersTogether:
                 started.parts.flush()
             self._turns.flush()
             raise
-        errors = [started for started in self._started if started.error is not None]
-        for started in errors[1:]:
-            self._renderer.warn(str(_named(started)))
+        errors = [error for started in self._started if (error := started.named_error()) is not None]
+        for error in errors[1:]:
+            self._renderer.warn(str(error))
         if errors:
-            raise _named(errors[0])
+            raise errors[0]
         return batch
 
     def _next(self) -> BatchPrompt | None:
         """Return the next text to generate; None if none is ready."""
-        while not self._ready:
+        while True:
+            for started in self._started:
+                if started.ready:
+                    return started.ready.popleft()
             answer = next(self._waiting, None)
             if answer is None:
                 return None
-            self._start(answer)
-        return heapq.heappop(self._ready)[-1]
-
-    def _start(self, answer: Answer) -> None:
-        turn = self._turns.add(partial(self._renderer.section, answer.section))
-        self._started.append(started := _Started(len(self._started), answer, turn))
-        self._advance(started, None)
+            turn = self._turns.add(partial(self._renderer.section, answer.section))
+            self._started.append(started := _Started(answer, turn))
+            self._advance(started, None)
 
     def _advance(self, started: _Started, texts: list[str] | None) -> None:
         """Go on with an answer after the texts of its last passages."""
         try:
-            passages = following(started.answer.steps, texts)
+            passages = started.answer.following(texts)
         except TriforceError as error:
             self._fail(started, error)
             return
@@ -113,8 +181,7 @@ class AnswersTogether:
                 started.texts[number] = text
                 return
         done = partial(self._done, started, number, passage, turn)
-        sequence = BatchPrompt(passage.prompt, renderer, label, done, partial(self._fail, started))
-        heapq.heappush(self._ready, (started.number, number, sequence))
+        started.ready.append(BatchPrompt(passage.prompt, renderer, label, done, partial(self._fail, started)))
 
     def _done(self, started: _Started, number: int, passage: Passage, turn: Turn, text: str) -> None:
         if passage.part is not None:
@@ -132,14 +199,5 @@ class AnswersTogether:
     def _fail(self, started: _Started, error: TriforceError) -> None:
         """End an answer: nothing more of it is generated or written, but running parts are still saved."""
         started.error = started.error or error
-        self._ready = [each for each in self._ready if each[0] != started.number]
-        heapq.heapify(self._ready)
+        started.ready.clear()
         started.turn.end()
-
-
-def _named(started: _Started) -> TriforceError:
-    """Return the error of an answer, with its name."""
-    error = started.error
-    named = type(error)(f"{started.answer.section.label}: {error.message}", error.hint)
-    named.__cause__ = error.__cause__
-    return named
