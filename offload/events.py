@@ -139,11 +139,21 @@ class TreeStatistics:
     @property
     def child_acceptance(self) -> list[float]:
         """The probability that a verification that has reached a node goes on to its k-th child."""
-        found, left = [], 1.0
+        rates, left = [], 1.0
         for tried, accepted in self.children:
-            found.append(left * accepted / tried)
+            rates.append(left * accepted / tried)
             left *= 1 - accepted / tried
-        return found
+        return rates
+
+    def means(self) -> dict[str, int | float | list[float]]:
+        """Return the number of trees, their mean nodes, depth and accepted depth, and `child_acceptance`."""
+        return {
+            "verifications": self.verifications,
+            "nodes": self.nodes / self.verifications,
+            "depth": self.depth / self.verifications,
+            "accepted_depth": self.accepted / self.verifications,
+            "child_acceptance": self.child_acceptance,
+        }
 
     def plus(self, nodes: int, depth: int, visits: Sequence[tuple[int, int | None]]) -> TreeStatistics:
         """Return the statistics with one more tree; `visits` are the children, and the accepted one, of each node."""

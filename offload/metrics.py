@@ -20,7 +20,7 @@ from .events import (
     Tokens,
     Transferred,
 )
-from .level_metrics import acceptance, accepted_of_drafted, cycle_seconds, time_share, trees, verifications
+from .level_metrics import speculation_metrics
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class Summary:
     acceptance: Mapping[str, float] = field(default_factory=dict)  # "lookup -> full": 0.83
     accepted_of_drafted: Mapping[str, float] = field(default_factory=dict)
     time_share: Mapping[str, float] = field(default_factory=dict)  # of decoding: "draft", "middle", "verify"
-    trees: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # by pair: as `trees` returns them
+    trees: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # by pair: `TreeStatistics.means`
     cached_tokens: int = 0  # of the prompt, that were not run: in memory before, or restored
     restored_tokens: int = 0  # of those, read from a prompt cache on disk
     restore_s: float | None = None
@@ -72,13 +72,6 @@ class Summary:
     masks: Mapping[str, Any] | None = None  # of a constraint: the fields of `MaskStatistics`
     quotes: Sequence[Mapping[str, Any]] | None = None  # the quotations of --quote: text, start and end in the document
     verify: Mapping[str, Any] | None = None  # the comparison with plain decoding, if --verify was given
-
-
-_AS_THEY_ARE = (  # the attributes of a meter that a summary has, too
-    *("prompt_tokens", "prefilled_tokens", "new_tokens", "thinking_tokens", "prefill_s", "prefill_tokens_per_s"),
-    *("tokens_per_s", "cached_tokens", "restored_tokens", "restore_s", "restored_tokens_per_s", "computed_tokens"),
-    "link_utilisation",
-)
 
 
 class Meter:
@@ -180,16 +173,6 @@ class Meter:
         return max(self.prefilled_tokens - self.cached_tokens, 0)
 
     @property
-    def restored_tokens_per_s(self) -> float | None:
-        return _rate(self.restored_tokens, self.restore_s)
-
-    @property
-    def prefill_tokens_per_s(self) -> float | None:
-        """The computed tokens over the time of prefill without restoring; None if none were run."""
-        seconds = None if self.prefill_s is None else self.prefill_s - (self.restore_s or 0.0)
-        return _rate(self.computed_tokens, seconds)
-
-    @property
     def tokens_per_s(self) -> float | None:
         """The decoding rate: tokens after the first event over the time since it."""
         if self._first_at is None or self._last_at is None:
@@ -212,26 +195,35 @@ class Meter:
         alone = (facts.get("batch_size") or 1) <= 1  # in a batch, a sequence's time is only its share of the passes
         gain = self.speculated.gain if self.speculated is not None and alone else None
         masks = None if self.speculated is None else self.speculated.masks
+        computed, prefill_s = self.computed_tokens, self.prefill_s
+        of_levels = speculation_metrics(self.levels, masks)
         return Summary(
             finish_reason=finish_reason,
-            **{name: getattr(self, name) for name in _AS_THEY_ARE},
+            prompt_tokens=self.prompt_tokens,
+            prefilled_tokens=self.prefilled_tokens,
+            new_tokens=self.new_tokens,
+            thinking_tokens=self.thinking_tokens,
+            prefill_s=prefill_s,
+            prefill_tokens_per_s=None if prefill_s is None else _rate(computed, prefill_s - (self.restore_s or 0.0)),
             ttft_s=None if self._first_at is None else self._first_at - self._start,
             tbt_median_s=statistics.median(self.gaps) if self.gaps else None,
             tbt_p95_s=percentile(self.gaps, 0.95) if self.gaps else None,
+            tokens_per_s=self.tokens_per_s,
             total_s=self._clock() - self._start,
-            verifications=verifications(self.levels) or None,
             # Emitted tokens only: a stop string or an end-of-sequence token may have cut the last run.
-            tokens_per_verification=_rate(self.new_tokens, verifications(self.levels)),
+            tokens_per_verification=_rate(self.new_tokens, of_levels["verifications"]),
             speedup=None if gain is None else gain.speedup,
             plain_step_s=None if gain is None else gain.step_s,
-            cycle_s=cycle_seconds(self.levels),
-            acceptance=acceptance(self.levels),
-            accepted_of_drafted=accepted_of_drafted(self.levels),
-            time_share=time_share(self.levels, None if masks is None else masks.seconds),
-            trees=trees(self.levels),
+            cached_tokens=self.cached_tokens,
+            restored_tokens=self.restored_tokens,
+            restore_s=self.restore_s,
+            restored_tokens_per_s=_rate(self.restored_tokens, self.restore_s),
+            computed_tokens=computed,
             link_bytes=None if self.transferred is None else self.transferred.bytes,
+            link_utilisation=self.link_utilisation,
             masks=None if masks is None else asdict(masks),
             experts=None if self.experts_run is None else asdict(self.experts_run),
+            **of_levels,
             **facts,
         )
 
@@ -244,5 +236,5 @@ def percentile(values: Sequence[float], fraction: float) -> float:
     return ordered[low] + (ordered[high] - ordered[low]) * (position - low)
 
 
-def _rate(tokens: int, each: float | None) -> float | None:
-    return tokens / each if each and each > 0 and tokens else None
+def _rate(tokens: int, divisor: float | None) -> float | None:
+    return tokens / divisor if divisor and divisor > 0 and tokens else None

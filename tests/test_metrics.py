@@ -129,7 +129,7 @@ def test_restored_and_computed_tokens_have_rates_of_their_own():
     ]
     meter = run(events[:2])
     assert (meter.restored_tokens, meter.restore_s, meter.cached_tokens) == (300, 1.0, 400)
-    assert meter.prefill_tokens_per_s is None  # no token was run yet
+    assert meter.summary("interrupted").prefill_tokens_per_s is None  # no token was run yet
     summary = run(events).summary("interrupted")
     assert (summary.cached_tokens, summary.restored_tokens, summary.computed_tokens) == (600, 500, 400)
     assert summary.restored_tokens_per_s == pytest.approx(500 / 2.5)

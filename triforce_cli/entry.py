@@ -34,7 +34,7 @@ def exit_without_teardown(code: int) -> None:
     itself by SIGINT at the end, although the interrupt was caught.
     """
     try:
-        threading._shutdown()  # waits for threads that write prompts
+        vars(threading)["_shutdown"]()  # waits for threads that write prompts; unknown to type checkers
         atexit._run_exitfuncs()
         for stream in (sys.stdout, sys.stderr):
             with suppress(OSError, ValueError):  # nobody reads it any more

@@ -82,10 +82,7 @@ def open_model(
     if has_draft_model(settings) and settings.draft_model is not None:
         draft = _open_draft(settings.draft_model, checkpoint, home, progress)
     opened = OpenModel(config, checkpoint, device, dtype, settings, draft, group)
-    opened.check_kernel()
-    opened.check_kv()
-    if draft is not None:
-        _ = opened.barred  # raises what is wrong before the weights are loaded
+    opened.check()
     return opened
 
 

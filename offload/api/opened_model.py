@@ -1,59 +1,109 @@
-"""A model whose files have been found and checked: what it refuses, and how it is loaded."""
+"""A model whose files have been found and checked: its shapes, its memory, what it refuses, and how it is loaded."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
+from importlib.util import find_spec
 
 import torch
 
 from ..architecture.config import ModelShape
+from ..architecture.dims import Dimensions
+from ..architecture.footprint import Where, chunk_of
 from ..architecture.known_models import sibling_of
-from ..architecture.weight_formats import level_of
+from ..architecture.parameters import WeightBits
 from ..architecture.yarn import factor_for, stretched
 from ..constraints.vocabulary import ConstraintVocabulary
 from ..engine import Engine
 from ..errors import SettingsError
-from ..kernels.native import use_threads
 from ..kernels.ops import Operations, choose_operations
-from ..kernels.triton.warm_up import Needs, warm_up
 from ..loading.agreement import agreement
 from ..loading.formats.quantization import QuantizedCheckpoint
+from ..loading.formats.safetensors import Checkpoint
+from ..loading.formats.tensor_checks import average_bits
 from ..loading.heads import HeadCheckpoint
 from ..loading.prompt_checks import new_tokens_in_context
-from ..loading.quantization_checks import (
-    check_kv,
-    check_packed_kv,
-    missing_kernel,
-)
+from ..loading.quantization_checks import check_kv, check_packed_kv, missing_kernel
 from ..loading.tokenizers.tokenizer import Tokenizer
 from ..loading.tokenizers.vocabulary import check_draft, tokens_containing
-from ..loading.weights import Progress, load_model
+from ..loading.weights import Progress
 from ..loading.weights_digest import weights_digest
-from ..memory.factory import TieredStoreFactory, check_model, make_link
-from ..memory.link import Link
+from ..memory.factory import host_kernel
 from ..memory.tier_settings import TierSettings
 from ..model.decoder import Model
-from ..model.heads import Head
-from ..model.warm_up import warm_up_model
+from ..parallel import ALONE, Group, Share, split
+from ..planning.batch import fitting_sequences, kv_room
+from ..planning.memory import USABLE, MemoryEstimate, check_fit, estimate
 from ..prompt_cache.fingerprint import LEAST
 from ..prompt_cache.folder import PromptFolder
 from ..prompt_cache.prefill import PromptCache
-from ..settings.config import Sampling
+from ..settings.config import EngineConfig, Sampling, Speculation
 from ..settings.generation import DRY_BREAKERS
-from ..settings.kv_formats import KV_FORMATS, PACKED_KV, PLAIN_KV, check_planes, tiered_format
-from ..settings.method_sizes import check_approximate, check_forgetting, check_middle, check_trees, forgets
-from ..settings.placement_settings import PLANES
-from ..weight_offloading.experts import ExpertTier
-from ..weight_offloading.layer_stream import WeightTier
-from .found_model import FoundModel
+from ..settings.kv_formats import KV_FORMATS, PACKED_KV, PLAIN_KV
+from ..settings.method_sizes import check_approximate, check_forgetting, check_trees, forgets, has_middle
+from ..system.machine import free_memory
+from .loading import load_engine
 
 
 @dataclass(frozen=True)
-class OpenModel(FoundModel):
+class OpenModel:
     """Describe a model whose files have been found and checked, and load it: until `load`, no weights are in memory."""
+
+    config: EngineConfig
+    checkpoint: Checkpoint
+    device: torch.device
+    dtype: torch.dtype
+    speculation: Speculation
+    draft: Checkpoint | None  # of the draft model, if the method uses one
+    group: Group = ALONE  # the ranks that share the model; each loads the whole draft model
+
+    @cached_property
+    def share(self) -> Share | None:
+        """Return this rank's share of the model; None for all of it. Raises SettingsError for too many ranks."""
+        return None if self.group.size == 1 else split(self.checkpoint.shape, self.group.rank, self.group.size)
+
+    @property
+    def shape(self) -> ModelShape:
+        """Return the shape of the part of the model in this rank's memory."""
+        return self.checkpoint.shape if self.share is None else self.share.stored
+
+    @property
+    def draft_dimensions(self) -> Dimensions | None:
+        """Return the dimensions of the draft model, or of the head that drafts; None without one."""
+        if self.draft is None:
+            return None
+        return self.draft.dimensions if isinstance(self.draft, HeadCheckpoint) else self.draft.shape
+
+    def operations(self, shape: ModelShape) -> Operations:
+        """Return the operations of one model, which own its result buffers. Raises SettingsError."""
+        return choose_operations(self.config.kernel, shape, self.dtype, self.device)
+
+    @property
+    def kernel(self) -> str:
+        """Return the level of the native kernel that will be used; "off" if torch computes."""
+        kernel = self.operations(self.shape).kernel
+        return "off" if kernel is None else kernel.level
+
+    @property
+    def host_operations(self) -> Operations:
+        """Return the operations of experts on the host, beside the device."""
+        return choose_operations(self.config.kernel, self.shape, self.dtype, torch.device("cpu"))
+
+    @property
+    def host_computes(self) -> bool:
+        """Return whether the native kernel can run experts on the host, beside the device."""
+        return self.host_operations.kernel is not None
+
+    @cached_property
+    def weight_bits(self) -> WeightBits:
+        """Return the average bits of a weight in memory, inside and outside of the layers."""
+        quantized = {}
+        if self.operations(self.shape).serves_quantized(self.dtype):
+            quantized = self.checkpoint.quantized_bits()
+        return average_bits(self.checkpoint.sizes(), quantized, self.dtype.itemsize)
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -85,6 +135,63 @@ class OpenModel(FoundModel):
         shape = self.checkpoint.shape
         return ConstraintVocabulary(lambda: self.tokenizer, shape.vocab, shape.eos_ids)
 
+    def estimate(self, tokens: int) -> MemoryEstimate:
+        """Estimate the memory for a sequence of `tokens` whose KV cache is completely on this device."""
+        return estimate(
+            self.shape,
+            tokens,
+            self.speculation,
+            device=self.device.type,
+            itemsize=self.dtype.itemsize,
+            prefill_chunk=self.config.prefill_chunk,
+            draft=self.draft_dimensions,
+            in_place=self.retrieves_in_place,
+            weight_bits=self.weight_bits,
+            kv=self.config.kv,
+        )
+
+    @property
+    def retrieves_in_place(self) -> bool:
+        """Return whether the retrieval cache copies nothing where all KV is on the device."""
+        if self.device.type == "cpu":
+            return self.kernel != "off"
+        return KV_FORMATS[self.config.kv] is PLAIN_KV and find_spec("triton") is not None
+
+    def selected_chunk(self, settings: Speculation, tokens: int, offloaded: bool) -> int | None:
+        """Return how many tokens are selected together in a sequence of up to `tokens`; None if nothing is selected.
+
+        `offloaded`: whether keys and values may lie outside of the device.
+        """
+        if not has_middle(settings, tokens):
+            return None
+        where = Where(self.device.type, offloaded, self.retrieves_in_place, self.config.kv)
+        return chunk_of(settings, tokens, where, in_blocks=where.device != "cpu" or self.kernel != "off")
+
+    def check_fit(self, tokens: int, memory_limit: int | None = None) -> None:
+        """Raise OutOfMemory if a sequence of `tokens` does not fit the device, or `memory_limit` bytes of it."""
+        may_pack = KV_FORMATS[self.config.kv] is PLAIN_KV and self.packs and self.device.type != "cpu"
+        check_fit(self.estimate(tokens), self._usable(memory_limit), may_pack)
+
+    def fitting_sequences(self, tokens: int, memory_limit: int | None = None, shared: int = 0) -> int:
+        """Return how many sequences of up to `tokens` fit the device together, or `memory_limit` bytes of it.
+
+        The first `shared` tokens of all are the same, and in memory once. Call it before the weights are loaded.
+        """
+        return fitting_sequences(self.estimate(tokens), self._usable(memory_limit), shared)
+
+    def kv_room(self, tokens: int, memory_limit: int | None = None, spare: int = 0) -> Callable[[int], int]:
+        """Return a function of the number of sequences that run together: the bytes for their keys and values.
+
+        They have up to `tokens` each, within `memory_limit`, as in `fitting_sequences`, beside `spare` further ones.
+        """
+        return partial(kv_room, self.estimate(tokens), self._usable(memory_limit), spare=spare)
+
+    def _usable(self, memory_limit: int | None) -> int:
+        free = int(free_memory(self.device) * USABLE)
+        if self.device.type == "cpu":
+            free //= self.group.mates
+        return free if memory_limit is None else min(free, memory_limit)
+
     def new_tokens(self, prompt_tokens: int, wanted: int, exact: bool) -> int:
         """Return how many tokens may follow the prompt: `wanted`, or unless `exact` what fits into the context.
 
@@ -102,11 +209,10 @@ class OpenModel(FoundModel):
         Raises UnsupportedModel if that is not possible.
         """
         factor = factor_for(self.checkpoint.shape, tokens)
-        return self if factor <= 1 else self._with_shape(stretched(self.checkpoint.shape, factor))
-
-    def _with_shape(self, shape: ModelShape) -> OpenModel:
+        if factor <= 1:
+            return self
         checkpoint = copy(self.checkpoint)
-        checkpoint.shape = shape
+        checkpoint.shape = stretched(self.checkpoint.shape, factor)
         return replace(self, checkpoint=checkpoint)
 
     def load(
@@ -126,86 +232,7 @@ class OpenModel(FoundModel):
 
         Raises SettingsError for quantised keys and values that tiers do not have.
         """
-        self._check_tiers(tiers)
-        use_threads(self.config.threads)
-        link = weights = None
-        if tiers is not None:
-            link = make_link(self.device, tiers.link_gb_s, tiers.disk is not None)
-            weights = self._weight_tier(tiers, link)
-        do = self._operations(self.shape)
-        kv = tiered_format(self.config.kv, self.packs)
-        stores = None if tiers is None else TieredStoreFactory(do, self.device, tiers, link, kv=kv)
-        if stores is not None and capacity and self.device.type == "cuda":
-            stores.reserve(self.checkpoint.shape if self.share is None else self.share.shape, capacity, self.dtype)
-        where = self.dtype, self.device, progress
-        model = load_model(self.checkpoint, *where, do, weights, self.group, self.share)
-        draft = self._load_draft(progress, model)
-        model.kv = self.config.kv
-        if self.device.type == "cuda":
-            self._compile(model, draft, tiers, capacity)
-        eos_ids, chunk = self.checkpoint.shape.eos_ids, self.config.prefill_chunk
-        more = (prompts, lambda: self.dry_breakers, self.constraints)
-        return Engine(model, eos_ids, chunk, draft, stores, *more)
-
-    def _compile(self, model: Model, draft: object, tiers: TierSettings | None, capacity: int) -> None:
-        """Compile Triton's kernels before the first token, where they attend."""
-        chunk = self.selected_chunk(self.speculation, capacity or model.shape.context, tiers is not None)
-        table = chunk if tiers is None and self._retrieves_in_place else None
-        kv = self.config.kv if tiers is None else tiered_format(self.config.kv, self.packs)
-        has_planes = tiers is not None and tiers.mode == PLANES
-        own = Needs(kv, table or 0, tiers is not None, has_planes, tiers is None)
-        for each, needs in ((model, own), (draft, Needs())):
-            if isinstance(each, Model):  # a head has what the model has
-                warm_up(each.shape.full_attention, self.dtype, self.device, needs)
-                warm_up_model(each)
-
-    def _weight_tier(self, tiers: TierSettings, link: Link) -> WeightTier | None:
-        """Return where weights are that do not all stay on the device; None if they do."""
-        if tiers.experts == "device":
-            return None if tiers.weight_layers is None else WeightTier(tiers.weight_layers, link)
-        experts = ExpertTier(tiers.expert_layers, link, self._host_operations, tiers.expert_rows)
-        return WeightTier(self.shape.layers, link, experts)
-
-    @property
-    def _host_operations(self) -> Operations:
-        return choose_operations(self.config.kernel, self.shape, self.dtype, torch.device("cpu"))
-
-    @property
-    def host_computes(self) -> bool:
-        """Return whether the native kernel can run experts on the host, beside the device."""
-        return self._host_operations.kernel is not None
-
-    def check_experts(self, way: str) -> None:
-        """Raise SettingsError for experts that cannot be in host memory, for the way host."""
-        if way not in ("auto", "device") and self.checkpoint.shape.experts is None:
-            raise SettingsError(
-                f"--experts {way} is for a mixture of experts, and {self.config.model} has one MLP in each layer",
-                "leave --experts out",
-            )
-        if way == "host" and not self.host_computes and self.weight_bits.is_quantized(self.dtype.itemsize):
-            raise SettingsError(
-                f"--experts {way} needs the native kernel for quantised weights, and it cannot be used on this host",
-                "use --experts device; triforce doctor says more about the kernel",
-            )
-
-    def _check_tiers(self, tiers: TierSettings | None) -> None:
-        """Raise SettingsError for models, experts and quantised copies of keys and values that tiers do not have."""
-        check_middle(self.speculation, tiers is not None and tiers.mode == PLANES)
-        if tiers is not None:
-            check_model(self.checkpoint.shape)
-            self.check_experts(tiers.experts)
-            if tiers.experts != "device" and tiers.weight_layers is not None:
-                raise SettingsError(
-                    "experts in host memory do not go with other weights there",
-                    "leave weight_layers out, or use experts=device",
-                )
-            if tiers.mode == PLANES:
-                check_planes(tiered_format(self.config.kv, self.packs))
-            if KV_FORMATS[self.config.kv] is PACKED_KV and not self._unpacks:
-                raise SettingsError(
-                    f"--kv {self.config.kv} needs the native kernel, too, for a GPU's offloaded keys and values",
-                    "leave --kv out, or offloading; triforce doctor says more about the kernel",
-                )
+        return load_engine(self, progress, tiers, prompts, capacity)
 
     def prompt_cache(self, folder: PromptFolder, least: int = LEAST) -> PromptCache:
         """Return the cache of this model's prompts of at least `least` tokens, in a folder.
@@ -226,39 +253,64 @@ class OpenModel(FoundModel):
         """
         assert isinstance(self.checkpoint, QuantizedCheckpoint)
         try:
-            return agreement(model, self.checkpoint, ids, self._operations(self.shape), self.share)
+            return agreement(model, self.checkpoint, ids, self.operations(self.shape), self.share)
         except torch.OutOfMemoryError:
             return None
 
-    def _load_draft(self, progress: Progress, target: Model) -> Model | Head | None:
-        if self.draft is None:
-            return None
-        if isinstance(self.draft, HeadCheckpoint):
-            target.tap(self.draft.head.taps)
-            operations = self._operations(self.draft.shape)
-            level = level_of(self.weight_bits.layers) if operations.serves_quantized(self.dtype) else None
-            return self.draft.load(target, operations, level)
-        draft = load_model(self.draft, self.dtype, self.device, progress, self._operations(self.draft.shape))
-        draft.bar(self.barred)
-        return draft
+    @property
+    def packs(self) -> bool:
+        """Return whether keys and values can be packed over tiers."""
+        try:
+            self._check_format(PACKED_KV.name, None if self.device.type == "cpu" else self._missing_kernel)
+        except SettingsError:
+            return False
+        return self.unpacks
 
-    def check_kv(self) -> None:
-        """Raise SettingsError for caches and trees that some layers do not have, or that no kernel attends to."""
+    @property
+    def unpacks(self) -> bool:
+        """Return whether the native kernel reads packed pages in host memory."""
+        shape = self.checkpoint.shape.full_attention
+        return self.device.type == "cpu" or host_kernel(shape, self.dtype) is not None
+
+    @property
+    def _missing_kernel(self) -> str | None:
+        """Return the kernel that would attend to quantised keys and values and is missing; None if it is there."""
+        return missing_kernel(self.device, self.dtype, self.shape.head_dim, self.kernel)
+
+    def _check_format(self, kv: str, missing: str | None) -> None:
+        """Raise SettingsError for a format of keys and values that some layers do not have, or that no kernel reads."""
+        check_packed_kv(kv, self.checkpoint.shape, self.device, self.dtype, self.kernel)
+        check_kv(kv, self.checkpoint.shape, missing)
+
+    def check(self) -> None:
+        """Raise SettingsError for a kernel, a cache or trees that the models cannot run, and a draft that cannot draft.
+
+        All of it is known before the weights are loaded.
+        """
         shape, kv, settings = self.checkpoint.shape, self.config.kv, self.speculation
+        self.operations(self.shape)
+        if self.draft is not None:
+            try:
+                self.operations(self.draft.shape)
+            except SettingsError as error:
+                raise SettingsError(f"the draft model: {error.message}", error.hint) from error
         check_approximate(settings, shape.family, not shape.is_uniform)
         models = filter(None, (self.checkpoint, self.draft))
         check_trees(settings, any(model.shape.linear for model in models), shape.vocab)
-        missing = None
         if KV_FORMATS[kv] is not PLAIN_KV:
-            missing = missing_kernel(self.device, self.dtype, self.shape.head_dim, self.kernel)
-        check_packed_kv(kv, shape, self.device, self.dtype, self.kernel)
-        check_kv(kv, shape, missing)
+            self._check_format(kv, self._missing_kernel)
+        if self.draft is not None:
+            _ = self.barred  # raises what is wrong
 
-    def check_kernel(self) -> None:
-        """Raise SettingsError if the configured level cannot run both models."""
-        drafts = [] if self.draft is None else [("the draft model: ", self.draft.shape)]
-        for name, shape in (("", self.shape), *drafts):
-            try:
-                self._operations(shape)
-            except SettingsError as error:
-                raise SettingsError(name + error.message, error.hint) from error
+    def check_experts(self, way: str) -> None:
+        """Raise SettingsError for experts that cannot be in host memory, for the way host."""
+        if way not in ("auto", "device") and self.checkpoint.shape.experts is None:
+            raise SettingsError(
+                f"--experts {way} is for a mixture of experts, and {self.config.model} has one MLP in each layer",
+                "leave --experts out",
+            )
+        if way == "host" and not self.host_computes and self.weight_bits.is_quantized(self.dtype.itemsize):
+            raise SettingsError(
+                f"--experts {way} needs the native kernel for quantised weights, and it cannot be used on this host",
+                "use --experts device; triforce doctor says more about the kernel",
+            )

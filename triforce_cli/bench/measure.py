@@ -17,7 +17,7 @@ from offload.settings.config import Sampling, Speculation
 from offload.settings.generation import FASTEST
 from offload.settings.method_sizes import tree_nodes
 
-from ..options.mode_checks import approximation_warnings
+from ..options.checks import approximation_warnings
 from ..output.plan_report import print_plan
 from ..output.progress import ProgressDisplay, RunFacts
 from ..output.statistics import quantized_warning

@@ -18,8 +18,9 @@ from offload.units import parse_size, size_text
 from ..options import declarations as options
 from ..options.mistakes import Command, Group
 from ..options.settings import cache_home, given_options
+from ..output.cache_entries import details, entries_table
 from ..output.stdout_formats import json_line
-from ..run.prompt_cache import details, entries_table, prompt_folder
+from ..run.prompt_cache import prompt_folder
 from ..signals import WRONG_USE
 
 cache = typer.Typer(cls=Group)
@@ -35,15 +36,14 @@ def _parse_age(text: str) -> float:
     return float(match[1]) * _SECONDS[match[2].lower()]
 
 
-_ID_HELP = "An id from `triforce cache list`, or the beginning of one."
-
-
 def _complete_id(incomplete: str) -> list[tuple[str, str]]:
     """Return the ids that begin so, each with the beginning of its prompt."""
     folder = prompt_folder(cache_home(os.environ), Caching().cache_limit)
     return [(entry.id, entry.label) for entry in entries(folder) if entry.id.startswith(incomplete.lower())]
 
 
+_ID_HELP = "An id from `triforce cache list`, or the beginning of one."
+_Id = typer.Argument(metavar="ID", help=_ID_HELP, autocompletion=_complete_id)
 Json = Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")]
 _LIMIT = options.chosen("set")
 
@@ -53,7 +53,11 @@ def _folder(ctx: typer.Context) -> PromptFolder:
     return prompt_folder(ctx.obj.home, Caching().cache_limit if limit is None else limit)
 
 
-def _fields(entry: Entry) -> dict:
+def _size(folder: PromptFolder) -> int:
+    return sum(block.size for block in folder.blocks())
+
+
+def _fields(entry: Entry) -> dict[str, object]:
     """Return an entry's fields for --json, with its files by path."""
     return asdict(entry) | {"blocks": [str(block.path) for block in entry.blocks]}
 
@@ -74,32 +78,24 @@ def list_(ctx: typer.Context, json: Json = False) -> None:
     Prompts that share more than half of their text, such as questions about one document, are one line.
     """
     terminal, folder = ctx.obj.terminal, _folder(ctx)
-    found = entries(folder)
+    shown = entries(folder)
     if json:
-        shown = [_fields(entry) for entry in found]
-        total = sum(block.size for block in folder.blocks())
-        terminal.write(json_line(type="cache", folder=str(folder.path), limit=folder.limit, size=total, entries=shown))
-        return
-    terminal.print(entries_table(found, folder, time.time(), terminal.table_width))
+        facts = {"folder": str(folder.path), "limit": folder.limit, "size": _size(folder)}
+        terminal.write(json_line(type="cache", **facts, entries=[_fields(entry) for entry in shown]))
+    else:
+        terminal.print(entries_table(shown, folder, time.time(), terminal.table_width))
 
 
 @cache.command(cls=Command)
-def show(
-    ctx: typer.Context,
-    id: Annotated[str, typer.Argument(metavar="ID", help=_ID_HELP, autocompletion=_complete_id)],
-    json: Json = False,
-) -> None:
+def show(ctx: typer.Context, id: Annotated[str, _Id], json: Json = False) -> None:
     """Show the details of one entry."""
     entry = _find(entries(_folder(ctx)), id)
-    if json:
-        ctx.obj.terminal.write(json_line(type="cache", **_fields(entry)))
-        return
-    ctx.obj.terminal.write(details(entry, time.time()))
+    ctx.obj.terminal.write(json_line(type="cache", **_fields(entry)) if json else details(entry, time.time()))
 
 
-def _find(found: Sequence[Entry], id: str) -> Entry:
+def _find(known: Sequence[Entry], id: str) -> Entry:
     """Return the entry whose id begins so. Raises SettingsError for none and for several."""
-    matching = [entry for entry in found if id and entry.id.startswith(id.lower())]
+    matching = [entry for entry in known if id and entry.id.startswith(id.lower())]
     if len(matching) != 1:
         message = "no entry in the prompt cache begins" if not matching else f"{len(matching)} entries begin"
         raise SettingsError(f"{message} with {id!r}", "see triforce cache list")
@@ -107,11 +103,7 @@ def _find(found: Sequence[Entry], id: str) -> Entry:
 
 
 @cache.command(cls=Command)
-def rm(
-    ctx: typer.Context,
-    ids: Annotated[list[str], typer.Argument(metavar="ID", help=_ID_HELP, autocompletion=_complete_id)],
-    json: Json = False,
-) -> None:
+def rm(ctx: typer.Context, ids: Annotated[list[str], _Id], json: Json = False) -> None:
     """Remove entries from the prompt cache.
 
     Blocks that a removed entry shares with others are kept.
@@ -121,36 +113,27 @@ def rm(
       triforce cache rm 3f2a
     """
     folder = _folder(ctx)
-    found = entries(folder)
-    removed = {entry.id: entry for entry in (_find(found, id) for id in ids)}
-    shared = {block.path for entry in found if entry.id not in removed for block in entry.blocks}
-    blocks = {
-        block.path: block.size for entry in removed.values() for block in entry.blocks if block.path not in shared
-    }
-    for path in blocks:
+    known = entries(folder)
+    removed = {entry.id: entry for entry in (_find(known, id) for id in ids)}
+    kept = {block.path for entry in known if entry.id not in removed for block in entry.blocks}
+    sizes = {block.path: block.size for entry in removed.values() for block in entry.blocks if block.path not in kept}
+    for path in sizes:
         folder.remove(path)
-    _print_removed(ctx, sum(blocks.values()), json)
+    _print_removed(ctx, sum(sizes.values()), json)
+
+
+_TO = options.option("--to", parser=parse_size, metavar="SIZE", help="Shrink to this size.", show_default="the limit")
+_OLDER = options.option(
+    "--older-than", parser=_parse_age, metavar="AGE", help="Remove entries not used for this long, such as 12h or 7d."
+)
 
 
 @cache.command(cls=Command)
 @options.accepts(_LIMIT)
 def prune(
     ctx: typer.Context,
-    to: Annotated[
-        int | None,
-        options.option(
-            "--to", parser=parse_size, metavar="SIZE", help="Shrink to this size at most.", show_default="the limit"
-        ),
-    ] = None,
-    older_than: Annotated[
-        float | None,
-        options.option(
-            "--older-than",
-            parser=_parse_age,
-            metavar="AGE",
-            help="Remove entries not used for this long, such as 12h or 7d.",
-        ),
-    ] = None,
+    to: Annotated[int | None, _TO] = None,
+    older_than: Annotated[float | None, _OLDER] = None,
     json: Json = False,
 ) -> None:
     """Remove the least recently used entries, and files of interrupted runs.
@@ -180,8 +163,8 @@ def clear(
     if not yes:
         if not (terminal.stdin_is_terminal and terminal.stderr_is_terminal):
             raise SettingsError("clearing the prompt cache needs a confirmation", "use --yes")
-        size = sum(block.size for block in folder.blocks())
-        if not typer.confirm(f"Remove {size_text(size)} of prompts in {folder.path}?", err=True):
+        size = size_text(_size(folder))
+        if not typer.confirm(f"Remove {size} of prompts in {folder.path}?", err=True):
             return
     _print_removed(ctx, folder.clear(), json)
 

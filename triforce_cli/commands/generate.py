@@ -1,14 +1,11 @@
 """`triforce generate`: generates text from a prompt, printed as it comes."""
 
-from collections.abc import Mapping
 from contextlib import ExitStack, closing
 from dataclasses import asdict, astuple
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-
-from offload.errors import SettingsError
 
 from ..batch.items import read_lines
 from ..batch.result_file import ResultFile
@@ -70,21 +67,19 @@ def generate(
       triforce generate --batch prompts.jsonl --output answers.jsonl --ray auto
     """
     check_flags(ctx)
-    check_batch_flags(ctx.params)
     if batch is not None:
         return _generate_batch(ctx, batch, output)
-    check_files(prompt_file or [])
-    paths = check_outputs(
-        [] if output is None else [output],
-        [*(("--prompt-file", each) for each in prompt_file or []), *named_files(ctx)],
-    )
+    files = prompt_file or []
+    check_files(files)
+    inputs = [*(("--prompt-file", file) for file in files), *named_files(ctx)]
+    paths = check_outputs([] if output is None else [output], inputs)
     terminal = ctx.obj.terminal
     warn_of_file(ctx, prompt)
     request, code = start_or_join_ranks(parse_request(ctx), terminal)
     if code is not None:
         return code
-    texts = prompt, prompt_file or [], terminal.stdin, terminal.warn
-    text = PromptText(**broadcast(request.group, lambda: asdict(read_prompt(*texts))))
+    sources = prompt, files, terminal.stdin, terminal.warn
+    text = PromptText(**broadcast(request.group, lambda: asdict(read_prompt(*sources))))
 
     form = parse_output_options(ctx)
     with (
@@ -111,32 +106,10 @@ def _generate_batch(ctx: typer.Context, path: str, output: str | None) -> int:
             lines = read_lines(path, terminal.stdin, terminal.warn)
             if output is not None and not request.dry_run:
                 results = opened.enter_context(closing(ResultFile(Path(output), terminal.warn)))
-        # Results on stdout may come back to the screen through a pipe, onto the line.
-        is_apart = output is not None or terminal.stdout_is_terminal or not terminal.text_may_show
-        display = BatchDisplay(terminal, not form.quiet, is_apart)
+        display = BatchDisplay(terminal, not form.quiet, has_file=output is not None)
         opened.callback(display.close)
         display.loading("starting")
         from ..batch.batch_job import BatchOptions, run_batch  # from here on torch is needed
 
-        parallel = AUTO if params["parallel"] is None else params["parallel"]
-        batch = BatchOptions(lines, name_of(Path(path)), results, parallel, params["ray"])
+        batch = BatchOptions(lines, name_of(Path(path)), results, params["parallel"] or AUTO, params["ray"])
         return run_batch(batch, request, terminal, form, display)
-
-
-def check_batch_flags(params: Mapping[str, Any]) -> None:
-    """Raise SettingsError for flags that only a batch takes, or only a single prompt."""
-    if params["batch"] is None:
-        for name in ("parallel", "ray"):
-            if params[name] is not None:
-                raise SettingsError(f"--{name} goes with --batch", "a single prompt runs alone; or give --batch FILE")
-        return
-    if params["prompt"] is not None or params["prompt_file"]:
-        given = "--prompt-file" if params["prompt_file"] else "the prompt argument"
-        raise SettingsError(f"--batch has its prompts in a file, and {given} gives another", "leave one of the two out")
-    if params["quote"]:
-        raise SettingsError("--quote is about one document, and --batch has many prompts", "leave one of the two out")
-    if params["verify"]:
-        raise SettingsError(
-            "--verify compares a single text with plain decoding, and --batch has many",
-            "leave --verify out; or check one of the prompts by itself, with the --seed of its result",
-        )

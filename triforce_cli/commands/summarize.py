@@ -14,10 +14,10 @@ from ..distributed.rank import broadcast
 from ..input.documents import STDIN, Document, check_files, has_input, read_documents
 from ..input.excerpts import Range, parse_position
 from ..options import declarations as options
+from ..options.checks import refuse_broken_text
 from ..options.declarations import AUTO, parse_parallel
 from ..options.distinct_files import check_outputs, named_files
 from ..options.request import Request, check_flags, parse_output_options, parse_request, start_or_join_ranks
-from ..options.settings import refuse_both, refuse_broken_text
 from ..output.renderers import renderer_for
 from ..output.terminal import Terminal
 from ..summarize.instructions import DEFAULT_LENGTH, LENGTHS, AnswerStyle, Templates, load_templates
@@ -55,8 +55,8 @@ def summarize(
         Path | None, options.option("--prompt", metavar="FILE", help="Template: {document}, {instruction}.")
     ] = None,
     together: Annotated[bool, typer.Option("--together", help="One summary of all files.")] = False,
-    start: Annotated[object, _position("--from", "Start at: tokens, or percent (10%).")] = None,
-    end: Annotated[object, _position("--to", "End at: tokens, or percent.")] = None,
+    start: Annotated[Any, _position("--from", "Start at: tokens, or percent (10%).")] = None,
+    end: Annotated[Any, _position("--to", "End at: tokens, or percent.")] = None,
     map_reduce: Annotated[bool, typer.Option("--map-reduce", help="Read a too long document in parts.")] = False,
     parallel: Annotated[
         str,
@@ -91,7 +91,6 @@ def summarize(
     check_files(sources)
     inputs = [*(("", each) for each in sources), *named_files(ctx), ("--prompt", prompt)]
     paths = check_outputs(output or [], inputs, 1 if together else len(sources))
-    refuse_both(ctx.params, "map_reduce", "extend_context", "use one of them for a document that exceeds the context")
     for name, texts in (("--focus", [focus or ""]), ("--question", question or []), ("--language", [language or ""])):
         refuse_broken_text(name, texts)
     if not all(each.strip() for each in question or []):

@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from offload.errors import SettingsError
-from offload.hardware.profile_file import is_path, plain_option, read
-from offload.hardware.schema import OPTION_NAMES, InvalidValue, check_options, refuse_unknown
-from offload.settings.parse import SIZES
+from offload.hardware.profile_file import is_path, read
+from offload.hardware.schema import OPTION_NAMES, refuse_unknown
+from offload.settings.config import check_part
+from offload.settings.parse import SIZES, parse_setting
 from offload.short_repr import short_repr, short_text
 from offload.units import size_text
 
 from ..output.tables import Column, table
-from .declarations import THINK
 from .settings import config_home
 
 FILE = "config.yaml"
@@ -35,39 +35,30 @@ def defaults(environ: os._Environ[str]) -> dict[str, dict[str, Any]]:
     Raises SettingsError with the file and the key.
     """
     path = config_home(environ) / FILE
-    return dict.fromkeys(COMMANDS, _parameters(path)) if path.exists() else {}
-
-
-def _parameters(path: Path) -> dict[str, Any]:
+    if not path.exists():
+        return {}
     values = read(path, str(path)) or {}
     if not isinstance(values, dict):
         raise SettingsError(f"{path} is {short_repr(values)}, not keys and values", "write lines such as top_k: 40")
+    values = {name: value for name, value in values.items() if value is not None}
+    given = {name: value if isinstance(value, bool) else str(value) for name, value in values.items()}
     try:
         refuse_unknown(values, ["profile", *_SETTINGS, "think"], (), "docs/options.md lists all")
-        given = {name: value for name, value in values.items() if value is not None}  # null is not given
-        options = {name: plain_option(value, (name,)) for name, value in given.items() if name in _SETTINGS}
-        check_options(options, _SETTINGS, ())
-        found = {name: value if isinstance(value, bool) else str(value) for name, value in options.items()}
-        if (think := given.get("think")) is not None:
-            found["think"] = {True: "on", False: "off"}.get(think, think)  # YAML's words for true and false
-            if found["think"] not in THINK:
-                raise InvalidValue(("think",), f"think is {short_repr(think)}", f"use one of: {', '.join(THINK)}")
-        if (profile := given.get("profile")) is not None:
-            if not isinstance(profile, str | int):
-                what = f"profile is {short_repr(profile)}, not text"
-                raise InvalidValue(("profile",), what, "name a profile, or a YAML file")
-            name = str(profile)  # perhaps a number (4090), or a file, relative to the folder of this one
-            found["profile"] = str(path.parent / Path(name).expanduser()) if is_path(name) else name
-    except InvalidValue as error:
+        check_part({name: parse_setting(name, text) for name, text in given.items() if name in _SETTINGS})
+    except SettingsError as error:
         raise SettingsError(f"{path}: {error.message}", error.hint) from error
-    return found
+    if isinstance(think := given.get("think"), bool):
+        given["think"] = "on" if think else "off"  # YAML takes these words for true and false
+    if is_path(profile := str(given.get("profile", ""))):
+        given["profile"] = str(path.parent / Path(profile).expanduser())
+    return dict.fromkeys(COMMANDS, given)
 
 
 def unknown_variables(environ: Mapping[str, str]) -> Iterator[str]:
     """Yield a warning for each variable with the program's prefix that nothing reads, with the closest one."""
     for name in sorted(environ):
         if name.startswith(PREFIX) and name not in VARIABLES and not name.startswith(f"{PREFIX}TEST_"):
-            meant = "".join(f"; did you mean {each}?" for each in get_close_matches(name, VARIABLES, 1, 0.8))
+            meant = "".join(f"; did you mean {close}?" for close in get_close_matches(name, VARIABLES, 1, 0.8))
             yield f"the environment variable {name} is not known, and has no effect{meant}"
 
 

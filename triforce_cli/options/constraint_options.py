@@ -1,16 +1,13 @@
-"""What options, lines of a batch and requests want an answer to match -> a constraint. Imports nothing heavy."""
+"""The form of an answer, as options, lines of a batch and requests give it -> a constraint. Imports nothing heavy."""
 
 import json
 from collections.abc import Mapping
-from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 from offload.errors import SettingsError
 from offload.settings.constraint import CHOICES, GRAMMAR, JSON_SCHEMA, KINDS, QUOTE, Constraint
 from offload.short_repr import short_repr
-
-from .settings import refuse_both
 
 FIELDS = {kind.replace("-", "_"): kind for kind in KINDS if kind != QUOTE}  # by their names in lines and parameters
 
@@ -36,19 +33,14 @@ def constraint_of(values: Mapping[str, Any]) -> Constraint | None:
 
 def constraint_of_flags(params: Mapping[str, Any]) -> Constraint | None:
     """Return the constraint of a command line, whose files are read. Raises SettingsError."""
-    for one, other in combinations(FIELDS, 2):
-        refuse_both(params, one, other, "an answer matches one of them: leave the other out")
     values = {name: params.get(name) for name in FIELDS}
     if (schema := values["json_schema"]) is not None and schema.lstrip()[:1] not in ("{", "["):
         values["json_schema"] = _text(schema, JSON_SCHEMA)
     if values["grammar"] is not None:
         values["grammar"] = _text(values["grammar"], GRAMMAR)
     if values["choices"] is not None:
-        values["choices"] = [each.strip() for each in values["choices"].split(",")]
-    found = constraint_of(values)
-    if found is not None and params.get("quote"):
-        raise SettingsError(f"--quote and --{found.kind} are both given", "leave one of the two out")
-    return found
+        values["choices"] = [choice.strip() for choice in values["choices"].split(",")]
+    return constraint_of(values)
 
 
 def _text(name: str, kind: str) -> str:

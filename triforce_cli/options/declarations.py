@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Sequence
 from copy import copy
 from functools import partial, wraps
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, NamedTuple, get_args
 
 import typer
 
@@ -22,12 +22,16 @@ from offload.settings.placement_settings import EXPERTS, OFFLOADS
 from offload.short_repr import short_repr
 
 AUTO = "auto"
-_MOST_PARALLEL = 1024
+THINK = ("on", "off", AUTO)  # values of --think
+PLACEMENT = "offload memory host_memory resident_layers link_gb_s experts disk"
+SAMPLING, SPECULATION, CONTEXT = "Sampling", "Speculative decoding", "Prompt and prompt cache"
+FORM, MEMORY, MACHINE, BATCH = "Form of the answer", "Memory and offloading", "Machine", "Many prompts"
 CLUSTER: dict[str, Any] = {
     "metavar": "ADDRESS",
     "help": "Run on a Ray cluster: local, auto, or host:port.",
     "among": ("local", AUTO),
 }
+_MOST_PARALLEL = 1024
 
 
 def parse_parallel(text: str | int) -> int | str:
@@ -41,13 +45,10 @@ def parse_parallel(text: str | int) -> int | str:
     return int(given)
 
 
-SAMPLING, SPECULATION, CONTEXT = "Sampling", "Speculative decoding", "Prompt and prompt cache"
-FORM = "Form of the answer"
-MEMORY, MACHINE, BATCH = "Memory and offloading", "Machine", "Many prompts"
-THINK = ("on", "off", AUTO)  # values of --think
-_MODELS = "model's"  # default
-
-_Make = Callable[[str, str | None], Any]  # of a name and the panel of the help that it stands in
+def _checked_assignment(text: str) -> str:
+    """Return NAME=VALUE as it is. Raises SettingsError if there is no such setting, or its value has another type."""
+    parse_assignment(text)
+    return text
 
 
 def described(help: str, default: str) -> str:
@@ -55,12 +56,13 @@ def described(help: str, default: str) -> str:
     return f"{help} [dim]({default})[/dim]"
 
 
-def option(*names: str, among: Sequence[str] = (), **rest: Any) -> Any:
+def option(*names: str, among: Sequence[str] = (), **more: Any) -> Any:
     """Return an option whose help does not show its default by itself; `among` completes its values."""
-    completion = {"autocompletion": _complete_from(*among)} if among else {}
-    if names and "parser" in rest:
-        rest["parser"] = _naming(rest["parser"], names[0])
-    return typer.Option(*names, **{"show_default": False} | completion | rest)
+    if among:
+        more["autocompletion"] = lambda incomplete: [name for name in among if name.startswith(incomplete)]
+    if names and "parser" in more:
+        more["parser"] = _naming(more["parser"], names[0])
+    return typer.Option(*names, **{"show_default": False} | more)
 
 
 def _naming(parse: Callable[[str], Any], name: str) -> Callable[[str], Any]:
@@ -77,38 +79,6 @@ def _naming(parse: Callable[[str], Any], name: str) -> Callable[[str], Any]:
     return parser
 
 
-def _setting(help: str, default: str | None = None, *names: str, metavar: str = "N", **rest: Any) -> _Make:
-    """Return what makes an option with the setting's flag and environment variable.
-
-    `default` describes its default, else it is shown; `names` are its flags, if not the setting's name.
-    """
-
-    def make(name: str, panel: str | None) -> Any:
-        shown: dict[str, Any] = {"show_envvar": False, "rich_help_panel": panel, "metavar": metavar}
-        shown |= {"help": described(help, default or str(DEFAULTS[name])), "envvar": f"TRIFORCE_{name.upper()}"}
-        shown["parser"] = partial(parse_setting, name)
-        return Annotated[str | None, option(*(names or (f"--{name.replace('_', '-')}",)), **shown | rest)]
-
-    return make
-
-
-def _switch(*names: str, help: str, envvar: str | None = None) -> _Make:
-    def make(name: str, panel: str | None) -> Any:
-        shown: dict[str, Any] = {"show_envvar": False, "show_default": False, "rich_help_panel": panel}
-        return Annotated[bool | None if envvar else bool, typer.Option(*names, help=help, envvar=envvar, **shown)]
-
-    return make
-
-
-def _other(kind: Any, *names: str, **rest: Any) -> _Make:
-    """Return what makes an option that is no setting with an environment variable."""
-    return lambda name, panel: Annotated[kind, option(*names, rich_help_panel=panel, **rest)]
-
-
-_size = partial(_setting, metavar="SIZE")
-_number, _name = partial(_setting, metavar="X"), partial(_setting, metavar="NAME")
-
-
 def _complete_model(incomplete: str) -> list[str]:
     from offload.loading.hub.bundled import EMBEDDED
     from offload.loading.hub.registry import HUB_MODELS
@@ -123,123 +93,126 @@ def complete_profile(incomplete: str) -> list[str]:
     return [name for name in available() if name.startswith(incomplete)]
 
 
-def _complete_from(*names: str) -> Any:
-    return lambda incomplete: [name for name in names if name.startswith(incomplete)]
+class _Row(NamedTuple):
+    """An option: its help, its default in words ("": the dataclass's), and its flags, with blanks between.
+
+    Without a `kind`, it is a setting: its parameter's name is that of the dataclass's field, which has its type, and
+    an environment variable gives it too. Other options with `has_variable` have one as well. `among` are its values.
+    """
+
+    help: str
+    default: str = ""
+    flags: str = ""
+    metavar: str | None = "N"
+    kind: Any = None
+    has_variable: bool = False
+    among: Sequence[str] = ()
+    more: dict[str, Any] = {}  # noqa: RUF012 - never changed
+
+    def declared(self, name: str, panel: str | None) -> Any:
+        """Return the annotation of the parameter `name`, in a panel of the help."""
+        more: dict[str, Any] = {"rich_help_panel": panel, "show_envvar": False, "metavar": self.metavar, **self.more}
+        default = self.default or (str(DEFAULTS[name]) if self.kind is None else "")
+        more["help"] = described(self.help, default) if default else self.help
+        if self.kind is None or self.has_variable:
+            more["envvar"] = f"TRIFORCE_{name.upper()}"
+        if self.kind is None:
+            more["parser"] = partial(parse_setting, name)
+        flags = self.flags.split() or [f"--{name.replace('_', '-')}"]
+        return Annotated[self.kind or str | None, option(*flags, among=self.among, **more)]
 
 
-def _checked_assignment(text: str) -> str:
-    """Return NAME=VALUE as it is. Raises SettingsError if there is no such setting, or its value has another type."""
-    parse_assignment(text)
-    return text
+def _switch(help: str) -> _Row:
+    return _Row(help, metavar=None, kind=bool)
 
 
-# The options of every command that generates text, by the panel of the help; those that everybody uses have none.
-# `settings.given_options` and `request.parse_request` read them.
-_PANELS: dict[str | None, dict[str, _Make]] = {
+def _text(help: str, metavar: str = "TEXT", **more: Any) -> _Row:
+    return _Row(help, metavar=metavar, kind=str | None, **more)
+
+
+def _name(help: str, among: Sequence[str], default: str = "") -> _Row:
+    return _Row(help, default, metavar="NAME", among=tuple(among))
+
+
+_MODELS = "model's"  # default
+_FORMATS = f"auto, bf16, packed: exact; {', '.join(LOSSY_KV)}: lossy."
+_PROFILE: dict[str, Any] = {"default": "found", "has_variable": True, "more": {"autocompletion": complete_profile}}
+_TABLE: dict[str | None, dict[str, _Row]] = {  # by panels; the options that everybody uses have none
     None: {
-        "model": _setting(
-            "Name, hub id or path.", None, "--model", "-m", metavar="MODEL", autocompletion=_complete_model
-        ),
-        "max_new_tokens": _setting("Most tokens to generate.", None, "--max-new-tokens", "-n"),
-        "temperature": _number("0 is greedy, 1 is varied.", _MODELS),
-        "system": _other(str | None, metavar="TEXT", help="System message."),
-        "stop": _other(list[str] | None, "--stop", metavar="TEXT", help="End before this text; repeatable."),
-        "seed": _setting("Random seed: it gives one text.", "random"),
-        "json": _switch("--json", help="JSON lines instead of text."),
-        "quiet": _switch("--quiet", "-q", help="Only the text."),
-        "verbose": _other(
-            int, "--verbose", "-v", count=True, metavar="", help="Also statistics, and settings; -vv: all."
-        ),
+        "model": _Row("Name, hub id or path.", "", "--model -m", "MODEL", more={"autocompletion": _complete_model}),
+        "max_new_tokens": _Row("Most tokens to generate.", "", "--max-new-tokens -n"),
+        "temperature": _Row("0 is greedy, 1 is varied.", _MODELS, metavar="X"),
+        "system": _text("System message."),
+        "stop": _Row("End before this text; repeatable.", metavar="TEXT", kind=list[str] | None),
+        "seed": _Row("Random seed: it gives one text.", "random"),
+        "json": _switch("JSON lines instead of text."),
+        "quiet": _switch("Only the text.")._replace(flags="--quiet -q"),
+        "verbose": _Row("Also statistics, and settings; -vv: all.", "", "--verbose -v", "", int, more={"count": True}),
     },
     SAMPLING: {
-        "top_p": _number("Keep the likeliest up to this sum.", _MODELS),
-        "top_k": _setting("Keep this many of the likeliest.", _MODELS),
-        "min_p": _number("Least share of the best one's.", _MODELS),
-        "repetition_penalty": _number("Above 1: penalize repeats.", _MODELS),
+        "top_p": _Row("Keep the likeliest up to this sum.", _MODELS, metavar="X"),
+        "top_k": _Row("Keep this many of the likeliest.", _MODELS),
+        "min_p": _Row("Least share of the best one's.", _MODELS, metavar="X"),
+        "repetition_penalty": _Row("Above 1: penalize repeats.", _MODELS, metavar="X"),
     },
     SPECULATION: {
-        "method": _name("Decoding method; all are lossless.", among=METHODS),
-        "draft": _setting("Drafter: lookup, none, mtp, or a model or head.", metavar="MODEL", among=DRAFTS),
-        "middle": _name(f"{', '.join(MIDDLES)}.", "the method's", among=MIDDLES),
-        "budget": _setting("Tokens in the retrieval cache.", "3 %"),
-        "gamma2": _setting("Drafted for the full cache.", "adaptive"),
-        "tree": _setting("N nodes, auto, k-ary:2x3x1.", metavar="TREE", among=("chain", "auto", "k-ary:")),
-        "verify": _switch("--verify", help="Compare with plain decoding."),
+        "method": _name("Decoding method; all are lossless.", METHODS),
+        "draft": _Row("Drafter: lookup, none, mtp, or a model or head.", metavar="MODEL", among=DRAFTS),
+        "middle": _name(f"{', '.join(MIDDLES)}.", tuple(MIDDLES), "the method's"),
+        "budget": _Row("Tokens in the retrieval cache.", "3 %"),
+        "gamma2": _Row("Drafted for the full cache.", "adaptive"),
+        "tree": _Row("N nodes, auto, k-ary:2x3x1.", metavar="TREE", among=("chain", "auto", "k-ary:")),
+        "verify": _switch("Compare with plain decoding."),
     },
     CONTEXT: {
-        "raw": _switch("--raw", help="Use no chat template."),
-        "think": _other(
-            str | None,
-            "--think",
-            metavar="on|off",
-            help=described("Think before the answer.", AUTO),
-            envvar="TRIFORCE_THINK",
-            show_envvar=False,
-            among=THINK,
-        ),
-        "show_thinking": _switch("--show-thinking", help="Thinking on stdout, too."),
-        "extend_context": _switch("--extend-context", help="Extend the context (YaRN)."),
-        "cache": _switch(
-            "--cache/--no-cache", help=described("Keep prompts on disk.", "long ones"), envvar="TRIFORCE_CACHE"
-        ),
+        "raw": _switch("Use no chat template."),
+        "think": _text("Think before the answer.", "on|off", default=AUTO, has_variable=True, among=THINK),
+        "show_thinking": _switch("Thinking on stdout, too."),
+        "extend_context": _switch("Extend the context (YaRN)."),
+        "cache": _Row("Keep prompts on disk.", "long ones", "--cache/--no-cache", None, bool | None, True),
+        "truncate": _text("Drop the start, middle or end.", "PART", among=("start", "middle", "end")),
     },
     MEMORY: {
-        "offload": _name("none, stream, host, hybrid or planes.", among=OFFLOADS),
-        "memory": _size("Device memory, such as 22GiB.", "free"),
-        "host_memory": _size("Host memory, such as 64GiB.", "free"),
-        "resident_layers": _setting("Layers with KV on the device.", "most"),
-        "link_gb_s": _number("Simulated link, on a CPU.", "none", "--link", metavar="GB/S"),
-        "experts": _name("device or host.", among=EXPERTS),
-        "disk": _setting("Folder for KV beyond host memory.", "none", metavar="PATH"),
-        "approximate": _name(f"Lossy: {', '.join(APPROXIMATIONS)}.", "no", among=list(APPROXIMATIONS)),
-        "kv": _name(f"auto, bf16, packed: exact; {', '.join(LOSSY_KV)}: lossy.", among=list(full_formats())),
-        "dry_run": _switch("--dry-run", help="Print the plan; load nothing."),
+        "offload": _name("none, stream, host, hybrid or planes.", OFFLOADS),
+        "memory": _Row("Device memory, such as 22GiB.", "free", metavar="SIZE"),
+        "host_memory": _Row("Host memory, such as 64GiB.", "free", metavar="SIZE"),
+        "resident_layers": _Row("Layers with KV on the device.", "most"),
+        "link_gb_s": _Row("Simulated link, on a CPU.", "none", "--link", "GB/S"),
+        "experts": _name("device or host.", EXPERTS),
+        "disk": _Row("Folder for KV beyond host memory.", "none", metavar="PATH"),
+        "approximate": _name(f"Lossy: {', '.join(APPROXIMATIONS)}.", tuple(APPROXIMATIONS), "no"),
+        "kv": _name(_FORMATS, full_formats()),
+        "dry_run": _switch("Print the plan; load nothing."),
     },
     MACHINE: {
-        "profile": _other(
-            str | None,
-            "--profile",
-            metavar="NAME",
-            help=described("Hardware profile, or a YAML file.", "found"),
-            envvar="TRIFORCE_PROFILE",
-            show_envvar=False,
-            autocompletion=complete_profile,
-        ),
-        "device": _name("cpu or cuda.", among=DEVICES),
-        "dtype": _name("bfloat16, float16, float32.", among=DTYPES),
-        "kernel": _name("Level of the CPU kernel, or off.", among=KERNELS),
-        "quantize": _name("Round the weights: q4, q5, q6, q8.", "no", among=QUANTIZE),
-        "threads": _setting("CPU threads.", "all cores"),
-        "tensor_parallel": _setting("GPUs that share the model.", "profile's"),
-        "set": _other(
-            list[str] | None,
-            "--set",
-            metavar="NAME=VALUE",
-            help="Any other setting (docs/options.md); repeatable.",
-            parser=_checked_assignment,
+        "profile": _text("Hardware profile, or a YAML file.", "NAME", **_PROFILE),
+        "device": _name("cpu or cuda.", DEVICES),
+        "dtype": _name("bfloat16, float16, float32.", DTYPES),
+        "kernel": _name("Level of the CPU kernel, or off.", KERNELS),
+        "quantize": _name("Round the weights: q4, q5, q6, q8.", QUANTIZE, "no"),
+        "threads": _Row("CPU threads.", "all cores"),
+        "tensor_parallel": _Row("GPUs that share the model.", "profile's"),
+        "set": _Row(
+            "Any other setting (docs/options.md); repeatable.",
+            *("", "", "NAME=VALUE", list[str] | None),
+            more={"parser": _checked_assignment},
         ),
     },
+    FORM: {
+        "json_schema": _text("JSON of this schema.", "FILE|JSON"),
+        "regex": _text("A text that matches."),
+        "grammar": _text("A text of it, in Lark or GBNF.", "FILE"),
+        "quote": _switch("Quotations are literal."),
+        "choices": _text("One of these.", "A,B,C"),
+    },
 }
-GENERATION = {name: make(name, panel) for panel, rows in _PANELS.items() for name, make in rows.items()}
+READING = {name: row.declared(name, panel) for panel, rows in _TABLE.items() for name, row in rows.items()}
+FORMS = {name: READING[name] for name in _TABLE[FORM]}  # of an answer: of commands that read documents once
+GENERATION = {name: kind for name, kind in READING.items() if name not in {*FORMS, "truncate"}}
 
 PromptFiles = Annotated[
     list[str] | None, option("--prompt-file", "-f", metavar="FILE", help="Read a file; repeatable; - is stdin.")
 ]
-_TRUNCATE = _other(
-    str | None, "--truncate", metavar="PART", help="Drop the start, middle or end.", among=("start", "middle", "end")
-)
-# Of the commands that read documents once, and may leave a part of a long one out.
-_FORM = {
-    "json_schema": _other(str | None, "--json-schema", metavar="FILE|JSON", help="JSON of this schema."),
-    "regex": _other(str | None, "--regex", metavar="TEXT", help="A text that matches."),
-    "grammar": _other(str | None, "--grammar", metavar="FILE", help="A text of it, in Lark or GBNF."),
-    "quote": _switch("--quote", help="Quotations are literal."),
-    "choices": _other(str | None, "--choices", metavar="A,B,C", help="One of these."),
-}
-FORMS = {name: make(name, FORM) for name, make in _FORM.items()}
-READING = GENERATION | FORMS
-READING |= {"truncate": _TRUNCATE("", CONTEXT)}
-PLACEMENT = "offload memory host_memory resident_layers link_gb_s experts disk"
 
 
 def chosen(names: str) -> dict[str, Any]:

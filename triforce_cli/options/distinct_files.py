@@ -1,4 +1,4 @@
-"""Checks that a command's files are different ones: what it writes is none of what it reads. Imports nothing heavy."""
+"""Checks that a command overwrites no file that it reads, nor one of its outputs by another. Imports nothing heavy."""
 
 from collections.abc import Iterable, Sequence
 from itertools import combinations
@@ -12,19 +12,20 @@ from offload.units import counted
 from ..output.output_files import check_file
 
 Named = tuple[str, Path | str | None]  # the option, and the file that it names, if any
+_NO_FILE = (OSError, RuntimeError, ValueError)  # raised for a name of no file: an error where it is opened
 
 
 def check_distinct(inputs: Iterable[Named], outputs: Iterable[Named]) -> None:
-    """Raise SettingsError if an output is an input or another output. What is no regular file, such as /dev/null, may.
+    """Raise SettingsError if an output is an input or another output. Files that are not regular are left out.
 
     Names of no file, such as a hub's model or - for standard input, are no inputs.
     """
-    written = [each for each in outputs if each[1] is not None]
-    read = [(option, name) for option, name in inputs if name is not None and _is_file(name)]
+    written = [(option, str(name)) for option, name in outputs if name is not None]
+    read = [(option, str(name)) for option, name in inputs if name is not None and _is_file(str(name))]
     pairs = [*((one, other) for one in read for other in written), *combinations(written, 2)]
     for (option, name), (other, other_name) in pairs:
-        if _is_same(Path(name), Path(other_name)):
-            both = f"{option} {name} and {other} {other_name}" if option else f"{name} and {other} {other_name}"
+        if _is_same(name, other_name):
+            both = f"{option} {name} and {other} {other_name}".lstrip()
             raise SettingsError(f"{both} are the same file", f"give {other} another file: it would be overwritten")
 
 
@@ -39,11 +40,11 @@ def check_outputs(names: Sequence[str], inputs: Iterable[Named], documents: int 
         there = counted(documents, "document")
         raise SettingsError(f"--output names {counted(len(names), 'file')} for {there}", "give one, or one for each")
     check_distinct(inputs, [("--output", name) for name in names])
-    found = [Path(name).expanduser() for name in names]
-    for path in found:
+    paths = [Path(name).expanduser() for name in names]
+    for path in paths:
         if path.is_dir() or not path.exists():
             check_file(path, "--output", "answer.txt")
-    return found
+    return paths
 
 
 def named_files(ctx: typer.Context) -> list[Named]:
@@ -51,18 +52,18 @@ def named_files(ctx: typer.Context) -> list[Named]:
     return [(f"--{name}", ctx.params[name]) for name in ("model", "draft", "profile") if name in ctx.params]
 
 
-def _is_file(name: Path | str) -> bool:
+def _is_file(name: str) -> bool:
     try:
         return Path(name).expanduser().is_file()
-    except (OSError, RuntimeError, ValueError):
+    except _NO_FILE:
         return False
 
 
-def _is_same(one: Path, other: Path) -> bool:
+def _is_same(name: str, other: str) -> bool:
     try:
-        one = one.expanduser()
-        if one.exists() and other.exists():
-            return one.is_file() and one.samefile(other)
-        return one.resolve() == other.resolve()
-    except (OSError, RuntimeError, ValueError):  # an error of its own, where it is opened
+        one, two = Path(name).expanduser(), Path(other)
+        if one.exists() and two.exists():
+            return one.is_file() and one.samefile(two)
+        return one.resolve() == two.resolve()
+    except _NO_FILE:
         return False

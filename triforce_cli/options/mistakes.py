@@ -2,13 +2,14 @@
 
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
 from difflib import get_close_matches
 from inspect import cleandoc
 from pathlib import Path
 from typing import Any
 
 from typer.core import TyperCommand, TyperGroup
+from typer.exceptions import TyperException
 
 from offload.errors import SettingsError
 
@@ -16,14 +17,16 @@ from .other_names import COMMANDS, hint_for
 from .removed import refuse_removed_options
 
 _COMMAND, _OPTION = re.compile(r"No such command '(.*?)'"), re.compile(r"No such option: (--?[\w-]+)")
-_RANGE = re.compile(r"Invalid value for '(--?[\w-]+).*': Input should be (?:a valid )?(.+)")
-_MISSING = re.compile(r"Missing (?:option|argument) '([^']+)'")
-_NO_VALUE = re.compile(r"Option '(--?[\w-]+)' requires an argument")
 _EXTRA = re.compile(r"Got unexpected extra argument\(s\) \((.*)\)", re.DOTALL)
+_PLAIN = {  # other messages of typer, in plain words
+    re.compile(r"Missing (?:option|argument) '([^']+?)\.*'"): "{} is missing",
+    re.compile(r"Invalid value for '(--?[\w-]+).*': Input should be (?:a valid )?(.+)"): "{} is to be {}",
+    re.compile(r"Option '(--?[\w-]+)' requires an argument"): "{} takes a value",
+}
 _LINE_BREAK = re.compile(r"(?<!\n)\n(?![\n ])")  # within a paragraph; examples are indented
 _CLOSE = 0.7  # --ctx-size is not --quantize
 PARSED = f"{__name__}.parsed"  # of a context's `meta`: the context of the command
-WORDS = f"{__name__}.words"  # and what was typed behind its name
+WORDS = f"{__name__}.words"  # and the words typed behind its name
 
 
 def explained(message: str, ctx: Any) -> tuple[str, str]:
@@ -43,59 +46,50 @@ def explained(message: str, ctx: Any) -> tuple[str, str]:
         if "prompt_file" in ctx.params and "name" not in ctx.params:
             return _extra_argument(match[1], ctx)
         return f"{match[1]} is one argument too many", see
-    if match := _MISSING.search(message):
-        return f"{match[1].rstrip('.')} is missing", see
-    if match := _RANGE.search(message):
-        return f"{match[1]} is to be {match[2].replace('integer', 'whole number')}", see
-    if match := _NO_VALUE.search(message):
-        return f"{match[1]} takes a value", see
+    for pattern, plain in _PLAIN.items():
+        if match := pattern.search(message):
+            return plain.format(*match.groups()).replace("integer", "whole number"), see
     return message, see
-
-
-def name_variable(message: str, hint: str, ctx: Any) -> str:
-    """Return the hint of an error that begins with an option, with the environment variable that gave the value."""
-    match = re.match(r"(?:Invalid value for ')?(?:--)?([\w-]+)", message)
-    for param in () if match is None or ctx is None else ctx.command.params:
-        source = ctx.get_parameter_source(param.name)
-        if f"--{match[1]}" in param.opts and source is not None and source.name == "ENVIRONMENT":
-            return f"the value is that of the environment variable {param.envvar}; {hint}"
-    return hint
 
 
 def _meant_command(name: str, known: list[str], where: str) -> str:
     if where == "triforce" and name in COMMANDS:
         return f"use {COMMANDS[name]}; "
-    close = get_close_matches(name, known, 1)
-    return f"did you mean {where} {close[0]}? " if close else ""
+    return "".join(f"did you mean {where} {close}? " for close in get_close_matches(name, known, 1))
 
 
 def _meant_option(name: str, known: list[str]) -> str:
     """Return the beginning of a hint: what another program's option is here, else one that is spelled nearly so."""
     if hint := hint_for(name):
         return f"{hint}; "
-    beginning = [each for each in known if each.startswith(name) and name.strip("-")]
-    meant = min(beginning, key=len, default="") or next(iter(get_close_matches(name, known, 1, _CLOSE)), "")
-    return f"did you mean {meant}? " if meant else ""
-
-
-def _refuse_other_short_options(given: Sequence[str], ctx: Any) -> None:
-    """Raise SettingsError for an option such as -ngl, which would be read as -n with the value `gl`."""
-    for each in given:
-        if each[:1] == "-" and each[1:2] != "-" and (hint := hint_for(each)):
-            raise SettingsError(f"there is no option {each}", f"{hint}; see `{ctx.command_path} --help`")
+    longer = sorted((option for option in known if option.startswith(name) and name.strip("-")), key=len)
+    close = longer or get_close_matches(name, known, 1, _CLOSE)
+    return f"did you mean {close[0]}? " if close else ""
 
 
 def _extra_argument(extra: str, ctx: Any) -> tuple[str, str]:
     """Return the message and the hint for words behind the one argument, the prompt: a file, or no quotes."""
     prompt, where = ctx.params.get("prompt") or "", ctx.command_path
     message = f"{extra} is one more argument" + (" behind the prompt" if prompt else "")
-    for file, rest in ((prompt, extra), (extra, prompt)):
+    for file, other in ((prompt, extra), (extra, prompt)):
         if is_file(file):
-            meant = f"{where} -f {shlex.quote(file)} {shlex.quote(rest) if rest else ''}".rstrip()
+            meant = f"{where} -f {shlex.quote(file)} {shlex.quote(other) if other else ''}".rstrip()
             return f"{file} is a file, and is taken for text" if prompt else message, f"-f reads a file: {meant}"
     if not prompt:
         return message, f"give files with -f: {where} -f FILE"
     return message, f"quote the prompt: {where} {shlex.quote(f'{prompt} {extra}')}; -f FILE reads a file"
+
+
+def name_variable(message: str, hint: str, ctx: Any) -> str:
+    """Return the hint of an error that begins with an option, with the environment variable that gave the value."""
+    match = re.match(r"(?:Invalid value for ')?(?:--)?([\w-]+)", message)
+    if match is None or ctx is None:
+        return hint
+    for param in ctx.command.params:
+        source = ctx.get_parameter_source(param.name)
+        if f"--{match[1]}" in param.opts and source is not None and source.name == "ENVIRONMENT":
+            return f"the value is that of the environment variable {param.envvar}; {hint}"
+    return hint
 
 
 def warn_of_file(ctx: Any, prompt: str | None) -> None:
@@ -113,37 +107,47 @@ def is_file(text: str) -> bool:
         return False
 
 
-class _Plain:
-    """Show no type for a switch in the help."""
-
-    def get_params(self, ctx: Any) -> list[Any]:
-        params = super().get_params(ctx)
-        for param in params:
-            if getattr(param, "is_flag", False) and param.metavar is None:
-                param.metavar = ""
-        return params
+def _without_types(params: list[Any]) -> list[Any]:
+    """Return the parameters; the help shows no type for a switch."""
+    for param in params:
+        if getattr(param, "is_flag", False) and param.metavar is None:
+            param.metavar = ""
+    return params
 
 
-class Group(_Plain, TyperGroup):
+class Group(TyperGroup):
     """A group of commands."""
 
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _without_types(super().get_params(ctx))
 
-class Command(_Plain, TyperCommand):
-    """A command that says what to use in place of removed and of other programs' options."""
+
+class Command(TyperCommand):
+    """A command whose errors say what to use in place of removed and of other programs' options."""
 
     def __init__(self, *args: Any, help: str | None = None, **more: Any) -> None:
         # A terminal breaks the lines of a paragraph, not the source.
         super().__init__(*args, help=help and _LINE_BREAK.sub(" ", cleandoc(help)), **more)
 
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _without_types(super().get_params(ctx))
+
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        own: Mapping[str, Any] = {name: param for param in self.params for name in (*param.opts, *param.secondary_opts)}
         ctx.token_normalize_func = lambda name: name.replace("_", "-") if len(name) > 1 else name
         ctx.meta[PARSED], ctx.meta[WORDS] = ctx, tuple(args)
         given = args[: args.index("--")] if "--" in args else list(args)  # the parser takes from `args`
-        refuse_removed_options(given, own)
-        _refuse_other_short_options(given, ctx)
+        own = {name for param in self.params for name in (*param.opts, *param.secondary_opts)}
+        _refuse_foreign_options(given, own, ctx)
         try:
             return super().parse_args(ctx, args)
-        except Exception as error:
-            error.ctx = ctx  # an option without its value names no command
+        except TyperException as error:
+            vars(error)["ctx"] = ctx  # an option without its value names no command
             raise
+
+
+def _refuse_foreign_options(given: Sequence[str], own: Collection[str], ctx: Any) -> None:
+    """Raise UsageError for removed options, and for those such as -ngl, which would be read as -n with the value gl."""
+    refuse_removed_options(given, own)
+    for word in given:
+        if word[:1] == "-" and word[1:2] != "-" and (hint := hint_for(word)):
+            raise SettingsError(f"there is no option {word}", f"{hint}; see `{ctx.command_path} --help`")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -16,17 +16,15 @@ from offload.settings.config import DRAFTS, Sampling, check_part
 from offload.settings.constraint import QUOTE, Constraint
 from offload.settings.method_sizes import has_draft_model
 from offload.settings.methods import CHOSEN, LOOKUP, METHODS, MODEL
-from offload.short_repr import short_repr
 
 from ..distributed.launch import GRACE, launch, ranks_to_start
 from ..distributed.rank import join_group
-from ..input.excerpts import END, MIDDLE, PARTS, START
 from ..output.terminal import Terminal
+from .checks import check_combinations, refuse_broken_text, refuse_inexact, refuse_unverifiable
 from .constraint_options import constraint_of_flags
-from .declarations import AUTO, THINK
+from .declarations import AUTO
 from .mistakes import WORDS
-from .mode_checks import refuse_inexact
-from .settings import Settings, given_options, refuse_both, refuse_broken_text, refuse_unverifiable, resolve
+from .settings import Settings, given_options, resolve
 
 if TYPE_CHECKING:
     from offload.parallel import Group
@@ -47,8 +45,8 @@ class Request:
         extend_context: extend the model's context where it is too short.
         truncate: the part of a document that is left out where the context is too short; None for none.
         group: the ranks that share the model; None where this process runs all of it.
-        parts: the names of what a document was joined of, with where each begins in it.
-        words: what was typed behind the command's name, to repeat it in hints and below a plan.
+        parts: the names of the files that a document was joined of, and where each begins in it.
+        words: the words typed behind the command's name, to repeat them in hints and below a plan.
     """
 
     settings: Settings
@@ -67,7 +65,7 @@ class Request:
     parts: Sequence[tuple[str, int]] = ()
 
     def about(self, documents: Sequence[str], parts: Sequence[tuple[str, int]] = ()) -> Request:
-        """Return the request with what answers must match, if that depends on documents. Raises SettingsError."""
+        """Return the request with the constraint that quotes the document, if there is one. Raises SettingsError."""
         if not self.quote:
             return self
         if len(documents) > 1:
@@ -87,13 +85,19 @@ class OutputOptions:
     """The form of the output: JSON lines or text, without statistics, or with all of them and the settings.
 
     `verbose`: 1 shows the settings that are not defaults, 2 all.
-    `show_thinking`: what a reasoning model thinks is on stdout, before its answer.
+    `show_thinking`: a reasoning model's thoughts are on stdout, before its answer.
     """
 
     json: bool
     quiet: bool
     verbose: int
     show_thinking: bool = False
+
+
+def parse_output_options(ctx: typer.Context) -> OutputOptions:
+    """Return --json, --quiet, --verbose and --show-thinking."""
+    json, quiet, thinking = (bool(ctx.params.get(name)) for name in ("json", "quiet", "show_thinking"))
+    return OutputOptions(json, quiet, ctx.params.get("verbose") or 0, thinking)
 
 
 def typed_words(ctx: typer.Context) -> tuple[str, ...]:
@@ -104,7 +108,7 @@ def typed_words(ctx: typer.Context) -> tuple[str, ...]:
 
 
 def warn_unused(settings: Settings, methods: Iterable[str], terminal: Terminal) -> None:
-    """Warn if the draft, the middle level or the trees that were asked for are used by none of the methods."""
+    """Warn if the draft or the middle level that were asked for are used by none of the methods."""
     methods, wanted = list(methods), settings.values.get("draft")
     drafters, has_middle = {METHODS[name].drafter for name in methods}, any(METHODS[name].middle for name in methods)
     is_wanted, is_used = wanted not in (None, *DRAFTS), drafters & {CHOSEN, MODEL}
@@ -118,59 +122,29 @@ def warn_unused(settings: Settings, methods: Iterable[str], terminal: Terminal) 
 
 def check_flags(ctx: typer.Context) -> None:
     """Raise SettingsError for flags that are wrong whatever prompt and profile are found."""
-    params: Mapping[str, Any] = ctx.params
-    refuse_both(params, "raw", "system", "--raw uses no chat template, which a system message needs")
-    refuse_both(params, "quiet", "verbose", "choose one")
-    check_truncate(params)
-    _check_think(params)
-    for name, texts in (("--system", [params.get("system") or ""]), ("--stop", params.get("stop") or [])):
-        refuse_broken_text(name, texts)
-    ctx.params["constraint"] = constraint_of_flags(params)  # once: a file may be a pipe
+    check_combinations(ctx.params)
+    refuse_broken_text("--system", [ctx.params.get("system") or ""])
+    refuse_broken_text("--stop", ctx.params.get("stop") or [])
+    ctx.params["constraint"] = constraint_of_flags(ctx.params)  # once: a file may be a pipe
     given = given_options(ctx)[0]
     check_part(given)
     if "model" in given:
         resolve_model(given["model"])
 
 
-def check_truncate(params: Mapping[str, Any]) -> None:
-    """Raise SettingsError for a --truncate that names no part, or that goes with another way to read a long text."""
-    dropped = params.get("truncate")
-    if dropped not in (None, *PARTS):
-        hint = f"name the part that is left out: {START} (transformers' left), {MIDDLE} or {END} (right)"
-        raise SettingsError(f"--truncate {short_repr(dropped)} is not one of {', '.join(PARTS)}", hint)
-    for other in ("extend_context", "map_reduce", "batch"):
-        refuse_both(params, "truncate", other, "choose one of them for a text that exceeds the context")
-
-
-def _check_think(params: Mapping[str, Any]) -> None:
-    """Raise SettingsError for a --think that is no choice, and for --raw with an option about thinking."""
-    think = params.get("think")
-    if think not in (None, *THINK):
-        raise SettingsError(f"--think {short_repr(think)} is not one of {', '.join(THINK)}", "use --think off")
-    if params.get("raw") and think not in (None, AUTO):
-        raise SettingsError("--raw uses no chat template, which --think needs", "leave one of the two out")
-    if params.get("raw") and params.get("show_thinking"):
-        raise SettingsError("--raw writes all text, and --show-thinking has no effect", "leave one of the two out")
-
-
 def parse_request(ctx: typer.Context) -> Request:
-    """Return the request in the options of `groups.GENERATION`, the profile and the defaults. Raises SettingsError."""
+    """Return the request in a command's options, the profile and the defaults. Raises SettingsError, ModelNotFound."""
     params = ctx.params
     settings = resolve(*given_options(ctx), params["profile"])
     _check_models(settings)
     if params.get("verify"):
-        refuse_unverifiable(
-            settings, settings.sampling(Sampling(temperature=0))
-        )  # the model's own sampling is not known yet
+        unknown = Sampling(temperature=0)  # the model's own
+        refuse_unverifiable(settings, settings.sampling(unknown))
     refuse_inexact(settings, params)
-    named = ("raw", "verify", "dry_run", "quote", "extend_context")
     warn_unused(settings, [settings.speculation.method], ctx.obj.terminal)
-    more: dict[str, Any] = {name: bool(params.get(name)) for name in named} | {
-        "think": params.get("think") or AUTO,
-        "truncate": params.get("truncate"),
-        "words": typed_words(ctx),
-    }
-    return Request(settings, ctx.obj.home, ctx.info_name, params.get("system"), **more)
+    names = ("system", "raw", "think", "verify", "dry_run", "quote", "extend_context", "truncate")
+    given = {name: params[name] for name in names if params.get(name) is not None}
+    return Request(settings, ctx.obj.home, ctx.info_name or "", **given, words=typed_words(ctx))
 
 
 def _check_models(settings: Settings) -> None:
@@ -182,13 +156,6 @@ def _check_models(settings: Settings) -> None:
             resolve_model(source)
         except ModelNotFound as error:
             raise draft_error(error) from error
-
-
-def parse_output_options(ctx: typer.Context) -> OutputOptions:
-    """Return --json, --quiet, --verbose and --show-thinking."""
-    params = ctx.params
-    json, quiet, show_thinking = (bool(params.get(name)) for name in ("json", "quiet", "show_thinking"))
-    return OutputOptions(json, quiet, params.get("verbose") or 0, show_thinking)
 
 
 def start_or_join_ranks(

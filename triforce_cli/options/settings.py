@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,6 @@ from offload.hardware.calibration import default_folder
 from offload.hardware.driver import may_have_gpus
 from offload.hardware.profiles import Profile
 from offload.settings.config import (
-    GROUPS,
     Caching,
     EngineConfig,
     GenerationConfig,
@@ -28,17 +27,12 @@ from offload.settings.config import (
     check_part,
 )
 from offload.settings.constraint import QUOTE
-from offload.settings.generation import FASTEST
 from offload.settings.methods import PLAIN
 from offload.settings.parse import NAMES, parse_assignment, parse_setting
 from offload.units import GIB
 
 NO_PROFILE = "none"  # the name for a GPU without a profile: it runs with the default settings
-
-
-def option_names() -> set[str]:
-    """Return the names of all settings that a flag, an environment variable or a profile may give."""
-    return {field.name for group in GROUPS for field in fields(group)}
+_ORIGINS = {"ENVIRONMENT": "environment", "DEFAULT_MAP": "config"}  # by the source of a parameter; all others are flags
 
 
 def given_options(ctx: typer.Context) -> tuple[dict[str, Any], dict[str, str]]:
@@ -46,10 +40,17 @@ def given_options(ctx: typer.Context) -> tuple[dict[str, Any], dict[str, str]]:
 
     Settings without an option come from --set, from their variable, or from config.yaml. Raises SettingsError.
     """
-    values, origins = _given_without_option(ctx)
-    for name in option_names() & set(ctx.params):
-        if (value := ctx.params[name]) not in (None, [], ()):
-            values[name], origins[name] = value, origin_of(ctx, name)
+    values: dict[str, Any] = {}
+    origins: dict[str, str] = {}
+    for name in (*NAMES, "constraint"):
+        if name in ctx.params:
+            value, origin = ctx.params[name], origin_of(ctx, name)
+        elif "set" in ctx.params and name != "stop":
+            value, origin = _given_without_option(ctx, name)
+        else:
+            continue  # a command that reads few settings
+        if value not in (None, [], ()):
+            values[name], origins[name] = value, origin
     for assignment in ctx.params.get("set") or []:
         name, value = parse_assignment(assignment)
         if origins.get(name) == "flag":
@@ -60,38 +61,22 @@ def given_options(ctx: typer.Context) -> tuple[dict[str, Any], dict[str, str]]:
     return values, origins
 
 
-def _given_without_option(ctx: typer.Context) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return what config.yaml and the environment give for settings of which the command has no option."""
-    if "set" not in ctx.params:  # a command that reads few settings
-        return {}, {}
-    values: dict[str, Any] = {}
-    origins: dict[str, str] = {}
-    for name in NAMES:
-        if name in ctx.params or name == "stop":
-            continue
-        for origin, text in (
-            ("environment", os.environ.get(f"TRIFORCE_{name.upper()}")),
-            ("config", (ctx.default_map or {}).get(name)),
-        ):
-            if text not in (None, ""):
-                values[name], origins[name] = _parsed(name, text, origin), origin
-                break
-    return values, origins
-
-
-def _parsed(name: str, text: Any, origin: str) -> Any:
-    """Return the value of a setting. Raises SettingsError, which names the environment variable that gave it."""
+def _given_without_option(ctx: typer.Context, name: str) -> tuple[Any, str]:
+    """Return the value of a setting in the environment or in config.yaml, and which of them gave it."""
+    variable = f"TRIFORCE_{name.upper()}"
+    if not (text := os.environ.get(variable)):
+        return parse_setting(name, (ctx.default_map or {}).get(name)), "config"
     try:
-        return parse_setting(name, text)
+        return parse_setting(name, text), "environment"
     except SettingsError as error:
-        where = f"the value is that of the environment variable TRIFORCE_{name.upper()}; "
-        raise SettingsError(error.message, (where if origin == "environment" else "") + error.hint) from None
+        hint = f"the value is that of the environment variable {variable}; {error.hint}"
+        raise SettingsError(error.message, hint) from None
 
 
 def origin_of(ctx: typer.Context, name: str) -> str:
     """Return what gave a parameter its value: flag, environment or config."""
     source = ctx.get_parameter_source(name)
-    return {"ENVIRONMENT": "environment", "DEFAULT_MAP": "config"}.get(source.name if source else "", "flag")
+    return _ORIGINS.get(source.name if source else "", "flag")
 
 
 def cache_home(environ: os._Environ[str]) -> Path | None:
@@ -130,14 +115,10 @@ class Settings:
     values: Mapping[str, Any]
     origins: Mapping[str, str]
 
-    @property
-    def coupled(self) -> bool:
-        """Whether sampling is coupled: as given, else where a seed is given."""
-        return self.values.get("coupled", "seed" in self.values)
-
     def sampling(self, model_default: Sampling) -> Sampling:
         """Return the model's own sampling, overridden by the given values; coupled if a seed is given."""
-        return model_default.overridden(_subset(Sampling, self.values) | {"coupled": self.coupled})
+        coupled = self.values.get("coupled", "seed" in self.values)
+        return model_default.overridden(_subset(Sampling, self.values) | {"coupled": coupled})
 
     def overridden(self, options: Mapping[str, Any], draw_seed: Callable[[], int]) -> Settings:
         """Return the settings with `options`, by name as in `values`, that hold for one of many requests alone.
@@ -157,7 +138,7 @@ class Settings:
     def memory_limit(self, device_type: str) -> int | None:
         """Return the bytes of the device that the profile and --memory allow; None for no limit but free memory."""
         gpu = self.profile.gpu
-        gib = self.profile.host.memory_gib if device_type == "cpu" else gpu and gpu.memory_gib
+        gib = self.profile.host.memory_gib if device_type == "cpu" else None if gpu is None else gpu.memory_gib
         granted = (None if gib is None else int(gib * GIB), self.placement.memory)
         return min((size for size in granted if size is not None), default=None)
 
@@ -170,6 +151,16 @@ class Settings:
         if sampling.constraint is not None and sampling.constraint.kind == QUOTE:
             described["constraint"]["text"] = None  # the whole document
         return described
+
+
+_GROUPS: dict[str, type] = {
+    "engine": EngineConfig,
+    "generation": GenerationConfig,
+    "speculation": Speculation,
+    "placement": Placement,
+    "caching": Caching,
+    "parallel": Parallel,
+}
 
 
 def _subset(group: type, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -185,31 +176,25 @@ def resolve(flags: Mapping[str, Any], origins: Mapping[str, str], profile: str |
     check_part(flags)
     if profile and profile.lower() != profiles.AUTO:
         return resolve_with(flags, origins, profiles.load(profile))
-    return resolve_with(flags, origins, _profile_of_this_machine(), chosen_by_name=False)
+    found = profiles.matching(gpu_names())
+    if found is None:
+        found = replace(profiles.load("cpu"), name=NO_PROFILE, device="cuda", options={})
+    return resolve_with(flags, origins, found, chosen_by_name=False)
 
 
 def resolve_with(
     flags: Mapping[str, Any], origins: Mapping[str, str], chosen: Profile, chosen_by_name: bool = True
 ) -> Settings:
     """Return the settings with a loaded profile; one that was `chosen_by_name` also sets the device."""
-    device = {"device": chosen.device} if chosen_by_name else {}
-    values = device | dict(chosen.options) | dict(flags)
+    of_profile = ({"device": chosen.device} if chosen_by_name else {}) | dict(chosen.options)
+    values = of_profile | dict(flags)
     if "approximate" in flags and "method" not in flags:
         values["method"] = PLAIN  # the only one; a profile's is for exact decoding
-    generation = GenerationConfig(**_subset(GenerationConfig, values))
-    if generation.seed is None:
-        generation = replace(generation, seed=secrets.randbits(32))
-    named = dict.fromkeys(device | dict(chosen.options), f"profile {chosen.name}")
-    engine = EngineConfig(**_subset(EngineConfig, values))
-    speculation, placement = Speculation(**_subset(Speculation, values)), Placement(**_subset(Placement, values))
-    caching, parallel = Caching(**_subset(Caching, values)), Parallel(**_subset(Parallel, values))
-    origins = named | dict(origins)
-    return Settings(engine, generation, speculation, placement, caching, parallel, chosen, values, origins)
-
-
-def _profile_of_this_machine() -> Profile:
-    found = profiles.matching(gpu_names())
-    return found if found is not None else replace(profiles.load("cpu"), name=NO_PROFILE, device="cuda", options={})
+    groups = {name: group(**_subset(group, values)) for name, group in _GROUPS.items()}
+    if groups["generation"].seed is None:
+        groups["generation"] = replace(groups["generation"], seed=secrets.randbits(32))
+    origins = dict.fromkeys(of_profile, f"profile {chosen.name}") | dict(origins)
+    return Settings(**groups, profile=chosen, values=values, origins=origins)
 
 
 def gpu_names() -> list[str]:
@@ -219,31 +204,3 @@ def gpu_names() -> list[str]:
     import torch
 
     return [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-
-
-def refuse_broken_text(name: str, texts: Sequence[str]) -> None:
-    """Raise SettingsError for arguments that are not valid text: such bytes arrive as lone surrogates."""
-    if any("\ud800" <= character <= "\udfff" for text in texts for character in text):
-        raise SettingsError(f"{name} is not valid UTF-8", "give it in the encoding of the terminal")
-
-
-def refuse_both(flags: Mapping[str, Any], first: str, second: str, why: str) -> None:
-    """Raise SettingsError when two flags that contradict each other are both given."""
-    if flags.get(first) and flags.get(second):
-        names = [f"--{name.replace('_', '-')}" for name in (first, second)]
-        raise SettingsError(f"{names[0]} and {names[1]} contradict each other", why)
-
-
-def refuse_unverifiable(settings: Settings, sampling: Sampling) -> None:
-    """Raise SettingsError if plain decoding would give another output: the draws depend on the method."""
-    if sampling.kind != FASTEST:
-        return
-    if "coupled" in settings.values:
-        raise SettingsError(
-            "--verify needs draws that plain decoding repeats, and coupled=false has none",
-            "leave coupled out and give a --seed, or use --temperature 0",
-        )
-    raise SettingsError(
-        f"--verify needs draws that plain decoding repeats, and the temperature is {sampling.temperature}",
-        "add a --seed, or use --temperature 0",
-    )

@@ -23,16 +23,16 @@ class BatchDisplay(ProgressDisplay):
         failed: sequences, of those done, that have an error in the place of a text.
     """
 
-    def __init__(self, terminal: Terminal, shown: bool = True, may_draw: bool = True) -> None:
-        """`may_draw`: the line, besides what is shown of loading."""
+    def __init__(self, terminal: Terminal, shown: bool = True, has_file: bool = False) -> None:
+        """`has_file`: all texts go to a file."""
         super().__init__(terminal, shown)
         self._running: list[RunFacts] = []
-        self._allowed = may_draw
+        # Text that comes back to the screen through a pipe cannot be drawn around.
+        self._may_draw = has_file or terminal.stdout_is_terminal or not terminal.text_may_show
         self.failed = 0
         self._known = self._done = self._skipped = self._tokens = self._read = 0
         self._started_at: float | None = None  # when the first sequence began
         self._first_at: float | None = None  # when the first token came
-        self._has_open_text = False
 
     def expect(self, count: int) -> None:
         """Count sequences that are known to follow."""
@@ -50,15 +50,15 @@ class BatchDisplay(ProgressDisplay):
 
     def count(self, new_tokens: int, prompt_tokens: int) -> None:
         """Count a sequence as done that another process has generated."""
-        now = time.monotonic()
-        self._started_at, self._first_at = self._started_at or now, self._first_at or now
+        self._started_at = self._started_at or time.monotonic()
+        self._first_at = self._first_at or self._started_at
         self._add(new_tokens, prompt_tokens)
         self._draw()
 
     def end(self, meter: Meter) -> None:
         """Count a sequence as done, whose events `meter` has observed."""
         self._running = [facts for facts in self._running if facts.meter is not meter]
-        self._add(meter.new_tokens, meter.prompt_tokens if meter.finish_reason is not None else 0)
+        self._add(meter.new_tokens, 0 if meter.finish_reason is None else meter.prompt_tokens)
 
     def _add(self, new_tokens: int, prompt_tokens: int) -> None:
         self._done += 1
@@ -80,20 +80,8 @@ class BatchDisplay(ProgressDisplay):
         self._draw()
 
     def _draw(self) -> None:
-        # Not where text that comes back through a pipe is on the screen's last line.
-        hidden = self._has_open_text and self._terminal.text_may_show and not self._terminal.stdout_is_terminal
-        if self._allowed and not hidden:
+        if self._may_draw:
             self.status(self._line)
-
-    def write(self, text: str) -> None:
-        if self._terminal.text_may_show and not self._terminal.stdout_is_terminal:
-            self._status.clear()  # both would use the same line
-        super().write(text)
-        self._has_open_text = not text.endswith("\n")
-
-    def hide(self) -> None:
-        self._has_open_text = False  # a line of its own follows
-        super().hide()
 
     def statistics(self, how: str) -> str:
         """Return what was done in one line, which ends with `how`: how many ran together."""
@@ -105,8 +93,6 @@ class BatchDisplay(ProgressDisplay):
 
     def _line(self) -> Text:
         now, meters = time.monotonic(), [facts.meter for facts in self._running]
-        labels = "; ".join(facts.label for facts in self._running if facts.label)
-        tokens = self._tokens + sum(meter.new_tokens for meter in meters)
         segments = [Segment(f"{self._done} of {self._known} done", "bold")]
         if self.failed:
             segments.append(Segment(f"{self.failed:,} failed", "red"))
@@ -115,12 +101,13 @@ class BatchDisplay(ProgressDisplay):
             segments.append(Segment(time_left(left), "cyan", dropped=1))
         segments.append(Segment(f"{len(meters)} running"))
         if reading := [meter for meter in meters if meter.prefilled_tokens < meter.prompt_tokens]:
-            done, total = (
-                sum(getattr(each, name) for each in reading) for name in ("prefilled_tokens", "prompt_tokens")
-            )
+            done = sum(meter.prefilled_tokens for meter in reading)
+            total = sum(meter.prompt_tokens for meter in reading)
             segments.append(Segment(f"reading {done:,}/{total:,} tokens", dropped=1))
+        tokens = self._tokens + sum(meter.new_tokens for meter in meters)
         if self._first_at is not None and now > self._first_at:
             segments.append(Segment(rate(tokens / (now - self._first_at)), "cyan", dropped=1))
         segments.append(Segment(counted(tokens, "token"), dropped=2))
+        labels = "; ".join(facts.label for facts in self._running if facts.label)
         line = fitted(segments, self._terminal.size()[0] - 1 - min(len(labels), _LABELS))
         return line.append(f"{SEPARATOR}{labels}") if labels else line  # cut at the terminal's edge

@@ -8,12 +8,9 @@ from dataclasses import dataclass, replace
 from rich.cells import cell_len
 
 TAB = 8
-
-_C0 = {code: chr(0x2400 + code) for code in range(0x20) if chr(code) not in "\n\t"}
-_DEL = {0x7F: "\N{SYMBOL FOR DELETE}"}
-_C1 = {code: f"\\x{code:02x}" for code in range(0x80, 0xA0)}
-_BIDI = {code: f"\\u{code:04x}" for code in (*range(0x202A, 0x202F), *range(0x2066, 0x206A))}
-_VISIBLE = _C0 | _DEL | _C1 | _BIDI
+_VISIBLE = {code: chr(0x2400 + code) for code in range(0x20) if chr(code) not in "\n\t"}
+_VISIBLE |= {0x7F: "\N{SYMBOL FOR DELETE}"} | {code: f"\\x{code:02x}" for code in range(0x80, 0xA0)}
+_VISIBLE |= {code: f"\\u{code:04x}" for code in (*range(0x202A, 0x202F), *range(0x2066, 0x206A))}
 
 
 def visible(text: str) -> str:
@@ -44,47 +41,43 @@ class Cursor:
         """Return whether the cursor certainly stands on an empty cell, so that erasing from here on loses nothing."""
         return self.exact and self.column < self.width
 
-    def copy(self) -> Cursor:
-        return replace(self)
-
     def resize(self, width: int) -> None:
         """Set the width. Some terminals reflow their lines then, some do not, so the column becomes inexact."""
         if width != self.width:
             self.width = width
             self.exact = self.exact and self.column == 0
 
+    def stays(self, text: str) -> bool:
+        """Return whether the cursor would be settled on the same row after this text."""
+        after = replace(self)
+        after.feed(text)
+        return after.settled and after.row == self.row
+
     def feed(self, text: str) -> None:
         """Move the cursor over text."""
-        if self.stays(text):
+        is_plain = self.exact and text.isascii() and text.isprintable()
+        if is_plain and self.column + len(text) <= self.width:
             self.column += len(text)
             return
         for char in text:
             self._feed(char)
 
-    def stays(self, text: str) -> bool:
-        """Return whether text, like most, is plain and ends on the line where the cursor certainly is."""
-        return self.exact and text.isascii() and text.isprintable() and self.column + len(text) <= self.width
-
     def _feed(self, char: str) -> None:
         if char == "\n":
             self.column, self.exact, self.row = 0, True, self.row + 1
+        elif char == "\t" and self.column >= self.width:
+            self.exact = False  # some terminals wrap here, some stay
         elif char == "\t":
-            self._tab()
+            self.column = min((self.column // TAB + 1) * TAB, self.width - 1)
         else:
-            self.exact = self.exact and not _doubtful(char)
+            self.exact = self.exact and not _is_doubtful(char)
             cells = cell_len(char)
             if cells and self.column + cells > self.width:
                 self.column, self.row = 0, self.row + 1
             self.column += cells
 
-    def _tab(self) -> None:
-        if self.column >= self.width:
-            self.exact = False  # some terminals wrap here, some stay
-        else:
-            self.column = min((self.column // TAB + 1) * TAB, self.width - 1)
 
-
-def _doubtful(char: str) -> bool:
+def _is_doubtful(char: str) -> bool:
     """Return whether terminals disagree on the width of this character or of its neighbours."""
     if char < "\u00ad":
         return False

@@ -28,7 +28,7 @@ def check_file(path: Path, option: str, example: str) -> None:
 def whole_file(path: Path) -> Iterator[IO[str]]:
     """Open a file for text that replaces it at the end, with what there is then; not after an error without any text.
 
-    What is no regular file, such as /dev/null, is written to as it is. Raises OSError, and TriforceError that names
+    A file that is not regular, such as /dev/null, is written to as it is. Raises OSError, and TriforceError that says
     where the text is if the file cannot be replaced, as another user's in a folder like /tmp.
     """
     target = target_of(path)
@@ -47,15 +47,22 @@ def whole_file(path: Path) -> Iterator[IO[str]]:
                 file.flush()
                 os.fsync(file.fileno())
     finally:
-        if not is_complete and not os.path.getsize(name):
-            os.unlink(name)
-        else:
+        if is_complete or os.path.getsize(name):
             _put_in_place(name, target)
+        else:
+            os.unlink(name)
 
 
 def _put_in_place(name: str, target: Path) -> None:
+    """Replace the target by the temporary file of that name, with the target's permissions, or those of a new file."""
     try:
-        os.chmod(name, permissions_of(target))
+        if target.exists():
+            mode = stat.S_IMODE(target.stat().st_mode)
+        else:
+            umask = os.umask(0)
+            os.umask(umask)
+            mode = 0o666 & ~umask
+        os.chmod(name, mode)
         os.replace(name, target)
     except OSError as error:
         raise TriforceError(f"{target} cannot be replaced: {error.strerror}", f"its text is in {name}") from error
@@ -64,17 +71,3 @@ def _put_in_place(name: str, target: Path) -> None:
 def target_of(path: Path) -> Path:
     """Return the absolute path of a file, or of that which a link leads to, whether it exists or not."""
     return Path(os.path.realpath(path))  # unlike Path.resolve, no error for links that form a circle
-
-
-def permissions_of(path: Path) -> int:
-    """Return the permissions of a file, or those that a new one would get. Temporary files are their owner's alone."""
-    try:
-        return stat.S_IMODE(path.stat().st_mode)
-    except OSError:
-        return 0o666 & ~_umask()
-
-
-def _umask() -> int:
-    current = os.umask(0)
-    os.umask(current)
-    return current

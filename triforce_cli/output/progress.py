@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from types import TracebackType
+from typing import Any
 
-from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.console import RenderableType
+from rich.progress import (
+    BarColumn,
+    Progress,
+    ProgressColumn,
+    SpinnerColumn,
+    Task,
+    TaskProgressColumn,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Column
 from rich.text import Text
 
 from offload.events import DraftPrefilled, Event, Pinned, Prefilled, Tokens
@@ -14,11 +26,14 @@ from offload.level_metrics import tokens_per_verification
 from offload.metrics import Meter
 from offload.units import GIB, counted
 
-from .format import percent, size
-from .prefill_bar import PrefillBar
+from .cursor import visible
+from .format import percent, rate, size, time_left
 from .status_line import StatusLine
 from .tables import Segment, fitted
 from .terminal import Terminal
+
+_LONGEST, _SHORTEST = 40, 6  # cells of a prefill's bar
+_DESCRIPTION = TextColumn("{task.description}", markup=False)  # a model's name may hold brackets
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +44,8 @@ class RunFacts:
         context: the model's, in tokens.
         meter: observes the generation's events before they are displayed.
         label: names the part of a document, where this is one.
-        pass_tokens: returns how far the forward pass under way is, in tokens, for the bar within a chunk.
+        pass_tokens: returns how far the forward pass under way is, in tokens, for the bar within a chunk. It is called
+            by another thread than that of the pass.
     """
 
     model: str
@@ -38,6 +54,86 @@ class RunFacts:
     meter: Meter
     label: str = ""
     pass_tokens: Callable[[], float] = lambda: 0.0
+
+
+class _Bar(Progress):
+    """A progress of rich on stderr that erases itself. It does not touch sys.stdout, which belongs to the text."""
+
+    def __init__(self, terminal: Terminal, *columns: ProgressColumn, **options: Any) -> None:
+        options |= {"redirect_stdout": False, "redirect_stderr": False, "transient": True}
+        super().__init__(*columns, console=terminal.console(), **options)
+
+
+class _FactsColumn(ProgressColumn):
+    """The column of the styled text that a task has in its field `facts`."""
+
+    def render(self, task: Task) -> Text:
+        return Text.assemble(task.fields["facts"])
+
+
+class PrefillBar(_Bar):
+    """A line such as `prefill ━━━━━━ 3,072/5,797 tokens · 426/s · 0:06 left · 2,048 from the cache`."""
+
+    def __init__(self, terminal: Terminal, facts: RunFacts, clock: Callable[[], float] = time.monotonic) -> None:
+        label = visible(f"{facts.label} · prefill" if facts.label else "prefill")
+        self._room = terminal.size()[0] - len(label) - 3  # for the bar and the facts
+        self._cells = BarColumn(_SHORTEST)
+        self._meter, self._pass_tokens = facts.meter, facts.pass_tokens
+        self._clock, self._began = clock, clock()  # rich has attributes of its own: `_started` is one
+        self._event = Prefilled(0, 0)
+        super().__init__(terminal, _DESCRIPTION, self._cells, _FactsColumn(Column(no_wrap=True)))
+        self._prefill = self.add_task(label, total=None, facts="")
+
+    def observe(self, event: Prefilled) -> None:
+        """Show the state after an event that the meter has observed."""
+        self._event = event
+        self.update(self._prefill, completed=event.done, total=event.total)
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        """Yield the line, moved on by the pass under way; rich calls it at each refresh."""
+        for task in self.tasks:  # none while rich begins
+            # The pass may have ended a moment before its event: never backwards.
+            done = max(task.completed, min(self._event.done + self._pass_tokens(), self._event.total))
+            facts = fitted(self._segments(done), self._room - _SHORTEST)
+            self._cells.bar_width = max(min(self._room - facts.cell_len, _LONGEST), 0)
+            self.update(task.id, completed=done, facts=facts)
+        yield self.make_tasks_table(self.tasks)
+
+    def _segments(self, done: float) -> list[Segment]:
+        """Return the tokens read, the rate of the computed ones, and the time left at it."""
+        event, cached = self._event, self._meter.cached_tokens
+        segments = [Segment(f"{int(done):,}/{event.total:,} tokens")]
+        if event.restored:
+            return [*segments, Segment("reading the cache", "green", dropped=1)]
+        seconds = self._clock() - self._began - (self._meter.restore_s or 0.0)
+        if (computed := done - cached) > 0 and seconds > 0:
+            left = time_left((event.total - done) * seconds / computed)
+            segments += [Segment(rate(computed / seconds), "cyan", dropped=3), Segment(left, "cyan", dropped=1)]
+        return [*segments, *([Segment(f"{cached:,} from the cache", "green", dropped=2)] if cached else [])]
+
+
+class DownloadBar(_Bar):
+    """A bar while a model is fetched: a context manager, called with what is fetched, units done and units in all.
+
+    It draws nothing where stderr is no terminal.
+    """
+
+    def __init__(self, terminal: Terminal, shown: bool = True) -> None:
+        columns = _DESCRIPTION, BarColumn(), TaskProgressColumn(), TimeRemainingColumn()
+        super().__init__(terminal, *columns, disable=not (shown and terminal.shows_progress))
+        self._terminal = terminal
+        self._fetched: dict[str, Any] = {}
+
+    def __enter__(self) -> DownloadBar:
+        return self  # not started yet: a model that is already on disk needs no bar
+
+    def __call__(self, description: str, done: int, total: int) -> None:
+        if description not in self._fetched:
+            if not self._fetched and self._terminal.before_line is not None:
+                self._terminal.before_line()  # erases the spinner
+            self.start()
+            self._fetched[description] = self.add_task(description, total=total)
+        self.update(self._fetched[description], completed=done)
 
 
 class ProgressDisplay:
@@ -50,7 +146,7 @@ class ProgressDisplay:
         self._terminal = terminal
         self._shown = shown and terminal.shows_progress
         self._status = StatusLine(terminal)
-        self._bar: Progress | PrefillBar | None = None
+        self._bar: _Bar | None = None
         self._facts: RunFacts | None = None
         terminal.before_line = self.hide
 
@@ -58,13 +154,11 @@ class ProgressDisplay:
         """Show a spinner beside this text, until something else is shown."""
         if not self._shown:
             return
-        if isinstance(self._bar, Progress):
+        if self._bar is not None and not isinstance(self._bar, PrefillBar):
             self._bar.update(self._bar.task_ids[0], description=text)
             return
         self.hide()
-        # It must not touch sys.stdout, which belongs to the text.
-        options = {"transient": True, "redirect_stdout": False, "redirect_stderr": False}
-        self._bar = Progress(SpinnerColumn(), _DESCRIPTION, console=self._terminal.console(), **options)
+        self._bar = _Bar(self._terminal, SpinnerColumn(), _DESCRIPTION)
         self._bar.start()
         self._bar.add_task(text, total=None)
 
@@ -78,7 +172,11 @@ class ProgressDisplay:
         if not self._shown or self._facts is None:
             return
         if isinstance(event, Prefilled):
-            self._prefilled(event, self._facts)
+            if not isinstance(self._bar, PrefillBar):
+                self._hide_bar()
+                self._bar = PrefillBar(self._terminal, self._facts)
+            self._bar.observe(event)
+            self._bar.start()
         elif isinstance(event, Pinned):
             self.loading(f"pinning host memory: {event.done / GIB:.0f} of {event.total / GIB:.0f} GiB")
         elif isinstance(event, DraftPrefilled):
@@ -86,10 +184,12 @@ class ProgressDisplay:
         elif isinstance(event, Tokens):
             self._hide_bar()
             if self._terminal.stdout_is_terminal or not self._terminal.text_may_show:
-                self.status(self._decoding)  # text that comes back through a pipe cannot be drawn around
+                facts = self._facts
+                self.status(lambda: decoding_line(facts, self._terminal.size()[0] - 1))
+            # Text that comes back through a pipe cannot be drawn around.
 
     def status(self, content: Callable[[], Text]) -> None:
-        """Show a line, which `content` returns when it is time to draw it, instead of what is shown."""
+        """Show a line, which `content` returns when it is time to draw it, instead of the bar."""
         if self._shown:
             self._hide_bar()
             self._status.refresh(content)
@@ -102,7 +202,7 @@ class ProgressDisplay:
             self._status.write(text)
 
     def think(self, text: str) -> None:
-        """Write what a model thinks to stderr, around whatever is shown."""
+        """Write the model's thoughts to stderr, around whatever is shown."""
         self._hide_bar()
         self._status.think(text)
 
@@ -116,87 +216,43 @@ class ProgressDisplay:
         self.hide()
         self._shown = False
 
-    def _prefilled(self, event: Prefilled, facts: RunFacts) -> None:
-        bar = self._bar
-        if not isinstance(bar, PrefillBar):
-            self._hide_bar()
-            label = f"{facts.label} · prefill" if facts.label else "prefill"
-            bar = self._bar = PrefillBar(self._terminal, label, facts.meter, facts.pass_tokens)
-        bar.observe(event)
-        bar.start()
-
     def _hide_bar(self) -> None:
         bar, self._bar = self._bar, None
         if bar is not None:
             bar.stop()
 
-    def _decoding(self) -> Text:
-        facts, meter = self._facts, self._facts.meter
-        rate = meter.tokens_per_s
-        segments = [
-            *([Segment(facts.label, "bold")] if facts.label else []),
-            Segment("decode", "bold"),
-            Segment(counted(meter.new_tokens, "token"), dropped=1),
-            Segment(f"{rate:.1f}/s" if rate else "…/s", "cyan"),
-            *_speculation(facts.method, meter),
-            Segment(f"context {meter.prompt_tokens + meter.new_tokens:,}/{facts.context:,}", dropped=2),
-            *_link(meter),
-        ]
-        return fitted(segments, self._terminal.size()[0] - 1)
+
+def decoding_line(facts: RunFacts, columns: int) -> Text:
+    """Return the status of decoding: tokens, rate, method, acceptance, context, and traffic over the link."""
+    meter, speed = facts.meter, facts.meter.tokens_per_s
+    segments = [Segment(facts.label, "bold")] if facts.label else []
+    segments += [
+        Segment("decode", "bold"),
+        Segment(counted(meter.new_tokens, "token"), dropped=1),
+        Segment(f"{speed:.1f}/s" if speed else "…/s", "cyan"),
+        *map(Segment, _speculation(facts.method, meter)),
+        Segment(f"context {meter.prompt_tokens + meter.new_tokens:,}/{facts.context:,}", dropped=2),
+    ]
+    if meter.transferred is not None:
+        busy = percent(meter.link_utilisation or 0.0)
+        segments.append(Segment(f"link {size(meter.transferred.bytes)} {busy}", dropped=3))
+    return fitted(segments, columns)
 
 
-def _speculation(method: str, meter: Meter) -> list[Segment]:
+def _speculation(method: str, meter: Meter) -> list[str]:
     """Return the method and its current drafter, the acceptance of each drafter, and the tokens a verification."""
     if method == "auto" and meter.speculated is not None:
         using = meter.speculated.using
         method = f"auto: {'plain' if using == 'none' else using}"
-    verified = [row for row in meter.levels if row.acceptance is not None]
-    if not verified:
-        return [Segment(method)]
-    drafters = [row.drafter for row in verified]
+    rates = {row: row.acceptance for row in meter.levels if row.acceptance is not None}
+    if not rates:
+        return [method]
+    drafters = [row.drafter for row in rates]
     # A drafter may draft for two levels; only then its name alone is ambiguous.
-    names = [f"{row.drafter}→{row.verifier}" if drafters.count(row.drafter) > 1 else row.drafter for row in verified]
-    rates = [f"{name} {percent(row.acceptance)}" for name, row in zip(names, verified, strict=True)]
-    return [
-        Segment(method),
-        Segment(", ".join(rates)),
-        Segment(f"{tokens_per_verification(meter.levels):.1f}/verification"),
+    shown = [
+        f"{row.drafter}→{row.verifier} {percent(rate)}"
+        if drafters.count(row.drafter) > 1
+        else f"{row.drafter} {percent(rate)}"
+        for row, rate in rates.items()
     ]
-
-
-def _link(meter: Meter) -> list[Segment]:
-    """Return the bytes that went over the link, or were read from disk, and the share of the time that takes."""
-    if meter.transferred is None:
-        return []
-    return [Segment(f"link {size(meter.transferred.bytes)} {percent(meter.link_utilisation or 0.0)}", dropped=3)]
-
-
-_DESCRIPTION = TextColumn("{task.description}", markup=False)  # a model's name may hold brackets
-
-
-class DownloadBar(Progress):
-    """A bar while a model is fetched: a context manager, called with what is fetched, units done and units in all.
-
-    It draws nothing where stderr is no terminal.
-    """
-
-    def __init__(self, terminal: Terminal, shown: bool = True) -> None:
-        columns = (_DESCRIPTION, BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-        is_shown = shown and terminal.shows_progress
-        super().__init__(*columns, console=terminal.console(), transient=True, disable=not is_shown)
-        self._terminal = terminal
-        self._fetched: dict[str, int] = {}
-
-    def __enter__(self) -> DownloadBar:
-        return self
-
-    def __call__(self, description: str, done: int, total: int) -> None:
-        if description not in self._fetched:
-            if not self._fetched and self._terminal.before_line is not None:
-                self._terminal.before_line()  # erases the spinner
-            self.start()  # only now: a model that is already on disk needs no bar
-            self._fetched[description] = self.add_task(description, total=total)
-        self.update(self._fetched[description], completed=done)
-
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.stop()
+    return [method, ", ".join(shown), f"{tokens_per_verification(meter.levels):.1f}/verification"]

@@ -39,12 +39,10 @@ class Renderer:
     ) -> None:
         """`part` is the part of a document that is rendered, on the `display` of the whole.
 
-        `perform` is called with all that writes to the streams: now, or in its turn among other sequences' output.
+        `perform` is called with everything that writes to the streams: now, or in its turn among other sequences.
         """
-        self._terminal = terminal
-        self._output = output
+        self._terminal, self._output, self._part = terminal, output, part
         self._quiet, self._verbose = quiet, verbose
-        self._part = part
         self._display = display or ProgressDisplay(terminal, shown=not quiet)
         self._perform = perform
         self._meter = Meter(0)  # until `start` gives the generation's
@@ -56,26 +54,24 @@ class Renderer:
         self._terminal.write(self._output.section(section))
 
     def truncated(self, fields: Mapping[str, Any]) -> None:
-        """Render what is left of a document that was cut, before the events of its answer."""
-        self._display.hide()
-        self._terminal.write(self._output.truncated(fields))
+        """Render which part of a truncated document is left, before the events of its answer."""
+        self.write(self._output.truncated(fields))
 
     def for_part(self, part: Part, perform: Perform | None = None) -> Renderer:
         """Return the renderer of notes on a part, from which the next answer is made."""
         output = PartOutput(part, isinstance(self._output, JsonOutput))
-        more = self._display, perform or self._perform, part
-        return Renderer(self._terminal, output, self._quiet, self._verbose, *more)
+        options = self._quiet, self._verbose, self._display, perform or self._perform, part
+        return Renderer(self._terminal, output, *options)
 
     def for_batch(self) -> BatchDisplay:
-        """Show the progress of several sequences from here on; return what shows it."""
+        """Show the progress of several sequences from here on; return the display."""
         self._display.hide()
         self._display = BatchDisplay(self._terminal, shown=not self._quiet)
         return self._display
 
     def for_sequence(self, perform: Perform) -> Renderer:
         """Return the renderer of one of several sequences, whose output `perform` writes in its turn."""
-        more = self._quiet, self._verbose, self._display
-        return Renderer(self._terminal, self._output, *more, perform=perform)
+        return Renderer(self._terminal, self._output, self._quiet, self._verbose, self._display, perform)
 
     def taken_over(self, part: Part, text: str) -> None:
         """Render a part that an earlier run has finished."""
@@ -126,11 +122,13 @@ class Renderer:
             self._terminal.end_line()
         else:
             self._terminal.end_text()
-        for each in () if self._quiet else summary.quotes or ():
-            where = f"{each['document']}, " if "document" in each else ""
-            where += f"characters {each['start']:,} to {each['end']:,}"
-            self._terminal.note(f'{where}: "{short_text(each["text"])}"')
-        if not self._quiet and self._reports(summary):
+        if self._quiet:
+            return
+        for quote in summary.quotes or ():
+            where = f"{quote['document']}, " if "document" in quote else ""
+            where += f"characters {quote['start']:,} to {quote['end']:,}"
+            self._terminal.note(f'{where}: "{short_text(quote["text"])}"')
+        if self._reports(summary):
             label = "" if self._part is None else f"{self._part.label}: "
             self._terminal.note(label + statistics_line(summary))
             for line in detail_lines(summary) if self._verbose else ():
@@ -159,7 +157,7 @@ class Renderer:
         self._terminal.after_ctrl_c()
 
     def hide(self) -> None:
-        """Erase what is drawn; the next event draws it again. Somebody else writes to the terminal meanwhile."""
+        """Erase what is drawn, before something else writes to the terminal; the next event draws it again."""
         self._display.hide()
 
     def close(self) -> None:
@@ -178,5 +176,5 @@ def renderer_for(terminal: Terminal, json: bool, quiet: bool, verbose: bool, sho
 
 
 def tokenizing(renderer: Renderer) -> Callable[[int, int], None]:
-    """Return what shows how many characters of a long prompt have been encoded, out of all."""
+    """Return a function that shows how many characters of a long prompt have been encoded."""
     return lambda done, total: renderer.loading(f"tokenizing: {done:,} of {total:,} characters")

@@ -13,6 +13,12 @@ from offload.metrics import Meter, Summary
 from .format import rounded
 from .turns import Part, Section
 
+_PROGRESS: dict[type, str] = {
+    Pinned: "pinning",
+    Prefilled: "prefill",
+    DraftPrefilled: "draft_prefill",
+    Restored: "cache",
+}
 # DEL, C1, line separators and bidirectional overrides: JSON may hold them raw, terminals and line readers should not.
 _UNSAFE_IN_JSON = re.compile("[\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 
@@ -21,7 +27,7 @@ class Output:
     """A format of stdout. Text is returned, not written: the display writes it around what is drawn.
 
     Attributes:
-        thinks_aside: whether what a model thinks is not on stdout, and is to be shown on stderr.
+        thinks_aside: whether a model's thoughts are shown on stderr instead of stdout.
     """
 
     thinks_aside = False
@@ -47,7 +53,7 @@ class TextOutput(Output):
     """The generated text, with the headings of sections where there are any."""
 
     def __init__(self, show_thinking: bool = False) -> None:
-        """`show_thinking`: what a model thinks is a part of the text, between its marks."""
+        """`show_thinking`: the model's thoughts are a part of the text, between their marks."""
         self.thinks_aside = not show_thinking
         self._sections = self._file = 0
 
@@ -82,18 +88,11 @@ class JsonOutput(Output):
         return json_line(type="truncated", **fields)
 
     def of(self, event: Event, meter: Meter) -> str:
-        if isinstance(event, Pinned):
-            return json_line(type="pinning", **asdict(event))
-        if isinstance(event, Prefilled):
-            return json_line(type="prefill", **asdict(event))
-        if isinstance(event, DraftPrefilled):
-            return json_line(type="draft_prefill", **asdict(event))
-        if isinstance(event, Restored):
-            return json_line(type="cache", **rounded(asdict(event)))
-        if isinstance(event, Text) and event.text:
-            return json_line(type="text", text=event.text, tokens=meter.new_tokens)
-        if isinstance(event, Thought) and event.text:
-            return json_line(type="thinking", text=event.text, tokens=meter.new_tokens)
+        if (kind := _PROGRESS.get(type(event))) is not None:
+            return json_line(type=kind, **rounded(asdict(event)))
+        if isinstance(event, Text | Thought) and event.text:
+            kind = "text" if isinstance(event, Text) else "thinking"
+            return json_line(type=kind, text=event.text, tokens=meter.new_tokens)
         return ""
 
     def end(self, summary: Summary, meter: Meter) -> str:
@@ -102,7 +101,7 @@ class JsonOutput(Output):
 
 
 class PartOutput(Output):
-    """The notes on a part, which are not the answer: one line in JSON when they are complete, nothing as text."""
+    """The notes on a part of a document: one line in JSON when they are complete, nothing as text."""
 
     def __init__(self, part: Part, in_json: bool) -> None:
         self._part = part

@@ -3,10 +3,10 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from io import StringIO
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from rich.cells import cell_len
-from rich.console import Console
+from rich.console import Console, JustifyMethod
 from rich.table import Table
 from rich.text import Text
 
@@ -32,8 +32,8 @@ def hanging(text: str, indent: int, columns: int) -> list[str]:
     """Return the line wrapped, with all but its first line indented; not indented where little room is left."""
     if cell_len(text) <= columns or columns < 4 * indent:
         return wrapped(text, columns)
-    first, *rest = wrapped(text[indent:], columns - indent)
-    return [text[:indent] + first, *(" " * indent + line for line in rest)]
+    first, *others = wrapped(text[indent:], columns - indent)
+    return [text[:indent] + first, *(" " * indent + line for line in others)]
 
 
 def lines_text(texts: Iterable[str], width: int | None, style: str = "") -> Text:
@@ -79,6 +79,10 @@ class Column:
     least: int | None = None
     style: str = ""
 
+    def cells(self, texts: Iterable[str]) -> int:
+        """Return the cells that the column takes at least with these texts."""
+        return self.least or max(cell_len(line) for text in (self.name, *texts) for line in text.split("\n"))
+
 
 def table(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int | None, headed: bool = True) -> Text:
     """Return the table, each line ending with a newline. Cells may have several lines.
@@ -87,36 +91,24 @@ def table(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int |
     columns are left out.
     """
     shown = list(range(len(columns)))
-    while width is not None and _least([(columns[number], [row[number] for row in rows]) for number in shown]) > width:
+    least = [column.cells(row[number] for row in rows) for number, column in enumerate(columns)]
+    while width is not None and sum(least[number] + _GAP for number in shown) - _GAP > width:
         last = max(shown, key=lambda number: columns[number].dropped)
         if columns[last].dropped == 0:
             break
         shown.remove(last)
-    found = _rich_table([columns[number] for number in shown], headed)
+    grid = Table(box=None, show_header=headed, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold")
+    for number in shown:
+        column = columns[number]
+        justify: JustifyMethod = "right" if column.right else "left"
+        is_fixed = column.least is None
+        grid.add_column(column.name, justify=justify, style=column.style, no_wrap=is_fixed, min_width=column.least)
     for row in rows:
-        found.add_row(*(Text(row[number], no_wrap=True, overflow="ellipsis") for number in shown))
+        grid.add_row(*(Text(row[number], no_wrap=True, overflow="ellipsis") for number in shown))
     console = Console(file=StringIO(), width=width or 10_000, force_terminal=True, color_system="standard", _environ={})
     with console.capture() as captured:
-        console.print(found)
+        console.print(grid)
     lines = Text.from_ansi(captured.get()).split("\n")
     for line in lines:
         line.rstrip()
     return Text("\n").join(lines).append("\n")
-
-
-def _least(columns: Sequence[tuple[Column, Sequence[str]]]) -> int:
-    """Return the cells that columns with these texts take at least."""
-    needed = [
-        column.least or max(cell_len(line) for text in (column.name, *rows) for line in text.split("\n"))
-        for column, rows in columns
-    ]
-    return sum(needed) + _GAP * (len(needed) - 1)
-
-
-def _rich_table(columns: Sequence[Column], headed: bool) -> Table:
-    found = Table(box=None, show_header=headed, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold")
-    for column in columns:
-        justify: Any = "right" if column.right else "left"
-        is_fixed = column.least is None
-        found.add_column(column.name, justify=justify, style=column.style, no_wrap=is_fixed, min_width=column.least)
-    return found

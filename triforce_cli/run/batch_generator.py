@@ -5,10 +5,9 @@ from collections.abc import Callable, Hashable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 
-from offload.batching.batch import Failed
+from offload.batching.batch import BatchEvent, Cancelled, Failed
 from offload.batching.request import BatchRequest
 from offload.errors import TriforceError
-from offload.events import Event
 from offload.metrics import Meter
 from offload.units import counted
 
@@ -79,22 +78,20 @@ class BatchGenerator:
         concurrency: how many run together.
     """
 
-    def __init__(self, run: Run, parallel: int, ended: Callable[[Meter], None] = lambda meter: None) -> None:
-        self._run = run
-        self._parallel = parallel
-        self._ended = ended
-        self._running: dict[int, tuple[BatchPrompt, Generation]] = {}
+    def __init__(self, run: Run, parallel: int, ended: Callable[[Meter], None]) -> None:
+        self._run, self._parallel, self._ended = run, parallel, ended
+        self._running: dict[Hashable, tuple[BatchPrompt, Generation]] = {}
         self.concurrency = Concurrency()
         self._count = self._new_tokens = 0
         self._started = time.perf_counter()
 
-    def run(self, sequences: Iterator[BatchPrompt | None]) -> None:
-        """Generate for all sequences, taken one by one as there is room; None: none is ready until another has ended.
+    def run(self, prompts: Iterator[BatchPrompt | None]) -> None:
+        """Generate for all prompts, taken one by one as there is room; None: none is ready until another has ended.
 
         On Ctrl-C, what the running ones have written so far is rendered, and KeyboardInterrupt raised again.
         """
-        events = self._run.engine.generate_batch(self._requests(sequences), self._parallel)
-        with closing(events):
+        requests = (None if prompt is None else self._begin(prompt) for prompt in prompts)
+        with closing(self._run.engine.generate_batch(requests, self._parallel)) as events:
             try:
                 for key, event in events:
                     self._observe(key, event)
@@ -109,29 +106,26 @@ class BatchGenerator:
         written = f"{self._new_tokens:,} written in {duration(seconds)} ({rate(self._new_tokens / seconds)})"
         return f"{counted(self._count, 'sequence')}, up to {self.concurrency.most} together: {written}"
 
-    def _requests(self, sequences: Iterator[BatchPrompt | None]) -> Iterator[BatchRequest | None]:
-        for sequence in sequences:
-            yield None if sequence is None else self._begin(sequence)
-
-    def _begin(self, sequence: BatchPrompt) -> BatchRequest:
-        generation = self._run.begin(sequence.prompt, sequence.renderer, sequence.label, sequence.opened)
+    def _begin(self, prompt: BatchPrompt) -> BatchRequest:
+        generation = self._run.begin(prompt.prompt, prompt.renderer, prompt.label, prompt.opened)
         request = generation.batch_request(self._count)
         self.concurrency.enter(self._count)
-        self._running[self._count] = sequence, generation  # last: Ctrl-C ends those that it has
+        self._running[self._count] = prompt, generation  # last: Ctrl-C ends those that it has
         self._count += 1
         return request
 
-    def _observe(self, key: int, event: Event | Failed) -> None:
-        sequence, generation = self._running[key]
+    def _observe(self, key: Hashable, event: BatchEvent) -> None:
+        assert not isinstance(event, Cancelled), "these requests have no one who cancels them"
+        prompt, generation = self._running[key]
         if isinstance(event, Failed):
             self._end(key)
-            sequence.failed(event.error)
+            prompt.failed(event.error)
             return
         generation.observe(event)
         if generation.has_ended:
-            sequence.done(self._run.finish(generation, self._end(key)))
+            prompt.done(self._run.finish(generation, self._end(key)))
 
-    def _end(self, key: int) -> float:
+    def _end(self, key: Hashable) -> float:
         """Forget a sequence; return how many ran together with it, in the mean."""
         meter = self._running.pop(key)[1].meter
         self._new_tokens += meter.new_tokens
@@ -140,9 +134,12 @@ class BatchGenerator:
 
     def _interrupt(self) -> None:
         """Render what there is of the running sequences: of the first one always, of others if it has any tokens."""
-        for number, (key, (sequence, generation)) in enumerate(self._running.items()):
+        for number, (key, (prompt, generation)) in enumerate(self._running.items()):
             if number and not generation.meter.new_tokens:
                 continue
             generation.flush()
-            summary, renderer = self._run.summary(generation, self.concurrency.leave(key)), sequence.renderer
-            renderer.finish(summary) if number else renderer.interrupt(summary)
+            summary = self._run.summary(generation, self.concurrency.leave(key))
+            if number:
+                prompt.renderer.finish(summary)
+            else:
+                prompt.renderer.interrupt(summary)

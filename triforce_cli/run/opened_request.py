@@ -20,16 +20,17 @@ from offload.units import counted
 
 from ..distributed.launch import ranks_to_start
 from ..distributed.rank import broadcast, check_same_command
+from ..options.checks import lossy_modes, quantized_kv, refuse_unverifiable
 from ..options.config_file import settings_lines
 from ..options.declarations import AUTO
-from ..options.mode_checks import lossy_modes, quantized_kv
 from ..options.request import Request
-from ..options.settings import Settings, refuse_unverifiable
+from ..options.settings import Settings
 from ..output.progress import DownloadBar, RunFacts
 from ..output.terminal import Terminal
 from .processor import peak_memory
 
-_COMPARED = ("system", "raw", "think", "verify", "extend_context", "truncate")  # the same on all ranks
+_FLAGS = ("raw", "system", "think", "truncate")
+_COMPARED = (*_FLAGS, "verify", "extend_context")  # the same on all ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,14 +83,14 @@ class OpenedRequest:
         return broadcast(self.request.group, lambda: self._encode(text, progress))
 
     def _encode(self, text: str, progress: EncodingProgress | None) -> list[int]:
-        tokenizer, system = self.model.tokenizer, self.request.system
-        if system is not None and not tokenizer.has_chat_template:
+        tokenizer, request = self.model.tokenizer, self.request
+        if tokenizer.has_chat_template and not request.raw:
+            return tokenizer.chat(text, request.system, progress, self.think)
+        if request.system is not None:
             raise PromptError("this model has no chat template, which --system needs", "put it into the prompt itself")
-        if self.request.think != AUTO and not tokenizer.has_chat_template:
+        if request.think != AUTO:
             raise PromptError("this model has no chat template, which --think needs", "leave --think out")
-        if self.request.raw or not tokenizer.has_chat_template:
-            return tokenizer.encode(text, True, progress)
-        return tokenizer.chat(text, system, progress, self.think)
+        return tokenizer.encode(text, True, progress)
 
     @property
     def think(self) -> bool | None:
@@ -139,10 +140,7 @@ class OpenedRequest:
             "dtype": str(self.model.dtype).removeprefix("torch."),
             "kernel": self.model.kernel,
             "context": self.context,
-            "raw": self.request.raw,
-            "system": self.request.system,
-            "think": self.request.think,
-            "truncate": self.request.truncate,
+            **{name: getattr(self.request, name) for name in _FLAGS},
         }
 
     def print_settings(self, new_tokens: int, terminal: Terminal, verbose: int) -> None:
@@ -159,20 +157,18 @@ class OpenedRequest:
 
     def _origin(self, name: str) -> str:
         """Return what gave a setting its value: flag, environment, config, profile, model or default."""
+        usual, request = Sampling(), self.request
         if name in self.settings.origins:
             return self.settings.origins[name]
-        if name in ("raw", "system", "think", "context", "truncate"):
-            request = self.request
-            given = {"raw": request.raw, "system": request.system, "context": request.extend_context}
-            given |= {"think": request.think != AUTO, "truncate": request.truncate}
-            return "flag" if given[name] else "model" if name == "context" else "default"
+        if name in _FLAGS:
+            return "flag" if getattr(request, name) not in (None, False, AUTO) else "default"
+        if name == "context":
+            return "flag" if request.extend_context else "model"
         if name == "seed":
             return "random"
         if name == "coupled":
             return "--seed" if self.sampling.coupled else "default"
-        usual = Sampling()
-        is_model_s = hasattr(usual, name) and getattr(self.model.sampling, name) != getattr(usual, name)
-        return "model" if is_model_s else "default"
+        return "model" if getattr(self.model.sampling, name, None) != getattr(usual, name, None) else "default"
 
 
 def stretch(model: OpenModel, tokens: int, terminal: Terminal) -> OpenModel:

@@ -23,12 +23,19 @@ def check_parallel(wanted: int | str, opened: OpenedRequest, tokens: int, sequen
         return 1
     if reason:
         raise SettingsError(f"--parallel {wanted} cannot be used with {reason}", "leave one of the two out")
-    spare = 1 if opened.request.verify else 0  # plain decoding, to compare, has caches of its own
+    spare = int(opened.request.verify)  # plain decoding, to compare, has caches of its own
     fitting = max(fitting_sequences(opened, tokens) - spare, 1)
     most = MOST if wanted == AUTO else int(wanted)
     most = most if sequences is None else min(most, sequences)
     if most > fitting and wanted != AUTO:
-        raise _too_many(most, fitting, opened, tokens)
+        one, two = (opened.model.estimate(tokens).for_sequences(count).total for count in (1, 2))
+        limit = _limit(opened)
+        raise OutOfMemory(
+            f"not enough memory for {most} sequences of {counted(tokens, 'token')}: about {size_text(one)} for the "
+            f"first and {size_text(two - one)} for each further one, in "
+            + ("the free memory" if limit is None else size_text(limit)),
+            f"use --parallel {fitting}, or shorter texts",
+        )
     return min(most, fitting)
 
 
@@ -37,20 +44,11 @@ def fitting_sequences(opened: OpenedRequest, tokens: int) -> int:
 
     Each is counted with keys and values of its own, also of a beginning that it shares with others.
     """
-    model = opened.model
-    return max(model.fitting_sequences(tokens, opened.settings.memory_limit(model.device.type)), 1)
+    return max(opened.model.fitting_sequences(tokens, _limit(opened)), 1)
 
 
-def _too_many(sequences: int, fitting: int, opened: OpenedRequest, tokens: int) -> OutOfMemory:
-    model = opened.model
-    one, two = (model.estimate(tokens).for_sequences(count).total for count in (1, 2))
-    limit = opened.settings.memory_limit(model.device.type)
-    room = "the free memory" if limit is None else size_text(limit)
-    return OutOfMemory(
-        f"not enough memory for {sequences} sequences of {counted(tokens, 'token')}: about {size_text(one)} "
-        f"for the first and {size_text(two - one)} for each further one, in {room}",
-        f"use --parallel {fitting}, or shorter texts",
-    )
+def _limit(opened: OpenedRequest) -> int | None:
+    return opened.settings.memory_limit(opened.model.device.type)
 
 
 def _reason_to_run_alone(opened: OpenedRequest) -> str:

@@ -30,7 +30,7 @@ from offload.settings.placement_settings import COPIED_ROWS, PLANES, Placement
 from offload.system.machine import free_host_memory, free_memory, usable_cores
 
 from ..distributed.launch import ranks_to_start
-from ..options.mode_checks import check_layers, check_tiers, expert_flags, free_on_disk
+from ..options.checks import check_layers, check_tiers, expert_flags, free_on_disk
 from ..options.settings import NO_PROFILE, Settings, gpu_names
 from ..output.plan_report import suggestions_text
 from ..output.plan_text import PlanReport

@@ -22,16 +22,12 @@ def processor(device: torch.device) -> str:
 
 
 def processor_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    except OSError:  # not Linux
-        names = []
-    return names[0] if names and names[0] else platform.processor() or platform.machine()
+    """Return the name of this machine's CPU."""
+    return _line_of("/proc/cpuinfo", "model name") or platform.processor() or platform.machine()
 
 
 def peak_memory(device: torch.device) -> int:
-    """Return the most memory held so far, in bytes: on a GPU by torch, else resident in this process.
+    """Return the most memory used so far, in bytes: on a GPU by torch, else resident in this process.
 
     Not ru_maxrss: that survives exec and may be the parent's. Where the system keeps no peak, the current value.
     """
@@ -39,9 +35,14 @@ def peak_memory(device: torch.device) -> int:
         from torch import cuda
 
         return cuda.max_memory_allocated(device)
-    status = Path("/proc/self/status")
-    if status.exists():
-        for line in status.read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
-    return psutil.Process().memory_info().rss
+    kibibytes = _line_of("/proc/self/status", "VmHWM").removesuffix(" kB")
+    return int(kibibytes) * 1024 if kibibytes else psutil.Process().memory_info().rss
+
+
+def _line_of(path: str, name: str) -> str:
+    """Return the value of the first line `name: value` of a file of Linux; "" without one, as on other systems."""
+    try:
+        lines = Path(path).read_text().splitlines()
+    except OSError:
+        return ""
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith(name)), "")

@@ -30,7 +30,7 @@ from offload.settings.kv_formats import BF16, KV_FORMATS, PLAIN_KV
 from offload.system.machine import free_host_memory, usable_cores
 from offload.units import counted
 
-from ..options.mode_checks import free_on_disk
+from ..options.checks import free_on_disk
 from ..options.settings import NO_PROFILE, Settings, resolve_with
 from ..output.plan_report import PlanComparison
 from ..output.plan_text import PlanReport

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 
 from offload.engine import Engine
@@ -10,7 +11,7 @@ from offload.prompt_cache.prefill import PromptCache
 from offload.settings.method_sizes import stored_tokens
 
 from ..input.documents import PromptText
-from ..options.mode_checks import approximation_warnings, lossy_modes
+from ..options.checks import approximation_warnings, lossy_modes
 from ..options.request import OutputOptions, Request
 from ..output.plan_report import print_plan
 from ..output.progress import ProgressDisplay
@@ -46,10 +47,11 @@ class Run:
     ) -> None:
         """Plan for sequences of up to `longest` tokens, unless only the plan is wanted. Raises TriforceError."""
         self._stored = stored_tokens(opened.settings.speculation, longest)
-        is_dry = opened.request.dry_run
-        self._opened = opened = opened if is_dry else packed_by_plan(opened, self._stored, terminal)
+        self._opened, self._tiers = opened, None
+        if not opened.request.dry_run:
+            self._opened = opened = packed_by_plan(opened, self._stored, terminal)
+            self._tiers = plan_tiers(opened.model, opened.settings, self._stored, terminal)
         self._longest, self._terminal, self._output, self._display = longest, terminal, output, display
-        self._tiers = None if is_dry else plan_tiers(opened.model, opened.settings, self._stored, terminal)
         self.is_offloaded = self._tiers is not None
         self._load_s = 0.0
         self._agreement: float | None = None
@@ -64,10 +66,11 @@ class Run:
 
     def print_plan(self) -> int:
         """Print the plan, of a dry run; return the exit code. Raises SettingsError."""
-        report = plan_run(self._opened.model, self._opened.settings, self._longest, self._terminal)
-        report = replace(report, arguments=self._opened.request.words)
+        request = self._opened.request
+        report = plan_run(self._opened.model, request.settings, self._longest, self._terminal)
         self._display.close()  # the plan is the output
-        return print_plan(report, self._opened.request.command, self._terminal, self._output.json)
+        report = replace(report, arguments=request.words)
+        return print_plan(report, request.command, self._terminal, self._output.json)
 
     def load(self) -> None:
         """Load the model for sequences of the longest one's length. Raises TriforceError."""
@@ -123,24 +126,20 @@ class Run:
         `keep` is called with all text written and the end not yet rendered: who sees the end may rely on it.
         """
         events = generation.text(generation.events(self.engine))
-        try:
-            for event in events:
-                generation.observe(event)
-                if generation.has_ended:
-                    break
-        except KeyboardInterrupt:
-            events.close()
-            generation.flush()
+        with closing(events):  # at once: a verification, or the next request, is to have the engine's caches
             try:
-                keep()
-            finally:
-                generation.renderer.interrupt(self.summary(generation))
-            raise
-        except Exception:
-            events.close()  # at once: the next request is to have the engine's caches
-            raise
-        if self._opened.request.verify:
-            events.close()  # returns the session to the engine: a second one would double the KV memory
+                for event in events:
+                    generation.observe(event)
+                    if generation.has_ended:
+                        break
+            except KeyboardInterrupt:
+                events.close()
+                generation.flush()
+                try:
+                    keep()
+                finally:
+                    generation.renderer.interrupt(self.summary(generation))
+                raise
         try:
             keep()
         finally:
@@ -168,14 +167,14 @@ class Run:
 
     def _verify(self, generation: Generation, summary: Summary) -> None:
         """Finish with the comparison. Raises TriforceError after that if the output is not lossless."""
-        model, prompt, renderer = self._opened.model, generation.prompt, generation.renderer
+        opened, prompt, renderer = generation.opened, generation.prompt, generation.renderer
         renderer.verifying("decoding plainly, to compare")
         try:
             self.engine.forget()  # the comparison runs the prompt itself
-            ended_by = model.checkpoint.shape.eos_ids if summary.finish_reason == "eos" else ()
-            sampling, seed = generation.opened.sampling, generation.opened.settings.generation.seed
-            replay = compare(self.engine, prompt.ids, generation.meter.ids, sampling, ended_by, prompt.length, seed)
-            verify = verification_fields(replay, model.tokenizer.decode, self.engine.describe())
+            ended_by = opened.model.checkpoint.shape.eos_ids if summary.finish_reason == "eos" else ()
+            more = opened.sampling, ended_by, prompt.length, opened.settings.generation.seed or 0
+            replay = compare(self.engine, prompt.ids, generation.meter.ids, *more)
+            verify = verification_fields(replay, opened.model.tokenizer.decode, self.engine.describe())
         except KeyboardInterrupt:
             renderer.interrupt(summary)
             raise

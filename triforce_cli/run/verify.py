@@ -13,7 +13,7 @@ from ..output.statistics import verification_line
 if TYPE_CHECKING:
     from offload.engine import Engine
     from offload.settings.config import Sampling
-    from offload.speculation.levels.lossless import Choice, Replay
+    from offload.speculation.levels.lossless import Choice, Divergence, Replay
 
 SHOWN = 100  # divergences in a summary: after a fault there may be thousands
 
@@ -44,18 +44,16 @@ def compare(
 def verification_fields(replay: Replay, decode: Callable[[list[int]], str], engine: str = "") -> dict[str, Any]:
     """Return the comparison's fields for JSON and messages; the first divergences with the texts of their tokens.
 
-    `engine` is what computed both: `Engine.describe`.
+    `engine` describes the engine that computed both: `Engine.describe`.
     """
-    divergences = [
-        asdict(divergence)
-        | {
-            "emitted_text": decode([divergence.emitted]),
-            "expected_text": decode([divergence.expected]),
-            "is_tie": divergence.is_tie,
-        }
-        for divergence in replay.divergences
-    ]
-    divergences.sort(key=lambda one: one["is_tie"])  # stable: those that are not ties come first, in order
+
+    def described(comparison: Divergence | Choice, names: Sequence[str], rounding: str) -> dict[str, Any]:
+        texts = {f"{name}_text": decode([getattr(comparison, name)]) for name in names}
+        return asdict(comparison) | texts | {rounding: getattr(comparison, rounding)}
+
+    divergences = [described(each, ("emitted", "expected"), "is_tie") for each in replay.divergences]
+    divergences.sort(key=lambda divergence: divergence["is_tie"])  # stable: those that are not ties come first
+    closest = replay.closest
     return {
         "compared_with": "ar" + (f" on {engine}" if engine else ""),
         "tokens": replay.tokens,
@@ -63,15 +61,7 @@ def verification_fields(replay: Replay, decode: Callable[[list[int]], str], engi
         "lossless": replay.lossless,
         "differing": len(divergences),
         "divergences": divergences[:SHOWN],
-        "closest": None if replay.closest is None else _choice(replay.closest, decode),
-    }
-
-
-def _choice(choice: Choice, decode: Callable[[list[int]], str]) -> dict[str, Any]:
-    return asdict(choice) | {
-        "chosen_text": decode([choice.chosen]),
-        "runner_up_text": decode([choice.runner_up]),
-        "within_rounding": choice.within_rounding,
+        "closest": closest and described(closest, ("chosen", "runner_up"), "within_rounding"),
     }
 
 

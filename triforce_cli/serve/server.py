@@ -18,7 +18,7 @@ from offload.settings.method_sizes import forgets
 from offload.units import counted
 
 from ..distributed.rank import finish, when_lost
-from ..options.mode_checks import approximation_warnings
+from ..options.checks import approximation_warnings
 from ..options.request import OutputOptions, Request
 from ..output.terminal import Terminal
 from ..run.opened_request import OpenedRequest, open_request, stretch

@@ -11,7 +11,7 @@ from safetensors.numpy import load_file, save_file
 
 from offload.prompt_cache.entries import Entry
 from offload.prompt_cache.folder import PromptFolder, Stored
-from triforce_cli.run.prompt_cache import entries_table
+from triforce_cli.output.cache_entries import entries_table
 
 BOOK = "It was on a dreary night of November that I beheld the accomplishment of my toils. " * 8  # 600 bytes
 

@@ -8,7 +8,7 @@ from offload.hardware.calibration import Measured, load, save
 from offload.hardware.microbenchmarks import BenchmarkSizes
 from offload.hardware.schema import Host
 from tests.support.models import make_hf_model, make_tokenizer
-from triforce_cli.options.mode_checks import free_on_disk
+from triforce_cli.options.checks import free_on_disk
 
 PROMPT = "the cat and the dog and the cat and the dog and " * 50  # more tokens than a page has
 GREEDY = ("--raw", "-n", "16", "--temperature", "0", "--no-cache")

@@ -29,14 +29,6 @@ def test_models_that_do_not_work(triforce, tmp_path, tiny_model_dir):
     assert_error(triforce("generate", "hi", "--model", str(tmp_path / "bad.gguf")), 1, "bad.gguf")
 
 
-def test_a_system_message_needs_a_chat_template(triforce, tiny_model_dir, tmp_path):
-    for file in tiny_model_dir.iterdir():
-        if file.name != "chat_template.jinja":
-            (tmp_path / file.name).write_bytes(file.read_bytes())
-    assert_error(triforce("generate", "hi", "--system", "Be brief.", "--model", tmp_path), 2, "no chat template")
-    assert_error(triforce("generate", "hi", "--think", "on", "--model", tmp_path), 2, "no chat template, which --think")
-
-
 @pytest.mark.long
 def test_unreachable_hub(process):
     """Processes, because the hub's library reads the environment when it is imported."""
