@@ -12,6 +12,7 @@ from .batching.lane import Lane
 from .batching.memory import BatchMemory, has_pages
 from .batching.request import BatchRequest, Events
 from .batching.sessions import BatchSessions
+from .caches.protocol import KVCache
 from .constraints.vocabulary import ConstraintVocabulary
 from .events import Event, Prefilled
 from .kernels.linear import multiplies_natively
@@ -33,7 +34,7 @@ from .speculation.passes.runner import Runner
 from .speculation.sampling.samplers import Samplers
 
 _Result = TypeVar("_Result")
-Evaluation = Callable[[Runner], Generator[Prefilled, None, _Result]]
+Evaluation = Callable[[Runner[KVCache]], Generator[Prefilled, None, _Result]]
 
 
 class Engine:

@@ -115,10 +115,14 @@ class Settings:
     values: Mapping[str, Any]
     origins: Mapping[str, str]
 
+    @property
+    def coupled(self) -> bool:
+        """Whether sampling is coupled: as given, else where a seed is given."""
+        return self.values.get("coupled", "seed" in self.values)
+
     def sampling(self, model_default: Sampling) -> Sampling:
         """Return the model's own sampling, overridden by the given values; coupled if a seed is given."""
-        coupled = self.values.get("coupled", "seed" in self.values)
-        return model_default.overridden(_subset(Sampling, self.values) | {"coupled": coupled})
+        return model_default.overridden(_subset(Sampling, self.values) | {"coupled": self.coupled})
 
     def overridden(self, options: Mapping[str, Any], draw_seed: Callable[[], int]) -> Settings:
         """Return the settings with `options`, by name as in `values`, that hold for one of many requests alone.
