@@ -320,28 +320,23 @@ TARGET static void NAME(piece)(const struct attention *a, struct NAME(work) *w, 
         int length = shared - at < SPAN ? (int)(shared - at) : SPAN, blocks = (length + BLOCK - 1) / BLOCK;
         const char *keys[SPAN / BLOCK], *values[SPAN / BLOCK], *next_keys[SPAN / BLOCK], *next_values[SPAN / BLOCK];
         const char *group = NAME(group_of)(a, head, at / BLOCK);
-        struct NAME(packed_span) s = NAME(packed_at)(a, head, at / BLOCK);
-        if (group && !s.run) {
+        if (group && !is_packed(a->kv_format)) {
             NAME(quantized_span)(a, w, group, rows, at, p);
             continue;
         }
-        if (length == SPAN && s.run && NAME(is_whole_span)(s, NAME(packed_at)(a, head, at / BLOCK + 1))) {
-            struct NAME(packed_span) next = NAME(packed_at)(a, head, (at + SPAN < shared ? at + SPAN : at) / BLOCK);
-            NAME(add_packed_span)(a, w, s, next.run ? next : s, rows, at, p);
-            continue;
-        }
         for (int j = 0; j < blocks; j++) {
-            int64_t next = at + SPAN + j * BLOCK < shared ? at + SPAN : at;
-            struct NAME(packed_span) next_span = NAME(packed_at)(a, head, next / BLOCK + j);
+            const int64_t next = at + SPAN + j * BLOCK < shared ? at + SPAN : at;
+            struct NAME(packed) packed = NAME(packed_at)(a, head, at / BLOCK + j);
             keys[j] = NAME(block)(a, head, at / BLOCK + j);
             values[j] = keys[j] + half;
-            if (NAME(packed_at)(a, head, at / BLOCK + j).run) {
-                char *to = w->dequantized.keys + j * half;
-                NAME(unpack_blocks)(a, head, at / BLOCK + j, 0, next_span, to, to + 2 * half);
-                keys[j] = to, values[j] = to + 2 * half;
+            next_keys[j] = NAME(block)(a, head, next / BLOCK + j);
+            next_values[j] = next_keys[j] + half;
+            if (packed.run) {
+                char *to = w->dequantized.keys + 2 * j * half;
+                NAME(unpack_keys_of_block)(a, packed, to);
+                NAME(unpack_values_of_block)(a, packed, to + half);
+                keys[j] = to, values[j] = to + half;
             }
-            next_keys[j] = next_span.run ? keys[j] : NAME(block)(a, head, next / BLOCK + j);
-            next_values[j] = next_span.run ? values[j] : next_keys[j] + half;
             if ((j + 1) * BLOCK > length)
                 values[j] = NAME(pad_tail)(a, w, values[j], length - j * BLOCK);
         }

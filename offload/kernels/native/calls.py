@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ...architecture.dims import Dimensions, LinearAttention
+from ...architecture.dims import Dimensions
 from .checks import FLOATS, address, check, check_head_dim, require
 from .kv_groups import Groups, check_groups
-from .structs import BLOCK, PIECE, Append, Attention, Delta, KeyScores, Merge, Observation
+from .structs import BLOCK, PIECE, Append, Attention, Merge, Observation
 
 if TYPE_CHECKING:
     from .kernel import Kernel
@@ -35,7 +35,8 @@ class BlockCalls:
         self.tokens = blocks * BLOCK  # capacity
         self._kv_heads, self._heads, self._head_dim = shape.kv_heads, shape.kv_heads * shape.group, shape.head_dim
         self._head_elements = blocks * 2 * BLOCK * shape.head_dim
-        self._appends, self._attentions = {}, {}  # by dtype
+        self._appends: dict[torch.dtype, bytes] = {}
+        self._attentions: dict[torch.dtype, bytes] = {}
         for dtype in FLOATS:
             same = {"kv_heads": shape.kv_heads, "head_dim": shape.head_dim, "wide": dtype == torch.float32}
             same["head_stride"] = self._head_elements * dtype.itemsize
@@ -87,14 +88,14 @@ class BlockCalls:
     def _stride(self, x: Tensor, dtype: torch.dtype) -> int:
         """Return the elements between tokens of `x` `[tokens, heads, head_dim]`, whose heads are contiguous."""
         stride, *inner = x.stride()
-        is_one = inner == [self._head_dim, 1] and x.shape[2] == self._head_dim and x.dtype == dtype and x.is_cpu
-        require(is_one, "q, k or v has another dtype or size, or heads that are not contiguous")
+        is_right = inner == [self._head_dim, 1] and x.shape[2] == self._head_dim and x.dtype == dtype and x.is_cpu
+        require(is_right, "q, k or v has another dtype or size, or heads that are not contiguous")
         return stride
 
     def _check_kv(self, kv: Tensor, table: Tensor | None) -> None:
         """Raise InvalidCall if this is not a layer's memory; with a table, it may be another number of blocks."""
         has_room = table is not None or kv.numel() == self._kv_heads * self._head_elements
-        require(has_room and kv.dtype in FLOATS and kv.is_contiguous() and kv.is_cpu, "this is no layer's memory")
+        require(has_room and kv.dtype in FLOATS and kv.is_contiguous() and kv.is_cpu, "kv is not the memory of a layer")
 
     def attention(
         self,
@@ -173,7 +174,7 @@ class BlockCalls:
         """Attend now, with the arguments of `attention`; return partial results, which `Kernel.merge` takes."""
         count = partial_count(seen, len(q), causal, more.get("parents"))
         partials = torch.empty((count, *q.shape[:2], 2 + self._head_dim), dtype=torch.float32)
-        kernel.attend(self.attention(kv, q, seen, causal, partials=partials, **more))
+        kernel.run(self.attention(kv, q, seen, causal, partials=partials, **more))
         return partials
 
     def observation(
@@ -215,59 +216,6 @@ def token_depths(parents: Sequence[int]) -> list[int]:
     for parent in parents:
         depths.append(0 if parent < 0 else depths[parent] + 1)
     return depths
-
-
-def score_call(query: Tensor, panels: Tensor, scores: Tensor) -> KeyScores:
-    """Return a call that writes the products of queries and keys. See `Kernel.score_keys`."""
-    heads, head_dim = query.shape
-    check_head_dim(head_dim)
-    check("query", query, (heads, head_dim), *FLOATS)
-    require(panels.dim() == 3 and len(panels) == len(scores) == heads, "panels and scores are not of the query's heads")
-    require(panels.dtype == query.dtype and panels.shape[2] == BLOCK * head_dim and panels.is_cpu, "no panels of keys")
-    require(panels.stride()[1:] == (BLOCK * head_dim, 1), "the panels of a head are not contiguous")
-    require(scores.shape[1] <= panels.shape[1] * BLOCK, "more scores than keys")
-    require(scores.stride(1) == 1 and scores.dtype == torch.float32 and scores.is_cpu, "a row of scores is no fp32")
-    return KeyScores(
-        query=query.data_ptr(),
-        keys=panels.data_ptr(),
-        scores=scores.data_ptr(),
-        head_stride=panels.stride(0) * panels.itemsize,
-        stride=scores.stride(0),
-        count=scores.shape[1],
-        heads=heads,
-        head_dim=head_dim,
-        wide=query.dtype == torch.float32,
-    )
-
-
-def delta_call(
-    rule: tuple[LinearAttention, Tensor, Tensor, Tensor], rows: Tensor, gates: Tensor, state: Tensor, out: Tensor
-) -> Delta:
-    """Return a call that runs tokens of a layer with linear attention. See `Kernel.delta`."""
-    sizes, conv, decay, bias = rule
-    tensors = {"rows": rows, "gates": gates, "conv": conv, "decay": decay, "bias": bias, "state": state, "out": out}
-    tokens, values = len(gates), sizes.value_heads
-    for dim in (sizes.key_dim, sizes.value_dim):
-        check_head_dim(dim)
-    require(sizes.key_heads > 0 == values % sizes.key_heads, "value heads do not share key heads evenly")
-    check("rows", rows, (sizes.kernel - 1 + tokens, sizes.width), *FLOATS)
-    check("gates", gates, (tokens, 2 * values), torch.float32)
-    check("conv", conv, (sizes.kernel, sizes.width), torch.float32)
-    for x in (decay, bias):
-        check("decay and bias", x, (values,), torch.float32)
-    check("state", state, (values, sizes.key_dim, sizes.value_dim), torch.float32)
-    check("out", out, (tokens, values, sizes.value_dim), torch.float32)
-    return Delta(
-        **{name: x.data_ptr() for name, x in tensors.items()},
-        tokens=tokens,
-        width=sizes.width,
-        key_heads=sizes.key_heads,
-        value_heads=sizes.value_heads,
-        key_dim=sizes.key_dim,
-        value_dim=sizes.value_dim,
-        kernel=sizes.kernel,
-        wide=rows.dtype == torch.float32,
-    )
 
 
 def merge_call(

@@ -68,6 +68,6 @@ TARGET static int NAME(delta_heads)(const void *call, int64_t first, int64_t las
     return 0;
 }
 
-TARGET static int NAME(delta)(const struct delta *d) {
-    return pool_run(NAME(delta_heads), d, d->value_heads, d->tokens >= LONG_ROWS);
+TARGET static int NAME(delta)(const void *call) {
+    return pool_run(NAME(delta_heads), call, ((const struct delta *)call)->value_heads);
 }

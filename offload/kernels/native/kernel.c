@@ -34,18 +34,12 @@
  */
 #define SLACK 8.0f
 
+enum { KEYS = 1, VALUES = 2 };
+
+/* The functions of a level, by the operation; each takes the operation's struct. */
 struct level {
     const char *name;
-    int (*attend)(const struct attention *);
-    int (*merge)(const struct merge *);
-    int (*linear)(const struct linear *);
-    int (*norm)(const struct norm *);
-    int (*gate)(const struct norm *);
-    int (*round)(const struct rounding *);
-    int (*observe)(const struct observation *);
-    int (*score_keys)(const struct key_scores *);
-    int (*delta)(const struct delta *);
-    int (*quantize)(const void *call, int64_t first, int64_t last); /* a task of the pool */
+    int (*run[OPERATIONS])(const void *call);
 };
 
 enum { LINE = 128 }; /* bytes that move between cores together: two lines on x86, one on Apple's */
@@ -176,12 +170,13 @@ static int has_bf16(void) {
 
 /* Return a number for the structs and layouts of this build; Python refuses a library whose number differs. */
 int64_t triforce_layout(void) {
-    const int64_t sizes[] = {sizeof(struct attention), sizeof(struct append), sizeof(struct linear), sizeof(struct norm),
-                             sizeof(struct merge),     sizeof(struct format), sizeof(struct unpack),
-                             sizeof(struct pack),      sizeof(struct rounding),  sizeof(struct quantize),
-                             sizeof(struct observation), sizeof(struct key_scores), sizeof(struct delta),
-                             sizeof(struct packing),   sizeof(struct linears),  sizeof(struct layer),
-                             sizeof(struct sequence),  sizeof(struct pass)};
+    const int64_t sizes[] = {
+        sizeof(struct attention), sizeof(struct merge), sizeof(struct observation), sizeof(struct key_scores),
+        sizeof(struct linear), sizeof(struct norm), sizeof(struct rounding), sizeof(struct delta),
+        sizeof(struct quantize), sizeof(struct packing), sizeof(struct append), sizeof(struct pack),
+        sizeof(struct unpack), sizeof(struct pass), sizeof(struct format), sizeof(struct linears),
+        sizeof(struct layer), sizeof(struct sequence),
+    };
     uint64_t number = LAYOUT; /* it wraps */
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
         number = number * 257 + sizes[i];
@@ -220,10 +215,6 @@ const struct level *triforce_level(const char *name) {
     return strcmp(name, level_portable.name) ? NULL : &level_portable;
 }
 
-int triforce_attend(const struct level *level, const struct attention *a) { return level->attend(a); }
-
-int triforce_merge(const struct level *level, const struct merge *m) { return level->merge(m); }
-
 /* Write linears of rows of x to y, or add them; there are `stride` elements between rows of y. */
 int triforce_linears(const struct level *level, const struct linears *l, const void *x, void *y, int64_t rows,
                      int64_t stride, int32_t add, int32_t wide_out) {
@@ -233,38 +224,19 @@ int triforce_linears(const struct level *level, const struct linears *l, const v
         part.x = x, part.rows = rows, part.stride = stride, part.wide_out = wide_out;
         part.y = (char *)y + at * (part.wide || wide_out ? 4 : 2);
         part.onto = add ? part.y : NULL;
-        if (level->linear(&part))
+        if (level->run[LINEAR](&part))
             return 1;
         at += part.outputs;
     }
     return 0;
 }
 
-int triforce_norm(const struct level *level, const struct norm *n) { return level->norm(n); }
-
-int triforce_gate(const struct level *level, const struct norm *n) { return level->gate(n); }
-
-int triforce_round(const struct level *level, const struct rounding *r) { return level->round(r); }
-
-int triforce_observe(const struct level *level, const struct observation *o) { return level->observe(o); }
-
-int triforce_score_keys(const struct level *level, const struct key_scores *k) { return level->score_keys(k); }
-
-int triforce_delta(const struct level *level, const struct delta *d) { return level->delta(d); }
-
-int triforce_pack(const struct pack *p) { return run_rows(pack_rows, p, p->rows); }
-
-int triforce_unpack(const struct unpack *u) { return run_rows(unpack_rows, u, u->rows); }
-
-int triforce_quantize(const struct level *level, const struct quantize *q) {
-    return run_rows(q->keys ? quantize_groups : level->quantize, q, q->count);
-}
-
-int triforce_pack_runs(const struct packing *p) { return run_rows(pack_runs, p, p->count); }
-
-int triforce_append(const struct append *a) { return run_rows(append_tokens, a, a->tokens); }
-
 #include "pass.h"
+
+/* Run an operation at a level. */
+int triforce_run(const struct level *level, int operation, const void *call) {
+    return operation == PASS ? run_pass(level, call) : level->run[operation](call);
+}
 
 /*
  * While `limited`, torch's own operations in this thread run on this thread alone, and only the kernel uses as many as
@@ -281,12 +253,4 @@ void triforce_limit_torch(int limited) {
         omp_set_num_threads(own_threads);
         own_threads = 0;
     }
-}
-
-/* The number of workers that are parked now, because others compete for their processors. */
-int triforce_parked(void) {
-    int64_t now = now_ns(), parked = 0;
-    for (int i = 0; i < atomic_load(&pool.started); i++)
-        parked += pool.workers[i].parked_until > now;
-    return (int)parked;
 }

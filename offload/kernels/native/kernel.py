@@ -1,4 +1,7 @@
-"""The kernel at one instruction set level, called with structs (see calls.py) or tensors."""
+"""The kernel at one instruction set level, called with structs (calls.py, kv_groups.py, packed_kv.py) or tensors.
+
+All functions raise InvalidCall for tensors that the kernel would read or write beyond.
+"""
 
 from __future__ import annotations
 
@@ -10,22 +13,11 @@ import torch
 from torch import Tensor
 
 from ...architecture.dims import LinearAttention
-from .calls import delta_call, score_call
+from .checks import FLOATS, address, check, check_head_dim, require
 from .library import LEVELS, KernelUnavailable, open_library
-from .row_calls import pack_call, rows_call, unpack_call
-from .structs import (
-    Append,
-    Attention,
-    Format,
-    Merge,
-    Observation,
-    Packing,
-    Pass,
-    Quantize,
-    Rounding,
-)
+from .structs import BLOCK, GROUP_INPUTS, OPERATIONS, Delta, Format, KeyScores, Pack, Rounding, Rows, Unpack
 
-DTYPES = (torch.bfloat16, torch.float32)
+_OPERATION = {structure: number for number, structure in enumerate(OPERATIONS)}
 
 
 @cache
@@ -52,34 +44,54 @@ class Kernel:
     def __init__(self, level: str, library: ctypes.CDLL, handle: int) -> None:
         self.level = level
         self._handle = handle
-        self._append = library.triforce_append
-        self._attend, self._merge = library.triforce_attend, library.triforce_merge
-        self._observe, self._score_keys = library.triforce_observe, library.triforce_score_keys
-        self._linears, self._run, self._delta = library.triforce_linears, library.triforce_run, library.triforce_delta
-        self._pack, self._unpack = library.triforce_pack, library.triforce_unpack
-        self._norm, self._gate = library.triforce_norm, library.triforce_gate
-        self._round = library.triforce_round
-        self._quantize, self._pack_runs = library.triforce_quantize, library.triforce_pack_runs
+        self._run, self._linears = library.triforce_run, library.triforce_linears
         self._limit_torch = library.triforce_limit_torch
 
-    def append(self, call: Append) -> None:
-        """Rotate queries and keys, and store keys and values in their blocks."""
-        self._append(ctypes.byref(call))
+    def run(self, call: ctypes.Structure) -> None:
+        """Run an operation, that of its struct. Raises MemoryError; ValueError if a parent is not before its child."""
+        _check(self._run(self._handle, _OPERATION[type(call)], ctypes.byref(call)))
 
-    def attend(self, call: Attention) -> None:
-        """Attend to blocks of keys and values. Raises MemoryError; ValueError if a parent is not before its child."""
-        _check(self._attend(self._handle, ctypes.byref(call)))
+    append = attend = observe = merge = quantize = pack_runs = run
 
-    def observe(self, call: Observation) -> None:
-        """Add up the softmax weights of attention that has been computed. Raises MemoryError."""
-        _check(self._observe(self._handle, ctypes.byref(call)))
+    def linears(self, call: int, x: int, y: int, rows: int, stride: int, add: bool, wide: bool) -> None:
+        """Write linears of rows at `x` to those at `y`, in fp32 if `wide`, or add them. Raises MemoryError.
+
+        `call`, too, is an address: of `Linears`.
+        """
+        _check(self._linears(self._handle, call, x, y, rows, stride, add, wide))
+
+    def round(self, call: Rounding) -> bool:
+        """Round weights to fewer bits; return whether all are finite, and small enough for the format."""
+        return self._run(self._handle, _OPERATION[Rounding], ctypes.byref(call)) == 0
 
     def score_keys(self, query: Tensor, panels: Tensor, scores: Tensor) -> None:
         """Write the products of each head's query `[heads, head_dim]` and its first keys to `scores` `[heads, keys]`.
 
         `panels` are those of `layout.new_key_panels`, in the query's dtype; scores are in fp32.
         """
-        self._score_keys(self._handle, ctypes.byref(score_call(query, panels, scores)))
+        heads, head_dim = query.shape
+        check_head_dim(head_dim)
+        check("query", query, (heads, head_dim), *FLOATS)
+        has_heads = panels.dim() == 3 and len(panels) == len(scores) == heads
+        require(has_heads, "panels and scores are not of the query's heads")
+        is_panels = panels.dtype == query.dtype and panels.shape[2] == BLOCK * head_dim and panels.is_cpu
+        require(is_panels and panels.stride()[1:] == (BLOCK * head_dim, 1), "these are no contiguous panels of keys")
+        require(scores.shape[1] <= panels.shape[1] * BLOCK, "more scores than keys")
+        is_right = scores.stride(1) == 1 and scores.dtype == torch.float32 and scores.is_cpu
+        require(is_right, "scores must have contiguous rows of fp32")
+        self.run(
+            KeyScores(
+                query=query.data_ptr(),
+                keys=panels.data_ptr(),
+                scores=scores.data_ptr(),
+                head_stride=panels.stride(0) * panels.itemsize,
+                stride=scores.stride(0),
+                count=scores.shape[1],
+                heads=heads,
+                head_dim=head_dim,
+                wide=query.dtype == torch.float32,
+            )
+        )
 
     def delta(
         self,
@@ -94,44 +106,54 @@ class Kernel:
         `rule` is a `DeltaRule`, `rows` `[kernel - 1 + tokens, width]` those of `run_delta_rule` behind the inputs
         before them. The state is replaced.
         """
-        self._delta(self._handle, ctypes.byref(delta_call(rule, rows, gates, state, out)))
+        sizes, conv, decay, bias = rule
+        tensors = {"rows": rows, "gates": gates, "conv": conv, "decay": decay, "bias": bias, "state": state, "out": out}
+        tokens, values = len(gates), sizes.value_heads
+        for dim in (sizes.key_dim, sizes.value_dim):
+            check_head_dim(dim)
+        require(sizes.key_heads > 0 == values % sizes.key_heads, "value heads do not share key heads evenly")
+        check("rows", rows, (sizes.kernel - 1 + tokens, sizes.width), *FLOATS)
+        shapes = {"gates": (tokens, 2 * values), "conv": (sizes.kernel, sizes.width), "decay": (values,)}
+        shapes |= {"state": (values, sizes.key_dim, sizes.value_dim), "out": (tokens, values, sizes.value_dim)}
+        for name, size in {**shapes, "bias": (values,)}.items():
+            check(name, tensors[name], size, torch.float32)
+        call = Delta(**{name: x.data_ptr() for name, x in tensors.items()}, tokens=tokens)
+        for name in ("width", "key_heads", "value_heads", "key_dim", "value_dim", "kernel"):
+            setattr(call, name, getattr(sizes, name))
+        call.wide = rows.dtype == torch.float32
+        self.run(call)
         return out
-
-    def merge(self, call: Merge) -> None:
-        """Merge partial results, in order, into a running one; write the attention if the call has room for it."""
-        self._merge(self._handle, ctypes.byref(call))
-
-    def linears(self, call: int, x: int, y: int, rows: int, stride: int, add: bool, wide: bool) -> None:
-        """Write linears of rows at `x` to those at `y`, in fp32 if `wide`, or add them. Raises MemoryError.
-
-        `call`, too, is an address.
-        """
-        _check(self._linears(self._handle, call, x, y, rows, stride, add, wide))
-
-    def run(self, call: Pass) -> None:
-        """Run a few tokens through layers. Raises MemoryError; ValueError if a parent is not before its child."""
-        _check(self._run(self._handle, ctypes.byref(call)))
 
     def pack(self, codes: Tensor, format: Format, weight: Tensor) -> None:
         """Store the codes of a `QuantizedTensor` in its panels."""
-        self._pack(ctypes.byref(pack_call(codes, format, weight)))
-
-    def round(self, call: Rounding) -> bool:
-        """Round weights to fewer bits; return whether all are finite, and small enough for the format."""
-        return self._round(self._handle, ctypes.byref(call)) == 0
-
-    def quantize(self, call: Quantize) -> None:
-        """Quantise groups of keys and values, or dequantise them if the call has room for those."""
-        self._quantize(self._handle, ctypes.byref(call))
-
-    def pack_runs(self, call: Packing) -> None:
-        """Pack runs of keys and values without loss, or unpack them to blocks if the call has no room for `fits`."""
-        self._pack_runs(ctypes.byref(call))
+        rows, groups, width = codes.shape
+        is_codes = width in (16, 32) and codes.stride(2) == 1 and codes.itemsize == 1 and codes.is_cpu
+        require(is_codes and (width == 32 or format.bits == 4), "codes are bytes, or of 4 bits halves of bytes")
+        check_panels(weight, GROUP_INPUTS * groups, rows, format)
+        self.run(
+            Pack(
+                codes=codes.data_ptr(),
+                row_stride=codes.stride(0),
+                group_stride=codes.stride(1),
+                halves=width == 16,
+                format=ctypes.addressof(format),
+                weight=weight.data_ptr(),
+                rows=rows,
+                inputs=GROUP_INPUTS * groups,
+            )
+        )
 
     def unpack(self, weight: Tensor, format: Format, ids: Tensor, y: Tensor) -> Tensor:
         """Write rows `ids` `[rows]` of a packed quantised weight to `y` `[rows, in]`, bf16 or fp32, and return it."""
-        call = unpack_call(weight, format, ids, y)
-        self._unpack(ctypes.byref(call))
+        rows, inputs = y.shape
+        check("y", y, (rows, inputs), *FLOATS)
+        check("ids", ids, (rows,), torch.int64)
+        check_panels(weight, inputs, 0, format)
+        if rows:
+            least, most = (int(x) for x in ids.aminmax())
+            require(least >= 0 and most < len(weight) * BLOCK, "there is no such row of the weight")
+        pointers = {"weight": weight.data_ptr(), "format": ctypes.addressof(format), "ids": ids.data_ptr()}
+        self.run(Unpack(**pointers, y=y.data_ptr(), rows=rows, inputs=inputs, wide=y.dtype == torch.float32))
         return y
 
     def norm(self, x: Tensor, weight: Tensor, epsilon: float, y: Tensor) -> Tensor:
@@ -139,19 +161,43 @@ class Kernel:
 
         x `[rows, width]` is contiguous; `[tokens, heads, width]` may have any stride between tokens.
         """
-        call = rows_call(x, y, weight, epsilon)
-        self._norm(self._handle, ctypes.byref(call))
-        return y
+        check("weight", weight, (y.shape[-1],), x.dtype)
+        return self._write_rows(x, weight, epsilon, y)
 
     def gate(self, x: Tensor, y: Tensor) -> Tensor:
         """Write silu(gate) * up of rows `[rows, gate and up]` to `y` `[rows, width]`; return `y`."""
-        call = rows_call(x, y)
-        self._gate(self._handle, ctypes.byref(call))
+        return self._write_rows(x, None, 0.0, y)
+
+    def _write_rows(self, x: Tensor, weight: Tensor | None, epsilon: float, y: Tensor) -> Tensor:
+        *_, heads, width = y.shape
+        has_heads = y.dim() == 3
+        require(width % BLOCK == 0, f"rows of {width} are no multiple of {BLOCK}")
+        check("y", y, y.shape, *FLOATS)
+        size = y.shape if weight is not None else (*y.shape[:-1], 2 * width)
+        require(x.shape == size and x.dtype == y.dtype and x.is_cpu, "x is no match for y")
+        is_dense = x.stride()[1:] == (x.shape[2], 1) if has_heads else x.is_contiguous()
+        require(is_dense, "rows of x are not contiguous")
+        call = Rows(x=x.data_ptr(), weight=address(weight), y=y.data_ptr(), rows=y.numel() // width, width=width)
+        call.heads, call.stride = (heads, x.stride(0)) if has_heads else (1, width)
+        call.epsilon, call.wide = epsilon, x.dtype == torch.float32
+        self.run(call)
         return y
 
     def limit_torch(self, limited: bool) -> None:
         """Limit torch's operations in the calling thread to one thread, or undo that. See `torch_on_one_thread`."""
         self._limit_torch(limited)
+
+
+def check_panels(weight: Tensor, inputs: int, outputs: int, kind: torch.dtype | Format) -> None:
+    """Raise InvalidCall if a packed weight of a dtype or format is not that of so many inputs, and at least outputs."""
+    size, dtype = weight.shape, weight.dtype
+    if isinstance(kind, Format):
+        block, bytes_ = kind.block()
+        is_right = dtype == torch.uint8 and len(size) == 3 and size[1] * block == inputs and size[2] == bytes_
+    else:
+        is_right = dtype == kind and inputs % 2 == 0 and weight.numel() == size[0] * BLOCK * inputs
+    require(is_right and weight.is_contiguous() and weight.is_cpu, "no panels of that many inputs")
+    require(size[0] * BLOCK >= outputs, "the weight has fewer outputs")
 
 
 def _check(failed: int) -> None:

@@ -9,12 +9,7 @@
 
 #include "quantized_kv.h"
 
-#if HAS_MAX /* not emulated: that would only take longer to compile */
 #include "quantize_kv.h"
-#define QUANTIZE_GROUPS NAME(quantize_groups)
-#else
-#define QUANTIZE_GROUPS quantize_groups
-#endif
 
 #if BYTES
 #include "quantized_bytes.h"
@@ -34,9 +29,14 @@
 
 #include "delta.h"
 
-static const struct level NAME(level) = {EXPAND_STRING(LEVEL), NAME(attend), NAME(merge),
-                                              NAME(linear), NAME(norm), NAME(gate), NAME(round),
-                                              NAME(observe), NAME(score_keys), NAME(delta), QUANTIZE_GROUPS};
+static const struct level NAME(level) = {
+    EXPAND_STRING(LEVEL),
+    {
+        [ATTEND] = NAME(attend), [MERGE] = NAME(merge), [OBSERVE] = NAME(observe), [SCORE_KEYS] = NAME(score_keys),
+        [LINEAR] = NAME(linear), [NORM] = NAME(norm), [ROUND] = NAME(round), [DELTA] = NAME(delta),
+        [QUANTIZE] = NAME(quantize), [PACK_RUNS] = pack_all_runs, [APPEND] = append, [PACK] = pack, [UNPACK] = unpack,
+    },
+};
 
 #undef vec
 #undef ints
@@ -45,7 +45,6 @@ static const struct level NAME(level) = {EXPAND_STRING(LEVEL), NAME(attend), NAM
 #undef ints_at
 #undef VECTORS
 #undef BYTES
-#undef QUANTIZE_GROUPS
 #undef MAX_TILE
 #undef BOTH_CHAINS
 #undef MAX_BLOCKS

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import ctypes
-from ctypes import c_int32, c_int64, c_void_p
+from ctypes import c_int, c_int32, c_int64, c_void_p
 from functools import cache
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
-from . import structs
+from .structs import LAYOUT, STRUCTS
 
 LEVELS = ("avx512", "avx2", "bf16", "neon", "portable")  # the best first
 FOLDER = Path(__file__).parent
@@ -45,33 +45,16 @@ def open_library(path: Path | None = None) -> ctypes.CDLL:
         raise KernelUnavailable(f"not loaded: {error}") from error
     _check_layout(library)
     library.triforce_level.argtypes, library.triforce_level.restype = (ctypes.c_char_p,), c_void_p
-    for name, structure in (
-        ("attend", structs.Attention),
-        ("observe", structs.Observation),
-        ("score_keys", structs.KeyScores),
-        ("delta", structs.Delta),
-        ("quantize", structs.Quantize),
-        ("merge", structs.Merge),
-        ("norm", structs.Rows),
-        ("gate", structs.Rows),
-        ("run", structs.Pass),
-        ("round", structs.Rounding),
-    ):
-        function = getattr(library, f"triforce_{name}")
-        function.argtypes, function.restype = (c_void_p, ctypes.POINTER(structure)), ctypes.c_int
+    library.triforce_run.argtypes = (c_void_p, c_int, c_void_p)
     library.triforce_linears.argtypes = (*(c_void_p,) * 4, c_int64, c_int64, c_int32, c_int32)
-    library.triforce_append.argtypes = (ctypes.POINTER(structs.Append),)
-    library.triforce_pack.argtypes = (ctypes.POINTER(structs.Pack),)
-    library.triforce_unpack.argtypes = (ctypes.POINTER(structs.Unpack),)
-    library.triforce_pack_runs.argtypes = (ctypes.POINTER(structs.Packing),)
-    library.triforce_limit_torch.argtypes, library.triforce_limit_torch.restype = (ctypes.c_int,), None
+    library.triforce_limit_torch.argtypes, library.triforce_limit_torch.restype = (c_int,), None
     return library
 
 
 def _check_layout(library: ctypes.CDLL) -> None:
     """Raise KernelUnavailable for a library built from other sources, which would read the structs wrongly."""
-    expected = structs.LAYOUT
-    for structure in structs.STRUCTS:
+    expected = LAYOUT
+    for structure in STRUCTS:
         expected = expected * 257 + ctypes.sizeof(structure)
     function = getattr(library, "triforce_layout", None)
     if function is not None:

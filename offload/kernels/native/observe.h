@@ -56,7 +56,6 @@ TARGET static void NAME(observe_group)(const struct observation *o, struct NAME(
     }
 }
 
-
 TARGET static int NAME(observe_parts)(const void *context, int64_t first, int64_t last) {
     const struct NAME(observed) *s = context;
     const struct attention *a = &s->o->attention;
@@ -76,13 +75,12 @@ TARGET static int NAME(observe_parts)(const void *context, int64_t first, int64_
     return !w;
 }
 
-TARGET static int NAME(observe)(const struct observation *o) {
+TARGET static int NAME(observe)(const void *call) {
+    const struct observation *o = call;
     struct NAME(observed) s = {.o = o, .rows = (int64_t)o->attention.tokens * o->attention.group};
     if (!s.rows)
         return 0;
     s.keys = NAME(visible_keys)(&o->attention, s.rows - 1);
     s.parts = (s.keys + OBSERVED_KEYS - 1) / OBSERVED_KEYS;
-    return pool_run(NAME(observe_parts), &s, s.parts * o->attention.kv_heads, o->attention.tokens >= LONG_ROWS);
+    return pool_run(NAME(observe_parts), &s, s.parts * o->attention.kv_heads);
 }
-
-

@@ -14,11 +14,10 @@ from torch import Tensor
 from ...architecture.config import ModelShape
 from ...architecture.dims import LinearAttention
 from ..quantized import QuantizedFormat, QuantizedTensor, neighbours
-from .checks import address, require
-from .kernel import DTYPES, Kernel
+from .checks import FLOATS, address, require
+from .kernel import Kernel, check_panels
 from .layout import pack_weight, unpack_weight, weight_rows
 from .panels import format_struct, pack_quantized, unpack_quantized
-from .row_calls import check_panels
 from .structs import BLOCK, MAX_HEAD_DIM, Format, Linears, Product
 
 
@@ -184,7 +183,7 @@ def why_not(shape: ModelShape, dtype: torch.dtype, device: torch.device) -> str 
     """Return why the kernel does not support a model of this shape; None if it does."""
     if device.type != "cpu":
         return f"the model runs on {device.type}"
-    if dtype not in DTYPES:
+    if dtype not in FLOATS:
         return f"it does not support {str(dtype).removeprefix('torch.')}"
     for head_dim in sorted({shape.heads_of(spec).head_dim for spec in shape.specs}):
         if head_dim % BLOCK or head_dim > MAX_HEAD_DIM:

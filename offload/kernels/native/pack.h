@@ -149,3 +149,7 @@ static int unpack_rows(const void *call, int64_t first, int64_t last) {
     return 0;
 }
 END_UNFUSED
+
+static int pack(const void *call) { return run_rows(pack_rows, call, ((const struct pack *)call)->rows); }
+
+static int unpack(const void *call) { return run_rows(unpack_rows, call, ((const struct unpack *)call)->rows); }

@@ -8,42 +8,29 @@ static inline int64_t packed_header(int64_t dim) { return (3 * dim + 2 * RUN_SPA
 
 static inline int64_t run_bytes(int64_t dim) { return packed_header(dim) + 3 * RUN * dim; }
 
-/* One line after the other of 64 values in the order of the planes, which share the bytes of their bases. */
-struct strip {
-    const char *high, *low, *bases;
-    int64_t low_step; /* bytes of `low` for two lines; 0: all lines read the same ones */
+/* Where lines of a run begin in the planes; two lines share `low_step` bytes of B, 0 where all of them read the same. */
+struct planes {
+    const char *high, *low;
+    int64_t low_step;
 };
 
-enum { KEYS = 1, VALUES = 2 }; /* of which a strip is: each line has bases of its own, or all have the same ones */
-
-/* Both halves of the low bits of a line of which nothing but plane A is read: in the middle of what they could be. */
+/* The low bits of two lines of which nothing but plane A is there: in the middle of what they could be. */
 static const char half_steps[64] __attribute__((aligned(64))) = {
 #define EIGHT (char)0x88, (char)0x88, (char)0x88, (char)0x88, (char)0x88, (char)0x88, (char)0x88, (char)0x88
     EIGHT, EIGHT, EIGHT, EIGHT, EIGHT, EIGHT, EIGHT, EIGHT
 #undef EIGHT
 };
 
-/* Return the strip that begins `offset` bytes behind the start of a span in plane A. */
-static inline struct strip strip_at(const char *run, int64_t dim, int span, int64_t offset, const char *bases,
-                                    const struct format *f) {
+/* Return the lines that begin `offset` bytes behind the start of a span in plane A. */
+static inline struct planes planes_at(const char *run, int64_t dim, int span, int64_t offset, const struct format *f) {
     const char *planes = run + packed_header(dim);
     int64_t at = 2 * SPAN * dim * span + offset;
     if (f->bits != PACKED)
-        return (struct strip){planes + at, half_steps, bases, 0};
-    return (struct strip){planes + at, planes + 2 * RUN * dim + at / 2, bases, 64};
+        return (struct planes){planes + at, half_steps, 0};
+    return (struct planes){planes + at, planes + 2 * RUN * dim + at / 2, 64};
 }
 
-/* The keys of a span of a run: dim / 2 lines, a line of both blocks' tokens in two dimensions. */
-static inline struct strip key_strip(const char *run, int64_t dim, int span, const struct format *f) {
-    return strip_at(run, dim, span, 0, run, f);
-}
-
-/* Its values in 32 dimensions: 16 lines, of two tokens each. */
-static inline struct strip value_strip(const char *run, int64_t dim, int span, int number, const struct format *f) {
-    return strip_at(run, dim, span, SPAN * dim + 64 * BLOCK * number, run + dim + 64 * number, f);
-}
-
-/* A value that a strip does not have: its index among the keys or values of the span's two blocks. */
+/* A number that is stored apart: its index among the keys or values of the span's two blocks. */
 struct patch {
     uint16_t at, value;
 };
@@ -287,3 +274,5 @@ static int pack_runs(const void *call, int64_t first, int64_t last) {
     }
     return 0;
 }
+
+static int pack_all_runs(const void *call) { return run_rows(pack_runs, call, ((const struct packing *)call)->count); }

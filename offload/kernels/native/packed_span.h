@@ -1,151 +1,102 @@
 /*
- * Attention to packed keys and values; included once per level, by attend.h.
+ * Reading packed keys and values, block by block; included once per level, by attend.h. The layout is in types.h.
  *
  * Decoded, they are the bf16 of a block in a block's order, so all sums have the bits that they have over plain blocks.
- * A few rows multiply a span's columns as soon as they are in registers. For more rows, or where a span has patches, it
- * becomes two blocks in a thread's scratch memory first.
  */
-struct NAME(packed_span) { /* `run` is NULL where a block is not packed */
-    const char *run;
-    int number, odd; /* of the span in its run; whether the block is the second of it */
-};
+typedef uint8_t NAME(bytes) __attribute__((vector_size(32)));
+typedef uint16_t NAME(words) __attribute__((vector_size(32)));
+typedef NAME(bytes) NAME(bytes_at) __attribute__((aligned(1), may_alias));
 
-INLINE struct NAME(packed_span) NAME(packed_at)(const struct attention *a, int head, int64_t index) {
-    const char *run = a->quantized && is_packed(a->kv_format) ? NAME(group_of)(a, head, index) : NULL;
-    int block = run ? ~a->table[head * a->table_stride + index] % (RUN / BLOCK) : 0;
-    return (struct NAME(packed_span)){run, block / 2, block % 2};
-}
-
-/* Whether two blocks that follow each other in the order of reading are those of one packed span. */
-INLINE int NAME(is_whole_span)(struct NAME(packed_span) first, struct NAME(packed_span) second) {
-    return first.run && first.run == second.run && first.number == second.number && first.odd < second.odd;
-}
-
-/* Set the values that are stored apart among the keys (0) or values (1) of a span's two blocks; NULL for one not wanted. */
-INLINE void NAME(set_patches)(struct NAME(packed_span) s, int64_t dim, int which, char *const blocks[2]) {
-    struct patches p = patches_of(s.run, dim, s.number, which);
-    for (int i = 0; i < p.count; i++) {
-        char *block = blocks[p.first[i].at / (BLOCK * dim)];
-        if (block)
-            ((uint16_t *)block)[p.first[i].at % (BLOCK * dim)] = p.first[i].value;
+/* Store the words of low and high bytes: those of the first 8 bytes of each 16, then those of the others. */
+INLINE void NAME(interleave)(NAME(bytes) low, NAME(bytes) high, char *to) {
+#if HAS_MAX && LANES >= 8
+    _mm256_storeu_si256((__m256i *)to, _mm256_unpacklo_epi8((__m256i)low, (__m256i)high));
+    _mm256_storeu_si256((__m256i *)to + 1, _mm256_unpackhi_epi8((__m256i)low, (__m256i)high));
+#elif HAS_MAX
+    uint8x16_t lows[2], highs[2];
+    memcpy(lows, &low, 32), memcpy(highs, &high, 32);
+    uint8x16_t words[4] = {vzip1q_u8(lows[0], highs[0]), vzip1q_u8(lows[1], highs[1]),
+                           vzip2q_u8(lows[0], highs[0]), vzip2q_u8(lows[1], highs[1])};
+    memcpy(to, words, 64);
+#else
+    for (int i = 0; i < 32; i++) {
+        char *word = to + i / 8 % 2 * 32 + i / 16 * 16 + i % 8 * 2;
+        word[0] = (char)low[i], word[1] = (char)high[i];
     }
-}
-
-/* Decode the keys (which: KEYS) or values of a span to those of two blocks, while the next ones are prefetched. */
-NOINLINE static void NAME(unpack_span)(const struct attention *a, struct NAME(packed_span) s,
-                                       struct NAME(packed_span) next, int which, char *to, char *second) {
-    const int64_t dim = a->head_dim;
-    const struct format *f = a->kv_format;
-    if (which == KEYS) {
-        struct strip keys = key_strip(s.run, dim, s.number, f), ahead = key_strip(next.run, dim, next.number, f);
-        NAME(unpack_strip)(KEYS, &keys, &ahead, (int)dim / 2, to, second, 64);
-    }
-    for (int i = 0; i < dim / 32 && which == VALUES; i++) {
-        struct strip values = value_strip(s.run, dim, s.number, i, f), ahead = value_strip(next.run, dim, next.number, i, f);
-        NAME(unpack_strip)(VALUES, &values, &ahead, SPAN / 2, to + 128 * i, second + 128 * i, 4 * dim);
-    }
-    NAME(set_patches)(s, dim, which == VALUES, (char *const[]){to, second});
-}
-
-/* The lines of a strip of values that belong to the block of a span. */
-INLINE struct strip NAME(block_strip)(const struct attention *a, struct NAME(packed_span) s, int number) {
-    struct strip values = value_strip(s.run, a->head_dim, s.number, number, a->kv_format);
-    values.high += s.odd * 64 * BLOCK / 2, values.low += s.odd * values.low_step * BLOCK / 4;
-    return values;
-}
-
-/* Decode one block of a span as `unpack_span` does both. */
-NOINLINE static void NAME(unpack_block)(const struct attention *a, struct NAME(packed_span) s,
-                                        struct NAME(packed_span) next, int which, char *to) {
-    const int64_t dim = a->head_dim;
-    struct strip keys = key_strip(s.run, dim, s.number, a->kv_format);
-    struct strip ahead = key_strip(next.run, dim, next.number, a->kv_format);
-    if (which == KEYS)
-        NAME(unpack_column)(&keys, &ahead, s.odd, (int)dim / 2, to);
-    for (int i = 0; i < dim / 32 && which == VALUES; i++) {
-        struct strip values = NAME(block_strip)(a, s, i), next_values = NAME(block_strip)(a, next, i);
-        NAME(unpack_strip)(VALUES, &values, &next_values, BLOCK / 2, to + 128 * i, NULL, 4 * dim);
-    }
-    NAME(set_patches)(s, dim, which == VALUES, (char *const[]){s.odd ? NULL : to, s.odd ? to : NULL});
+#endif
 }
 
 /*
- * Unpack block `index` of the order of reading, and also the one after it, if there are `more` and it is of the same span,
- * while those of `next` are prefetched. They are written to consecutive halves of blocks at `keys` and `values`. Returns
- * how many blocks these are.
+ * Decode one column of two lines that follow each other, to 64 bytes each, `row` bytes apart. `high` and `low` are at the
+ * column in planes A and B; `bases` at its bases, or for keys at those of the lines.
  */
-INLINE int NAME(unpack_blocks)(const struct attention *a, int head, int64_t index, int more, struct NAME(packed_span) next,
-                               char *keys, char *values) {
-    const int64_t half = (int64_t)2 * BLOCK * a->head_dim;
-    struct NAME(packed_span) s = NAME(packed_at)(a, head, index);
-    int both = more && NAME(is_whole_span)(s, NAME(packed_at)(a, head, index + 1));
-    if (!next.run)
-        next = s;
-    for (int which = KEYS; which <= VALUES; which++) {
-        char *to = which == KEYS ? keys : values;
-        if (both)
-            NAME(unpack_span)(a, s, next, which, to, to + half);
-        else
-            NAME(unpack_block)(a, s, next, which, to);
+INLINE void NAME(decode_lines)(const int are_keys, const char *high, const char *low, const char *bases, char *to,
+                               int64_t row) {
+    const NAME(bytes) digits = *(const NAME(bytes_at) *)low;
+    UNROLL for (int odd = 0; odd < 2; odd++) {
+        const NAME(bytes) a = *(const NAME(bytes_at) *)(high + 64 * odd);
+        NAME(bytes) base;
+        if (are_keys) {
+            uint16_t both;
+            memcpy(&both, bases + 2 * odd, 2);
+            base = (NAME(bytes))(both - (NAME(words)){0});
+        } else {
+            base = *(const NAME(bytes_at) *)bases;
+        }
+        const NAME(bytes) b = odd ? (NAME(bytes))((NAME(words))digits >> 4) : digits;
+        NAME(interleave)((b & 0x0f) | ((a + a) & 0xf0), (a & 0x87) + base, to + row * odd);
     }
-    return 1 + both;
 }
 
-/* Return the keys of a block, which are unpacked to `to` if they are packed. */
+/* The packed run of a block of the order of reading, NULL if it is not packed, and its number among the run's blocks. */
+struct NAME(packed) {
+    const char *run;
+    int number;
+};
+
+INLINE struct NAME(packed) NAME(packed_at)(const struct attention *a, int head, int64_t index) {
+    const char *run = a->quantized && is_packed(a->kv_format) ? NAME(group_of)(a, head, index) : NULL;
+    return (struct NAME(packed)){run, run ? ~a->table[head * a->table_stride + index] % (RUN / BLOCK) : 0};
+}
+
+/* Set the numbers of a block that are stored apart, of its keys (0) or values (1). */
+INLINE void NAME(set_patches)(struct NAME(packed) s, int64_t dim, int which, char *block) {
+    struct patches p = patches_of(s.run, dim, s.number / 2, which);
+    for (int i = 0; i < p.count; i++)
+        if (p.first[i].at / (BLOCK * dim) == s.number % 2)
+            ((uint16_t *)block)[p.first[i].at % (BLOCK * dim)] = p.first[i].value;
+}
+
+/* Decode the keys of a packed block. */
+NOINLINE static void NAME(unpack_keys_of_block)(const struct attention *a, struct NAME(packed) s, char *to) {
+    const int64_t dim = a->head_dim, column = s.number % 2 * 32;
+    struct planes p = planes_at(s.run, dim, s.number / 2, 0, a->kv_format);
+    for (int64_t line = 0; line < dim / 2; line += 2)
+        NAME(decode_lines)(1, p.high + 64 * line + column, p.low + p.low_step * (line / 2) + column, s.run + 2 * line,
+                           to + 64 * line, 64);
+    NAME(set_patches)(s, dim, 0, to);
+}
+
+/* Decode its values: of 32 dimensions, 8 lines of two columns. */
+NOINLINE static void NAME(unpack_values_of_block)(const struct attention *a, struct NAME(packed) s, char *to) {
+    const int64_t dim = a->head_dim;
+    for (int64_t d = 0; d < dim; d += 32) {
+        const char *bases = s.run + dim + 2 * d;
+        struct planes p = planes_at(s.run, dim, s.number / 2, SPAN * (dim + d), a->kv_format);
+        p.high += s.number % 2 * 64 * BLOCK / 2, p.low += s.number % 2 * p.low_step * BLOCK / 4;
+        for (int line = 0; line < BLOCK / 2; line += 2)
+            UNROLL for (int column = 0; column < 64; column += 32)
+                NAME(decode_lines)(0, p.high + 64 * line + column, p.low + p.low_step * (line / 2) + column,
+                                   bases + column, to + 4 * dim * line + 4 * d + 2 * column, 4 * dim);
+    }
+    NAME(set_patches)(s, dim, 1, to);
+}
+
+/* Return the keys of a block, which are decoded to `to` if they are packed. */
 INLINE const char *NAME(readable_keys)(const struct attention *a, int head, int64_t index, char *to) {
-    struct NAME(packed_span) s = NAME(packed_at)(a, head, index);
+    struct NAME(packed) s = NAME(packed_at)(a, head, index);
     if (!s.run)
         return NAME(block)(a, head, index);
-    NAME(unpack_block)(a, s, s, KEYS, to);
+    NAME(unpack_keys_of_block)(a, s, to);
     return to;
-}
-
-/* Compute the scores of rows against a packed span whose columns stay in registers. */
-INLINE void NAME(score_strip)(const struct attention *a, struct NAME(work) *w, struct NAME(packed_span) s,
-                              struct NAME(packed_span) next, int rows) {
-    const int dim = a->head_dim;
-    struct strip keys = key_strip(s.run, dim, s.number, a->kv_format);
-    struct strip ahead = key_strip(next.run, dim, next.number, a->kv_format);
-    struct NAME(tile) t = {.pairs = dim / 2, .c_stride = SPAN, .fresh = 1, .strips = &keys, .next_strips = &ahead};
-    t.a_stride = DOTS ? 2 * dim : 4 * dim;
-    NAME(run_packed)(KEYS, rows, 2, t, (const char *)w->queries, w->scores);
-}
-
-/* Add the values of such a span, weighted by the numerators, to the output of each row. */
-INLINE void NAME(gather_strips)(const struct attention *a, struct NAME(work) *w, struct NAME(packed_span) s,
-                                struct NAME(packed_span) next, int rows, float *out) {
-    const int dim = a->head_dim;
-    struct strip values[MAX_HEAD_DIM / 32], ahead[MAX_HEAD_DIM / 32];
-    for (int i = 0; i < dim / 32; i++) {
-        values[i] = value_strip(s.run, dim, s.number, i, a->kv_format);
-        ahead[i] = value_strip(next.run, dim, next.number, i, a->kv_format);
-    }
-    struct NAME(tile) t = {.pairs = SPAN / 2, .c_stride = dim, .strips = values, .next_strips = ahead};
-    t.a_stride = DOTS ? 2 * SPAN : 4 * SPAN;
-    NAME(run_packed)(VALUES, rows, dim / BLOCK, t, (const char *)(DOTS ? (void *)w->weights : w->scores), out);
-}
-
-/* Add a packed span, from position `at` on, to the partial result. */
-NOINLINE static void NAME(add_packed_span)(const struct attention *a, struct NAME(work) *w, struct NAME(packed_span) s,
-                                           struct NAME(packed_span) next, int rows, int64_t at, struct NAME(partial) p) {
-    const int64_t half = (int64_t)2 * BLOCK * a->head_dim;
-    const int few = rows <= NAME(PACKED_ROWS);
-    char *scratch = w->dequantized.keys;
-    const char *blocks[] = {scratch, scratch + half};
-    for (int64_t i = 0; i < packed_header(a->head_dim) && next.run != s.run; i += 64)
-        __builtin_prefetch(next.run + i, 0, 2);
-    if (few && !patches_of(s.run, a->head_dim, s.number, 0).count) {
-        NAME(score_strip)(a, w, s, next, rows);
-    } else {
-        NAME(unpack_span)(a, s, next, KEYS, scratch, scratch + half);
-        NAME(score)(a, w->queries, blocks, blocks, SPAN / BLOCK, rows, 0, w->scores, SPAN);
-    }
-    NAME(normalise)(w->scores, DOTS ? w->weights : NULL, SPAN, 0, rows, at, SPAN, a->scale * 1.44269504f, SLACK,
-                    a->head_dim, 1, p);
-    if (few && !patches_of(s.run, a->head_dim, s.number, 1).count && a->head_dim / BLOCK % NAME(PACKED_COLUMNS) == 0) {
-        NAME(gather_strips)(a, w, s, next, rows, p.out);
-    } else {
-        NAME(unpack_span)(a, s, next, VALUES, scratch, scratch + half);
-        NAME(gather)(a, w, blocks, blocks, SPAN / BLOCK, rows, 0, p.out);
-    }
 }

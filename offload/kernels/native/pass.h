@@ -24,7 +24,7 @@ static int place_rows(const struct pass *p, struct layer_rows *r) {
 static int norm_rows_of(const struct level *level, const struct norm *norm, const void *x, void *y, int64_t rows) {
     struct norm n = *norm;
     n.x = x, n.y = y, n.rows = rows * n.heads;
-    return level->norm(&n);
+    return level->run[NORM](&n);
 }
 
 /* Store the keys and values of one sequence in layer number `layer`, and attend to them. */
@@ -45,7 +45,7 @@ static int attend_sequence(const struct level *level, const struct pass *p, cons
                           .head_stride = s->head_stride, .seen = s->seen, .causal = 1, .tokens = s->tokens,
                           .kv_heads = p->kv_heads, .group = p->heads / p->kv_heads, .head_dim = dim, .wide = p->wide,
                           .narrow_out = !p->wide, .scale = p->scale, .parents = s->parents, .nodes = s->nodes};
-    return run_rows(append_tokens, &a, a.tokens) || level->attend(&b);
+    return append(&a) || level->run[ATTEND](&b);
 }
 
 /* Run the rows of all sequences through one layer. */
@@ -66,11 +66,11 @@ static int run_layer(const struct level *level, const struct pass *p, int layer,
     }
     return triforce_linears(level, &l->o, r->attended, p->x, rows, l->o.outputs, 1, p->wide) ||
            norm_rows_of(level, &l->mlp_norm, p->x, r->normed, rows) ||
-           triforce_linears(level, &l->gate_up, r->normed, r->both, rows, 2 * width, 0, p->wide) || level->gate(&gate) ||
+           triforce_linears(level, &l->gate_up, r->normed, r->both, rows, 2 * width, 0, p->wide) || level->run[NORM](&gate) ||
            triforce_linears(level, &l->down, r->gated, p->x, rows, l->down.outputs, 1, p->wide);
 }
 
-int triforce_run(const struct level *level, const struct pass *p) {
+static int run_pass(const struct level *level, const struct pass *p) {
     struct layer_rows r;
     int failed = !place_rows(p, &r);
     for (int layer = p->first; layer < p->last && !failed; layer++)

@@ -1,6 +1,6 @@
 /*
- * Quantising keys and values with vectors, in the bits of kv_groups.h; included once per level that has instructions
- * for them. A lane is a token of keys, a dimension of values, as in blocks and in lines of codes: no number changes lane.
+ * Quantising keys and values; included once per level, in the same bits. A lane is a token of keys, a dimension of
+ * values, as in blocks and in lines of codes: no number changes lane.
  */
 struct NAME(numbers) { /* of a group's two blocks: the keys, or the values */
     const char *first;
@@ -51,25 +51,32 @@ INLINE vec NAME(largest_of_each)(vec x[LANES]) {
 #endif
 }
 
-/* Find the limits of each row; return bits, none of them set if all numbers are finite. */
-INLINE ints NAME(find_limits)(const struct NAME(numbers) *n, const int keys, const int wide, struct grids *g) {
+/* Find the limits of each row, and whether all of its numbers are finite. */
+INLINE void NAME(find_limits)(const struct NAME(numbers) *n, const int keys, const int wide, struct grids *g) {
     const int rows = keys ? n->dim : SPAN, columns = (keys ? SPAN : n->dim) / LANES;
-    ints wrong = {0};
+    memset(g->is_odd, 0, sizeof g->is_odd);
     for (int first = 0; first < rows; first += LANES) {
         vec most[LANES], least[LANES]; /* the latter of negated numbers */
+        ints odd[LANES], any = {0};
         UNROLL for (int i = 0; i < LANES; i++) {
             most[i] = NAME(some_numbers)(n, keys, wide, first + i, 0), least[i] = -most[i];
-            wrong |= (ints)(most[i] - most[i]);
+            odd[i] = (ints)(most[i] - most[i]); /* no bit is set if all are finite */
             for (int column = 1; column < columns; column++) {
                 vec x = NAME(some_numbers)(n, keys, wide, first + i, column);
                 most[i] = NAME(max)(most[i], x), least[i] = NAME(max)(least[i], -x);
-                wrong |= (ints)(x - x);
+                odd[i] |= (ints)(x - x);
             }
+            any |= odd[i];
         }
+        int32_t is_any = 0;
+        for (int lane = 0; lane < LANES; lane++)
+            is_any |= any[lane];
+        for (int i = 0; is_any && i < LANES; i++)
+            for (int lane = 0; lane < LANES; lane++)
+                g->is_odd[first + i] |= odd[i][lane];
         *(vec_at *)(g->most + first) = NAME(largest_of_each)(most);
         *(vec_at *)(g->least + first) = -NAME(largest_of_each)(least);
     }
-    return wrong;
 }
 
 /* Return the codes of LANES numbers of a row, unsigned. */
@@ -78,7 +85,8 @@ INLINE ints NAME(codes)(const struct NAME(numbers) *n, const int keys, const int
     vec x = NAME(some_numbers)(n, keys, wide, row, column);
     vec steps = (x - NAME(splat)(g->middle[row])) * NAME(splat)(g->inverse[row]);
     steps = NAME(max)(-NAME(max)(-steps, NAME(splat)(-127)), NAME(splat)(-128));
-    return (ints)(steps + 12582912.0f) & 255; /* 1.5 * 2^23: adding it rounds to an integer */
+    const ints has_codes = NAME(splat)(g->inverse[row]) > 0;
+    return (ints)(steps + 12582912.0f) & has_codes & 255; /* 1.5 * 2^23: adding it rounds to an integer */
 }
 
 /* Store the codes of keys, or of values. A line has those of four rows, of keys consecutive, of values neighbours. */
@@ -104,14 +112,8 @@ INLINE void NAME(quantize_group)(const struct quantize *j, const int wide, const
     char *group = j->quantized + item[0] * j->quantized_stride + item[2] * kv_group_bytes(j->format, dim);
     struct NAME(numbers) keys = {blocks, 2 * half, dim}, values = {blocks + half, 2 * half, dim};
     struct grids key_grids, value_grids;
-    ints wrong = NAME(find_limits)(&keys, 1, wide, &key_grids) | NAME(find_limits)(&values, 0, wide, &value_grids);
-    int32_t any = 0;
-    for (int i = 0; i < LANES; i++)
-        any |= wrong[i];
-    if (any) {
-        quantize_by_number(j, item);
-        return;
-    }
+    NAME(find_limits)(&keys, 1, wide, &key_grids);
+    NAME(find_limits)(&values, 0, wide, &value_grids);
     fit_grids(&key_grids, dim, (uint16_t *)group);
     fit_grids(&value_grids, SPAN, (uint16_t *)group + 2 * dim);
     NAME(put_codes)(&keys, 1, wide, &key_grids, (char *)key_codes(group, dim));
@@ -126,4 +128,9 @@ TARGET static int NAME(quantize_groups)(const void *call, int64_t first, int64_t
         else
             NAME(quantize_group)(j, 0, item);
     return 0;
+}
+
+TARGET static int NAME(quantize)(const void *call) {
+    const struct quantize *q = call;
+    return run_rows(q->keys ? dequantize_groups : NAME(quantize_groups), q, q->count);
 }

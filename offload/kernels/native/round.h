@@ -248,9 +248,10 @@ TARGET static int NAME(round_some)(const void *call, int64_t first, int64_t last
     return odd;
 }
 
-TARGET static int NAME(round)(const struct rounding *r) {
+TARGET static int NAME(round)(const void *call) {
+    const struct rounding *r = call;
     int64_t parts = r->bits == 6 ? r->groups : (r->groups + LANES - 1) / LANES;
-    return pool_run(NAME(round_some), r, parts, 1);
+    return pool_run(NAME(round_some), r, parts);
 }
 
 END_UNFUSED

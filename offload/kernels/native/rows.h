@@ -151,7 +151,8 @@ TARGET static int NAME(multiply_groups)(const void *context, int64_t first_part,
     return !w;
 }
 
-TARGET static int NAME(linear)(const struct linear *l) {
+TARGET static int NAME(linear)(const void *call) {
+    const struct linear *l = call;
     struct NAME(linear_job) j = {.l = l, .x = l->x, };
     const int pairs = l->format ? BYTES : DOTS; /* of bf16, or they are widened */
     j.row_bytes = l->inputs * (pairs && !l->wide ? 2 : 4);
@@ -171,7 +172,7 @@ TARGET static int NAME(linear)(const struct linear *l) {
         run_rows(NAME(sum_groups), &j, l->rows);
     }
     int64_t groups = (l->rows + NAME(GROUP) - 1) / NAME(GROUP);
-    return pool_run(NAME(multiply_groups), &j, groups * j.pairs, l->rows >= LONG_ROWS);
+    return pool_run(NAME(multiply_groups), &j, groups * j.pairs);
 }
 
 /* x / rms(x) * weight (RMSNorm, arXiv 1910.07467). */
@@ -212,17 +213,13 @@ NOINLINE static void NAME(gate_row)(const struct norm *n, int64_t row) {
 }
 
 TARGET static int NAME(norm_rows)(const void *call, int64_t first, int64_t last) {
+    const struct norm *n = call;
     for (int64_t row = first; row < last; row++)
-        NAME(norm_row)(call, row);
+        if (n->weight)
+            NAME(norm_row)(n, row);
+        else
+            NAME(gate_row)(n, row);
     return 0;
 }
 
-TARGET static int NAME(gate_rows)(const void *call, int64_t first, int64_t last) {
-    for (int64_t row = first; row < last; row++)
-        NAME(gate_row)(call, row);
-    return 0;
-}
-
-TARGET static int NAME(norm)(const struct norm *n) { return run_rows(NAME(norm_rows), n, n->rows); }
-
-TARGET static int NAME(gate)(const struct norm *n) { return run_rows(NAME(gate_rows), n, n->rows); }
+TARGET static int NAME(norm)(const void *call) { return run_rows(NAME(norm_rows), call, ((const struct norm *)call)->rows); }

@@ -32,7 +32,8 @@ TARGET static int NAME(score_pieces)(const void *context, int64_t first, int64_t
     return 0;
 }
 
-TARGET static int NAME(score_keys)(const struct key_scores *k) {
+TARGET static int NAME(score_keys)(const void *call) {
+    const struct key_scores *k = call;
     struct NAME(scored) s = {k, (k->count + PIECE - 1) / PIECE};
-    return pool_run(NAME(score_pieces), &s, s.parts * k->heads, 0);
+    return pool_run(NAME(score_pieces), &s, s.parts * k->heads);
 }

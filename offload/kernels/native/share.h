@@ -51,18 +51,12 @@ NOINLINE static void NAME(finish)(const struct attention *a, int head, int64_t f
     }
 }
 
-/* The division of a call: groups of rows of one head, and pieces of its keys. A part is a group, or a piece of one. */
+/* The division of a call: groups of rows of one head, and pieces of its keys. */
 struct NAME(split) {
     const struct attention *a;
     int64_t rows, groups, pieces;
-    float *partials; /* of attend_split */
-    int64_t size;    /* floats of one partial result there, and those that keep the next one off its cache lines */
+    float *partials; /* [pieces][tokens][kv_heads * group][2 + head_dim] */
 };
-
-INLINE int64_t NAME(partial_size)(const struct attention *a, int64_t rows) {
-    const int64_t line = LINE / sizeof(float);
-    return (rows * (a->head_dim + 2) + line - 1) / line * line;
-}
 
 /* The number of keys that `rows` rows from row `first` on see together. */
 INLINE int64_t NAME(most_visible)(const struct attention *a, int64_t first, int64_t rows) {
@@ -124,43 +118,7 @@ TARGET static int NAME(whole_groups)(const void *context, int64_t first, int64_t
     return !w;
 }
 
-INLINE struct NAME(partial) NAME(stored_partial)(const struct NAME(split) *s, int64_t part, int rows) {
-    return NAME(partial_at)(s->partials + part * s->size, rows);
-}
-
-TARGET static int NAME(split_pieces)(const void *context, int64_t first, int64_t last) {
-    const struct NAME(split) *s = context;
-    struct NAME(work) *w = NAME(own_work)(s->a);
-    for (int64_t i = first; w && i < last; i++) {
-        struct NAME(group) g = NAME(group_at)(s, i / s->pieces);
-        NAME(load_group)(s, w, g);
-        NAME(run_piece)(s, w, g, i % s->pieces, last - i - 1, NAME(stored_partial)(s, i, g.rows));
-    }
-    return !w;
-}
-
-TARGET static int NAME(fold_groups)(const void *context, int64_t first, int64_t last) {
-    const struct NAME(split) *s = context;
-    for (int64_t i = first; i < last; i++) {
-        struct NAME(group) g = NAME(group_at)(s, i);
-        struct NAME(partial) all = NAME(stored_partial)(s, i * s->pieces, g.rows);
-        for (int64_t piece = 1; piece < s->pieces; piece++)
-            NAME(fold)(all, NAME(stored_partial)(s, i * s->pieces + piece, g.rows), g.rows, s->a->head_dim);
-        NAME(finish)(s->a, g.head, g.first, g.rows, all);
-    }
-    return 0;
-}
-
-/* Compute pieces in parallel, and merge their partial results in order when all are done. */
-TARGET static int NAME(attend_split)(struct NAME(split) *s, int is_long) {
-    int64_t groups = s->a->kv_heads * s->groups, parts = groups * s->pieces;
-    s->size = NAME(partial_size)(s->a, s->groups == 1 ? s->rows : ROW_GROUP);
-    s->partials = scratch(&shared_memory, sizeof(float) * s->size * parts);
-    return !s->partials || pool_run(NAME(split_pieces), s, parts, is_long) ||
-           pool_run(NAME(fold_groups), s, groups, is_long);
-}
-
-/* Compute pieces, and store their partial results for the caller to merge. */
+/* Compute pieces, and store their partial results. */
 TARGET static int NAME(partial_pieces)(const void *context, int64_t first, int64_t last) {
     const struct NAME(split) *s = context;
     const struct attention *a = s->a;
@@ -173,7 +131,7 @@ TARGET static int NAME(partial_pieces)(const void *context, int64_t first, int64
         NAME(run_piece)(s, w, g, piece, last - i - 1, p);
         for (int r = 0; r < g.rows; r++) {
             int64_t at = piece * a->kv_heads * s->rows + NAME(row_at)(a, g.head, g.first + r);
-            float *to = a->partials + at * (2 + a->head_dim);
+            float *to = s->partials + at * (2 + a->head_dim);
             to[0] = p.maximum[r];
             to[1] = p.sum[r];
             memcpy(to + 2, p.out + r * a->head_dim, sizeof(float) * a->head_dim);
@@ -200,8 +158,23 @@ TARGET static int NAME(merge_rows)(const void *call, int64_t first, int64_t last
     return 0;
 }
 
-TARGET static int NAME(merge)(const struct merge *m) {
-    return m->rows > 64 ? pool_run(NAME(merge_rows), m, m->rows, 0) : NAME(merge_rows)(m, 0, m->rows);
+TARGET static int NAME(merge)(const void *call) {
+    const struct merge *m = call;
+    return m->rows > 64 ? pool_run(NAME(merge_rows), m, m->rows) : NAME(merge_rows)(m, 0, m->rows);
+}
+
+/* Compute pieces in parallel, and merge their partial results, in order, when all are done. */
+TARGET static int NAME(attend_pieces)(struct NAME(split) *s) {
+    const struct attention *a = s->a;
+    const int64_t rows = s->rows * a->kv_heads, size = rows * (2 + a->head_dim);
+    s->partials = a->partials ? a->partials : scratch(&shared_memory, sizeof(float) * size * s->pieces);
+    if (!s->partials || pool_run(NAME(partial_pieces), s, a->kv_heads * s->groups * s->pieces))
+        return 1;
+    if (a->partials)
+        return 0;
+    const struct merge m = {.into = s->partials, .partials = s->partials + size, .out = a->out, .lse = a->lse, .rows = rows,
+                            .pieces = s->pieces - 1, .head_dim = a->head_dim, .narrow_out = a->narrow_out};
+    return pool_run(NAME(merge_rows), &m, rows);
 }
 
 TARGET static int NAME(attend_parallel)(const struct attention *a) {
@@ -211,18 +184,16 @@ TARGET static int NAME(attend_parallel)(const struct attention *a) {
     s.groups = (s.rows + ROW_GROUP - 1) / ROW_GROUP;
     s.pieces = (NAME(most_visible)(a, 0, s.rows) + PIECE - 1) / PIECE;
     int64_t groups = a->kv_heads * s.groups, bytes = 4 * ROW_GROUP * (a->head_dim + 2) * groups * s.pieces;
-    int is_long = a->tokens >= LONG_ROWS;
-    if (a->partials)
-        return pool_run(NAME(partial_pieces), &s, groups * s.pieces, is_long);
     int enough = groups >= 4 * pool_threads(); /* to keep all threads busy without splitting heads */
     int costly = groups > a->kv_heads && bytes > MOST_PARTIALS;
-    if (enough || costly || s.pieces == 1)
-        return pool_run(NAME(whole_groups), &s, groups, is_long);
-    return NAME(attend_split)(&s, is_long);
+    if (!a->partials && (enough || costly || s.pieces == 1))
+        return pool_run(NAME(whole_groups), &s, groups);
+    return NAME(attend_pieces)(&s);
 }
 
 /* Attend to a chain or a tree. Returns 2 if a parent does not come before its child. */
-TARGET static int NAME(attend)(const struct attention *a) {
+TARGET static int NAME(attend)(const void *call) {
+    const struct attention *a = call;
     if (!a->parents || !a->tokens)
         return NAME(attend_parallel)(a);
     int32_t *depths = scratch(&tree_memory, sizeof *depths * a->nodes);

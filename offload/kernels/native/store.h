@@ -63,3 +63,5 @@ static int append_tokens(const void *call, int64_t first, int64_t last) {
         append_token(call, token);
     return 0;
 }
+
+static int append(const void *call) { return run_rows(append_tokens, call, ((const struct append *)call)->tokens); }

@@ -147,8 +147,6 @@ INLINE vec NAME(dot)(vec sum, ints pair, int32_t factor) {
 }
 #endif
 
-#include "strip.h"
-
 /*
  * The operands of a tile. The rows `a` are pairs (32 bits for bf16 dot products, else two floats), one pair for each
  * pair of each segment of the columns `b`. The product is added to `c`, or replaces it if `fresh`.
@@ -164,7 +162,6 @@ struct NAME(tile) {
     int which;  /* 0, or KEYS or VALUES: of a long span in bf16, whose strides are constants for common heads */
     int64_t c_stride;     /* floats */
     int fresh;
-    const struct strip *strips, *next_strips; /* in place of `b` and `next`, where they are packed: of two columns each */
 };
 
 /* Return where segment `s` of the tile's block `k` of columns starts, in `b` or in `next`. */
@@ -214,97 +211,39 @@ INLINE void NAME(run_chains)(const int rows, const int wide, const int first, co
                                                              : sums[0][r][v];
 }
 
-#if !DOTS
-enum { NAME(CHAINED_ROWS) = 2 }; /* that the registers have room for, beside what lines are decoded with */
-
-/* The same for few rows and a packed column. */
-INLINE void NAME(run_packed_chains)(const int rows, const int which, const struct NAME(tile) *t, const char *a, float *c) {
-    const int64_t a_stride = t->a_stride, c_stride = t->c_stride;
-    const struct strip *strip = t->strips + t->column / 2, *next = t->next_strips + t->column / 2;
-    struct NAME(walk) w = NAME(walk_from)(which, strip, next, t->column % 2);
-    vec sums[2][NAME(CHAINED_ROWS)][VECTORS];
-    UNROLL for (int r = 0; r < rows; r++)
-        UNROLL for (int v = 0; v < VECTORS; v++) {
-            sums[0][r][v] = t->fresh ? NAME(splat)(0) : NAME(at)(c + r * c_stride, v);
-            sums[1][r][v] = NAME(splat)(0);
-        }
-    for (int line = 0; line < t->pairs; line += 2, NAME(step_on)(which, &w)) {
-        NAME(prefetch_lines)(&w);
-        UNROLL for (int odd = 0; odd < 2; odd++) {
-            ints pairs[VECTORS];
-            NAME(decode)(which, odd, &w, pairs, pairs + VECTORS / 2);
-            UNROLL for (int chain = 0; chain < 2; chain++)
-                UNROLL for (int v = 0; v < VECTORS; v++) {
-                    vec column = chain ? NAME(high_half)(pairs[v]) : NAME(low_half)(pairs[v]);
-                    UNROLL for (int r = 0; r < rows; r++)
-                        sums[chain][r][v] += NAME(splat)(*(const float *)(a + r * a_stride + chain * 4)) * column;
-                }
-            a += 8;
-        }
-    }
-    UNROLL for (int r = 0; r < rows; r++)
-        UNROLL for (int v = 0; v < VECTORS; v++)
-            ((vec_at *)(c + r * c_stride))[v] = sums[0][r][v] + sums[1][r][v];
-}
-#endif
-
 #if DOTS
 /*
  * Multiply pairs of bf16, each by one dot-product instruction. An instruction takes several cycles, and depends on the
  * one before it: few rows are multiplied with several blocks of columns at once, so as not to wait. Where a block is
  * several vectors, these take the place of blocks.
  */
-INLINE void NAME(run_dots)(const int rows, const int blocks, const int packed, const struct NAME(tile) *t,
-                           const char *a, float *c) {
+INLINE void NAME(run_dots)(const int rows, const int blocks, const struct NAME(tile) *t, const char *a, float *c) {
     const int64_t a_stride = t->a_stride, step = t->b_step, c_stride = t->c_stride;
-    const int each = packed ? 2 : 1; /* lines, of which the second has the high digits of plane B */
-    const int strips = !packed ? 0 : BYTES ? blocks / 2 : 1, both = packed && BYTES; /* columns of a strip */
-    struct NAME(walk) walks[MAX_BLOCKS / 2];
-    UNROLL for (int k = 0; k < strips; k++)
-        walks[k] = NAME(walk_from)(packed, t->strips + t->column / 2 + k, t->next_strips + t->column / 2 + k,
-                                   both ? 0 : t->column % 2);
     vec sums[MAX_BLOCKS][MAX_TILE];
     UNROLL for (int k = 0; k < blocks; k++)
         UNROLL for (int r = 0; r < rows; r++)
-            sums[k][r] = t->fresh  ? NAME(splat)(0)
-                         : both   ? NAME(load_columns)(c + r * c_stride + k / 2 * 2 * BLOCK + k % 2 * 8,
-                                                       c + r * c_stride + (k / 2 * 2 + 1) * BLOCK + k % 2 * 8)
-                                  : NAME(at)(c + r * c_stride + k * LANES, 0);
+            sums[k][r] = t->fresh ? NAME(splat)(0) : NAME(at)(c + r * c_stride + k * LANES, 0);
     for (int s = 0; s < t->segments; s++) {
         const char *b[MAX_BLOCKS], *next[MAX_BLOCKS];
-        UNROLL for (int k = 0; k < blocks && !packed; k++)
+        UNROLL for (int k = 0; k < blocks; k++)
             b[k] = NAME(segment)(t, t->b, s, k / VECTORS) + k % VECTORS * 4 * LANES,
             next[k] = NAME(segment)(t, t->next, s, k / VECTORS);
         int64_t at = 0;
-        for (int i = 0; i < t->pairs; i += each) {
-            UNROLL for (int k = 0; k < strips; k++)
-                NAME(prefetch_lines)(walks + k);
-            UNROLL for (int odd = 0; odd < each; odd++) {
-                ints pair[MAX_BLOCKS];
-                UNROLL for (int k = 0; k < blocks && !packed; k++) {
-                    if (k % VECTORS == 0)
-                        __builtin_prefetch(next[k] + at, 0, 2);
-                    pair[k] = *(const ints_at *)(b[k] + at);
-                }
-                UNROLL for (int k = 0; k < strips; k++)
-                    NAME(decode)(packed, odd, walks + k, pair + 2 * k, pair + 2 * k + (BYTES ? 1 : VECTORS / 2));
-                UNROLL for (int r = 0; r < rows; r++)
-                    UNROLL for (int k = 0; k < blocks; k++)
-                        sums[k][r] = NAME(dot)(sums[k][r], pair[k], *(const NAME(pair_at) *)(a + r * a_stride));
-                a += 4, at += step;
+        for (int i = 0; i < t->pairs; i++, a += 4, at += step) {
+            ints pair[MAX_BLOCKS];
+            UNROLL for (int k = 0; k < blocks; k++) {
+                if (k % VECTORS == 0)
+                    __builtin_prefetch(next[k] + at, 0, 2);
+                pair[k] = *(const ints_at *)(b[k] + at);
             }
-            UNROLL for (int k = 0; k < strips; k++)
-                NAME(step_on)(packed, walks + k);
+            UNROLL for (int r = 0; r < rows; r++)
+                UNROLL for (int k = 0; k < blocks; k++)
+                    sums[k][r] = NAME(dot)(sums[k][r], pair[k], *(const NAME(pair_at) *)(a + r * a_stride));
         }
     }
     UNROLL for (int k = 0; k < blocks; k++)
         UNROLL for (int r = 0; r < rows; r++)
-            if (both)
-                UNROLL for (int column = 0; column < 2; column++)
-                    NAME(store_column)((ints)sums[k][r], column,
-                                       (char *)(c + r * c_stride + (k / 2 * 2 + column) * BLOCK + k % 2 * 8));
-            else
-                *(vec_at *)(c + r * c_stride + k * LANES) = sums[k][r];
+            *(vec_at *)(c + r * c_stride + k * LANES) = sums[k][r];
 }
 #endif
 
@@ -315,7 +254,7 @@ INLINE void NAME(run_dots)(const int rows, const int blocks, const int packed, c
 INLINE void NAME(multiply)(const int rows, const int wide, const struct NAME(tile) *t, const char *a, float *c) {
 #if DOTS
     if (!wide) {
-        NAME(run_dots)(rows, VECTORS, 0, t, a, c);
+        NAME(run_dots)(rows, VECTORS, t, a, c);
         return;
     }
 #endif
@@ -346,15 +285,13 @@ TARGET static void NAME(wide_tile)(int rows, const struct NAME(tile) *t, const c
     NAME(multiply_rows)(rows, 1, t, a, c);
 }
 
-#if DOTS
-#define CASE(rows, blocks, packed) case rows: NAME(run_dots)(rows, blocks, packed, t, a, c); break;
-#define CASES(blocks, packed)                                                                                      \
-    switch (rows) {                                                                                                \
-        CASE(1, blocks, packed) CASE(2, blocks, packed) CASE(3, blocks, packed)                                    \
-        CASE(4, blocks, packed) CASE(5, blocks, packed) CASE(6, blocks, packed)                                    \
-    }
 #if BYTES
-TARGET static void NAME(two_blocks)(int rows, const struct NAME(tile) *t, const char *a, float *c) { CASES(2, 0) }
+#define CASE(rows, blocks) case rows: NAME(run_dots)(rows, blocks, t, a, c); break;
+#define CASES(blocks)                                                                                              \
+    switch (rows) {                                                                                                \
+        CASE(1, blocks) CASE(2, blocks) CASE(3, blocks) CASE(4, blocks) CASE(5, blocks) CASE(6, blocks)            \
+    }
+TARGET static void NAME(two_blocks)(int rows, const struct NAME(tile) *t, const char *a, float *c) { CASES(2) }
 
 /*
  * Multiply with four blocks of keys, or of the columns of values, of a long span. If `dim` is a constant, all addresses
@@ -411,42 +348,11 @@ TARGET static void NAME(four_blocks)(int rows, const struct NAME(tile) *t, const
     else if (t->which == VALUES)
         NAME(long_rows)(rows, VALUES, (int)t->c_stride, t, a, c);
     else
-        CASES(4, 0)
+        CASES(4)
 }
-#endif
-
-TARGET static void NAME(packed_keys)(int rows, const struct NAME(tile) *t, const char *a, float *c) {
-    CASES(BYTES ? 2 : VECTORS, KEYS)
-}
-
-TARGET static void NAME(packed_values)(int rows, const struct NAME(tile) *t, const char *a, float *c) { CASES(4, VALUES) }
 #undef CASES
-#else
-#define CASE(rows, packed) case rows: NAME(run_packed_chains)(rows, packed, t, a, c); break;
-TARGET static void NAME(packed_keys)(int rows, const struct NAME(tile) *t, const char *a, float *c) {
-    switch (rows) { CASE(1, KEYS) CASE(2, KEYS) }
-}
-
-TARGET static void NAME(packed_values)(int rows, const struct NAME(tile) *t, const char *a, float *c) {
-    switch (rows) { CASE(1, VALUES) CASE(2, VALUES) }
-}
-#endif
 #undef CASE
-
-/* Rows, and columns of values, that are multiplied with packed columns while those are decoded. */
-#if DOTS
-enum { NAME(PACKED_ROWS) = BYTES ? FEW_ROWS : 4, NAME(PACKED_COLUMNS) = BYTES ? 4 : 1 };
-#else
-enum { NAME(PACKED_ROWS) = NAME(CHAINED_ROWS), NAME(PACKED_COLUMNS) = 1 };
 #endif
-
-/* Run a tile of at most PACKED_ROWS rows over packed keys (of two blocks), or values (multiples of PACKED_COLUMNS). */
-INLINE void NAME(run_packed)(const int which, int rows, int columns, struct NAME(tile) t, const char *a, float *c) {
-    const int step = !BYTES ? 1 : which == KEYS ? 2 : 4;
-    t.segments = 1;
-    for (t.column = 0; t.column < columns; t.column += step)
-        (which == KEYS ? NAME(packed_keys) : NAME(packed_values))(rows, &t, a, c + t.column * BLOCK);
-}
 
 /* Run a tile of rows over at most `blocks` blocks of columns, and return over how many. */
 INLINE int NAME(run_blocks)(int rows, int blocks, int wide, const struct NAME(tile) *t, const char *a, float *c) {

@@ -39,12 +39,15 @@ INLINE struct NAME(work) *NAME(own_work)(const struct attention *a) {
 NOINLINE static void NAME(unpack_base)(const struct attention *a, struct NAME(tree) *t, int head) {
     const int64_t half = (int64_t)2 * BLOCK * a->head_dim;
     for (int j = 0; j < SPAN / BLOCK; j++) {
-        struct NAME(packed_span) none = {0};
         char *to = t->room + 2 * j * half;
-        int packed = j * BLOCK < t->stride && NAME(packed_at)(a, head, t->base / BLOCK + j).run;
-        t->unpacked[j] = packed ? to : NULL;
-        if (packed)
-            NAME(unpack_blocks)(a, head, t->base / BLOCK + j, 0, none, to, to + half);
+        struct NAME(packed) packed = {0};
+        if (j * BLOCK < t->stride)
+            packed = NAME(packed_at)(a, head, t->base / BLOCK + j);
+        t->unpacked[j] = packed.run ? to : NULL;
+        if (packed.run) {
+            NAME(unpack_keys_of_block)(a, packed, to);
+            NAME(unpack_values_of_block)(a, packed, to + half);
+        }
     }
 }
 

@@ -14,7 +14,7 @@
  * shift and a mask. Weights are stored in panels of 16 outputs, in the layout of the keys.
  */
 enum {
-    LAYOUT = 25,     /* raise it with any change that Python sees */
+    LAYOUT = 26,     /* raise it with any change that Python sees */
     BLOCK = 16,      /* tokens of a block, outputs of a panel */
     SPAN = 32,       /* tokens whose scores are weighed together, and of a group of quantised ones */
     LONG_SPAN = 64,      /* tokens of plain ones that are read together: several spans, a divisor of PIECE */
@@ -32,6 +32,25 @@ enum {
     PLANE = 13,         /* the same, of runs that end with plane A: B is elsewhere */
     FLOAT8 = 9,         /* in place of the bits of a code: it is an e4m3 number (arXiv 2209.05433) without infinities */
     MOST_PARTIALS = 1 << 26, /* bytes of partial results up to which the keys are split in prefill */
+};
+
+/* What can be run, each with the struct of that name or the one in brackets; structs.py has them in this order. */
+enum operation {
+    ATTEND,     /* attention */
+    MERGE,
+    OBSERVE,    /* observation */
+    SCORE_KEYS, /* key_scores */
+    LINEAR,
+    NORM,       /* and the gate of an MLP */
+    ROUND,      /* rounding */
+    DELTA,
+    QUANTIZE,
+    PACK_RUNS,  /* packing */
+    APPEND,
+    PACK,
+    UNPACK,
+    PASS,
+    OPERATIONS
 };
 
 struct format;

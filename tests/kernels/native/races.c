@@ -3,9 +3,8 @@
  *
  * Python and torch are not built for it, so the kernel is included here, with a stand-in for torch's OpenMP runtime. More
  * callers than the pool has jobs run attention, linears, norms and appends, few rows and many; they pause, so that
- * workers fall asleep and wake up, and compare each result with that of one thread. Workers are parked and come back.
+ * workers fall asleep and wake up, and compare each result with that of one thread.
  */
-#include <errno.h>
 #include <math.h>
 #include <pthread.h>
 #include <signal.h>
@@ -16,10 +15,6 @@
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
-#ifdef __linux__
-#include <linux/futex.h>
-#include <sys/syscall.h>
-#endif
 
 #undef __x86_64__ /* the portable level alone: threads are the same at all, and this compiles in seconds */
 #include "../../../offload/kernels/native/kernel.c"
@@ -57,19 +52,19 @@ static int run(struct results *r) {
                               .tokens = counts[i], .kv_heads = KV_HEADS, .group = HEADS / KV_HEADS, .head_dim = DIM,
                               .wide = 1, .scale = 0.125f};
         a.head_stride = (int64_t)((PLAIN_KEYS + BLOCK - 1) / BLOCK) * BLOCK * 2 * DIM * 4;
-        failed |= triforce_attend(level, &a);
+        failed |= level->run[ATTEND](&a);
         struct linear l = {.x = rows, .weight = (const char *)weight, .y = r->product[i], .rows = counts[i],
                            .inputs = INPUTS, .outputs = OUTPUTS, .stride = OUTPUTS, .wide = 1};
-        failed |= level->linear(&l);
+        failed |= level->run[LINEAR](&l);
     }
     struct norm n = {.x = rows, .weight = scale, .y = r->norm, .rows = MANY, .width = INPUTS, .heads = 1, .stride = INPUTS,
                      .epsilon = 1e-5f, .wide = 1};
-    failed |= triforce_norm(level, &n);
+    failed |= level->run[NORM](&n);
     float rotated[MANY * DIM];
     struct append p = {.q = queries, .k = queries, .v = queries, .cos = queries, .sin = queries, .rotated = rotated,
                        .kv = (char *)r->appended, .q_stride = DIM, .k_stride = DIM, .v_stride = DIM, .tokens = MANY,
                        .heads = 1, .kv_heads = 1, .head_dim = DIM, .wide = 1};
-    return failed | triforce_append(&p);
+    return failed | level->run[APPEND](&p);
 }
 
 static void *call(void *argument) {
@@ -80,7 +75,7 @@ static void *call(void *argument) {
         if (round % 5 == number % 5)
             usleep(3000); /* longer than a worker spins */
         triforce_limit_torch(round % 2);
-        wrong += run(found) || memcmp(found, &expected, sizeof expected) || triforce_parked() < 0;
+        wrong += run(found) || memcmp(found, &expected, sizeof expected);
         if (round % 2)
             triforce_limit_torch(0);
         memset(found->attention, 0, sizeof found->attention);
@@ -104,16 +99,6 @@ int main(void) {
         pthread_join(callers[i], &found);
         wrong += (int)(intptr_t)found;
     }
-    threads = THREADS;
-    for (int i = 0; i < THREADS - 1; i++) /* parked workers take part in long runs alone, and come back */
-        park(pool.workers + i);
-    struct results *found = calloc(1, sizeof *found);
-    /* On a busy machine they are parked again and again. */
-    for (int i = 0; found && (i < 3 || (i < 50 && triforce_parked())); i++) {
-        wrong += run(found) || memcmp(found, &expected, sizeof expected);
-        usleep(20000);
-    }
-    free(found);
     printf("%d wrong results, with %d workers\n", wrong, atomic_load(&pool.started));
     return wrong != 0;
 }

@@ -12,16 +12,16 @@ from tests.support.paths import ROOT
 WITHOUT_ASSERTIONS = """
 import torch
 from offload.architecture.dims import Dimensions
-from offload.kernels.native.calls import BlockCalls, merge_call, score_call
+from offload.kernels.native.calls import BlockCalls, merge_call
 from offload.kernels.native.checks import InvalidCall
 from offload.kernels.native import find_kernel
 from offload.kernels.native.ops import NativeOperations
-from offload.kernels.native.row_calls import rows_call
 
 assert False, "assertions are off"
 calls, kv, q = BlockCalls(Dimensions(1, 64, 2, 1, 16, 64, 64, True), 2), torch.zeros(1, 2, 512), torch.zeros(3, 2, 16)
 k, rows, table = torch.zeros(3, 1, 16), (torch.zeros(3, 1, 16),) * 2, torch.zeros(1, 9, dtype=torch.int64)
-x, linear = torch.zeros(4, 32), NativeOperations(find_kernel()).linear(torch.zeros(32, 32))
+x, kernel = torch.zeros(4, 32), find_kernel()
+linear = NativeOperations(kernel).linear(torch.zeros(32, 32))
 for number, attempt in enumerate((
     lambda: calls.attention(kv, q, 31),
     lambda: calls.attention(kv, q, 0),
@@ -32,11 +32,11 @@ for number, attempt in enumerate((
     lambda: calls.append(kv, 30, q, k, k, rows, q),
     lambda: calls.append(kv, 0, q, k[:2], k[:2], rows, q),
     lambda: calls.observation(kv, q, 9, torch.zeros(3, 2), torch.zeros(1, 10)),
-    lambda: score_call(torch.zeros(1, 16), torch.zeros(1, 1, 256), torch.zeros(1, 17)),
+    lambda: kernel.score_keys(torch.zeros(1, 16), torch.zeros(1, 1, 256), torch.zeros(1, 17)),
     lambda: merge_call(torch.zeros(3, 2, 18), torch.zeros(1, 3, 2, 34)),
     lambda: linear.into(x, torch.zeros(4, 33)),
     lambda: linear(x[:, :30].contiguous()),
-    lambda: rows_call(x, torch.zeros(4, 24)),
+    lambda: kernel.gate(x, torch.zeros(4, 24)),
 )):
     try:
         attempt()
