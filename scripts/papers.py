@@ -2,7 +2,7 @@
 """Print the published values of TriForce, Sequoia and SpecInfer beside this program's plans, and what is measured here.
 
     python scripts/papers.py                                   all tables, planned: seconds, nothing is loaded
-    python scripts/papers.py off-chip batches                  some of them
+    python scripts/papers.py off-chip levels                   some of them
     python scripts/papers.py temperature --measure pg19.txt    also run those rows whose GPU this machine has
     python scripts/papers.py levels --measure book.txt --model smollm2-135m --context 2K    any machine, another model
 
@@ -25,10 +25,10 @@ from typing import Any, NamedTuple
 from offload.hardware import profiles
 from offload.hardware.rates import READ, describe
 from offload.loading.hub.download import dimensions
-from offload.planning.latency import Decoding, draft_acceptance, draft_rounds
+from offload.planning.inputs import PlanInputs
+from offload.planning.latency import Decoding, draft_acceptance
 from offload.planning.passes import Passes
 from offload.planning.plan import Plan, make_plan
-from offload.planning.request import PlanRequest
 from offload.planning.roofline import ALL_REDUCE_S, SAMPLE_S
 from offload.settings.config import Placement, Speculation
 from offload.settings.methods import METHODS
@@ -67,13 +67,12 @@ class Setup(NamedTuple):
     offload: str = "auto"
     resident_layers: int | None = None
     memory_gib: float | None = None
-    sequences: int = 1
     temperature: float = 0.6
 
-    def request(self) -> PlanRequest:
+    def request(self) -> PlanInputs:
         memory = None if self.memory_gib is None else int(self.memory_gib * GIB)
         lengths: dict[str, Any] = {"budget": self.budget, "gamma1": self.gamma1, "gamma2": self.gamma2}
-        return PlanRequest(
+        return PlanInputs(
             self.model,
             dimensions(self.model),
             self.tokens,
@@ -83,8 +82,6 @@ class Setup(NamedTuple):
             draft=None if self.draft is None else dimensions(self.draft),
             acceptance=self.acceptance,
             draft_acceptance=self.draft_acceptance,
-            sequences=self.sequences,
-            static_batch=self.sequences > 1,
         )
 
 
@@ -157,25 +154,6 @@ def off_chip() -> Iterator[Row]:
     yield Row("Llama-2-7B-128K, RTX 4090, DeepSpeed on the host", single._replace(offload="host"), {"tbt_ms": 1516})
     yield Row("Llama-2-7B-128K, RTX 4090, TriForce", one, {"tbt_ms": 312})
     yield Row("LWM-Text-Chat-128K, RTX 4090, TriForce", one._replace(model="LWM-Text-Chat-128K"), {"tbt_ms": 314})
-
-
-def batches() -> Iterator[Row]:
-    """Table 4, at temperatures 0 and 0.6."""
-    # Its acceptance is not published: .87 is SmolLM2's at a budget of 1,024 of 32K tokens of a book, .85 for 768 is
-    # interpolated, and .01 less at temperature 0.6, by which table 2 falls; the naive policy has table 2's.
-    table = (  # sequences, tokens of each, budget, acceptance, TriForce and naive policy at both temperatures
-        (2, 56, 1024, 0.87, (1.89, 1.75), (1.46, 1.35)),
-        (6, 19, 768, 0.85, (1.90, 1.76), (1.39, 1.28)),
-        (10, 12, 768, 0.85, (1.72, 1.61), (1.34, 1.21)),
-    )
-    for sequences, thousands, budget, acceptance, speedups, naive_speedups in table:
-        shape = {"sequences": sequences, "tokens": thousands * 1024, "budget": budget}
-        for t, lower, speedup in zip((0.0, 0.6), (0.0, 0.01), speedups, strict=True):
-            setup = TRIFORCE._replace(acceptance=acceptance - lower, temperature=t, **shape)
-            yield Row(f"{sequences} of {thousands}K tokens, T = {t:g}", setup, {"speedup": speedup})
-        for t, rate, speedup in zip((0.0, 0.6), (0.4649, 0.4036), naive_speedups, strict=True):
-            setup = NAIVE._replace(draft_acceptance=rate, temperature=t, **shape)
-            yield Row(f"{sequences} of {thousands}K tokens, T = {t:g}, naive policy", setup, {"speedup": speedup})
 
 
 TREE = Setup("rtx-4090", "Llama-2-70B", 512, "naive", "Llama-2-7B", tree="767")
@@ -261,7 +239,6 @@ TABLES = {
     "temperature": temperature,
     "levels": levels,
     "off-chip": off_chip,
-    "batches": batches,
     "sequoia-page": sequoia_page,
     "sequoia-l40": sequoia_l40,
     "sequoia-a100": sequoia_a100,
@@ -280,7 +257,7 @@ def planned(setup: Setup) -> dict[str, float]:
 def by_authors(setup: Setup) -> dict[str, float]:
     """Return the measures that the papers' own code is expected to have in the same set-up."""
     plan = plan_of(setup)
-    passes = Passes(plan.request, plan.placed)
+    passes = Passes(plan.inputs, plan.placed)
     return _measures(plan, *(reference_token_s(passes, each) for each in (plan.plain, plan.chosen)))
 
 
@@ -308,7 +285,7 @@ def reference_token_s(passes: Passes, decoding: Decoding) -> float:
     Face's model. Times of the parts are the authors' own, most of them in the public repository
     ranonrkm/TriForce-legacy. None is fitted to a published speed-up.
     """
-    request = passes.request
+    request = passes.inputs
     wait = WAIT_S if request.hardware.gpus == 1 else WAIT_S + ALL_REDUCE_S  # each is broadcast
     gamma, gamma1, tokens = decoding.gamma2, decoding.gamma1, decoding.tokens_per_verification
     resources = passes.full(gamma + 1)[0].resources  # a layer is copied once the one before is launched
@@ -326,33 +303,46 @@ def reference_token_s(passes: Passes, decoding: Decoding) -> float:
     else:
         graphed = request.hardware.gpus == 1 and passes.placed.resident_layers == request.shape.kv_layers
         each = gamma1 * _draft(passes) + _retrieval(passes, gamma + 1, graphed) + ROUND_WAITS * wait
-        drafting = draft_rounds(draft_acceptance(request), gamma1, gamma, 1) * each
+        drafting = _rounds(draft_acceptance(request), gamma1, gamma) * each
     return (drafting + verifying) / tokens + wait  # accepted tokens are compared one by one
+
+
+def _rounds(acceptance: float, gamma1: int, gamma2: int) -> float:
+    """Return the expected rounds of the first level until `gamma2` tokens are drafted for the second.
+
+    A round drafts `gamma1` tokens, each accepted at the rate, and emits one more than are accepted.
+    """
+    emitted = [acceptance**count * (1 - acceptance) for count in range(gamma1)] + [acceptance**gamma1]
+    rounds = [0.0] * (gamma2 + gamma1 + 1)  # by tokens drafted so far; none are left from `gamma2` on
+    for drafted in reversed(range(gamma2)):
+        left = sum(chance * rounds[drafted + 1 + accepted] for accepted, chance in enumerate(emitted))
+        rounds[drafted] = 1 + left
+    return rounds[0]
 
 
 def _retrieval(passes: Passes, rows: int, graphed: bool) -> float:
     """Return the seconds of a pass over the retrieval cache."""
-    request = passes.request
+    request = passes.inputs
     read = passes.linears(rows).weights + request.kv_bytes(request.budget) / request.hardware.gpus
-    device = read / request.hardware.bandwidth / READ + passes.request.shape.layers * KERNELS_S
+    device = read / request.hardware.bandwidth / READ + passes.inputs.shape.layers * KERNELS_S
     return device if graphed else max(device, _launching(passes))
 
 
 def _draft(passes: Passes) -> float:
     """Return the seconds of a step of the draft model: of its launches, or of a larger one's bytes; 0 for lookup."""
-    draft = passes.request.draft
+    draft = passes.inputs.draft
     return 0.0 if draft is None else max(draft.layers * DRAFT_LAYER_S, passes.draft_step() - passes.sample_s)
 
 
 def _launching(passes: Passes) -> float:
     """Return the seconds in which the host launches a pass."""
-    split = passes.request.hardware.gpus > 1
+    split = passes.inputs.hardware.gpus > 1
     layer = HUGGING_FACE_LAYER_S if _has_tree(passes) else SPLIT_LAYER_S if split else EAGER_LAYER_S
-    return passes.request.shape.layers * layer
+    return passes.inputs.shape.layers * layer
 
 
 def _has_tree(passes: Passes) -> bool:
-    return passes.request.speculation.tree != "chain"
+    return passes.inputs.speculation.tree != "chain"
 
 
 def measured(setup: Setup, args: argparse.Namespace) -> dict[str, float]:
@@ -379,7 +369,7 @@ def measured(setup: Setup, args: argparse.Namespace) -> dict[str, float]:
 def lines_of(row: Row, args: argparse.Namespace) -> Iterator[str]:
     """Yield a line of the table for each published value of a row."""
     ours = planned(row.setup)
-    has_code = row.setup.sequences == 1 and row.setup.offload != "host"  # DeepSpeed's; that for batches is not public
+    has_code = row.setup.offload != "host"  # DeepSpeed's
     theirs = by_authors(row.setup) if has_code else {}
     here = measured(row.setup, args) if args.measure else {}
     for measure, value in row.published.items():

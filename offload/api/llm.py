@@ -19,7 +19,7 @@ from ..loading.prompt_checks import check_text
 from ..loading.tokenizers.text_stream import TextLayer, stream_text
 from ..loading.tokenizers.tokenizer import Tokenizer
 from ..memory.tier_settings import TierSettings
-from ..planning.memory import USABLE, MemoryEstimate, check_fit
+from ..planning.memory import USABLE, Tier, check_fit
 from ..settings.config import DEFAULT_MODEL, EngineConfig, GenerationConfig, Sampling, Speculation
 from ..settings.method_sizes import stored_tokens
 from ..settings.validation import require, require_instance, require_tokens
@@ -211,12 +211,12 @@ class LLM:
         is_loaded = "engine" in vars(self)
         if self._tiers is None:
             taken = self._estimate(self._reserved).total if is_loaded else 0
-            check_fit(self._estimate(length), taken + int(free_memory(self.opened.device) * USABLE))
+            check_fit(self._estimate(length), length, taken + int(free_memory(self.opened.device) * USABLE))
         self._reserved = length
         if is_loaded:
             self.engine.reserve(length)
 
-    def _estimate(self, length: int) -> MemoryEstimate:
+    def _estimate(self, length: int) -> Tier:
         return self.opened.estimate(stored_tokens(self.speculation, length))
 
 

@@ -96,7 +96,7 @@ def _load_draft(opened: OpenModel, progress: Progress, target: Model) -> Model |
 def _compile(opened: OpenModel, model: Model, draft: object, tiers: TierSettings | None, capacity: int) -> None:
     """Compile Triton's kernels before the first token, where they attend."""
     chunk = opened.selected_chunk(opened.speculation, capacity or model.shape.context, tiers is not None)
-    table = chunk if tiers is None and opened.retrieves_in_place else None
+    table = chunk if tiers is None and opened.plan_inputs(1).in_place(0) else None
     kv = opened.config.kv if tiers is None else tiered_format(opened.config.kv, opened.packs)
     own = Needs(kv, table or 0, tiers is not None, tiers is not None and tiers.mode == PLANES, tiers is None)
     for network, needs in ((model, own), (draft, Needs())):

@@ -12,13 +12,13 @@ import torch
 
 from ..architecture.config import ModelShape
 from ..architecture.dims import Dimensions
-from ..architecture.footprint import Where, chunk_of
 from ..architecture.known_models import sibling_of
 from ..architecture.parameters import WeightBits
 from ..architecture.yarn import factor_for, stretched
 from ..constraints.vocabulary import ConstraintVocabulary
 from ..engine import Engine
 from ..errors import SettingsError
+from ..hardware.rates import unrated
 from ..kernels.ops import Operations, choose_operations
 from ..loading.agreement import agreement
 from ..loading.formats.quantization import QuantizedCheckpoint
@@ -36,7 +36,8 @@ from ..memory.tier_settings import TierSettings
 from ..model.decoder import Model
 from ..parallel import ALONE, Group, Share, split
 from ..planning.batch import fitting_sequences, kv_room
-from ..planning.memory import USABLE, MemoryEstimate, check_fit, estimate
+from ..planning.inputs import PlanInputs
+from ..planning.memory import USABLE, Tier, check_fit, chunk_of, estimate
 from ..prompt_cache.fingerprint import LEAST
 from ..prompt_cache.folder import PromptFolder
 from ..prompt_cache.prefill import PromptCache
@@ -135,27 +136,27 @@ class OpenModel:
         shape = self.checkpoint.shape
         return ConstraintVocabulary(lambda: self.tokenizer, shape.vocab, shape.eos_ids)
 
-    def estimate(self, tokens: int) -> MemoryEstimate:
-        """Estimate the memory for a sequence of `tokens` whose KV cache is completely on this device."""
-        return estimate(
+    def plan_inputs(self, tokens: int, sequences: int = 1, shared: int = 0) -> PlanInputs:
+        """Return the inputs of a plan for sequences of `tokens` on a device with all weights and KV, without rates."""
+        return PlanInputs(
+            self.config.model,
             self.shape,
             tokens,
-            self.speculation,
-            device=self.device.type,
-            itemsize=self.dtype.itemsize,
+            unrated(self.device.type),
+            speculation=self.speculation,
             prefill_chunk=self.config.prefill_chunk,
+            itemsize=self.dtype.itemsize,
             draft=self.draft_dimensions,
-            in_place=self.retrieves_in_place,
+            lists_chunks=self.kernel != "off" if self.device.type == "cpu" else find_spec("triton") is not None,
             weight_bits=self.weight_bits,
             kv=self.config.kv,
+            sequences=sequences,
+            shared=shared,
         )
 
-    @property
-    def retrieves_in_place(self) -> bool:
-        """Return whether the retrieval cache copies nothing where all KV is on the device."""
-        if self.device.type == "cpu":
-            return self.kernel != "off"
-        return KV_FORMATS[self.config.kv] is PLAIN_KV and find_spec("triton") is not None
+    def estimate(self, tokens: int, sequences: int = 1) -> Tier:
+        """Estimate the memory for sequences of `tokens` each, whose KV caches are completely on this device."""
+        return estimate(self.plan_inputs(tokens, sequences))
 
     def selected_chunk(self, settings: Speculation, tokens: int, offloaded: bool) -> int | None:
         """Return how many tokens are selected together in a sequence of up to `tokens`; None if nothing is selected.
@@ -164,27 +165,28 @@ class OpenModel:
         """
         if not has_middle(settings, tokens):
             return None
-        where = Where(self.device.type, offloaded, self.retrieves_in_place, self.config.kv)
-        return chunk_of(settings, tokens, where, in_blocks=where.device != "cpu" or self.kernel != "off")
+        inputs = replace(self.plan_inputs(tokens), speculation=settings)
+        in_blocks = self.device.type != "cpu" or self.kernel != "off"
+        return chunk_of(inputs, int(offloaded), self.config.kv, in_blocks)
 
     def check_fit(self, tokens: int, memory_limit: int | None = None) -> None:
         """Raise OutOfMemory if a sequence of `tokens` does not fit the device, or `memory_limit` bytes of it."""
         may_pack = KV_FORMATS[self.config.kv] is PLAIN_KV and self.packs and self.device.type != "cpu"
-        check_fit(self.estimate(tokens), self._usable(memory_limit), may_pack)
+        check_fit(self.estimate(tokens), tokens, self._usable(memory_limit), may_pack)
 
     def fitting_sequences(self, tokens: int, memory_limit: int | None = None, shared: int = 0) -> int:
         """Return how many sequences of up to `tokens` fit the device together, or `memory_limit` bytes of it.
 
         The first `shared` tokens of all are the same, and in memory once. Call it before the weights are loaded.
         """
-        return fitting_sequences(self.estimate(tokens), self._usable(memory_limit), shared)
+        return fitting_sequences(self.plan_inputs(tokens, shared=shared), self._usable(memory_limit))
 
     def kv_room(self, tokens: int, memory_limit: int | None = None, spare: int = 0) -> Callable[[int], int]:
         """Return a function of the number of sequences that run together: the bytes for their keys and values.
 
         They have up to `tokens` each, within `memory_limit`, as in `fitting_sequences`, beside `spare` further ones.
         """
-        return partial(kv_room, self.estimate(tokens), self._usable(memory_limit), spare=spare)
+        return partial(kv_room, self.plan_inputs(tokens), self._usable(memory_limit), spare=spare)
 
     def _usable(self, memory_limit: int | None) -> int:
         free = int(free_memory(self.device) * USABLE)

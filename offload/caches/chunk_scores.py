@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ..architecture.footprint import SCORED_BYTES
+from ..architecture.pages import SCORED_BYTES
 from ..kernels.native.kernel import Kernel
 from ..kernels.native.layout import new_key_panels, write_key_panels
 from ..memory.store import Store

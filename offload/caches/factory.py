@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..architecture.footprint import PAGE_GRAIN
+from ..architecture.kv_formats import BLOCK
 from ..kernels import triton
 from ..memory.block_store import BlockStore
 from ..memory.plain_store import PlainStore
@@ -46,7 +46,7 @@ def selected_cache(full: FullCache, settings: Speculation, middle: str | None = 
     name = middle or middle_kind(settings)
     assert name is not None, "there is a middle level"
     chosen = MIDDLES[name]
-    grain = max(store.grain, PAGE_GRAIN if is_paged else 1)
+    grain = max(store.grain, BLOCK if is_paged else 1)
     chunk = selected_chunk(settings, grain, store.page_tokens, full.capacity)
     selector = chosen.load()(settings.sink, chunk)
     if chosen.scores:

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..architecture.tier_footprint import GATHERED_BYTES
+from ..architecture.pages import GATHERED_BYTES
 from ..memory.plain_store import PlainStore
 from ..memory.store import append
 from ..memory.tree_attention import Tree

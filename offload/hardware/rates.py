@@ -121,3 +121,8 @@ def read_share(hardware: Hardware, kv: str) -> float:
         return 1.0
     processors, clock = PROCESSORS[hardware.name]
     return min(1.0, BYTES_A_CYCLE[kv] * processors * clock / (READ * hardware.bandwidth))
+
+
+def unrated(device: str) -> Hardware:
+    """Return a device, "cpu" or "cuda", whose rates and sizes are not known: enough to count bytes."""
+    return Hardware(device, device, 1, None, 1.0, 1.0, 1.0, None, 1.0, 1.0)

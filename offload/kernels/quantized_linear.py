@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from ..architecture.footprint import DEQUANTIZED_BYTES
+from ..architecture.pages import DEQUANTIZED_BYTES
 from ..architecture.weight_formats import QuantizedFormat
 from . import triton
 from .device_weight import DeviceWeight, pack_for_device

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ..architecture.config import ModelShape
-from ..architecture.tier_footprint import PACKED_BYTES
+from ..architecture.pages import PACKED_BYTES
 from ..kernels import triton
 from ..kernels.accumulate import Accumulator, TorchAccumulator
 from ..kernels.triton.accumulate import PackedAccumulator, attend_packed_before

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..architecture.tier_footprint import BOUNCE_BUFFERS, DISK_READ_BYTES
+from ..architecture.pages import BOUNCE_BUFFERS, DISK_READ_BYTES
 from .disk_pages import FileRange
 from .link import BackgroundLink, Link, Pair, Ticket, TransferFailed, fill_with_nan
 

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from ..architecture.config import ModelShape
-from ..architecture.footprint import page_tokens
-from ..architecture.tier_footprint import SLOTS
+from ..architecture.pages import SLOTS, page_tokens
 from ..errors import SettingsError
 from ..kernels.native import Kernel, KernelUnavailable, find_kernel
 from ..kernels.native.ops import why_not

@@ -22,7 +22,7 @@ from .tiers import Tiers
 class PrefillBuffers:
     """Buffers for the pages of a pass, up to position `end`, of two layers at a time.
 
-    Takes `paged_prefill_bytes` (architecture/tier_footprint.py) on the device. The first `begun` pages have tokens:
+    Takes `paged_prefill_bytes` (architecture/pages.py) on the device. The first `begun` pages have tokens:
     committed ones, or those of a tree in flight. They are copied from the pages' open slots, which do not change, so an
     aborted pass leaves all these tokens intact; or from the host, if an earlier pass over the tree was of this kind.
     """
@@ -83,7 +83,7 @@ class PrefillBuffers:
 class HostMeanKeys:
     """Mean keys of chunks of `chunk` tokens; without them, a first selection would stream every key.
 
-    Takes `host_mean_key_bytes` (architecture/tier_footprint.py) of pinned memory. They are valid up to a position:
+    Takes `host_mean_key_bytes` (architecture/pages.py) of pinned memory. They are valid up to a position:
     `commit` raises it, `truncate` lowers it.
     """
 
@@ -131,7 +131,7 @@ class PlainPrefill:
 
     A chunk attends to them in one call. Just before the next layer overwrites some of them, they become pages in a
     small buffer, which are copied to the host while the chunk computes. Whole pages of committed tokens are streamed
-    once a layer. Takes `plain_prefill_bytes` (architecture/tier_footprint.py) on the device.
+    once a layer. Takes `plain_prefill_bytes` (architecture/pages.py) on the device.
 
     Committed tokens in host memory and in open pages do not change, except for the page that the pass continues, whose
     copy in its open slot is the valid one until the pass ends.

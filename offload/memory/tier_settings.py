@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from ..architecture.footprint import LEAST_PAGE
-from ..architecture.tier_footprint import COPY_BYTES, RING_BUFFERS, copied_pages, disk_buffers
+from ..architecture.pages import COPY_BYTES, LEAST_PAGE, RING_BUFFERS, copied_pages, disk_buffers
 from ..settings.placement_settings import COPIED_ROWS, EXPERTS, PLANES, STREAMED
 from ..settings.validation import require, require_types
 from ..short_repr import short_repr

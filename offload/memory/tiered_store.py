@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from ..architecture.config import ModelShape
+from ..architecture.pages import GATHERED_BYTES
 from ..architecture.rope import Rows, rotate
-from ..architecture.tier_footprint import GATHERED_BYTES
 from ..kernels.accumulate import Accumulator
 from .page import PageFormat, PageRun
 from .page_prefill import HostMeanKeys, PlainPrefill, PrefillBuffers

@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from ..architecture.tier_footprint import GATHERED_BYTES
+from ..architecture.pages import GATHERED_BYTES
 from ..kernels.accumulate import PassResult
 from .disk_pages import DiskPages
 from .host_attention import Balance, HostAttention, HostResult, add_from_host

@@ -8,32 +8,33 @@ from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from ..architecture.footprint import PAGE_GRAIN
-from .memory import MemoryEstimate
+from ..architecture.kv_formats import BLOCK
+from .inputs import PlanInputs
+from .memory import estimate
 from .placement import device_limit, place
 from .plan import Plan, make_plan
-from .request import PlanRequest
 
 MOST_SEQUENCES = 2**16  # beyond it, nobody asks how many fit
 
 
-def fitting_sequences(need: MemoryEstimate, free: int, shared: int = 0) -> int:
-    """Return how many sequences of an estimate fit into `free` bytes together, at most MOST_SEQUENCES.
+def fitting_sequences(inputs: PlanInputs, free: int) -> int:
+    """Return how many sequences fit into `free` bytes together, at most MOST_SEQUENCES; 0: not even one fits.
 
-    `shared` tokens of their beginning are the same, and in memory once. 0: not even one fits.
+    `inputs.shared` tokens of their beginning are the same, and in memory once.
     """
     counts = range(1, MOST_SEQUENCES + 1)
-    return bisect_left(counts, True, key=lambda count: need.for_sequences(count, shared).total > free)
+    return bisect_left(counts, True, key=lambda count: estimate(replace(inputs, sequences=count)).total > free)
 
 
-def kv_room(need: MemoryEstimate, free: int, count: int, spare: int = 0) -> int:
-    """Return how many of `free` bytes the keys and values of `count` sequences of an estimate may take together.
+def kv_room(inputs: PlanInputs, free: int, count: int, spare: int = 0) -> int:
+    """Return how many of `free` bytes the keys and values of `count` sequences may take together.
 
     That is what all else leaves, with `spare` sequences that have memory of their own, and room for one sequence in any
     case, in whole pages.
     """
-    beside = need.for_sequences(count + spare).total - need.for_sequences(count).kv
-    return max(free - beside, need.kv + PAGE_GRAIN * need.kv // need.tokens)
+    one, own, all_together = (estimate(replace(inputs, sequences=n)) for n in (1, count, count + spare))
+    beside, kv = all_together.total - own.parts["KV cache"], one.parts["KV cache"]
+    return max(free - beside, kv + BLOCK * kv // inputs.tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,7 @@ class BatchPlan:
 
     @property
     def sequences(self) -> int:
-        return self.together.request.sequences
+        return self.together.inputs.sequences
 
     @property
     def fits(self) -> bool:
@@ -82,37 +83,36 @@ class BatchPlan:
 
 @dataclass(frozen=True, slots=True)
 class Batches:
-    """Plans for batches of several sizes, and how many sequences fit; None where the memory is not known."""
+    """Plans for batches of several sizes with a common beginning of `shared` tokens, and how many sequences fit.
+
+    `fitting` is None where the memory is not known.
+    """
 
     plans: tuple[BatchPlan, ...]
     fitting: int | None
-
-    @property
-    def shared(self) -> int:
-        """Return the tokens of the sequences' common beginning."""
-        return self.plans[0].together.request.shared if self.plans else 0
+    shared: int = 0
 
 
 def plan_batches(alone: Plan, sizes: Iterable[int], shared: int = 0) -> Batches:
     """Return plans for as many sequences together as each of the sizes says, beside the plan of one that fits."""
-    request = replace(alone.request, shared=min(shared, alone.request.tokens))
-    plans = (BatchPlan(alone, make_plan(replace(request, sequences=size))) for size in sizes)
-    return Batches(tuple(plans), most_sequences(request))
+    inputs = replace(alone.inputs, shared=shared)
+    plans = tuple(BatchPlan(alone, make_plan(replace(inputs, sequences=size))) for size in sizes)
+    return Batches(plans, most_sequences(inputs), shared)
 
 
-def most_sequences(request: PlanRequest) -> int | None:
+def most_sequences(inputs: PlanInputs) -> int | None:
     """Return how many sequences fit while weights and KV cache lie where those of one do, if all are on the device.
 
     Where not all is, sequences are added until the other memories are full. At most MOST_SEQUENCES; None where the
     memory is not known, and taken as enough.
     """
-    if device_limit(request) is None:
+    if device_limit(inputs) is None:
         return None
-    alone = place(replace(request, sequences=1))
-    resident = alone.resident_layers if alone.resident_layers == request.shape.kv_layers else 0
+    alone = place(replace(inputs, sequences=1))
+    resident = alone.resident_layers if alone.resident_layers == inputs.shape.kv_layers else 0
 
     def is_too_many(count: int) -> bool:
-        placed = place(replace(request, sequences=count))
+        placed = place(replace(inputs, sequences=count))
         moves = placed.weight_layers < alone.weight_layers or placed.resident_layers < resident
         moves = moves or (placed.away_layers > 0 and not alone.away_layers)
         return moves or not placed.fits

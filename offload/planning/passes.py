@@ -1,34 +1,40 @@
-"""The times of a placed request's passes, by roofline.py: of the target, of the retrieval cache, of a draft model."""
+"""The times of a placed request's passes: of the target, of the retrieval cache, of a draft model."""
 
+from __future__ import annotations
+
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from ..architecture.dims import Dimensions
-from ..architecture.footprint import page_tokens
 from ..architecture.head_shape import drafter_bits
 from ..architecture.kv_formats import format_bytes, stored_bytes
+from ..architecture.pages import copied_pages, copy_bytes_for, page_tokens
 from ..architecture.parameters import WeightBits
-from ..architecture.tier_footprint import copied_pages, copy_bytes_for
 from ..hardware.rates import READ
 from ..settings.kv_formats import BF16, KV_FORMATS, PACKED_KV, PLANE_KV
 from ..settings.method_sizes import has_draft_model, whole_format
 from ..settings.placement_settings import STREAMED
-from .expert_times import on_host
-from .placement import Placed
-from .request import PlanRequest
+from .inputs import PlanInputs
 from .roofline import (
     ARRANGED_PAGES,
     LAUNCH_S,
     PAGE_ATTENTION_S,
     PAGE_S,
     SAMPLE_S,
+    HostedExperts,
     Pass,
     Time,
     pass_time,
     quantized_rows,
 )
 
+if TYPE_CHECKING:
+    from .placement import Placed
+
 SHARES = 64  # steps of the search for the host's share
+_MOST_ROWS = 1 << 16  # where copying experts never pays, passes of so many rows do
 
 
 class Passes:
@@ -39,18 +45,18 @@ class Passes:
     Attributes:
         pages: of an offloaded layer's keys and values.
         page_share: of the seconds that launching a page takes that is copied by itself, where runs are copied at once.
-        sample_s: the seconds in which a token is drawn.
-        agreement: how often the weights that the retrieval cache is read with choose the token of the model's own.
+        sample_s: the seconds in which a token of each sequence is drawn.
     """
 
-    def __init__(self, request: PlanRequest, placed: Placed) -> None:
-        self.request, self.placed = request, placed
-        self.sample_s = SAMPLE_S[request.hardware.device] * (1 if request.static_batch else request.sequences)
-        page = page_tokens(request.shape.share(request.hardware.gpus), request.itemsize)
-        self.pages = -(-request.tokens // page)
-        each = format_bytes(request.shape.share(request.hardware.gpus), request.kv, page, request.itemsize)
-        run = 1 if placed.uses_disk else copied_pages(each, self.pages, copy_bytes_for(request.hardware.link))
-        joining = 2 * LAUNCH_S if request.has_planes else 0.0
+    def __init__(self, inputs: PlanInputs, placed: Placed) -> None:
+        self.inputs, self.placed = inputs, placed
+        self.sample_s = SAMPLE_S[inputs.hardware.device] * inputs.sequences
+        share = inputs.shape.share(inputs.hardware.gpus)
+        page = page_tokens(share, inputs.itemsize)
+        self.pages = -(-inputs.tokens // page)
+        each = format_bytes(share, inputs.kv, page, inputs.itemsize)
+        run = 1 if placed.uses_disk else copied_pages(each, self.pages, copy_bytes_for(inputs.hardware.link))
+        joining = 2 * LAUNCH_S if inputs.has_planes else 0.0
         self.page_share = (PAGE_ATTENTION_S + (PAGE_S - PAGE_ATTENTION_S + joining) / run) / PAGE_S
         self._full: dict[int, tuple[Time, float]] = {}
         self._linears: dict[int, Pass] = {}
@@ -59,17 +65,17 @@ class Passes:
         """Return the time of a target pass over the full cache, and the host's share with which it is fastest."""
         if rows not in self._full:
             work = self._full_pass(rows)
-            times = [(pass_time(work(share), self.request.hardware), share) for share in self._shares()]
+            times = [(pass_time(work(share), self.inputs.hardware), share) for share in self._shares()]
             self._full[rows] = min(times, key=lambda pair: pair[0].seconds)
         return self._full[rows]
 
     def _shares(self) -> list[float]:
-        placement, placed = self.request.placement, self.placed
+        placement, placed = self.inputs.placement, self.placed
         asked = placement.offload != "auto" or placement.host_share is not None
         # Beside a simulated link the host's cores are the device's, and converting codes keeps them busy.
-        converts = self.request.kv_format.lossy and self.request.hardware.shared
+        converts = self.inputs.kv_format.lossy and self.inputs.hardware.shared
         streams = placement.offload in STREAMED or (converts and not asked)
-        if streams or placed.uses_disk or placed.resident_layers == self.request.shape.kv_layers:
+        if streams or placed.uses_disk or placed.resident_layers == self.inputs.shape.kv_layers:
             return [0.0]
         if placement.offload == "host":
             return [1.0]
@@ -77,26 +83,26 @@ class Passes:
 
     def _full_pass(self, rows: int) -> Callable[[float], Pass]:
         """Return a function of the host's share: plans try many, and most of the work is the same with each."""
-        request, shape = self.request, self.request.shape
-        count, gpus = request.sequences, request.hardware.gpus
-        windows = count * shape.window_bytes(request.tokens, request.itemsize)
-        each = (count * request.kv_bytes(request.tokens) - windows) / shape.kv_layers
+        inputs, shape = self.inputs, self.inputs.shape
+        count, gpus = inputs.sequences, inputs.hardware.gpus
+        windows = count * shape.window_bytes(inputs.tokens, inputs.itemsize)
+        each = (count * inputs.kv_bytes(inputs.tokens) - windows) / shape.kv_layers
         layers, (grown_reads, window_reads) = shape.kv_layers - self.placed.resident_layers, shape.kv_reads
         kv = windows * window_reads + each * shape.kv_layers * grown_reads + count * shape.moved_state_bytes
         again = shape.borrowing[0] if layers else 0  # layers that read the last one's, which is offloaded
         offloaded = each * (layers + again)
-        copied = 0.0 if request.has_one_memory else offloaded
+        copied = 0.0 if inputs.has_one_memory else offloaded
         joined = 0.0
-        if request.has_planes:  # plane B is copied; both are read and written once more before attention reads them
-            copied, joined = offloaded * self._plane_b, 2 * offloaded
-        scoring = count * attention_flops(shape, request.tokens, rows)
+        if inputs.has_planes:  # plane B is copied; both are read and written once more before attention reads them
+            plane_a = PLANE_KV.run_bytes(shape.head_dim) / PACKED_KV.run_bytes(shape.head_dim)
+            copied, joined = offloaded * (1 - plane_a), 2 * offloaded
+        scoring = count * attention_flops(shape, inputs.tokens, rows)
         base = self.linears(rows)
         base = replace(
             base,
-            kv_rate=request.kv_format.rate,
-            kv_format=request.kv,
+            kv_format=inputs.kv,
             disk=self.on_disk * (1 + again / self.placed.disk_layers) if self.on_disk else 0.0,
-            graphed=base.graphed and not offloaded and (request.hardware.shared or not request.kv_format.lossy),
+            graphed=base.graphed and not offloaded and (inputs.hardware.shared or not inputs.kv_format.lossy),
             away_layers=count * layers,
         )
 
@@ -115,134 +121,134 @@ class Passes:
 
         return with_share
 
-    @property
-    def _plane_b(self) -> float:
-        """Return the share of plane B in packed bytes."""
-        dim = self.request.shape.head_dim
-        return 1 - PLANE_KV.run_bytes(dim) / PACKED_KV.run_bytes(dim)
-
     def linears(self, rows: int) -> Pass:
         """Return the target's linear layers; weights that are not resident are copied over the link."""
-        request, shape, placed = self.request, self.request.shape, self.placed
+        inputs, shape, placed = self.inputs, self.inputs.shape, self.placed
         if rows not in self._linears:
-            work = linear_pass(shape, request, rows, request.hardware.gpus, shape.layers - placed.weight_layers)
-            self._linears[rows] = with_experts_away(work, request, placed)
+            streamed = shape.layers - placed.weight_layers
+            work = linear_pass(shape, inputs, rows, inputs.hardware.gpus, streamed, inputs.bits)
+            self._linears[rows] = _with_experts_away(work, inputs, placed) if placed.away_layers else work
         return self._linears[rows]
 
     def retrieval(self, rows: int) -> float:
         """Return the seconds of a target pass over the retrieval cache."""
-        request, shape, gpus = self.request, self.request.shape, self.request.hardware.gpus
-        budget, count = request.budget, request.sequences
+        inputs, shape, gpus = self.inputs, self.inputs.shape, self.inputs.hardware.gpus
+        budget, count = inputs.budget, inputs.sequences
         offloaded = shape.kv_layers - self.placed.resident_layers
-        kind = request.kv if request.in_place(offloaded) else BF16  # else it has copies
-        kind = whole_format(request.speculation) or kind
+        kind = whole_format(inputs.speculation) or (inputs.kv if inputs.in_place(offloaded) else BF16)  # else copies
         grown_reads, window_reads = shape.kv_reads
-        fixed = window_reads * shape.window_bytes(request.tokens, request.itemsize) + shape.moved_state_bytes
-        kv = count * (fixed + grown_reads * stored_bytes(shape.growing, kind, budget, request.itemsize))
-        if request.has_planes:  # resident layers are plain, and read as they are
-            exact = request.itemsize * 8 / KV_FORMATS[kind].number_bits(shape.head_dim)
+        fixed = window_reads * shape.window_bytes(inputs.tokens, inputs.itemsize) + shape.moved_state_bytes
+        kv = count * (fixed + grown_reads * stored_bytes(shape.growing, kind, budget, inputs.itemsize))
+        if inputs.has_planes:  # resident layers are plain, and read as they are
+            exact = inputs.itemsize * 8 / KV_FORMATS[kind].number_bits(shape.head_dim)
             kv *= 1 + (exact - 1) * (1 - offloaded / shape.kv_layers)
         scoring = count * attention_flops(shape, budget, rows)
-        work = replace(
-            self.linears(rows),
-            kv=kv / gpus,
-            kv_rate=KV_FORMATS[kind].rate,
-            kv_format=kind,
-            attention_flops=scoring / gpus,
-        )
-        if request.has_planes:  # drafted tokens are stored in open pages, by passes that are not recorded
+        work = replace(self.linears(rows), kv=kv / gpus, kv_format=kind, attention_flops=scoring / gpus)
+        if inputs.has_planes:  # drafted tokens are stored in open pages, by passes that are not recorded
             work = replace(work, graphed=False, away_layers=count * offloaded)
-        return pass_time(work, request.hardware).seconds
+        return pass_time(work, inputs.hardware).seconds
 
     @property
     def on_disk(self) -> float:
         """Return the bytes of KV on disk, of all tokens of all sequences."""
-        request, placed = self.request, self.placed
-        each = stored_bytes(request.shape.growing, request.kv, request.tokens, request.itemsize)
-        return placed.disk_layers / request.shape.kv_layers * request.sequences * each
+        inputs, placed = self.inputs, self.placed
+        each = stored_bytes(inputs.shape.growing, inputs.kv, inputs.tokens, inputs.itemsize)
+        return placed.disk_layers / inputs.shape.kv_layers * inputs.sequences * each
 
-    def scoring(self) -> float:
+    def selecting(self) -> float:
         """Return the seconds in which a selection reads the keys of a GPU's resident layers; a CPU keeps mean keys.
 
         They are those of all sequences. From disk, new chunks are read page by page: at most all of it.
         """
-        request, hardware = self.request, self.request.hardware
+        inputs, hardware = self.inputs, self.inputs.hardware
         reading = self.on_disk / hardware.disk_rate if self.on_disk else 0.0
         if hardware.shared:
             return reading
-        resident = self.placed.resident_layers / request.shape.kv_layers
-        kv = request.sequences * request.shape.growing.kv_bytes(request.tokens, request.itemsize)
+        resident = self.placed.resident_layers / inputs.shape.kv_layers
+        kv = inputs.sequences * inputs.shape.growing.kv_bytes(inputs.tokens, inputs.itemsize)
         keys = resident * kv / 2 / hardware.gpus
         return reading + keys / hardware.bandwidth / READ
 
     def draft_step(self, rows: int = 1) -> float:
         """Return the seconds of a step of the draft model, which each device has whole; 0 for lookup."""
-        request, settings = self.request, self.request.speculation
-        if request.draft is None or not has_draft_model(settings):
+        inputs, settings = self.inputs, self.inputs.speculation
+        if inputs.draft is None or not has_draft_model(settings):
             return 0.0
-        bits = drafter_bits(request.draft, request.bits, request.itemsize)
-        work = linear_pass(request.draft, request, rows, 1, 0, bits)
-        room = request.sequences * (settings.sink + settings.window)
-        work = replace(work, kv=request.draft.kv_bytes(room, request.itemsize))
-        return pass_time(work, replace(request.hardware, gpus=1)).seconds + self.sample_s
+        bits = drafter_bits(inputs.draft, inputs.bits, inputs.itemsize)
+        work = linear_pass(inputs.draft, inputs, rows, 1, 0, bits)
+        room = inputs.sequences * (settings.sink + settings.window)
+        work = replace(work, kv=inputs.draft.kv_bytes(room, inputs.itemsize))
+        return pass_time(work, replace(inputs.hardware, gpus=1)).seconds + self.sample_s
 
 
-def linear_pass(
-    shape: Dimensions, request: PlanRequest, rows: int, gpus: int, streamed: int, bits: WeightBits | None = None
-) -> Pass:
+def linear_pass(shape: Dimensions, inputs: PlanInputs, rows: int, gpus: int, streamed: int, bits: WeightBits) -> Pass:
     """Return a pass over `rows` of each sequence without attention, with `streamed` layers' weights in host memory.
 
-    It is a CUDA graph on a single GPU that has all weights, if its kernels are those of one sequence. `bits` are those
-    of the weights, if not the model's own.
+    It is a CUDA graph on a single GPU that has all weights, for one sequence: not with experts, which the tokens
+    choose, or with linear attention.
     """
-    if bits is None:
-        bits = request.bits if shape is request.shape else WeightBits.of_dtype(request.itemsize)
-    quantized = bits.is_quantized(request.itemsize) and request.hardware.device == "cuda"
-    rows *= request.sequences
+    quantized = bits.is_quantized(inputs.itemsize) and inputs.hardware.device == "cuda"
+    is_fixed = not streamed and shape.experts is None and shape.linear is None
+    rows *= inputs.sequences
     operations = 2 * shape.read_parameters * (quantized_rows(rows) if quantized else rows)
     return Pass(
         rows=rows,
         layers=shape.layers,
-        row_bytes=shape.hidden * request.itemsize,
+        row_bytes=shape.hidden * inputs.itemsize,
         weights=shape.read_bytes(bits, rows) / gpus,
-        kv=0.0,
         copied=streamed * shape.layer_bytes(bits) / gpus,
-        hosted=0.0,
         linear_flops=operations / gpus,
-        attention_flops=0.0,
-        hosted_flops=0.0,
-        graphed=_is_graphed(shape, request, streamed),
+        graphed=inputs.hardware.gpus == 1 and is_fixed and inputs.sequences == 1,
         pages=streamed,
         quantized=quantized,
-        sequences=request.sequences,
+        sequences=inputs.sequences,
         experts=shape.experts.distinct(rows) * shape.experts.layers if shape.experts else 0.0,
     )
 
 
-def with_experts_away(work: Pass, request: PlanRequest, placed: Placed) -> Pass:
-    """Return a pass of the target with the experts that lie in host memory, as the placement runs them."""
-    if not placed.away_layers:
-        return work
-    experts, gpus = request.shape.experts, request.hardware.gpus
-    each, layers = request.shape.expert_bytes(request.bits) / experts.count, placed.away_layers
-    run = experts.distinct(work.rows) * layers
-    if placed.experts_way(work.rows) == "host":
-        hosted = on_host(request, work, layers)
+def _with_experts_away(work: Pass, inputs: PlanInputs, placed: Placed) -> Pass:
+    """Return a pass of the target with the experts that lie in host memory: the host runs them, or they are copied."""
+    experts, gpus, layers = inputs.shape.experts, inputs.hardware.gpus, placed.away_layers
+    assert experts is not None, "only layers with experts have them away"
+    each = inputs.shape.expert_bytes(inputs.bits) / experts.count
+    if placed.hosts_experts(work.rows):
+        run, hosted = experts.distinct(work.rows) * layers, experts_on_host(inputs, work.rows, layers)
         return replace(
-            hosted,
+            work,
             weights=work.weights - run * each / gpus,
-            linear_flops=work.linear_flops - hosted.hosted_expert_flops / gpus,
+            linear_flops=work.linear_flops - hosted.flops / gpus,
             experts=work.experts - run,
+            hosted_experts=hosted,
         )
     whole = experts.count * layers
-    pages = work.pages + ARRANGED_PAGES[request.is_quantized] * whole
+    pages = work.pages + ARRANGED_PAGES[inputs.is_quantized] * whole
     return replace(work, copied=work.copied + whole * each / gpus, pages=pages)
 
 
-def _is_graphed(shape: Dimensions, request: PlanRequest, streamed: int) -> bool:
-    """Return whether passes are CUDA graphs: not with experts, chosen by the tokens, or with linear attention."""
-    is_fixed = not streamed and shape.experts is None and shape.linear is None
-    return request.hardware.gpus == 1 and is_fixed and (request.static_batch or request.sequences == 1)
+def experts_on_host(inputs: PlanInputs, rows: int, layers: int) -> HostedExperts:
+    """Return the work of the experts of some layers, in a pass of so many rows, on the host."""
+    experts = inputs.shape.experts
+    assert experts is not None, "only layers with experts have them away"
+    run = experts.distinct(rows) * layers
+    return HostedExperts(
+        weights=run * inputs.shape.expert_bytes(inputs.bits) / experts.count,
+        flops=2 * inputs.shape.expert_parameters * experts.per_token * rows * layers,
+        count=run * inputs.hardware.gpus,
+        layers=layers,
+    )
+
+
+def streamed_rows(inputs: PlanInputs) -> int:
+    """Return the rows of the least pass for which copying a layer's experts takes no longer than the host does."""
+    experts, hardware = inputs.shape.experts, inputs.hardware
+    assert experts is not None, "only a mixture has experts to copy"
+    each = inputs.shape.expert_bytes(inputs.bits) / experts.count / hardware.gpus / hardware.link
+    copying = experts.count * (each if hardware.shared else max(each, PAGE_S))
+
+    def is_copied(rows: int) -> bool:
+        return copying <= experts_on_host(inputs, rows, 1).seconds(hardware)
+
+    return 1 + bisect_left(range(1, _MOST_ROWS), True, key=is_copied)
 
 
 def attention_flops(shape: Dimensions, tokens: int, rows: int) -> float:

@@ -7,7 +7,7 @@ sheet's rates: the fractions below are the same for every machine, model and met
 from dataclasses import dataclass
 
 from ..hardware.rates import READ, Hardware, read_share
-from ..settings.kv_formats import BF16
+from ..settings.kv_formats import BF16, KV_FORMATS
 
 # Quantised weights: the share of the bandwidth at which a GPU reads them. gpt-fast decodes on an A100 (its README) with
 # 4 bits in groups of 32, 5 bits a weight: Llama-2-7B at 196.8 tokens/s, Llama-2-70B at 25.25. Without LAYER_S that is
@@ -55,43 +55,65 @@ class Time:
 
 
 @dataclass(frozen=True, slots=True)
+class HostedExperts:
+    """The experts that the host runs in a pass: their bytes and operations, their number, and that of their layers."""
+
+    weights: float = 0.0
+    flops: float = 0.0
+    count: float = 0.0
+    layers: int = 0
+
+    def seconds(self, hardware: Hardware) -> float:
+        """Return the time for which the device waits: rows go down, and sums come up.
+
+        The host is one for all devices, whose shares of the experts it runs one after the other.
+        """
+        reading = self.weights / hardware.host_bandwidth / READ
+        multiplying = self.flops / hardware.host_flops / COMPUTE
+        folding = 0.0 if hardware.shared else self.layers * FOLD_S
+        return max(reading, multiplying) + self.count * EXPERT_S + folding
+
+
+@dataclass(frozen=True, slots=True)
 class Pass:
     """The work of a pass over `rows` tokens on each device, in bytes and operations.
 
-    `weights` and `kv` are the bytes read from device memory, resident or just copied; `copied` bytes of both come over
-    the link. `hosted` is the KV in bytes to which the one host attends.
-
-    Of experts in host memory, `hosted_weights` bytes are read there, for `hosted_experts` experts in `hosted_layers`
-    layers, while the device waits.
-
-    `graphed` passes are launched at once, others operation by operation, the attention of each of the `sequences` by
-    itself. `pages` are streamed, one after the other, and in `folded_layers` the host attends too.
+    Attributes:
+        row_bytes: of one row between layers.
+        weights, kv: bytes that are read from device memory, resident or just copied.
+        copied: bytes of both that come over the link.
+        hosted, hosted_flops: the KV in bytes to which the one host attends, and its operations.
+        graphed: whether it is launched at once. Otherwise operation by operation, attention by sequence.
+        pages: streamed one after the other.
+        folded_layers: layers in which the host attends too.
+        away_layers: layers whose keys and values are offloaded, of all sequences together.
+        quantized: whether the weights are quantised, on a GPU.
+        disk: KV in bytes that is read from disk.
+        kv_format: the format of the keys and values that attention reads.
+        experts: how many run on the device, of all layers together.
+        hosted_experts: those that the host runs.
     """
 
     rows: int
-    layers: int
-    row_bytes: int  # of one row between layers
-    weights: float
-    kv: float
-    copied: float
-    hosted: float
-    linear_flops: float
-    attention_flops: float
-    hosted_flops: float
-    graphed: bool
+    layers: int = 0
+    row_bytes: int = 0
+    weights: float = 0.0
+    kv: float = 0.0
+    copied: float = 0.0
+    hosted: float = 0.0
+    linear_flops: float = 0.0
+    attention_flops: float = 0.0
+    hosted_flops: float = 0.0
+    graphed: bool = True
     pages: float = 0.0
     folded_layers: int = 0
-    away_layers: int = 0  # whose keys and values are offloaded, of all sequences together
-    quantized: bool = False  # the weights, on a GPU
-    disk: float = 0.0  # KV in bytes that is read from disk
-    kv_rate: float = 1.0  # the share of READ at which a CPU reads keys and values: less where codes are converted
-    kv_format: str = BF16  # what a GPU reads
+    away_layers: int = 0
+    quantized: bool = False
+    disk: float = 0.0
+    kv_format: str = BF16
     sequences: int = 1
-    experts: float = 0.0  # that run on the device, of all layers together
-    hosted_weights: float = 0.0
-    hosted_experts: float = 0.0
-    hosted_expert_flops: float = 0.0
-    hosted_layers: int = 0
+    experts: float = 0.0
+    hosted_experts: HostedExperts = HostedExperts()
 
 
 def pass_time(work: Pass, hardware: Hardware) -> Time:
@@ -101,10 +123,11 @@ def pass_time(work: Pass, hardware: Hardware) -> Time:
     """
     reading = work.weights / hardware.bandwidth / (QUANTIZED_READ if work.quantized else READ)
     multiplying = work.linear_flops / hardware.flops / COMPUTE
-    kv_rate = work.kv_rate if hardware.shared else read_share(hardware, work.kv_format)
+    converting = KV_FORMATS[work.kv_format].rate  # on a CPU; a GPU's arithmetic may be slower than its memory
+    kv_rate = converting if hardware.shared else read_share(hardware, work.kv_format)
     attending = work.kv / hardware.bandwidth / READ / kv_rate
     scoring = work.attention_flops / hardware.flops / COMPUTE
-    hosted = work.hosted / hardware.host_bandwidth / READ / work.kv_rate
+    hosted = work.hosted / hardware.host_bandwidth / READ / converting
     host_scoring = work.hosted_flops / (hardware.host_flops * COMPUTE if hardware.shared else hardware.host_attention)
     folding = 0.0 if hardware.shared else work.folded_layers * FOLD_S
     latency = work.layers * LAYER_S[hardware.device] + folding + _all_reduces(work, hardware)
@@ -112,35 +135,25 @@ def pass_time(work: Pass, hardware: Hardware) -> Time:
     # What is attended to on the host of a GPU is read once, and its rows are computed page by page: these times add up.
     device, host = max(attending, scoring), (max if hardware.shared else sum)((hosted, host_scoring))
     both = device + host if hardware.shared else max(device, host)  # the same cores cannot do both at once
-    waiting = hosted_experts_time(work, hardware)  # for experts, layer by layer
     computing = max(reading, multiplying) + both + latency
-    link = work.copied / hardware.link
-    copied = work.copied * hardware.gpus
-    bus = (copied + work.hosted + work.hosted_weights) / hardware.host_bandwidth / READ
+    on_host = work.hosted_experts
+    reading_experts = on_host.weights / hardware.host_bandwidth / READ
+    bus = (work.copied * hardware.gpus + work.hosted + on_host.weights) / hardware.host_bandwidth / READ
     resources = {
-        "link": link,
+        "link": work.copied / hardware.link,
         "device memory": reading + attending,
         "compute": multiplying + scoring,
-        "host memory": max(hosted + work.hosted_weights / hardware.host_bandwidth / READ, bus),
-        "host compute": host_scoring + work.hosted_expert_flops / hardware.host_flops / COMPUTE,
+        "host memory": max(hosted + reading_experts, bus),
+        "host compute": host_scoring + on_host.flops / hardware.host_flops / COMPUTE,
         "latency": latency,
-        "launches": launching_time(work, hardware),
+        "launches": _launching(work, hardware),
     }
     if work.disk:
         resources["disk"] = work.disk / hardware.disk_rate
-    seconds = max(link, max(computing, resources["launches"]) + waiting, bus, resources.get("disk", 0.0))
+    waiting = on_host.seconds(hardware)  # for experts, layer by layer
+    working = max(computing, resources["launches"]) + waiting
+    seconds = max(resources["link"], working, bus, resources.get("disk", 0.0))
     return Time(seconds, max(resources, key=resources.__getitem__), resources)
-
-
-def hosted_experts_time(work: Pass, hardware: Hardware) -> float:
-    """Return the seconds in which the host runs experts, and the device waits for it: rows go down, and sums come up.
-
-    The host is one for all devices, whose shares of the experts it runs one after the other.
-    """
-    reading = work.hosted_weights / hardware.host_bandwidth / READ
-    multiplying = work.hosted_expert_flops / hardware.host_flops / COMPUTE
-    folding = 0.0 if hardware.shared else work.hosted_layers * FOLD_S
-    return max(reading, multiplying) + work.hosted_experts * EXPERT_S + folding
 
 
 def quantized_rows(rows: int) -> int:
@@ -151,7 +164,7 @@ def quantized_rows(rows: int) -> int:
     return 2 * max(16, 1 << (rows - 1).bit_length())
 
 
-def launching_time(work: Pass, hardware: Hardware) -> float:
+def _launching(work: Pass, hardware: Hardware) -> float:
     """Return the seconds in which the thread that launches a GPU's work runs Python and the driver.
 
     The GPU works meanwhile, and waits for it only if that takes longer. On a CPU they are part of LAYER_S.
@@ -160,12 +173,11 @@ def launching_time(work: Pass, hardware: Hardware) -> float:
         return 0.0
     launches = work.layers * layer_launches(hardware, work.sequences) + work.experts * EXPERT_LAUNCHES
     launches += work.away_layers * AWAY_LAUNCHES
-    eager = 0.0 if work.graphed else launches * LAUNCH_S
-    return eager + work.pages * PAGE_S
+    return (0.0 if work.graphed else launches * LAUNCH_S) + work.pages * PAGE_S
 
 
 def layer_launches(hardware: Hardware, sequences: int = 1) -> int:
-    """Return the launches of a resident layer without a graph, in a pass over so many sequences."""
+    """Return the kernel launches of one resident layer for a batch of `sequences`, outside CUDA graphs."""
     reduced = REDUCED_LAUNCHES if hardware.gpus > 1 else 0
     return LAUNCHES + reduced + (sequences - 1) * SEQUENCE_LAUNCHES
 
@@ -175,10 +187,3 @@ def _all_reduces(work: Pass, hardware: Hardware) -> float:
     if hardware.gpus == 1:
         return 0.0
     return 2 * work.layers * (ALL_REDUCE_S + work.rows * work.row_bytes / hardware.link)
-
-
-def overlapped(**resources: float) -> Time:
-    """Return the time of work that runs at once: that of its slowest part."""
-    named = {name.replace("_", " "): seconds for name, seconds in resources.items()}
-    bound = max(named, key=named.__getitem__)
-    return Time(named[bound], bound, named)

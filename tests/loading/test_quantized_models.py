@@ -68,4 +68,6 @@ def test_memory_is_estimated_from_the_bits_that_weights_take(gguf):
     assert weights * 8 == 2 * opened.shape.intermediate * opened.shape.hidden * bits[kind]
     wide = open_model(EngineConfig(model=str(gguf), device="cpu", dtype="float32"))
     assert (wide.weight_bits.layers, wide.weight_bits.outer) == (32, 32)
-    assert opened.estimate(64).weights * 32 == pytest.approx(wide.estimate(64).weights * bits[kind], rel=1e-3)
+    assert opened.estimate(64).parts["weights"] * 32 == pytest.approx(
+        wide.estimate(64).parts["weights"] * bits[kind], rel=1e-3
+    )

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from offload.architecture.tier_footprint import host_page_bytes, staging_bytes
+from offload.architecture.pages import host_page_bytes, staging_bytes
 from offload.caches.full import FullCache
 from offload.kernels import triton
 from offload.kernels.ops import TorchOperations

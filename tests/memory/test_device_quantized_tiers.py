@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from offload.architecture.tier_footprint import host_page_bytes, open_slots, staging_bytes
+from offload.architecture.pages import host_page_bytes, open_slots, staging_bytes
 from offload.caches.full import FullCache
 from offload.kernels.ops import TorchOperations
 from offload.kernels.triton import ops

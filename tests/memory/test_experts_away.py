@@ -17,8 +17,8 @@ from offload.loading.formats.safetensors import FolderCheckpoint
 from offload.loading.weights import load_model
 from offload.memory.factory import TieredStoreFactory
 from offload.memory.link import TransferFailed
+from offload.planning.inputs import PlanInputs
 from offload.planning.placement import place
-from offload.planning.request import PlanRequest
 from offload.settings.config import Placement
 from offload.weight_offloading import experts as module
 from offload.weight_offloading.experts import ExpertStore, ExpertTier
@@ -224,10 +224,10 @@ def test_memory_on_the_device_and_on_the_host_is_as_planned(folder):
     model, link = load(folder, 0), Placement(link_gb_s=5)
     placement = Placement(experts="host", link_gb_s=5)
     placed, whole = (
-        place(PlanRequest("tiny", model.shape, 64, HARDWARE["cpu"], each, Speculation(), 32, 4))
+        place(PlanInputs("tiny", model.shape, 64, HARDWARE["cpu"], each, Speculation(), 32, 4))
         for each in (placement, link)
     )
-    assert (placed.experts, placed.away_layers) == ("host", LAYERS)
+    assert placed.away_layers == LAYERS
     away = [layer.experts.away for layer in model.layers()]
     rows, linear = away[0].store._layers[0].rows, away[0].hosted[0][0]
     assert (

@@ -3,8 +3,6 @@
 import pytest
 import torch
 
-from offload.architecture.footprint import activation_bytes
-from offload.architecture.tier_footprint import mean_key_bytes, plain_prefill_bytes
 from offload.batching.passes import JointCache
 from offload.caches.plane import PlaneCache
 from offload.caches.selection import RecencySelector, Refresh
@@ -14,6 +12,7 @@ from offload.memory.factory import TieredStoreFactory
 from offload.memory.tier_settings import TierSettings
 from offload.parallel import ALONE, Alone
 from offload.planning import roofline
+from offload.planning.memory import activation_bytes, mean_key_bytes, plain_prefill_bytes
 from offload.settings.kv_formats import BF16
 from offload.speculation.passes.steps import Step
 from tests.support.fake_cuda import GPU, FakeLink, fake_cuda

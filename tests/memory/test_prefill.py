@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from offload.architecture.pages import host_mean_key_bytes, host_page_bytes, staging_bytes
 from offload.architecture.rope import Rope
-from offload.architecture.tier_footprint import host_mean_key_bytes, host_page_bytes, staging_bytes
 from offload.kernels.native.structs import BLOCK
 from offload.kernels.ops import TorchOperations
 from offload.loading.formats.safetensors import FolderCheckpoint

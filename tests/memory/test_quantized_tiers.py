@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from offload.architecture.kv_formats import bf16_layer_bytes
+from offload.architecture.pages import host_page_bytes, open_slots, staging_bytes
 from offload.architecture.rope import Rope
-from offload.architecture.tier_footprint import host_page_bytes, open_slots, staging_bytes
 from offload.caches.full import FullCache
 from offload.kernels.native.ops import NativeOperations
 from offload.memory.disk_link import DiskLink

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from offload.architecture.tier_footprint import DISK_READ_BYTES
+from offload.architecture.pages import DISK_READ_BYTES
 from offload.memory.disk_link import DiskFailed
 from offload.memory.disk_pages import DiskPages, FileRange
 from offload.memory.link import TransferFailed

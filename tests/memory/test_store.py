@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from offload import Speculation
-from offload.architecture.tier_footprint import GATHERED_BYTES
+from offload.architecture.pages import GATHERED_BYTES
 from offload.caches.factory import selected_cache
 from offload.memory import tiered_store
 from offload.memory.host_attention import HOST_ROWS, Balance

@@ -8,7 +8,7 @@ from offload.architecture.known_models import KNOWN, published_bits
 from offload.architecture.parameters import WeightBits
 from offload.architecture.weight_formats import rounded_bits
 from offload.hardware.rates import READ
-from offload.planning.expert_times import expert_times
+from offload.planning.passes import experts_on_host
 from offload.planning.placement import place
 from offload.planning.plan import make_plan
 from offload.planning.roofline import COMPUTE, EXPERT_S
@@ -55,44 +55,31 @@ def test_host_memory_must_hold_the_rest(host, fits):
     assert plan.fits is fits
     if not fits:
         assert "host memory (experts 4" in plan.shortage()
-        assert any(each.text.startswith("--host-memory ") for each in suggestions(plan.request))
+        assert any(each.text.startswith("--host-memory ") for each in suggestions(plan.inputs))
 
 
-@pytest.mark.parametrize(("model", "each", "count", "chosen"), [(QWEN, QWEN_LAYER, 128, 8), (OSS, OSS_LAYER, 128, 4)])
+@pytest.mark.parametrize(("model", "each", "chosen"), [(QWEN, QWEN_LAYER, 8), (OSS, OSS_LAYER, 4)])
 @pytest.mark.parametrize("rows", [1, 9])
-def test_times_of_each_way_are_bytes_over_rates(model, each, count, chosen, rows):
+def test_the_host_reads_the_union_of_the_rows_experts(model, each, chosen, rows):
     plan = make_plan(asked(model, way="host"))
-    times = expert_times(plan.request, plan.placed.away_layers, rows)
-    distinct = count * (1 - (1 - chosen / count) ** rows)
-    read = plan.placed.away_layers * each * distinct / count
-    assert times.distinct == pytest.approx(distinct)
-    assert times.bytes == pytest.approx(read, rel=1e-6)
-    assert times.link_s == pytest.approx(read / LINK, rel=1e-6)
-    assert read / HOST / READ < times.host_s < 2 * read / HOST / READ
-    assert read / 1008e9 < times.device_s < times.link_s / 10
+    work = experts_on_host(plan.inputs, rows, plan.placed.away_layers)
+    distinct = 128 * (1 - (1 - chosen / 128) ** rows)
+    read = plan.placed.away_layers * each * distinct / 128
+    assert work.weights == pytest.approx(read, rel=1e-6)
+    assert read / HOST / READ < work.seconds(plan.inputs.hardware) < 2 * read / HOST / READ
 
 
-def test_a_verification_reads_the_union_of_its_rows_experts():
-    plan = make_plan(replace(asked(way="host"), speculation=request(method="lookup", gamma2=8).speculation))
-    one, nine = plan.expert_times
-    assert (one.tokens, nine.tokens) == (1, 9) and one.distinct == pytest.approx(8)
-    assert nine.distinct == pytest.approx(128 * (1 - (15 / 16) ** 9))  # 56.4, not 72
-    assert nine.bytes > 6 * one.bytes
-    assert plan.chosen.verify_s > plan.plain.tbt.seconds + nine.host_s - one.host_s - 0.001
-
-
-@pytest.mark.parametrize("model", [QWEN, OSS])
-def test_a_step_takes_what_its_experts_take_and_little_more(model):
-    host = make_plan(asked(model, way="host"))
-    took = host.expert_times[0].host_s
+def test_a_step_takes_what_its_experts_take_and_little_more():
+    host = make_plan(asked(way="host"))
+    took = experts_on_host(host.inputs, 1, host.placed.away_layers).seconds(host.inputs.hardware)
     assert took < host.plain.tbt.seconds < took + 0.06
-    whole = make_plan(asked(model, way="device"))  # layers with all of their experts travel
+    whole = make_plan(asked(way="device"))  # layers with all of their experts travel
     assert whole.plain.tbt.seconds > 10 * host.plain.tbt.seconds
 
 
 def test_a_prompt_s_experts_travel_once():
     plan = make_plan(asked(tokens=32768))
-    assert plan.placed.prefill_order == "layers" and plan.placed.experts == "host"
+    assert plan.placed.by_layers and plan.placed.away_layers
     assert plan.placed.away_layers * QWEN_LAYER / LINK < plan.ttft.seconds < 10
 
 
@@ -100,18 +87,10 @@ def test_a_prompt_s_experts_travel_once():
 def test_a_layer_is_copied_where_that_takes_the_time_of_the_host_s_arithmetic(model, each, chosen):
     plan = make_plan(asked(model, way="host"))
     rows = plan.placed.streamed_rows
-    operations = 2 * plan.request.shape.expert_parameters * chosen * rows
+    operations = 2 * plan.inputs.shape.expert_parameters * chosen * rows
     host_s = operations / HARDWARE["rtx-4090"].host_flops / COMPUTE + 128 * EXPERT_S
     assert each / LINK == pytest.approx(host_s, rel=0.02)
-    assert [plan.placed.experts_way(count) for count in (1, rows - 1, rows, 2048)] == [*["host"] * 2, *["stream"] * 2]
-
-
-def test_a_batch_shares_what_is_read():
-    """16 sequences read 64 % of a layer's experts, not 16 times 8 of them."""
-    alone, together = (replace(asked(way="host"), sequences=count) for count in (1, 16))
-    one, many = (make_plan(each).expert_times[0] for each in (alone, together))
-    assert many.distinct == pytest.approx(128 * (1 - (15 / 16) ** 16))
-    assert many.distinct < 0.65 * 16 * one.distinct
+    assert [plan.placed.hosts_experts(count) for count in (1, rows - 1, rows, 2048)] == [True, True, False, False]
 
 
 def test_experts_leave_before_keys_and_values():
@@ -127,24 +106,22 @@ def test_experts_leave_before_keys_and_values():
 def test_what_fits_stays_on_the_device():
     for gpu, changes in (("h100", {}), ("rtx-4090", {"weight_bits": WeightBits(5.0, 8.5, 5.0)})):
         plan = make_plan(replace(asked(), hardware=HARDWARE[gpu], **changes))
-        assert (plan.placed.experts, plan.placed.away_layers, plan.host.total) == ("device", 0, 0)
-        assert plan.expert_times == ()
+        assert (plan.placed.away_layers, plan.host.total) == (0, 0)
 
 
 def test_without_the_kernel_the_host_runs_no_experts_unasked():
     without = replace(asked(tokens=512), host_computes=False)
-    assert place(without).experts == "device"
-    assert place(replace(without, placement=Placement(experts="host"))).experts == "host"
+    assert not place(without).away_layers
+    assert place(replace(without, placement=Placement(experts="host"))).away_layers
 
 
 def test_nothing_moves_with_offload_none_and_in_dense_models():
-    assert place(asked(offload="none")).experts == "device"
+    assert not place(asked(offload="none")).away_layers
     assert not place(asked(offload="none")).fits
     (first, *_) = suggestions(asked(offload="none"))
     assert first.text.startswith("--offload auto, which keeps ")
     found = suggestions(asked(way="device", host=8))
-    assert all(make_plan(each.request).fits for each in found)
-    assert place(request("Llama-3.1-70B")).experts == "device"
+    assert all(make_plan(each.inputs).fits for each in found)
 
 
 def test_two_gpus_share_each_expert():

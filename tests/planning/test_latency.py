@@ -6,13 +6,13 @@ from math import ceil
 import pytest
 
 from offload.architecture.known_models import KNOWN
-from offload.architecture.tier_footprint import COPY_S
+from offload.architecture.pages import COPY_S
 from offload.hardware.rates import READ
-from offload.planning.first_token import first_selection
+from offload.planning.inputs import PlanInputs
+from offload.planning.latency import first_selection
 from offload.planning.passes import Passes
 from offload.planning.placement import place
 from offload.planning.plan import make_plan
-from offload.planning.request import PlanRequest
 from offload.planning.roofline import (
     AWAY_LAUNCHES,
     LAUNCH_S,
@@ -27,7 +27,7 @@ from offload.units import GIB
 from scripts.papers import TABLES, by_authors, reference_token_s
 from tests.support.planning import HARDWARE, request
 
-NO_WORK = Pass(1, 0, 0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, graphed=True)
+NO_WORK = Pass(1)
 LONG = 127 * 1024  # tokens: the paper's prompts, off-chip
 
 
@@ -47,7 +47,7 @@ def published(
     speculation = Speculation(method=method, draft=draft, budget=budget, gamma1=1, gamma2=gamma)
     placement = Placement(offload=offload, resident_layers=layers)
     models = {"draft": KNOWN["Llama-68M"], "acceptance": rate, "draft_acceptance": LEVEL_1}
-    return make_plan(PlanRequest(model, KNOWN[model], tokens, HARDWARE[hardware], placement, speculation, **models))
+    return make_plan(PlanInputs(model, KNOWN[model], tokens, HARDWARE[hardware], placement, speculation, **models))
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_triforce_with_offloading_is_slower_by_plan_than_published_by_no_more_th
     assert plan.chosen.tbt.bound == "link"
     assert 1.1 < plan.chosen.tbt.seconds * 1000 / milliseconds < 1.22
     nearer = published(model, hardware, "triforce", layers=layers, budget=budget, gamma=gamma, rate=0.945)
-    loop = reference_token_s(Passes(nearer.request, nearer.placed), nearer.chosen)
+    loop = reference_token_s(Passes(nearer.inputs, nearer.placed), nearer.chosen)
     assert loop * 1000 == pytest.approx(milliseconds, rel=0.06)
 
 
@@ -96,7 +96,7 @@ def test_the_published_ratio_on_chip():
     assert plan.placed.resident_layers == 32
     assert 1.05 < plan.speedup / 2.31 < 1.15
     assert plan.plain.tbt.seconds * 1000 == pytest.approx(54, rel=0.15)
-    passes = Passes(plan.request, plan.placed)
+    passes = Passes(plan.inputs, plan.placed)
     plain_s, chosen_s = (reference_token_s(passes, each) for each in (plan.plain, plan.chosen))
     assert plain_s / chosen_s == pytest.approx(2.31, rel=0.04)
     assert (1000 * plain_s, 1000 * chosen_s) == pytest.approx((54, 24), rel=0.07)
@@ -154,9 +154,9 @@ def test_the_first_selection_reads_mean_keys_that_a_prefill_by_layers_made_and_e
     by_layers = request("Llama-2-7B-128K", method="retrieval")
     by_chunks = replace(by_layers, placement=Placement(memory=18 * GIB))
     times = []
-    for asked, order in ((by_layers, "layers"), (by_chunks, "chunks")):
+    for asked, in_layers in ((by_layers, True), (by_chunks, False)):
         placed = place(asked)
-        assert placed.prefill_order == order
+        assert placed.by_layers == in_layers
         times.append(first_selection(Passes(asked, placed)))
     assert 0 < times[0] < 0.6
     assert 2.5 < times[1] < 4

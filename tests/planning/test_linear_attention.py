@@ -8,10 +8,9 @@ import torch
 
 from offload.architecture.hf_config import read_shape
 from offload.caches.recurrent_states import States
-from offload.planning.memory import estimate
 from offload.planning.plan import make_plan
 from offload.settings.config import Speculation
-from tests.support.planning import request
+from tests.support.planning import parts_on_cpu, request
 
 QWEN3_NEXT_80B = {  # its published config.json, but for switches
     "model_type": "qwen3_next",
@@ -36,13 +35,12 @@ def shape(tmp_path):
 
 @pytest.mark.parametrize("tokens", [1000, 200_000])
 def test_states_do_not_grow_with_the_sequence(shape, tokens):
-    need = estimate(shape, tokens, Speculation("ar"), device="cpu", itemsize=2, prefill_chunk=512)
-    assert need.kv == 12 * EACH * tokens + shape.state_bytes(2)
-    assert need.for_sequences(2).kv == 2 * need.kv
+    one, two = (parts_on_cpu(shape, tokens, Speculation("ar"), sequences=count)["KV cache"] for count in (1, 2))
+    assert one == 12 * EACH * tokens + shape.state_bytes(2)
+    assert two == 2 * one
     for method in ("retrieval", "auto"):  # the selected cache has them once more
-        asked = Speculation(method, budget=64)
-        drafting = estimate(shape, tokens, asked, device="cpu", itemsize=2, prefill_chunk=512, in_place=True)
-        assert drafting.retrieval > shape.state_bytes(2)
+        drafting = parts_on_cpu(shape, tokens, Speculation(method, budget=64))
+        assert drafting["retrieval cache"] > shape.state_bytes(2)
 
 
 def test_the_bytes_of_states_are_those_that_are_allocated(shape):

@@ -25,7 +25,7 @@ def asked_for(**changes):
 
 def test_they_are_packed_where_that_is_faster_than_tiers():
     plan, tiers = make_plan(asked_for()), make_plan(asked_for(packs_on_device=False))
-    assert (plan.offload, plan.placed.resident_layers, plan.request.kv) == ("none", SHAPE.kv_layers, "packed")
+    assert (plan.offload, plan.placed.resident_layers, plan.inputs.kv) == ("none", SHAPE.kv_layers, "packed")
     assert tiers.offload == "hybrid" and tiers.chosen.tbt.seconds > 1.5 * plan.chosen.tbt.seconds
     alone = replace(asked_for().placement, offload="none")
     plan, others = (make_plan(asked_for(placement=alone, packs_on_device=may)) for may in (True, False))
@@ -36,7 +36,7 @@ def test_they_are_packed_where_that_is_faster_than_tiers():
 def test_else_they_stay_as_they_are(changes):
     asked = replace(asked_for(), **changes)
     plan, without = make_plan(asked), make_plan(replace(asked, packs_on_device=False))
-    assert (plan.request.kv, plan.placed) == (without.request.kv, without.placed)
+    assert (plan.inputs.kv, plan.placed) == (without.inputs.kv, without.placed)
 
 
 class Model(SimpleNamespace):
@@ -52,7 +52,7 @@ class Model(SimpleNamespace):
 )
 def test_a_run_has_the_format_of_its_plan(monkeypatch, tokens, can_pack, ranks, expected):
     plan = replace(asked_for(packs=can_pack), tokens=tokens), None
-    monkeypatch.setattr(planning, "request_on_this_machine", lambda *_: plan)
+    monkeypatch.setattr(planning, "_inputs_here", lambda *_: plan)
     monkeypatch.setattr(planning, "load_measured", lambda terminal: None)
     monkeypatch.setattr(
         planning,

@@ -6,13 +6,13 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from offload.architecture.footprint import page_tokens
 from offload.architecture.known_models import KNOWN
+from offload.architecture.pages import page_tokens
 from offload.errors import OutOfMemory, SettingsError
 from offload.hardware import profiles
 from offload.hardware.rates import describe
+from offload.planning.inputs import PlanInputs
 from offload.planning.plan import make_plan
-from offload.planning.request import PlanRequest
 from offload.planning.suggestions import suggestions
 from offload.settings.config import Placement, Speculation
 from offload.settings.method_sizes import tree_nodes
@@ -25,7 +25,7 @@ MODELS = st.sampled_from([name for name in KNOWN if name != "Llama-68M"])
 
 
 REQUESTS = st.builds(
-    PlanRequest,
+    PlanInputs,
     model=st.just("any"),
     shape=MODELS.map(KNOWN.__getitem__),
     tokens=st.integers(1, 1 << 20),
@@ -59,7 +59,7 @@ REQUESTS = st.builds(
 @settings(max_examples=60, deadline=None)
 @given(REQUESTS)
 @example(
-    PlanRequest("any", KNOWN["Llama-2-7B-128K"], 1, HARDWARE["2x-rtx-3090"], Placement("auto", resident_layers=0))
+    PlanInputs("any", KNOWN["Llama-2-7B-128K"], 1, HARDWARE["2x-rtx-3090"], Placement("auto", resident_layers=0))
 )  # one token: a page of every rank
 def test_sums_caps_and_times_are_consistent(asked):
     plan = make_plan(asked)
@@ -86,7 +86,6 @@ def test_sums_caps_and_times_are_consistent(asked):
     fixed = shape.fixed_bytes(asked.tokens, asked.itemsize, tree_nodes(asked.speculation), asked.prefill_chunk)
     assert size * asked.tokens - slack <= kept["KV cache"] - fixed <= size * (asked.tokens + piece) + slack
     assert 0 <= where.disk_layers <= shape.kv_layers - where.resident_layers
-    assert (where.away_layers > 0) == (where.experts != "device")
     assert 0 <= where.resident_layers <= shape.layers
     assert 0 <= where.weight_layers <= shape.layers
     assert 0 <= plan.host_share <= 1
@@ -106,7 +105,7 @@ def test_every_suggestion_fits(asked):
     assert len(found) <= 3
     assert len({each.text for each in found}) == len(found)
     for each in found:
-        assert make_plan(each.request).fits, each.text
+        assert make_plan(each.inputs).fits, each.text
 
 
 def test_a_cache_that_fits_stays_on_the_device():
@@ -134,9 +133,9 @@ def test_weights_are_offloaded_last():
 
 
 def test_prefill_is_in_layer_order_where_layers_fit():
-    assert make_plan(request("Llama-2-7B-128K", method="ar")).placed.prefill_order == "layers"
+    assert make_plan(request("Llama-2-7B-128K", method="ar")).placed.by_layers
     tight = Placement(memory=15 * GIB)
-    assert make_plan(request("Llama-2-7B-128K", placement=tight, method="ar")).placed.prefill_order == "chunks"
+    assert not make_plan(request("Llama-2-7B-128K", placement=tight, method="ar")).placed.by_layers
 
 
 def test_requested_values_are_kept():
@@ -155,9 +154,9 @@ def test_a_refusal_has_the_numbers_and_the_cheapest_suggestions():
     assert "KV cache 64.00" in plan.shortage()
     with pytest.raises(OutOfMemory, match=r"23\.28 GiB may be used"):
         plan.require_fit()
-    assert suggestions(plan.request)[0].text.startswith("--offload auto")
+    assert suggestions(plan.inputs)[0].text.startswith("--offload auto")
     host = make_plan(request("Llama-2-7B-128K", placement=Placement(host_memory=30 * GIB)))
-    texts = [each.text for each in suggestions(host.request, list(HARDWARE.values()))]
+    texts = [each.text for each in suggestions(host.inputs, list(HARDWARE.values()))]
     assert any(text.startswith("--host-memory ") for text in texts)
     assert any("tokens or fewer" in text for text in texts)
 
@@ -185,8 +184,8 @@ def test_a_cpu_keeps_everything_unless_its_memory_is_divided():
     assert make_plan(asked).offload == "none"
     divided = make_plan(replace(asked, placement=Placement(offload="stream", resident_layers=0, link_gb_s=25)))
     assert (divided.fits, divided.offload, divided.placed.resident_layers) == (True, "stream", 0)
-    slow = replace(divided.request.hardware, link=0.25e9)  # as the command line makes it of the placement
-    linked = make_plan(replace(divided.request, hardware=slow))
+    slow = replace(divided.inputs.hardware, link=0.25e9)  # as the command line makes it of the placement
+    linked = make_plan(replace(divided.inputs, hardware=slow))
     assert linked.plain.tbt.bound == "link"
     assert linked.speedup > 2
 
@@ -201,7 +200,7 @@ def test_a_disk_takes_the_kv_for_which_memory_is_too_small():
     roomy = make_plan(on_disk())
     assert not roomy.placed.uses_disk and roomy.offload == "none"
     tight = make_plan(on_disk(host_memory=100 * 10**6))
-    shape, where = tight.request.shape, tight.placed
+    shape, where = tight.inputs.shape, tight.placed
     assert tight.fits and where.uses_disk and 0 < where.resident_layers < shape.layers
     assert tight.host.total <= 100 * 10**6 < tight.host.total + shape.layer_kv_bytes(8192, 2)
     away = shape.layers - where.resident_layers
@@ -214,7 +213,7 @@ def test_a_disk_takes_the_kv_for_which_memory_is_too_small():
 def test_a_disk_that_is_too_small_is_refused_with_the_numbers_and_a_way_out():
     plan = make_plan(on_disk(host_memory=100 * 10**6, disk_limit=2**20))
     assert "of disk (KV cache" in plan.shortage() and "where 1.0 MiB may be used" in plan.shortage()
-    assert any(each.text.startswith("--set disk_limit=1GiB") for each in suggestions(plan.request))
+    assert any(each.text.startswith("--set disk_limit=1GiB") for each in suggestions(plan.inputs))
 
 
 def beside_a_gpu(gigabytes, **changes):
@@ -226,7 +225,7 @@ def beside_a_gpu(gigabytes, **changes):
 def test_beside_a_gpu_the_disk_takes_the_kv_for_which_host_memory_is_too_small():
     plans = [make_plan(beside_a_gpu(size)) for size in (100, 32)]
     assert [plan.placed.uses_disk for plan in plans] == [False, True] and all(plan.fits for plan in plans)
-    tight, shape = plans[1], plans[1].request.shape
+    tight, shape = plans[1], plans[1].inputs.shape
     where, layer = tight.placed, shape.layer_kv_bytes(131072, 2)
     kept = shape.layers - where.resident_layers - where.disk_layers
     assert kept > 0 and 0 < where.resident_layers == plans[0].placed.resident_layers
@@ -236,7 +235,7 @@ def test_beside_a_gpu_the_disk_takes_the_kv_for_which_host_memory_is_too_small()
     assert tight.plain.tbt.resources["link"] == plans[0].plain.tbt.resources["link"] > 0
     assert tight.speedup > 4
     assert "of disk" in make_plan(beside_a_gpu(32, disk_limit=GIB)).shortage()
-    without = replace(tight.request, placement=replace(tight.request.placement, disk=None))
+    without = replace(tight.inputs, placement=replace(tight.inputs.placement, disk=None))
     assert any(each.text.startswith("--disk ") for each in suggestions(without))
 
 

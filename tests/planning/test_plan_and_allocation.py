@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from offload.architecture.footprint import DEQUANTIZED_BYTES
+from offload.architecture.pages import DEQUANTIZED_BYTES
 from offload.architecture.weight_formats import rounded_bits
 from offload.caches.factory import selected_cache
 from offload.kernels import triton
@@ -18,8 +18,8 @@ from offload.memory.factory import TieredStoreFactory
 from offload.memory.host_attention import HostAttention, HostResult
 from offload.memory.tier_settings import TierSettings
 from offload.parallel.shard import split
-from offload.planning.placement import _place
-from offload.planning.request import PlanRequest
+from offload.planning.inputs import PlanInputs
+from offload.planning.placement import place_in_order
 from offload.settings.config import Placement, Speculation
 from offload.speculation.passes import runner
 from offload.speculation.passes.runner import Runner
@@ -78,12 +78,12 @@ def without_a_gpu(monkeypatch):
 class Run:
     """A request, and a run of it on fake tensors: `peak` bytes beside the resident weights, and those `planned`."""
 
-    request: PlanRequest
+    request: PlanInputs
     order: str = "chunks"
     weight_layers: int | None = None
 
     def planned(self):
-        parts = _place(self.request, self.order).device.parts
+        parts = place_in_order(self.request, self.order == "layers").device.parts
         return sum(size for name, size in parts.items() if name not in ("weights", "CUDA"))
 
     @contextmanager
@@ -149,7 +149,7 @@ def _last(generator):
 
 def request(name, resident, mode="stream", tokens=LONG, hardware="rtx-4090"):
     placement = Placement(offload=mode, resident_layers=resident)
-    return PlanRequest(name, fake_shape(name, LAYERS), tokens, HARDWARE[hardware], placement, SPECULATION, CHUNK)
+    return PlanInputs(name, fake_shape(name, LAYERS), tokens, HARDWARE[hardware], placement, SPECULATION, CHUNK)
 
 
 def check(run):
@@ -215,9 +215,9 @@ def test_weights_that_stay_quantised(level):
         run.prefill(CHUNK)
         run.decode()
         check(run)
-    counted = _place(asked, "chunks").device.parts
+    counted = place_in_order(asked, False).device.parts
     assert run.weights == pytest.approx(counted["weights"], rel=0.001)  # norms are not counted
-    unrounded = _place(plain, "chunks").device.parts
+    unrounded = place_in_order(plain, False).device.parts
     assert counted["activations"] == unrounded["activations"] + DEQUANTIZED_BYTES
 
 

@@ -5,15 +5,15 @@ from dataclasses import replace
 import pytest
 import torch
 
-from offload.architecture.tier_footprint import host_page_bytes
+from offload.architecture.pages import host_page_bytes
 from offload.architecture.weight_formats import rounded_bits
 from offload.hardware import profiles
 from offload.hardware.rates import describe
 from offload.kernels.native.ops import NativeOperations
 from offload.loading.hub.download import dimensions
 from offload.memory.factory import TieredStoreFactory
+from offload.planning.inputs import PlanInputs
 from offload.planning.plan import make_plan
-from offload.planning.request import PlanRequest
 from offload.settings.config import Placement, Speculation
 from offload.units import GIB
 from tests.support.offloading import CPU, make_link, native_kernel, settings
@@ -24,7 +24,7 @@ from triforce_cli.output.plan_fields import flags_of
 def request_for(model, gpu="rtx-4090", level="q4", **placement):
     shape = dimensions(model)
     bits = None if level is None else rounded_bits(shape, level)
-    return PlanRequest(
+    return PlanInputs(
         model=model,
         shape=shape,
         tokens=131072,
@@ -40,9 +40,9 @@ def request_for(model, gpu="rtx-4090", level="q4", **placement):
 def test_a_model_whose_plane_a_fits_a_gpu_beside_its_weights_drafts_from_it():
     request = request_for("Qwen3-14B")
     plan, other = make_plan(request), make_plan(replace(request, packs=False))
-    assert (plan.offload, plan.request.kv, plan.request.speculation.middle) == ("planes", "packed", "plane")
+    assert (plan.offload, plan.inputs.kv, plan.inputs.speculation.middle) == ("planes", "packed", "plane")
     assert plan.fits and plan.chosen.tbt.seconds * 1.2 < other.chosen.tbt.seconds
-    away = plan.request.shape.kv_layers - plan.placed.resident_layers
+    away = plan.inputs.shape.kv_layers - plan.placed.resident_layers
     assert plan.host.parts["KV cache"] == pytest.approx(away * 131072 * 8 * 128 * 2 / 2, rel=0.01)  # half a byte each
     flags = flags_of(plan)
     assert flags[flags.index("--offload") + 1] == "planes" and "--middle" not in flags

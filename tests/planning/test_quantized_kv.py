@@ -10,7 +10,6 @@ from offload.caches.full import FullCache
 from offload.caches.h2o import H2OCache
 from offload.hardware.rates import READ
 from offload.memory.quantized_store import QuantizedStore
-from offload.planning.memory import estimate
 from offload.planning.passes import Passes
 from offload.planning.placement import place
 from offload.settings.config import Speculation
@@ -18,7 +17,7 @@ from offload.settings.kv_formats import BF16, KV_FORMATS
 from offload.settings.method_sizes import forgetting_capacity, stored_tokens
 from offload.units import GIB
 from tests.support.offloading import native_kernel
-from tests.support.planning import HARDWARE, request
+from tests.support.planning import HARDWARE, parts_on_cpu, request
 from tests.support.stores import new_rope, projected, tiny_shape
 
 KINDS = ["q8"]
@@ -28,7 +27,7 @@ TOKENS = 32 * 1024
 
 def on_cpu(kind=BF16, hardware=CPU, **speculation):
     return replace(
-        request(tokens=TOKENS, **speculation), hardware=hardware, kv=kind, retrieves_in_place=True, prefill_chunk=512
+        request(tokens=TOKENS, **speculation), hardware=hardware, kv=kind, lists_chunks=True, prefill_chunk=512
     )
 
 
@@ -46,7 +45,7 @@ def test_what_a_store_allocates_is_what_is_counted(kind, chunk):
         for layer in range(shape.layers):
             cache.attend(layer, *projected(ids, layer, torch.bfloat16))
         cache.commit()
-    counted = estimate(shape, tokens, request().speculation, device="cpu", itemsize=2, prefill_chunk=chunk, kv=kind).kv
+    counted = parts_on_cpu(shape, tokens, request().speculation, prefill_chunk=chunk, kv=kind)["KV cache"]
     allocated = store.groups.memory.nbytes + store.ring.store._blocks.nbytes
     assert 0.75 * counted <= allocated <= counted
 
@@ -59,8 +58,7 @@ def test_what_a_cache_that_evicts_allocates_is_what_is_counted():
     tokens = forgetting_capacity(settings)
     store = QuantizedStore(native_kernel(), tiny_shape(), tokens, torch.bfloat16, "q8")
     cache = H2OCache(FullCache(store, new_rope(torch.bfloat16), tokens), settings)
-    sizes = {"device": "cpu", "itemsize": 2, "prefill_chunk": 512, "kv": "q8"}
-    counted = estimate(tiny_shape(), stored_tokens(settings, 9999), settings, **sizes).kv
+    counted = parts_on_cpu(tiny_shape(), stored_tokens(settings, 9999), settings, kv="q8")["KV cache"]
     allocated = store.groups.memory.nbytes + store.ring.store._blocks.nbytes + cache.nbytes
     assert 0.9 * counted <= allocated <= counted
 

@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 
 from offload.architecture.known_models import KNOWN
+from offload.planning.inputs import PlanInputs
 from offload.planning.latency import predict
 from offload.planning.passes import Passes
 from offload.planning.placement import place
-from offload.planning.request import PlanRequest
 from offload.settings.config import Placement, Speculation
 from offload.speculation.trees.best_size import fastest_tree
 from offload.speculation.trees.drafted_trees import ChildAcceptance
@@ -29,7 +29,7 @@ def passes(model, tree="chain", acceptance=None, method="naive", hardware=L40):
     """Return passes on an L40 with all weights of the target in host memory, as DeepSpeed's baseline has them."""
     target, draft = MODELS[model]
     settings = Speculation(method, "a model", tree=tree)
-    request = PlanRequest(model, target, 512, hardware, Placement(), settings, draft=draft, draft_acceptance=acceptance)
+    request = PlanInputs(model, target, 512, hardware, Placement(), settings, draft=draft, draft_acceptance=acceptance)
     return Passes(request, replace(place(request), weight_layers=0))
 
 

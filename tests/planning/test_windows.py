@@ -10,11 +10,10 @@ from offload.architecture.dims import WINDOW_SLACK
 from offload.architecture.hf_config import read_shape
 from offload.loading.formats.safetensors import FolderCheckpoint
 from offload.loading.weights import load_model
-from offload.planning.memory import estimate
 from offload.planning.plan import make_plan
 from offload.settings.config import Speculation
 from tests.support.models import make_hf_model
-from tests.support.planning import request
+from tests.support.planning import parts_on_cpu, request
 
 GEMMA_3_27B = {  # what its published config.json has beside transformers' defaults
     "model_type": "gemma3",
@@ -43,14 +42,12 @@ def shape(tmp_path):
 @pytest.mark.parametrize("tokens", [1000, 1300, 100_000])
 def test_windows_do_not_grow_with_the_sequence(shape, tokens):
     windows = 52 * EACH * min(1024 + WINDOW_SLACK, tokens)  # the rings, whatever is in them
-    need = estimate(shape, tokens, Speculation("ar"), device="cpu", itemsize=2, prefill_chunk=512)
-    assert need.kv == 10 * EACH * tokens + windows >= shape.kv_bytes(tokens, 2)
-    two = need.for_sequences(2)
-    assert two.kv == 2 * need.kv
+    one, two = (parts_on_cpu(shape, tokens, Speculation("ar"), sequences=count)["KV cache"] for count in (1, 2))
+    assert one == 10 * EACH * tokens + windows >= shape.kv_bytes(tokens, 2)
+    assert two == 2 * one
     for method in ("retrieval", "auto"):  # the selected cache has them once more
-        asked = Speculation(method, budget=64)
-        drafting = estimate(shape, tokens, asked, device="cpu", itemsize=2, prefill_chunk=512, in_place=True)
-        assert drafting.retrieval > windows
+        drafting = parts_on_cpu(shape, tokens, Speculation(method, budget=64))
+        assert drafting["retrieval cache"] > windows
 
 
 @pytest.mark.parametrize("tokens", [100, 700])

@@ -18,7 +18,7 @@ from offload.settings.generation import FASTEST
 from offload.settings.method_sizes import tree_nodes
 
 from ..options.checks import approximation_warnings
-from ..output.plan_report import print_plan
+from ..output.plan_text import print_plan
 from ..output.progress import ProgressDisplay, RunFacts
 from ..output.statistics import quantized_warning
 from ..output.status_line import StatusLine

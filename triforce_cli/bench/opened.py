@@ -64,8 +64,8 @@ class OpenBench:
         """Return the bytes of a method beside the model's weights: KV caches, and a draft model where it uses one."""
         draft = self.model.draft if has_draft_model(method) else None
         length = context + self.asked.request.settings.generation.max_new_tokens
-        need = replace(self.model, speculation=method, draft=draft).estimate(length)
-        return need.kv + need.retrieval + need.draft
+        parts = replace(self.model, speculation=method, draft=draft).estimate(length).parts
+        return sum(parts.get(name, 0) for name in ("KV cache", "retrieval cache", "draft model"))
 
 
 def open_bench(asked: BenchRequest, terminal: Terminal, quiet: bool) -> OpenBench:

@@ -131,10 +131,14 @@ class _Quality:
         with closing(engine.evaluate(self._ids, run, mode.settings.speculation)) as events:
             scores = self._read(events, meter)
         self._exact = self._exact or scores
-        need = mode.model.estimate(stored_tokens(mode.settings.speculation, len(self._ids)))
+        parts = mode.model.estimate(stored_tokens(mode.settings.speculation, len(self._ids))).parts
         row = {"mode": mode.name, "perplexity": perplexity(scores.log_probs), "kl": mean_divergence(scores)}
         row |= {"top1_agreement": None if mode.name == EXACT else top1_agreement(self._exact, scores)}
-        row |= {"token_s": median(scores.seconds.tolist()), "kv_bytes": need.kv, "weights_bytes": need.weights}
+        row |= {
+            "token_s": median(scores.seconds.tolist()),
+            "kv_bytes": parts["KV cache"],
+            "weights_bytes": parts["weights"],
+        }
         self.rows.append(row | {"log_probs": scores.log_probs.tolist()})
 
     def _engine(self, mode: OpenMode) -> Engine:

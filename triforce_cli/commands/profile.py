@@ -1,5 +1,6 @@
 """`triforce profile`: lists the hardware profiles, and plans a model on one: memory, speed, and a command."""
 
+import os
 from dataclasses import replace
 from typing import Annotated
 
@@ -7,7 +8,7 @@ import typer
 from rich.text import Text
 
 from offload.errors import SettingsError
-from offload.hardware import profiles
+from offload.hardware import calibration, profiles
 from offload.hardware.calibration import Measured
 from offload.hardware.profiles import Profile
 from offload.loading.hub.download import dimensions
@@ -17,12 +18,11 @@ from offload.short_repr import short_repr
 from offload.units import parse_tokens
 
 from ..options import declarations as options
-from ..options.settings import given_options
-from ..output.plan_report import print_comparison, print_plan
-from ..output.plan_text import PlanReport
+from ..options.settings import config_home, given_options
+from ..output.plan_text import print_comparison, print_plan
 from ..output.tables import Column, table
 from ..output.terminal import Terminal
-from ..run.measured_rates import load_measured, load_or_measure, measure_here, rates_text, save_measured
+from ..run.measured_rates import load_measured, load_or_measure, measure_here, rates_text
 from ..run.profile_plans import (
     DEFAULT_GPU_MODEL,
     PlanOptions,
@@ -102,7 +102,9 @@ def profile(
     """
     terminal = ctx.obj.terminal
     flags, origins = given_options(ctx)
-    _check(flags, measure, save)
+    check_part(flags)
+    if save and not measure:
+        raise SettingsError("--save needs --measure", "use --measure --save")
     sizes = _sizes(batch, shared_prefix, compare)
     if compare and gpu is not None:
         raise SettingsError(f"--compare is a table of all profiles, and --gpu {gpu} is one", "leave out one of the two")
@@ -110,6 +112,7 @@ def profile(
     asked = PlanOptions(flags, origins, context, bool(ctx.params["extend_context"]))
     if "model" in flags:
         dimensions(flags["model"])  # an unknown model is an error before anything is measured
+    measured: Measured | None
     if measure:
         measured = _measure(target, terminal, json, save, flags.get("disk"))
     elif compare or target.name != profiles.AUTO:
@@ -120,20 +123,16 @@ def profile(
         return print_comparison(plan_all_profiles(target.found, asked, measured), terminal, json)
     if gpu is None and not measure and not json:
         terminal.print(_list(target.profile, terminal.table_width))
-    report = _with_batches(plan_target(target, asked, measured), sizes, shared_prefix or 0)
+    report = plan_target(target, asked, measured)
+    if sizes and report.plan.fits:
+        shared, tokens = shared_prefix or 0, report.plan.inputs.tokens
+        if shared > tokens:
+            raise SettingsError(
+                f"--shared-prefix {shared:,} is longer than the {tokens:,} tokens of a sequence",
+                "use a shorter one, or a longer --context",
+            )
+        report = replace(report, batches=plan_batches(report.plan, sizes, shared))
     return print_plan(report, "generate", terminal, json)
-
-
-def _with_batches(report: PlanReport, sizes: list[int], shared: int) -> PlanReport:
-    """Add plans for several sequences together, if they are asked for and one fits."""
-    if not (sizes and report.plan.fits):
-        return report
-    if shared > report.plan.request.tokens:
-        raise SettingsError(
-            f"--shared-prefix {shared:,} is longer than the {report.plan.request.tokens:,} tokens of a sequence",
-            "use a shorter one, or a longer --context",
-        )
-    return replace(report, batches=plan_batches(report.plan, sizes, shared))
 
 
 def _sizes(batch: str | None, shared: int | None, compare: bool) -> list[int]:
@@ -151,22 +150,17 @@ def _sizes(batch: str | None, shared: int | None, compare: bool) -> list[int]:
     return [int(size) for size in sizes]
 
 
-def _check(flags: dict, measure: bool, save: bool) -> None:
-    """Raise SettingsError for options that are wrong on any hardware."""
-    check_part(flags)
-    if save and not measure:
-        raise SettingsError("--save needs --measure", "use --measure --save")
-
-
 def _measure(target: Target, terminal: Terminal, json: bool, save: bool, disk: str | None) -> Measured:
     """Measure this machine's rates, print them beside the profile's, and save them if asked to; return them."""
     sheet = target.profile
     measured = measure_here(sheet, target.found, terminal, disk)
     if not json:
-        has_rates = sheet is not None and (sheet.device == "cpu" or (sheet.gpu and sheet.link))
-        terminal.write(rates_text(measured, sheet, hardware_of(sheet, target.found) if has_rates else None))
+        hardware = None
+        if sheet is not None and (sheet.device == "cpu" or (sheet.gpu and sheet.link)):
+            hardware = hardware_of(sheet, target.found)
+        terminal.write(rates_text(measured, sheet, hardware))
     if save:
-        save_measured(measured, terminal)
+        terminal.note(f"saved to {calibration.save(measured, config_home(os.environ))}")
     return measured
 
 

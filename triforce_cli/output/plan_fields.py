@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import shlex
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -19,22 +18,14 @@ if TYPE_CHECKING:  # every command imports this module, and few of them plan
     from offload.planning.suggestions import Suggestion
 
 
-_SPECULATION = (
-    "method",
-    "draft",
-    "budget",
-    "chunk",
-    "gamma1",
-    "gamma2",
-    "middle",
-    "tree",
-    "tree_sampling",
-)
+_SPECULATION = ("method", "draft", "budget", "chunk", "gamma1", "gamma2", "middle", "tree", "tree_sampling")
+_OWN_OPTIONS = ("method", "draft", "budget", "gamma2", "middle", "tree")  # others are given with --set
 
 
 def command_line(command: str, plan: Plan, words: Sequence[str]) -> str:
     """Return the whole line of `triforce <command>`: the words that were typed, with the plan's options."""
-    options = list(itertools.pairwise(flags_of(plan)))[::2]
+    flags = flags_of(plan)
+    options = list(zip(flags[::2], flags[1::2], strict=True))
     if any(word.partition("=")[0] == "--profile" for word in words):  # a file perhaps, which its name does not find
         options = [each for each in options if each[0] != "--profile"]
     return repeated(command, words, *options)
@@ -63,74 +54,68 @@ def repeated(
 
 def flags_of(plan: Plan) -> list[str]:
     """Return the arguments of generate, summarize or bench that a plan stands for, without prompt or documents."""
-    request, placement, settings = plan.request, plan.request.placement, plan.request.speculation
+    inputs, placement, settings = plan.inputs, plan.inputs.placement, plan.inputs.speculation
     # "none" would keep the weights on the device too
-    mode = "auto" if plan.offload == "none" and plan.placed.weight_layers < request.shape.layers else plan.offload
+    mode = "auto" if plan.offload == "none" and plan.placed.weight_layers < inputs.shape.layers else plan.offload
     mode = "auto" if plan.placed.uses_disk else mode
-    flags = ["--model", request.model, "--profile", request.hardware.name, "--offload", mode]
+    flags = ["--model", inputs.model, "--profile", inputs.hardware.name, "--offload", mode]
     if plan.offload != "none" and not plan.placed.uses_disk:
         flags += ["--resident-layers", str(plan.placed.resident_layers)]
     if plan.offload == "hybrid" and placement.host_share is not None:  # a planned one would not follow measured times
         flags += ["--set", f"host_share={placement.host_share:g}"]
-    if plan.placed.away_layers:
-        flags += ["--experts", plan.placed.experts]
-    elif placement.experts != "auto":
-        flags += ["--experts", placement.experts]
-    if placement.disk is not None:
-        flags += ["--disk", placement.disk]
-    for name in ("memory", "host_memory", "disk_limit"):
-        if (size := getattr(placement, name)) is not None:
-            flags += flag_of(name, f"{size // GIB}GiB" if size % GIB == 0 else str(size))
-    if placement.link_gb_s is not None:
-        flags += ["--link", f"{placement.link_gb_s:g}"]
-    if request.hardware.threads:
-        flags += ["--threads", str(request.hardware.threads)]
-    if request.itemsize == 4:
-        flags += ["--dtype", "float32"]
-    if request.quantize is not None:
-        flags += ["--quantize", request.quantize]
-    if request.kv != BF16:
-        flags += ["--kv", request.kv]
-    elif request.packs and plan.offload != "none":  # where the default would pack
-        flags += ["--kv", "bf16"]
+    experts = "host" if plan.placed.away_layers else placement.experts
+    kv = inputs.kv
+    if kv == BF16 and not (inputs.packs and plan.offload != "none"):  # else the default would pack
+        kv = None
+    values = {
+        "--experts": None if experts == "auto" else experts,
+        "--disk": placement.disk,
+        "--memory": _size(placement.memory),
+        "--host-memory": _size(placement.host_memory),
+        "--set": placement.disk_limit and f"disk_limit={_size(placement.disk_limit)}",
+        "--link": placement.link_gb_s and f"{placement.link_gb_s:g}",
+        "--threads": inputs.hardware.threads or None,
+        "--dtype": "float32" if inputs.itemsize == 4 else None,
+        "--quantize": inputs.quantize,
+        "--kv": kv,
+    }
+    flags += [word for name, value in values.items() if value is not None for word in (name, str(value))]
     if plan.offload == PLANES:  # which decides it
         settings = replace(settings, middle=None)
     for name in _SPECULATION:
         if (value := getattr(settings, name)) != Speculation.__dataclass_fields__[name].default:
-            flags += flag_of(name, str(value))
-    return [*flags, *flag_of("prefill_chunk", str(request.prefill_chunk))]
+            is_option = name in _OWN_OPTIONS
+            flags += [f"--{name}", str(value)] if is_option else ["--set", f"{name}={value}"]
+    return [*flags, "--set", f"prefill_chunk={inputs.prefill_chunk}"]
 
 
-def flag_of(name: str, value: str) -> list[str]:
-    """Return the arguments that give a setting a value: its own option, or --set."""
-    own = ("memory", "host_memory", "method", "draft", "budget", "gamma2", "middle", "tree")
-    return [f"--{name.replace('_', '-')}", value] if name in own else ["--set", f"{name}={value}"]
+def _size(size: int | None) -> str | None:
+    return size if size is None else f"{size // GIB}GiB" if size % GIB == 0 else str(size)
 
 
 def plan_fields(plan: Plan, suggestions: Sequence[Suggestion] = ()) -> dict[str, Any]:
-    request, where, experts = plan.request, plan.placed, plan.request.shape.experts
+    inputs, where, experts = plan.inputs, plan.placed, plan.inputs.shape.experts
     return {
-        "model": request.model,
-        "parameters": request.shape.parameters,
-        "quantize": request.quantize,
-        "weight_bits": asdict(request.bits),
-        "kv": request.kv,
+        "model": inputs.model,
+        "parameters": inputs.shape.parameters,
+        "quantize": inputs.quantize,
+        "weight_bits": asdict(inputs.bits),
+        "kv": inputs.kv,
         "resident_tokens": plan.resident_tokens,
-        "context": request.tokens,
-        "hardware": asdict(request.hardware),
+        "context": inputs.tokens,
+        "hardware": asdict(inputs.hardware),
         "offload": plan.offload,
-        "layers": request.shape.layers,
+        "layers": inputs.shape.layers,
         "resident_layers": where.resident_layers,
         "weight_layers": where.weight_layers,
         "host_share": plan.host_share,
-        "experts": where.experts if request.shape.experts else None,
+        "experts": None if experts is None else "host" if where.away_layers else "device",
         "expert_layers": experts.layers - where.away_layers if experts else None,
         "expert_rows": where.streamed_rows or None,
-        "expert_times": [asdict(each) for each in plan.expert_times],
         "budget": plan.budget,
-        "chunk": request.speculation.chunk,
-        "prefill_order": where.prefill_order,
-        "prefill_chunk": request.prefill_chunk,
+        "chunk": inputs.speculation.chunk,
+        "prefill_order": "layers" if where.by_layers else "chunks",
+        "prefill_chunk": inputs.prefill_chunk,
         "ttft": asdict(plan.ttft),
         "speedup": plan.speedup,
         "flags": flags_of(plan) if plan.fits else [],
@@ -141,15 +126,11 @@ def plan_fields(plan: Plan, suggestions: Sequence[Suggestion] = ()) -> dict[str,
 def _predicted(plan: Plan) -> dict[str, Any]:
     """Return whether a plan fits, its memories and speeds; tokens a second are those of one sequence."""
     tiers = {"device": plan.device, "host": plan.host, "disk": plan.disk}
+    speeds = {"plain": plan.plain, "chosen": plan.chosen}
     return {
         "fits": plan.fits,
-        "memory": {
-            name: {"parts": tier.parts, "total": tier.total, "limit": tier.limit} for name, tier in tiers.items()
-        },
-        **{
-            name: {**asdict(decoding), "tokens_per_s": 1 / decoding.tbt.seconds}
-            for name, decoding in (("plain", plan.plain), ("chosen", plan.chosen))
-        },
+        "memory": {name: asdict(tier) | {"total": tier.total} for name, tier in tiers.items()},
+        **{name: {**asdict(speed), "tokens_per_s": 1 / speed.tbt.seconds} for name, speed in speeds.items()},
         "missing": plan.shortage() or None,
     }
 

@@ -1,9 +1,9 @@
-"""A plan as text: the verdict, facts, a table of the memories and predictions; and several plans as a table."""
+"""Prints plans, as text or as JSON: the verdict, facts, memories and predictions of one; several plans as a table."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from rich.text import Text
@@ -11,18 +11,21 @@ from rich.text import Text
 from offload.settings.kv_formats import PLAIN_KV
 from offload.units import GIB, counted, size_text
 
+from ..signals import DONE, FAILED
 from .cursor import visible
 from .format import duration, milliseconds
+from .plan_fields import batch_fields, command_line, plan_fields
+from .stdout_formats import json_line
 from .tables import Column, hanging, lines_text, table
+from .terminal import Terminal
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # every command imports this module, and few of them plan
     from offload.hardware.calibration import Measured
     from offload.hardware.profiles import Profile
     from offload.planning.batch import Batches, BatchPlan
+    from offload.planning.inputs import PlanInputs
     from offload.planning.latency import Decoding
-    from offload.planning.placement import Tier
     from offload.planning.plan import Plan
-    from offload.planning.request import PlanRequest
     from offload.planning.suggestions import Suggestion
 
 _INDENT = 11  # cells of the names of facts
@@ -52,14 +55,69 @@ class PlanReport:
     sibling: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class PlanComparison:
+    """The plans for several profiles, each with suggestions if it does not fit.
+
+    `measured` gave the rates of the profiles named in `measured_names`.
+    """
+
+    plans: Sequence[tuple[Plan, Sequence[Suggestion]]]
+    measured: Measured | None
+    measured_names: Sequence[str]
+
+
+def print_plan(report: PlanReport, command: str, terminal: Terminal, json: bool) -> int:
+    """Print the plan to stdout and what is missing to stderr; return the exit code.
+
+    The text of a plan that fits ends with the line of `triforce <command>` for it.
+    """
+    plan = report.plan
+    if json:
+        profile = {} if report.profile is None else {"profile": asdict(report.profile)}
+        measured = report.measured and asdict(report.measured)
+        fields = plan_fields(plan, report.suggestions) | {"batch": batch_fields(report.batches)}
+        fields |= {"draft_model": report.sibling}
+        terminal.write(json_line(type="plan", **profile, measured=measured, plan=fields))
+    else:
+        text = plan_text(report, terminal.table_width)
+        if plan.fits:
+            text.append(f"\n{command_line(command, plan, report.arguments)}\n", "bold")
+        terminal.print(text)
+    if plan.fits:
+        return DONE
+    terminal.error(plan.shortage(), suggestions_text(report.suggestions))
+    return FAILED
+
+
+def print_comparison(comparison: PlanComparison, terminal: Terminal, json: bool) -> int:
+    """Print a table of the plans, or one line of JSON; return the exit code."""
+    plans, measured = comparison.plans, comparison.measured
+    if json:
+        fields = [plan_fields(plan, suggestions) for plan, suggestions in plans]
+        terminal.write(json_line(type="comparison", measured=measured and asdict(measured), plans=fields))
+        return DONE
+    text = comparison_text([plan for plan, _ in plans], terminal.table_width)
+    if measured is not None:
+        names = ", ".join(comparison.measured_names)
+        text = Text(f"measured   on {measured.date}: the rates of {names}, of {measured.machine}\n").append_text(text)
+    terminal.print(text)
+    return DONE
+
+
+def suggestions_text(suggestions: Sequence[Suggestion]) -> str:
+    """Return the suggestions in one line, for a hint."""
+    return "; or ".join(change.text for change in suggestions) or "use a smaller model, or other hardware"
+
+
 def plan_text(report: PlanReport, width: int | None = None) -> Text:
     """Return the whole plan, the verdict first; facts are wrapped to `width` cells, None for as many as they need."""
     plan = report.plan
-    text = lines_text([verdict(plan, report.suggestions)], width)
-    text.append_text(facts_text(list(_about(report)), width)).append("\n")
+    text = lines_text([_verdict(plan, report.suggestions)], width)
+    text.append_text(facts_text([*_hardware(plan.inputs), *_about(report)], width)).append("\n")
     text.append_text(_memory_table(plan, width)).append("\n")
-    predicted = [*_predictions(plan), *(() if report.batches is None else _batches(report.batches))]
-    return text.append_text(facts_text(predicted, width))
+    batches = () if report.batches is None else _batches(report.batches)
+    return text.append_text(facts_text([*_predictions(plan), *batches], width))
 
 
 def comparison_text(plans: Sequence[Plan], width: int | None = None) -> Text:
@@ -69,12 +127,12 @@ def comparison_text(plans: Sequence[Plan], width: int | None = None) -> Text:
     """
     fitting = sorted((plan for plan in plans if plan.fits), key=lambda plan: plan.chosen.tbt.seconds)
     note = "in GiB, on each device and on the host; ar is plain decoding"
-    text = facts_text([("model", _model(plans[0].request)), ("memory", note)], width).append("\n")
+    text = facts_text([("model", _model(plans[0].inputs)), ("memory", note)], width).append("\n")
     names = ("device", "host", "TTFT", "ar ms", "method", "ms", "speedup")
     columns = [Column("profile", style="cyan"), *(Column(name, right=name != "method") for name in names)]
     rows = [
         (
-            plan.request.hardware.name,
+            plan.inputs.hardware.name,
             f"{plan.device.total / GIB:.1f}",
             f"{plan.host.total / GIB:.1f}",
             duration(plan.ttft.seconds),
@@ -86,7 +144,7 @@ def comparison_text(plans: Sequence[Plan], width: int | None = None) -> Text:
         for plan in fitting
     ]
     text.append_text(table(columns, rows, width))
-    if missing := [plan.request.hardware.name for plan in plans if not plan.fits]:
+    if missing := [plan.inputs.hardware.name for plan in plans if not plan.fits]:
         small = f"{counted(len(missing), 'profile')} too small: {', '.join(missing)}"
         text.append("\n").append_text(lines_text([small], width))
     return text
@@ -99,53 +157,46 @@ def facts_text(facts: Sequence[tuple[str, str]], width: int | None) -> Text:
     return Text("".join(f"{line}\n" for line in shown))
 
 
-def verdict(plan: Plan, suggestions: Sequence[Suggestion] = ()) -> str:
+def _verdict(plan: Plan, suggestions: Sequence[Suggestion]) -> str:
     """Return whether a plan fits, in how much of each memory, with which weights, and else what would."""
-    request = plan.request
+    inputs = plan.inputs
     used = [
         f"{tier.total / GIB:.1f}{'' if tier.limit is None else f' of {tier.limit / GIB:.1f}'} GiB of {name}"
-        for name, tier in _tiers(plan)
-        if plan.fits or tier.missing
+        for name, tier in plan.tiers
+        if tier.missing or (plan.fits and tier.total)
     ]
-    weights = f"weights rounded to {request.quantize}" if request.quantize else "quantised weights"
-    weights = weights if request.is_quantized else "fp32" if request.itemsize == 4 else request.hardware.dtype
-    kv = "" if request.kv_format is PLAIN_KV else f", {request.kv} keys and values"
+    weights = f"weights rounded to {inputs.quantize}" if inputs.quantize else "quantised weights"
+    weights = weights if inputs.is_quantized else "fp32" if inputs.itemsize == 4 else inputs.hardware.dtype
+    kv = "" if inputs.kv_format is PLAIN_KV else f", {inputs.kv} keys and values"
     text = f"{'fits' if plan.fits else 'does not fit'}: {', '.join([*used, weights + kv])}"
-    ways = ", or ".join(suggestion.change for suggestion in suggestions)
-    return f"{text}; would fit with {ways}" if ways else text
-
-
-def _tiers(plan: Plan) -> list[tuple[str, Tier]]:
-    """Return the memories that the plan uses, by name."""
-    tiers = ((plan.device_name, plan.device), ("host memory", plan.host), ("disk", plan.disk))
-    return [(name, tier) for name, tier in tiers if tier.total]
+    changes = ", or ".join(suggestion.change for suggestion in suggestions)
+    return f"{text}; would fit with {changes}" if changes else text
 
 
 def _about(report: PlanReport) -> Iterator[tuple[str, str]]:
-    """Yield the facts that the plan starts from: hardware, model, weights, keys and values."""
-    request, measured = report.plan.request, report.measured
-    yield from _hardware(request)
+    """Yield the facts that the plan starts from, beside the hardware: model, weights, keys and values."""
+    inputs, measured = report.plan.inputs, report.measured
     if measured is not None:
         yield "measured", f"on {measured.date}: the rates above, of {measured.machine}"
-    yield "model", _model(request)
+    yield "model", _model(inputs)
     if report.source:
         yield "weights", report.source
     if report.sibling is not None:
         yield "draft", f"{report.sibling} has the vocabulary of a draft model for it (--draft {report.sibling})"
-    if request.is_quantized:
-        what = "quantised" if request.quantize is None else f"rounded to {request.quantize} (--quantize)"
-        experts = "" if request.bits.experts is None else f", {request.bits.experts:.3g} in experts"
-        bits = f"{request.bits.layers:.3g} bits each{experts}, {request.bits.outer:.3g} in embedding and output head"
+    if inputs.is_quantized:
+        what = "quantised" if inputs.quantize is None else f"rounded to {inputs.quantize} (--quantize)"
+        experts = "" if inputs.bits.experts is None else f", {inputs.bits.experts:.3g} in experts"
+        bits = f"{inputs.bits.layers:.3g} bits each{experts}, {inputs.bits.outer:.3g} in embedding and output head"
         yield "weights", f"{what}: {bits}"
-    if (format := request.kv_format) is not PLAIN_KV:
+    if (format := inputs.kv_format) is not PLAIN_KV:
         effect = "which changes the answer" if format.lossy else "without loss"
-        bits = f"{format.number_bits(request.shape.head_dim):.3g} bits each"
+        bits = f"{format.number_bits(inputs.shape.head_dim):.3g} bits each"
         yield "KV cache", f"{format.name} (--kv): {bits}, {effect}"
 
 
-def _hardware(request: PlanRequest) -> Iterator[tuple[str, str]]:
+def _hardware(inputs: PlanInputs) -> Iterator[tuple[str, str]]:
     """Yield the GPUs, if any, the host, and a disk for KV: memory, and the rates that are assumed."""
-    hardware, placement = request.hardware, request.placement
+    hardware, placement = inputs.hardware, inputs.placement
     if hardware.device == "cuda":
         count = "" if hardware.gpus == 1 else f"{hardware.gpus} x "
         rates = f"{hardware.bandwidth / 1e9:,.0f} GB/s, {hardware.flops / 1e12:,.0f} TFLOP/s {hardware.dtype}"
@@ -158,18 +209,18 @@ def _hardware(request: PlanRequest) -> Iterator[tuple[str, str]]:
         yield "disk", f"{placement.disk}, {_known(hardware.disk_free)} free, {rate}"
 
 
-def _model(request: PlanRequest) -> str:
+def _model(inputs: PlanInputs) -> str:
     """Return the model, its size, and the tokens that are planned."""
-    count = request.shape.parameters
+    count = inputs.shape.parameters
     scales = ((1e9, ".1f", " billion"), (1e6, ".0f", " million"), (1, ",.0f", ""))
     size = next(f"{count / scale:{digits}}{name}" for scale, digits, name in scales if count >= scale)
-    read = f" ({request.shape.read_parameters / count:.0%} read by a token)" if request.shape.experts else ""
-    return f"{request.model}, {size} parameters{read}; {counted(request.tokens, 'token')} of prompt and answer"
+    read = f" ({inputs.shape.read_parameters / count:.0%} read by a token)" if inputs.shape.experts else ""
+    return f"{inputs.model}, {size} parameters{read}; {counted(inputs.tokens, 'token')} of prompt and answer"
 
 
 def _memory_table(plan: Plan, width: int | None) -> Text:
-    """Return a row for each part of what is in memory, in GiB, with a column for each memory."""
-    tiers = _tiers(plan)
+    """Return a row for each part of what is in memory, in GiB, with a column for each memory that is used."""
+    tiers = [(name, tier) for name, tier in plan.tiers if tier.total]
     parts = dict.fromkeys(part for _, tier in tiers for part in tier.parts)
     rows = [[part, *(_number(tier.parts.get(part)) for _, tier in tiers)] for part in parts]
     rows.append(["all", *(_number(tier.total) for _, tier in tiers)])
@@ -181,9 +232,13 @@ def _number(size: int | None) -> str:
     return "" if size is None else f"{size / GIB:.2f}"
 
 
+def _known(size: int | None) -> str:
+    return "memory not known" if size is None else size_text(size)
+
+
 def _predictions(plan: Plan) -> Iterator[tuple[str, str]]:
-    where, chosen, experts = plan.placed, plan.chosen, plan.request.shape.experts
-    order = ", layer by layer" if where.prefill_order == "layers" else ""
+    where, chosen, experts = plan.placed, plan.chosen, plan.inputs.shape.experts
+    order = ", layer by layer" if where.by_layers else ""
     yield "prefill", f"{duration(plan.ttft.seconds)} to the first token{order}; bound by {plan.ttft.bound}"
     yield "plain", _speed(plan.plain)
     if chosen.method != "ar":
@@ -192,7 +247,7 @@ def _predictions(plan: Plan) -> Iterator[tuple[str, str]]:
         cache = f"; {counted(plan.budget, 'token')} in the retrieval cache" if plan.budget else ""
         yield "", f"{drafted} drafted, {chosen.tokens_per_verification:.1f} tokens a verification expected{cache}"
     yield "placement", _placement(plan)
-    if where.away_layers:
+    if experts is not None and where.away_layers:
         yield "experts", f"those of {where.away_layers} of {experts.layers} layers in host memory"
 
 
@@ -203,13 +258,12 @@ def _speed(decoding: Decoding, more: str = "") -> str:
 
 def _placement(plan: Plan) -> str:
     """Return where keys, values and weights are."""
-    where, layers, shape = plan.placed, plan.request.shape.layers, plan.request.shape
+    where, layers, shape = plan.placed, plan.inputs.shape.layers, plan.inputs.shape
     of = f"of {where.resident_layers} of {shape.kv_layers} layers"
     if plan.offload == "none":
-        is_whole = where.weight_layers == layers and not where.away_layers
-        text = f"none: {'everything' if is_whole else 'the KV cache'} on the device"
+        text = f"none: {'everything' if plan.is_whole else 'the KV cache'} on the device"
     elif where.uses_disk:
-        text = f"disk: KV {of} in memory, of the others in {plan.request.placement.disk}"
+        text = f"disk: KV {of} in memory, of the others in {plan.inputs.placement.disk}"
     else:
         text = f"{plan.offload}: KV {of} resident"
         text += f", the host attends to {100 * plan.host_share:.0f} % of the rest" if plan.offload == "hybrid" else ""
@@ -226,8 +280,8 @@ def _batches(batches: Batches) -> Iterator[tuple[str, str]]:
         more = " or more" if batches.fitting == MOST_SEQUENCES else ""
         fitting = f"{counted(batches.fitting, 'sequence')}{more} fit{'s' * (batches.fitting == 1)} together"
     yield "batches", fitting + shared
-    for each in batches.plans:
-        yield f"batch {each.sequences}", _throughput(each) if each.fits else each.together.shortage()
+    for batch in batches.plans:
+        yield f"batch {batch.sequences}", _throughput(batch) if batch.fits else batch.together.shortage()
 
 
 def _throughput(batch: BatchPlan) -> str:
@@ -237,7 +291,3 @@ def _throughput(batch: BatchPlan) -> str:
     if method == "ar":
         return plain if batch.alone.chosen.method == "ar" else f"{plain}; speculation does not pay"
     return f"{plain}; {method} {batch.tokens_per_s:,.1f}, {batch.gain:.2f}x; {batch.speedup:.2f}x plain"
-
-
-def _known(size: int | None) -> str:
-    return "memory not known" if size is None else size_text(size)

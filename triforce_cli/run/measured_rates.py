@@ -28,7 +28,6 @@ _RATES = (
     ("host", "bf16_gflops", "host", "GFLOP/s bf16"),
     ("host", "disk_gb_s", "disk", "GB/s"),
 )
-_UNKNOWN = "-"
 
 
 def load_measured(terminal: Terminal) -> Measured | None:
@@ -46,57 +45,38 @@ def load_or_measure(on_gpu: bool, terminal: Terminal, disk: str | None = None) -
     What cannot be measured is left to data sheets: None. `on_gpu`: measure the first GPU too; `disk`: and the disk of
     that folder, if its rate was not saved.
     """
-    measured = _load_or_measure(on_gpu, terminal)
-    if disk is None or measured is None or measured.host.disk_gb_s is not None:
-        return measured
-    return measure_disk(disk, measured, terminal)
-
-
-def measure_disk(folder: str, measured: Measured, terminal: Terminal) -> Measured:
-    """Return the rates with that of the disk of a folder, measured now and saved for later plans.
-
-    Where it cannot be measured, the rates as they are, with a warning.
-    """
-    measured = _with_disk(measured, folder, terminal)
-    if measured.host.disk_gb_s is not None:
+    measured, folder = load_measured(terminal), config_home(os.environ)
+    if measured is None and not (folder / calibration.FILE).exists():  # else it is unusable, as the warning says
+        measured = _measured_quickly(on_gpu, folder)
+    if disk is not None and measured is not None and measured.host.disk_gb_s is None:
+        measured = _with_disk(measured, disk, terminal)
         with contextlib.suppress(TriforceError):  # a read-only folder
-            calibration.save(measured, config_home(os.environ))
+            calibration.save(measured, folder)
+    return measured
+
+
+def _measured_quickly(on_gpu: bool, folder: Path) -> Measured | None:
+    from offload.hardware.microbenchmarks import QUICK, measure
+
+    try:
+        measured = measure("cuda:0" if on_gpu else "cpu", processor_name(), sizes=QUICK)
+        if on_gpu and (measured.gpu is None or measured.link is None):
+            return None
+        calibration.save(measured, folder)
+    except (TriforceError, RuntimeError, AssertionError):  # torch without CUDA, a GPU in use, a read-only folder
+        return None
     return measured
 
 
 def _with_disk(measured: Measured, folder: str, terminal: Terminal) -> Measured:
+    """Return the rates with that of a folder's disk; as they are, with a warning, where it cannot be measured."""
     from offload.hardware.microbenchmarks import QUICK, disk_rate
 
     try:
-        host = replace(measured.host, disk_gb_s=disk_rate(Path(folder), QUICK))
-        return replace(measured, host=host)
+        return replace(measured, host=replace(measured.host, disk_gb_s=disk_rate(Path(folder), QUICK)))
     except (TriforceError, OSError) as error:
         terminal.warn(f"the disk of {folder} was not measured: {error}")
         return measured
-
-
-def _load_or_measure(on_gpu: bool, terminal: Terminal) -> Measured | None:
-    measured = load_measured(terminal)
-    folder = config_home(os.environ)
-    if measured is None and (folder / calibration.FILE).exists():  # unusable, as the warning says
-        return None
-    if measured is not None:
-        return measured
-    from offload.hardware.microbenchmarks import QUICK, measure
-
-    try:
-        found = measure("cuda:0" if on_gpu else "cpu", processor_name(), sizes=QUICK)
-        if on_gpu and (found.gpu is None or found.link is None):
-            return None
-        calibration.save(found, folder)
-    except (TriforceError, RuntimeError, AssertionError):  # torch without CUDA, a GPU in use, a read-only folder
-        return None
-    return found
-
-
-def save_measured(measured: Measured, terminal: Terminal) -> None:
-    """Save the rates for later plans, and print where. Raises TriforceError."""
-    terminal.note(f"saved to {calibration.save(measured, config_home(os.environ))}")
 
 
 def measure_here(chosen: Profile | None, found: Sequence[str], terminal: Terminal, disk: str | None = None) -> Measured:
@@ -108,8 +88,7 @@ def measure_here(chosen: Profile | None, found: Sequence[str], terminal: Termina
 
     Raises SettingsError if the profile is of other hardware, TriforceError if its GPU cannot be measured.
     """
-    _refuse_absent(chosen, found)
-    device = "cpu" if chosen is not None and chosen.device == "cpu" else f"cuda:{_index(chosen, found)}"
+    device = "cpu" if chosen is not None and chosen.device == "cpu" else f"cuda:{_gpu_index(chosen, found)}"
     from offload.hardware.microbenchmarks import measure
 
     if terminal.stderr_is_terminal:
@@ -118,6 +97,25 @@ def measure_here(chosen: Profile | None, found: Sequence[str], terminal: Termina
     if device != "cpu" and (measured.gpu is None or measured.link is None):
         raise TriforceError("the GPU cannot be measured: its memory is in use", "try again when others have left it")
     return measured if disk is None else _with_disk(measured, disk, terminal)
+
+
+def _gpu_index(chosen: Profile | None, found: Sequence[str]) -> int:
+    """Return the number that torch gives to the profile's GPU: its order differs from the driver's.
+
+    Raises SettingsError for GPUs that this machine does not have, or not as many; TriforceError if torch sees none.
+    """
+    model = chosen.gpu.model if chosen is not None and chosen.gpu is not None else None
+    if chosen is not None and sum(model is None or same_gpu(name, model) for name in found) < max(1, chosen.gpus):
+        present = ", ".join(found) or "no GPU"
+        message = f"--measure measures this machine, which has {present}, not {chosen.gpus} x {model or 'GPU'}"
+        raise SettingsError(message, "leave out --gpu to measure what is here, or --measure to plan for the other")
+    for index, name in enumerate(gpu_names()):
+        if model is None or same_gpu(name, model):
+            return index
+    raise TriforceError(
+        f"torch does not see the GPU that the driver reports: {', '.join(dict.fromkeys(found))}",
+        "`triforce doctor` says why; --gpu cpu measures the host alone",
+    )
 
 
 def rates_text(measured: Measured, chosen: Profile | None, hardware: Hardware | None) -> str:
@@ -129,43 +127,16 @@ def rates_text(measured: Measured, chosen: Profile | None, hardware: Hardware | 
 
 
 def _rows(measured: Measured, chosen: Profile | None, hardware: Hardware | None) -> Iterator[tuple[str, str, str, str]]:
+    assumed = {} if hardware is None else {"GB/s": hardware.host_bandwidth, "GFLOP/s bf16": hardware.host_flops}
     for part, rate, name, unit in _RATES:
-        found, sheet = (getattr(getattr(source, part, None), rate, None) for source in (measured, chosen))
-        if getattr(measured, part) is None:
+        own, sheet = (getattr(getattr(source, part, None), rate, None) for source in (measured, chosen))
+        if getattr(measured, part) is None or (name == "disk" and own is None):
             continue
-        expected = _UNKNOWN if sheet is None else _number(sheet)
-        if rate == "disk_gb_s" and found is None:
-            continue
-        if sheet is None and part == "host" and hardware is not None and rate != "disk_gb_s":
-            assumed = hardware.host_bandwidth if rate == "bandwidth_gb_s" else hardware.host_flops
-            expected = f"{_number(assumed / 1e9)} assumed"
-        yield name, _UNKNOWN if found is None else _number(found), expected, unit
+        expected = _number(sheet)
+        if sheet is None and part == "host" and name != "disk" and unit in assumed:
+            expected = f"{_number(assumed[unit] / 1e9)} assumed"
+        yield name, _number(own), expected, unit
 
 
-def _number(rate: float) -> str:
-    return f"{rate:,.0f}" if rate >= 100 else f"{rate:.1f}"
-
-
-def _refuse_absent(chosen: Profile | None, found: Sequence[str]) -> None:
-    """Raise SettingsError for GPUs that this machine does not have, or not as many."""
-    if chosen is None or chosen.device == "cpu":
-        return
-    count = sum(chosen.gpu is None or same_gpu(name, chosen.gpu.model) for name in found)
-    if count < max(1, chosen.gpus):
-        model = chosen.gpu.model if chosen.gpu else "GPU"
-        present = ", ".join(found) or "no GPU"
-        message = f"--measure measures this machine, which has {present}, not {chosen.gpus} x {model}"
-        raise SettingsError(message, "leave out --gpu to measure what is here, or --measure to plan for the other")
-
-
-def _index(chosen: Profile | None, found: Sequence[str]) -> int:
-    """Return the number that torch gives to the GPU: its order differs from the driver's. Raises TriforceError."""
-    names = gpu_names()
-    model = chosen.gpu.model if chosen is not None and chosen.gpu is not None else None
-    for index, name in enumerate(names):
-        if model is None or same_gpu(name, model):
-            return index
-    raise TriforceError(
-        f"torch does not see the GPU that the driver reports: {', '.join(dict.fromkeys(found))}",
-        "`triforce doctor` says why; --gpu cpu measures the host alone",
-    )
+def _number(rate: float | None) -> str:
+    return "-" if rate is None else f"{rate:,.0f}" if rate >= 100 else f"{rate:.1f}"

@@ -28,7 +28,7 @@ def check_parallel(wanted: int | str, opened: OpenedRequest, tokens: int, sequen
     most = MOST if wanted == AUTO else int(wanted)
     most = most if sequences is None else min(most, sequences)
     if most > fitting and wanted != AUTO:
-        one, two = (opened.model.estimate(tokens).for_sequences(count).total for count in (1, 2))
+        one, two = (opened.model.estimate(tokens, count).total for count in (1, 2))
         limit = _limit(opened)
         raise OutOfMemory(
             f"not enough memory for {most} sequences of {counted(tokens, 'token')}: about {size_text(one)} for the "

@@ -6,13 +6,14 @@ Real runs and dry runs plan here alike. Torch is imported only where a model has
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from offload.architecture.dims import Dimensions
+from offload.architecture.pages import copy_bytes_for
 from offload.architecture.parameters import WeightBits
 from offload.architecture.weight_formats import rounded_bits
 from offload.errors import SettingsError
@@ -20,8 +21,8 @@ from offload.hardware import profiles
 from offload.hardware.calibration import Measured, applied
 from offload.hardware.profiles import AUTO, Profile, undescribed
 from offload.hardware.rates import Hardware, describe, on_threads, placed
+from offload.planning.inputs import PlanInputs
 from offload.planning.plan import Plan, make_plan
-from offload.planning.request import PlanRequest
 from offload.planning.suggestions import Suggestion, suggestions
 from offload.settings.kv_formats import AUTO as AUTO_KV
 from offload.settings.kv_formats import BF16, KV_FORMATS, PACKED_DIMS, PACKED_KV, check_planes, tiered_format
@@ -32,8 +33,7 @@ from offload.system.machine import free_host_memory, free_memory, usable_cores
 from ..distributed.launch import ranks_to_start
 from ..options.checks import check_layers, check_tiers, expert_flags, free_on_disk
 from ..options.settings import NO_PROFILE, Settings, gpu_names
-from ..output.plan_report import suggestions_text
-from ..output.plan_text import PlanReport
+from ..output.plan_text import PlanReport, suggestions_text
 from ..output.terminal import Terminal
 from .measured_rates import load_measured, load_or_measure
 
@@ -46,46 +46,45 @@ if TYPE_CHECKING:
     from .opened_request import OpenedRequest
 
 
-def plan_request(
+def plan_inputs(
     settings: Settings,
     shape: Dimensions,
     tokens: int,
     hardware: Hardware,
     draft: Dimensions | None = None,
     stored: WeightBits | None = None,
-) -> PlanRequest:
-    """Return the plan request of the settings, for a model's shape on some hardware.
+) -> PlanInputs:
+    """Return the inputs of a plan with the settings, for a model's shape on some hardware.
 
     `stored`: of a file whose weights stay quantised. Raises SettingsError for --quantize without bf16, and formats that
     the hardware has no kernel for.
     """
-    check_layers(settings.placement, shape, hardware.shared and settings.placement.link_gb_s is None)
-    level, kv = settings.engine.quantize, settings.engine.kv
-    check_middle(settings.speculation, settings.placement.offload == PLANES)
-    in_bf16 = settings.engine.dtype in ("auto", "bfloat16") and hardware.dtype == "bf16"
-    for option, value in {"--quantize": level, "--kv": kv if KV_FORMATS[kv] is PACKED_KV else None}.items():
+    engine, placement = settings.engine, settings.placement
+    check_layers(placement, shape, hardware.shared and placement.link_gb_s is None)
+    check_middle(settings.speculation, placement.offload == PLANES)
+    in_bf16, kv = engine.dtype in ("auto", "bfloat16") and hardware.dtype == "bf16", engine.kv
+    for option, value in {"--quantize": engine.quantize, "--kv": kv if KV_FORMATS[kv] is PACKED_KV else None}.items():
         if value is not None and not in_bf16:
-            dtype = settings.engine.dtype if settings.engine.dtype != "auto" else hardware.dtype
-            raise SettingsError(
-                f"{option} {value} needs bfloat16, and {hardware.name} computes in {dtype}", f"leave {option} out"
-            )
+            dtype = engine.dtype if engine.dtype != "auto" else hardware.dtype
+            message = f"{option} {value} needs bfloat16, and {hardware.name} computes in {dtype}"
+            raise SettingsError(message, f"leave {option} out")
     packs = in_bf16 and shape.growing.head_dim % PACKED_DIMS == 0
-    if KV_FORMATS[kv] is PACKED_KV and is_one_memory(hardware.device, settings.placement):
+    if KV_FORMATS[kv] is PACKED_KV and is_one_memory(hardware.device, placement):
         kv = BF16
-    if settings.placement.offload == PLANES:
+    if placement.offload == PLANES:
         check_planes(tiered_format(kv, packs))
-    return PlanRequest(
-        model=settings.engine.model,
+    return PlanInputs(
+        model=engine.model,
         shape=shape,
         tokens=tokens,
-        hardware=placed(on_threads(hardware, settings.engine.threads), settings.placement),
-        placement=settings.placement,
+        hardware=placed(on_threads(hardware, engine.threads), placement),
+        placement=placement,
         speculation=settings.speculation,
-        prefill_chunk=settings.engine.prefill_chunk,
-        itemsize=4 if settings.engine.dtype == "float32" else 2,
+        prefill_chunk=engine.prefill_chunk,
+        itemsize=4 if engine.dtype == "float32" else 2,
         draft=draft,
-        weight_bits=stored if level is None else rounded_bits(shape, level),
-        quantize=level,
+        weight_bits=stored if engine.quantize is None else rounded_bits(shape, engine.quantize),
+        quantize=engine.quantize,
         kv=kv,
         packs=packs,
         packs_on_device=True,
@@ -95,6 +94,35 @@ def plan_request(
 def is_one_memory(device: str, placement: Placement) -> bool:
     """Return whether keys and values are in a CPU's own memory alone, where nothing travels that could be packed."""
     return device == "cpu" and placement.link_gb_s is None and placement.disk is None
+
+
+def plan_with_suggestions(inputs: PlanInputs) -> tuple[Plan, tuple[Suggestion, ...]]:
+    """Return the plan, and changes that would fit if it does not."""
+    plan = make_plan(inputs)
+    return plan, () if plan.fits else suggestions(plan.inputs, list(_shipped_hardware()))
+
+
+def _shipped_hardware() -> Iterator[Hardware]:
+    """Yield the hardware of the profiles that come with the program and have rates."""
+    for name in profiles.available():
+        try:
+            yield describe(profiles.load(name))
+        except SettingsError:
+            continue
+
+
+def plan_run(model: OpenModel, settings: Settings, tokens: int, terminal: Terminal) -> PlanReport:
+    """Return the plan for a sequence of `tokens` on this machine, on as many GPUs as ranks would be started.
+
+    Raises SettingsError for tiers that this machine does not have.
+    """
+    check_tiers(model, settings.placement)
+    measured = load_or_measure(model.device.type == "cuda", terminal, settings.placement.disk)
+    inputs, profile = _inputs_here(model, settings, tokens, measured)
+    if model.device.type == "cuda" and (count := ranks_to_start(settings)):
+        inputs = replace(inputs, hardware=replace(inputs.hardware, gpus=count))
+    was_applied = profile.host != settings.profile.host  # the host is always measured
+    return PlanReport(*plan_with_suggestions(inputs), measured if was_applied else None)
 
 
 def packed_by_plan(opened: OpenedRequest, tokens: int, terminal: Terminal) -> OpenedRequest:
@@ -109,46 +137,14 @@ def packed_by_plan(opened: OpenedRequest, tokens: int, terminal: Terminal) -> Op
     if kv != AUTO_KV or device != "cuda" or model.group.size > 1 or settings.speculation.approximate is not None:
         return opened
     try:
-        request, _ = request_on_this_machine(model, settings, tokens, load_measured(terminal))
+        plan = make_plan(_inputs_here(model, settings, tokens, load_measured(terminal))[0])
     except SettingsError:  # this GPU's rates are unknown
         return opened
-    plan = make_plan(request)
-    if plan.offload != "none" or plan.request.kv_format is not PACKED_KV:
+    if plan.offload != "none" or plan.inputs.kv_format is not PACKED_KV:
         return opened
     config = replace(model.config, kv=PACKED_KV.name)
     packed = replace(opened.request, settings=replace(settings, engine=config))
     return replace(opened, model=replace(model, config=config), request=packed)
-
-
-def plan_with_suggestions(request: PlanRequest) -> tuple[Plan, tuple[Suggestion, ...]]:
-    """Return the plan, and changes that would fit if it does not."""
-    plan = make_plan(request)
-    return plan, () if plan.fits else suggestions(plan.request, _shipped_hardware())
-
-
-def _shipped_hardware() -> list[Hardware]:
-    """Return the hardware of the profiles that come with the program, to choose from."""
-    found = []
-    for name in profiles.available():
-        try:
-            found.append(describe(profiles.load(name)))
-        except SettingsError:  # its rates are not known
-            continue
-    return found
-
-
-def plan_run(model: OpenModel, settings: Settings, tokens: int, terminal: Terminal) -> PlanReport:
-    """Return the plan for a sequence of `tokens` on this machine, on as many GPUs as ranks would be started.
-
-    Raises SettingsError for tiers that this machine does not have.
-    """
-    check_tiers(model, settings.placement)
-    measured = load_or_measure(model.device.type == "cuda", terminal, settings.placement.disk)
-    request, profile = request_on_this_machine(model, settings, tokens, measured)
-    if model.device.type == "cuda" and (count := ranks_to_start(settings)):
-        request = replace(request, hardware=replace(request.hardware, gpus=count))
-    was_applied = profile.host != settings.profile.host  # the host is always measured
-    return PlanReport(*plan_with_suggestions(request), measured if was_applied else None)
 
 
 def plan_tiers(model: OpenModel, settings: Settings, tokens: int, terminal: Terminal) -> TierSettings | None:
@@ -157,8 +153,8 @@ def plan_tiers(model: OpenModel, settings: Settings, tokens: int, terminal: Term
     Ranks that share the model follow the one with the least room. Raises OutOfMemory with the numbers and what would
     fit, SettingsError for tiers that this machine does not have.
     """
-    found = model.group.collect(packed_tiers(_plan_own_tiers(model, settings, tokens, terminal)))
-    return fewest_on_device([unpacked_tiers(tiers) for tiers in found if tiers is not None])
+    own = model.group.collect(packed_tiers(_own_tiers(model, settings, tokens, terminal)))
+    return fewest_on_device([unpacked_tiers(tiers) for tiers in own if tiers is not None])
 
 
 def packed_tiers(tiers: TierSettings | None) -> dict[str, Any] | None:
@@ -177,92 +173,86 @@ def fewest_on_device(tiers: list[TierSettings]) -> TierSettings | None:
 
     Of those, it is the one with the least KV in host memory.
     """
-    return min(tiers, key=_layers_on_device, default=None)
+
+    def layers(each: TierSettings) -> tuple[float, float, int, int]:
+        weights = math.inf if each.weight_layers is None else each.weight_layers
+        experts = math.inf if each.experts == "device" else each.expert_layers
+        return weights, experts, each.resident_layers, each.host_layers
+
+    return min(tiers, key=layers, default=None)
 
 
-def _layers_on_device(tiers: TierSettings) -> tuple[float, float, int, int]:
-    weights = math.inf if tiers.weight_layers is None else tiers.weight_layers
-    experts = math.inf if tiers.experts == "device" else tiers.expert_layers
-    return weights, experts, tiers.resident_layers, tiers.host_layers
-
-
-def _plan_own_tiers(model: OpenModel, settings: Settings, tokens: int, terminal: Terminal) -> TierSettings | None:
-    placement = settings.placement
+def _own_tiers(model: OpenModel, settings: Settings, tokens: int, terminal: Terminal) -> TierSettings | None:
+    """Return this rank's tiers; as `plan_tiers`."""
+    placement, lossy = settings.placement, settings.speculation.approximate
     check_tiers(model, placement)
-    if (lossy := settings.speculation.approximate) is not None:  # its keys and values stay on the device
-        for flag in expert_flags(placement):
-            raise SettingsError(f"{flag} and --approximate {lossy} cannot be used together", "leave one of the two out")
+    hosted = expert_flags(placement)
+    if lossy is not None and hosted:
+        message = f"{hosted[0]} and --approximate {lossy} cannot be used together"
+        raise SettingsError(message, "leave one of the two out")
+    inputs = None
+    if lossy is None and not is_one_memory(model.device.type, placement):  # else all KV stays on the device
+        try:
+            inputs, _ = _inputs_here(model, settings, tokens, load_measured(terminal))
+        except SettingsError:  # this GPU's rates are unknown: without them there is no plan, but there may be room
+            if placement.offload not in ("auto", "none") or hosted:
+                raise
+    if inputs is None:
         model.check_fit(tokens, settings.memory_limit(model.device.type))
         return None
-    if is_one_memory(model.device.type, placement):
-        model.check_fit(tokens, settings.memory_limit("cpu"))
-        return None
-    try:
-        request, _ = request_on_this_machine(model, settings, tokens, load_measured(terminal))
-    except SettingsError:  # this GPU's rates are unknown: without them there is no plan, but there may be room
-        if placement.offload not in ("auto", "none") or expert_flags(placement):
-            raise
-        model.check_fit(tokens, settings.memory_limit(model.device.type))
-        return None
-    plan, suggestions = plan_with_suggestions(replace(request, packs_on_device=False))  # see `packed_by_plan`
-    plan.require_fit(suggestions_text(suggestions))
-    is_whole = plan.placed.weight_layers == plan.request.shape.layers and not plan.placed.away_layers
-    return None if plan.offload == "none" and is_whole else _tier_settings(plan)
+    plan, changes = plan_with_suggestions(replace(inputs, packs_on_device=False))  # see `packed_by_plan`
+    plan.require_fit(suggestions_text(changes))
+    return None if plan.offload == "none" and plan.is_whole else _tier_settings(plan)
 
 
 def _tier_settings(plan: Plan) -> TierSettings:
-    from offload.architecture.tier_footprint import copy_bytes_for
     from offload.memory.tier_settings import TierSettings
 
-    where, placement = plan.placed, plan.request.placement
+    where, placement, shape = plan.placed, plan.inputs.placement, plan.inputs.shape
     mode = plan.offload if placement.offload == "auto" else placement.offload
     mode = "stream" if mode == "none" or where.uses_disk else mode
+    away = where.away_layers
     return TierSettings(
         mode=mode,
         resident_layers=where.resident_layers,
         share=None if mode == "stream" else placement.host_share,
-        by_layers=where.prefill_order == "layers",
-        weight_layers=where.weight_layers if where.weight_layers < plan.request.shape.layers else None,
-        experts=where.experts,
-        expert_layers=plan.request.shape.experts.layers - where.away_layers if where.away_layers else 0,
+        by_layers=where.by_layers,
+        weight_layers=where.weight_layers if where.weight_layers < shape.layers else None,
+        experts="host" if away else "device",
+        expert_layers=shape.experts.layers - away if shape.experts and away else 0,
         expert_rows=where.streamed_rows or COPIED_ROWS,
         link_gb_s=placement.link_gb_s,
-        copy_bytes=copy_bytes_for(plan.request.hardware.link),
-        disk=Path(placement.disk) if where.uses_disk else None,
-        host_layers=0 if plan.request.has_one_memory else _host_layers(plan),
+        copy_bytes=copy_bytes_for(plan.inputs.hardware.link),
+        disk=Path(placement.disk) if placement.disk and where.uses_disk else None,
+        host_layers=0 if plan.inputs.has_one_memory else shape.kv_layers - where.resident_layers - where.disk_layers,
     )
 
 
-def _host_layers(plan: Plan) -> int:
-    """Return how many layers have their KV in host memory beside a device."""
-    where = plan.placed
-    return plan.request.shape.kv_layers - where.resident_layers - where.disk_layers
-
-
-def request_on_this_machine(
+def _inputs_here(
     model: OpenModel, settings: Settings, tokens: int, measured: Measured | None
-) -> tuple[PlanRequest, Profile]:
-    """Return the request for a plan of a sequence of `tokens` on this machine, and the profile with its rates.
+) -> tuple[PlanInputs, Profile]:
+    """Return the inputs for a plan of a sequence of `tokens` on this machine, and the profile with its rates.
 
     Raises SettingsError as `rated_profile`.
     """
+    device = model.device.type
     profile = rated_profile(model.device, settings.profile, measured)
     hardware = this_machine(model.device, profile, model.group.mates, settings.placement.disk)
-    request = plan_request(settings, model.shape, tokens, hardware, model.draft_dimensions)
-    in_place = model.kernel != "off" and settings.placement.link_gb_s is None
-    request = replace(
-        request,
+    inputs = plan_inputs(settings, model.shape, tokens, hardware, model.draft_dimensions)
+    inputs = replace(
+        inputs,
         itemsize=model.dtype.itemsize,
-        retrieves_in_place=in_place,
-        has_triton=find_spec("triton") is not None,
+        lists_chunks=find_spec("triton") is not None,
         host_computes=model.host_computes,
         packs=model.packs,
         weight_bits=model.weight_bits,
     )
+    if device == "cpu":
+        inputs = replace(inputs, lists_chunks=model.kernel != "off" and settings.placement.link_gb_s is None)
     if settings.placement.memory is not None:
-        beside_cache = replace(request.placement, memory=settings.memory_limit(model.device.type))
-        request = replace(request, placement=beside_cache)
-    return request, profile
+        beside_cache = replace(inputs.placement, memory=settings.memory_limit(device))
+        inputs = replace(inputs, placement=beside_cache)
+    return inputs, profile
 
 
 def rated_profile(device: torch.device, profile: Profile, measured: Measured | None) -> Profile:

@@ -1,7 +1,7 @@
 """Plans by names of profiles and models, with neither the GPU nor the weights: also which model has room for a text."""
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -32,11 +32,10 @@ from offload.units import counted
 
 from ..options.checks import free_on_disk
 from ..options.settings import NO_PROFILE, Settings, resolve_with
-from ..output.plan_report import PlanComparison
-from ..output.plan_text import PlanReport
+from ..output.plan_text import PlanComparison, PlanReport
 from ..output.terminal import Terminal
 from .measured_rates import load_measured
-from .plan import plan_request, plan_with_suggestions
+from .plan import plan_inputs, plan_with_suggestions
 
 DEFAULT_GPU_MODEL = "Llama-3.1-8B"
 LONGEST_DEFAULT = 128 * 1024  # tokens
@@ -70,12 +69,16 @@ class PlanOptions:
     extend_context: bool = False
 
 
+def _visible_gpus() -> list[str]:
+    return gpu_names(os.environ.get("CUDA_VISIBLE_DEVICES"))
+
+
 def find_target(name: str | None) -> Target:
     """Return the hardware of a profile's name or file; that of this machine for None or "auto".
 
     Raises SettingsError.
     """
-    found = gpu_names(os.environ.get("CUDA_VISIBLE_DEVICES"))
+    found = _visible_gpus()
     if name is None or name.lower() == profiles.AUTO:
         return Target(profiles.AUTO, found, profiles.matching(found))
     return Target(name, found, profiles.load(name))
@@ -91,10 +94,9 @@ def plan_target(target: Target, options: PlanOptions, measured: Measured | None)
     if profile.name not in profiles.available():  # --profile takes the file's path, or "auto" without a profile
         hardware = replace(hardware, name=target.name)
     plan, suggestions = _plan(profile, options, hardware, profile.device == "cuda")
-    source = describe_source(plan.request.model)
-    arguments = ["--extend-context"] if options.extend_context else []
-    arguments += ["-f", TEXT_FILE]
-    sibling = None if plan.request.draft is not None else sibling_of(plan.request.model, plan.request.shape)
+    source = describe_source(plan.inputs.model)
+    arguments = [*(["--extend-context"] if options.extend_context else []), "-f", TEXT_FILE]
+    sibling = None if plan.inputs.draft is not None else sibling_of(plan.inputs.model, plan.inputs.shape)
     rates = measured if rated is not profile else None
     return PlanReport(plan, suggestions, rates, profile, source, arguments, sibling=sibling)
 
@@ -104,17 +106,16 @@ def plan_all_profiles(found: Sequence[str], options: PlanOptions, measured: Meas
 
     Profiles without bf16 are left out where weights are to be quantised, and GPUs where keys and values are.
     """
-    sheets = [profiles.load(name) for name in profiles.available()]
-    rated = [applied(sheet, measured) for sheet in sheets]
-    hardware = {each.name: hardware_of(each, found) for each in rated}
-    if options.flags.get("quantize") is not None:
-        rated = [each for each in rated if hardware[each.name].dtype == "bf16"]
-        sheets = [sheet for sheet in sheets if sheet.name in {each.name for each in rated}]
-    if KV_FORMATS[options.flags.get("kv", BF16)] is not PLAIN_KV:
-        rated = [each for each in rated if hardware[each.name].shared]
-        sheets = [sheet for sheet in sheets if sheet.name in {each.name for each in rated}]
-    plans = [_plan(each, options, hardware[each.name], True) for each in rated]
-    names = [each.name for each, sheet in zip(rated, sheets, strict=True) if each is not sheet]
+    needs_bf16 = options.flags.get("quantize") is not None
+    needs_cpu = KV_FORMATS[options.flags.get("kv", BF16)] is not PLAIN_KV
+    plans, names = [], []
+    for sheet in map(profiles.load, profiles.available()):
+        rated = applied(sheet, measured)
+        hardware = hardware_of(rated, found)
+        if (needs_bf16 and hardware.dtype != "bf16") or (needs_cpu and not hardware.shared):
+            continue
+        plans.append(_plan(rated, options, hardware, True))
+        names += [rated.name] if rated is not sheet else []
     return PlanComparison(plans, measured if names else None, names)
 
 
@@ -134,24 +135,29 @@ def _plan(
     model = settings.values.get("model", DEFAULT_GPU_MODEL if on_gpu else DEFAULT_MODEL)
     shape = dimensions(model)
     tokens = min(shape.context, LONGEST_DEFAULT) if options.context is None else options.context
-    if tokens > shape.context and shape.dual_chunk:
+    if tokens > shape.context:
+        _check_extension(model, shape, tokens, options.extend_context)
+    settings = replace(settings, engine=replace(settings.engine, model=model))
+    in_bf16 = settings.engine.dtype in ("auto", "bfloat16") and hardware.dtype == "bf16"
+    if settings.placement.disk is not None:
+        hardware = replace(hardware, disk_free=free_on_disk(Path(settings.placement.disk)))
+    draft, stored = _draft_shape(settings, model, shape), stored_bits(model) if in_bf16 else None
+    return plan_with_suggestions(plan_inputs(settings, shape, tokens, hardware, draft, stored))
+
+
+def _check_extension(model: str, shape: Any, tokens: int, may_extend: bool) -> None:
+    """Raise UnsupportedModel or PromptError unless a context beyond the model's is allowed, and can be."""
+    if shape.dual_chunk:
         raise beyond_dual_chunk(f"{model}: {counted(tokens, 'token')} do not fit", shape.context)
-    if tokens > shape.context and options.extend_context and shape.sliding_layers:
+    if may_extend and shape.sliding_layers:
         raise layers_with_windows()
-    if tokens > shape.context and not options.extend_context:
+    if not may_extend:
         extend = "" if shape.sliding_layers else " --extend-context,"
         raise PromptError(
             f"a context of {counted(tokens, 'token')} exceeds the {shape.context:,} of {model}",
             f"use --context {shape.context} or less,{extend} --model with a longer context, or "
             "`triforce summarize --map-reduce`",
         )
-    settings = replace(settings, engine=replace(settings.engine, model=model))
-    in_bf16 = settings.engine.dtype in ("auto", "bfloat16") and hardware.dtype == "bf16"
-    stored = stored_bits(model) if in_bf16 else None
-    if settings.placement.disk is not None:
-        hardware = replace(hardware, disk_free=free_on_disk(Path(settings.placement.disk)))
-    request = plan_request(settings, shape, tokens, hardware, _draft_shape(settings, model, shape), stored)
-    return plan_with_suggestions(request)
 
 
 def _draft_shape(settings: Settings, model: str, target: Dimensions) -> Dimensions | None:
@@ -186,22 +192,10 @@ class LongModel:
     parameters: int
 
 
-def long_model(names: Iterable[str], tokens: int, settings: Settings, terminal: Terminal) -> LongModel | None:
-    """Return the best of some models for a sequence of `tokens`: the largest that is quick, else the quickest.
-
-    None if none has such a context and fits this machine's memory, or if no profile describes this machine.
-    """
-    found = [each for name in names if (each := _planned(name, tokens, settings, terminal)) is not None]
-    quick = [each for each in found if each.ttft_s <= _WANTED]
-    if quick:
-        return max(quick, key=lambda each: each.parameters)
-    return min(found, key=lambda each: each.ttft_s, default=None)
-
-
 def cached_model(tokens: int, settings: Settings, terminal: Terminal) -> LongModel | None:
     """Return the best model in the hub's cache for a sequence of `tokens`; None without one that reads it in time."""
-    found = long_model(cached_models(), tokens, settings, terminal)
-    return found if found is not None and found.ttft_s <= PATIENCE else None
+    model = long_model(cached_models(), tokens, settings, terminal)
+    return model if model is not None and model.ttft_s <= PATIENCE else None
 
 
 def known_model(tokens: int, settings: Settings, terminal: Terminal) -> LongModel | None:
@@ -214,26 +208,38 @@ def known_model(tokens: int, settings: Settings, terminal: Terminal) -> LongMode
     return long_model(names, tokens, settings, terminal)
 
 
-def _planned(name: str, tokens: int, settings: Settings, terminal: Terminal) -> LongModel | None:
-    try:
-        shape = KNOWN[name] if name in KNOWN else dimensions(name)
-        if shape.context < tokens:
-            return None
-        plan = _plan_here(name, tokens, settings, terminal)
-    except TriforceError:  # a model that is not supported, or a GPU that no profile describes
-        return None
-    return LongModel(name, plan.ttft.seconds, plan.request.shape.parameters) if plan.fits else None
+def long_model(names: Iterable[str], tokens: int, settings: Settings, terminal: Terminal) -> LongModel | None:
+    """Return the best of some models for a sequence of `tokens`: the largest that is quick, else the quickest.
+
+    None if none has such a context and fits this machine's memory, or if no profile describes this machine.
+    """
+    models = list(_fitting(names, tokens, settings, terminal))
+    if quick := [model for model in models if model.ttft_s <= _WANTED]:
+        return max(quick, key=lambda model: model.parameters)
+    return min(models, key=lambda model: model.ttft_s, default=None)
+
+
+def _fitting(names: Iterable[str], tokens: int, settings: Settings, terminal: Terminal) -> Iterator[LongModel]:
+    """Yield the models that have room for a sequence of `tokens` on this machine."""
+    for name in names:
+        try:
+            shape = KNOWN[name] if name in KNOWN else dimensions(name)
+            plan = None if shape.context < tokens else _plan_here(name, tokens, settings, terminal)
+        except TriforceError:  # a model that is not supported, or a GPU that no profile describes
+            continue
+        if plan is not None and plan.fits:
+            yield LongModel(name, plan.ttft.seconds, plan.inputs.shape.parameters)
 
 
 def _plan_here(name: str, tokens: int, settings: Settings, terminal: Terminal) -> Plan:
     """Return the plan of a model on this machine. Raises TriforceError."""
-    found = gpu_names(os.environ.get("CUDA_VISIBLE_DEVICES"))
-    measured = load_measured(terminal)
+    found, measured = _visible_gpus(), load_measured(terminal)
     profile = profiles.load("cpu") if settings.engine.device == "cpu" else settings.profile
     if profile.name == NO_PROFILE:
-        profile = profile_of_found(found, measured)
-    if profile is None:
-        raise profiles.undescribed(found)
+        described = profile_of_found(found, measured)
+        if described is None:
+            raise profiles.undescribed(found)
+        profile = described
     hardware = hardware_of(applied(profile, measured, found), found)
     named = replace(settings, engine=replace(settings.engine, model=name))
-    return make_plan(plan_request(named, dimensions(name), tokens, hardware, stored=stored_bits(name)))
+    return make_plan(plan_inputs(named, dimensions(name), tokens, hardware, stored=stored_bits(name)))

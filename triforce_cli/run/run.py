@@ -13,7 +13,7 @@ from offload.settings.method_sizes import stored_tokens
 from ..input.documents import PromptText
 from ..options.checks import approximation_warnings, lossy_modes
 from ..options.request import OutputOptions, Request
-from ..output.plan_report import print_plan
+from ..output.plan_text import print_plan
 from ..output.progress import ProgressDisplay
 from ..output.renderers import Renderer, tokenizing
 from ..output.statistics import quantized_warning

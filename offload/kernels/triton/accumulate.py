@@ -74,7 +74,7 @@ class GroupAccumulator:
     """Attention of rotated queries `[tokens, heads, head_dim]`, to which parts of the keys are added in any order.
 
     Of a pass of more than `ROWS` tokens, keys are not split among the GPU's processors: rows are enough work, and
-    states would take too much memory. `state_bytes` (architecture/tier_footprint.py) counts them.
+    states would take too much memory. planning/memory.py counts them.
     """
 
     newest: Newest = "first"

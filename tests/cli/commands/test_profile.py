@@ -76,9 +76,8 @@ def test_experts_that_do_not_fit_are_planned_where_they_take_least_time(triforce
     }
     assert plans["auto"] == plans["host"] | {"flags": plans["auto"]["flags"]}
     assert plans["host"]["experts"] == "host" and 0 < plans["host"]["expert_layers"] < 36
-    assert plans["host"]["expert_times"][0]["distinct"] == 4
     assert plans["device"]["experts"] == "device" and plans["device"]["weight_layers"] < 36
-    assert plans["device"]["expert_times"] == [] and plans["device"]["expert_layers"] == 36
+    assert plans["device"]["expert_layers"] == 36
     small = triforce(*base, "--host-memory", "32GiB", "--experts", "host")
     assert small.returncode == 1 and "host memory (experts 4" in small.stderr
     assert "hint: --host-memory 48GiB" in small.stderr

@@ -81,7 +81,7 @@ def test_plans_are_compared_in_a_table_the_fastest_first():
     text = comparison_text(plans, 80).plain
     rows = [line.split()[0] for line in text.splitlines() if re.search(r"x$", line)]
     assert rows == sorted(
-        rows, key=lambda name: next(p for p in plans if p.request.hardware.name == name).chosen.tbt.seconds
+        rows, key=lambda name: next(p for p in plans if p.inputs.hardware.name == name).chosen.tbt.seconds
     )
     assert len(rows) == 3 and "1 profile too small: " in text
     assert all(len(line) <= 80 for line in text.splitlines())

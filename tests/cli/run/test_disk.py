@@ -16,7 +16,7 @@ GREEDY = ("--raw", "-n", "16", "--temperature", "0", "--no-cache")
 
 def set_page(monkeypatch, tokens):
     """Make pages of so many tokens, whatever a model's keys and values take."""
-    for name in ("architecture.footprint.LEAST_PAGE", "architecture.footprint._MOST"):
+    for name in ("architecture.pages.LEAST_PAGE", "architecture.pages.LARGEST_PAGE"):
         monkeypatch.setattr(f"offload.{name}", tokens)
     monkeypatch.setattr("offload.memory.tier_settings.TierSettings.page_unit", tokens)
 
@@ -88,7 +88,7 @@ def test_beside_a_device_the_disk_takes_what_host_memory_has_no_room_for(
     triforce_here, args, tmp_path, monkeypatch, kv
 ):
     """Over a simulated link: the text is that of memory. What passes through host memory does so in small pieces."""
-    for module in ("planning.tier_bytes", "memory.disk_link"):
+    for module in ("planning.memory", "memory.disk_link"):
         monkeypatch.setattr(f"offload.{module}.DISK_READ_BYTES", 4096)
     set_page(monkeypatch, 128)  # pages of quantised ones are whole windows
     _, plain, _ = triforce_here(*args, "--kv", kv)

@@ -28,7 +28,7 @@ def opened(tiny_model_dir):
 
 
 def memory_for(opened, sequences):
-    return opened(1).model.estimate(TOKENS).for_sequences(sequences).total
+    return opened(1).model.estimate(TOKENS, sequences).total
 
 
 @pytest.mark.parametrize("sequences", [1, 2, 5])

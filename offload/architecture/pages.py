@@ -1,12 +1,16 @@
-"""Bytes that an offloaded full cache takes on the device and in pinned host memory. Imports nothing heavy.
+"""Pages of keys and values: how many tokens and bytes are moved at once, and what an offloaded cache takes.
 
-Tests hold them against what offload/memory allocates.
+Plans count with these sizes, and offload/memory allocates by them; tests hold the two together. Imports nothing heavy.
 """
 
 from ..settings.kv_formats import BF16, KV_FORMATS, PACKED_KV, PLAIN_KV, PLANE_KV
 from .dims import Dimensions
 from .kv_formats import format_bytes, packed_page_bytes
 
+PAGE_BYTES = 8 * 2**20  # of one layer: large enough for the link's full rate, small enough for two staging buffers
+LEAST_PAGE, LARGEST_PAGE = 512, 1024  # tokens; the native kernel sums over so many in one piece
+DEQUANTIZED_BYTES = 64 * 2**20  # of a quantised weight that a GPU dequantises at once, for more rows than a few
+SCORED_BYTES = 64 * 2**20  # of mean keys in fp32 that a GPU computes at once
 GATHERED_BYTES = 64 * 2**20  # of selected chunks that are copied to the device at once, through pinned host memory
 PACKED_BYTES = 64 * 2**20  # of pages that a GPU packs at once
 SLOTS = 2  # for open pages, of every offloaded layer
@@ -16,6 +20,12 @@ COPY_S = 0.6e-3  # or as much as the link copies in that time, if it is more
 RING_BUFFERS = 4  # for copies of so many bytes: one is read, the others are under way
 DISK_READ_BYTES = 4 * 2**20  # that are read from disk at once: large enough for the full rate of an NVMe drive
 BOUNCE_BUFFERS = 3  # of so many bytes, in pinned memory, through which a GPU's pages on disk pass
+
+
+def page_tokens(shape: Dimensions, itemsize: int) -> int:
+    """Return the tokens of a page: their KV, of one layer, is copied over the link at once."""
+    each = shape.layer_kv_bytes(1, itemsize)
+    return min(max(PAGE_BYTES // each // LEAST_PAGE * LEAST_PAGE, LEAST_PAGE), LARGEST_PAGE)
 
 
 def disk_buffers(page_bytes: int) -> int:
@@ -33,7 +43,8 @@ def copy_bytes_for(link: float) -> int:
     return max(COPY_BYTES, round(link * COPY_S))
 
 
-def _page_bytes(shape: Dimensions, pages: int, page: int, itemsize: int, kv: str = BF16) -> int:
+def page_bytes(shape: Dimensions, pages: int, page: int, itemsize: int, kv: str = BF16) -> int:
+    """Return the bytes of `pages` pages of one layer, of `page` tokens each."""
     each = packed_page_bytes(shape, page) if KV_FORMATS[kv] is PACKED_KV else format_bytes(shape, kv, page, itemsize)
     return pages * each
 
@@ -49,19 +60,19 @@ def host_page_bytes(
     if in_planes:
         packed, plane = (format_bytes(shape, kind, page, itemsize) for kind in (kv, PLANE_KV.name))
         return layers * pages * (packed - plane)
-    return layers * _page_bytes(shape, pages, page, itemsize, kv)
+    return layers * page_bytes(shape, pages, page, itemsize, kv)
 
 
 def staging_bytes(
     shape: Dimensions, layers: int, buffers: int, page: int, itemsize: int, kv: str = BF16, slots: int = SLOTS
 ) -> int:
     """Return the device bytes for prefetched pages, and for the open pages of `layers` offloaded layers."""
-    return _page_bytes(shape, buffers + slots * layers, page, itemsize, kv)
+    return page_bytes(shape, buffers + slots * layers, page, itemsize, kv)
 
 
 def packing_bytes(shape: Dimensions, layers: int, page: int) -> int:
     """Return the device bytes while a GPU packs a page of each of `layers` offloaded layers, some at once."""
-    return _page_bytes(shape, layers, page, 2, PACKED_KV.name) + 2 * max(PACKED_BYTES, _page_bytes(shape, 1, page, 2))
+    return page_bytes(shape, layers, page, 2, PACKED_KV.name) + 2 * max(PACKED_BYTES, page_bytes(shape, 1, page, 2))
 
 
 def open_slots(tokens: int, page: int, kv: str) -> int:
@@ -74,7 +85,7 @@ def plain_prefill_bytes(shape: Dimensions, end: int, chunk: int, page: int, item
 
     One layer's plain keys and values of all tokens, and two buffers for the pages of a chunk on their way to the host.
     """
-    return _page_bytes(shape, -(-end // page) + 2 * (-(-chunk // page) + 1), page, itemsize)
+    return page_bytes(shape, -(-end // page) + 2 * (-(-chunk // page) + 1), page, itemsize)
 
 
 def paged_prefill_bytes(shape: Dimensions, start: int, end: int, page: int, itemsize: int) -> int:
@@ -82,22 +93,14 @@ def paged_prefill_bytes(shape: Dimensions, start: int, end: int, page: int, item
 
     In chunk order a pass is a chunk; on a CPU layer by layer it is the whole prompt.
     """
-    return 2 * _page_bytes(shape, -(-end // page) - start // page, page, itemsize)
+    return 2 * page_bytes(shape, -(-end // page) - start // page, page, itemsize)
 
 
 def host_mean_key_bytes(shape: Dimensions, layers: int, tokens: int, chunk: int, page: int, itemsize: int) -> int:
     """Return the pinned bytes for mean keys of `layers` offloaded layers with a capacity of `tokens`."""
-    return layers * shape.layer_kv_bytes(-(-tokens // page) * page // chunk, itemsize) // 2
+    return layers * mean_key_bytes(shape, -(-tokens // page) * page, chunk, itemsize)
 
 
 def mean_key_bytes(shape: Dimensions, tokens: int, chunk: int, itemsize: int) -> int:
-    """Return the device bytes for one layer's mean keys, while a prefill makes them."""
+    """Return the bytes of one layer's mean keys: on the device while a prefill makes them, then on the host."""
     return shape.layer_kv_bytes(tokens // chunk, itemsize) // 2
-
-
-def state_bytes(shape: Dimensions, rows: int) -> int:
-    """Return the device bytes of attention's states over quantised keys and values, for a pass of `rows`.
-
-    Each row has two; of 64 rows or less, as many as keys are split into at most, and one. See GroupAccumulator.
-    """
-    return max(2 * rows, 65 * 64) * shape.heads * (2 + shape.head_dim) * 4

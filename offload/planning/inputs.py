@@ -1,4 +1,4 @@
-"""What a plan is made for."""
+"""The inputs of a plan: a model, a sequence length, the hardware, and what the kernels there can do."""
 
 from dataclasses import dataclass, field
 
@@ -13,7 +13,7 @@ from ..settings.placement_settings import PLANES
 
 
 @dataclass(frozen=True, slots=True)
-class PlanRequest:
+class PlanInputs:
     """A model, a sequence length and the hardware that a plan is made for.
 
     Args:
@@ -23,20 +23,18 @@ class PlanRequest:
         itemsize: bytes of a weight, and of an element of the KV cache.
         draft: the draft model's dimensions, if Speculation names one.
         acceptance: rate at which the full cache accepts the retrieval level's tokens; None for the published one.
-        draft_acceptance: rate at which the retrieval level accepts the draft's tokens, likewise.
-        retrieves_in_place: on a CPU, the retrieval cache is a list of the full cache's blocks (native kernel).
-        has_triton: on a GPU, Triton attends; the retrieval cache is then a list of chunks where no KV is offloaded.
+        draft_acceptance: rate at which the retrieval level accepts the draft's tokens; None for the published one.
+        lists_chunks: whether attention reads a list of a plain cache's chunks in place, so that the retrieval cache
+            needs no copies; None: on a GPU it does (Triton), on a CPU it does not.
         weight_bits: of quantised weights; None for weights of `itemsize` bytes.
         quantize: the level to which loading rounds the weights: q4, q5, q6, q8.
         kv: the format of the full cache's keys and values.
         packs: whether they can be packed over tiers: a kernel there reads them, and the model computes in bf16.
-        packs_tiers_alone: whether AUTO has packed them: in the device's memory alone they would not be.
         packs_on_device: whether AUTO may pack all of them in the memory of one GPU, where they would not fit otherwise.
-        sequences: that run together, each of `tokens`.
+        auto_packed: whether AUTO has packed them for the tiers: in the device's memory alone they would not be packed.
+        sequences: how many sequences run together, each of `tokens`.
         shared: tokens of their common beginning, which is in the KV cache once where all of it is on the device.
         host_computes: whether the native kernel runs on the host: without it, experts run there only if asked for.
-        static_batch: the sequences run in lock step, and attention and sampling of all are one kernel each, in CUDA
-            graphs, as was measured for TriForce. False: each has its own kernels, and goes on when it can, as here.
     """
 
     model: str
@@ -50,18 +48,16 @@ class PlanRequest:
     draft: Dimensions | None = None
     acceptance: float | None = None
     draft_acceptance: float | None = None
-    retrieves_in_place: bool = False
-    has_triton: bool = True
+    lists_chunks: bool | None = None
     weight_bits: WeightBits | None = None
     quantize: str | None = None
     kv: str = BF16
     packs: bool = False
-    packs_tiers_alone: bool = False
     packs_on_device: bool = False
+    auto_packed: bool = False
     sequences: int = 1
     shared: int = 0
     host_computes: bool = True
-    static_batch: bool = False
 
     @property
     def is_quantized(self) -> bool:
@@ -70,7 +66,7 @@ class PlanRequest:
 
     @property
     def budget(self) -> int:
-        """Return the tokens in the retrieval cache, if there is one."""
+        """Return the tokens that a retrieval cache has."""
         return middle_tokens(self.speculation, self.tokens)
 
     @property
@@ -89,17 +85,17 @@ class PlanRequest:
 
     @property
     def has_planes(self) -> bool:
-        """Return whether plane A of packed keys and values is on the device, and B of those that are not resident."""
+        """Return whether plane A of packed keys and values is on the device, and plane B of offloaded ones away."""
         return self.placement.offload == PLANES and self.kv_format is PACKED_KV
 
     def in_place(self, offloaded: int) -> bool:
-        """Return whether the retrieval cache copies nothing where so many layers' KV is in host memory."""
+        """Return whether the retrieval cache copies nothing where `offloaded` layers have their KV in host memory."""
         if self.has_planes:
             return True
-        is_plain = self.kv_format is PLAIN_KV
-        on_cpu = self.hardware.device == "cpu"  # where the native kernel alone reads others
-        has_table = self.retrieves_in_place or not is_plain if on_cpu else self.has_triton and is_plain
-        return not offloaded and has_table
+        on_cpu, is_plain = self.hardware.shared, self.kv_format is PLAIN_KV
+        lists_plain = not on_cpu if self.lists_chunks is None else self.lists_chunks
+        has_list = lists_plain if is_plain else on_cpu  # of other formats, the native kernel alone reads a list
+        return has_list and not offloaded
 
     @property
     def has_one_memory(self) -> bool:
@@ -107,10 +103,9 @@ class PlanRequest:
         return self.hardware.shared and self.placement.link_gb_s is None
 
     @property
-    def expert_ways(self) -> tuple[str, ...]:
-        """Return ("host",) if experts may be in host memory, else ()."""
+    def may_host_experts(self) -> bool:
+        """Return whether experts may be in host memory."""
         placement = self.placement
         if self.shape.experts is None or self.has_one_memory or placement.experts == "device":
-            return ()
-        may_choose = self.host_computes and placement.offload != "none"
-        return ("host",) if may_choose or placement.experts == "host" else ()
+            return False
+        return placement.experts == "host" or (self.host_computes and placement.offload != "none")
