@@ -64,7 +64,7 @@ def flags_of(plan: Plan) -> list[str]:
     if plan.offload == "hybrid" and placement.host_share is not None:  # a planned one would not follow measured times
         flags += ["--set", f"host_share={placement.host_share:g}"]
     experts = "host" if plan.placed.away_layers else placement.experts
-    kv = inputs.kv
+    kv: str | None = inputs.kv
     if kv == BF16 and not (inputs.packs and plan.offload != "none"):  # else the default would pack
         kv = None
     values = {
