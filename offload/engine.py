@@ -22,7 +22,7 @@ from .memory.factory import TieredStoreFactory
 from .model.decoder import Model
 from .model.heads import Head
 from .prompt_cache.fingerprint import TOKENS as PROMPT_BLOCK
-from .prompt_cache.prefill import PromptCache
+from .prompt_cache.prompt import PromptCache
 from .session.pool import SessionPool
 from .session.session import Session
 from .settings.config import GenerationConfig, Sampling, Speculation

@@ -17,7 +17,7 @@ from ..memory.tier_settings import TierSettings
 from ..model.decoder import Model
 from ..model.heads import Head
 from ..model.warm_up import warm_up_model
-from ..prompt_cache.prefill import PromptCache
+from ..prompt_cache.prompt import PromptCache
 from ..settings.kv_formats import KV_FORMATS, PACKED_KV, check_planes, tiered_format
 from ..settings.method_sizes import check_middle
 from ..settings.placement_settings import PLANES

@@ -40,7 +40,7 @@ from ..planning.inputs import PlanInputs
 from ..planning.memory import USABLE, Tier, check_fit, chunk_of, estimate
 from ..prompt_cache.fingerprint import LEAST
 from ..prompt_cache.folder import PromptFolder
-from ..prompt_cache.prefill import PromptCache
+from ..prompt_cache.prompt import PromptCache
 from ..settings.config import EngineConfig, Sampling, Speculation
 from ..settings.generation import DRY_BREAKERS
 from ..settings.kv_formats import KV_FORMATS, PACKED_KV, PLAIN_KV

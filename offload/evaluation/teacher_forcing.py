@@ -48,7 +48,8 @@ def score_text(
     kept = torch.empty((last, runner.model.shape.vocab)) if keep else None
     log_probs, seconds = torch.empty(last), torch.empty(last, dtype=torch.float64)
     choices = torch.empty(last, dtype=torch.long)
-    divergences = None if reference is None else torch.empty(last)
+    expected = None if reference is None else reference.distributions
+    divergences = None if expected is None else torch.empty(last)
     for position, token in enumerate(ids[len(ids) - last :]):
         started = time.perf_counter()
         logits = runner.model.logits(runner.rows(sequence))[0].float().cpu()
@@ -57,8 +58,8 @@ def score_text(
         log_probs[position], choices[position] = row[token], row.argmax()
         if kept is not None:
             kept[position] = row
-        if divergences is not None:
-            divergences[position] = _divergence(reference.distributions[position], row)
+        if expected is not None and divergences is not None:
+            divergences[position] = _divergence(expected[position], row)
         sequence.extend([token])
     return TextScores(log_probs, choices, seconds, divergences, kept)
 

@@ -29,7 +29,8 @@ class Buffer:
     """Memory that is used again for each file that is read into it, and for what is unpacked from it."""
 
     def __init__(self) -> None:
-        self._read, self._unpacked = np.empty(0, np.uint8), np.empty(0, np.uint8)
+        self._read: np.ndarray = np.empty(0, np.uint8)
+        self._unpacked: np.ndarray = np.empty(0, np.uint8)
 
     def read(self, path: Path) -> np.ndarray:
         """Return the bytes of a file, valid until the next call. Raises OSError."""
@@ -37,7 +38,7 @@ class Buffer:
             if len(self._read) < (size := os.fstat(file.fileno()).st_size):
                 self._read = np.empty(size, np.uint8)
             done = 0
-            while done < size and (count := file.readinto(self._read[done:size])):
+            while done < size and (count := file.readinto(self._read.data[done:size])):
                 done += count
         return self._read[:done]
 
@@ -101,7 +102,8 @@ def _tensor(data: np.ndarray, dtype: str, shape: list[int], data_offsets: tuple[
 
 
 def _bytes(tensor: Tensor) -> memoryview:
-    return memoryview(tensor.reshape(-1).view(torch.uint8).numpy())
+    data: memoryview = tensor.reshape(-1).view(torch.uint8).numpy().data
+    return data
 
 
 def _checksum(texts: Mapping[str, str], tensors: Mapping[str, Tensor]) -> str:

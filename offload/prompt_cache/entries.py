@@ -43,34 +43,29 @@ class _Block:
         return self.name[0], self.header.parent
 
 
-@dataclass(slots=True)
-class _Group:
-    """The prompts of one entry: the last block of each, the longest prompt's first, and all of their blocks."""
-
-    ends: list[_Block] = field(default_factory=list)
-    blocks: list[_Block] = field(default_factory=list)
-
-
 def entries(folder: PromptFolder) -> list[Entry]:
     """Return the entries of a folder, most recently used first. Unreadable files are left out."""
     blocks = _read(folder)
     parents = {block.parent for block in blocks.values()}
     ends = sorted((block for block in blocks.values() if block.name not in parents), key=lambda block: -block.index)
-    groups: list[_Group] = []
-    owner: dict[_Name, _Group] = {}
+    groups: list[tuple[list[_Block], list[_Block]]] = []  # of each entry: its prompts' last blocks, and all its blocks
+    owner: dict[_Name, int] = {}  # the first group that has a block
     for end in ends:
-        new = []
+        new: list[_Block] = []
+        number = len(groups)
         for block in _chain(blocks, end):
-            if (group := owner.get(block.name)) is not None and 2 * (block.index + 1) > end.index + 1:
-                break  # the group has all earlier blocks too
+            other = owner.get(block.name)
+            if other is not None and 2 * (block.index + 1) > end.index + 1:
+                number = other  # which has all earlier blocks too
+                break
             new.append(block)
-        else:
-            groups.append(group := _Group())
-        group.ends.append(end)
-        group.blocks += new
+        if number == len(groups):
+            groups.append(([], []))
+        groups[number][0].append(end)
+        groups[number][1].extend(new)
         for block in new:
-            owner.setdefault(block.name, group)
-    return sorted(map(_entry, groups), key=lambda entry: -entry.used)
+            owner.setdefault(block.name, number)
+    return sorted((_entry(*group) for group in groups), key=lambda entry: -entry.used)
 
 
 def _read(folder: PromptFolder) -> dict[_Name, _Block]:
@@ -91,18 +86,14 @@ def _chain(blocks: dict[_Name, _Block], block: _Block | None) -> Iterator[_Block
         block = before if before is not None and before.index < block.index else None
 
 
-def _entry(group: _Group) -> Entry:
-    files = tuple(each for block in group.blocks for each in block.files)
-    last = group.ends[0]
+def _entry(ends: list[_Block], blocks: list[_Block]) -> Entry:
+    """Return the entry of prompts with these last blocks, the longest prompt's first, and these blocks in all."""
+    files = tuple(stored for block in blocks for stored in block.files)
+    last, header = ends[0], ends[0].header
     return Entry(
-        id=last.header.key[:8],
-        model=last.header.model,
-        label=last.header.label,
-        kv=last.header.kv,
-        tokens=(last.index + 1) * TOKENS,
-        prompts=len(group.ends),
-        size=sum(each.size for each in files),
-        created=min(block.header.created for block in group.blocks),
-        used=max(each.used for each in files),
+        *(header.key[:8], header.model, header.label, header.kv, (last.index + 1) * TOKENS, len(ends)),
+        size=sum(stored.size for stored in files),
+        created=min(block.header.created for block in blocks),
+        used=max(stored.used for stored in files),
         blocks=files,
     )

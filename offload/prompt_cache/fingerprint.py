@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from ..settings.kv_formats import saved_format
 
@@ -41,7 +41,7 @@ def fingerprint(model: Model, cache: TargetCache, chunk: int, weights: str) -> s
     shape, kernel = model.shape, model.operations.kernel
     own = {each.name: getattr(shape, each.name) for each in fields(shape) if each.name not in _IGNORED}
     torch_name = ("torch", _version("torch"), _gpu_name(model))
-    backend = torch_name if kernel is None else (kernel.level, _version("triforce"))
+    backend: tuple[str, ...] = torch_name if kernel is None else (kernel.level, _version("triforce"))
     if kernel is not None and not shape.is_native:  # torch computes what the kernel has not
         backend += torch_name
     sizes = (_page_tokens(cache, kernel), 0 if rounds_by_row(model) else chunk)
@@ -97,11 +97,11 @@ def chain(fingerprint: str, ids: Sequence[int]) -> Iterator[str]:
 
 
 class Reusable:
-    """Tracks how many leading tokens (`length`) of a runner's cache have the bits of a fresh prefill."""
+    """Tracks how many leading tokens (`length`) of a runner's dumpable `cache` have the bits of a fresh prefill."""
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
-        self._cache: DumpableCache = runner.cache
+        self.cache = cast("DumpableCache", runner.cache)
         self._chunk = 1 if rounds_by_row(runner.model) else runner.chunk
         self.length = 0
 
@@ -112,11 +112,10 @@ class Reusable:
 
     def update(self) -> None:
         """Exclude tokens that were rolled back since the last `mark`."""
-        cache = self._cache
+        cache = self.cache
         unchanged = cache.marks.update(self, cache.length)
-        self.length = (
-            self._runner.num_cached if self._chunk == 1 else min(self.length, unchanged, self._runner.num_cached)
-        )
+        cached = self._runner.num_cached
+        self.length = cached if self._chunk == 1 else min(self.length, unchanged, cached)
         if cache.windows is not None and not cache.continues(self.length // TOKENS * TOKENS):
             self.length = 0
 
@@ -128,4 +127,4 @@ class Reusable:
 
     def mark(self) -> None:
         """Remember the state after a prefill, whole or interrupted, for the next `update`."""
-        self._cache.marks.update(self, self._cache.length)
+        self.cache.marks.update(self, self.cache.length)

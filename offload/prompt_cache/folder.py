@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Collection, Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
@@ -45,8 +45,8 @@ class Header:
     def read(cls, texts: dict[str, str]) -> Header:
         """Parse safetensors metadata. Raises UnusableBlock."""
         try:
-            numbers = {name: float(texts[name]) for name in ("created", "prefill_s")}
-            return cls(**{field.name: texts[field.name] for field in fields(cls)} | numbers)
+            names = {name: texts[name] for name in ("key", "parent", "part", "model", "label", "kv")}
+            return cls(created=float(texts["created"]), prefill_s=float(texts["prefill_s"]), **names)
         except (KeyError, ValueError) as error:
             raise UnusableBlock(f"its header is wrong: {error}") from None
 

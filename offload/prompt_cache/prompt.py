@@ -1,4 +1,4 @@
-"""A prompt as a chain of blocks: the file of each block, the states saved with some, and a reader that reads ahead.
+"""The prompt cache of a model, and one prompt in it: a chain of blocks in files, and a reader that reads them ahead.
 
 States of layers with linear attention take as much as the keys and values of many tokens, so they are saved with every
 sixteenth block and with the last one of a prompt, in a file of their own. A prompt is restored up to one with states.
@@ -9,34 +9,52 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from copy import copy
 from pathlib import Path
+from threading import Semaphore
 
 from torch import Tensor
 
-from ..parallel import Group
+from ..parallel import ALONE, Group
 from .block import Buffer, read_block
-from .fingerprint import TOKENS, chain
+from .fingerprint import LEAST, TOKENS, chain
 from .folder import Header, PromptFolder
 
 STATES = "states"  # the part of their files, in names and headers
 EVERY = 16  # blocks with states, beside the last one that is saved
+MOST_COPIED = 2  # blocks copied for the threads and not written yet, of all writers of a cache together
 _THREADS = 2  # reading and hashing release the GIL
 _AHEAD = 4  # blocks in memory: the one that is used, and those that are read before they are needed
 
 
-@dataclass(frozen=True, slots=True)
-class Storage:
-    """The folder of a model's prompts, and what the headers of their blocks say.
+class PromptCache:
+    """The prompt cache of one model.
 
-    `model` and `label` are display names; `kv` is the format of keys and values.
+    Attributes:
+        folder: where the blocks of prompts are.
+        weights: the digest of the model's weights (`loading.weights_digest`).
+        model, label: the display names of the model, and of the next prompt; the label may be set at any time.
+        least: tokens; shorter prompts are neither saved nor restored.
+        group: the ranks that share the model. Each saves its own heads, and all restore the same blocks.
+        places: one for each block that may be copied at a time, shared by all writers.
     """
 
-    folder: PromptFolder
-    group: Group
-    model: str
-    label: str
-    kv: str
+    def __init__(
+        self, folder: PromptFolder, weights: str, model: str, least: int = LEAST, group: Group = ALONE
+    ) -> None:
+        self.folder, self.weights, self.model = folder, weights, model
+        self.least, self.group = least, group
+        self.label = ""
+        self.places = Semaphore(MOST_COPIED)
+
+    def scoped(self, scope: str) -> PromptCache:
+        """Return a cache in the same folder that shares no blocks with other scopes, the one without a name included.
+
+        The scope is part of the fingerprint, so its blocks have a folder of their own, under a hash of it.
+        """
+        scoped = copy(self)
+        scoped.weights = f"{self.weights} scope {scope}"
+        return scoped
 
     @property
     def part(self) -> str:
@@ -45,21 +63,28 @@ class Storage:
 
 
 class Prompt:
-    """The whole blocks of a prompt, with their `keys` and `paths` in order."""
+    """The whole blocks of a prompt, with their `keys` and `paths` in order; `kv` is their format."""
 
-    def __init__(self, storage: Storage, fingerprint: str, ids: Sequence[int]) -> None:
-        self.storage, self.fingerprint, self.folder = storage, fingerprint, storage.folder
+    def __init__(self, cache: PromptCache, fingerprint: str, ids: Sequence[int], kv: str) -> None:
+        self.cache, self.folder, self.label, self.kv = cache, cache.folder, cache.label, kv
+        self.fingerprint = fingerprint
         self._ids = list(ids)
         self.keys = list(chain(fingerprint, self._ids))
-        self.paths = [self.folder.block(fingerprint, *each, storage.part) for each in enumerate(self.keys)]
+        self.paths = [self.folder.block(fingerprint, index, key, cache.part) for index, key in enumerate(self.keys)]
 
     def ids(self, index: int) -> list[int]:
         """Return a block's tokens."""
         return self._ids[index * TOKENS : (index + 1) * TOKENS]
 
+    def header(self, index: int, now: float, seconds: float, part: str | None = None) -> Header:
+        """Return the header of a block that took `seconds` to compute; `part`: of its states."""
+        parent = self.keys[index - 1] if index else ""
+        names = self.cache.part if part is None else part, self.cache.model, self.label
+        return Header(self.keys[index], parent, *names, now, seconds, self.kv)
+
     def read(self, index: int, buffer: Buffer | None = None) -> tuple[Tensor, Header]:
         """Return a block's KV, in the buffer, and its header. Raises FileNotFoundError, UnusableBlock."""
-        return read_block(self.paths[index], self.keys[index], self.storage.part, buffer)
+        return read_block(self.paths[index], self.keys[index], self.cache.part, buffer)
 
     def stored(self, first: int, last: int) -> int:
         """Return the end of the existing blocks from `first` on and before `last` that have none missing between."""

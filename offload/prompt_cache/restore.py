@@ -26,7 +26,7 @@ class Restoration:
 
     def __init__(self, prompt: Prompt, runner: Runner, reusable: Reusable) -> None:
         self._prompt, self._runner, self._reusable = prompt, runner, reusable
-        self._group = prompt.storage.group
+        self._cache, self._group = reusable.cache, prompt.cache.group
         self._race = Race()
         self._size = 0  # bytes restored
         self._seconds = 0.0  # of reading and restoring
@@ -40,10 +40,16 @@ class Restoration:
             cached = min(cached, self._reusable.length, (stored.start + 1) * TOKENS - 1)
         yield Prefilled(min(cached, len(sequence) - 1), len(sequence))
         with BlockReader(self._prompt, stored) as reader:
-            yield from self._restore_blocks(reader, stored, len(sequence))
+            for index in stored:
+                if not self._restore_block(index, reader):
+                    break
+                if (index + 1) % self._reusable.blocks == 0:
+                    yield Prefilled(runner.num_cached, len(sequence), restored=True)
+                if self._race.lost:
+                    break
         if not self._size:
             return
-        if runner.cache.states is not None:
+        if self._cache.states is not None:
             self._restore_states(stored.start)
         unit = self._reusable.blocks * TOKENS
         runner.truncate(runner.num_cached // unit * unit)
@@ -56,30 +62,31 @@ class Restoration:
 
         The prompt's last token is not among them: it must be run for its logits, as the tokens whose rows are kept.
         """
-        first, unit, cache = self._reusable.length // TOKENS, self._reusable.blocks, self._runner.cache
-        if cache.states is not None and not cache.continues(first * TOKENS):
+        first, unit = self._reusable.length // TOKENS, self._reusable.blocks
+        if self._cache.states is not None and not self._cache.continues(first * TOKENS):
             first = 0
         fresh = 1 if self._runner.kept is None else self._runner.kept.window
         end = self._prompt.stored(first, max(len(sequence) - fresh, 0) // TOKENS)
-        if cache.states is not None:
+        if self._cache.states is not None:
             end = self._prompt.last_with_states(first, end, unit)
         last = min(self._group.collect(end // unit * unit))
         return range(first, last if last * TOKENS > self._runner.num_cached else first)
 
-    def _restore_blocks(self, reader: BlockReader, stored: range, total: int) -> Generator[Prefilled]:
-        for index in stored:
-            start = time.perf_counter()
-            problem, block = self._read(index, reader)
-            problems = self._group.collect(problem)
-            reading = time.perf_counter() - start
-            if block is None or any(problems):
-                _warn([each for each in problems if each not in ("", _MISSING)])
-                return
-            self._restore_block(index, block, reading)
-            if (index + 1) % self._reusable.blocks == 0:
-                yield Prefilled(self._runner.num_cached, total, restored=True)
-            if self._race.lost:
-                return
+    def _restore_block(self, index: int, reader: BlockReader) -> bool:
+        """Copy the reader's next block into the cache; return whether all ranks have it."""
+        started = time.perf_counter()
+        problem, block = self._read(index, reader)
+        problems = self._group.collect(problem)
+        if block is None or any(problems):
+            _warn([each for each in problems if each not in ("", _MISSING)])
+            return False
+        kv, header = block
+        self._runner.restore(index * TOKENS, self._prompt.ids(index), kv)
+        seconds = time.perf_counter() - started
+        self._size += kv.nbytes
+        self._seconds += seconds
+        self._race.observe(*self._group.agree((seconds, header.prefill_s)))
+        return True
 
     def _read(self, index: int, reader: BlockReader) -> tuple[str, tuple[Tensor, Header] | None]:
         """Return what is wrong with a block's file, and the block if nothing is. A damaged file is removed."""
@@ -91,19 +98,9 @@ class Restoration:
             self._prompt.folder.remove(self._prompt.paths[index])
             return f"{self._prompt.paths[index]}: {error}", None
 
-    def _restore_block(self, index: int, block: tuple[Tensor, Header], reading: float) -> None:
-        """Copy a block into the cache, after waiting `reading` seconds for it."""
-        kv, header = block
-        start = time.perf_counter()
-        self._runner.restore(index * TOKENS, self._prompt.ids(index), kv)
-        self._size += kv.nbytes
-        seconds = reading + time.perf_counter() - start
-        self._seconds += seconds
-        self._race.observe(*self._group.agree((seconds, header.prefill_s)))
-
     def _restore_states(self, first: int) -> None:
         """Restore the last states that can be read, and drop the tokens behind them."""
-        start, last, prompt = time.perf_counter(), self._runner.num_cached // TOKENS, self._prompt
+        started, last, prompt = time.perf_counter(), self._runner.num_cached // TOKENS, self._prompt
         while (end := prompt.last_with_states(first, last, self._reusable.blocks)) > first:
             try:
                 states = prompt.read_states(end - 1)
@@ -119,7 +116,7 @@ class Restoration:
                 break
         else:
             self._runner.truncate(first * TOKENS)
-        self._seconds += time.perf_counter() - start
+        self._seconds += time.perf_counter() - started
 
 
 def _warn(problems: Sequence[str]) -> None:

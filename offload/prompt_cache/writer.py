@@ -8,10 +8,10 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from threading import Semaphore
 
 from torch import Tensor
 
+from ..caches.protocol import DumpableCache
 from ..errors import Degraded
 from ..speculation.passes.runner import Runner
 from ..units import size_text
@@ -22,22 +22,20 @@ from .packing import pack, packing_kernel
 from .prompt import EVERY, STATES, Prompt
 
 PATIENCE = 2.0  # seconds; saving may delay the prefill by this and a tenth of the prefill's time
-MOST_COPIED = 2  # blocks copied for the threads and not written yet, of all writers of a cache together
 _MEASURED = 0.02  # of the limit is written before the folder, to which others write too, is measured again
 
 
 class BlockWriter:
     """Saves the blocks of one prompt. The first error is a warning and ends saving."""
 
-    def __init__(self, prompt: Prompt, runner: Runner, places: Semaphore) -> None:
-        """`places` has one for each block that may be copied at a time, and is shared by the writers of a cache."""
-        self._prompt, self._runner, self._places = prompt, runner, places
+    def __init__(self, prompt: Prompt, runner: Runner, cache: DumpableCache) -> None:
+        self._prompt, self._runner, self._cache = prompt, runner, cache
         self._kernel = packing_kernel(runner.model.operations.kernel, runner.model.device)
+        self._places = prompt.cache.places
         self._now = time.time()
         self._next = 0  # the first block that is not saved yet
         self._tokens = 0  # that were run
-        self._seconds = 0.0  # of running them
-        self._delay = 0.0  # seconds by which saving delayed the prefill
+        self._seconds = self._delay = 0.0  # of running them, and by which saving has delayed the prefill
         self._size: int | None = None  # bytes in the folder; None until the first write
         self._unmeasured = 0  # bytes written since the folder was measured
         self._executor: ThreadPoolExecutor | None = None
@@ -58,34 +56,31 @@ class BlockWriter:
         for index in range(self._next, whole):
             if self._stopped:
                 break
-            start = time.perf_counter()
+            started = time.perf_counter()
             if not self._prompt.paths[index].exists():
                 self._submit_block(index)
             if not (index + 1) % EVERY or index + 1 == end:
                 self._submit_states(index)
-            self._limit_delay(time.perf_counter() - start)
+            self._limit_delay(time.perf_counter() - started)
         self._next = max(whole, self._next)
 
     def _submit_block(self, index: int) -> None:
-        start, cache = index * TOKENS, self._runner.cache
-        if not cache.holds(start):  # windows have gone on; the blocks behind would not be restored
+        start = index * TOKENS
+        if not self._cache.holds(start):  # windows have gone on; the blocks behind would not be restored
             self._stop("the first tokens have left the windows; hint: --set prefill_chunk=512")
             return
-        self._submit(index, self._prompt.paths[index], partial(cache.dump, start, start + TOKENS))
+        self._submit(index, self._prompt.paths[index], partial(self._cache.dump, start, start + TOKENS))
 
     def _submit_states(self, index: int) -> None:
         """Save the states of layers with linear attention behind a block, if they can be computed."""
-        states, path, length = self._runner.cache.states, self._prompt.states_path(index), (index + 1) * TOKENS
+        states, path, length = self._cache.states, self._prompt.states_path(index), (index + 1) * TOKENS
         if states is not None and states.covers(length) and not path.exists():
             self._submit(index, path, partial(states.dump, length), STATES)
 
     def _submit(self, index: int, path: Path, dump: Callable[[], Tensor], part: str | None = None) -> None:
         """Copy a tensor and let the thread write it, once there is a place for a further copy."""
-        prompt, storage = self._prompt, self._prompt.storage
         self._executor = self._executor or ThreadPoolExecutor(1, "triforce-prompts")
-        parent, seconds = prompt.keys[index - 1] if index else "", self._seconds / self._tokens * TOKENS
-        names = storage.part if part is None else part, storage.model, storage.label
-        header = Header(prompt.keys[index], parent, *names, self._now, seconds, storage.kv)
+        header = self._prompt.header(index, self._now, self._seconds / self._tokens * TOKENS, part)
         self._places.acquire()
         try:
             while self._pending and self._pending[0].done():
@@ -108,11 +103,11 @@ class BlockWriter:
             self._places.release()
 
     def _write_file(self, index: int, path: Path, header: Header, copy: Tensor) -> None:
-        folder, ranks, tensors = self._prompt.folder, self._prompt.storage.group.mates, pack(copy, self._kernel)
+        folder, ranks, tensors = self._prompt.folder, self._prompt.cache.group.mates, pack(copy, self._kernel)
         need = ranks * sum(tensor.nbytes for tensor in tensors.values())  # every rank writes as much
         if self._size is None or self._unmeasured > folder.limit * _MEASURED:
             folder.sweep()
-            self._measure()
+            self._size, self._unmeasured = folder.size, 0
         if self._size + need > folder.limit:
             self._make_room(need, 0 if header.part == STATES else index)
         folder.make(self._prompt.fingerprint)
@@ -127,13 +122,9 @@ class BlockWriter:
         if need * (index + 1) <= folder.limit:  # else it is full even with all other prompts evicted
             own = {stem_of(path) for path in self._prompt.paths}
             folder.shrink(max(folder.limit - need - folder.limit // 10, 0), keep=own)
-        if self._measure() + need > folder.limit:
+        self._size, self._unmeasured = folder.size, 0
+        if self._size + need > folder.limit:
             raise OSError(errno.EDQUOT, f"its limit of {size_text(folder.limit)} is reached")
-
-    def _measure(self) -> int:
-        """Return the bytes in the folder, which other processes write to as well."""
-        self._size, self._unmeasured = self._prompt.folder.size, 0
-        return self._size
 
     def _limit_delay(self, seconds: float) -> None:
         """Add a block's delay, and stop saving when prefill has become as slow as the disk."""
@@ -162,8 +153,7 @@ class BlockWriter:
             self._settle()
         if self._executor is not None:
             self._executor.shutdown()
-        has_states = self._runner.cache.states is not None
         for index in range(self._next):
             self._prompt.folder.touch(self._prompt.paths[index], self._now)
-            if has_states:
+            if self._cache.states is not None:
                 self._prompt.folder.touch(self._prompt.states_path(index), self._now)

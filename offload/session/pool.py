@@ -11,7 +11,7 @@ from ..memory.factory import TieredStoreFactory
 from ..memory.store import Store
 from ..model.decoder import Model
 from ..model.heads import Head
-from ..prompt_cache.prefill import PromptCache
+from ..prompt_cache.prompt import PromptCache
 from ..settings.config import Speculation
 from .session import Session
 

@@ -8,7 +8,8 @@ from ..memory.factory import TieredStoreFactory
 from ..memory.store import Store
 from ..model.decoder import Model
 from ..model.heads import Head
-from ..prompt_cache.prefill import PromptCache
+from ..prompt_cache.prefill import CachedPrefill
+from ..prompt_cache.prompt import PromptCache
 from ..sequence import TokenSequence
 from ..settings.config import LONGEST_GAMMA, GenerationConfig, Speculation
 from ..settings.method_sizes import drafter_kind, drafting_from_planes, forgets, sized
@@ -53,7 +54,7 @@ class Session:
             self.full = Runner(model, model.new_cache(capacity + spare, model.rope(capacity), store), chunk, by_layers)
         self._link = None if stores is None else stores.link
         is_cached = prompts is not None and self.full.cache.is_dumpable
-        self._prompts = prompts.bind(self.full) if is_cached else None
+        self._prompts = CachedPrefill(prompts, self.full) if prompts is not None and is_cached else None
         self._model = model
         self._capacity, self._spare = capacity, spare
         self.runners = SessionRunners(self.full, draft)

@@ -23,7 +23,7 @@ from offload.memory.link import SimulatedLink
 from offload.prompt_cache import restore as restoring
 from offload.prompt_cache import writer as saving
 from offload.prompt_cache.folder import PromptFolder
-from offload.prompt_cache.prefill import PromptCache
+from offload.prompt_cache.prompt import PromptCache
 from offload.settings.kv_formats import BF16
 from tests.support.forked import CONTEXT, start_server
 

@@ -18,7 +18,7 @@ from ..options.settings import Settings
 
 if TYPE_CHECKING:
     from offload.api.opened_model import OpenModel
-    from offload.prompt_cache.prefill import PromptCache
+    from offload.prompt_cache.prompt import PromptCache
 
 LABEL = 240  # characters of a prompt from which its label is made; most of them may be blank
 _SHOWN = 60  # characters of a label

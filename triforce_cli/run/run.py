@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from offload.engine import Engine
 from offload.metrics import Summary
-from offload.prompt_cache.prefill import PromptCache
+from offload.prompt_cache.prompt import PromptCache
 from offload.settings.method_sizes import stored_tokens
 
 from ..input.documents import PromptText
