@@ -47,16 +47,35 @@ NO_GGUF += ("ministral", "ministral3", "gemma4", "gemma4-large")  # written as o
 NO_GGUF += ("qwen3-next", "qwen3.5", "qwen3.5-moe")  # linear attention
 
 
+ROPE = {"rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}
+SCALED = {
+    "linear": {"rope_theta": 10000.0, "factor": 2.0},
+    "dynamic": {"rope_theta": 10000.0, "factor": 2.0},
+    "yarn": ROPE,
+    "llama3": ROPE | {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
+    "longrope": ROPE
+    | {"short_factor": [1 + 0.1 * i for i in range(8)], "long_factor": [2 + 0.5 * i for i in range(8)]},
+}
+LLAMAS = {  # of the families without a case of their own, and every RoPE type; not written as GGUF
+    "llama-mha-untied": ("llama", {"num_key_value_heads": 4, "tie_word_embeddings": False}),
+    "llama-own-head-dim": ("llama", {"head_dim": 24}),
+    "qwen2": ("qwen2", {}),
+    "qwen3-biased": ("qwen3", {"head_dim": 32, "attention_bias": True}),
+    **{kind: ("llama", {"rope_parameters": {"rope_type": kind} | more}) for kind, more in SCALED.items()},
+}
+CASES = FAMILY_CASES | LLAMAS
+
+
 def load(checkpoint, native, dtype=torch.float32):
     check_tensors(checkpoint)
     operations = NativeOperations(native_kernel()) if native else TorchOperations()
     return load_model(checkpoint, dtype, CPU, lambda done, total: None, operations)
 
 
-@pytest.fixture(scope="module", params=FAMILY_CASES)
+@pytest.fixture(scope="module", params=CASES)
 def case(request, tmp_path_factory):
     """The name of a case, transformers' model, the folder where it is, and its logits for IDS."""
-    family, changes = FAMILY_CASES[request.param]
+    family, changes = CASES[request.param]
     reference, folder = make_hf_model(family, **changes).eval(), tmp_path_factory.mktemp(request.param)
     reference.save_pretrained(folder)
     with torch.inference_mode():
@@ -115,7 +134,7 @@ def test_sequences_of_a_batch_have_windows_and_positions_of_their_own(tmp_path, 
 
 def test_gguf_files_give_the_same_logits(case, tmp_path):
     name, reference, _, expected = case
-    if name in NO_GGUF:
+    if name in (*NO_GGUF, *LLAMAS):
         pytest.skip("refused")
     write_family(tmp_path / "model.gguf", reference)
     model = load(GGUFCheckpoint(tmp_path / "model.gguf"), False)
@@ -126,7 +145,7 @@ def test_gguf_files_give_the_same_logits(case, tmp_path):
 @pytest.mark.skipif(not native_kernel(), reason="no kernel")
 def test_quantised_weights_stay_quantised_in_the_right_order(case, tmp_path):
     name, reference, _, _ = case
-    if name in NO_GGUF:
+    if name in (*NO_GGUF, *LLAMAS):
         pytest.skip("refused")
     write_family(tmp_path / "model.gguf", reference, GGMLQuantizationType.Q8_0)
     checkpoint = GGUFCheckpoint(tmp_path / "model.gguf")

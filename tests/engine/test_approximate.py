@@ -4,7 +4,6 @@ import pytest
 
 from offload import EngineConfig, GenerationConfig, Prefilled, Sampling, Speculation, open_model
 from offload.errors import SettingsError
-from offload.settings.config import Placement, check_part
 from offload.settings.methods import APPROXIMATIONS
 from tests.support.engine import GREEDY, tokens
 from tests.support.models import ids
@@ -51,26 +50,3 @@ def test_sampling_works_on_them(engine):
     wanted = Speculation(**SMALL, approximate="h2o")
     first, second = (tokens(engine.generate(ids(100), sampling, config, wanted)) for _ in range(2))
     assert first == second
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"approximate": "sink"}, "use one of: streaming-llm, h2o"),
-        ({"approximate": "h2o", "method": "auto"}, "h2o decodes plainly, and the method is auto"),
-        ({"approximate": "h2o", "method": "lookup"}, "use --method ar"),
-        ({"approximate": "h2o", "window": 30}, "leaves none beside the sink of 2 and the window of 30"),
-        ({"approximate": "streaming-llm", "sink": 32}, "leaves none beside the sink of 32"),
-    ],
-)
-def test_settings_that_make_no_sense_are_refused(changes, words):
-    with pytest.raises(SettingsError) as error:
-        Speculation(**SMALL | changes)
-    assert words in f"{error.value.message} {error.value.hint}"
-
-
-def test_a_part_of_the_settings_is_checked_alone():
-    check_part({"approximate": "h2o"})
-    check_part({"approximate": "h2o", "budget": 2000, "offload": Placement().offload})
-    with pytest.raises(SettingsError, match="the method is triforce"):
-        check_part({"approximate": "h2o", "method": "triforce"})
