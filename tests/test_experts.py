@@ -9,10 +9,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
+from offload.architecture.dims import WeightBits
 from offload.architecture.families import FAMILIES
 from offload.architecture.hf_config import shape_from_config
 from offload.architecture.layer_spec import LayerSpec, expected_experts
-from offload.architecture.parameters import WeightBits
 from offload.errors import CheckpointError, UnsupportedModel
 from offload.kernels.native.ops import NativeOperations
 from offload.kernels.ops import TorchOperations

@@ -11,9 +11,8 @@ from importlib.util import find_spec
 import torch
 
 from ..architecture.config import ModelShape
-from ..architecture.dims import Dimensions
+from ..architecture.dims import Dimensions, WeightBits
 from ..architecture.known_models import sibling_of
-from ..architecture.parameters import WeightBits
 from ..architecture.yarn import factor_for, stretched
 from ..constraints.vocabulary import ConstraintVocabulary
 from ..engine import Engine

@@ -12,10 +12,9 @@ from ..settings.config import MTP
 from ..short_repr import short_repr
 from .config import ModelShape
 from .config_checks import ConfigCheck
-from .dims import Dimensions
+from .dims import Dimensions, WeightBits
 from .families.family import text_config
 from .hf_config import shape_from_config
-from .parameters import WeightBits
 from .weight_formats import level_of, rounded_bits
 
 EAGLE3 = "eagle3"

@@ -13,7 +13,7 @@ from ..errors import CheckpointError, ModelNotFound, UnsupportedModel
 from ..short_repr import short_repr, short_text
 from .checkpoint_json import read_json
 from .config import ModelShape
-from .config_checks import ConfigCheck, check_of_config, window_in_use, within_vocabulary
+from .config_checks import ConfigCheck, check_of_config, window_in_use
 from .dims import WINDOW_SLACK, LinearAttention
 from .families import FAMILIES, Family
 from .families.family import text_config
@@ -27,20 +27,15 @@ from .rope_config import (
     sliding_rope_parameters,
 )
 
-_REQUIRED = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
-_REQUIRED += ("max_position_embeddings",)
-# transformers' defaults for values that a config leaves out.
-_DEFAULTS: dict[str, Any] = {
-    "num_key_value_heads": None,
-    "head_dim": None,
+_REQUIRED = (
+    *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
+    "max_position_embeddings",
+)
+_DEFAULTS: dict[str, Any] = {  # transformers' defaults for values that a config leaves out
+    **dict.fromkeys(("num_key_value_heads", "head_dim", "sliding_window", "eos_token_id")),
+    **dict.fromkeys(("tie_word_embeddings", "attention_bias", "mlp_bias", "use_sliding_window"), False),
     "hidden_act": "silu",
     "rms_norm_eps": 1e-6,
-    "tie_word_embeddings": False,
-    "attention_bias": False,
-    "mlp_bias": False,
-    "sliding_window": None,
-    "use_sliding_window": False,
-    "eos_token_id": None,
 }
 
 
@@ -69,10 +64,13 @@ def shape_from_config(
         raise CheckpointError(f"{check.place} has no {missing[0]}", check.hint)
     check.check(values)
     check.heads(values)
+    ends = () if generation is None else (values["eos_token_id"], generation.get("eos_token_id"))
     rope, sliding_rope = rope_parameters(values, check), sliding_rope_parameters(values, check)
     specs, window = _specs_and_window(values, sliding_rope)
     _refuse_features(values, rope, specs)
     heads, dual_chunk = values["num_attention_heads"], dual_chunk_tokens(config, check)
+    head_dim = values["head_dim"] or values["hidden_size"] // heads
+    own_heads = {"kv_heads": values["num_key_value_heads"] or heads, "head_dim": head_dim}
     shape = ModelShape(
         **family.features(values),
         mlp_matrices=family.mlp_matrices,
@@ -82,14 +80,14 @@ def shape_from_config(
         **_features_of_layers(values, specs, check),
         hidden=values["hidden_size"],
         heads=heads,
-        **_heads(values),
+        **(family.heads(values) if family.heads else own_heads),
         intermediate=values["intermediate_size"],
         vocab=values["vocab_size"],
         norm_eps=values["rms_norm_eps"],
         context=context_of(values, rope, window, dual_chunk),
         sliding_window=window,
         tied_embeddings=values["tie_word_embeddings"],
-        eos_ids=() if generation is None else _eos_ids(values, generation, check),
+        eos_ids=check.end_ids(ends, values["vocab_size"]),
         rope=rope,
         sliding_rope=sliding_rope if any(spec.window for spec in specs) else None,
         max_positions=values["max_position_embeddings"],
@@ -118,11 +116,12 @@ def _features_of_layers(values: Mapping[str, Any], specs: Sequence[LayerSpec], c
     layers = values["num_hidden_layers"]
     every = [specs[layer % len(specs)] for layer in range(layers)]
     sliding, linear = (sum(spec.kind == kind for spec in every) for kind in (SLIDING, LINEAR))
+    sparse = sum(spec.is_sparse for spec in every)
     for count, what in ((sliding, "attend to a window"), (linear, "have linear attention")):
         if count == layers:
             raise UnsupportedModel(f"a model all of whose layers {what} is not supported", SUPPORTED)
     return {
-        "experts": _experts(values, specs, check),
+        "experts": _experts(values, sparse, check) if sparse else None,
         "linear": _linear_attention(values, linear, check) if linear else None,
         "gates_heads": any(spec.gates_heads for spec in every),
         "sliding_layers": sliding,
@@ -141,18 +140,15 @@ def _linear_attention(values: Mapping[str, Any], layers: int, check: ConfigCheck
     return LinearAttention(key_heads, value_heads, *sizes, layers)
 
 
-def _experts(values: Mapping[str, Any], specs: Sequence[LayerSpec], check: ConfigCheck) -> Experts | None:
-    """Return the experts of the sparse layers; None if there are none. Raises CheckpointError."""
-    sparse = sum(specs[layer % len(specs)].is_sparse for layer in range(values["num_hidden_layers"]))
-    if not sparse:
-        return None
+def _experts(values: Mapping[str, Any], layers: int, check: ConfigCheck) -> Experts:
+    """Return the experts of so many sparse layers. Raises CheckpointError."""
     if "num_experts_per_tok" not in values:
         raise check.error("num_experts", values.get("num_experts"), "no experts in this family, or num_experts_per_tok")
     count, per_token = values["num_experts"], values["num_experts_per_tok"]
     if per_token > count:
         raise check.error("num_experts_per_tok", per_token, f"at most the number of experts, {count}")
     width = values.get("moe_intermediate_size") or values["intermediate_size"]
-    return Experts(count, per_token, width, sparse, values.get("shared_expert_intermediate_size") or 0)
+    return Experts(count, per_token, width, layers, values.get("shared_expert_intermediate_size") or 0)
 
 
 def family_of(config: Mapping[str, Any]) -> Family:
@@ -183,15 +179,6 @@ def _specs_and_window(values: Mapping[str, Any], sliding_rope: Any) -> tuple[tup
     return tuple(replace(spec, window=0) for spec in specs), max(windows)
 
 
-def _heads(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of `Dimensions` for KV heads."""
-    if (family := FAMILIES[values["model_type"]]).heads is not None:
-        return family.heads(values)
-    heads = values["num_attention_heads"]
-    head_dim = values["head_dim"] or values["hidden_size"] // heads
-    return {"kv_heads": values["num_key_value_heads"] or heads, "head_dim": head_dim}
-
-
 def _refuse_features(values: Mapping[str, Any], rope: Mapping[str, Any], specs: Sequence[LayerSpec]) -> None:
     """Raise UnsupportedModel for RoPE and activations that the decoder does not compute."""
     family = FAMILIES[values["model_type"]]
@@ -203,9 +190,3 @@ def _refuse_features(values: Mapping[str, Any], rope: Mapping[str, Any], specs: 
     activation = activation_of(values["hidden_act"])
     if not activation or any(spec.activation != activation for spec in specs):
         raise UnsupportedModel(f"the activation {short_repr(values['hidden_act'])} is not supported", SUPPORTED)
-
-
-def _eos_ids(values: Mapping[str, Any], generation: Mapping[str, Any], check: ConfigCheck) -> tuple[int, ...]:
-    """Return the end-of-sequence ids of both configs that are in the vocabulary. Raises CheckpointError."""
-    ids = [*check.token_ids(values["eos_token_id"]), *check.token_ids(generation.get("eos_token_id"))]
-    return within_vocabulary(ids, values["vocab_size"])

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .dims import WINDOW_SLACK, Dimensions, LinearAttention
+from .dims import WINDOW_SLACK, Dimensions, LinearAttention, WeightBits
 from .layer_spec import Experts
-from .parameters import WeightBits
 
 
 @dataclass(frozen=True, slots=True)

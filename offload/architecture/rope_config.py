@@ -5,29 +5,22 @@ from typing import Any
 
 from ..errors import CheckpointError, UnsupportedModel
 from ..short_repr import short_repr
-from ..units import MOST_TOKENS
-from .config_checks import ConfigCheck, Limits
+from .config_checks import BASE, FACTOR, TOKENS, ConfigCheck, Limits
 from .families import FAMILIES
 from .layer_spec import FULL, SLIDING
 
 ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "llama3", "longrope")  # of most families
 SUPPORTED = f"what runs: {', '.join(FAMILIES)}, with RoPE {', '.join(ROPE_TYPES)}"
 _ORIGINAL = "original_max_position_embeddings"
-_NUMBERS = {
-    "rope_theta": Limits(float, 2, 1e30, 10000),
-    "partial_rotary_factor": Limits(float, 0, 1, 1),
-    "factor": Limits(float, 1, 2**20, 4, null=True),
-    _ORIGINAL: Limits(float, 2, MOST_TOKENS, 8192),
-    "low_freq_factor": Limits(float, 1e-3, 1e6, 1),
-    "high_freq_factor": Limits(float, 1e-3, 1e6, 4),
-    "beta_fast": Limits(float, 1e-3, 1e6, 32, null=True),
-    "beta_slow": Limits(float, 1e-3, 1e6, 1, null=True),
-    "attention_factor": Limits(float, 1e-3, 1e3, 1, null=True),
-    "llama_4_scaling_beta": Limits(float, 0, 1e3, 0.1),
-    "mscale": Limits(float, 0, 1e3, 1, null=True),
-    "mscale_all_dim": Limits(float, 0, 1e3, 1, null=True),
+_LIMITS = {
+    BASE: "rope_theta",
+    Limits(float, 0, 1): "partial_rotary_factor",
+    Limits(float, 1, 2**20): "factor",
+    Limits(float, 2, TOKENS.most): _ORIGINAL,
+    FACTOR: "low_freq_factor high_freq_factor beta_fast beta_slow attention_factor",
+    Limits(float, 0, 1e3): "llama_4_scaling_beta mscale mscale_all_dim",
 }
-_DIVISOR = Limits(float, 1e-3, 1e6, 1)
+_NULLABLE = ("factor", "beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim")
 _LISTS = ("short_factor", "long_factor")  # of longrope, with a divisor for each frequency
 _REQUIRED = {
     "linear": ("factor",),
@@ -72,11 +65,10 @@ def _check_rope(rope: Mapping[str, Any], check: ConfigCheck) -> None:
     for name in _REQUIRED.get(kind, ()) if isinstance(kind, str) else ():
         if rope.get(name) is None and not (name == "factor" and kind in _RATIO_TYPES and name in rope):
             raise CheckpointError(f"{check.place}: RoPE {kind} without {name}", check.hint)
-    for name, value in rope.items():
-        if name in _NUMBERS:
-            check.number(name, value, _NUMBERS[name])
-        elif name in _LISTS and not (isinstance(value, list) and value and all(map(_DIVISOR.allow, value))):
-            raise check.error(name, value, f"a list with {_DIVISOR} for every frequency")
+    check.numbers(rope, _LIMITS, _NULLABLE)
+    for name in (name for name in _LISTS if name in rope):
+        if not (isinstance(rope[name], list) and rope[name] and all(map(FACTOR.allow, rope[name]))):
+            raise check.error(name, rope[name], f"a list with {FACTOR} for every frequency")
     if not isinstance(rope.get("truncate", True), bool):
         raise check.error("truncate", rope["truncate"], "true or false")
     for lower, higher in _ASCENDING:
@@ -87,20 +79,17 @@ def _check_rope(rope: Mapping[str, Any], check: ConfigCheck) -> None:
 
 def _is_by_kind(rope: Any, values: Mapping[str, Any]) -> bool:
     """Return whether RoPE parameters are those of each kind of layer."""
-    has_windows = FAMILIES[values["model_type"]].has_layer_windows
-    return has_windows and isinstance(rope, Mapping) and FULL in rope
+    return FAMILIES[values["model_type"]].has_layer_windows and isinstance(rope, Mapping) and FULL in rope
 
 
 def sliding_rope_parameters(values: Mapping[str, Any], check: ConfigCheck) -> dict[str, Any] | None:
     """Return the RoPE parameters of the layers with a window; None if they are those of the others."""
     family, rope = FAMILIES[values["model_type"]], values.get("rope_parameters") or {}
-    if not family.has_layer_windows:
-        return None
     if _is_by_kind(rope, values):
         if not isinstance(rope.get(SLIDING), Mapping):
             raise check.error("rope_parameters", rope, f"RoPE parameters with {SLIDING}")
         rope = {"rope_type": "default", "rope_theta": 10000.0, **rope[SLIDING]}
-    elif family.sliding_rope:
+    elif family.has_layer_windows and family.sliding_rope:
         rope = family.sliding_rope(values)
     else:
         return None
@@ -110,22 +99,17 @@ def sliding_rope_parameters(values: Mapping[str, Any], check: ConfigCheck) -> di
     return rope
 
 
-def positions_of(rope: Mapping[str, Any], positions: int) -> int:
-    """Return how many positions a model supports, from its RoPE parameters and `max_position_embeddings`.
-
-    Configs give that number after scaling for llama3 and longrope, before scaling for others.
-    """
-    kind, factor = rope.get("rope_type", "default"), rope.get("factor") or 1.0
-    if kind == "yarn":
-        return max(positions, int((rope.get(_ORIGINAL) or positions) * factor))
-    return int(positions * factor) if kind in ("linear", "dynamic") else positions
-
-
 def context_of(values: Mapping[str, Any], rope: Mapping[str, Any], window: int | None, dual_chunk: int | None) -> int:
-    """Return how many tokens a model supports with full attention."""
-    positions = values["max_position_embeddings"]
+    """Return how many tokens a model supports with full attention.
+
+    Configs give `max_position_embeddings` after scaling for llama3 and longrope, before scaling for other types.
+    """
+    positions, factor = values["max_position_embeddings"], rope.get("factor") or 1.0
     if not FAMILIES[values["model_type"]].counts_scaled_positions:
-        positions = positions_of(rope, positions)
+        if rope["rope_type"] == "yarn":
+            positions = max(positions, int((rope.get(_ORIGINAL) or positions) * factor))
+        elif rope["rope_type"] in ("linear", "dynamic"):
+            positions = int(positions * factor)
     return min(positions, window or positions, dual_chunk or positions)
 
 
@@ -138,8 +122,8 @@ def dual_chunk_tokens(config: Mapping[str, Any], check: ConfigCheck) -> int | No
     name = "dual_chunk_attention_config"
     if not (parameters := config.get(name)):
         return None
-    limits = [parameters.get(each) for each in ("chunk_size", _ORIGINAL)] if isinstance(parameters, Mapping) else []
-    found = [each for each in limits if each is not None]
-    if not found or not all(type(each) is int and 0 < each <= MOST_TOKENS for each in found):
+    limits = [parameters.get(size) for size in ("chunk_size", _ORIGINAL)] if isinstance(parameters, Mapping) else []
+    given = [size for size in limits if size is not None]
+    if not given or not all(map(TOKENS.allow, given)):
         raise check.error(name, parameters, "parameters with a chunk_size")
-    return min(found)
+    return min(given)

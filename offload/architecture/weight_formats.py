@@ -3,8 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from .dims import Dimensions
-from .parameters import WeightBits
+from .dims import Dimensions, WeightBits
 
 BLOCK_GROUPS = 8  # groups of 32 inputs whose scales share an outer factor, where they are nested
 _UNEVEN = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)

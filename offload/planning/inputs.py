@@ -2,9 +2,8 @@
 
 from dataclasses import dataclass, field
 
-from ..architecture.dims import Dimensions
+from ..architecture.dims import Dimensions, WeightBits
 from ..architecture.kv_formats import stored_bytes
-from ..architecture.parameters import WeightBits
 from ..hardware.rates import Hardware
 from ..settings.config import Placement, Speculation
 from ..settings.kv_formats import BF16, KV_FORMATS, PACKED_KV, PLAIN_KV, KVFormat

@@ -7,11 +7,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ..architecture.dims import Dimensions
+from ..architecture.dims import Dimensions, WeightBits
 from ..architecture.head_shape import drafter_bits
 from ..architecture.kv_formats import format_bytes, stored_bytes
 from ..architecture.pages import copied_pages, copy_bytes_for, page_tokens
-from ..architecture.parameters import WeightBits
 from ..hardware.rates import READ
 from ..settings.kv_formats import BF16, KV_FORMATS, PACKED_KV, PLANE_KV
 from ..settings.method_sizes import has_draft_model, whole_format

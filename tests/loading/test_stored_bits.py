@@ -1,6 +1,6 @@
 """The bits of a checkpoint's weights: of layers, of experts in them, and of what is outside."""
 
-from offload.architecture.parameters import WeightBits
+from offload.architecture.dims import WeightBits
 from offload.loading.formats.tensor_checks import average_bits
 
 SIZES = {

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
+from offload.architecture.dims import WeightBits
 from offload.architecture.known_models import KNOWN, published_bits
-from offload.architecture.parameters import WeightBits
 from offload.architecture.weight_formats import rounded_bits
 from offload.hardware.rates import READ
 from offload.planning.passes import experts_on_host

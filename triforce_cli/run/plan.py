@@ -12,9 +12,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from offload.architecture.dims import Dimensions
+from offload.architecture.dims import Dimensions, WeightBits
 from offload.architecture.pages import copy_bytes_for
-from offload.architecture.parameters import WeightBits
 from offload.architecture.weight_formats import rounded_bits
 from offload.errors import SettingsError
 from offload.hardware import profiles

@@ -6,10 +6,7 @@ from .family import GGUF_EXPERTS, Family, GGUFNames, Values, layer_windows
 MISTRAL = Family(
     "mistral",
     lambda values: [LayerSpec(qkv_bias=values["attention_bias"])],
-    {
-        "sliding_window": 4096,
-        "eos_token_id": 2,
-    },
+    {"sliding_window": 4096, "eos_token_id": 2},
 )
 
 
@@ -44,13 +41,7 @@ MINISTRAL3 = Family(
 MIXTRAL = Family(
     "mixtral",
     lambda values: [LayerSpec(router="chosen")],
-    {
-        "rms_norm_eps": 1e-5,
-        "eos_token_id": 2,
-        "rope_theta": 1000000.0,
-        "num_experts": 8,
-        "num_experts_per_tok": 2,
-    },
+    {"rms_norm_eps": 1e-5, "eos_token_id": 2, "rope_theta": 1000000.0, "num_experts": 8, "num_experts_per_tok": 2},
     aliases={"num_experts": "num_local_experts"},
     tensors={
         "mlp.gate": "block_sparse_moe.gate",

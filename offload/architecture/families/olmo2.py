@@ -18,10 +18,7 @@ def _layers(values: Values) -> list[LayerSpec]:
 OLMO2 = Family(
     "olmo2",
     _layers,
-    {
-        "rms_norm_eps": 1e-5,
-        "eos_token_id": 50279,
-    },
+    {"rms_norm_eps": 1e-5, "eos_token_id": 50279},
     tensors={
         "post_self_attn_layernorm": "post_attention_layernorm",
         "post_mlp_layernorm": "post_feedforward_layernorm",
@@ -67,13 +64,7 @@ def _sparse_layers(values: Values) -> list[LayerSpec]:
 OLMOE = Family(
     "olmoe",
     _sparse_layers,
-    {
-        "rms_norm_eps": 1e-5,
-        "eos_token_id": 50279,
-        "num_experts": 64,
-        "num_experts_per_tok": 8,
-        "norm_topk_prob": False,
-    },
+    {"rms_norm_eps": 1e-5, "eos_token_id": 50279, "num_experts": 64, "num_experts_per_tok": 8, "norm_topk_prob": False},
     gguf=GGUFNames(
         "olmoe",
         {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm", "ffn_gate_inp": "mlp.gate"}

@@ -3,9 +3,7 @@
 from ..layer_spec import LayerSpec
 from .family import GGUF_EXPERT_TENSORS, GGUF_EXPERTS, Family, GGUFNames, Values
 
-_DEFAULTS = {
-    "sliding_window": 4096,
-}
+_DEFAULTS = {"sliding_window": 4096}
 
 
 def _qwen3(values: Values) -> list[LayerSpec]:
@@ -14,11 +12,7 @@ def _qwen3(values: Values) -> list[LayerSpec]:
 
 
 QWEN2 = Family(
-    "qwen2",
-    lambda values: [LayerSpec(qkv_bias=True)],
-    _DEFAULTS,
-    has_optional_window=True,
-    gguf=GGUFNames("qwen2"),
+    "qwen2", lambda values: [LayerSpec(qkv_bias=True)], _DEFAULTS, has_optional_window=True, gguf=GGUFNames("qwen2")
 )
 QWEN3 = Family(
     "qwen3",

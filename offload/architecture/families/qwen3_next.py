@@ -61,12 +61,7 @@ _COMMON: dict[str, Any] = {
 }
 QWEN3_NEXT = Family(
     "qwen3_next",
-    defaults=_DEFAULTS
-    | _EXPERTS
-    | {
-        "num_experts": 512,
-        "num_experts_per_tok": 10,
-    },
+    defaults=_DEFAULTS | _EXPERTS | {"num_experts": 512, "num_experts_per_tok": 10},
     groups_linear_rows=True,
     fused={
         "linear_attn.in_proj_qkvz": ("linear_attn.in_proj_qkv", "linear_attn.in_proj_z"),
@@ -75,14 +70,7 @@ QWEN3_NEXT = Family(
     stacked=_STACKED,
     **_COMMON,
 )
-QWEN3_5 = Family(
-    "qwen3_5_text",
-    defaults=_DEFAULTS,
-    **_COMMON,
-)
+QWEN3_5 = Family("qwen3_5_text", defaults=_DEFAULTS, **_COMMON)
 QWEN3_5_MOE = Family(
-    "qwen3_5_moe_text",
-    defaults=_DEFAULTS | _EXPERTS | {"intermediate_size": 512},
-    stacked=_STACKED,
-    **_COMMON,
+    "qwen3_5_moe_text", defaults=_DEFAULTS | _EXPERTS | {"intermediate_size": 512}, stacked=_STACKED, **_COMMON
 )

@@ -22,11 +22,7 @@ def _layers(values: Values) -> list[LayerSpec]:
 SMOLLM3 = Family(
     "smollm3",
     _layers,
-    {
-        "tie_word_embeddings": True,
-        "eos_token_id": 128001,
-        "rope_theta": 2000000.0,
-    },
+    {"tie_word_embeddings": True, "eos_token_id": 128001, "rope_theta": 2000000.0},
     has_optional_window=True,
     gguf=GGUFNames("smollm3", permutes=True, reads_tokenizer=True),
 )

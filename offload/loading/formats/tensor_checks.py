@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import prod
 
 from ...architecture.config import ModelShape
-from ...architecture.parameters import WeightBits
+from ...architecture.dims import WeightBits
 from ...errors import CheckpointError
 from ...units import counted
 from .layer_tensors import checkpoint_sizes, layer_sizes

@@ -7,11 +7,10 @@ from pathlib import Path
 
 from ...architecture.checkpoint_json import read_json
 from ...architecture.config_checks import check_of_config
-from ...architecture.dims import Dimensions
+from ...architecture.dims import Dimensions, WeightBits
 from ...architecture.head_shape import MTP, eagle3_shape, is_head, mtp_dimensions
 from ...architecture.hf_config import read_shape
 from ...architecture.known_models import KNOWN, known_name, published_bits
-from ...architecture.parameters import WeightBits
 from ...errors import CheckpointError, FetchError, ModelNotFound, TriforceError, UnsupportedModel
 from ...short_repr import first_line
 from ...system.machine import default_home
