@@ -283,13 +283,13 @@ class Dimensions:
         """Return the bytes of the weights of one layer; their mean, if layers differ."""
         if self.experts is None or bits.experts is None:
             return int(self.layer_parameters * bits.layers / 8)
-        return int(self._layer_bits(bits, self.experts.count) / 8 / self.layers)
+        return int(self._layer_bits(bits, self.experts, self.experts.count) / 8 / self.layers)
 
-    def _layer_bits(self, bits: WeightBits, read: float) -> float:
+    def _layer_bits(self, bits: WeightBits, experts: Experts, read: float) -> float:
         """Return the bits of the weights of all layers, with `read` experts of each sparse one."""
-        each = self.experts.layers * self.expert_parameters
-        rest = self._all_layers() - self.experts.count * each
-        return rest * bits.layers + read * each * bits.of_experts
+        each = experts.layers * self.expert_parameters
+        others = self._all_layers() - experts.count * each
+        return others * bits.layers + read * each * bits.of_experts
 
     def expert_bytes(self, bits: WeightBits) -> int:
         """Return the bytes of all experts of a sparse layer, without its router; 0 without experts."""
@@ -309,5 +309,5 @@ class Dimensions:
         """Return the bytes of weights that a pass of `tokens` tokens reads: of experts, as many as are expected."""
         layers = self.layers * self.layer_bytes(bits)
         if self.experts:
-            layers = int(self._layer_bits(bits, self.experts.distinct(tokens)) / 8)
+            layers = int(self._layer_bits(bits, self.experts, self.experts.distinct(tokens)) / 8)
         return layers + int(self._read_outside * bits.outer / 8)

@@ -21,16 +21,13 @@ EAGLE3 = "eagle3"
 _OTHER_KINDS = "dflash", "dspark", "assistant"  # of drafters, which are refused by name
 _TAPS = "eagle_aux_hidden_state_layer_ids"  # the layers whose inputs a head reads
 _EAGLE_LAYERS = ("llama", "qwen3")  # kinds of layers that EAGLE-3 heads have
-OF_TARGETS = {"layer_types": None, "sliding_window": None, "use_sliding_window": False, "max_window_layers": 0}
-OTHERS = "use a drafter of this target, or --draft lookup"
+_OF_TARGETS = {"layer_types": None, "sliding_window": None, "use_sliding_window": False, "max_window_layers": 0}
 _MTP_FAMILIES = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
-
 
 # Rates at which targets accept a head's tokens, by the least length of the sequence: public figures, of others' runs.
 # EAGLE-3: Qwen3-30B-A3B, 2.43 tokens a verification of 3, on LongBench 1.88 with a window (vllm-ascend#10023). MTP:
 # Qwen3.8-27B with llama.cpp, 80 to 91 % at 100 tokens, 53 % at 34K and 40 to 55 % at 86K.
 PUBLISHED = {EAGLE3: ((0, 0.68), (8_192, 0.5)), MTP: ((0, 0.85), (32_768, 0.53), (65_536, 0.47))}
-
 _GUESS = ((0, 0.6),)
 
 
@@ -130,11 +127,13 @@ class HeadShape:
 
 def is_head(config: Mapping[str, Any]) -> bool:
     """Return whether a config.json is that of a head, and not of a model."""
-    return "speculators_model_type" in config or _kind(config) is not None
+    return _kind(config) is not None
 
 
 def _kind(config: Mapping[str, Any]) -> str | None:
     """Return the kind of drafter that a config names in its architectures or its type; None of a model."""
+    if kind := config.get("speculators_model_type"):
+        return str(kind)
     names = f"{config.get('architectures')} {config.get('model_type')}".lower()
     return next((kind for kind in (EAGLE3, *_OTHER_KINDS) if kind in names), None)
 
@@ -144,28 +143,29 @@ def eagle3_shape(config: Mapping[str, Any], target: Dimensions, check: ConfigChe
 
     Raises SettingsError if it was trained for another target, CheckpointError, UnsupportedModel.
     """
-    is_speculators = "speculators_model_type" in config
-    kind = config.get("speculators_model_type") or _kind(config) or EAGLE3
-    if kind != EAGLE3:
+    if (kind := _kind(config) or EAGLE3) != EAGLE3:
         raise UnsupportedModel(f"drafters of the kind {short_repr(kind)} are not supported", f"what runs: {EAGLE3}")
+    is_speculators = "speculators_model_type" in config
     own = dict(_part(config, "transformer_layer_config") if is_speculators else config)
     eagle = _part(config, "eagle_config")
     if "hidden_size" not in own:
         raise check.error("hidden_size", None, "the width of the drafter's layers")
     name = own.get("model_type") if own.get("model_type") in _EAGLE_LAYERS else "llama"
-    layers = shape_from_config({"tie_word_embeddings": False} | own | OF_TARGETS | {"model_type": name}, None, check)
-    check_target("vocabulary", layers.vocab, target.vocab)
-    width = number(config, "target_hidden_size", layers.hidden, check)
-    check_target("hidden size", width, target.hidden)
-    ids = config.get(_TAPS) or eagle.get(_TAPS)
-    if ids is None:
-        ids = [2, target.layers // 2, target.layers - 3]
+    read = {"tie_word_embeddings": False} | own | _OF_TARGETS | {"model_type": name}
+    layers = replace(shape_from_config(read, None, check), eos_ids=())
+    width = _number(config, "target_hidden_size", layers.hidden, check)
+    _check_target("vocabulary", layers.vocab, target.vocab)
+    _check_target("hidden size", width, target.hidden)
+    ids = config.get(_TAPS) or eagle.get(_TAPS) or [2, target.layers // 2, target.layers - 3]
+    is_list = isinstance(ids, list) and all(type(layer) is int and 0 <= layer <= target.layers for layer in ids)
+    if not is_list or len(set(ids)) < len(ids):
+        raise check.error(_TAPS, ids, f"different numbers of 0 to {target.layers}")
     return HeadShape(
         EAGLE3,
-        replace(layers, eos_ids=()),
-        layer_ids(_TAPS, ids, target.layers, check),
+        layers,
+        tuple(ids),
         width,
-        number(config, "draft_vocab_size", layers.vocab, check),
+        _number(config, "draft_vocab_size", layers.vocab, check),
         norm_before_residual=bool(config.get("norm_before_residual", is_speculators)),
         norm_before_fc=bool(config.get("norm_before_fc", eagle.get("norm_before_fc", False))),
         fc_norm=bool(config.get("fc_norm", False)),
@@ -188,14 +188,6 @@ def mtp_shape(config: Mapping[str, Any], target: ModelShape, check: ConfigCheck)
     return HeadShape(MTP, layers, (target.layers,), target.hidden, target.vocab)
 
 
-def layer_ids(name: str, ids: Any, most: int, check: ConfigCheck) -> tuple[int, ...]:
-    """Return the layers that a drafter reads. Raises CheckpointError."""
-    is_right = isinstance(ids, list) and ids and all(type(each) is int and 0 <= each <= most for each in ids)
-    if not is_right or len(set(ids)) < len(ids):
-        raise check.error(name, ids, f"different numbers of 0 to {most}")
-    return tuple(ids)
-
-
 def _window(own: Mapping[str, Any]) -> int | None:
     """Return the window of a head's layers, if they have one."""
     has_window = "sliding_attention" in (own.get("layer_types") or ()) or own.get("use_sliding_window") is True
@@ -209,7 +201,7 @@ def _part(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return part if isinstance(part, Mapping) else {}
 
 
-def number(config: Mapping[str, Any], name: str, default: int, check: ConfigCheck) -> int:
+def _number(config: Mapping[str, Any], name: str, default: int, check: ConfigCheck) -> int:
     """Return a positive number of a config, `default` where there is none. Raises CheckpointError."""
     value = config.get(name)
     if value is None:
@@ -219,12 +211,10 @@ def number(config: Mapping[str, Any], name: str, default: int, check: ConfigChec
     return value
 
 
-def check_target(what: str, theirs: int, ours: int) -> None:
+def _check_target(what: str, theirs: int, ours: int) -> None:
     """Raise SettingsError for a drafter whose target had another number of something."""
     if theirs != ours:
-        raise other_target(f"one with a {what} of {theirs:,}, and this one's is {ours:,}")
-
-
-def other_target(what: str) -> SettingsError:
-    """Return the error about a drafter of another target; `what` says which."""
-    return SettingsError(f"the drafter was trained for another target: {what}", OTHERS)
+        raise SettingsError(
+            f"the drafter was trained for another target: one with a {what} of {theirs:,}, and this one's is {ours:,}",
+            "use a drafter of this target, or --draft lookup",
+        )

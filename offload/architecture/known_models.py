@@ -116,11 +116,11 @@ def known_name(name: str) -> str | None:
     Publisher and variant do not matter: "meta-llama/Llama-3.1-8B-Instruct" has those of "Llama-3.1-8B".
     """
     wanted = simplified(name)
-    names = {simplified(known): known for known in KNOWN}
+    names = {simplified(name): name for name in KNOWN}
     candidates = (wanted, re.sub("instruct|thinking|it$", "", wanted), _SUFFIX.sub("", wanted))
-    found = next((names[candidate] for candidate in candidates if candidate in names), None)
+    known = next((names[candidate] for candidate in candidates if candidate in names), None)
     version = re.search(r"v\d+", wanted)
-    return None if version and VERSIONS.get(found, version[0]) != version[0] else found
+    return None if known and version and VERSIONS.get(known, version[0]) != version[0] else known
 
 
 def sibling_of(name: str, shape: Dimensions) -> str | None:

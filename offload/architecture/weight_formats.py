@@ -11,8 +11,10 @@ _E2M1 = (0, 1, 2, 3, 4, 6, 8, 12)  # twice the numbers of 4 bits (OCP Microscali
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 # Of experts: an error there may choose another one. Rates and decays of linear attention, and the gate of a shared
 # expert, are as small, and scale what comes after them.
-_ROUTERS = (".gate.weight", ".router.weight", ".router.layer.weight")
-_ROUTERS += (".in_proj_ba.weight", ".in_proj_b.weight", ".in_proj_a.weight", ".shared_expert_gate.weight")
+_ROUTERS = (
+    *(".gate.weight", ".router.weight", ".router.layer.weight"),
+    *(".in_proj_ba.weight", ".in_proj_b.weight", ".in_proj_a.weight", ".shared_expert_gate.weight"),
+)
 
 
 @dataclass(frozen=True)

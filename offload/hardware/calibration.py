@@ -3,15 +3,16 @@
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import yaml
 
 from ..errors import SettingsError, TriforceError, UnusableMeasurement
 from ..short_repr import short_repr
 from ..system.files import replace_file
-from .profile_file import build, read
+from .profile_file import read
 from .profiles import same_gpu
-from .schema import Gpu, Host, InvalidValue, Link, Profile
+from .schema import Gpu, Host, InvalidValue, Link, Profile, build
 
 FILE = "measured.yaml"
 _FORMER = ("busy", "packed")  # keys of files that earlier versions wrote, and those of a link
@@ -108,14 +109,17 @@ def load(folder: Path) -> Measured | None:
     try:
         values = read(path, str(path)) if path.exists() else None
         if isinstance(values, dict):
-            link = values.get("link")
-            values = {name: value for name, value in values.items() if name not in _FORMER}
-            if isinstance(link, dict):
-                values["link"] = {name: value for name, value in link.items() if name not in _FORMER_LINK}
+            values = _without(values, _FORMER) | {"link": _without(values.get("link"), _FORMER_LINK)}
         return None if values is None else build(Measured, values, str(path))
     except (SettingsError, OSError) as error:
         message = error.message if isinstance(error, SettingsError) else f"cannot read {path}: {error.strerror}"
         raise UnusableMeasurement(f"{message}; data sheets are used instead", "measure again, or delete it") from error
+
+
+def _without(values: Any, names: Sequence[str]) -> Any:
+    if not isinstance(values, dict):
+        return values
+    return {name: value for name, value in values.items() if name not in names}
 
 
 def _is_among(gpu: Gpu | None, names: Sequence[str]) -> bool:

@@ -1,29 +1,22 @@
-"""YAML profiles: read, merged over what they extend, and built; each error names the file and the key."""
+"""Reads YAML files, merged over those that they extend; each error names the file."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, get_args
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from ..errors import SettingsError
-from ..short_repr import short_repr, short_text
-from ..units import parse_size
-from .schema import InvalidValue, Key, dotted, refuse_unknown, type_hints
+from ..short_repr import short_text
 
 if TYPE_CHECKING:
     from importlib.resources.abc import Traversable  # in other places before Python 3.11
 
 _MAX_BYTES = 2**16  # of a file; a profile has about 1,000
 _MOST_EXTENDED = 8  # files that extend each other
-_SIZES = ("memory", "host_memory", "disk_limit", "cache_limit")  # options in bytes, which may be written as 22GiB
-_EXAMPLES = "see the profiles that come with the program"
-
-T = TypeVar("T")
 
 
 def read(file: Path | Traversable, source: str) -> Any:
@@ -72,53 +65,12 @@ def read_extended(
     return _merged(read_extended(base, base_source, find, depth + 1), values)
 
 
-def build(kind: type[T], values: Any, source: str) -> T:
-    """Build a dataclass whose fields are the keys of `values`. Raises SettingsError with the file and the key."""
-    try:
-        return _built(kind, values, ())
-    except InvalidValue as error:
-        raise SettingsError(f"{source}: {error.message}", error.hint) from error
-
-
 def is_path(text: str) -> bool:
     """Return whether `text` is a file's path rather than a profile's name."""
     return text.endswith((".yaml", ".yml")) or "/" in text or os.sep in text
-
-
-def plain_option(value: Any, key: Key) -> Any:
-    """Return an option's value as its setting has it: sizes in bytes, and a tree as text. Raises InvalidValue."""
-    if key[-1] == "tree" and type(value) is int:  # a number of nodes, which the option takes as text
-        return str(value)
-    if key[-1] not in _SIZES or not isinstance(value, str):
-        return value
-    try:
-        return parse_size(value)
-    except SettingsError as error:
-        raise InvalidValue(key, f"{dotted(key)}: {error.message}", error.hint) from error
 
 
 def _merged(base: Any, values: Any) -> Any:
     if not (isinstance(base, dict) and isinstance(values, dict)):
         return values
     return base | {name: _merged(base.get(name), value) for name, value in values.items()}
-
-
-def _built(kind: type[T], values: Any, key: Key) -> T:
-    what = dotted(key) or "the file"
-    if not isinstance(values, dict):
-        raise InvalidValue(key, f"{what} is {short_repr(values)}, not keys and values", _EXAMPLES)
-    hints = type_hints(kind)
-    refuse_unknown(values, list(hints), key)
-    given = {}
-    for name, value in values.items():
-        part = next((each for each in (hints[name], *get_args(hints[name])) if is_dataclass(each)), None)
-        if part is not None and value is not None:  # null means absent
-            given[name] = _built(part, value, (*key, name))
-        elif part is None and name == "options" and isinstance(value, dict):
-            given[name] = {option: plain_option(each, ("options", option)) for option, each in value.items()}
-        elif part is None:
-            given[name] = value
-    required = [f.name for f in fields(kind) if f.default is MISSING and f.default_factory is MISSING]
-    if missing := [dotted((*key, name)) for name in required if name not in values]:
-        raise InvalidValue(key, f"{', '.join(missing)} missing", _EXAMPLES)
-    return kind(**given)

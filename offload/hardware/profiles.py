@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 from ..errors import SettingsError
 from ..short_repr import short_repr
 from .driver import gpu_names
-from .profile_file import build, is_path, read_extended
-from .schema import Gpu, Host, Link, Profile
+from .profile_file import is_path, read_extended
+from .schema import Gpu, Host, Link, Profile, build
 
 if TYPE_CHECKING:
     from importlib.resources.abc import Traversable  # in other places before Python 3.11

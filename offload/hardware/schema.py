@@ -1,27 +1,31 @@
 """Schema of a hardware profile: GPUs, their link and the host, each number in the unit that its name ends with.
 
-The numbers come from a data sheet (profiles.py) or a measurement (calibration.py). Imports no torch.
+The numbers come from a data sheet (profiles.py) or a measurement (calibration.py). `build` makes any of these
+dataclasses of a mapping; its errors name the key and the closest valid one. Imports no torch.
 """
 
 from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from functools import cache
-from typing import Any, get_args, get_type_hints
+from typing import Any, TypeVar, get_args, get_type_hints
 
 from ..errors import SettingsError
 from ..settings.config import GROUPS, check_part
 from ..short_repr import short_repr, short_text
+from ..units import parse_size
 
-type_hints = cache(get_type_hints)  # evaluates every annotation anew: most of the time of reading a profile
+T = TypeVar("T")
 Key = tuple[str, ...]  # path of a value: ("gpu", "memory_gib")
 
 _ASKED_FOR = ("stop", "coupled", "approximate", "kv")  # by a request alone: no hardware chooses them
 OPTION_NAMES = [f.name for group in GROUPS for f in fields(group) if f.name != "constraint"]  # of all settings
 _CHOSEN_BY_HARDWARE = [name for name in OPTION_NAMES if name not in _ASKED_FOR]
+_SIZES = ("memory", "host_memory", "disk_limit", "cache_limit")  # options in bytes, which may be written as 22GiB
+_EXAMPLES = "see the profiles that come with the program"
 _KINDS = {
     str: "text",
     int: "a whole number",
@@ -30,6 +34,12 @@ _KINDS = {
     dict: "keys and values",
     type(None): "null",
 }
+
+
+@cache  # evaluating annotations takes most of the time of reading a profile
+def type_hints(kind: Hashable) -> dict[str, Any]:
+    """Return the types of a dataclass's fields."""
+    return get_type_hints(kind)
 
 
 class InvalidValue(SettingsError):
@@ -105,7 +115,7 @@ class Profile:
     gpu: Gpu | None = None
     link: Link | None = None
     host: Host = field(default_factory=Host)
-    options: dict = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         _check(self, ())
@@ -121,8 +131,62 @@ class Profile:
 
         Names and sizes (memory, cores) are kept, as they may be chosen limits; only missing ones are filled in.
         """
-        parts = {"gpu": (self.gpu, gpu), "link": (self.link, link), "host": (self.host, host)}
-        return replace(self, **{name: _with_rates(old, new) for name, (old, new) in parts.items()})
+        rated = _with_rates(self.host, host)
+        return replace(self, gpu=_with_rates(self.gpu, gpu), link=_with_rates(self.link, link), host=rated)
+
+
+def _with_rates(old: Any, new: Any) -> Any:
+    if old is None or new is None:
+        return old or new
+    known = {f.name: getattr(new, f.name) for f in fields(new) if getattr(new, f.name) is not None}
+    rates = ("_gb_s", "_tflops", "_gflops")
+    return replace(old, **{n: v for n, v in known.items() if n.endswith(rates) or getattr(old, n) is None})
+
+
+def build(kind: type[T], values: Any, source: str) -> T:
+    """Build a dataclass whose fields are the keys of `values`. Raises SettingsError with the source and the key."""
+    try:
+        built: T = _built(kind, values, ())
+        return built
+    except InvalidValue as error:
+        raise SettingsError(f"{source}: {error.message}", error.hint) from error
+
+
+def _built(kind: Callable[..., Any], values: Any, key: Key) -> Any:
+    if not isinstance(values, dict):
+        what = dotted(key) or "the file"
+        raise InvalidValue(key, f"{what} is {short_repr(values)}, not keys and values", _EXAMPLES)
+    hints = type_hints(kind)
+    refuse_unknown(values, list(hints), key)
+    given = dict(values)
+    for name, value in values.items():
+        part: Any = next((hint for hint in (hints[name], *get_args(hints[name])) if is_dataclass(hint)), None)
+        if part is not None and value is None:  # null means absent
+            del given[name]
+        elif part is not None:
+            given[name] = _built(part, value, (*key, name))
+        elif name == "options" and isinstance(value, dict):
+            given[name] = {option: plain_option(own, ("options", option)) for option, own in value.items()}
+    if missing := [dotted((*key, name)) for name in _required(kind) if name not in values]:
+        raise InvalidValue(key, f"{', '.join(missing)} missing", _EXAMPLES)
+    return kind(**given)
+
+
+def _required(kind: Any) -> list[str]:
+    """Return the names of a dataclass's fields that have no default."""
+    return [f.name for f in fields(kind) if f.default is MISSING and f.default_factory is MISSING]
+
+
+def plain_option(value: Any, key: Key) -> Any:
+    """Return an option's value as its setting has it: sizes in bytes, and a tree as text. Raises InvalidValue."""
+    if key[-1] == "tree" and type(value) is int:  # a number of nodes, which the option takes as text
+        return str(value)
+    if key[-1] not in _SIZES or not isinstance(value, str):
+        return value
+    try:
+        return parse_size(value)
+    except SettingsError as error:
+        raise InvalidValue(key, f"{dotted(key)}: {error.message}", error.hint) from error
 
 
 def did_you_mean(wrong: str, right: Iterable[str]) -> str:
@@ -147,7 +211,7 @@ def dotted(key: Key) -> str:
     return short_text(".".join(map(str, key)))
 
 
-def check_options(options: dict, names: list[str], key: Key) -> None:
+def check_options(options: Mapping[str, Any], names: list[str], key: Key) -> None:
     """Check names, types and limits of options as on the command line; `key` is the path of their mapping.
 
     Raises InvalidValue.
@@ -162,17 +226,18 @@ def check_options(options: dict, names: list[str], key: Key) -> None:
     _check_limits(options, key)  # combinations
 
 
-def _with_rates(old: Any, new: Any) -> Any:
-    if old is None or new is None:
-        return old or new
-    known = {f.name: getattr(new, f.name) for f in fields(new) if getattr(new, f.name) is not None}
-    rates = ("_gb_s", "_tflops", "_gflops")
-    return replace(old, **{n: v for n, v in known.items() if n.endswith(rates) or getattr(old, n) is None})
+def _check_limits(options: Mapping[str, Any], key: Key) -> None:
+    try:
+        check_part(options)
+    except SettingsError as error:
+        message = f"{dotted(key)}: {error.message}" if key else error.message
+        raise InvalidValue(key, message, error.hint) from error
 
 
 def _check(part: Any, key: Key) -> None:
-    """Raise InvalidValue for a wrong type, and for a number that is no size or rate."""
-    for name, kind in type_hints(type(part)).items():
+    """Raise InvalidValue for a wrong type, and for a size or rate that is not positive."""
+    dataclass_of: Any = type(part)
+    for name, kind in type_hints(dataclass_of).items():
         value, where = getattr(part, name), (*key, name)
         _check_type(where, value, kind)
         if isinstance(value, float | int) and not (0 < value < math.inf or (kind is int and value == 0)):
@@ -180,17 +245,9 @@ def _check(part: Any, key: Key) -> None:
 
 
 def _check_type(key: Key, value: Any, kind: Any) -> None:
-    allowed = get_args(kind) or (kind,)
-    accepted = (*allowed, int) if float in allowed else allowed
-    is_other = isinstance(value, bool) and bool not in allowed  # bool is a subclass of int
+    kinds = get_args(kind) if type(None) in get_args(kind) else (getattr(kind, "__origin__", kind),)
+    accepted = (*kinds, int) if float in kinds else kinds
+    is_other = isinstance(value, bool) and bool not in kinds  # bool is a subclass of int
     if not isinstance(value, accepted) or is_other:
-        wanted = " or ".join(_KINDS.get(each, each.__name__) for each in allowed)
+        wanted = " or ".join(_KINDS.get(each, each.__name__) for each in kinds)
         raise InvalidValue(key, f"{dotted(key)} is {short_repr(value)}, not {wanted}", "correct its value")
-
-
-def _check_limits(options: dict, key: Key) -> None:
-    try:
-        check_part(options)
-    except SettingsError as error:
-        message = f"{dotted(key)}: {error.message}" if key else error.message
-        raise InvalidValue(key, message, error.hint) from error

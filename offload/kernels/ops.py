@@ -52,6 +52,9 @@ class LocalLinear(Linear, Protocol):
     def into(self, x: Tensor, y: Tensor) -> None:
         """Write y `[tokens, out]`, in the dtype of x or in fp32."""
 
+    def over(self, tensors: list[Tensor]) -> LocalLinear:
+        """Return a linear like this one over other tensors; as `Linear.over`."""
+
 
 class Operations(Protocol):
     """The operations of a layer. A result may be overwritten by the next call of the same operation."""

@@ -21,7 +21,7 @@ from ..kernels.native.ops import NativeLinear
 from ..kernels.ops import LocalLinear, Operations
 from ..memory.host_memory import allocator
 from ..memory.link import LINK_COST, Link, Pair
-from ..memory.prefetch import PrefetchRing
+from ..memory.prefetch import PrefetchItem, PrefetchRing
 from ..model.experts import ExpertWeights, grouped, weighted_sum
 from ..settings.placement_settings import COPIED_ROWS
 from .packed_rows import copy_into, row_bytes, sizes_of, views
@@ -62,19 +62,14 @@ class _Layer:
         return [_over(like, row) for row in rows]
 
 
-@dataclass(frozen=True)
-class _Item:
-    """A copy of all experts of a layer to a buffer `[experts, size]`, which may have larger rows."""
-
-    key: int
-    rows: Tensor
-    pages: None = None  # it is one copy
+class _ExpertsItem(PrefetchItem):
+    """A copy of all experts of a layer, rows of bytes, to a buffer `[experts, size]`, which may have larger rows."""
 
     def copies(self, buffer: Tensor) -> list[Pair]:
-        count, size = self.rows.shape
+        count, size = self.source.shape
         if buffer.shape[1] == size:
-            return [(buffer[:count], self.rows)]
-        return [(target[:size], row) for target, row in zip(buffer, self.rows, strict=False)]
+            return [(buffer[:count], self.source)]
+        return [(target[:size], row) for target, row in zip(buffer, self.source, strict=False)]
 
 
 class ExpertStore:
@@ -118,7 +113,7 @@ class ExpertStore:
         first = _over(pairs[0], rows[0])
         layer = _Layer(rows, first, self._arrange and self._arrange(first))
         self._layers.append(layer)
-        hosted: Linears = tuple(zip(*layer.experts_over(rows), strict=True))
+        hosted = _linears(layer.experts_over(rows))
         away = LayerExperts(self, len(self._layers) - 1, hosted, experts.per_token, activated, self._tier.rows)
         return replace(experts, gate_up=(), down=(), away=away)
 
@@ -140,31 +135,32 @@ class ExpertStore:
     def on_device(self, index: int) -> Linears:
         """Return a layer's experts on the device, and begin to copy the next layer's. Raises TransferFailed."""
         if self._held is None or self._held[0] != index:
+            assert self._ring is not None, "`allocate` is called before the first pass"
+            previous, self._held = self._held, None
             try:
-                self._take(index)
+                self._held = index, self._take(self._ring, index, previous)
             except BaseException:
-                self._held = None
                 self._ring.reset()
                 raise
         return self._over[self._held[1].data_ptr(), index]
 
-    def _take(self, index: int) -> None:
-        if self._held is not None:
-            self._ring.release(self._held[1])
-            self._held = None
-        items = [_Item(index + i, layer.rows) for i, layer in enumerate(self._layers[index : index + 2])]
-        self._ring.expect(items)
-        buffer, layer = self._ring.take(items[0]), self._layers[index]
+    def _take(self, ring: PrefetchRing, index: int, previous: tuple[int, Tensor] | None) -> Tensor:
+        """Return the buffer with a layer's experts, in the device's layout."""
+        if previous is not None:
+            ring.release(previous[1])
+        items = [_ExpertsItem(index + i, layer.rows) for i, layer in enumerate(self._layers[index : index + 2])]
+        ring.expect(items)
+        buffer, layer = ring.take(items[0]), self._layers[index]
         key, rows = (buffer.data_ptr(), index), buffer[: len(layer.rows)]
         if key not in self._over:
-            self._over[key] = tuple(zip(*layer.experts_over(rows, is_arranged=True), strict=True))
-        if layer.arranged is not None:
+            self._over[key] = _linears(layer.experts_over(rows, is_arranged=True))
+        if self._arrange is not None:
             for copied, target in zip(layer.experts_over(rows), zip(*self._over[key], strict=True), strict=True):
-                found = _tensors(self._arrange(copied))  # all of it, before it replaces what it is made of
-                for view, tensor in zip(_tensors(target), found, strict=True):
+                arranged = _tensors(self._arrange(copied))  # all of it, before it replaces what it is made of
+                for view, tensor in zip(_tensors(target), arranged, strict=True):
                     view.copy_(tensor)
         self.bytes += layer.rows.nbytes
-        self._held = index, buffer
+        return buffer
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,6 +212,10 @@ def _arranged(linear: LocalLinear, device: Operations) -> LocalLinear:
         return device.quantized_linear(weights, None if bias is None else bias.bfloat16())
     whole = plain[0] if len(plain) == 1 else torch.cat(plain)
     return device.linear(whole, None if bias is None else bias.to(whole.dtype))
+
+
+def _linears(experts: list[Expert]) -> Linears:
+    return tuple(gate_up for gate_up, _ in experts), tuple(down for _, down in experts)
 
 
 def _tensors(expert: Expert) -> list[Tensor]:

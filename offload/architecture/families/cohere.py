@@ -17,6 +17,7 @@ def _layers(values: Values) -> list[LayerSpec]:
     return [LayerSpec(qkv_bias=bias, o_bias=bias, norm="layer", is_parallel=True)]
 
 
+_KEYS = {"rms_norm_eps": "attention.layer_norm_epsilon", "logit_scale": "logit_scale"}
 COHERE = Family(
     "cohere",
     _layers,
@@ -31,7 +32,7 @@ COHERE = Family(
     features=lambda values: {"logit_scale": values["logit_scale"], "rotates_neighbours": True},
     gguf=GGUFNames(
         "command-r",
-        keys={"rms_norm_eps": "attention.layer_norm_epsilon", "logit_scale": "logit_scale"},
+        keys=_KEYS,
         reads_tokenizer=True,
     ),
 )
@@ -50,7 +51,5 @@ COHERE2 = Family(
     aliases=COHERE.aliases,
     has_layer_windows=True,
     features=COHERE.features,
-    gguf=GGUFNames(
-        "cohere2", keys={**COHERE.gguf.keys, "sliding_window": "attention.sliding_window"}, reads_tokenizer=True
-    ),
+    gguf=GGUFNames("cohere2", keys={**_KEYS, "sliding_window": "attention.sliding_window"}, reads_tokenizer=True),
 )

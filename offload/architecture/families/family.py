@@ -57,8 +57,10 @@ def is_decoder(name: str) -> bool:
 
 Values = Mapping[str, Any]  # of a config.json, with defaults for absent ones
 _EXPERT = re.compile(r"\.(\d+)\.")  # the number in a layer's `mlp.experts.7.up_proj`
-FUSED_QKV = {"self_attn.qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")}
-FUSED_MLP = {"mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj")}
+FUSED_QKV: dict[str, Sequence[str]] = {
+    "self_attn.qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+}
+FUSED_MLP: dict[str, Sequence[str]] = {"mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj")}
 
 GGUF_EXPERTS = {"num_experts": "expert_count", "num_experts_per_tok": "expert_used_count"}
 GGUF_EXPERT_TENSORS = {
@@ -184,4 +186,5 @@ class Family:
         """
         plain = _EXPERT.sub(".*.", name, count=1)
         own = next((whole for whole, parts in self.fused.items() if plain in parts), self.tensors.get(plain, plain))
-        return own if plain == name else own.replace("*", _EXPERT.search(name)[1])
+        number = _EXPERT.search(name)
+        return own if number is None else own.replace("*", number[1])

@@ -32,6 +32,13 @@ _KEYS = {
     "residual_multiplier": "residual_scale",
     "attention_multiplier": "attention.scale",
 }
+_GGUF = GGUFNames(
+    "granite",
+    keys=_KEYS,
+    permutes=True,
+    reads_tokenizer=True,
+    switches=("rope.scaling.finetuned",),  # which llama.cpp reads as whether there is RoPE
+)
 GRANITE = Family(
     "granite",
     _layers,
@@ -43,13 +50,7 @@ GRANITE = Family(
         "attention_multiplier": 1.0,
     },
     features=_features,
-    gguf=GGUFNames(
-        "granite",
-        keys=_KEYS,
-        permutes=True,
-        reads_tokenizer=True,
-        switches=("rope.scaling.finetuned",),  # which llama.cpp reads as whether there is RoPE
-    ),
+    gguf=_GGUF,
 )
 GRANITE_MOE = replace(
     GRANITE,
@@ -62,7 +63,7 @@ GRANITE_MOE = replace(
         "block_sparse_moe.output_linear.weight": ("mlp.experts.*.down_proj.weight",),
     },
     gguf=replace(
-        GRANITE.gguf,
+        _GGUF,
         architecture="granitemoe",
         tensors={"ffn_gate_inp": "block_sparse_moe.router.layer"} | GGUF_EXPERT_TENSORS,
         keys=_KEYS | GGUF_EXPERTS,
