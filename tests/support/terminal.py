@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import io
 import os
 import pty
 import re
@@ -151,3 +152,12 @@ class Screen:
             self._row, self._column = self._saved
         else:
             raise AssertionError(f"unexpected control {token!r}")
+
+
+def stream() -> io.TextIOWrapper:
+    """Return a text stream in memory, as a pipe would be; `written` returns its text."""
+    return io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
+
+
+def written(stream: io.TextIOWrapper) -> str:
+    return stream.buffer.getvalue().decode()

@@ -1,6 +1,5 @@
 """Events in, text or JSON lines out, progress and statistics on stderr."""
 
-import io
 import json
 import re
 
@@ -9,7 +8,7 @@ import pytest
 from offload.errors import TriforceError
 from offload.events import Finished, LevelStatistics, Prefilled, Speculated, Text, Thought, Tokens
 from offload.metrics import Meter, Summary
-from tests.support.terminal import Pty, Screen
+from tests.support.terminal import Pty, Screen, stream, written
 from triforce_cli.output.progress import RunFacts
 from triforce_cli.output.renderers import Renderer
 from triforce_cli.output.statistics import detail_lines, statistics_line
@@ -27,14 +26,6 @@ EVENTS = [
     Text(" upon é"),
     Finished("eos"),
 ]
-
-
-def stream() -> io.TextIOWrapper:
-    return io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
-
-
-def written(stream: io.TextIOWrapper) -> str:
-    return stream.buffer.getvalue().decode()
 
 
 def text_renderer(terminal, show_thinking=False, **options) -> Renderer:
@@ -134,47 +125,42 @@ def test_thinking_is_above_the_answer_on_one_terminal():
 
 
 def summary(**changes) -> Summary:
-    facts = {
-        "finish_reason": "eos",
-        "prompt_tokens": 6057,
-        "prefilled_tokens": 6057,
-        "new_tokens": 200,
-        "prefill_s": 14.2,
-        "prefill_tokens_per_s": 426.4,
-        "ttft_s": 14.3,
-        "tbt_median_s": 0.046,
-        "tbt_p95_s": 0.052,
-        "tokens_per_s": 21.3,
-        "total_s": 24.0,
-        "seed": 42,
-        "sampling": None,
-        "peak_memory_bytes": 966367641,
-    }
-    return Summary(**(facts | changes))
+    read = {"prompt_tokens": 6057, "prefilled_tokens": 6057, "prefill_s": 14.2, "prefill_tokens_per_s": 426.4}
+    written = {"new_tokens": 200, "ttft_s": 14.3, "tbt_median_s": 0.046, "tbt_p95_s": 0.052, "tokens_per_s": 21.3}
+    facts = {"finish_reason": "eos", "total_s": 24.0, "seed": 42, "sampling": None, "peak_memory_bytes": 966367641}
+    return Summary(**(read | written | facts | changes))
 
 
-def test_statistics_line():
-    line = "6,057 tokens read in 14.2 s · 200 written at 21/s"
-    assert statistics_line(summary()) == line
-    assert statistics_line(summary(cached_tokens=4096)) == line.replace(" · ", " (4,096 from the cache) · ")
-    assert statistics_line(summary(finish_reason="length")) == f"{line} · stopped at the token limit"
-    assert statistics_line(summary(tokens_per_s=1.25, seed=7)).endswith(" · 200 written at 1.2/s")
+NOTHING = dict.fromkeys(("prefill_s", "prefill_tokens_per_s", "ttft_s", "tbt_median_s", "tbt_p95_s", "tokens_per_s"))
+NOTHING |= {"new_tokens": 0, "peak_memory_bytes": None, "seed": None, "finish_reason": "interrupted"}
+READ = "6,057 tokens read in 14.2 s"
 
 
 @pytest.mark.parametrize(
-    ("speedup", "claim"),
+    ("changes", "line"),
     [
-        (1.44, "about 1.4 times plain decoding"),
-        (0.951, "as fast as plain decoding"),
-        (0.9, "about 0.9 times plain decoding"),
+        ({}, f"{READ} · 200 written at 21/s"),
+        ({"cached_tokens": 4096}, f"{READ} (4,096 from the cache) · 200 written at 21/s"),
+        ({"finish_reason": "length"}, f"{READ} · 200 written at 21/s · stopped at the token limit"),
+        ({"tokens_per_s": 1.25}, f"{READ} · 200 written at 1.2/s"),
+        ({"new_tokens": 1, "tokens_per_s": None}, f"{READ} · 1 written"),
+        ({"speedup": 1.44}, f"{READ} · 200 written at 21/s, about 1.4 times plain decoding"),
+        ({"speedup": 0.951}, f"{READ} · 200 written at 21/s, as fast as plain decoding"),
+        ({"speedup": 0.9}, f"{READ} · 200 written at 21/s, about 0.9 times plain decoding"),
+        (NOTHING | {"prefilled_tokens": 512}, "512 of 6,057 tokens read · 0 written · interrupted"),
+        ({"prefilled_tokens": 0}, "0 of 6,057 tokens read · 200 written at 21/s"),  # in the first chunk
     ],
 )
-def test_statistics_say_what_was_gained(speedup, claim):
-    found = summary(speedup=speedup, plain_step_s=0.05, cycle_s=0.062)
-    assert statistics_line(found).endswith(f" · 200 written at 21/s, {claim}")
-    parts = f"{speedup:.2f} times plain decoding · a plain step 50 ms · a draft and its verification 62 ms"
-    assert f"gain      {parts}" in detail_lines(found)
+def test_statistics_are_one_line_without_what_is_missing(changes, line):
+    assert statistics_line(summary(**changes)) == line
+
+
+def test_details_leave_out_what_is_missing():
+    gained = summary(speedup=1.44, plain_step_s=0.05, cycle_s=0.062)
+    parts = "1.44 times plain decoding · a plain step 50 ms · a draft and its verification 62 ms"
+    assert f"gain      {parts}" in detail_lines(gained)
     assert not any(line.startswith("gain") for line in detail_lines(summary()))
+    assert detail_lines(summary(**NOTHING)) == ["end       interrupted"]
 
 
 @pytest.mark.parametrize("columns", [20, 80])
@@ -255,16 +241,6 @@ def test_the_status_line_shows_speculation_and_drops_segments_that_do_not_fit():
     ]
     line = decoding_line(150, "triforce", rows, "retrieval")
     assert " · triforce · retrieval 89 %, lookup→retrieval 40 %, lookup→full 50 % · 4.4/verification · " in line
-
-
-def test_statistics_leave_out_missing_values():
-    nothing = dict.fromkeys(("prefill_s", "prefill_tokens_per_s", "ttft_s", "tbt_median_s", "tbt_p95_s"))
-    nothing |= dict.fromkeys(("tokens_per_s", "peak_memory_bytes", "seed", "sampling"))
-    found = summary(finish_reason="interrupted", prefilled_tokens=512, new_tokens=0, **nothing)
-    assert statistics_line(found) == "512 of 6,057 tokens read · 0 written · interrupted"
-    assert detail_lines(found) == ["end       interrupted"]
-    assert statistics_line(summary(prefilled_tokens=0)).startswith("0 of 6,057 tokens read · ")  # in the first chunk
-    assert " · 1 written" in statistics_line(summary(new_tokens=1, tokens_per_s=None))
 
 
 @pytest.mark.parametrize(("parts", "verbose", "lines"), [(46, False, 10), (46, True, 46)])
