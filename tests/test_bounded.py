@@ -2,7 +2,6 @@
 
 import io
 import os
-import threading
 from itertools import repeat
 from pathlib import Path
 from unittest.mock import patch
@@ -69,32 +68,18 @@ def test_an_endless_pipe_is_read_up_to_the_limit():
         read_bounded(io.StringIO("日" * 400), 1000)
 
 
-@pytest.fixture
-def fifo(tmp_path):
-    """Makes a named pipe into which a thread writes a text when it is read: `fifo("text") -> Path`."""
-    threads = []
-
-    def make(text: str) -> Path:
-        path = tmp_path / f"fifo-{len(threads)}"
-        os.mkfifo(path)
-        threads.append(threading.Thread(target=path.write_text, args=(text, "utf-8"), daemon=True))
-        threads[-1].start()
-        return path
-
-    yield make
-    for thread in threads:
-        thread.join(10)
-
-
-def test_pipes_with_an_end_are_read_like_files(fifo):
-    assert documents.read(fifo("a book\n" * 50_000), None, pytest.fail) == "a book\n" * 50_000
-    assert "{document}" in load_templates(fifo("Read {document}")).document.text
-    assert profiles.load(fifo(yaml.safe_dump({"name": "mine", "description": "mine", "device": "cpu"}))).name == "mine"
-    reading, writing = os.pipe()
-    os.write(writing, b"piped")
-    os.close(writing)
-    assert documents.read(Path(f"/dev/fd/{reading}"), None, pytest.fail) == "piped"
-    os.close(reading)
+def test_pipes_with_an_end_are_read_like_files():
+    profile = yaml.safe_dump({"name": "mine", "description": "mine", "device": "cpu"})
+    for text, read in (
+        ("piped", lambda path: documents.read(path, None, pytest.fail) == "piped"),
+        ("Read {document}", lambda path: "{document}" in load_templates(path).document.text),
+        (profile, lambda path: profiles.load(path).name == "mine"),
+    ):
+        reading, writing = os.pipe()
+        os.write(writing, text.encode())
+        os.close(writing)
+        assert read(Path(f"/dev/fd/{reading}"))
+        os.close(reading)
 
 
 def test_a_pipe_that_does_not_block_is_read_to_its_end():
