@@ -86,11 +86,11 @@ class ModelShape(Dimensions):
 
         That of a layer that borrows is the one of the layer whose keys and values it attends to.
         """
-        numbers, found = dict.fromkeys((FULL, SLIDING, LINEAR), -1), []
+        numbers, places = dict.fromkeys((FULL, SLIDING, LINEAR), -1), []
         for spec in self._every_spec:
             numbers[spec.kind] += not spec.borrows
-            found.append((spec.kind, numbers[spec.kind]))
-        return found
+            places.append((spec.kind, numbers[spec.kind]))
+        return places
 
     @property
     def is_uniform(self) -> bool:

@@ -123,12 +123,12 @@ class Dimensions:
         own = Heads(self.kv_heads, self.head_dim)
         sliding = self.sliding_heads or own
         counts = (self.layers - self.sliding_layers - self.linear_layers, self.sliding_layers)
-        found = []
+        kinds = []
         for count, heads, borrowing, parts in zip(
             counts, (own, sliding), self.borrowing, (1 if self.keys_are_values else 2, 2), strict=True
         ):
-            found.append((count, heads, (count - borrowing) * parts * heads.kv_heads * heads.head_dim))
-        return found
+            kinds.append((count, heads, (count - borrowing) * parts * heads.kv_heads * heads.head_dim))
+        return kinds
 
     def share(self, ranks: int) -> Dimensions:
         """Return the dimensions of the largest share of `ranks` devices, as parallel/shard.py divides a model.
@@ -287,9 +287,9 @@ class Dimensions:
 
     def _layer_bits(self, bits: WeightBits, experts: Experts, read: float) -> float:
         """Return the bits of the weights of all layers, with `read` experts of each sparse one."""
-        each = experts.layers * self.expert_parameters
-        others = self._all_layers() - experts.count * each
-        return others * bits.layers + read * each * bits.of_experts
+        expert_parameters = experts.layers * self.expert_parameters
+        others = self._all_layers() - experts.count * expert_parameters
+        return others * bits.layers + read * expert_parameters * bits.of_experts
 
     def expert_bytes(self, bits: WeightBits) -> int:
         """Return the bytes of all experts of a sparse layer, without its router; 0 without experts."""

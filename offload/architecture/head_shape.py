@@ -75,7 +75,7 @@ def drafter_bits(draft: Dimensions, target: WeightBits, itemsize: int) -> Weight
 
 
 def _dimensions(dims: Dimensions, changes: Mapping[str, Any]) -> HeadDimensions:
-    return HeadDimensions(**{each.name: getattr(dims, each.name) for each in fields(Dimensions)} | dict(changes))
+    return HeadDimensions(**{own.name: getattr(dims, own.name) for own in fields(Dimensions)} | dict(changes))
 
 
 def mtp_dimensions(target: Dimensions) -> HeadDimensions:

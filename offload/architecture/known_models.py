@@ -23,22 +23,22 @@ class PlanShape(Dimensions):
 def _shape(sizes: str, differing: str) -> PlanShape:
     """Return the dimensions of a row: its six numbers, and what differs from the usual."""
     layers, hidden, heads, kv_heads, intermediate, vocab = map(int, sizes.split())
-    pairs = (each.partition("=") for each in differing.split())
+    pairs = (field.partition("=") for field in differing.split())
     given = {name: [int(number) for number in re.findall(r"\d+", value)] for name, _, value in pairs}
     (head_dim,), (context,) = given.get("head_dim", [128]), given.get("context", [131072])
-    rest: dict[str, Any] = {"tied_embeddings": "tied" in given, "dual_chunk": "dual_chunk" in given}
+    more: dict[str, Any] = {"tied_embeddings": "tied" in given, "dual_chunk": "dual_chunk" in given}
     if "experts" in given:
         count, per_token, width, *shared = given["experts"]
-        rest["experts"] = Experts(count, per_token, width, layers, *shared)
+        more["experts"] = Experts(count, per_token, width, layers, *shared)
     if "window" in given:
         window, every = given["window"]
-        rest |= {"sliding_layers": layers - layers // every, "window_room": window + WINDOW_SLACK}
+        more |= {"sliding_layers": layers - layers // every, "window_room": window + WINDOW_SLACK}
     if "linear" in given:
         value_heads, every = given["linear"]
         linear = LinearAttention(16, value_heads, 128, 128, 4, layers=layers - layers // every)
-        rest |= {"linear": linear, "gates_heads": True}
-    rest |= {"head_dim": head_dim, "context": context, "intermediate": intermediate, "vocab": vocab}
-    return PlanShape(layers, hidden, heads, kv_heads, **rest)
+        more |= {"linear": linear, "gates_heads": True}
+    more |= {"head_dim": head_dim, "context": context, "intermediate": intermediate, "vocab": vocab}
+    return PlanShape(layers, hidden, heads, kv_heads, **more)
 
 
 class KnownModel(NamedTuple):
@@ -68,8 +68,8 @@ MODELS = _rows()
 KNOWN = {name: model.shape for name, model in MODELS.items()}
 # Known models with the same tokens, but for a few special ones: those of a vocabulary may draft for each other.
 VOCABULARIES = {
-    each: tuple(name for name, model in MODELS.items() if model.vocabulary == each)
-    for each in dict.fromkeys(model.vocabulary for model in MODELS.values())
+    vocabulary: tuple(name for name, model in MODELS.items() if model.vocabulary == vocabulary)
+    for vocabulary in dict.fromkeys(model.vocabulary for model in MODELS.values())
 }
 # Qwen3 adds four special tokens to Qwen2.5's vocabulary; SmolLM3 names Llama 3's anew, and DeepSeek's distilled models
 # those of both.

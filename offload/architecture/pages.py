@@ -24,8 +24,8 @@ BOUNCE_BUFFERS = 3  # of so many bytes, in pinned memory, through which a GPU's 
 
 def page_tokens(shape: Dimensions, itemsize: int) -> int:
     """Return the tokens of a page: their KV, of one layer, is copied over the link at once."""
-    each = shape.layer_kv_bytes(1, itemsize)
-    return min(max(PAGE_BYTES // each // LEAST_PAGE * LEAST_PAGE, LEAST_PAGE), LARGEST_PAGE)
+    token_bytes = shape.layer_kv_bytes(1, itemsize)
+    return min(max(PAGE_BYTES // token_bytes // LEAST_PAGE * LEAST_PAGE, LEAST_PAGE), LARGEST_PAGE)
 
 
 def disk_buffers(page_bytes: int) -> int:
@@ -45,8 +45,8 @@ def copy_bytes_for(link: float) -> int:
 
 def page_bytes(shape: Dimensions, pages: int, page: int, itemsize: int, kv: str = BF16) -> int:
     """Return the bytes of `pages` pages of one layer, of `page` tokens each."""
-    each = packed_page_bytes(shape, page) if KV_FORMATS[kv] is PACKED_KV else format_bytes(shape, kv, page, itemsize)
-    return pages * each
+    size = packed_page_bytes(shape, page) if KV_FORMATS[kv] is PACKED_KV else format_bytes(shape, kv, page, itemsize)
+    return pages * size
 
 
 def host_page_bytes(

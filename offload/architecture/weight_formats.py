@@ -57,8 +57,8 @@ class QuantizedFormat:
     @property
     def bits_per_weight(self) -> float:
         """Return the bits of a weight in memory, with its part of the scales and minima."""
-        each = 8 if self.nested else 32 if self.wide else 16
-        own = self.bits + each / self.group + (each / self.minimum_group if self.has_minimum else 0)
+        scale_bits = 8 if self.nested else 32 if self.wide else 16
+        own = self.bits + scale_bits / self.group + (scale_bits / self.minimum_group if self.has_minimum else 0)
         return own + (16 * (1 + self.has_minimum) / self.block if self.nested else 0)
 
 
@@ -67,8 +67,8 @@ def _even(bits: int, first: int) -> tuple[int, ...]:
 
 
 FORMATS = {
-    each.name: each
-    for each in (
+    format.name: format
+    for format in (
         QuantizedFormat("Q4_0", 4, 32, False, False, _even(4, -8)),
         QuantizedFormat("Q4_1", 4, 32, False, True, _even(4, 0)),
         QuantizedFormat("Q5_0", 5, 32, False, False, _even(5, -16)),

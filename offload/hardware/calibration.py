@@ -50,31 +50,31 @@ def profile_of(measured: Measured) -> Profile:
     return Profile("measured", description, measured.device, *rates)
 
 
-def applied(profile: Profile, measured: Measured | None, found: Sequence[str] = ()) -> Profile:
+def applied(profile: Profile, measured: Measured | None, gpus: Sequence[str] = ()) -> Profile:
     """Return the profile with this machine's rates if it describes the same hardware: the same GPU model, or no GPU.
 
     Otherwise, and without a measurement, return the profile as it is. Names, sizes and options are kept. The host's
     free memory changes all the time, and is never taken from a measurement.
 
-    `found` are the names of this machine's GPUs, for a profile that names none.
+    `gpus` are the names of this machine's GPUs, for a profile that names none.
     """
     if measured is None or profile.device != measured.device:
         return profile
     host = replace(measured.host, memory_gib=None)
     if profile.device == "cpu":
         return profile.with_rates(host=host)
-    names = found if profile.gpu is None else [profile.gpu.model]
+    names = gpus if profile.gpu is None else [profile.gpu.model]
     if not _is_among(measured.gpu, names):
         return profile
     return profile.with_rates(measured.gpu, measured.link, host)
 
 
-def profile_of_found(found: Sequence[str], measured: Measured | None) -> Profile | None:
+def profile_of_found(gpus: Sequence[str], measured: Measured | None) -> Profile | None:
     """Return a profile of measurements alone for the GPUs with these names; None if others were measured."""
-    if measured is None or not _is_among(measured.gpu, found):
+    if measured is None or not _is_among(measured.gpu, gpus):
         return None
     profile = profile_of(measured)
-    count = sum(_is_among(measured.gpu, [name]) for name in found)
+    count = sum(_is_among(measured.gpu, [name]) for name in gpus)
     return replace(profile, gpus=count, host=replace(profile.host, memory_gib=None))
 
 

@@ -20,10 +20,10 @@ def gpu_names(visible: str | None = None) -> list[str]:
     names = _from_driver_files(_DRIVER) or _from_program()
     if visible is None:
         return names
-    wanted = [each.strip() for each in visible.split(",") if each.strip()]
-    if not all(each.isdecimal() for each in wanted):
-        return names[: len([each for each in wanted if each != "-1"])]
-    inside = [int(each) for each in wanted if int(each) < len(names)]
+    wanted = [number.strip() for number in visible.split(",") if number.strip()]
+    if not all(number.isdecimal() for number in wanted):
+        return names[: len([number for number in wanted if number != "-1"])]
+    inside = [int(number) for number in wanted if int(number) < len(names)]
     return [names[index] for index in inside]
 
 

@@ -41,17 +41,17 @@ _OTHER_MODELS = {
 @cache  # a plan that does not fit looks at all profiles for one that would
 def available() -> tuple[str, ...]:
     """Return the names of the profiles that come with the program."""
-    return tuple(sorted(each.name.removesuffix(".yaml") for each in _folder().iterdir() if each.name.endswith(".yaml")))
+    return tuple(sorted(file.name.removesuffix(".yaml") for file in _folder().iterdir() if file.name.endswith(".yaml")))
 
 
-def load(name_or_path: str | Path, found: Sequence[str] | None = None) -> Profile:
+def load(name_or_path: str | Path, gpus: Sequence[str] | None = None) -> Profile:
     """Return a profile by its name, by a common name of its hardware ("4090", "2x RTX 4090"), or from a YAML file.
 
     Only the files of that profile are read.
 
     Args:
         name_or_path: "auto" is the profile for the hardware found.
-        found: names of this machine's GPUs, for "auto"; None asks the driver.
+        gpus: names of this machine's GPUs, for "auto"; None asks the driver.
 
     Raises SettingsError for an unknown name, a file that cannot be read, and anything in it that makes no sense.
     """
@@ -59,7 +59,7 @@ def load(name_or_path: str | Path, found: Sequence[str] | None = None) -> Profil
     if isinstance(name_or_path, Path) or is_path(text):
         return _read(Path(os.path.expanduser(text)), text)
     if text.lower() == AUTO:
-        names = gpu_names() if found is None else found
+        names = gpu_names() if gpus is None else gpus
         if (profile := matching(names)) is None:
             raise undescribed(names)
         return profile
@@ -79,7 +79,7 @@ def matching(gpu_names: Sequence[str]) -> Profile | None:
     if models or name is None:
         return None
     several = re.compile(rf"(\d+)x-{re.escape(name)}")
-    counts = {int(found[1]): found[0] for found in map(several.fullmatch, available()) if found} | {1: name}
+    counts = {int(match[1]): match[0] for match in map(several.fullmatch, available()) if match} | {1: name}
     return _shipped(counts[max(count for count in counts if count <= len(gpu_names))])
 
 
@@ -88,10 +88,10 @@ def same_gpu(first: str, second: str) -> bool:
     return _simplified(first) == _simplified(second)
 
 
-def undescribed(found: Sequence[str]) -> SettingsError:
+def undescribed(gpus: Sequence[str]) -> SettingsError:
     """Return the error for GPUs, by their names, that no profile describes."""
     hint = "`triforce profile --measure --save` measures it for all plans; or name a GPU like it, or a YAML file"
-    return SettingsError(f"no profile describes the GPU found: {', '.join(dict.fromkeys(found))}", hint)
+    return SettingsError(f"no profile describes the GPU found: {', '.join(dict.fromkeys(gpus))}", hint)
 
 
 @cache

@@ -95,8 +95,8 @@ def describe(profile: Profile, host_memory: int | None = None, cores: int | None
     assumed = tuple(name for name, rate in rates.items() if rate is None)
     dtype = "fp16" if profile.options.get("dtype") == "float16" else "bf16"
     disk = None if host.disk_gb_s is None else host.disk_gb_s * 1e9
-    found = Hardware(profile.name, profile.device, gpus, *sizes, memory, bandwidth, flops, assumed, dtype, disk)
-    return replace(found, host_cores=count)
+    hardware = Hardware(profile.name, profile.device, gpus, *sizes, memory, bandwidth, flops, assumed, dtype, disk)
+    return replace(hardware, host_cores=count)
 
 
 def on_threads(hardware: Hardware, threads: int) -> Hardware:
@@ -106,8 +106,8 @@ def on_threads(hardware: Hardware, threads: int) -> Hardware:
     share = threads / hardware.host_cores
     bandwidth = min(hardware.bandwidth, max(share * hardware.bandwidth, threads * CORE_READ_GB_S * 1e9))
     flops, link = share * hardware.flops, min(hardware.link, bandwidth / 2)
-    found = replace(hardware, bandwidth=bandwidth, host_bandwidth=bandwidth, flops=flops, host_flops=flops, link=link)
-    return replace(found, host_cores=threads, threads=threads)
+    slower = replace(hardware, bandwidth=bandwidth, host_bandwidth=bandwidth, flops=flops, host_flops=flops, link=link)
+    return replace(slower, host_cores=threads, threads=threads)
 
 
 def placed(hardware: Hardware, placement: Placement) -> Hardware:

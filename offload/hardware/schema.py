@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from functools import cache
 from typing import Any, TypeVar, get_args, get_type_hints
@@ -26,14 +26,7 @@ OPTION_NAMES = [f.name for group in GROUPS for f in fields(group) if f.name != "
 _CHOSEN_BY_HARDWARE = [name for name in OPTION_NAMES if name not in _ASKED_FOR]
 _SIZES = ("memory", "host_memory", "disk_limit", "cache_limit")  # options in bytes, which may be written as 22GiB
 _EXAMPLES = "see the profiles that come with the program"
-_KINDS = {
-    str: "text",
-    int: "a whole number",
-    float: "a number",
-    bool: "true or false",
-    dict: "keys and values",
-    type(None): "null",
-}
+_KINDS = {str: "text", int: "a whole number", float: "a number", dict: "keys and values", type(None): "null"}
 
 
 @cache  # evaluating annotations takes most of the time of reading a profile
@@ -124,7 +117,13 @@ class Profile:
         if self.device == "cpu" and (self.gpus or self.gpu or self.link):
             hint = "use device: cuda, or remove gpus, gpu and link"
             raise InvalidValue(("device",), "device is cpu, but GPUs are described", hint)
-        check_options(self.options, _CHOSEN_BY_HARDWARE, ("options",))
+        refuse_unknown(self.options, _CHOSEN_BY_HARDWARE, ("options",))
+        parts = [(("options", name), {name: value}) for name, value in self.options.items()]
+        for key, part in (*parts, (("options",), self.options)):  # each option, and their combinations
+            try:
+                check_part(part)
+            except SettingsError as error:
+                raise InvalidValue(key, f"{dotted(key)}: {error.message}", error.hint) from error
 
     def with_rates(self, gpu: Gpu | None = None, link: Link | None = None, host: Host | None = None) -> Profile:
         """Return this profile with the rates of another source, such as a measurement, where it has them.
@@ -211,29 +210,6 @@ def dotted(key: Key) -> str:
     return short_text(".".join(map(str, key)))
 
 
-def check_options(options: Mapping[str, Any], names: list[str], key: Key) -> None:
-    """Check names, types and limits of options as on the command line; `key` is the path of their mapping.
-
-    Raises InvalidValue.
-    """
-    refuse_unknown(options, names, key)
-    for group in GROUPS:
-        for name, kind in type_hints(group).items():
-            if name in options:
-                _check_type((*key, name), options[name], kind)
-    for name, value in options.items():
-        _check_limits({name: value}, (*key, name))
-    _check_limits(options, key)  # combinations
-
-
-def _check_limits(options: Mapping[str, Any], key: Key) -> None:
-    try:
-        check_part(options)
-    except SettingsError as error:
-        message = f"{dotted(key)}: {error.message}" if key else error.message
-        raise InvalidValue(key, message, error.hint) from error
-
-
 def _check(part: Any, key: Key) -> None:
     """Raise InvalidValue for a wrong type, and for a size or rate that is not positive."""
     dataclass_of: Any = type(part)
@@ -247,7 +223,6 @@ def _check(part: Any, key: Key) -> None:
 def _check_type(key: Key, value: Any, kind: Any) -> None:
     kinds = get_args(kind) if type(None) in get_args(kind) else (getattr(kind, "__origin__", kind),)
     accepted = (*kinds, int) if float in kinds else kinds
-    is_other = isinstance(value, bool) and bool not in kinds  # bool is a subclass of int
-    if not isinstance(value, accepted) or is_other:
-        wanted = " or ".join(_KINDS.get(each, each.__name__) for each in kinds)
+    if not isinstance(value, accepted) or isinstance(value, bool):  # bool is a subclass of int
+        wanted = " or ".join(_KINDS.get(own, own.__name__) for own in kinds)
         raise InvalidValue(key, f"{dotted(key)} is {short_repr(value)}, not {wanted}", "correct its value")

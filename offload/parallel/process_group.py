@@ -90,10 +90,10 @@ class Ranks:
     def gather(self, x: Tensor, widths: Sequence[int]) -> Tensor:
         widest = max(widths)
         padded = x if x.shape[1] == widest else torch.nn.functional.pad(x, (0, widest - x.shape[1]))
-        found = torch.empty((self.size, len(x), widest), dtype=x.dtype, device=x.device)
+        parts = torch.empty((self.size, len(x), widest), dtype=x.dtype, device=x.device)
         with _rank_lost():
-            dist.all_gather(list(found.unbind()), padded.contiguous(), group=self._data)
-        return torch.cat([part[:, :width] for part, width in zip(found, widths, strict=True)], dim=1)
+            dist.all_gather(list(parts.unbind()), padded.contiguous(), group=self._data)
+        return torch.cat([part[:, :width] for part, width in zip(parts, widths, strict=True)], dim=1)
 
     def agree(self, numbers: Sequence[float]) -> list[float]:
         values = torch.tensor(numbers, dtype=torch.float64)
@@ -114,10 +114,10 @@ class Ranks:
         data, lengths = _bytes(value), torch.empty(self.size, dtype=torch.int64)
         with _rank_lost():
             dist.all_gather(list(lengths.unbind()), torch.tensor(len(data)), group=self._control)
-            found = torch.empty((self.size, int(lengths.max())), dtype=torch.uint8)
-            padded = torch.nn.functional.pad(data, (0, found.shape[1] - len(data)))
-            dist.all_gather(list(found.unbind()), padded, group=self._control)
-        return [_value(row[:length]) for row, length in zip(found, lengths.tolist(), strict=True)]
+            rows = torch.empty((self.size, int(lengths.max())), dtype=torch.uint8)
+            padded = torch.nn.functional.pad(data, (0, rows.shape[1] - len(data)))
+            dist.all_gather(list(rows.unbind()), padded, group=self._control)
+        return [_value(row[:length]) for row, length in zip(rows, lengths.tolist(), strict=True)]
 
     def leave(self) -> None:
         """Say goodbye to the other ranks. A rank that ends without it counts as lost."""
@@ -141,7 +141,7 @@ def _meet_in(folder: Path) -> dict[str, Any]:
     """Return where torch finds the other ranks of this machine; make gloo and nccl listen on loopback alone."""
     # Without it they listen on what the host's name resolves to, or on the first network interface.
     addresses = psutil.net_if_addrs().items()
-    loopback = next((name for name, own in addresses if any(each.address == "127.0.0.1" for each in own)), None)
+    loopback = next((name for name, own in addresses if any(address.address == "127.0.0.1" for address in own)), None)
     if loopback is None:
         raise SettingsError("ranks on one machine need its loopback interface, and there is none", "ip link set lo up")
     os.environ["GLOO_SOCKET_IFNAME"] = loopback

@@ -124,8 +124,8 @@ class Share:
         return (rows.get(module, slice(None)),)
 
 
-def _scaled(numbers: range, each: int = 1) -> slice:
-    return slice(numbers.start * each, numbers.stop * each)
+def _scaled(numbers: range, size: int = 1) -> slice:
+    return slice(numbers.start * size, numbers.stop * size)
 
 
 def split(shape: ModelShape, rank: int, size: int, vocab: bool | None = None) -> Share:
@@ -152,8 +152,8 @@ def _columns(width: int, rank: int, size: int) -> range:
 
 def divide(count: int, parts: int) -> tuple[range, ...]:
     """Divide `range(count)` into consecutive ranges; the first ones are longer by one where it is uneven."""
-    size, rest = divmod(count, parts)
-    starts = [part * size + min(part, rest) for part in range(parts + 1)]
+    size, longer = divmod(count, parts)
+    starts = [part * size + min(part, longer) for part in range(parts + 1)]
     return tuple(range(*ends) for ends in pairwise(starts))
 
 

@@ -153,7 +153,7 @@ class MemoryPlan:
             chunk = selected_chunk(inputs.speculation, BLOCK, self._page, inputs.tokens)
             means = host_mean_key_bytes(self._share, offloaded, inputs.tokens, chunk, self._page, inputs.itemsize)
             parts["mean keys"] = inputs.sequences * means
-        return {name: each * self._gpus for name, each in parts.items()}
+        return {name: size * self._gpus for name, size in parts.items()}
 
     def disk(self, layers: int) -> dict[str, int]:
         """Return the bytes of so many layers' pages on disk, for all devices."""
@@ -266,10 +266,12 @@ class MemoryPlan:
         """Return the bytes for prefetched pages, and for the open pages of `offloaded` layers."""
         inputs, page, size = self.inputs, self._page, self.inputs.itemsize
         kv = inputs.kv if inputs.kv_format.lossy else BF16  # buffers have room for pages that cannot be packed
-        each = format_bytes(self._share, kv, page, size)
-        buffers = RING_BUFFERS * copied_pages(each, -(-self._positions // page), copy_bytes_for(inputs.hardware.link))
+        page_size = format_bytes(self._share, kv, page, size)
+        buffers = RING_BUFFERS * copied_pages(
+            page_size, -(-self._positions // page), copy_bytes_for(inputs.hardware.link)
+        )
         if inputs.placement.disk is not None:
-            buffers = disk_buffers(each)
+            buffers = disk_buffers(page_size)
         staged = staging_bytes(self._share, offloaded, buffers, page, size, kv, open_slots(self._rows, page, kv))
         if inputs.kv_format is PACKED_KV and not self._on_cpu:
             staged += packing_bytes(self._share, offloaded, page)
@@ -369,8 +371,8 @@ def activation_bytes(
 def _expert_row_bytes(shape: Dimensions, itemsize: int) -> int:
     """Return the bytes of a token's activations in its experts: inputs, gate, up, their product, outputs in fp32."""
     assert shape.experts is not None, "only layers with experts have such rows"
-    each = (shape.hidden + 3 * shape.experts.width) * itemsize + shape.hidden * 4
-    return shape.experts.per_token * each + 2 * shape.hidden * 4
+    row = (shape.hidden + 3 * shape.experts.width) * itemsize + shape.hidden * 4
+    return shape.experts.per_token * row + 2 * shape.hidden * 4
 
 
 def _rope_bytes(shape: Dimensions, tokens: int, itemsize: int) -> int:

@@ -53,8 +53,8 @@ class Passes:
         share = inputs.shape.share(inputs.hardware.gpus)
         page = page_tokens(share, inputs.itemsize)
         self.pages = -(-inputs.tokens // page)
-        each = format_bytes(share, inputs.kv, page, inputs.itemsize)
-        run = 1 if placed.uses_disk else copied_pages(each, self.pages, copy_bytes_for(inputs.hardware.link))
+        page_size = format_bytes(share, inputs.kv, page, inputs.itemsize)
+        run = 1 if placed.uses_disk else copied_pages(page_size, self.pages, copy_bytes_for(inputs.hardware.link))
         joining = 2 * LAUNCH_S if inputs.has_planes else 0.0
         self.page_share = (PAGE_ATTENTION_S + (PAGE_S - PAGE_ATTENTION_S + joining) / run) / PAGE_S
         self._full: dict[int, tuple[Time, float]] = {}
@@ -85,11 +85,11 @@ class Passes:
         inputs, shape = self.inputs, self.inputs.shape
         count, gpus = inputs.sequences, inputs.hardware.gpus
         windows = count * shape.window_bytes(inputs.tokens, inputs.itemsize)
-        each = (count * inputs.kv_bytes(inputs.tokens) - windows) / shape.kv_layers
+        layer_kv = (count * inputs.kv_bytes(inputs.tokens) - windows) / shape.kv_layers
         layers, (grown_reads, window_reads) = shape.kv_layers - self.placed.resident_layers, shape.kv_reads
-        kv = windows * window_reads + each * shape.kv_layers * grown_reads + count * shape.moved_state_bytes
+        kv = windows * window_reads + layer_kv * shape.kv_layers * grown_reads + count * shape.moved_state_bytes
         again = shape.borrowing[0] if layers else 0  # layers that read the last one's, which is offloaded
-        offloaded = each * (layers + again)
+        offloaded = layer_kv * (layers + again)
         copied = 0.0 if inputs.has_one_memory else offloaded
         joined = 0.0
         if inputs.has_planes:  # plane B is copied; both are read and written once more before attention reads them
@@ -151,8 +151,8 @@ class Passes:
     def on_disk(self) -> float:
         """Return the bytes of KV on disk, of all tokens of all sequences."""
         inputs, placed = self.inputs, self.placed
-        each = stored_bytes(inputs.shape.growing, inputs.kv, inputs.tokens, inputs.itemsize)
-        return placed.disk_layers / inputs.shape.kv_layers * inputs.sequences * each
+        kv = stored_bytes(inputs.shape.growing, inputs.kv, inputs.tokens, inputs.itemsize)
+        return placed.disk_layers / inputs.shape.kv_layers * inputs.sequences * kv
 
     def selecting(self) -> float:
         """Return the seconds in which a selection reads the keys of a GPU's resident layers; a CPU keeps mean keys.
@@ -209,19 +209,19 @@ def _with_experts_away(work: Pass, inputs: PlanInputs, placed: Placed) -> Pass:
     """Return a pass of the target with the experts that lie in host memory: the host runs them, or they are copied."""
     experts, gpus, layers = inputs.shape.experts, inputs.hardware.gpus, placed.away_layers
     assert experts is not None, "only layers with experts have them away"
-    each = inputs.shape.expert_bytes(inputs.bits) / experts.count
+    expert_bytes = inputs.shape.expert_bytes(inputs.bits) / experts.count
     if placed.hosts_experts(work.rows):
         run, hosted = experts.distinct(work.rows) * layers, experts_on_host(inputs, work.rows, layers)
         return replace(
             work,
-            weights=work.weights - run * each / gpus,
+            weights=work.weights - run * expert_bytes / gpus,
             linear_flops=work.linear_flops - hosted.flops / gpus,
             experts=work.experts - run,
             hosted_experts=hosted,
         )
     whole = experts.count * layers
     pages = work.pages + ARRANGED_PAGES[inputs.is_quantized] * whole
-    return replace(work, copied=work.copied + whole * each / gpus, pages=pages)
+    return replace(work, copied=work.copied + whole * expert_bytes / gpus, pages=pages)
 
 
 def experts_on_host(inputs: PlanInputs, rows: int, layers: int) -> HostedExperts:
@@ -241,8 +241,8 @@ def streamed_rows(inputs: PlanInputs) -> int:
     """Return the rows of the least pass for which copying a layer's experts takes no longer than the host does."""
     experts, hardware = inputs.shape.experts, inputs.hardware
     assert experts is not None, "only a mixture has experts to copy"
-    each = inputs.shape.expert_bytes(inputs.bits) / experts.count / hardware.gpus / hardware.link
-    copying = experts.count * (each if hardware.shared else max(each, PAGE_S))
+    link_s = inputs.shape.expert_bytes(inputs.bits) / experts.count / hardware.gpus / hardware.link
+    copying = experts.count * (link_s if hardware.shared else max(link_s, PAGE_S))
 
     def is_copied(rows: int) -> bool:
         return copying <= experts_on_host(inputs, rows, 1).seconds(hardware)

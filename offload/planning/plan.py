@@ -158,7 +158,7 @@ def _with_format(inputs: PlanInputs) -> PlanInputs:
         return inputs
     plain, packed = (replace(inputs, kv=kv) for kv in (BF16, tiered_format(inputs.kv, inputs.packs)))
     judged = (plain,) if inputs.placement.offload == PLANES else (plain, packed)  # who asks for planes packs
-    is_divided = packed.kv != BF16 and all(place(each).resident_layers < inputs.shape.kv_layers for each in judged)
+    is_divided = packed.kv != BF16 and all(place(format).resident_layers < inputs.shape.kv_layers for format in judged)
     return replace(packed, auto_packed=True) if is_divided else plain
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from tempfile import mkstemp
-from typing import IO, Any
+from typing import Any
 
 from ..units import size_text
 
@@ -59,21 +59,15 @@ class Unbounded(ValueError):
 
 def read_bounded(stream: Any, limit: int) -> bytes:
     """Return a stream's bytes, text as UTF-8. Raises OSError, and Unbounded above `limit` bytes and for devices."""
-    found = io.BytesIO()  # grows in place, and returns its bytes without a copy
-    copy_bounded(stream, found, limit)
-    return found.getvalue()
-
-
-def copy_bounded(stream: Any, target: IO[bytes], limit: int) -> None:
-    """Write a stream's bytes into an empty file, text as UTF-8. Raises as `read_bounded`."""
     _check_bounded(stream, limit)
-    read = _bounded_reader(stream)
+    read, data = _bounded_reader(stream), io.BytesIO()  # grows in place, and returns its bytes without a copy
     while chunk := read(_CHUNK):
         if isinstance(chunk, str):  # a text stream without a byte stream, as in notebooks and tests
             chunk = chunk.encode("utf-8", errors="replace")
-        if target.tell() + len(chunk) > limit:
+        if data.tell() + len(chunk) > limit:
             raise _too_large(f"has more than {limit:,} bytes, the most that are read", limit)
-        target.write(chunk)
+        data.write(chunk)
+    return data.getvalue()
 
 
 def _bounded_reader(stream: Any) -> Callable[[int], bytes | str]:

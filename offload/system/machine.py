@@ -43,7 +43,7 @@ def default_home() -> Path:
 
 def file_system(folder: Path) -> str:
     """Return the type of the file system that a folder is in, such as ext4; empty where that is not known."""
-    mounts = {Path(each.mountpoint): each.fstype for each in psutil.disk_partitions(all=True)}
+    mounts = {Path(disk.mountpoint): disk.fstype for disk in psutil.disk_partitions(all=True)}
     resolved = folder.resolve()
     return next((mounts[path] for path in (resolved, *resolved.parents) if path in mounts), "")
 
@@ -87,8 +87,8 @@ def _physical_cores() -> int:
 def _siblings(root: Path, processor: int) -> str:
     """Return the list of a core's processors, which is the same for all of them."""
     topology = root / f"sys/devices/system/cpu/cpu{processor}/topology"
-    found = _first_text(topology / name for name in ("core_cpus_list", "thread_siblings_list"))
-    return found or str(processor)
+    siblings = _first_text(topology / name for name in ("core_cpus_list", "thread_siblings_list"))
+    return siblings or str(processor)
 
 
 def _quotas(root: Path) -> Iterator[float]:

@@ -123,7 +123,7 @@ class ExpertStore:
             return
         count = max(len(layer.rows) for layer in self._layers)
         size = max(
-            row_bytes(_tensors(each)) for layer in self._layers for each in (layer.first, layer.arranged) if each
+            row_bytes(_tensors(expert)) for layer in self._layers for expert in (layer.first, layer.arranged) if expert
         )
         self._ring = PrefetchRing(
             self._tier.link, torch.empty((2, count, size), dtype=torch.uint8, device=self._device).unbind()
@@ -191,10 +191,10 @@ class LayerExperts:
         return total.to(x.device)
 
     def read_cost(self, tokens: int) -> float:
-        count, each = len(self.hosted[1]), self.store.expert_bytes(self.layer)
+        count, expert_bytes = len(self.hosted[1]), self.store.expert_bytes(self.layer)
         if tokens >= self.rows:
-            return LINK_COST * count * each
-        return HOST_COST * expected_experts(count, self.per_token, tokens) * each
+            return LINK_COST * count * expert_bytes
+        return HOST_COST * expected_experts(count, self.per_token, tokens) * expert_bytes
 
 
 def _arranging(host: Operations, device: Operations) -> Callable[[Expert], Expert] | None:

@@ -103,12 +103,12 @@ class StreamedLayers:
 
 
 def _tensors(layer: Layer) -> list[Tensor]:
-    found: list[Tensor] = []
+    tensors: list[Tensor] = []
     for field in fields(layer):
         part = getattr(layer, field.name)
         if part is not None:
-            found += [part] if isinstance(part, Tensor) else part.tensors()
-    return found
+            tensors += [part] if isinstance(part, Tensor) else part.tensors()
+    return tensors
 
 
 def _rebuilt(layer: Layer, tensors: Iterator[Tensor]) -> Layer:

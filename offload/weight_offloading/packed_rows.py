@@ -22,8 +22,8 @@ def views(row: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
     """Return tensors of the dtypes and sizes of `like` over the bytes of a row, uint8."""
     starts = accumulate(map(_aligned, like), initial=0)
     return [
-        row[start : start + each.nbytes].view(each.dtype).view(each.shape)
-        for start, each in zip(starts, like, strict=False)
+        row[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+        for start, tensor in zip(starts, like, strict=False)
     ]
 
 

@@ -1,8 +1,6 @@
 """Hardware profiles: the shipped ones, how they are found, and what is said about a wrong one."""
 
 import re
-import subprocess
-import sys
 from dataclasses import asdict, fields
 
 import pytest
@@ -144,7 +142,7 @@ WRONG = [
     (changed(device="cpu"), "device is cpu, but GPUs are described", "remove"),
     (changed(link={"kind": "PCIe"}), "link.bandwidth_gb_s missing", "profiles that come"),
     (changed(options={"temperatur": 1}), "unknown key options.temperatur", "did you mean temperature?"),
-    (changed(options={"temperature": "hot"}), "options.temperature is 'hot'", "correct"),
+    (changed(options={"temperature": "hot"}), "options.temperature: temperature is 'hot'", "number"),
     (changed(options={"temperature": -1}), "options.temperature: temperature is -1", ""),
     (changed(options={"memory": "much"}), "options.memory: ", ""),
     (changed(options={"kv": "q8"}), "unknown key options.kv", ""),
@@ -187,15 +185,6 @@ def test_unreadable_files_are_refused(tmp_path):
     (tmp_path / "binary.yml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(SettingsError, match="not UTF-8"):
         profiles.load(tmp_path / "binary.yml")
-
-
-def test_reading_profiles_imports_no_torch():
-    code = (
-        "import sys; from offload.hardware import calibration, profiles; profiles.load('4090'); profiles.matching([]);"
-        "sys.exit(', '.join({'torch', 'typer', 'rich', 'transformers', 'triforce_cli'} & set(sys.modules)) or 0)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, ""), done.stderr
 
 
 def test_the_documented_example_is_a_profile(tmp_path):

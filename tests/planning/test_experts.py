@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 
 from offload.architecture.dims import WeightBits
-from offload.architecture.known_models import KNOWN, published_bits
-from offload.architecture.weight_formats import rounded_bits
+from offload.architecture.known_models import published_bits
 from offload.hardware.rates import READ
 from offload.planning.passes import experts_on_host
 from offload.planning.placement import place
@@ -122,21 +121,3 @@ def test_nothing_moves_with_offload_none_and_in_dense_models():
     assert first.text.startswith("--offload auto, which keeps ")
     found = suggestions(asked(way="device", host=8))
     assert all(make_plan(each.inputs).fits for each in found)
-
-
-def test_two_gpus_share_each_expert():
-    one, two = (
-        make_plan(replace(asked(OSS, way="host"), hardware=HARDWARE[gpu])) for gpu in ("rtx-4090", "2x-rtx-4090")
-    )
-    each = [plan.host.parts["experts"] / plan.placed.away_layers for plan in (one, two)]
-    assert each == pytest.approx([OSS_LAYER, OSS_LAYER], rel=1e-6)
-    assert two.placed.away_layers < one.placed.away_layers and two.fits
-
-
-def test_rounded_weights_have_other_bits_beside_experts_only_where_they_differ():
-    """Rows of 2880 numbers are no multiple of 256, so 6 bits become 8; those of 64 * 64, of each head's output, are."""
-    rounded = rounded_bits(KNOWN["gpt-oss-20b"], "q6")
-    queries, outputs = 2880 * (64 + 2 * 8) * 64, 64 * 64 * 2880
-    assert rounded.experts == 8.5
-    assert rounded.layers == pytest.approx((8.5 * queries + 6.5625 * outputs) / (queries + outputs))
-    assert rounded_bits(KNOWN[QWEN], "q4") == WeightBits(5.0, 8.5)

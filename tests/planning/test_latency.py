@@ -125,14 +125,6 @@ def test_streaming_small_pages_over_a_fast_link_is_bound_by_launches():
     assert fast.plain.tbt.seconds == pytest.approx(26 * 128 * page + eager, rel=0.01)
 
 
-def test_gpus_share_the_bandwidth_of_the_host():
-    """Where their links together exceed it, two GPUs copy twice as much no faster than one after the other."""
-    hardware = replace(HARDWARE["2x-rtx-4090"], link=25e9, host_bandwidth=25e9 / READ)
-    work = replace(NO_WORK, copied=25e9)
-    assert pass_time(work, replace(hardware, gpus=1)).seconds == pytest.approx(1.0)
-    assert pass_time(work, hardware).seconds == pytest.approx(2.0)
-
-
 def test_host_attention_is_as_fast_as_the_hosts_cores_but_one():
     """A 4090 beside 8 cores takes 230 to 270 ms a token where 16 would take about 200."""
     asked = request("Llama-2-7B-128K", method="triforce", draft="JackFram/llama-68m")

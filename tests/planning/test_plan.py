@@ -208,12 +208,9 @@ def test_a_disk_takes_the_kv_for_which_memory_is_too_small():
     assert tight.plain.tbt.bound == "disk" and tight.plain.tbt.seconds > tight.disk.total / 1e9
     assert tight.speedup > 1.5
     assert make_plan(on_disk(memory=500 * 2**20)).placed.uses_disk  # the KV counts there too
-
-
-def test_a_disk_that_is_too_small_is_refused_with_the_numbers_and_a_way_out():
-    plan = make_plan(on_disk(host_memory=100 * 10**6, disk_limit=2**20))
-    assert "of disk (KV cache" in plan.shortage() and "where 1.0 MiB may be used" in plan.shortage()
-    assert any(each.text.startswith("--set disk_limit=1GiB") for each in suggestions(plan.inputs))
+    refused = make_plan(on_disk(host_memory=100 * 10**6, disk_limit=2**20))
+    assert "of disk (KV cache" in refused.shortage() and "where 1.0 MiB may be used" in refused.shortage()
+    assert any(each.text.startswith("--set disk_limit=1GiB") for each in suggestions(refused.inputs))
 
 
 def beside_a_gpu(gigabytes, **changes):

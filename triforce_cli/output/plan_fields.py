@@ -27,7 +27,7 @@ def command_line(command: str, plan: Plan, words: Sequence[str]) -> str:
     flags = flags_of(plan)
     options = list(zip(flags[::2], flags[1::2], strict=True))
     if any(word.partition("=")[0] == "--profile" for word in words):  # a file perhaps, which its name does not find
-        options = [each for each in options if each[0] != "--profile"]
+        options = [option for option in options if option[0] != "--profile"]
     return repeated(command, words, *options)
 
 
@@ -39,8 +39,8 @@ def repeated(
     An option is its name and its value, or the name alone. Those in `without` are left out.
     """
     end = words.index("--") if "--" in words else len(words)
-    lengths = {each[0]: len(each) for each in (*options, *without) if each[0] != "--set"}
-    assigned = {each[1].partition("=")[0] for each in options if each[0] == "--set"}
+    lengths = {option[0]: len(option) for option in (*options, *without) if option[0] != "--set"}
+    assigned = {option[1].partition("=")[0] for option in options if option[0] == "--set"}
     kept: list[str] = []
     at = 0
     while at < end:
@@ -49,7 +49,7 @@ def repeated(
         is_set = name == "--set" and (value or words[at + 1]).partition("=")[0] in assigned
         kept += [] if name in lengths or is_set else words[at : at + taken]
         at += taken
-    return shlex.join(["triforce", command, *kept, *(part for each in options for part in each), *words[end:]])
+    return shlex.join(["triforce", command, *kept, *(part for option in options for part in option), *words[end:]])
 
 
 def flags_of(plan: Plan) -> list[str]:
@@ -142,5 +142,5 @@ def batch_fields(batches: Batches | None) -> dict[str, Any] | None:
     """Return the fields of plans for batches; None without any."""
     if batches is None:
         return None
-    sizes = [_predicted(each.together) | {name: getattr(each, name) for name in _BATCH} for each in batches.plans]
+    sizes = [_predicted(batch.together) | {name: getattr(batch, name) for name in _BATCH} for batch in batches.plans]
     return {"fitting_sequences": batches.fitting, "shared_prefix": batches.shared, "sizes": sizes}

@@ -173,10 +173,10 @@ def fewest_on_device(tiers: list[TierSettings]) -> TierSettings | None:
     Of those, it is the one with the least KV in host memory.
     """
 
-    def layers(each: TierSettings) -> tuple[float, float, int, int]:
-        weights = math.inf if each.weight_layers is None else each.weight_layers
-        experts = math.inf if each.experts == "device" else each.expert_layers
-        return weights, experts, each.resident_layers, each.host_layers
+    def layers(own: TierSettings) -> tuple[float, float, int, int]:
+        weights = math.inf if own.weight_layers is None else own.weight_layers
+        experts = math.inf if own.experts == "device" else own.expert_layers
+        return weights, experts, own.resident_layers, own.host_layers
 
     return min(tiers, key=layers, default=None)
 

@@ -62,6 +62,7 @@ FUSED_QKV: dict[str, Sequence[str]] = {
 }
 FUSED_MLP: dict[str, Sequence[str]] = {"mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj")}
 
+GGUF_QK_NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
 GGUF_EXPERTS = {"num_experts": "expert_count", "num_experts_per_tok": "expert_used_count"}
 GGUF_EXPERT_TENSORS = {
     "ffn_gate_exps": "mlp.experts.*.gate_proj",

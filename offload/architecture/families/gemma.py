@@ -8,7 +8,7 @@ from typing import Any
 
 from ...errors import UnsupportedModel
 from ..layer_spec import LayerSpec, activation_of
-from .family import Family, GGUFNames, Values, layer_windows
+from .family import GGUF_QK_NORMS, Family, GGUFNames, Values, layer_windows
 
 _LARGEST = (46, 62)  # layers of the models with 27 billion parameters, whose scale GGUF files do not have
 GEMMA_TENSORS = {
@@ -119,7 +119,7 @@ GEMMA3 = Family(
     tensors=GEMMA_TENSORS,
     gguf=GGUFNames(
         "gemma3",
-        _GGUF_TENSORS | {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"},
+        _GGUF_TENSORS | GGUF_QK_NORMS,
         {
             "sliding_window": "attention.sliding_window",
             "sliding_window_pattern": "attention.sliding_window_pattern",

@@ -69,16 +69,16 @@ def _both(values: Values) -> tuple[Heads, Heads]:
     if (by_layer := values.get("per_layer_config")) is None:
         kv_heads = values["num_global_key_value_heads"] if values["attention_k_eq_v"] else None
         return sliding, Heads(kv_heads or sliding.kv_heads, values["global_head_dim"])
-    by_layer, found = {int(layer): own for layer, own in by_layer.items()}, set()
+    by_layer, full = {int(layer): own for layer, own in by_layer.items()}, set()
     for layer, window in enumerate(_windows(values)):
         own = by_layer.get(layer, {})
         heads = Heads(own.get("num_key_value_heads", sliding.kv_heads), own.get("head_dim", sliding.head_dim))
         if not own.keys() <= {"num_key_value_heads", "head_dim"} or (window and heads != sliding):
             raise UnsupportedModel("Gemma 4 with other values in single layers (per_layer_config)", _HINT)
-        found |= set() if window else {heads}
-    if len(found) > 1:
+        full |= set() if window else {heads}
+    if len(full) > 1:
         raise UnsupportedModel("Gemma 4 with other heads in single layers (per_layer_config)", _HINT)
-    return sliding, found.pop()
+    return sliding, full.pop()
 
 
 def _heads(values: Values) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from ...errors import UnsupportedModel
 from ..layer_spec import LayerSpec
-from .family import GGUF_EXPERT_TENSORS, GGUF_EXPERTS, Family, GGUFNames, Values, layer_windows
+from .family import GGUF_EXPERT_TENSORS, GGUF_EXPERTS, GGUF_QK_NORMS, Family, GGUFNames, Values, layer_windows
 
 
 def _layers(values: Values) -> list[LayerSpec]:
@@ -26,11 +26,10 @@ OLMO2 = Family(
     gguf=GGUFNames(
         "olmo2",
         {
-            "attn_q_norm": "self_attn.q_norm",
-            "attn_k_norm": "self_attn.k_norm",
             "post_attention_norm": "post_attention_layernorm",
             "post_ffw_norm": "post_feedforward_layernorm",
-        },
+        }
+        | GGUF_QK_NORMS,
         reads_tokenizer=True,
     ),
 )
@@ -67,8 +66,7 @@ OLMOE = Family(
     {"rms_norm_eps": 1e-5, "eos_token_id": 50279, "num_experts": 64, "num_experts_per_tok": 8, "norm_topk_prob": False},
     gguf=GGUFNames(
         "olmoe",
-        {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm", "ffn_gate_inp": "mlp.gate"}
-        | GGUF_EXPERT_TENSORS,
+        GGUF_QK_NORMS | {"ffn_gate_inp": "mlp.gate"} | GGUF_EXPERT_TENSORS,
         GGUF_EXPERTS,
         reads_tokenizer=True,
     ),

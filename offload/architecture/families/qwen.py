@@ -1,7 +1,7 @@
 """Qwen2, Qwen2.5 and Qwen3, dense and with a mixture of experts (Qwen3-30B-A3B, Qwen3-Coder)."""
 
 from ..layer_spec import LayerSpec
-from .family import GGUF_EXPERT_TENSORS, GGUF_EXPERTS, Family, GGUFNames, Values
+from .family import GGUF_EXPERT_TENSORS, GGUF_EXPERTS, GGUF_QK_NORMS, Family, GGUFNames, Values
 
 _DEFAULTS = {"sliding_window": 4096}
 
@@ -19,7 +19,7 @@ QWEN3 = Family(
     _qwen3,
     _DEFAULTS | {"head_dim": 128},
     has_optional_window=True,
-    gguf=GGUFNames("qwen3", {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}),
+    gguf=GGUFNames("qwen3", GGUF_QK_NORMS),
 )
 
 
@@ -54,8 +54,7 @@ QWEN3_MOE = Family(
     has_optional_window=True,
     gguf=GGUFNames(
         "qwen3moe",
-        {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm", "ffn_gate_inp": "mlp.gate"}
-        | GGUF_EXPERT_TENSORS,
+        GGUF_QK_NORMS | {"ffn_gate_inp": "mlp.gate"} | GGUF_EXPERT_TENSORS,
         GGUF_EXPERTS | {"moe_intermediate_size": "expert_feed_forward_length"},
         reads_tokenizer=True,
         left_out={"norm_topk_prob": True},

@@ -14,8 +14,8 @@ def _layers(values: Values) -> list[LayerSpec]:
     rotates = values.get("no_rope_layers") or [(i + 1) % interval for i in range(values["num_hidden_layers"])]
     bias = values["attention_bias"]
     return [
-        LayerSpec(qkv_bias=bias, o_bias=bias, mlp_bias=values["mlp_bias"], rotates=bool(each))
-        for each in rotates[: values["num_hidden_layers"]]
+        LayerSpec(qkv_bias=bias, o_bias=bias, mlp_bias=values["mlp_bias"], rotates=bool(rotated))
+        for rotated in rotates[: values["num_hidden_layers"]]
     ]
 
 

@@ -109,11 +109,6 @@ def test_quantised_keys_and_values_are_planned_where_they_run(triforce):
     assert plan["offload"] == "stream" and 0.5 < plan["memory"]["host"]["parts"]["KV cache"] / whole < 0.7
 
 
-def test_quantised_weights_need_bf16(triforce):
-    args = ("profile", "--gpu", "4090", "--model", "Llama-3.1-8B", "--quantize", "q4")
-    assert_error(triforce(*args, "--dtype", "float32"), 2, "--quantize q4 needs bfloat16", "float32")
-
-
 @pytest.mark.long
 def test_profile_compares_all_profiles(triforce):
     result = triforce("profile", "--compare", "--model", "llama-3.1-8b", "--context", "32K")
@@ -175,6 +170,8 @@ def test_wrong_use_of_profile(triforce):
     assert_error(triforce("profile", env={"TRIFORCE_HOST_MEMORY": "lots"}), 2, "22GiB")
     assert_error(triforce("profile", "--set", "host_share=2"), 2, "host-share is 2")
     assert_error(triforce("profile", "--offload", "some"), 2, "offload is 'some'", "hybrid")
+    args = ("profile", "--gpu", "4090", "--quantize", "q4", "--dtype", "float32")
+    assert_error(triforce(*args), 2, "--quantize q4 needs bfloat16", "float32")
 
 
 def test_profile_answers_without_torch(tiny_model_dir, tmp_path):

@@ -2,18 +2,15 @@
 
 import io
 import json
-import subprocess
 import sys
 from dataclasses import asdict, replace
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
 
 from offload.hardware import driver as gpus
 from offload.hardware import microbenchmarks as measure
-from offload.hardware import profiles
 from offload.hardware.calibration import Measured, load, save
 from offload.hardware.microbenchmarks import BenchmarkSizes
 from offload.hardware.profiles import load as load_profile
@@ -131,15 +128,6 @@ def test_plans_for_this_machine_measure_it_once(triforce, config, args):
     assert file.stat().st_mtime_ns == before
 
 
-def test_rates_are_those_of_all_cores_whatever_threads_run(triforce, config, monkeypatch, set_threads):
-    set_threads(1)
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setattr(measure, "usable_cores", lambda: 3)
-    monkeypatch.setattr("offload.kernels.native.threads.usable_cores", lambda: 3)
-    assert triforce("generate", "Once", "--dry-run", "--threads", "1")[0] == 0
-    assert load(config).host.cores == 3 and torch.get_num_threads() == 1
-
-
 def test_json_carries_what_was_measured(triforce, config):
     assert json.loads(triforce("profile", "--gpu", "cpu", "--json")[1])["measured"] is None
     now = json.loads(triforce("profile", "--measure", "--json")[1])
@@ -152,14 +140,6 @@ def test_json_carries_what_was_measured(triforce, config):
     assert shown["plan"]["hardware"]["assumed"] == []
     assert json.loads(triforce("profile", "--gpu", "4090", "--json")[1])["measured"] is None
     assert json.loads(triforce("profile", "--compare", "--json")[1])["measured"] == asdict(HOST)
-
-
-def test_a_plan_for_one_profile_reads_no_other(triforce, monkeypatch):
-    profiles._shipped.cache_clear()  # of other tests
-    opened, really_open = [], Path.open
-    monkeypatch.setattr(Path, "open", lambda path, *args, **more: opened.append(path.name) or really_open(path, *args))
-    assert triforce("profile", "--gpu", "4090", *SMALL_MODEL)[0] == 0
-    assert {name for name in opened if name.endswith(".yaml")} == {"rtx-4090.yaml"}
 
 
 def test_wrong_use_of_measuring(triforce, machine, config):
@@ -192,16 +172,6 @@ def test_an_unusable_file_is_a_warning(triforce, config):
     assert (code, err) == (0, "")
 
 
-@pytest.mark.parametrize("command", [("generate",), ("bench", "--new", "4")])
-def test_a_dry_run_uses_saved_rates(triforce, config, command):
-    args = (*command, "Once upon a time", "--dry-run")
-    save(HOST, config)
-    shown = json.loads(triforce(*args, "--json")[1])
-    assert shown["measured"] == asdict(HOST)
-    assert shown["plan"]["hardware"]["host_flops"] == 345e9
-    assert "measured   on 2026-01-31: the rates above, of some CPU, 4 cores" in triforce(*args)[1]
-
-
 @pytest.mark.long
 def test_a_known_gpu_takes_its_measured_rates(triforce, machine, config, measures):
     machine("NVIDIA GeForce RTX 4090")
@@ -219,35 +189,12 @@ def test_a_known_gpu_takes_its_measured_rates(triforce, machine, config, measure
 
 
 @pytest.mark.long
-def test_a_gpu_without_a_profile_is_planned_once_measured(triforce, machine, config, measures, monkeypatch):
-    monkeypatch.setattr("triforce_cli.run.profile_plans.free_host_memory", lambda: 2**35)  # else two plans may differ
+def test_a_gpu_without_a_profile_is_planned_once_measured(triforce, machine, measures):
     machine("NVIDIA Strange")
-    for args in ([], ["--gpu", "auto"], ["--json"]):
-        assert_error(triforce("profile", *args), 2, "no profile describes the GPU found: NVIDIA Strange", "--measure")
-    assert triforce("profile", "--compare", *SMALL_MODEL)[0] == 0
+    assert_error(triforce("profile"), 2, "no profile describes the GPU found: NVIDIA Strange", "--measure")
     measures(STRANGE)
     code, out, err = triforce("profile", "--measure", "--save", *SMALL_MODEL)
     assert code == 0 and err.startswith("saved to ")
     code, out, err = triforce("profile", "--gpu", "auto", *SMALL_MODEL)
     assert (code, err) == (0, "")
-    assert "23.50 GiB, 950 GB/s" in out
-    assert "--profile auto" in out
-    assert triforce("profile", *SMALL_MODEL)[1].endswith(out)
-
-
-def test_saved_rates_are_read_without_torch(config):
-    save(HOST, config)
-    code = (
-        "import sys; from triforce_cli.app import run; code = run(['profile', '--gpu', 'cpu'])\n"
-        "sys.exit(code if 'torch' not in sys.modules else 'torch')"
-    )
-    env = {"TRIFORCE_CONFIG": str(config), "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "measured   on 2026-01-31" in done.stdout
-
-
-def test_rates_that_an_earlier_version_saved_are_used(config):
-    path = save(HOST, config)
-    path.write_text(f"{path.read_text()}busy: true\n")
-    assert load(config) == HOST
+    assert "23.50 GiB, 950 GB/s" in out and "--profile auto" in out

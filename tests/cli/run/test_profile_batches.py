@@ -19,12 +19,6 @@ def test_a_line_for_each_size_says_what_it_brings_and_what_does_not_fit(triforce
     assert out.splitlines()[-1].startswith("triforce generate ")
 
 
-def test_without_it_the_plan_is_as_before(triforce_here):
-    _, out, _ = triforce_here(*PLAN)
-    assert "batch" not in out
-    assert json.loads(triforce_here(*PLAN, "--json")[1])["plan"]["batch"] is None
-
-
 def test_json_has_the_same_and_a_shared_beginning_makes_room(triforce_here):
     plan = json.loads(triforce_here(*PLAN, "--json", "--batch", "4")[1])["plan"]
     batch = plan["batch"]
@@ -52,6 +46,7 @@ def test_speculation_that_does_not_pay_in_a_batch_is_said_so(triforce_here):
         (["--batch", "4,x"], "--batch '4,x' does not list numbers of sequences from 1 to 65,536"),
         (["--batch", "0"], "--batch '0' does not list numbers of sequences"),
         (["--batch", ""], "--batch '' does not list numbers of sequences"),
+        (["--compare", "--batch", "2"], "--batch is not a column of --compare"),
         (["--shared-prefix", "1K"], "--shared-prefix needs --batch"),
         (["--batch", "2", "--shared-prefix", "9K"], "--shared-prefix 9,216 is longer than the 8,192 tokens"),
     ],
@@ -60,8 +55,3 @@ def test_what_is_wrong_is_an_error_with_a_hint(triforce_here, more, message):
     code, out, err = triforce_here(*PLAN, *more)
     assert code != 0 and not out
     assert message in err and "hint: " in err
-
-
-def test_no_column_of_a_comparison(triforce_here):
-    code, _, err = triforce_here("profile", "--compare", "--batch", "2")
-    assert code != 0 and "--batch is not a column of --compare" in err
