@@ -51,7 +51,7 @@ set_up test
 build "$work/kernel.so"
 build "$work/emulated.so" -DTRIFORCE_EMULATE
 cd "$root"
-tests=(tests/kernels/native/test_{attention,tree,rows,pool,score_keys,observe,kv_groups,packed_kv,quantized,wide_scales}.py)
+tests=(tests/kernels/native/test_{attention,tree,rows,pool,score_keys,observe,kv_groups,packed_kv,quantized}.py)
 tests+=(tests/caches/test_block_store.py)
 # libstdc++ is preloaded too: ASan must intercept the exceptions that torch throws. Python and torch do not free
 # everything at exit, so leaks are not reported. --capture=sys: a report must reach stderr before pytest aborts.

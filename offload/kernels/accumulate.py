@@ -20,6 +20,10 @@ Newest = Literal["first", "meanwhile", "last"]
 Attend = Callable[[Tensor, Tensor, int, bool], Any]  # page, queries, seen, causal -> a partial result
 
 
+def _only_adds(*_: object) -> Any:
+    raise NotImplementedError("this accumulator has no pages")
+
+
 class PassResult(Protocol):
     """What a pass over tiers adds to.
 
@@ -58,7 +62,7 @@ class TorchAccumulator:
 
     newest: Newest = "last"
 
-    def __init__(self, q: Tensor, attend: Attend | Any = None) -> None:
+    def __init__(self, q: Tensor, attend: Attend = _only_adds) -> None:
         """Without `attend`, partial results are only added."""
         self._q, self._attend = q, attend
         self._dtype = q.dtype
@@ -99,7 +103,7 @@ class KernelAccumulator:
 
     newest: Newest = "last"
 
-    def __init__(self, kernel: Kernel, q: Tensor, attend: Attend | None = None) -> None:
+    def __init__(self, kernel: Kernel, q: Tensor, attend: Attend = _only_adds) -> None:
         """Without `attend`, partial results are only added."""
         self._kernel, self._like, self._attend = kernel, q, attend
         tokens, heads, head_dim = q.shape

@@ -88,12 +88,12 @@ def _token_by_token(q: Tensor, k: Tensor, v: Tensor, decays: Tensor, rates: Tens
 
 
 def _in_chunks(q: Tensor, k: Tensor, v: Tensor, decays: Tensor, rates: Tensor, state: Tensor) -> Tensor:
-    """Return what `_token_by_token` does, CHUNK tokens at a time."""
+    """Do what `_token_by_token` does, CHUNK tokens at a time."""
     parts = [x.transpose(0, 1).split(CHUNK, dim=1) for x in (q, k, v, decays, rates)]  # [heads, tokens, ...]
-    return torch.cat([_chunk(*part, state) for part in zip(*parts, strict=True)], dim=1).transpose(0, 1)
+    return torch.cat([_chunk(state, *part) for part in zip(*parts, strict=True)], dim=1).transpose(0, 1)
 
 
-def _chunk(q: Tensor, k: Tensor, v: Tensor, decays: Tensor, rates: Tensor, state: Tensor) -> Tensor:
+def _chunk(state: Tensor, q: Tensor, k: Tensor, v: Tensor, decays: Tensor, rates: Tensor) -> Tensor:
     """Return `[heads, tokens, value_dim]` of one chunk.
 
     With D_ts the decay from token s to t, what token t writes is u_t = b_t (v_t - D_t0 S^T k_t - the sum over s < t of

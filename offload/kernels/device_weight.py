@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -48,7 +49,8 @@ class DeviceWeight:
     def over(self, tensors: Sequence[Tensor]) -> DeviceWeight:
         """Return this weight over other memory, `tensors` like those of `tensors()`."""
         names = [field.name for field in fields(self)[1:] if getattr(self, field.name) is not None]
-        return replace(self, **dict(zip(names, tensors, strict=True)))
+        moved: dict[str, Any] = dict(zip(names, tensors, strict=True))
+        return replace(self, **moved)
 
     def unpacked(self, part: slice | Tensor) -> QuantizedTensor:
         """Return some of the outputs as they were before packing, with a byte for each code."""
@@ -58,12 +60,13 @@ class DeviceWeight:
         if bits < 8:
             codes = torch.cat((codes & 15, codes >> 4), dim=2)
         if self.high is not None:
-            each = bits - 4
-            words = self.high[:, part].T.reshape(-1, len(self.codes), each)
-            shifts = torch.arange(0, 32, each, dtype=torch.int32, device=words.device)
-            codes = codes | ((words.unsqueeze(-1) >> shifts & 2**each - 1) << 4).flatten(2).to(torch.uint8)
-        rest = (self.scales, self.minima, self.factors, self.minimum_factors)
-        return QuantizedTensor(self.format, codes, *(None if x is None else x[:, part].T for x in rest))
+            more = bits - 4
+            words = self.high[:, part].T.reshape(-1, len(self.codes), more)
+            shifts = torch.arange(0, 32, more, dtype=torch.int32, device=words.device)
+            codes = codes | ((words.unsqueeze(-1) >> shifts & 2**more - 1) << 4).flatten(2).to(torch.uint8)
+        others = (self.minima, self.factors, self.minimum_factors)
+        numbers = (None if x is None else x[:, part].T for x in others)
+        return QuantizedTensor(self.format, codes, self.scales[:, part].T, *numbers)
 
 
 def pack_for_device(weights: Sequence[QuantizedTensor]) -> DeviceWeight:
@@ -105,9 +108,9 @@ def _low_bits(weight: QuantizedTensor) -> Tensor:
 
 def _high_bits(weight: QuantizedTensor) -> Tensor:
     """Return the bits above the fourth of each group's codes as words `[outputs, n]`, the first code's lowest."""
-    each = weight.format.bits - 4
-    digits = (weight.codes >> 4).unflatten(2, (-1, 8 // each))
-    found = torch.zeros(digits.shape[:-1], dtype=torch.uint8, device=digits.device)
-    for index in range(8 // each):  # in bytes: any wider type would take as much memory as the weight in fp32
-        found |= digits[..., index] << each * index
-    return found.view(torch.int32).flatten(1)
+    bits = weight.format.bits - 4
+    digits = (weight.codes >> 4).unflatten(2, (-1, 8 // bits))
+    joined = torch.zeros(digits.shape[:-1], dtype=torch.uint8, device=digits.device)
+    for index in range(8 // bits):  # in bytes: any wider type would take as much memory as the weight in fp32
+        joined |= digits[..., index] << bits * index
+    return joined.view(torch.int32).flatten(1)

@@ -53,13 +53,15 @@ class LocalLinear(Linear, Protocol):
         """Write y `[tokens, out]`, in the dtype of x or in fp32."""
 
     def over(self, tensors: list[Tensor]) -> LocalLinear:
-        """Return a linear like this one over other tensors; as `Linear.over`."""
+        """Return this linear over other memory; see `Linear.over`."""
 
 
 class Operations(Protocol):
     """The operations of a layer. A result may be overwritten by the next call of the same operation."""
 
-    kernel: Kernel | None  # the native kernel; None where torch computes
+    @property
+    def kernel(self) -> Kernel | None:
+        """Return the native kernel; None where torch computes."""
 
     def linear(self, weight: Tensor, bias: Tensor | None = None) -> LocalLinear:
         """Return a linear with a weight `[out, in]` and bias `[out]`; the caller must not use the weight afterwards."""
@@ -83,7 +85,7 @@ class Operations(Protocol):
 class TorchOperations:
     """Operations by torch, for every device; the tests' reference for the native ones."""
 
-    kernel = None
+    kernel: Kernel | None = None
 
     def linear(self, weight: Tensor, bias: Tensor | None = None) -> TorchLinear:
         return TorchLinear(weight, bias)

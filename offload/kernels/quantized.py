@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import gcd
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -59,13 +60,13 @@ class QuantizedTensor:
 
     def _regrouped(self, group: int) -> QuantizedTensor:
         """Return the matrix with wide scales of fewer inputs, which are repeated."""
-        scales, minima = (
-            None if x is None else x.repeat_interleave(self.format.group // group, 1)
-            for x in (self.scales, self.minima)
-        )
-        return replace(self, format=replace(self.format, group=group), scales=scales, minima=minima)
+        names = [name for name in ("scales", "minima") if getattr(self, name) is not None]
+        numbers: dict[str, Any] = {
+            name: getattr(self, name).repeat_interleave(self.format.group // group, 1) for name in names
+        }
+        return replace(self, format=replace(self.format, group=group), **numbers)
 
-    def _tensors(self) -> dict[str, Tensor]:
+    def _tensors(self) -> dict[str, Any]:
         names = ("codes", "scales", "minima", "factors", "minimum_factors")
         return {name: x for name in names if (x := getattr(self, name)) is not None}
 

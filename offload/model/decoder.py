@@ -148,25 +148,27 @@ class Model:
 
     def through(self, ids: Tensor, cache: Attends) -> Tensor:
         """Run `forward` without `begin` and `commit`, which the caller does. Returns `[tokens, hidden]`."""
-        x, tapped, inputs = self.embed(ids), [], NO_INPUTS
+        x = self.embed(ids)
         if self._native_pass is not None and (rows := self._native_pass.run(x, cache, self.taps)) is not None:
             return joined(rows)
+        tapped, inputs = [], NO_INPUTS
         if not self.shape.takes_rows_alone:
-            own = self._layer_embeddings and self._layer_embeddings.rows(ids, x, self.shape.norm_eps)
-            inputs = RowInputs(self._query_scales(cache), own)
+            own = self._layer_embeddings
+            embeddings = None if own is None else own.rows(ids, x, self.shape.norm_eps)
+            inputs = RowInputs(self._query_scales(cache), embeddings)
         for index, layer in enumerate(self._layers):
             if index in self.taps:
                 tapped.append(x.clone())
-            step = self._passes[index % len(self._passes)]
-            x = step.run(layer, x, self._attend(cache, index), inputs.layer(index))
+            x = self._run_layer(index, layer, x, cache, inputs)
             self._progress = (len(x), index + 1)
         self._progress = (0, 0)
         return joined([x, *tapped])
 
-    def _attend(self, cache: Attends, index: int) -> Callable[..., Tensor]:
-        """Return what attends in layer number `index`."""
+    def _run_layer(self, index: int, layer: Layer, x: Tensor, cache: Attends, inputs: RowInputs) -> Tensor:
+        """Return the rows behind layer number `index` in the pass that `cache` has begun; `x` may be overwritten."""
         kind, number = self.shape.places[index]
-        return partial(getattr(cache, _ATTEND[kind]), number)
+        attend = partial(getattr(cache, _ATTEND[kind]), number)
+        return self._passes[index % len(self._passes)].run(layer, x, attend, inputs.layer(index))
 
     def embed(self, ids: Tensor) -> Tensor:
         """Return the rows `[tokens, hidden]` of the embedding for `ids` `[tokens]`."""
@@ -182,23 +184,19 @@ class Model:
     def _native_pass(self) -> NativePass | None:
         return native_pass(self, self._layers)
 
-    @cached_property
+    @property
     def read_cost(self) -> float:
         """Return the bytes of weights that a step reads from the device's memory; those over a link count more."""
-        return self._read_cost(1)
+        return self.read_cost_of(1)
 
     def read_cost_of(self, tokens: int) -> float:
-        """Return `read_cost` of a pass of `tokens` tokens, which reads more experts; of others it is the same."""
-        if self.shape.experts is None:
-            return self.read_cost
+        """Return `read_cost` of a pass of `tokens` tokens, which reads more experts."""
+        tokens = 1 if self.shape.experts is None else tokens
         if tokens not in self._read_costs:
-            self._read_costs[tokens] = self._read_cost(tokens)
+            streamed = getattr(self._layers, "read_cost", None)
+            layers = sum(layer.linear_bytes(tokens) for layer in self._layers) if streamed is None else streamed
+            self._read_costs[tokens] = layers + sum(tensor.nbytes for tensor in self.output_head.tensors())
         return self._read_costs[tokens]
-
-    def _read_cost(self, tokens: int) -> float:
-        streamed = getattr(self._layers, "read_cost", None)
-        layers = sum(layer.linear_bytes(tokens) for layer in self._layers) if streamed is None else streamed
-        return layers + sum(tensor.nbytes for tensor in self.output_head.tensors())
 
     def layers(self) -> Iterator[Layer]:
         """Iterate over the layers; one may be valid only until the next one is taken."""
@@ -228,10 +226,9 @@ class Model:
         for index, layer in enumerate(self._layers):
             if index in self.taps:
                 tapped.append(torch.cat(parts[last]))
-            step, attend = self._passes[index % len(self._passes)], self._attend(cache, index)
             with torch.inference_mode():  # not across a yield: the mode is a state of the thread
                 for at, part in enumerate(parts):  # each replaces its input, so that the rows are in memory once
-                    parts[at] = step.run(layer, part, attend, inputs[at].layer(index))
+                    parts[at] = self._run_layer(index, layer, part, cache, inputs[at])
             yield index + 1
         with torch.inference_mode():  # what observes the pass keeps inference tensors
             cache.commit()

@@ -16,7 +16,15 @@ from ..parallel.linear import JoinedNorm
 from .experts import ExpertWeights
 from .row_inputs import NO_INPUTS, RowInputs
 
+Attend = Callable[..., Tensor]  # as `Attends.attend` of one layer, or `attend_linear` of one with linear attention
 AttendLinear = Callable[[DeltaRule, Tensor, Tensor], Tensor]  # as `Attends.attend_linear` of one layer
+_SWIGLU_ALPHA = 1.702
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "gelu": lambda x: F.gelu(x.contiguous()),  # rows apart are computed otherwise than one row: not in the same bits
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "relu2": lambda x: F.relu(x).square(),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,16 +47,6 @@ class DeltaWeights:
     def tensors(self) -> list[Tensor]:
         """Return the tensors of the linears."""
         return [*self.inputs.tensors(), *self.gates.tensors()]
-
-
-Attend = Callable[..., Tensor]  # as `Attends.attend` of one layer, or `attend_linear` of one with linear attention
-_SWIGLU_ALPHA = 1.702
-_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "silu": F.silu,
-    "gelu": lambda x: F.gelu(x.contiguous()),  # rows apart are computed otherwise than one row: not in the same bits
-    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
-    "relu2": lambda x: F.relu(x).square(),
-}
 
 
 def _clamped_swiglu(x: Tensor, limit: float) -> Tensor:
@@ -96,11 +94,6 @@ class Layer:
         return dense if self.experts is None else dense + self.experts.read_bytes(tokens)
 
 
-def wide_rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-    """Return the RMSNorm over the last axis of `x`, with a weight in fp32 that is not rounded to x's dtype."""
-    return F.rms_norm(x.float(), weight.shape, weight, epsilon).to(x.dtype)
-
-
 @dataclass(frozen=True, slots=True)
 class LayerPass:
     """Runs layers of one spec. `shape` has the dimensions; a pass may overwrite its input rows `[tokens, hidden]`."""
@@ -122,8 +115,10 @@ class LayerPass:
         if layer.experts is not None:
             mixed = layer.experts.mixed(normed, self.spec.router, self.activated)
             return self._add_rows(x, mixed, layer.mlp_post_norm)
+        assert layer.gate_up is not None and layer.down is not None
         x = self._add(x, layer.down, self.activated(layer.gate_up(normed)), layer.mlp_post_norm)
         if inputs.embeddings is not None:
+            assert layer.input_gate is not None and layer.input_projection is not None
             gated = _ACTIVATIONS[self.spec.activation](layer.input_gate(x)) * inputs.embeddings
             x = self._add(x, layer.input_projection, gated, layer.input_post_norm)
         return x if layer.scale is None else x.mul_(layer.scale)
@@ -134,8 +129,8 @@ class LayerPass:
             return x
         if self.spec.norm == "layer":
             return F.layer_norm(x.to(weight.dtype), weight.shape, weight, bias, self.shape.norm_eps).to(x.dtype)
-        if weight.dtype != x.dtype:
-            return wide_rms_norm(x, weight, self.shape.norm_eps)
+        if weight.dtype != x.dtype:  # in fp32, and not rounded to the dtype of x
+            return F.rms_norm(x.float(), weight.shape, weight, self.shape.norm_eps).to(x.dtype)
         return self.do.norm(x, weight, self.shape.norm_eps)
 
     def _attended(self, layer: Layer, x: Tensor, attend: Attend, inputs: RowInputs) -> Tensor:
@@ -159,11 +154,12 @@ class LayerPass:
         """
         own, spec = self.shape.heads_of(self.spec), self.spec
         queries, gates = self.shape.heads, self.shape.heads * spec.gates_heads
+        assert layer.qkv is not None
         heads = layer.qkv(x).view(len(x), -1, own.head_dim)
         kv_heads = (own.kv_heads,) * (len(spec.projections) - 1)
         q, gate, *both = heads.split((queries, gates, *kv_heads), dim=1)
         k, v = (both[0], both[-1]) if both else (None, None)
-        if layer.joined_norm is not None:
+        if layer.joined_norm is not None and k is not None:
             q, k = layer.joined_norm(q, k, self.shape.norm_eps)
         elif layer.q_norm is not None:
             q, k = self._norm_heads(q, layer.q_norm), self._norm_heads(k, layer.k_norm)
@@ -174,10 +170,10 @@ class LayerPass:
         """Return `x` `[tokens, heads, head_dim]` with RMSNorm over as many numbers as the weight has, if both are."""
         if x is None or weight is None:
             return x
+        rows, epsilon = x.reshape(len(x), -1, len(weight)), self.shape.norm_eps
         if weight.dtype != x.dtype:
-            rows = x.reshape(len(x), -1, len(weight))
-            return wide_rms_norm(rows, weight, self.shape.norm_eps).view(x.shape)
-        return self.do.norm_heads(x.view(len(x), -1, len(weight)), weight, self.shape.norm_eps).view(x.shape)
+            return F.rms_norm(rows.float(), weight.shape, weight, epsilon).to(x.dtype).view(x.shape)
+        return self.do.norm_heads(rows, weight, epsilon).view(x.shape)
 
     def activated(self, x: Tensor) -> Tensor:
         """Return what `down` takes, `[tokens, intermediate]`."""

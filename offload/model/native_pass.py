@@ -81,9 +81,9 @@ def _is_llama(spec: LayerSpec) -> bool:
 
 
 def _is_native(layer: Layer, dtype: torch.dtype) -> bool:
-    norms = [each for each in (layer.input_norm, layer.mlp_norm, layer.q_norm, layer.k_norm) if each is not None]
+    norms = [norm for norm in (layer.input_norm, layer.mlp_norm, layer.q_norm, layer.k_norm) if norm is not None]
     has_linears = all(isinstance(getattr(layer, name), NativeLinear) for name in _LINEARS)
-    return has_linears and len(norms) in (2, 4) and all(each.dtype == dtype and each.is_cpu for each in norms)
+    return has_linears and len(norms) in (2, 4) and all(norm.dtype == dtype and norm.is_cpu for norm in norms)
 
 
 def _struct(layer: Layer, model: Model) -> DecoderLayer:

@@ -66,6 +66,14 @@ def test_a_gpus_causal_mask_is_aligned_with_the_last_key(tokens, keys):
     assert_close(Partial(*(x.cpu() for x in attend_causal(q, k, v))), expected, 3e-2)
 
 
+def test_blocks_of_keys_are_merged_where_no_kernel_serves():
+    """Also where one logit outweighs all others by far."""
+    for scale in (1.0, 1e3):
+        q, k, v = (draw(2, 3, count, 64, seed=seed, scale=scale) for seed, count in ((1, 5), (2, 100), (3, 100)))
+        for ours, theirs in zip(attend_by_blocks(q, k, v, 17), attend_reference(q, k, v, False), strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 3e-2)])
 @pytest.mark.parametrize("borders", [(), (1,), (99,), (10, 11, 60), tuple(range(1, 100, 7))])
 def test_any_split_of_the_keys_merges_to_the_whole(borders, dtype, tolerance):
@@ -75,21 +83,6 @@ def test_any_split_of_the_keys_merges_to_the_whole(borders, dtype, tolerance):
     merged = merge([attend_causal(q, k[:, 100:], v[:, 100:]), *prefix])
     assert merged.out.dtype == dtype
     assert_close(merged, definition(q, k, v, causal=True), tolerance)
-
-
-def test_extreme_logits_stay_finite():
-    q, k, v = inputs(4, 64, scale=1e3)
-    merged = merge([attend(q, k[:, :10], v[:, :10]), attend(q, k[:, 10:], v[:, 10:])])
-    assert torch.isfinite(merged.out).all()
-    assert torch.isfinite(merged.lse).all()
-    out, _ = definition(q, k, v, causal=False)
-    assert (merged.out.double() - out).abs().max() < 1e-2
-
-
-def test_blocks_of_keys_are_merged_where_no_kernel_serves():
-    q, k, v = (draw(2, 3, count, 64, seed=seed) for seed, count in ((1, 5), (2, 100), (3, 100)))
-    for ours, theirs in zip(attend_by_blocks(q, k, v, 17), attend_reference(q, k, v, False), strict=True):
-        assert (ours - theirs).abs().max() < 1e-5
 
 
 @pytest.mark.parametrize(("tokens", "keys"), [(1, 1), (1, 90), (5, 5), (17, 64)])

@@ -333,8 +333,8 @@ TARGET static void NAME(piece)(const struct attention *a, struct NAME(work) *w, 
             next_values[j] = next_keys[j] + half;
             if (packed.run) {
                 char *to = w->dequantized.keys + 2 * j * half;
-                NAME(unpack_keys_of_block)(a, packed, to);
-                NAME(unpack_values_of_block)(a, packed, to + half);
+                NAME(unpack_keys_of_block)(a->kv_format, a->head_dim, packed, to);
+                NAME(unpack_values_of_block)(a->kv_format, a->head_dim, packed, to + half);
                 keys[j] = to, values[j] = to + half;
             }
             if ((j + 1) * BLOCK > length)

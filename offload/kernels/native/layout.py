@@ -87,12 +87,16 @@ def weight_rows(packed: Tensor, rows: Tensor) -> Tensor:
     return packed[panel, :, lane].flatten(1)
 
 
+def _as_keys(part: Tensor, head_dim: int) -> Tensor:
+    """View keys as blocks and panels have them, `[..., 16 * head_dim]`, as `key_view` does."""
+    if part.dtype == torch.float32:
+        return part.unflatten(-1, (head_dim, BLOCK)).transpose(-1, -2)
+    return part.unflatten(-1, (head_dim // 2, BLOCK, 2)).transpose(-2, -3)
+
+
 def key_view(blocks: Tensor, head_dim: int) -> Tensor:
     """View keys of blocks `[..., 2 * 16 * head_dim]`: `[..., 16, head_dim]`, in bf16 `[..., 16, head_dim / 2, 2]`."""
-    keys = blocks.unflatten(-1, (2, -1)).select(-2, 0)
-    if blocks.dtype == torch.float32:
-        return keys.unflatten(-1, (head_dim, BLOCK)).transpose(-1, -2)
-    return keys.unflatten(-1, (head_dim // 2, BLOCK, 2)).transpose(-2, -3)
+    return _as_keys(blocks.unflatten(-1, (2, -1)).select(-2, 0), head_dim)
 
 
 def value_view(blocks: Tensor, head_dim: int) -> Tensor:
@@ -124,11 +128,8 @@ def write_key_panels(panels: Tensor, start: int, keys: Tensor) -> None:
     """Write keys `[heads, n, head_dim]` to panels `[heads, panels, 16 * head_dim]` from key `start` on."""
     positions = torch.arange(start, start + keys.shape[1])
     panel, lane = positions // BLOCK, positions % BLOCK
-    if panels.dtype == torch.float32:
-        panels.unflatten(-1, (-1, BLOCK)).transpose(-1, -2)[:, panel, lane] = keys
-    else:
-        pairs = panels.unflatten(-1, (-1, BLOCK, 2)).transpose(-2, -3)
-        pairs[:, panel, lane] = keys.to(panels.dtype).unflatten(-1, (-1, 2))
+    view, is_wide = _as_keys(panels, keys.shape[2]), panels.dtype == torch.float32
+    view[:, panel, lane] = keys if is_wide else keys.to(panels.dtype).unflatten(-1, (-1, 2))
 
 
 def mean_keys(blocks: Tensor, head_dim: int) -> Tensor:
@@ -145,15 +146,12 @@ def write_blocks(blocks: Tensor, head_dim: int, positions: Tensor, keys: Tensor,
     Works on any device; on the CPU the kernel's `append` does this itself.
     """
     block, token = positions // BLOCK, positions % BLOCK
-    key_part, value_part = blocks.unflatten(-1, (2, -1)).unbind(-2)
     if blocks.dtype == torch.float32:
-        key_part.unflatten(-1, (head_dim, BLOCK)).transpose(-1, -2)[:, block, token] = keys
-        value_part.unflatten(-1, (BLOCK, head_dim))[:, block, token] = values
-        return
-    pairs = key_part.unflatten(-1, (head_dim // 2, BLOCK, 2)).transpose(-2, -3)  # [.., token, pair, 2]
-    pairs[:, block, token] = keys.unflatten(-1, (-1, 2))
-    tokens = value_part.unflatten(-1, (BLOCK // 2, head_dim, 2)).transpose(-1, -2)  # [.., pair, 2, head_dim]
-    tokens[:, block, token // 2, token % 2] = values
+        key_view(blocks, head_dim)[:, block, token] = keys
+        value_view(blocks, head_dim)[:, block, token] = values
+    else:
+        key_view(blocks, head_dim)[:, block, token] = keys.unflatten(-1, (-1, 2))
+        value_view(blocks, head_dim)[:, block, token // 2, token % 2] = values
 
 
 def move_tokens(blocks: Tensor, head_dim: int, sources: Tensor, targets: Tensor) -> None:

@@ -34,7 +34,7 @@ static const struct level NAME(level) = {
     {
         [ATTEND] = NAME(attend), [MERGE] = NAME(merge), [OBSERVE] = NAME(observe), [SCORE_KEYS] = NAME(score_keys),
         [LINEAR] = NAME(linear), [NORM] = NAME(norm), [ROUND] = NAME(round), [DELTA] = NAME(delta),
-        [QUANTIZE] = NAME(quantize), [PACK_RUNS] = pack_all_runs, [APPEND] = append, [PACK] = pack, [UNPACK] = unpack,
+        [QUANTIZE] = NAME(quantize), [PACK_RUNS] = NAME(pack_or_unpack_runs), [APPEND] = append, [PACK] = pack, [UNPACK] = unpack,
     },
 };
 

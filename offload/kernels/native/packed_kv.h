@@ -1,6 +1,6 @@
 /*
- * Packing keys and values without loss, and back; the layout is in types.h. One version for all levels: a run is packed
- * once, when all of its tokens are there.
+ * Packing keys and values without loss; the layout is in types.h. One version for all levels: a run is packed once, when
+ * all of its tokens are there. Unpacking is in packed_span.h.
  */
 static inline int is_packed(const struct format *f) { return f->bits == PACKED || f->bits == PLANE; }
 
@@ -64,7 +64,7 @@ static inline int64_t word_index(int64_t dim, int which, int t, int d) {
     return which ? value_index(t % BLOCK, d, dim, 0) : key_index(t % BLOCK, d, 0);
 }
 
-/* A run while it is packed or unpacked: its blocks' keys (0) and values (1), and the memory of the packed run. */
+/* A run while it is packed: its blocks' keys (0) and values (1), and the memory of the packed run. */
 struct run {
     const struct packing *call;
     uint16_t *words[2][RUN / BLOCK];
@@ -118,33 +118,21 @@ static inline void set_base(struct run *r, int which, int d, int base) {
 
 static inline int exponent(uint16_t x) { return x >> 7 & 255; }
 
-/* Find the least and the largest exponents, as `bases` has bases. */
-static void find_range(struct run *r, int which, uint16_t *least, uint16_t *most) {
-    memset(least, 255, sizeof r->bases[0]);
-    memset(most, 0, sizeof r->bases[0]);
-    for (int64_t i = 0; i < RUN * r->call->head_dim / 32; i++) {
-        struct column c = column_at(r, which, i);
-        int64_t at = (uint16_t *)c.bases - r->bases[which];
-        words8 *low = (words8 *)(least + at), *high = (words8 *)(most + at);
-        for (int part = 0; part < 4; part++, low += c.each, high += c.each) {
-            words8 x = c.words[part] >> 7 & 255, is_less = (words8)(x < *low), is_more = (words8)(x > *high);
-            *low = (x & is_less) | (*low & ~is_less);
-            *high = (x & is_more) | (*high & ~is_more);
-        }
-    }
-}
-
-/* Return the even exponent from which on 16 exponents are those of the most of a channel's values; the largest one. */
-static int choose_base(const struct run *r, int which, int d) {
-    int counts[256] = {0}, best = 0, found = -1;
+/*
+ * Return the even exponent from which on 16 exponents are those of the most of a channel's values, the largest one, and set
+ * `count` to how many these are.
+ */
+static int choose_base(const struct run *r, int which, int d, int *count) {
+    int counts[256] = {0}, best = 0, sum = 0;
     for (int t = 0; t < RUN; t++)
         counts[exponent(r->words[which][t / BLOCK][word_index(r->call->head_dim, which, t, d)])]++;
-    for (int base = 0; base <= 240; base += 2) {
-        int sum = 0;
-        for (int e = base; e < base + 16 && e < 255; e++)
-            sum += counts[e];
-        if (sum >= found)
-            found = sum, best = base;
+    for (int e = 0; e < 16; e++)
+        sum += counts[e];
+    *count = sum;
+    for (int base = 2; base <= 240; base += 2) { /* exponent 255 is of no number */
+        sum += counts[base + 14] + (base < 240 ? counts[base + 15] : 0) - counts[base - 2] - counts[base - 1];
+        if (sum >= *count)
+            *count = sum, best = base;
     }
     return best;
 }
@@ -169,20 +157,10 @@ static void patch_channel(struct run *r, int which, int d) {
 /* Choose the bases of the keys or values, and store them. */
 static void choose_bases(struct run *r, int which) {
     const int64_t dim = r->call->head_dim;
-    uint16_t least[8 * MAX_HEAD_DIM], most[8 * MAX_HEAD_DIM];
-    find_range(r, which, least, most);
     for (int d = 0; d < dim; d++) {
-        int64_t at = base_of(r, which, d) - r->bases[which];
-        int low = 255, high = 0;
-        for (int i = 0; i < (which ? 2 : 4); i++) {
-            int64_t own = at + (which ? i : 2 * i);
-            low = least[own] < low ? least[own] : low;
-            high = most[own] > high ? most[own] : high;
-        }
-        low &= 254;
-        int fits = high < 255 && high < low + 16, base = fits ? (low < 240 ? low : 240) : choose_base(r, which, d);
+        int count, base = choose_base(r, which, d, &count);
         set_base(r, which, d, base);
-        if (!fits)
+        if (count < RUN)
             patch_channel(r, which, d);
         char *bases = which ? r->to + dim + d / 32 * 64 : r->to + d;
         for (int odd = 0; odd <= which; odd++) /* of values as the bytes of a line lie, for both tokens of a pair */
@@ -231,33 +209,6 @@ static int pack_run(struct run *r) {
     return !r->lost;
 }
 
-/* Write the words of a column but for patches; with `is_plane`, plane B is not read. */
-static inline void read_codes(struct column c, int is_plane) {
-    for (int part = 0; part < 4; part++) {
-        words8 high = __builtin_convertvector(*eight_bytes(c.high, part), words8), low = (words8){0} + 8;
-        if (!is_plane)
-            low = __builtin_convertvector(*eight_bytes(c.low, part), words8) >> c.shift & 15;
-        c.words[part] = ((high & 0x87) + c.bases[part * c.each]) << 8 | (high << 1 & 0xf0) | low;
-    }
-}
-
-static void unpack_run(struct run *r) {
-    const int64_t dim = r->call->head_dim;
-    const uint8_t *bases = (const uint8_t *)r->to;
-    for (int which = 0; which < 2; which++) {
-        for (int d = 0; d < dim; d++)
-            set_base(r, which, d,
-                     which ? bases[dim + d / 32 * 64 + place_in_line(0, d / BLOCK % 2, d % BLOCK * 2).high] : bases[d]);
-        for (int64_t i = 0; i < RUN * dim / 32; i++)
-            read_codes(column_at(r, which, i), r->call->plane);
-        for (int span = 0; span < RUN_SPANS; span++) {
-            struct patches p = patches_of(r->to, dim, span, which);
-            for (int i = 0; i < p.count && p.first[i].at < 2 * BLOCK * dim; i++)
-                r->words[which][2 * span + p.first[i].at / (BLOCK * dim)][p.first[i].at % (BLOCK * dim)] = p.first[i].value;
-        }
-    }
-}
-
 static int pack_runs(const void *call, int64_t first, int64_t last) {
     const struct packing *p = call;
     const int64_t half = 2 * BLOCK * p->head_dim;
@@ -267,12 +218,7 @@ static int pack_runs(const void *call, int64_t first, int64_t last) {
         for (int j = 0; j < RUN / BLOCK; j++)
             for (int which = 0; which < 2; which++)
                 r.words[which][j] = (uint16_t *)(p->kv + item[0] * p->head_stride + (2 * item[2 + j] + which) * half);
-        if (p->fits)
-            p->fits[i] = (uint8_t)pack_run(&r);
-        else
-            unpack_run(&r);
+        p->fits[i] = (uint8_t)pack_run(&r);
     }
     return 0;
 }
-
-static int pack_all_runs(const void *call) { return run_rows(pack_runs, call, ((const struct packing *)call)->count); }

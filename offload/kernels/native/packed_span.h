@@ -68,9 +68,9 @@ INLINE void NAME(set_patches)(struct NAME(packed) s, int64_t dim, int which, cha
 }
 
 /* Decode the keys of a packed block. */
-NOINLINE static void NAME(unpack_keys_of_block)(const struct attention *a, struct NAME(packed) s, char *to) {
-    const int64_t dim = a->head_dim, column = s.number % 2 * 32;
-    struct planes p = planes_at(s.run, dim, s.number / 2, 0, a->kv_format);
+NOINLINE static void NAME(unpack_keys_of_block)(const struct format *f, int64_t dim, struct NAME(packed) s, char *to) {
+    const int64_t column = s.number % 2 * 32;
+    struct planes p = planes_at(s.run, dim, s.number / 2, 0, f);
     for (int64_t line = 0; line < dim / 2; line += 2)
         NAME(decode_lines)(1, p.high + 64 * line + column, p.low + p.low_step * (line / 2) + column, s.run + 2 * line,
                            to + 64 * line, 64);
@@ -78,11 +78,10 @@ NOINLINE static void NAME(unpack_keys_of_block)(const struct attention *a, struc
 }
 
 /* Decode its values: of 32 dimensions, 8 lines of two columns. */
-NOINLINE static void NAME(unpack_values_of_block)(const struct attention *a, struct NAME(packed) s, char *to) {
-    const int64_t dim = a->head_dim;
+NOINLINE static void NAME(unpack_values_of_block)(const struct format *f, int64_t dim, struct NAME(packed) s, char *to) {
     for (int64_t d = 0; d < dim; d += 32) {
         const char *bases = s.run + dim + 2 * d;
-        struct planes p = planes_at(s.run, dim, s.number / 2, SPAN * (dim + d), a->kv_format);
+        struct planes p = planes_at(s.run, dim, s.number / 2, SPAN * (dim + d), f);
         p.high += s.number % 2 * 64 * BLOCK / 2, p.low += s.number % 2 * p.low_step * BLOCK / 4;
         for (int line = 0; line < BLOCK / 2; line += 2)
             UNROLL for (int column = 0; column < 64; column += 32)
@@ -97,6 +96,27 @@ INLINE const char *NAME(readable_keys)(const struct attention *a, int head, int6
     struct NAME(packed) s = NAME(packed_at)(a, head, index);
     if (!s.run)
         return NAME(block)(a, head, index);
-    NAME(unpack_keys_of_block)(a, s, to);
+    NAME(unpack_keys_of_block)(a->kv_format, a->head_dim, s, to);
     return to;
+}
+
+TARGET static int NAME(unpack_runs)(const void *call, int64_t first, int64_t last) {
+    const struct packing *p = call;
+    const struct format f = {.bits = p->plane ? PLANE : PACKED};
+    const int64_t half = 2 * BLOCK * p->head_dim;
+    for (int64_t i = first; i < last; i++) {
+        const int32_t *item = p->runs + i * (2 + RUN / BLOCK);
+        const char *run = p->packed + item[0] * p->packed_stride + item[1] * run_bytes(p->head_dim);
+        for (int j = 0; j < RUN / BLOCK; j++) {
+            char *block = p->kv + item[0] * p->head_stride + 2 * item[2 + j] * half;
+            NAME(unpack_keys_of_block)(&f, p->head_dim, (struct NAME(packed)){run, j}, block);
+            NAME(unpack_values_of_block)(&f, p->head_dim, (struct NAME(packed)){run, j}, block + half);
+        }
+    }
+    return 0;
+}
+
+TARGET static int NAME(pack_or_unpack_runs)(const void *call) {
+    const struct packing *p = call;
+    return run_rows(p->fits ? pack_runs : NAME(unpack_runs), p, p->count);
 }

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -40,70 +41,60 @@ def pack_quantized(kernel: Kernel, weights: Sequence[QuantizedTensor]) -> Tensor
     The outputs of all but the last are a multiple of 16; those of the last are padded to one.
     """
     kind, outputs = weights[0].format, sum(weight.shape[0] for weight in weights)
-    size = (-(-outputs // BLOCK), weights[0].shape[1] // kind.block, _block_bytes(kind))
-    packed = panel_memory(size, torch.uint8)
+    block_bytes = int(kind.bits_per_weight * BLOCK * kind.block) // 8
+    packed = panel_memory((-(-outputs // BLOCK), weights[0].shape[1] // kind.block, block_bytes), torch.uint8)
     if outputs % BLOCK:
         packed[-1].zero_()
     panels = [-(-weight.shape[0] // BLOCK) for weight in weights]
     for weight, part in zip(weights, packed.split(panels), strict=True):
         kernel.pack(weight.codes, format_struct(kind), part)
-        _write_numbers(weight, part)
+        for numbers, place in _places(part, kind):
+            own = getattr(weight, numbers.name)
+            padded = F.pad(own, (0, 0, 0, -len(own) % BLOCK)) if len(own) % BLOCK else own
+            rows = padded.view(-1, BLOCK, own.shape[1]).transpose(1, 2).contiguous().view(torch.uint8)
+            place.copy_(rows.unflatten(1, (*place.shape[1:3], numbers.count)).flatten(3))
     return packed
 
 
-def _block_bytes(kind: QuantizedFormat) -> int:
-    return int(kind.bits_per_weight * BLOCK * kind.block) // 8
+class _Numbers(NamedTuple):
+    """Scales, minima or factors of a format: `count` of them for an output, in each block or in each of its groups."""
+
+    name: str  # in a `QuantizedTensor`
+    dtype: torch.dtype
+    count: int
 
 
-def _write_numbers(weight: QuantizedTensor, packed: Tensor) -> None:
-    """Write scales, minima and factors to their places: what belongs to a block before its codes."""
-    kind, own = weight.format, (weight.scales, weight.minima)
-    at = 0
-    for x in own if kind.wide else (weight.factors, weight.minimum_factors):
-        if x is not None:
-            numbers = _numbers(x, 1)
-            packed[..., at : at + numbers.shape[2]] = numbers
-            at += numbers.shape[2]
+def _places(packed: Tensor, kind: QuantizedFormat) -> Iterator[tuple[_Numbers, Tensor]]:
+    """Yield a format's numbers, and views of their bytes `[panels, blocks, 1 or groups, bytes]` in its panels."""
+    outer = ("scales", "minima") if kind.wide else ("factors", "minimum_factors") if kind.nested else ()
+    start, dtype = 0, torch.float32 if kind.wide else torch.float16
+    for name in outer[: 1 + kind.has_minimum]:
+        end = start + BLOCK * dtype.itemsize
+        yield _Numbers(name, dtype, 1), packed[..., start:end].unsqueeze(2)
+        start = end
     if kind.wide:
         return
-    groups = kind.block // 32
-    places, at = packed[..., at:].unflatten(2, (groups, -1)), CODE_BYTES[kind.bits]
-    for x, each in zip(own, (32 // kind.group, 1), strict=True):
-        if x is not None:
-            found = _numbers(x, each).unflatten(1, (-1, groups))
-            places[..., at : at + found.shape[3]] = found
-            at += found.shape[3]
+    groups, start = _groups(packed, kind), CODE_BYTES[kind.bits]
+    dtype = torch.int8 if kind.nested else torch.float16
+    for name, count in (("scales", 32 // kind.group), ("minima", 1))[: 1 + kind.has_minimum]:
+        end = start + count * BLOCK * dtype.itemsize
+        yield _Numbers(name, dtype, count), groups[..., start:end]
+        start = end
 
 
-def _numbers(x: Tensor, each: int) -> Tensor:
-    """Return scales or minima `[out, n]`, `each` of them for a group, as bytes `[panels, groups, bytes]`."""
-    padded = F.pad(x, (0, 0, 0, -len(x) % BLOCK)) if len(x) % BLOCK else x
-    panels = padded.view(-1, BLOCK, x.shape[1]).transpose(1, 2).contiguous()
-    return panels.view(torch.uint8).unflatten(1, (-1, each)).flatten(2)
+def _groups(packed: Tensor, kind: QuantizedFormat) -> Tensor:
+    """View the groups of blocks, `[panels, blocks, groups, bytes]`: codes, and maybe numbers behind them."""
+    size = 4 if kind.wide else 2 if kind.nested else 0
+    return packed[..., size * BLOCK * (1 + kind.has_minimum) :].unflatten(2, (kind.block // 32, -1))
 
 
 def unpack_quantized(packed: Tensor, kind: QuantizedFormat, outputs: int) -> QuantizedTensor:
     """Return the weight `[out, in]` in panels of `pack_quantized`, in newly allocated memory; on any device."""
-    found, at = {}, 0
-    if kind.wide or kind.nested:
-        dtype = torch.float32 if kind.wide else torch.float16
-        for name in (("scales", "minima") if kind.wide else ("factors", "minimum_factors"))[: 1 + kind.has_minimum]:
-            end = at + BLOCK * dtype.itemsize
-            found[name], at = _by_row(packed[..., at:end].unsqueeze(2), dtype), end
-    groups, at = packed[..., at:].unflatten(2, (kind.block // 32, -1)), CODE_BYTES[kind.bits]
-    codes = _codes(groups[..., :at], kind)
-    if not kind.wide:
-        dtype = torch.int8 if kind.nested else torch.float16
-        for name, each in (("scales", 32 // kind.group), ("minima", 1))[: 1 + kind.has_minimum]:
-            end = at + each * BLOCK * dtype.itemsize
-            found[name], at = _by_row(groups[..., at:end], dtype), end
-    return QuantizedTensor(kind, codes[:outputs], **{name: x[:outputs] for name, x in found.items()})
-
-
-def _by_row(places: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the numbers `[out, n]` whose bytes are at `places` `[panels, blocks, groups, bytes]`."""
-    numbers = places.contiguous().view(dtype).unflatten(3, (-1, BLOCK))
-    return numbers.permute(0, 4, 1, 2, 3).flatten(0, 1).flatten(1)
+    numbers: dict[str, Tensor] = {}
+    for own, place in _places(packed, kind):
+        rows = place.contiguous().view(own.dtype).unflatten(3, (-1, BLOCK))
+        numbers[own.name] = rows.permute(0, 4, 1, 2, 3).flatten(0, 1).flatten(1)[:outputs]
+    return QuantizedTensor(kind, _codes(_groups(packed, kind)[..., : CODE_BYTES[kind.bits]], kind)[:outputs], **numbers)
 
 
 def _codes(x: Tensor, kind: QuantizedFormat) -> Tensor:
@@ -115,10 +106,10 @@ def _codes(x: Tensor, kind: QuantizedFormat) -> Tensor:
     codes = _by_group(torch.stack((low & 15, low >> 4), dim=-1).permute(0, 4, 1, 2, 3, 6, 7, 5))
     if kind.bits == 4:
         return codes
-    each = kind.bits - 4
-    high = x[..., 256:].unflatten(3, (each, BLOCK, 2, 2))  # parts, outputs, members, bytes
-    shifts = torch.arange(0, 8, each, dtype=torch.uint8, device=x.device)
-    digits = (high.unsqueeze(-1) >> shifts) & (1 << each) - 1
+    more = kind.bits - 4
+    high = x[..., 256:].unflatten(3, (more, BLOCK, 2, 2))  # parts, outputs, members, bytes
+    shifts = torch.arange(0, 8, more, dtype=torch.uint8, device=x.device)
+    digits = (high.unsqueeze(-1) >> shifts) & (1 << more) - 1
     return codes | _by_group(digits.permute(0, 4, 1, 2, 3, 6, 7, 5)) << 4
 
 

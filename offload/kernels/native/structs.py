@@ -144,4 +144,4 @@ OPERATIONS: tuple[type[ctypes.Structure], ...] = (
     *(Attention, Merge, Observation, KeyScores, Product, Rows, Rounding),
     *(Delta, Quantize, Packing, Append, Pack, Unpack, Pass),
 )
-STRUCTS = (*OPERATIONS, Format, Linears, DecoderLayer, Sequence)
+STRUCTS: tuple[type[ctypes.Structure], ...] = (*OPERATIONS, Format, Linears, DecoderLayer, Sequence)

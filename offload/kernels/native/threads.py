@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -69,7 +69,8 @@ def generate_on_one_thread(
     kernel: Kernel | None, events: Generator[_Event, _Answer, _Result]
 ) -> Generator[_Event, _Answer, _Result]:
     """Yield from `events`, which run as under `torch_on_one_thread`; the consumer's code between them does not."""
-    answer, limited = None, torch_on_one_thread(kernel)
+    answer: Any = None  # what starts a generator
+    limited = torch_on_one_thread(kernel)
     try:
         while True:
             with limited:

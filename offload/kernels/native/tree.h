@@ -45,8 +45,8 @@ NOINLINE static void NAME(unpack_base)(const struct attention *a, struct NAME(tr
             packed = NAME(packed_at)(a, head, t->base / BLOCK + j);
         t->unpacked[j] = packed.run ? to : NULL;
         if (packed.run) {
-            NAME(unpack_keys_of_block)(a, packed, to);
-            NAME(unpack_values_of_block)(a, packed, to + half);
+            NAME(unpack_keys_of_block)(a->kv_format, a->head_dim, packed, to);
+            NAME(unpack_values_of_block)(a->kv_format, a->head_dim, packed, to + half);
         }
     }
 }

@@ -64,19 +64,11 @@ def test_each_of_the_65_536_values_comes_back():
     assert_lossless(keys[None], values[None])
 
 
-@pytest.mark.parametrize("dim", [32, 64, 128, 512])
-def test_ordinary_numbers_take_a_quarter_less(dim):
-    keys, values = ((draw(2, RUN, dim, seed=n) * draw(2, 1, dim, seed=n + 2).exp()).bfloat16() for n in (0, 1))
-    keys[0, 5, 3], keys[1, :, 7], values[0, 9, 0], values[1, :, 1] = 1e30, 0, 0, 1e-40  # outliers, dead channels
-    assert_lossless(keys, values)
-    assert run_bytes(dim) / (4 * RUN * dim) < (0.77 if dim > 32 else 0.79)
-
-
-@pytest.mark.parametrize("patches", [0, PATCHES, PATCHES + 1])
-def test_a_run_with_too_many_patches_is_not_packed(patches):
-    keys, values = torch.ones(2, 1, RUN, 64).bfloat16().unbind()
-    where = torch.randperm(2 * RUN * 64, generator=torch.Generator().manual_seed(0))[:patches]
-    both = torch.stack((keys, values))
+@pytest.mark.parametrize(("dim", "patches"), [(32, 0), (64, PATCHES), (512, PATCHES + 1)])
+def test_a_run_with_too_many_patches_is_not_packed(dim, patches):
+    keys, values = ((draw(1, RUN, dim, seed=n) * draw(1, 1, dim, seed=n + 2).exp()).bfloat16() for n in (0, 1))
+    both = torch.stack((keys, values)).abs().clamp(0.1, 3)
+    where = torch.randperm(2 * RUN * dim, generator=torch.Generator().manual_seed(0))[:patches]
     both.view(-1)[where] = 1e-20
     blocks = fill_blocks(*both.unbind())
     runs, items, fits = pack(blocks, 1)
@@ -98,17 +90,7 @@ def test_plane_a_is_off_by_half_a_step_at_most_and_not_to_one_side():
 
 
 # Keys that the first query sees, queries, head size, query heads of a KV head.
-CASES = [
-    (128, 1, 64, 1),
-    (700, 1, 128, 4),
-    (1024, 2, 64, 3),
-    (1003, 22, 64, 3),
-    (545, 5, 96, 1),
-    (290, 12, 32, 2),
-    (1500, 3, 64, 2),
-    (300, 70, 64, 1),
-    (256, 1, 512, 1),
-]
+CASES = [(128, 1, 64, 1), (700, 1, 128, 4), (1003, 22, 64, 3), (545, 5, 96, 1), (290, 70, 32, 2), (256, 1, 512, 1)]
 
 
 def packed_prefix(seen, tokens, dim, group, kind="packed", heads=2):
@@ -149,9 +131,9 @@ def test_attention_has_the_bits_of_plain_blocks(kernel, set_threads, case, kind)
     assert_equal(attention(kernel, q, rest, seen, table, groups=groups), expected)
 
 
-@pytest.mark.parametrize(("kind", "group"), [("packed", 1), ("packed", 3), ("plane", 3)])
-def test_packed_blocks_are_read_in_any_order(kernel, kind, group):
-    q, plain, rest, table, groups = packed_prefix(1024, 4, 64, group, kind)
+@pytest.mark.parametrize("kind", ["packed", "plane"])
+def test_packed_blocks_are_read_in_any_order(kernel, kind):
+    q, plain, rest, table, groups = packed_prefix(1024, 4, 64, 3, kind)
     order = torch.randperm(64, generator=torch.Generator().manual_seed(0))[:37]
     chosen = torch.arange(plain.shape[1], dtype=torch.int32).repeat(2, 1)[:, order].contiguous()
     expected = attention(kernel, q, plain, 37 * 16, chosen, causal=False)

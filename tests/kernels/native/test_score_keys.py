@@ -3,18 +3,10 @@
 import pytest
 import torch
 
-from offload.kernels.native.checks import InvalidCall
 from offload.kernels.native.layout import new_key_panels, write_key_panels
 from tests.support.native_kernel import DTYPES, NAN, distance, draw
 
-CASES = [  # heads, keys, room, head_dim
-    (1, 1, 1, 16),
-    (3, 33, 40, 80),
-    (2, 16, 64, 128),
-    (5, 1100, 1200, 64),
-    (1, 513, 513, 256),
-]
-LIMIT = {torch.bfloat16: 1e-6, torch.float32: 1e-6}  # of the sums' norm: fp32 sums of exact products
+CASES = [(1, 1, 1, 16), (3, 33, 40, 80), (5, 1100, 1200, 64), (1, 513, 513, 256)]  # heads, keys, room, head_dim
 
 
 def in_panels(keys, room):
@@ -38,7 +30,7 @@ def test_scores_are_the_products(kernel, dtype, case):
     query, keys = draw(heads, head_dim, dtype=dtype), draw(heads, count, head_dim, dtype=dtype, seed=1)
     found = score(kernel, query, in_panels(keys, room), count)
     wanted = torch.einsum("hkd,hd->hk", keys.double(), query.double())
-    assert distance(found, wanted) < LIMIT[dtype]
+    assert distance(found, wanted) < 1e-6  # fp32 sums of exact products
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -49,8 +41,3 @@ def test_scores_have_the_same_bits_with_any_number_of_threads_and_keys(kernel, s
         set_threads(threads)
         found.append(score(kernel, query, panels, count))
     assert torch.equal(found[0], found[1]) and torch.equal(found[0][:, :1001], found[2])
-
-
-def test_more_scores_than_keys_are_refused(kernel):
-    with pytest.raises(InvalidCall, match="more scores"):
-        score(kernel, draw(1, 16), in_panels(draw(1, 16, 16), 16), 17)

@@ -8,7 +8,7 @@ import torch
 from offload.kernels.attention import attend_causal, attend_reference, received_attention
 from offload.kernels.native.layout import write_blocks
 from offload.kernels.triton import BLOCKS, ops
-from offload.kernels.triton.accumulate import attend_keys, attend_stored, attend_table, attend_table_before
+from offload.kernels.triton.accumulate import attend_table, attend_table_before
 from offload.kernels.triton.ops import observe
 from tests.support.triton_compiler import compile_all
 
@@ -72,7 +72,7 @@ def test_attention_over_plain_keys_is_the_definition(shape, dtype):
     assert (lse - sums).abs().max() < TOLERANCE[dtype] * 3
 
 
-@pytest.mark.parametrize("head_dim", [16, 64, 96, 128])
+@pytest.mark.parametrize("head_dim", [16, 96])
 def test_a_state_carried_from_page_to_page_is_attention_over_all_of_them(head_dim):
     q = random(4, 4, head_dim, dtype=torch.bfloat16)
     keys, values = (random(2, 96, head_dim, dtype=torch.bfloat16, seed=seed) for seed in (1, 2))
@@ -86,8 +86,7 @@ def test_a_state_carried_from_page_to_page_is_attention_over_all_of_them(head_di
     assert (lse - sums).abs().max() < 2e-2
 
 
-@pytest.mark.parametrize("tokens", [1, 6])
-@pytest.mark.parametrize("head_dim", [32, 64, 112])
+@pytest.mark.parametrize(("tokens", "head_dim"), [(1, 64), (6, 112)])
 def test_attention_over_the_native_kernels_blocks_is_that_over_plain_keys(head_dim, tokens):
     q = random(tokens, 4, head_dim, dtype=torch.bfloat16)
     keys, values = (random(2, 80, head_dim, dtype=torch.bfloat16, seed=seed) for seed in (1, 2))
@@ -129,24 +128,14 @@ def test_lengths_of_a_table_in_device_memory_are_those_lengths(seen, slots, tail
 
 
 @pytest.mark.parametrize("scale", [1e-3, 30.0, 1000.0])
-def test_extreme_logits_give_no_nan(scale):
-    q, keys, values = random(2, 2, 64, scale=scale), random(2, 200, 64, scale=scale, seed=1), random(2, 200, 64, seed=2)
+def test_extreme_logits_give_no_nan_and_nan_shows_in_every_row_that_sees_it(scale):
+    q, keys, values = random(3, 2, 64, scale=scale), random(2, 200, 64, scale=scale, seed=1), random(2, 200, 64, seed=2)
+    keys[:, 199] = float("nan")
     state = ops.new_state(q, 3)
-    attend(q, keys, values, state, 200, fresh=True)
-    out, lse = finished(state, q)
-    wanted, sums = expected(q, keys, values, 200, False)
-    assert (out - wanted).abs().max() < 1e-3
-    assert ((lse - sums).abs() / sums.abs().clamp(min=1)).max() < 1e-5
-
-
-def test_nan_in_a_key_shows_in_every_row_that_sees_it():
-    q, keys, values = random(3, 2, 32), random(1, 20, 32, seed=1), random(1, 20, 32, seed=2)
-    keys[0, 11] = float("nan")
-    state = ops.new_state(q, 2)
-    attend(q, keys, values, state, 10, causal=True, fresh=True)
-    out, _ = finished(state, q)
-    assert out[:2].isfinite().all()
-    assert out[2].isnan().all()
+    attend(q, keys, values, state, 198, causal=True, fresh=True)
+    (out, lse), (wanted, sums) = finished(state, q), expected(q, keys, values, 198, True)
+    assert (out - wanted)[:2].abs().max() < 1e-3 and out[2].isnan().all()
+    assert ((lse - sums)[:2].abs() / sums[:2].abs().clamp(min=1)).max() < 1e-5
 
 
 @pytest.mark.cuda
@@ -163,19 +152,8 @@ def test_a_rows_bits_do_not_depend_on_the_rows_beside_it(rows):
     assert torch.equal(whole[:, :rows], some)
 
 
-def test_queries_of_a_tree_see_the_same_keys():
-    q, kv = random(5, 4, 32), random(2, 70, 2, 32, seed=1)
-    keys, values = kv.unbind(2)
-    out, lse = attend_keys(q, keys, values)
-    wanted, sums = expected(q, keys, values, 70, False)
-    torch.testing.assert_close(out, wanted, rtol=0, atol=TOLERANCE[torch.float32])
-    torch.testing.assert_close(lse, sums, rtol=0, atol=1e-4)
-
-
 @pytest.mark.parametrize("dtype", TOLERANCE)
-@pytest.mark.parametrize(
-    "shape", [(1, 4, 2, 64, 1), (1, 8, 2, 64, 200), (9, 6, 2, 48, 130), (70, 3, 1, 32, 80)], ids=str
-)
+@pytest.mark.parametrize("shape", [(1, 8, 2, 64, 200), (9, 6, 2, 48, 130), (70, 3, 1, 32, 80)], ids=str)
 def test_the_attention_that_keys_receive_is_that_of_torch(shape, dtype):
     tokens, heads, kv_heads, head_dim, count = shape
     keys, values = (random(kv_heads, count + tokens, head_dim, dtype=dtype, seed=seed) for seed in (1, 2))
@@ -187,14 +165,6 @@ def test_the_attention_that_keys_receive_is_that_of_torch(shape, dtype):
     assert (found[:, -2:] == 1).all()
     wanted = 1 + received_attention(q, keys, lse)
     torch.testing.assert_close(found[:, :-2], wanted, rtol=1e-4, atol=1e-4)
-
-
-def test_the_log_sum_exp_of_stored_keys_is_given_beside_their_attention():
-    q, keys, values = random(3, 4, 32), random(2, 70, 32, seed=1), random(2, 70, 32, seed=2)
-    lse = torch.empty(3, 4, device=DEVICE)
-    out = attend_stored(q, keys, values, lse)
-    assert torch.equal(out, attend_stored(q, keys, values))
-    torch.testing.assert_close(lse, expected(q, keys, values, 68, True)[1], rtol=0, atol=1e-4)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Triton's compiler comes with its Linux wheels")
