@@ -52,16 +52,16 @@ def pack_quantized(kernel: Kernel, weights: Sequence[QuantizedTensor]) -> Tensor
             own = getattr(weight, numbers.name)
             padded = F.pad(own, (0, 0, 0, -len(own) % BLOCK)) if len(own) % BLOCK else own
             rows = padded.view(-1, BLOCK, own.shape[1]).transpose(1, 2).contiguous().view(torch.uint8)
-            place.copy_(rows.unflatten(1, (*place.shape[1:3], numbers.count)).flatten(3))
+            place.copy_(rows.unflatten(1, (*place.shape[1:3], numbers.amount)).flatten(3))
     return packed
 
 
 class _Numbers(NamedTuple):
-    """Scales, minima or factors of a format: `count` of them for an output, in each block or in each of its groups."""
+    """Scales, minima or factors of a format: `amount` of them for an output, in each block or in each of its groups."""
 
     name: str  # in a `QuantizedTensor`
     dtype: torch.dtype
-    count: int
+    amount: int
 
 
 def _places(packed: Tensor, kind: QuantizedFormat) -> Iterator[tuple[_Numbers, Tensor]]:
