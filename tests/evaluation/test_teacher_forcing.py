@@ -8,7 +8,6 @@ import torch
 
 from offload import EngineConfig, open_model
 from offload.caches.streaming_llm import StreamingCache
-from offload.errors import PromptError
 from offload.evaluation.teacher_forcing import (
     mean_divergence,
     perplexity,
@@ -89,13 +88,6 @@ def test_tokens_are_run_one_at_a_time_as_in_decoding(engine):
         row = model.logits(hidden)[0].log_softmax(-1)
         assert float(found.log_probs[position]) == pytest.approx(float(row[token]), abs=1e-5)
         hidden = model.forward(torch.tensor([token]), again)
-
-
-def test_what_cannot_be_scored_is_refused(engine):
-    with pytest.raises(AssertionError, match="cannot score the last 60 of 60"):
-        scores(engine, last=60)
-    with pytest.raises(PromptError, match="vocabulary"):
-        next(engine.evaluate([9999], lambda runner: score_text(runner, TEXT, LAST)))
 
 
 def test_perplexity():

@@ -14,7 +14,6 @@ from offload.events import Prefilled
 from offload.prompt_cache import restore as restoring
 from offload.prompt_cache import writer as saving
 from offload.prompt_cache.fingerprint import TOKENS
-from offload.prompt_cache.folder import PromptFolder
 from tests.support.models import ids
 from tests.support.prompt_cache import LENGTH, Process, complaints, engine_on, files, said, spoil, tensors
 
@@ -98,6 +97,7 @@ def test_an_interrupt_keeps_the_blocks_that_were_run(model_dir, home, expected):
     assert said(engine_on(model_dir, home), ids(LENGTH)) == (expected, there * TOKENS)
 
 
+@pytest.mark.long
 def test_a_full_disk_is_a_warning(model_dir, home, expected):
     tokens, restored, warned = Process(model_dir, home, ids(LENGTH), largest_file=20_000).answer()
     assert (tokens, restored) == (expected, 0)
@@ -174,17 +174,6 @@ def test_after_a_kill_at_any_moment_the_next_run_has_the_same_output(model_dir, 
     assert restored >= min(there, 2999 // TOKENS) * TOKENS
     assert not warned
     assert said(engine_on(model_dir, home), prompt) == (expected, 2999 // TOKENS * TOKENS)
-
-
-@pytest.mark.long
-def test_clearing_the_cache_while_a_prompt_is_saved_does_not_end_the_run(model_dir, home, expected):
-    def clear(event):
-        if isinstance(event, Prefilled):
-            PromptFolder(home).clear()
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", Degraded)
-        assert said(engine_on(model_dir, home), ids(LENGTH), on_event=clear)[0] == expected
 
 
 def test_a_restored_cache_has_the_bits_of_a_computed_one_after_damage(model_dir, home, operations):

@@ -27,21 +27,6 @@ from tests.support.offloading import native_kernel
 from tests.support.prompt_cache import LENGTH, engine_on, said
 
 
-@pytest.mark.parametrize("change", ["rope", "kernel"])
-def test_blocks_of_another_fingerprint_are_not_restored(model_dir, home, tmp_path, change):
-    prompt, options, other = ids(LENGTH), {}, model_dir
-    said(engine_on(model_dir, home), prompt)
-    if change == "kernel":
-        if native_kernel() is None:
-            pytest.skip("there is no native kernel here")
-        options = {"operations": NativeOperations(native_kernel())}
-    else:
-        other, scaled = tmp_path / "other", {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0}
-        make_hf_model("llama", head_dim=32, rope_parameters=scaled).save_pretrained(other)
-    expected, _ = said(engine_on(other, None, **options), prompt)
-    assert said(engine_on(other, home, **options), prompt) == (expected, 0)
-
-
 def test_blocks_are_not_restored_where_others_of_equal_size_and_times_replace_the_weights(
     model_dir, home, tmp_path, monkeypatch
 ):

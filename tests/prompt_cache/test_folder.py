@@ -15,7 +15,7 @@ from offload.prompt_cache.block import write_block
 from offload.prompt_cache.entries import entries
 from offload.prompt_cache.fingerprint import TOKENS
 from offload.prompt_cache.folder import Header, PromptFolder, read_header
-from tests.support.models import ids, make_hf_model
+from tests.support.models import ids
 from tests.support.prompt_cache import LENGTH, complaints, engine_on, files, said
 
 
@@ -47,17 +47,6 @@ def test_least_recently_used_blocks_are_evicted_first_and_the_last_of_a_prompt_b
     with pytest.warns(Degraded, match="limit"):
         said(engine_on(model_dir, home, limit=3 * size), ids(LENGTH, 2))
     assert len(files(home)) <= 3
-
-
-def test_another_model_s_prompt_is_evicted_at_the_limit(model_dir, home, tmp_path, recwarn):
-    make_hf_model("llama", head_dim=32, seed=1).save_pretrained(other := tmp_path / "other")
-    said(engine_on(other, home), ids(LENGTH))
-    limit = sum(path.stat().st_size for path in files(home)) + 1000
-    for path in files(home):
-        os.utime(path, (1000, 1000))
-    said(engine_on(model_dir, home, limit=limit), ids(LENGTH))
-    assert not complaints(recwarn)
-    assert len([path for path in files(home) if path.stat().st_mtime > 1000]) == 7
 
 
 def test_a_prompt_larger_than_the_limit_evicts_no_others(model_dir, home):

@@ -127,8 +127,7 @@ def test_with_torch_the_rest_is_run_in_the_same_chunks_as_without_a_cache(model_
         assert [done for done in borders[0] if done > restored] == [done for done in after if done > restored]
 
 
-@pytest.mark.parametrize("before", [[333, 512, 700], [1200, 600]])
-@pytest.mark.parametrize("chunk", [96, 512])
+@pytest.mark.parametrize(("before", "chunk"), [([333, 512, 700], 96), ([1200, 600], 512)])
 def test_torch_restores_the_same_bits_whatever_was_prefilled_before(model_dir, home, before, chunk):
     """Prompts of one session with a common prefix, compared with a fresh run without a prompt cache."""
     prompt = ids(LENGTH)

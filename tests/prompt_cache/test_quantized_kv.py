@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from offload.architecture.kv_formats import WINDOW
 from offload.prompt_cache.fingerprint import TOKENS
 from tests.support.models import ids
 from tests.support.prompt_cache import LENGTH, engine_on, files, said
@@ -17,10 +16,6 @@ def engine(model_dir, native_operations):
     return lambda home, kv="q8", dtype=torch.bfloat16: engine_on(
         model_dir, home, operations=native_operations, dtype=dtype, kv=kv
     )
-
-
-def test_blocks_are_whole_windows():
-    assert TOKENS % WINDOW == 0
 
 
 def test_a_restored_prompt_goes_on_as_one_that_was_read(engine, home):

@@ -1,7 +1,5 @@
 """Prompts of models with linear attention on disk: restored up to a block with states, with the same answers."""
 
-import warnings
-
 import pytest
 
 from offload import GenerationConfig, Sampling
@@ -81,17 +79,6 @@ def test_damaged_states_are_not_used_and_saved_again(new_engine, plain, tmp_path
     with pytest.warns(Degraded, match="states.safetensors: its checksum is wrong"):
         assert said(new_engine(tmp_path), PROMPT) == (expected, 512)
     assert said(new_engine(tmp_path), PROMPT) == (expected, 896)
-
-
-def test_blocks_behind_a_damaged_or_missing_one_are_computed(new_engine, tmp_path, monkeypatch):
-    monkeypatch.setattr(writer, "EVERY", 2)
-    expected, _ = said(new_engine(tmp_path), PROMPT)
-    for change, restored in ((spoil, 256), (lambda path: path.unlink(), 256)):
-        change(next(path for path in tmp_path.glob("*/000003-*.safetensors") if "states" not in path.name))
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", Degraded)
-            assert said(new_engine(tmp_path), PROMPT) == (expected, restored)
-        assert said(new_engine(tmp_path), PROMPT) == (expected, 896)
 
 
 def test_a_restoration_that_was_given_up_leaves_nothing_wrong(new_engine, plain, tmp_path):

@@ -1,5 +1,6 @@
 """`serve --tensor-parallel`: rank 0 serves and the others follow; here as threads."""
 
+import json
 import queue
 import signal
 import threading
@@ -19,53 +20,40 @@ from tests.support.waiting import until
 from triforce_cli.commands import serve as serve_command
 from triforce_cli.serve.engine_thread import EngineThread
 from triforce_cli.serve.errors import ApiError
-from triforce_cli.serve.ranks import follow
+from triforce_cli.serve.ranks import follow, unpacked
 from triforce_cli.serve.sequences import SequenceSettings, ServedSequence
 
 
-class Pair:
-    """Both ends of a group of two threads, over queues, with values that have been JSON."""
+class Rank:
+    """One of two ranks, as threads, which send each other JSON over queues."""
 
-    def __init__(self):
-        self._down, self._up, self.sent, self.lost = queue.Queue(), queue.Queue(), [], False
+    size, lost = 2, False
+
+    def __init__(self, rank, down, up):
+        self.rank, self._down, self._up, self.received = rank, down, up, []
 
     def lose(self):
         self.lost = True
-        self._down.put("for the one that waits")
 
-    def end(self, rank):
-        pair = self
+    def broadcast(self, value):
+        if self.lost:
+            raise RankLost("another rank has ended", "see what it said")
+        if self.rank == 0:
+            self._down.put(json.dumps(value))
+            return value
+        self.received.append(json.loads(self._down.get(timeout=60)))
+        return self.received[-1]
 
-        class End:
-            size = 2
+    def agree(self, numbers):
+        return self.broadcast(numbers)
 
-            def __init__(self):
-                self.rank = rank
+    def collect(self, value):
+        return [value, self._up.get(timeout=60)] if self.rank == 0 else self._up.put(value)
 
-            def broadcast(self, value):
-                self.check()
-                if rank == 0:
-                    pair.sent.append(value)
-                    pair._down.put(value)
-                    return value
-                value = pair._down.get(timeout=60)
-                self.check()
-                return value
-
-            def check(self):
-                if pair.lost:
-                    raise RankLost("another rank has ended", "see what it said")
-
-            def agree(self, numbers):
-                return self.broadcast(numbers)
-
-            def collect(self, value):
-                if rank == 0:
-                    return [value, pair._up.get(timeout=60)]
-                pair._up.put(value)
-                return [value, value]
-
-        return End()
+    @property
+    def sequences(self):
+        """The settings of the sequences that rank 0 has sent."""
+        return [unpacked(value) for value in self.received if isinstance(value, dict)]
 
 
 def settings(prompt=(1, 2, 3), new=8, **changes):
@@ -77,32 +65,22 @@ def settings(prompt=(1, 2, 3), new=8, **changes):
 
 @pytest.fixture
 def started(opened, loaded, monkeypatch):
-    """Start an engine with a follower on an engine of its own; return both, the follower's sequences, and the pair."""
+    """Start an engine with a follower on an engine of its own; return it, both ranks, and what is set at the end."""
     monkeypatch.setattr(signal, "signal", lambda *_: None)  # only the main thread may
-    followed, other, pair = [], opened.model.load(), Pair()
-    tokenizer = opened.model.checkpoint.load_tokenizer()
-    plain = ServedSequence.__init__
-
-    def noted(self, *more):
-        plain(self, *more)
-        if threading.current_thread().name == "follower":
-            followed.append(self.settings)
-
-    monkeypatch.setattr(ServedSequence, "__init__", noted)
-    ended = threading.Event()
+    queues = queue.Queue(), queue.Queue()
+    first, second = Rank(0, *queues), Rank(1, *queues)
+    other, tokenizer, ended = opened.model.load(), opened.model.checkpoint.load_tokenizer(), threading.Event()
 
     def run():
-        with suppress(RankLost):
-            follow(other, pair.end(1), tokenizer)
+        with suppress(RankLost, queue.Empty):
+            follow(other, second, tokenizer)
             ended.set()
 
-    engine = EngineThread(loaded, 1, 8, group=pair.end(0))
-    follower = threading.Thread(target=run, name="follower", daemon=True)
-    follower.start()
+    engine = EngineThread(loaded, 1, 8, group=first)
+    threading.Thread(target=run, daemon=True).start()
     engine.start()
-    yield SimpleNamespace(engine=engine, followed=followed, pair=pair, ended=ended, tokenizer=tokenizer)
+    yield SimpleNamespace(engine=engine, first=first, second=second, ended=ended, tokenizer=tokenizer)
     engine.stop(60)
-    follower.join(60)
 
 
 def asked(started, wanted):
@@ -120,40 +98,45 @@ def asked(started, wanted):
 
 
 def test_all_ranks_generate_what_rank_0_is_asked_for_and_end_with_it(started, loaded):
-    engine = started.engine
     wanted = [settings(), settings((4, 5), logprobs=2), settings(calls=FORMATS[2], is_chat=True)]
     wanted.insert(1, settings(sampling=Sampling(constraint=Constraint("regex", "[a-z]+"))))  # this model has no end
-    asked_for = [asked(started, each) for each in wanted]
-    for sequence, events, done in asked_for:
+    for sequence, events, done in [asked(started, each) for each in wanted]:
         assert done.wait(60)
         if sequence.settings.sampling.constraint is not None:
             assert "end-of-sequence" in events[-1].message
             continue
         own = sequence.settings
         alone = loaded.generate(own.ids, own.sampling, own.config, own.speculation)
-        assert sequence.meter.new_tokens == sum(len(each.ids) for each in alone if isinstance(each, Tokens))
-    assert engine.stop(60) and started.ended.wait(60) and engine.error is None
-    assert started.followed == wanted
+        assert sequence.meter.new_tokens == sum(len(event.ids) for event in alone if isinstance(event, Tokens))
+    assert started.engine.stop(60) and started.ended.wait(60) and started.engine.error is None
+    assert started.second.sequences == wanted
 
 
 def test_a_cancelled_sequence_ends_on_all_ranks(started):
-    engine = started.engine
     sequence, _, done = asked(started, settings(new=1900))
     until(lambda: sequence.meter.new_tokens >= 3)
-    engine.cancel([sequence])
+    started.engine.cancel([sequence])
     _, _, next_done = asked(started, settings(new=2))
     assert next_done.wait(60) and not done.is_set()
-    until(lambda: len(started.followed) >= 2)  # the follower may still be behind
-    assert sequence.meter.new_tokens < 1900 and len(started.followed) == 2
+    assert started.engine.stop(60) and started.ended.wait(60)
+    assert sequence.meter.new_tokens < 1900 and len(started.second.sequences) == 2
+
+
+def test_an_idle_server_begins_another_batch_on_all_ranks(started, monkeypatch):
+    monkeypatch.setattr("triforce_cli.serve.engine_thread.IDLE_S", 0.0)
+    asked(started, settings(new=2))[2].wait(60)  # from here on, no wait is longer
+    until(lambda: started.second.received.count(None) >= 2)
+    _, events, done = asked(started, settings(new=2))
+    assert done.wait(60) and isinstance(events[-1], Finished)
+    assert started.engine.stop(60) and started.ended.wait(60)
 
 
 def test_a_lost_rank_ends_requests_and_the_thread_with_its_error(started):
-    engine = started.engine
-    gave_up = threading.Event()
+    engine, gave_up = started.engine, threading.Event()
     engine.gave_up = gave_up.set
     _, events, done = asked(started, settings(new=1900))
     until(lambda: events)
-    started.pair.lose()
+    started.first.lose()
     assert done.wait(60) and events[-1].status in (500, 503)
     assert gave_up.wait(60) and isinstance(engine.error, RankLost)
     with pytest.raises(ApiError):
