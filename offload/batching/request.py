@@ -53,7 +53,7 @@ class BatchRequest:
         require(draft is not None or not has_draft_model(settings), "the draft model was not loaded", hint)
         check_approximate(settings, shape.family, not shape.is_uniform)
         check_kv(model.kv, shape, missing=None)
-        check_trees(settings, any(each.shape.linear for each in (model, draft) if each), shape.vocab)
+        check_trees(settings, any(loaded.shape.linear for loaded in (model, draft) if loaded), shape.vocab)
         check_prompt(shape, ids, 0 if forgets(settings) else len(ids) + config.max_new_tokens)
         require_instance("sampling", self.sampling, Sampling)
         hint = "use 0 for the tokens' own alone, or leave it out"

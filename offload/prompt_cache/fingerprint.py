@@ -39,7 +39,7 @@ def fingerprint(model: Model, cache: TargetCache, chunk: int, weights: str) -> s
     chunk sizes: the prompt cache must not change the output.
     """
     shape, kernel = model.shape, model.operations.kernel
-    own = {each.name: getattr(shape, each.name) for each in fields(shape) if each.name not in _IGNORED}
+    own = {fact.name: getattr(shape, fact.name) for fact in fields(shape) if fact.name not in _IGNORED}
     torch_name = ("torch", _version("torch"), _gpu_name(model))
     backend: tuple[str, ...] = torch_name if kernel is None else (kernel.level, _version("triforce"))
     if kernel is not None and not shape.is_native:  # torch computes what the kernel has not

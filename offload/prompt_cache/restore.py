@@ -78,7 +78,7 @@ class Restoration:
         problem, block = self._read(index, reader)
         problems = self._group.collect(problem)
         if block is None or any(problems):
-            _warn([each for each in problems if each not in ("", _MISSING)])
+            _warn([problem for problem in problems if problem not in ("", _MISSING)])
             return False
         kv, header = block
         self._runner.restore(index * TOKENS, self._prompt.ids(index), kv)

@@ -10,7 +10,7 @@ from offload import GenerationConfig, Sampling
 from tests.support.engine import tokens
 from tests.support.models import TEMPLATE
 from tests.support.serving import hang_up, opened_model, serve_options, serving
-from triforce_cli.serve.errors import event_text
+from triforce_cli.serve.answer import event_text
 from triforce_cli.serve.server_metrics import ServerMetrics
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -211,5 +211,5 @@ def test_thinking_is_apart_from_the_answer(endless, tmp_path):
 
 def test_an_event_is_one_line_for_clients_that_end_lines_as_unicode_does():
     text = "".join(map(chr, range(0x3000)))
-    (line,) = event_text({"content": text}).rstrip("\n").splitlines()
+    (line,) = event_text(content=text).rstrip("\n").splitlines()
     assert json.loads(line.removeprefix("data: ")) == {"content": text}

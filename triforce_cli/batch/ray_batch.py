@@ -90,8 +90,10 @@ def run_on_cluster(address: str, run: BatchRun, texts: Mapping[int, str], longes
                 run.fail(item.line, item.id, False, item.error)
         work = pieces([item for item in run.items if isinstance(item, BatchItem)], count, parallel)
         if not run.output.quiet:
-            each = counted(gpus, "GPU") if gpus else counted(cpus, "CPU core")
-            run.terminal.note(f"{counted(count, 'worker')} with {each} each, {counted(len(work), 'piece')} of work")
+            resources = counted(gpus, "GPU") if gpus else counted(cpus, "CPU core")
+            run.terminal.note(
+                f"{counted(count, 'worker')} with {resources} each, {counted(len(work), 'piece')} of work"
+            )
         display.hide()
         display.expect(len(run.items))
         display.loading(f"loading {engine.model}")

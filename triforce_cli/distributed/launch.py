@@ -121,7 +121,7 @@ def _report_failure(folder: Path, codes: dict[int, int], terminal: Terminal) -> 
     if terminal.shows_progress:
         terminal.draw(_SHOW_CURSOR)  # a killed rank may have left a progress bar
     reports = [_read(file) for file in sorted(folder.glob("error-*.json"), key=lambda file: file.stat().st_mtime)]
-    for report in (each for each in reports if not each["lost"]):
+    for report in (report for report in reports if not report["lost"]):
         prefix = "" if report["code"] == WRONG_USE else f"rank {report['rank']}: "
         terminal.error(prefix + report["message"], report["hint"])
         return report["code"]
@@ -169,7 +169,7 @@ def run_processes(
     try:
         for rank in range(count):
             numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count}
-            own = {**environment, **{name: str(each) for name, each in numbers.items()}}
+            own = {**environment, **{name: str(number) for name, number in numbers.items()}}
             processes.append(_start(rank, command, own, folder))
         return _wait(processes)
     except KeyboardInterrupt:

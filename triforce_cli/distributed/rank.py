@@ -133,7 +133,7 @@ def check_same_command(model: OpenModel, settings: Settings, compared: Mapping[s
     facts |= {"device": model.device.type, "dtype": model.dtype, "native kernel": model.kernel != "off", **compared}
     facts |= {name: value for name, value in resolved.items() if name not in _MAY_DIFFER}
     checkpoints = {"model": model.checkpoint, "draft": model.draft}
-    check_same(model.group, facts | {name: each and fingerprint(each.path) for name, each in checkpoints.items()})
+    check_same(model.group, facts | {name: own and fingerprint(own.path) for name, own in checkpoints.items()})
 
 
 def report(message: str, hint: str, code: int, lost: bool, terminal: Terminal) -> None:

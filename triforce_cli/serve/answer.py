@@ -11,7 +11,8 @@ from typing import Any
 
 from offload.events import DraftPrefilled, Event, Finished, Prefilled, ScoredToken, Text, Thought
 
-from .errors import ApiError, api_error, event_text
+from ..output.stdout_formats import json_line
+from .errors import ApiError, api_error
 from .sequences import SequenceSettings, ServedModel, ServedSequence
 from .tools import CallDeltas
 
@@ -27,9 +28,9 @@ class Answer:
         self._loop = asyncio.get_running_loop()
         self._queue: asyncio.Queue[tuple[int, Event | Exception]] = asyncio.Queue()
         self.sequences = [
-            ServedSequence(each, model.tokenizer, partial(self._post, index)) for index, each in enumerate(settings)
+            ServedSequence(own, model.tokenizer, partial(self._post, index)) for index, own in enumerate(settings)
         ]
-        self._choices = [Choice(index, each, model.tokenizer.token_bytes) for index, each in enumerate(settings)]
+        self._choices = [Choice(index, own, model.tokenizer.token_bytes) for index, own in enumerate(settings)]
         self._is_chat, self._choices_a_prompt = settings[0].is_chat, choices
         self._head = {
             "id": ("chatcmpl-" if self._is_chat else "cmpl-") + secrets.token_hex(12),
@@ -69,19 +70,19 @@ class Answer:
         head = self._head | ({"object": "chat.completion.chunk"} if self._is_chat else {})
         more = {"usage": None} if with_usage else {}
         for choice in self._choices if self._is_chat else []:
-            yield event_text(head | {"choices": [choice.begin()]} | more)
+            yield event_text(**head, choices=[choice.begin()], **more)
         try:
             async for index, event in self._events():
                 if isinstance(event, Prefilled | DraftPrefilled):
                     yield f": prefill {index} {event.done} {event.total}\n\n"
                 for part in self._choices[index].parts(event):
-                    yield event_text(head | {"choices": [part]} | more)
+                    yield event_text(**head, choices=[part], **more)
             if with_usage:
-                yield event_text(head | {"choices": [], "usage": self._usage()})
+                yield event_text(**head, choices=[], usage=self._usage())
         except Exception as error:
             if not isinstance(error, ApiError):
                 report(error)
-            yield event_text(api_error(error).body())
+            yield event_text(**api_error(error).body())
             return
         yield "data: [DONE]\n\n"
 
@@ -154,6 +155,11 @@ class Choice:
         if self._token_bytes is None:
             return None
         return (chat_logprobs if self._is_chat else completion_logprobs)(tokens, self._token_bytes)
+
+
+def event_text(**fields: Any) -> str:
+    """Return a server-sent event with an object of the API, on one line for clients that end lines as Unicode does."""
+    return f"data: {json_line(**fields)}\n"
 
 
 def chat_logprobs(tokens: Sequence[ScoredToken], token_bytes: TokenBytes) -> dict[str, Any]:

@@ -1,12 +1,8 @@
 """Errors of the endpoint, as OpenAI's error object. Imports nothing heavy."""
 
-import json
-from collections.abc import Mapping
 from typing import Any
 
 from offload.errors import InternalError, TriforceError, UsageError
-
-_LINE_ENDS = {ord(each): f"\\u{ord(each):04x}" for each in "\x85\u2028\u2029"}  # in texts; JSON escapes the others
 
 
 class ApiError(Exception):
@@ -35,11 +31,3 @@ def api_error(error: Exception) -> ApiError:
     if isinstance(error, TriforceError) and not isinstance(error, InternalError):
         return ApiError(500, error.message)
     return ApiError(500, "an internal error; the server's log has more")
-
-
-def event_text(value: Mapping[str, Any]) -> str:
-    """Return a server-sent event with an object of the API, such as a chunk or an error.
-
-    Many clients, those that use httpx' or requests' lines among them, end a line at what Unicode ends one at.
-    """
-    return f"data: {json.dumps(value, ensure_ascii=False, separators=(',', ':')).translate(_LINE_ENDS)}\n\n"

@@ -116,7 +116,7 @@ def _chat(values: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(messages, list) or not messages:
         raise ApiError(400, "messages is no list of messages", param="messages")
     return {
-        "messages": [_message(each, f"messages[{number}]") for number, each in enumerate(messages)],
+        "messages": [_message(message, f"messages[{number}]") for number, message in enumerate(messages)],
         "think": _typed(template, "enable_thinking", FLAG),
         "logprobs": logprobs,
         "tools": tools,
@@ -142,13 +142,13 @@ def _completion(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the prompts of a completion, each a text or token ids, and its logprobs."""
     given = values.get("prompt")
     prompts = given if isinstance(given, list) and not _is_ids(given) else [given]
-    if not prompts or not all((isinstance(each, str) and each) or _is_ids(each) for each in prompts):
+    if not prompts or not all((isinstance(prompt, str) and prompt) or _is_ids(prompt) for prompt in prompts):
         raise ApiError(400, "prompt is no text, no list of texts, and no list of token ids", param="prompt")
     return {"prompts": prompts, "logprobs": _count(values, "logprobs")}
 
 
 def _is_ids(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(type(each) is int for each in value)
+    return isinstance(value, list) and bool(value) and all(type(token) is int for token in value)
 
 
 def _known(values: dict[str, Any], known: Set[str], ignore_unknown: bool) -> dict[str, Any]:
@@ -191,23 +191,23 @@ def _count(values: Mapping[str, Any], name: str) -> int | None:
 
 
 def _options(values: Mapping[str, Any]) -> dict[str, Any]:
-    found = {}
+    options = {}
     for name in values.keys() & _SETTINGS.keys():
         ours = "max_new_tokens" if name == "max_tokens" else name
-        found[ours] = _typed(values, name, _SETTINGS[name])
+        options[ours] = _typed(values, name, _SETTINGS[name])
         try:
-            check_part({ours: found[ours]})
+            check_part({ours: options[ours]})
         except SettingsError as error:  # in terms of options: here they are fields
             message = error.message.replace(ours.replace("_", "-"), name, 1)
             raise ApiError(400, f"{message}; {error.hint.replace('--', '')}", param=name) from None
-    if found.get("draft", "none") not in _DRAFTS:
-        raise ApiError(400, f"draft is {found['draft']!r}; a request may have {' or '.join(_DRAFTS)}", param="draft")
+    if options.get("draft", "none") not in _DRAFTS:
+        raise ApiError(400, f"draft is {options['draft']!r}; a request may have {' or '.join(_DRAFTS)}", param="draft")
     if "stop" in values:
         stops = [values["stop"]] if isinstance(values["stop"], str) else values["stop"]
-        if not isinstance(stops, list) or not all(isinstance(each, str) for each in stops) or len(stops) > MOST_STOPS:
+        if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops) or len(stops) > MOST_STOPS:
             raise ApiError(400, f"stop is no text, and no list of up to {MOST_STOPS} texts", param="stop")
-        found["stop"] = tuple(stops)
-    return found
+        options["stop"] = tuple(stops)
+    return options
 
 
 def _form(values: Mapping[str, Any]) -> dict[str, Any]:

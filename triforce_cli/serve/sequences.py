@@ -63,15 +63,15 @@ class ServedModel:
         opened = self._overridden(wanted)
         settings = opened.settings
         calls = None if wanted.tools is None else wanted.tools.form(opened.model.tokenizer)
-        found = []
+        sequences = []
         for ids in self._encoded(wanted):
             new = self._new_tokens(len(ids), wanted, settings.generation.max_new_tokens)
             for choice in range(wanted.choices):
                 seed = ((settings.generation.seed or 0) + choice) % 2**63
                 config = replace(settings.generation, seed=seed, max_new_tokens=new)
                 more = settings.speculation, scope, wanted.messages is not None, wanted.logprobs, calls
-                found.append(SequenceSettings(ids, opened.sampling, config, *more))
-        return found
+                sequences.append(SequenceSettings(ids, opened.sampling, config, *more))
+        return sequences
 
     def _overridden(self, wanted: ApiRequest) -> OpenedRequest:
         """Return the command's request with the options of a client's. Raises ApiError."""
@@ -92,18 +92,18 @@ class ServedModel:
         tokenizer = self._opened.model.tokenizer
         try:
             if wanted.messages is None:
-                found = [tokenizer.encode(text, True) if isinstance(text, str) else text for text in wanted.prompts]
+                prompts = [tokenizer.encode(text, True) if isinstance(text, str) else text for text in wanted.prompts]
             elif not tokenizer.has_chat_template:
                 raise ApiError(400, "this model has no chat template: use /v1/completions", param="messages")
             else:
                 think = self._opened.think if wanted.think is None else wanted.think
                 tools = None if wanted.tools is None else wanted.tools.given
-                found = [tokenizer.chat_turns(wanted.messages, think=think, tools=tools)]
-            for ids in found:
+                prompts = [tokenizer.chat_turns(wanted.messages, think=think, tools=tools)]
+            for ids in prompts:
                 check_prompt(self._opened.model.checkpoint.shape, ids, 0)
         except PromptError as error:  # its hint is for the command line
             raise ApiError(400, error.message, param=wanted.field) from None
-        return found
+        return prompts
 
     def _new_tokens(self, length: int, wanted: ApiRequest, most: int) -> int:
         """Return how many tokens may follow: what was asked for, or what is left where the request does not say."""

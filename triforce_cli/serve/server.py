@@ -87,9 +87,9 @@ def run_server(
 def _report(terminal: Terminal, error: Exception) -> None:
     """Print an error that clients are not told; the server goes on."""
     terminal.trace(error)
-    found = typed_error(error)
-    hint = "TRIFORCE_DEBUG=1 shows where" if isinstance(found, InternalError) else found.hint
-    terminal.error(found.message, f"{hint}; the server goes on")
+    typed = typed_error(error)
+    hint = "TRIFORCE_DEBUG=1 shows where" if isinstance(typed, InternalError) else typed.hint
+    terminal.error(typed.message, f"{hint}; the server goes on")
 
 
 def _with_context(opened: OpenedRequest, wanted: int | None, terminal: Terminal) -> tuple[OpenedRequest, int]:
@@ -113,12 +113,12 @@ def _bound(host: str, port: int) -> socket.socket:
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         with contextlib.ExitStack() as stack:
-            found = stack.enter_context(socket.socket(family, kind, protocol))
+            listener = stack.enter_context(socket.socket(family, kind, protocol))
             if os.name == "posix":  # elsewhere it would let two servers have one port
-                found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            found.bind(address)
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
             stack.pop_all()
-        return found
+        return listener
     except OSError as error:
         hint = "use --port with another number, or --port 0 for any free one; --host is an address of this machine"
         raise SettingsError(f"cannot listen on {host} port {port}: {error.strerror or error}", hint) from error

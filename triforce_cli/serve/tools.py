@@ -55,7 +55,7 @@ def tools_of(values: Mapping[str, Any]) -> ToolRequest | None:
         raise ApiError(400, message, param="tool_choice")
     if not isinstance(given, list) or len(given) > MOST_TOOLS:
         raise ApiError(400, f"tools is no list of up to {MOST_TOOLS} tools", param="tools")
-    tools = [_tool(each, f"tools[{index}]") for index, each in enumerate(given)]
+    tools = [_tool(tool, f"tools[{index}]") for index, tool in enumerate(given)]
     called = [tool for tool in tools if named in (None, tool.name)]
     if not called and (named is not None or choice == "required"):
         message = "tool_choice asks for a call, and there are no tools"
@@ -98,15 +98,15 @@ def message_fields(value: Mapping[str, Any], where: str) -> dict[str, Any]:
     calls = value.get("tool_calls") or []
     if calls and (not isinstance(calls, list) or value["role"] != "assistant"):
         raise ApiError(400, f"tool_calls of {where} is no list of an assistant's message", param=where)
-    return {"tool_calls": [_call(each, where) for each in calls]} if calls else {}
+    return {"tool_calls": [_call(call, where) for call in calls]} if calls else {}
 
 
 def _call(value: Any, where: str) -> dict[str, Any]:
     try:
         function = value["function"]
-        found = {"name": str(function["name"]), "arguments": json.loads(function["arguments"] or "{}")}
-        json.dumps(found, ensure_ascii=False).encode()  # raises for half a surrogate pair
-        return {"id": str(value.get("id", "")), "type": "function", "function": found}
+        called = {"name": str(function["name"]), "arguments": json.loads(function["arguments"] or "{}")}
+        json.dumps(called, ensure_ascii=False).encode()  # raises for half a surrogate pair
+        return {"id": str(value.get("id", "")), "type": "function", "function": called}
     except (TypeError, KeyError, ValueError, AttributeError, RecursionError):
         raise ApiError(400, f"a tool call of {where} has no function with name and arguments", param=where) from None
 

@@ -107,14 +107,14 @@ class MapReduce:
         room = self._room(template, note_taking, self._note_tokens)
         overlap = int(_OVERLAP * room) if round == 1 else 0
         texts = split(text, self._request.model.tokenizer.spans(text, progress), room, overlap)
-        ids = []
-        for number, each in enumerate(texts, 1):
-            ids.append(self._request.encode(template.filled(each, note_taking)))
+        prompts: list[tuple[Part, Prompt]] = []
+        for number, piece in enumerate(texts, 1):
+            part = Part(number, len(texts), round, name)
+            prompt = Prompt(self._request.encode(template.filled(piece, note_taking)), self._note_tokens, part.label)
+            assert prompt.length <= self._request.context, "a part that does not fit"
+            prompts.append((part, prompt))
             progress(len(text) * number // len(texts), len(text))
-        parts = [Part(number, len(ids), round, name) for number in range(1, len(ids) + 1)]
-        prompts = [Prompt(each, self._note_tokens, part.label) for each, part in zip(ids, parts, strict=True)]
-        assert all(prompt.length <= self._request.context for prompt in prompts), "a part that does not fit"
-        return list(zip(parts, prompts, strict=True))
+        return prompts
 
     def _room(self, template: Template, instruction: str, new_tokens: int) -> int:
         """Return the tokens of text that fit beside an instruction; encoded apart, a part may take a few more.
@@ -155,11 +155,11 @@ class Task:
 
 def steps(task: Task, reading: MapReduce, style: AnswerStyle) -> Steps:
     """Return the steps of an answer: its prompt's text, for a long document after notes on its parts."""
-    prompt = task.prompt or (yield from reading.reduce(*texts(task, style), len(task.ids)))
+    prompt = task.prompt or (yield from reading.reduce(*instructions(task, style), len(task.ids)))
     yield [Passage(prompt)]
 
 
-def texts(task: Task, style: AnswerStyle) -> tuple[Document, str, str]:
+def instructions(task: Task, style: AnswerStyle) -> tuple[Document, str, str]:
     """Return the document, the instruction for notes on its parts, and the instruction for the answer."""
     question = task.section.question
     return task.document, style.note_taking(question), style.instruction(question)

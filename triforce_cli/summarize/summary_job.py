@@ -24,7 +24,7 @@ from ..signals import DONE
 from .answers import Answer, AnswersTogether, generate_in_order
 from .finished_parts import FinishedParts
 from .instructions import AnswerStyle, Templates
-from .map_reduce import MapReduce, Task, part_facts, steps, texts
+from .map_reduce import MapReduce, Task, instructions, part_facts, steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +52,8 @@ def run_summaries(
     finished = FinishedParts(request.home or default_home(), part_facts(opened), terminal.warn, request.group)
     reading = MapReduce(opened, summary.templates, finished, terminal, output.quiet)
     long = [task for task in tasks if task.prompt is None]
-    counts = [reading.check(*texts(task, summary.style), tokenizing(renderer)) for task in long]
-    parts, unfinished = (sum(each) for each in zip(*counts, strict=True)) if counts else (0, 0)
+    counts = [reading.check(*instructions(task, summary.style), tokenizing(renderer)) for task in long]
+    parts, unfinished = (sum(pair) for pair in zip(*counts, strict=True)) if counts else (0, 0)
     if long and not output.quiet:
         time = reading.predicted_time(unfinished, terminal)
         count = f"read in {counted(parts, 'part')}" + ("" if time is None else f", in {time}")
@@ -85,7 +85,9 @@ def run_summaries(
 
 def _open(summary: SummaryRequest, request: Request, notices: Notices) -> tuple[OpenedRequest, list[Task]]:
     """Return the model, another with a longer context where that of the request was not chosen, and what to read."""
-    opened = open_request(request.about([each.text for each in summary.documents]), notices.terminal, notices.quiet)
+    opened = open_request(
+        request.about([document.text for document in summary.documents]), notices.terminal, notices.quiet
+    )
     tasks = _tasks(summary, opened, notices)
     if request.extend_context:
         opened = opened.stretched([task.ids for task in tasks], notices.terminal)
@@ -99,31 +101,31 @@ def _open(summary: SummaryRequest, request: Request, notices: Notices) -> tuple[
 
 def _documents(summary: SummaryRequest, opened: OpenedRequest, notices: Notices) -> list[Document]:
     """Return the documents cut to the range; as one if they are summarized together."""
-    found = []
+    documents = []
     for document in summary.documents:
         text, note = summary.range.cut(document.text, opened.model.tokenizer.spans, document.name)
         if note:
             notices.note(note)
-        found.append(Document(document.name, text))
-    if not summary.together or len(found) == 1:
-        return found
-    whole = "\n\n".join(f"# {document.name}\n\n{document.text.strip()}" for document in found)
-    return [Document(", ".join(document.name for document in found), whole)]
+        documents.append(Document(document.name, text))
+    if not summary.together or len(documents) == 1:
+        return documents
+    whole = "\n\n".join(f"# {document.name}\n\n{document.text.strip()}" for document in documents)
+    return [Document(", ".join(document.name for document in documents), whole)]
 
 
 def _tasks(summary: SummaryRequest, opened: OpenedRequest, notices: Notices) -> list[Task]:
     """Return a task for each question about each document."""
     documents = _documents(summary, opened, notices)
     questions: list[str | None] = list(summary.questions) or [None]
-    found = []
+    tasks = []
     for document, row in zip(
-        documents, sections([each.name for each in documents], questions, summary.apart), strict=True
+        documents, sections([document.name for document in documents], questions, summary.apart), strict=True
     ):
         for section in row:
             text = summary.templates.document.filled(document.text, summary.style.instruction(section.question))
             ids = opened.encode(text, tokenizing(notices.renderer))
-            found.append(Task(section, document, ids))
-    return found
+            tasks.append(Task(section, document, ids))
+    return tasks
 
 
 def _fits(task: Task, opened: OpenedRequest) -> bool:
