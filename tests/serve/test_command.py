@@ -68,12 +68,8 @@ def texts(response):
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize(("drain", "signals"), [(600, 1), (0, 1), (600, 2)], ids=["drained", "cut", "at once"])
 def test_signals_end_the_server(endless, tmp_path, number, drain, signals):
-    body = {
-        "prompt": "Once",
-        "max_tokens": 1900 if drain == 0 or signals == 2 else 100,
-        "temperature": 0,
-        "stream": True,
-    }
+    count = 1900 if drain == 0 or signals == 2 else 100
+    body = {"prompt": "Once", "max_tokens": count, "temperature": 0, "stream": True}
     with server(endless, tmp_path, "--drain", str(drain)) as (process, client):
         with client.stream("POST", "/v1/completions", json=body) as response:
             stream = texts(response)

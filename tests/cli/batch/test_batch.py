@@ -11,7 +11,6 @@ from offload.engine import Engine
 from offload.errors import SettingsError
 from offload.speculation.sampling.warp import Sampler
 from tests.support.command import COMMAND, assert_error, environment
-from triforce_cli.batch.items import read_lines
 from triforce_cli.batch.result_file import ResultFile
 
 GREEDY = ("-n", "12", "--temperature", "0")
@@ -147,9 +146,9 @@ def test_a_bad_line_is_an_error_event_and_the_others_go_on(triforce, prompts, tm
     for line, (_, id, message) in enumerate(bad, 2):
         assert errors[line]["id"] == id and message in errors[line]["message"] and errors[line]["hint"]
     assert {event["id"] for event in events if event["type"] == "result"} == {"good", "last"}
-    (tmp_path / "latin.jsonl").write_bytes(b'\xef\xbb\xbf{"prompt": "a"}\r\n{"prompt": "caf\xe9"}\n')
+    (tmp_path / "latin.jsonl").write_bytes(b'\xef\xbb\xbf{"prompt": "a"}\r\n\n{"prompt": "caf\xe9"}\n')
     latin = parsed(triforce("generate", "--batch", tmp_path / "latin.jsonl", *GREEDY).stdout)
-    assert [(event["type"], event["line"]) for event in latin] == [("error", 2), ("result", 1)]
+    assert [(event["type"], event["line"]) for event in latin] == [("error", 3), ("result", 1)]
     assert "UTF-8" in latin[0]["message"]
 
 
@@ -174,12 +173,6 @@ def test_a_run_is_resumed_from_its_output(triforce, prompts, tmp_path):
     assert repeated.returncode == 1 and "3 of 4 requests have a result already" in repeated.stderr
     (error,) = parsed(out.read_bytes()[len(before) :].decode())
     assert (error["line"], error["message"]) == (4, "line 2 has the same id")
-
-
-def test_lines_have_their_numbers_and_blank_ones_are_left_out(tmp_path):
-    path = tmp_path / "in.jsonl"
-    path.write_bytes(b'\xef\xbb\xbf{"prompt": "a"}\r\n\n{"prompt": "b"}')
-    assert read_lines(str(path), None, pytest.fail) == [(1, '{"prompt": "a"}'), (3, '{"prompt": "b"}')]
 
 
 def test_a_whole_last_line_without_a_newline_is_kept(tmp_path):

@@ -140,16 +140,8 @@ def test_ranks_do_not_outlive_a_killed_launcher(start):
 @pytest.mark.long
 def test_nodes_with_different_commands_are_refused(start):
     port = str(free_port())
-    nodes = [
-        start(
-            [*GENERATE, "-n", str(20 + rank), "hello"],
-            RANK=str(rank),
-            WORLD_SIZE="2",
-            MASTER_ADDR="127.0.0.1",
-            MASTER_PORT=port,
-        )
-        for rank in range(2)
-    ]
+    where = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    nodes = [start([*GENERATE, "-n", str(20 + rank), "hello"], RANK=str(rank), **where) for rank in range(2)]
     errors = [node.communicate()[1] for node in nodes]
     assert [node.returncode for node in nodes] == [2, 2]
     assert all("max_new_tokens: 20 and 21" in error for error in errors), errors
