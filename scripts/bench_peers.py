@@ -72,14 +72,14 @@ class Transformers:
     """AutoModelForCausalLM with its DynamicCache and sdpa attention."""
 
     def __init__(self, path: Path, dtype: str) -> None:
-        from transformers import AutoConfig, AutoModelForCausalLM
+        from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig
 
         self.name = f"transformers ({dtype})"
-        config = AutoConfig.from_pretrained(path)
+        checkpoint, has_config = open_checkpoint(Path(path)), (Path(path) / "config.json").is_file()
+        config = AutoConfig.from_pretrained(path) if has_config else LlamaConfig(**checkpoint.config)
         self._model = AutoModelForCausalLM.from_config(config).to(getattr(torch, dtype)).eval()
-        checkpoint = open_checkpoint(Path(path))
-        with checkpoint.tensors() as read:  # the embedded model's weights are quantised
-            self._model.load_state_dict({name: read(name) for name in checkpoint.sizes()}, strict=False)
+        with checkpoint.opened() as weights:  # the embedded model's weights are quantised
+            self._model.load_state_dict({name: weight.read() for name, weight in weights.items()}, strict=False)
 
     @torch.inference_mode()
     def prefill(self, ids: Sequence[int], room: int) -> None:

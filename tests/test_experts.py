@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from itertools import combinations, product
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -16,10 +17,8 @@ from offload.architecture.layer_spec import LayerSpec, expected_experts
 from offload.errors import CheckpointError, UnsupportedModel
 from offload.kernels.native.ops import NativeOperations
 from offload.kernels.ops import TorchOperations
-from offload.loading.formats.hf_quantization.stored import Header
-from offload.loading.formats.quantization import QuantizedCheckpoint
 from offload.loading.formats.safetensors import FolderCheckpoint
-from offload.loading.formats.stacked_experts import ExpertReader, expert_headers, expert_views
+from offload.loading.formats.stacked_experts import expert_weights
 from offload.loading.formats.tensor_checks import check_tensors
 from offload.loading.weights import load_model
 from offload.model.experts import ExpertWeights
@@ -50,7 +49,7 @@ def test_a_token_has_the_same_bits_whatever_rows_are_beside_it(folder, tmp_path,
         family, changes = FAMILY_CASES[name]
         make_hf_model(family, **changes).save_pretrained(folder := tmp_path)
     checkpoint = FolderCheckpoint(folder)
-    checkpoint = checkpoint if level is None else QuantizedCheckpoint(checkpoint, level)
+    checkpoint = checkpoint if level is None else checkpoint.rounded(level)
     model = load(checkpoint, NativeOperations(native_kernel()), torch.bfloat16)
     whole = model.forward(id_tensor(40), model.new_cache(40))
     cache = model.new_cache(40)
@@ -114,13 +113,17 @@ def gpt_oss():
     theirs = make_hf_model("gpt_oss", num_hidden_layers=1, **settings).model.layers[0].mlp
     family = replace(FAMILIES["llama"], stacked=GPT_OSS, transposes_experts=True, interleaves_experts=True)
     tensors = {f"model.layers.0.mlp.{name}": weight.data for name, weight in theirs.named_parameters()}
-    headers = {name: Header("F32", tuple(weight.shape)) for name, weight in tensors.items()}
-    views = expert_views(family, headers)
-    return (
-        theirs,
-        expert_headers(views, headers),
-        ExpertReader(lambda name, part=None: tensors[name][part or ...], views),
-    )
+    return theirs, expert_weights(family, {name: Held(tuple(x.shape), x) for name, x in tensors.items()})
+
+
+class Held(NamedTuple):
+    """A weight in memory."""
+
+    size: tuple
+    tensor: torch.Tensor
+
+    def read(self, part=None):
+        return self.tensor[part or ...]
 
 
 GPT_OSS = {
@@ -132,13 +135,13 @@ GPT_OSS = {
 
 
 def test_experts_of_gpt_oss_have_clamped_gates_and_biases():
-    theirs, headers, read = gpt_oss()
+    theirs, weights = gpt_oss()
     do, at = TorchOperations(), "model.layers.0.mlp"
 
     def linear(*names):
         stored = [[f"{at}.{name}.{kind}" for name in names] for kind in ("weight", "bias")]
-        assert all(headers[name].size == read(name).shape for each in stored for name in each)
-        return do.linear(*(torch.cat([read(name) for name in each]) for each in stored))
+        assert all(weights[name].size == weights[name].read().shape for each in stored for name in each)
+        return do.linear(*(torch.cat([weights[name].read() for name in each]) for each in stored))
 
     experts = ExpertWeights(
         router=linear("router"),

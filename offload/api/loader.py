@@ -9,7 +9,7 @@ from ..architecture.head_shape import MTP
 from ..architecture.rope import check_frequencies
 from ..errors import SettingsError, TriforceError
 from ..kernels.ops import check_kernel
-from ..loading.formats.safetensors import Checkpoint
+from ..loading.formats.checkpoint import Checkpoint
 from ..loading.formats.tensor_checks import check_tensors
 from ..loading.heads import checked_drafter, is_drafter_folder
 from ..loading.hub.download import FetchProgress, locate, open_checkpoint, silent

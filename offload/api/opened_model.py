@@ -20,8 +20,7 @@ from ..errors import SettingsError
 from ..hardware.rates import unrated
 from ..kernels.ops import Operations, choose_operations
 from ..loading.agreement import agreement
-from ..loading.formats.quantization import QuantizedCheckpoint
-from ..loading.formats.safetensors import Checkpoint
+from ..loading.formats.checkpoint import Checkpoint
 from ..loading.formats.tensor_checks import average_bits
 from ..loading.heads import HeadCheckpoint
 from ..loading.prompt_checks import new_tokens_in_context
@@ -252,7 +251,7 @@ class OpenModel:
         Call it only with `config.quantize`. It reads all weights once more, and takes memory for embedding, head and
         one layer of them: None if a GPU has too little.
         """
-        assert isinstance(self.checkpoint, QuantizedCheckpoint)
+        assert self.checkpoint.level is not None
         try:
             return agreement(model, self.checkpoint, ids, self.operations(self.shape), self.share)
         except torch.OutOfMemoryError:

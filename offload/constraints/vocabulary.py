@@ -39,8 +39,9 @@ class ConstraintVocabulary:
         matcher = self._prototype(constraint.kind, constraint.text).fork()
         thinking = self._tokenizer.thinking(prompt) if constraint.after_thinking else None
         if thinking is not None:
-            opening = None if thinking.is_open or thinking.begins is None else thinking.begins.encode()
-            matcher = AfterThinking(matcher, self._bytes, thinking.ends.encode(), opening, thinking.has_gap)
+            form = thinking.form
+            opening = None if thinking.is_open or form.begins is None else form.begins.encode()
+            matcher = AfterThinking(matcher, self._bytes, form.ends.encode(), opening, form.has_gap)
         return TokenMasks(matcher, self._eos_ids, self._vocab)
 
     def check(self, constraint: Constraint) -> None:

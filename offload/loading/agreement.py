@@ -1,14 +1,13 @@
 """How often a model whose weights were rounded chooses the token of the original."""
 
 from collections.abc import Sequence
-from copy import copy
 
 import torch
 
 from ..kernels.ops import Operations
 from ..model.decoder import Model
 from ..parallel import Share
-from .formats.quantization import QuantizedCheckpoint
+from .formats.checkpoint import Checkpoint
 from .weights import streamed_model
 
 TOKENS = 256  # at the end of a prompt, that are compared
@@ -16,17 +15,15 @@ _ROWS = 32  # whose logits are in memory at once
 
 
 def agreement(
-    model: Model, checkpoint: QuantizedCheckpoint, ids: Sequence[int], operations: Operations, share: Share | None
+    model: Model, checkpoint: Checkpoint, ids: Sequence[int], operations: Operations, share: Share | None
 ) -> float:
     """Return the share of the last `TOKENS` positions of `ids` after which both choose the same token.
 
     They are run as a sequence of their own, by the loaded model and by its original, whose layers are read one at a
     time: it is never in memory as a whole.
     """
-    source = copy(checkpoint.original)
-    source.shape = checkpoint.shape  # with the same extension of the context
-    expected = model.dtype, model.device, operations, model.group, share
-    with streamed_model(source, *expected) as original:
+    settings = model.dtype, model.device, operations, model.group, share
+    with streamed_model(checkpoint.rounded(None), *settings) as original:
         return (choices(model, ids) == choices(original, ids)).float().mean().item()
 
 

@@ -11,8 +11,7 @@ from ..kernels.native.structs import SPAN
 from ..settings.config import EngineConfig
 from ..settings.kv_formats import KV_FORMATS, PACKED_KV, PLAIN_KV
 from ..settings.validation import require
-from .formats.quantization import QuantizedCheckpoint
-from .formats.safetensors import Checkpoint
+from .formats.checkpoint import Checkpoint
 
 
 def check_quantize(config: EngineConfig, device: torch.device, dtype: torch.dtype) -> None:
@@ -30,7 +29,7 @@ def quantized(checkpoint: Checkpoint, config: EngineConfig, device: torch.device
         raise _refusal(option, f"{config.model} is quantised already", "use a model in bfloat16")
     if device.type == "cpu" and (reason := why_not(checkpoint.shape, dtype, device)):
         raise _refusal(option, f"the native kernel cannot run this model: {reason}", "use another model")
-    return QuantizedCheckpoint(checkpoint, config.quantize)
+    return checkpoint.rounded(config.quantize)
 
 
 def _why_not_here(config: EngineConfig, dtype: torch.dtype) -> tuple[str, str] | None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import cache
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -11,8 +12,8 @@ from ..kernels.ops import Linear, LocalLinear, Operations
 from ..kernels.quantized import QuantizedTensor
 from ..parallel import Group, Share
 from ..parallel.linear import GatheredLinear, JoinedNorm, SummedLinear, Table
-from .formats.layer_tensors import TensorPlaces
-from .formats.safetensors import TensorReader
+from .formats.checkpoint import Weights
+from .formats.layer_tensors import TensorPlace, TensorPlaces
 
 
 class WeightReader:
@@ -20,7 +21,7 @@ class WeightReader:
 
     def __init__(
         self,
-        read: TensorReader,
+        weights: Weights,
         dtype: torch.dtype,
         device: torch.device,
         operations: Operations,
@@ -28,7 +29,7 @@ class WeightReader:
         share: Share | None,
         shape: ModelShape,
     ) -> None:
-        self._read = read
+        self._weights = weights
         self._operations = operations
         self._dtype = dtype
         self._device = device
@@ -53,11 +54,12 @@ class WeightReader:
         """Return a tensor in fp32."""
         return self._tensor(name).to(self._device, torch.float32)
 
-    def joined_norm(self, *names: str) -> JoinedNorm:
+    def joined_norm(self, q: str, k: str) -> JoinedNorm:
         """Return norms of q and k over the heads of all ranks, from this rank's parts of their weights."""
         shape = self._shape
         widths = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-        return JoinedNorm(tuple(map(self.norm, names)), widths, self._share.counts_keys, self.group)
+        assert self._share is not None
+        return JoinedNorm((self.norm(q), self.norm(k)), widths, self._share.counts_keys, self.group)
 
     def ones(self, size: int) -> Tensor:
         """Return the weight of a norm without one, in fp32."""
@@ -65,9 +67,13 @@ class WeightReader:
 
     def _tensor(self, name: str) -> Tensor:
         """Return a tensor, or this rank's part of it, in the decoder's order of rows."""
-        place = self._places.find(name, self._share and self._share.part(name))
-        tensor = self._read(place.name, place.part)
+        place = self._place(name)
+        tensor = self._weights[place.name].read(place.part)
         return tensor if place.order is None else tensor[torch.tensor(place.order)]
+
+    def _place(self, name: str) -> TensorPlace:
+        """Return where the checkpoint has a tensor, or this rank's part of it."""
+        return self._places.find(name, None if self._share is None else self._share.part(name))
 
     def linear(self, bias: bool, *names: str) -> LocalLinear:
         """Return the named linears as one, with their rows concatenated; quantised if they can be."""
@@ -85,11 +91,11 @@ class WeightReader:
         return Table(self.stacked(f"{name}.weight")) if part is None else self._operations.quantized_linear([part])
 
     def _read_quantized(self, stored: str) -> QuantizedTensor | None:
-        return self._read.quantized(stored)
+        return self._weights[stored].quantized()
 
     def _quantized(self, name: str, read: Callable[[str], QuantizedTensor | None]) -> QuantizedTensor | None:
         """Return a weight, or this rank's part of it, as it is stored; None if it has to be dequantised."""
-        place = self._places.find(name, self._share and self._share.part(name))
+        place = self._place(name)
         if not self._operations.serves_quantized(self._dtype) or (whole := read(place.name)) is None:
             return None
         rows, *columns = place.part or (slice(None),)
@@ -104,8 +110,12 @@ class WeightReader:
             return self.linear(bias, name)
         return SummedLinear(self.linear(bias and self.group.rank == 0, name), self.group)
 
-    def gathered(self, table: Linear | Table) -> Linear | Table:
+    def gathered(self, table: Linear) -> Linear:
         """Return a table over the vocabulary, which may be split by rows among the ranks."""
         if self._share is None or not self._share.splits_vocab:
             return table
         return GatheredLinear(table, self.group, self._share.vocab)
+
+    def embedding(self, name: str) -> Callable[[Tensor], Tensor]:
+        """Return the function from ids to the rows of an embedding that is not the output head too."""
+        return self.gathered(cast("Linear", self.table(name))).rows  # nothing else of it is used

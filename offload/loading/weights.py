@@ -1,12 +1,13 @@
 """Loads a checkpoint's tensors into the decoder's fused weights, on one device in one dtype."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
 from ..architecture.config import ModelShape
+from ..architecture.dims import LinearAttention
 from ..architecture.layer_spec import LayerSpec
 from ..kernels.delta_rule import DeltaRule
 from ..kernels.ops import Linear, LocalLinear, Operations, TorchOperations
@@ -17,8 +18,8 @@ from ..model.row_inputs import LayerEmbeddings
 from ..parallel import ALONE, Group, Share
 from ..weight_offloading.experts import ExpertStore
 from ..weight_offloading.layer_stream import StreamedLayers, WeightTier
+from .formats.checkpoint import Checkpoint
 from .formats.layer_tensors import layer_sizes
-from .formats.safetensors import Checkpoint
 from .weight_reader import WeightReader
 
 
@@ -55,7 +56,7 @@ def load_layer(reader: WeightReader, shape: ModelShape, index: int, experts: Exp
         input_projection=reader.linear(False, f"{prefix}per_layer_projection") if shape.layer_input else None,
         input_post_norm=norm("post_per_layer_input_norm"),
         scale=reader.stacked(f"{prefix}layer_scalar") if spec.has_scale else None,
-        delta=_load_delta(reader, shape, linear) if spec.is_linear else None,
+        delta=_load_delta(reader, shape.linear, linear) if spec.is_linear and shape.linear is not None else None,
     )
 
 
@@ -68,14 +69,14 @@ def load_layer_apart(
     return load_layer(reader, shape, index, store.add(experts, LayerPass(spec, shape, operations).activated))
 
 
-def _load_delta(reader: WeightReader, shape: ModelShape, prefix: str) -> DeltaWeights:
+def _load_delta(reader: WeightReader, linear: LinearAttention, prefix: str) -> DeltaWeights:
     """Load the weights of a layer's linear attention, but for those of the output."""
     conv = reader.wide(f"{prefix}conv1d.weight").squeeze(1).T.contiguous()
     decay = -reader.wide(f"{prefix}A_log").exp()
     return DeltaWeights(
         inputs=reader.linear(False, *(f"{prefix}in_proj_{x}" for x in ("qkv", "z"))),
         gates=reader.linear(False, *(f"{prefix}in_proj_{x}" for x in "ba")),
-        rule=DeltaRule(shape.linear, conv, decay, reader.wide(f"{prefix}dt_bias")),
+        rule=DeltaRule(linear, conv, decay, reader.wide(f"{prefix}dt_bias")),
         norm=reader.wide(f"{prefix}norm.weight"),
     )
 
@@ -92,6 +93,7 @@ def _load_experts(
     What all tokens have, the router and a shared expert, is loaded by the reader `always`, if that is another one.
     """
     always = always or reader
+    assert shape.experts is not None
     each = [f"{mlp}.experts.{i}" for i in range(shape.experts.count)]
     down_bias = spec.mlp_bias and reader.group.rank == 0  # the ranks' outputs are summed
     return ExpertWeights(
@@ -135,26 +137,26 @@ def load_model(
     """
     shape = checkpoint.shape if share is None else share.shape
     do: Operations = operations or TorchOperations()
-    with checkpoint.tensors() as read:
+    with checkpoint.opened() as weights:
 
         def reader_to(device: torch.device, operations: Operations) -> WeightReader:
-            return WeightReader(read, dtype, device, operations, group, share, checkpoint.shape)
+            return WeightReader(weights, dtype, device, operations, group, share, checkpoint.shape)
 
         reader, outside = reader_to(device, do), reader_to(_CPU, do)
         embedding, head = _load_ends(reader, shape)
         resident = shape.layers if tier is None else min(tier.resident, shape.layers)
         experts = None if tier is None else tier.experts
         store = None if experts is None else ExpertStore(experts, device, do)
-        loaded = []
+        loaded: list[Layer] = []
         for index in range(shape.layers):
-            if store is not None and shape.spec(index).is_sparse and store.takes_next():
+            if store and experts and shape.spec(index).is_sparse and store.takes_next():
                 host = reader_to(_CPU, experts.operations)
                 loaded.append(load_layer_apart(reader, host, shape, index, store, experts.operations))
             else:
                 loaded.append(load_layer(reader if index < resident else outside, shape, index))
             progress(index + 1, shape.layers)
-        layers = loaded
-        if resident < shape.layers:
+        layers: Iterable[Layer] = loaded
+        if tier is not None and resident < shape.layers:
             layers = StreamedLayers(loaded[:resident], loaded[resident:], tier.link, device)
         norm, bias = _final_norm(reader, shape)
         own = _layer_embeddings(reader, outside, shape)
@@ -170,7 +172,7 @@ def _load_ends(reader: WeightReader, shape: ModelShape) -> tuple[Callable[[Tenso
     if shape.tied_embeddings:
         head = reader.gathered(reader.linear(False, "model.embed_tokens"))
         return head.rows, head
-    return reader.gathered(reader.table("model.embed_tokens")).rows, reader.gathered(reader.linear(False, "lm_head"))
+    return reader.embedding("model.embed_tokens"), reader.gathered(reader.linear(False, "lm_head"))
 
 
 def _final_norm(reader: WeightReader, shape: ModelShape) -> tuple[Tensor, Tensor | None]:
@@ -201,8 +203,8 @@ def streamed_model(
 ) -> Iterator[Model]:
     """Yield a model for one forward pass, which reads each layer when it comes to it, so that one is in memory."""
     shape = checkpoint.shape if share is None else share.shape
-    with checkpoint.tensors() as read:
-        reader = WeightReader(read, dtype, device, operations, group, share, checkpoint.shape)
+    with checkpoint.opened() as weights:
+        reader = WeightReader(weights, dtype, device, operations, group, share, checkpoint.shape)
         embedding, head = _load_ends(reader, shape)
         layers = (load_layer(reader, shape, index) for index in range(shape.layers))
         norm, bias = _final_norm(reader, shape)

@@ -58,15 +58,14 @@ def test_greedy_equals_plain_greedy_with_every_method_drafter_and_tree(engine, o
         assert decoded(engine, ids, settings) == expected, f"{method}, {draft}, {tree}"
 
 
-def test_greedy_tokens_equal_transformers(engine, opened, embedded_model_dir):
-    from transformers import AutoConfig, LlamaForCausalLM
+def test_greedy_tokens_equal_transformers(engine, opened):
+    from transformers import LlamaConfig, LlamaForCausalLM
     from transformers.initialization import no_init_weights
 
     ids = opened.tokenizer.encode(BOOKS["frankenstein"].read_text("utf-8"), special_tokens=True)[:1000]
     with no_init_weights():
-        reference = LlamaForCausalLM(AutoConfig.from_pretrained(embedded_model_dir)).eval().float()
-    with opened.checkpoint.tensors() as read:  # its weights are quantised: gguf dequantises them here
-        state = {name: read(name).float() for name in opened.checkpoint.sizes()}
+        reference = LlamaForCausalLM(LlamaConfig(**opened.checkpoint.config)).eval().float()
+    state = {name: weight.read() for name, weight in opened.checkpoint.weights.items()}  # dequantised by gguf
     assert set(reference.load_state_dict(state, strict=False).missing_keys) <= {"lm_head.weight"}  # tied
     reference.tie_weights()
     expected = reference.generate(

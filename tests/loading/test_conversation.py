@@ -5,6 +5,7 @@ import pytest
 from offload.errors import PromptError
 from offload.loading.tokenizers.chat_template import ASSISTANT, SYSTEM, USER, ChatMessage
 from offload.loading.tokenizers.tokenizer import Tokenizer
+from tests.loading.test_tokenizer_files import sentencepiece
 from tests.support.models import TEMPLATE, make_tokenizer
 
 HF = make_tokenizer()
@@ -38,7 +39,7 @@ def test_no_message_of_a_conversation_speaks_as_somebody_else():
 
 def test_a_template_that_drops_or_refuses_messages_is_an_error():
     for template, why in (
-        ("{{ messages[-1]['content'] }}", "drops an earlier answer"),
+        ("{{ messages[-1]['content'] }}", "drops the user message"),
         (TEMPLATE.replace("for message in messages", "for message in messages[1:]"), "drops the user message"),
         ("{{ raise_exception('not so') }}", "not so"),
     ):
@@ -59,3 +60,14 @@ def test_a_document_is_encoded_once(monkeypatch):
     again = [*ASKED, ChatMessage(ASSISTANT, "x", (5,)), ChatMessage(USER, "And?")]
     assert tokenizer.chat_turns(again, known=known)[: len(first) + 1] == [*first, 5]
     assert [("the end" in text, "And?" in text) for text in encoded] == [(True, False), (False, True)]
+
+
+def test_a_blank_is_put_before_the_first_text_alone():
+    """As by the tokenizers of Llama 2 and Mistral 7B, whether the ids of an answer are known or not."""
+    backend = sentencepiece()
+    tokenizer = Tokenizer(backend, "{% for m in messages %}{{ m['content'] }} t{% endfor %}", {})
+    first, last = ChatMessage(USER, "th"), ChatMessage(USER, "th")
+    whole = backend.encode("th th t tth t", add_special_tokens=False).ids
+    assert tokenizer.chat_turns([first, ChatMessage(ASSISTANT, "h t"), last]) == whole
+    following = tokenizer.chat_turns([first, ChatMessage(ASSISTANT, "h", (5,)), last])
+    assert following[following.index(5) + 1 :] == backend.encode(" tth t", add_special_tokens=False).ids[1:]

@@ -83,7 +83,6 @@ def gguf(tmp_path_factory):
         ("llama.attention.layer_norm_rms_epsilon", "rms_norm_eps", NAN),
         ("llama.rope.freq_base", "rope_theta", 0.0),
         ("llama.rope.scaling.factor", "factor", -2.0),
-        ("tokenizer.ggml.eos_token_id", "eos_token_id", 2**32 - 1),
     ],
 )
 def test_impossible_metadata_is_refused_by_name(gguf, tmp_path, key, name, value):

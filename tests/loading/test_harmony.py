@@ -5,12 +5,12 @@ import pytest
 from offload.constraints.vocabulary import ConstraintVocabulary
 from offload.events import Finished, Text, Thought, Tokens
 from offload.loading.tokenizers.text_stream import TextLayer, stream_text
-from offload.loading.tokenizers.thinking import CLOSING, OPENING, Harmony
+from offload.loading.tokenizers.thinking import CLOSING, HARMONY, OPENING, Thinking
 from offload.loading.tokenizers.tokenizer import Tokenizer
 from offload.settings.constraint import Constraint
 from tests.support.models import SPECIAL, TEMPLATE, make_tokenizer
 
-MARKS, THINK = Harmony.marks, (OPENING, CLOSING)
+MARKS, THINK = HARMONY.marks, (OPENING, CLOSING)
 ANALYSIS = "<|channel|>analysis<|message|> Four <|en d.\n<|end|>"
 FINAL = "<|start|>assistant<|channel|>final<|message|>It is <|message|> 4. "
 TEXTS = [
@@ -28,7 +28,7 @@ TEXTS = [
 @pytest.mark.parametrize(("text", "expected"), TEXTS)
 def test_thinking_and_answer_are_apart_however_the_text_arrives(text, expected):
     for size in range(1, len(text) + 1):
-        harmony = Harmony()
+        harmony = Thinking(form=HARMONY)
         parts = [harmony.feed(text[at : at + size]) for at in range(0, len(text), size)]
         parts.append(harmony.flush())
         assert tuple(map("".join, zip(*parts, strict=True))) == expected

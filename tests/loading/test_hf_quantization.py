@@ -1,6 +1,7 @@
 """Checkpoints that other libraries have quantised, against the same weights in floating point."""
 
 from functools import partial
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -8,9 +9,7 @@ from safetensors.torch import load_file, save_file
 
 from offload.errors import CheckpointError, UnsupportedModel
 from offload.kernels.ops import TorchOperations
-from offload.loading.formats.hf_quantization.codes import dequantized
-from offload.loading.formats.hf_quantization.layouts import Float8Layout
-from offload.loading.formats.hf_quantization.stored import Header
+from offload.loading.formats.hf_quantization import layouts
 from offload.loading.formats.safetensors import FolderCheckpoint
 from offload.loading.formats.tensor_checks import check_tensors
 from offload.loading.weights import load_model
@@ -82,24 +81,36 @@ def logits(checkpoint, dtype, operations):
 def test_weights_are_those_of_the_formats_description(stored):
     checkpoint, plain, values, _ = stored
     assert checkpoint.is_quantized and checkpoint.sizes() == plain.sizes()
-    with checkpoint.tensors() as read:
+    with checkpoint.opened() as weights:
         for name, expected in values.items():
-            assert torch.equal(read(name), expected), name
-            kept = read.quantized(name)
+            assert torch.equal(weights[name].read(), expected), name
+            kept = weights[name].quantized()
             assert (kept.dequantized() - expected).abs().max() <= 2**-22 * expected.abs().max(), name
-            bits = checkpoint.quantized_bits()[name]
-            assert bits == kept.format.bits_per_weight
-        assert read.quantized("model.embed_tokens.weight") is None
-        assert torch.equal(read(name, (slice(None), slice(16, 48))), values[name][:, 16:48])
+            assert weights[name].bits == kept.format.bits_per_weight
+        assert weights["model.embed_tokens.weight"].quantized() is None
+        assert torch.equal(weights[name].read((slice(None), slice(16, 48))), values[name][:, 16:48])
 
 
 def test_as_many_blocks_as_rows_are_not_taken_for_a_scale_of_each_row():
     codes, scales = torch.randn(256, 16384).to(torch.float8_e4m3fn), torch.rand(2, 128)
-    tensors = {"a.weight": codes, "a.weight_scale_inv": scales}
-    headers = {"a.weight": Header("F8_E4M3", (256, 16384)), "a.weight_scale_inv": Header("F32", (2, 128))}
-    (matrix,) = Float8Layout().matrices(headers, tensors.get)
+    stored = {"a.weight": Held("F8_E4M3", codes), "a.weight_scale_inv": Held("F32", scales)}
+    ((_, matrix),) = layouts.float8(stored, (128, 128))
     expected = codes.float() * scales.repeat_interleave(128, 0).repeat_interleave(128, 1)
-    assert torch.equal(dequantized(matrix, Float8Layout().read(matrix, tensors.__getitem__)), expected)
+    assert torch.equal(matrix.read(), expected)
+
+
+class Held(NamedTuple):
+    """A weight in memory."""
+
+    dtype: str
+    tensor: torch.Tensor
+
+    @property
+    def size(self):
+        return tuple(self.tensor.shape)
+
+    def read(self):
+        return self.tensor
 
 
 def test_logits_are_those_of_the_same_weights_in_floating_point(stored, native_operations):

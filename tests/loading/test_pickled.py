@@ -33,8 +33,8 @@ def test_pickled_weights_are_the_same_model(tiny_model_dir, state, llama_dir, ha
     checkpoint = open_checkpoint(locate(str(llama_dir)))
     check_tensors(checkpoint)
     assert all(path.suffix == ".bin" for path in checkpoint.files())
-    with checkpoint.tensors() as read:
-        assert all(torch.equal(read(name), tensor) for name, tensor in state.items())
+    with checkpoint.opened() as weights:
+        assert all(torch.equal(weights[name].read(), tensor) for name, tensor in state.items())
     assert logits(checkpoint).shape[-1] == state["lm_head.weight"].shape[0]
 
 

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from offload.loading.formats.quantization import format_of, quantize
+from offload.architecture.weight_formats import format_of
+from offload.loading.formats.checkpoint import quantize
 
 SIZE = (48, 512)
 NAME = "model.layers.0.mlp.down_proj.weight"

@@ -8,7 +8,6 @@ from offload.errors import SettingsError
 from offload.kernels.native import KernelUnavailable
 from offload.kernels.ops import TorchOperations
 from offload.loading.agreement import TOKENS, agreement
-from offload.loading.formats.quantization import QuantizedCheckpoint
 from offload.loading.formats.safetensors import FolderCheckpoint
 from offload.loading.quantization_checks import check_quantize
 from offload.loading.weights import load_model
@@ -38,7 +37,7 @@ def logits(model, prompt):
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_the_kernel_computes_with_the_rounded_weights(checkpoint, native_operations, level):
-    quantized = QuantizedCheckpoint(checkpoint, level)
+    quantized = checkpoint.rounded(level)
     model = load(quantized, torch.bfloat16, native_operations)
     expected = logits(load(quantized, torch.float32, TorchOperations()), ids(40)).double()
     assert distance(logits(model, ids(40)), expected) < 0.02
@@ -48,22 +47,20 @@ def test_the_kernel_computes_with_the_rounded_weights(checkpoint, native_operati
 
 
 def test_each_tensor_has_its_format_and_its_parts_are_those_of_the_whole(checkpoint):
-    quantized = QuantizedCheckpoint(checkpoint, "q6")
-    formats = {name: kind.name for name, kind in quantized.formats().items()}
+    quantized = checkpoint.rounded("q6")
+    formats = {name: weight.kind.name for name, weight in quantized.weights.items() if weight.is_quantized}
     assert formats["model.layers.0.mlp.down_proj.weight"] == "Q6_K"
     assert formats["model.layers.0.mlp.up_proj.weight"] == formats["lm_head.weight"] == "Q8_0"
     assert len(formats) == 7 * 2 + 2  # no norms
-    with quantized.tensors() as read, checkpoint.tensors() as original:
-        name = "model.layers.0.self_attn.o_proj.weight"
-        part = (slice(None), slice(16, 48))  # cuts groups of 32
-        assert torch.equal(read(name, part), read.quantized(name).dequantized()[part])
-        assert read.quantized("model.norm.weight") is None
-        assert torch.equal(read("model.norm.weight"), original("model.norm.weight"))
+    weight, part = quantized.weights["model.layers.0.self_attn.o_proj.weight"], (slice(None), slice(16, 48))
+    assert torch.equal(weight.read(part), weight.quantized().dequantized()[part])  # which cuts groups of 32
+    norms = [each.weights["model.norm.weight"] for each in (quantized, checkpoint)]
+    assert norms[0].quantized() is None and torch.equal(norms[0].read(), norms[1].read())
 
 
 def test_the_agreement_is_that_of_two_whole_models(checkpoint, native_operations, operations):
     prompt = ids(TOKENS + 40)
-    quantized = QuantizedCheckpoint(checkpoint, "q4")
+    quantized = checkpoint.rounded("q4")
     model = load(quantized, torch.bfloat16, native_operations)
     original = load(checkpoint, torch.bfloat16, operations)
     choices = [logits(each, prompt[40:]).argmax(-1) for each in (model, original)]
@@ -87,7 +84,7 @@ def test_it_needs_bf16_and_the_native_kernel(monkeypatch):
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_bits_from_dimensions_alone_are_those_of_the_tensors(checkpoint, level):
-    quantized, size = QuantizedCheckpoint(checkpoint, level), {True: 0, False: 0}
+    quantized, size = checkpoint.rounded(level), {True: 0, False: 0}
     bits = dict(size)
     for name, shape in checkpoint.sizes().items():
         if name in (stored := quantized.quantized_bits()):

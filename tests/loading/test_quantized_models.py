@@ -7,8 +7,6 @@ from gguf import GGMLQuantizationType
 from offload.api.loader import open_model
 from offload.kernels.ops import TorchOperations
 from offload.loading.formats.gguf import GGUFCheckpoint
-from offload.loading.formats.safetensors import FolderCheckpoint
-from offload.loading.hub.bundled import copy_tensors
 from offload.loading.weights import load_model
 from offload.settings.config import EngineConfig
 from tests.support.gguf import write_gguf
@@ -41,21 +39,6 @@ def test_logits_are_those_of_the_dequantised_weights(gguf, native_operations):
     assert distance(found, expected.double()) < 0.02
     layer = model._layers[0]
     assert {linear.tensors()[0].dtype for linear in (layer.qkv, layer.o, layer.gate_up, layer.down)} == {torch.uint8}
-
-
-def test_a_folder_with_the_same_tensors_gives_the_same_bits(gguf, native_operations, tmp_path):
-    """As the embedded model is installed: config.json, and a GGUF file without a vocabulary."""
-    checkpoint = GGUFCheckpoint(gguf)
-    make_hf_model("llama").config.save_pretrained(tmp_path)
-    copy_tensors(gguf, tmp_path / "model.gguf", lambda *_: None)
-    folder = FolderCheckpoint(tmp_path)
-    assert folder.sizes() == checkpoint.sizes()
-    if folder.shape.tied_embeddings == checkpoint.shape.tied_embeddings:
-        found, expected = (logits(each, torch.bfloat16, native_operations)[0] for each in (folder, checkpoint))
-        assert torch.equal(found, expected)
-    (tmp_path / "model.gguf").write_bytes(gguf.read_bytes()[:3000])
-    with pytest.raises(Exception, match=r"corrupt|truncated"):
-        FolderCheckpoint(tmp_path).sizes()
 
 
 @pytest.mark.skipif(native_kernel() is None, reason="there is no native kernel here")

@@ -12,7 +12,6 @@ from offload.errors import UnsupportedModel
 from offload.events import ExpertsRun
 from offload.kernels.native.ops import NativeOperations
 from offload.kernels.ops import CudaOperations, TorchOperations
-from offload.loading.formats.quantization import QuantizedCheckpoint
 from offload.loading.formats.safetensors import FolderCheckpoint
 from offload.loading.weights import load_model
 from offload.memory.factory import TieredStoreFactory
@@ -45,7 +44,7 @@ def folder(tmp_path_factory):
 def load(source, kept=None, link=None, operations=None, dtype=torch.float32, host=None):
     """Load a model, all on one device, or with the experts of but `kept` layers in host memory."""
     do, tier = operations or TorchOperations(), None
-    checkpoint = source if hasattr(source, "tensors") else FolderCheckpoint(source)
+    checkpoint = source if hasattr(source, "weights") else FolderCheckpoint(source)
     if kept is not None:
         link = link or make_link(before=random_delays(3))
         tier = WeightTier(checkpoint.shape.layers, link, ExpertTier(kept, link, host or do, ROWS))
@@ -80,7 +79,7 @@ def test_experts_in_the_host_s_layout_are_unpacked_for_the_device(tmp_path, leve
     family, changes = FAMILY_CASES["gpt-oss"]  # with biases
     make_hf_model(family, **changes).save_pretrained(tmp_path)
     checkpoint = FolderCheckpoint(tmp_path)
-    checkpoint = QuantizedCheckpoint(checkpoint, level) if level else checkpoint
+    checkpoint = checkpoint.rounded(level) if level else checkpoint
     device, host = CudaOperations(), NativeOperations(native_kernel())
     whole = load(checkpoint, operations=device, dtype=torch.bfloat16)
     model = load(checkpoint, 0, operations=device, dtype=torch.bfloat16, host=host)
@@ -205,7 +204,7 @@ def test_layers_may_have_other_formats_and_experts_of_a_layer_may_not(folder):
     do, link = NativeOperations(native_kernel()), make_link()
     layers = []
     for level in ("q4", "q8"):
-        checkpoint = QuantizedCheckpoint(FolderCheckpoint(folder), level)
+        checkpoint = FolderCheckpoint(folder).rounded(level)
         model = load_model(checkpoint, torch.bfloat16, CPU, lambda done, total: None, do)
         layers.append(next(model.layers()).experts)
     store = ExpertStore(ExpertTier(0, link, do, 1), CPU, do)

@@ -1,8 +1,8 @@
 """The shares of the ranks: together they are the whole model, and give its logits."""
 
 import math
-from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -11,6 +11,7 @@ from gguf import GGMLQuantizationType
 from offload.architecture.hf_config import read_shape
 from offload.errors import SettingsError
 from offload.kernels.ops import TorchOperations
+from offload.loading.formats.checkpoint import Weight
 from offload.loading.hub.download import open_checkpoint
 from offload.loading.weights import load_model
 from offload.parallel import ALONE, split
@@ -47,18 +48,23 @@ def hidden(group, path, vocab=None):
     """Return the logits of a prompt in two passes, and the fraction of the checkpoint that was read."""
     checkpoint = open_checkpoint(Path(path))
     share = None if group.size == 1 else split(checkpoint.shape, group.rank, group.size, vocab)
-    read, tensors = [], checkpoint.tensors
+    read = []
 
-    @contextmanager
-    def counted():
-        with tensors() as take:
-            yield lambda *args: (part := take(*args), read.append(part.numel()))[0]
+    class Counted(NamedTuple):
+        weight: Weight
 
-    checkpoint.tensors = counted
+        def read(self, part=None):
+            read.append((found := self.weight.read(part)).numel())
+            return found
+
+        def quantized(self):
+            return None
+
+    checkpoint.weights = {name: Counted(weight) for name, weight in checkpoint.weights.items()}
     model = load_model(checkpoint, torch.float32, CPU, lambda *_: None, group=group, share=share)
     runner = Runner(model, model.new_cache(64), 16)
     rows = runner.rows(TokenSequence(ids(40)), ids(8, seed=1))
-    return model.logits(rows), sum(read) / sum(math.prod(size) for size in checkpoint.sizes().values())
+    return model.logits(rows), sum(read) / sum(math.prod(each.weight.size) for each in checkpoint.weights.values())
 
 
 def with_experts_away(group, path):

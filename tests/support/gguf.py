@@ -35,7 +35,7 @@ def _permuted(weight, heads):
 def _add_tokenizer(writer, tokenizer):
     model = json.loads(tokenizer.backend_tokenizer.to_str())["model"]
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("default")
+    writer.add_tokenizer_pre("gpt-2")
     writer.add_token_list(sorted(model["vocab"], key=model["vocab"].get))
     writer.add_token_types([TokenType.CONTROL] * 3 + [TokenType.NORMAL] * (len(model["vocab"]) - 3))
     writer.add_token_merges([" ".join(pair) for pair in model["merges"]])

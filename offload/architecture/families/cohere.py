@@ -33,7 +33,6 @@ COHERE = Family(
     gguf=GGUFNames(
         "command-r",
         keys=_KEYS,
-        reads_tokenizer=True,
     ),
 )
 
@@ -51,5 +50,5 @@ COHERE2 = Family(
     aliases=COHERE.aliases,
     has_layer_windows=True,
     features=COHERE.features,
-    gguf=GGUFNames("cohere2", keys={**_KEYS, "sliding_window": "attention.sliding_window"}, reads_tokenizer=True),
+    gguf=GGUFNames("cohere2", keys={**_KEYS, "sliding_window": "attention.sliding_window"}),
 )

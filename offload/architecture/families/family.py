@@ -94,7 +94,6 @@ class GGUFNames:
         tensors: names of a layer's tensors in safetensors, by their names in the file, where they are not Llama's. One
             tensor may have those of all experts, whose number is * in its name.
         keys: names of values in config.json -> keys in the file, where there are more than Llama's.
-        reads_tokenizer: whether the tokenizer is built here: transformers does not read such files.
         permutes: whether the rows of q and k are stored as pairs of neighbours, and those of safetensors as halves.
         left_out: values of config.json that the published models have and files do not.
         yarn: such values of their RoPE parameters, where files have YaRN.
@@ -107,7 +106,6 @@ class GGUFNames:
     tensors: Mapping[str, str] = field(default_factory=dict)
     keys: Mapping[str, str] = field(default_factory=dict)
     permutes: bool = False
-    reads_tokenizer: bool = False
     left_out: Values = field(default_factory=dict)
     yarn: Values = field(default_factory=dict)
     switches: Sequence[str] = ()

@@ -23,6 +23,5 @@ GLM4 = Family(
             "post_ffw_norm": "post_mlp_layernorm",
             "ffn_up": "mlp.gate_up_proj",
         },
-        reads_tokenizer=True,
     ),
 )

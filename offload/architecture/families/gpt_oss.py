@@ -66,7 +66,6 @@ GPT_OSS = Family(
         }
         | GGUF_EXPERT_TENSORS,
         GGUF_EXPERTS | {"sliding_window": "attention.sliding_window"},
-        reads_tokenizer=True,
         yarn={"truncate": False},
     ),
 )

@@ -36,7 +36,6 @@ _GGUF = GGUFNames(
     "granite",
     keys=_KEYS,
     permutes=True,
-    reads_tokenizer=True,
     switches=("rope.scaling.finetuned",),  # which llama.cpp reads as whether there is RoPE
 )
 GRANITE = Family(

@@ -30,7 +30,6 @@ OLMO2 = Family(
             "post_ffw_norm": "post_feedforward_layernorm",
         }
         | GGUF_QK_NORMS,
-        reads_tokenizer=True,
     ),
 )
 
@@ -68,6 +67,5 @@ OLMOE = Family(
         "olmoe",
         GGUF_QK_NORMS | {"ffn_gate_inp": "mlp.gate"} | GGUF_EXPERT_TENSORS,
         GGUF_EXPERTS,
-        reads_tokenizer=True,
     ),
 )

@@ -56,7 +56,6 @@ QWEN3_MOE = Family(
         "qwen3moe",
         GGUF_QK_NORMS | {"ffn_gate_inp": "mlp.gate"} | GGUF_EXPERT_TENSORS,
         GGUF_EXPERTS | {"moe_intermediate_size": "expert_feed_forward_length"},
-        reads_tokenizer=True,
         left_out={"norm_topk_prob": True},
     ),
 )

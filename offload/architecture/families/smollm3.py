@@ -24,5 +24,5 @@ SMOLLM3 = Family(
     _layers,
     {"tie_word_embeddings": True, "eos_token_id": 128001, "rope_theta": 2000000.0},
     has_optional_window=True,
-    gguf=GGUFNames("smollm3", permutes=True, reads_tokenizer=True),
+    gguf=GGUFNames("smollm3", permutes=True),
 )

@@ -35,7 +35,6 @@ STARCODER2 = Family(
         "starcoder2",
         {"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"},
         {"rms_norm_eps": "attention.layer_norm_epsilon", "sliding_window": "attention.sliding_window"},
-        reads_tokenizer=True,  # transformers' would not split digits off
         left_out={"sliding_window": 4096},
     ),
 )

@@ -119,7 +119,7 @@ def _by_group(parts: Tensor) -> Tensor:
 
 
 def round_weight(kernel: Kernel, weight: Tensor, kind: QuantizedFormat) -> QuantizedTensor | None:
-    """Round a matrix `[rows, inputs]` to Q4_1, Q5_1, Q6_K or Q8_0, in the bits of loading/formats/quantization.py.
+    """Round a matrix `[rows, inputs]` to Q4_1, Q5_1, Q6_K or Q8_0, in the bits of `quantize` (checkpoint.py).
 
     Its inputs are whole blocks of the format. Returns None for weights that are not finite or are too large for scales
     in fp16.

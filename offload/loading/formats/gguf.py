@@ -1,24 +1,35 @@
-"""Reads GGUF files: shape, tokenizer and tensors."""
+"""GGUF files as checkpoints: shape, tokenizer and weights, under transformers' names."""
 
-from contextlib import AbstractContextManager
-from dataclasses import replace
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
+import numpy as np
 
+from ...architecture.checkpoint_json import read_json
 from ...architecture.config import ModelShape
 from ...architecture.config_checks import ConfigCheck
-from ...architecture.families import FAMILIES, GGUF_FAMILIES, Family
+from ...architecture.families import FAMILIES, GGUF_FAMILIES, Family, GGUFNames
 from ...architecture.hf_config import shape_from_config
+from ...architecture.weight_formats import FORMATS
 from ...errors import CheckpointError, UnsupportedModel
 from ...short_repr import short_repr, short_text
-from ..tokenizers.gguf_tokenizer import tokenizer_from_metadata
-from ..tokenizers.tokenizer import Tokenizer
-from ..tokenizers.tokenizer_files import load_hf_tokenizer
-from .gguf_tensors import GGUFTensors, open_gguf
-from .safetensors import TensorReader
+from ..tokenizers.gguf_tokenizer import end_of_turn_ids, tokenizer_from_metadata
+from .checkpoint import Checkpoint, Part, Weight, Weights
+from .gguf_file import GGUFFile, TensorInfo
+from .layer_tensors import checkpoint_sizes, layer_sizes
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ...kernels.quantized import QuantizedTensor
+    from ..tokenizers.tokenizer import Tokenizer
 
 _KEYS = {  # behind the name of the architecture
     "num_hidden_layers": "block_count",
@@ -33,7 +44,7 @@ _KEYS = {  # behind the name of the architecture
 _OPTIONAL = ("num_key_value_heads", "head_dim")
 _HINT = "fetch or convert the model again"
 _SAFETENSORS = "use the model's safetensors"
-_UNSUPPORTED = {  # keys that are absent or zero in what runs -> what others have
+_UNSUPPORTED = {  # keys that are absent or zero in models that run -> what others have
     "expert_count": "mixtures of experts of this architecture",
     "expert_shared_count": "experts that all tokens share",
     "expert_group_count": "groups of experts",
@@ -41,49 +52,134 @@ _UNSUPPORTED = {  # keys that are absent or zero in what runs -> what others hav
     "rope.dimension_sections": "RoPE on several axes, as in models that read images,",
     "nextn_predict_layers": "layers that predict further tokens",
 }
+_MODULES = {  # llama.cpp's names of tensors -> transformers'
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_FLOATS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}  # ggml's names -> torch's
+_BARE = ("self_attn.sinks",)  # whose names in safetensors do not end with .weight
+_FREQUENCIES = ("attn_rot_embd", "rope_freqs")  # RoPE's, of old files
+_LAYER = re.compile(r"blk\.(\d{1,9})\.(\w+)")
+_STORED = re.compile(r"(?:blk\.(?P<layer>\d+)\.)?(?P<stem>\w+)\.(?P<kind>weight|bias)")
 
 
-class GGUFCheckpoint:
-    """One .gguf file, with transformers' names and layout of tensors."""
+@dataclass(frozen=True)
+class GGUFWeight:
+    """A tensor of a GGUF file, or one expert's part of it; `heads`: those whose rows are stored as neighbours.
 
-    skipped = 0  # other parts of a model have files of their own
-    quantization = ""  # a tensor's type is in the file
+    It is a `Weight`.
+    """
 
-    def __init__(self, path: Path) -> None:
+    tensor: TensorInfo
+    expert: int | None = None
+    heads: int | None = None
+
+    @property
+    def size(self) -> tuple[int, ...]:
+        return self.tensor.size if self.expert is None else self.tensor.size[1:]
+
+    @property
+    def bits(self) -> float | None:
+        kind = FORMATS.get(self.tensor.kind)
+        return None if kind is None else kind.bits_per_weight
+
+    @property
+    def is_quantized(self) -> bool:
+        return self.tensor.kind not in _FLOATS
+
+    def _stored(self) -> Tensor:
+        """Return the mapped bytes `[rows, bytes]` uint8."""
+        import torch
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch warns of memory that cannot be written to: nothing writes here
+            data = torch.from_numpy(self.tensor.data if self.expert is None else self.tensor.data[self.expert])
+        if self.heads is None:
+            return data
+        # Rows of q and k in transformers' order: llama.cpp's RoPE pairs neighbours, not halves.
+        return data[torch.arange(self.size[0]).view(self.heads, -1, 2).transpose(1, 2).flatten()]
+
+    def read(self, part: Part | None = None) -> Tensor:
+        """Return the tensor in fp32: dequantised as a whole, and then sliced. Raises UnsupportedModel."""
+        import torch
+
+        data, kind = self._stored(), self.tensor.kind
+        if kind in _FLOATS:
+            return data.view(getattr(torch, _FLOATS[kind]))[part or ...].to(torch.float32, copy=True)
+        from gguf import GGMLQuantizationType, dequantize
+
+        try:
+            values = dequantize(data.numpy(), GGMLQuantizationType(self.tensor.type))
+        except NotImplementedError as error:
+            raise UnsupportedModel(f"a tensor is quantised as {kind}: {error}", _SAFETENSORS) from error
+        return torch.from_numpy(np.array(values))[part or ...]
+
+    def quantized(self) -> QuantizedTensor | None:
+        if self.bits is None:
+            return None
+        from .gguf_blocks import split_blocks
+
+        return split_blocks(self.tensor.kind, self._stored())
+
+
+class GGUFCheckpoint(Checkpoint):
+    """A .gguf file, with the other parts of the same model beside it.
+
+    A folder with model.gguf and generation_config.json, as the embedded model is installed, is read in the same way.
+    """
+
+    def __init__(self, path: Path, generation: Path | None = None) -> None:
+        """`generation` is a generation_config.json; its end-of-sequence tokens come in addition to the file's."""
         self.path = path
-        self._reader = open_gguf(path)
-        self._family = self._find_family()
-        self.generation: dict = {}
-        self._sizes = {tensor.name: tensor.shape for tensor in self._reader.tensors}
+        self._file = GGUFFile(path)
+        self._family, self._names = self._find_family()
+        self.generation = {} if generation is None else read_json(generation)
         self.shape = self._shape()
-        names = self._family.gguf
-        self._tensors = GGUFTensors(path, self.shape.heads, self.shape.kv_heads, self._reader, names)
-        if name := next(self._tensors.unused(self.shape), None):
+        if name := next(self._unused(), None):
             raise UnsupportedModel(f"GGUF models with the tensor {short_text(name)} are not supported", _SAFETENSORS)
 
-    def _find_family(self) -> Family:
-        """Return the family of the file's architecture. Raises UnsupportedModel."""
-        architecture = self._value("general.architecture")
+    def files(self) -> list[Path]:
+        return self._file.paths
+
+    def close(self) -> None:
+        self._file.close()
+
+    def load_tokenizer(self) -> Tokenizer:
+        return tokenizer_from_metadata(self._file.value)
+
+    def _find_family(self) -> tuple[Family, GGUFNames]:
+        """Return the family of the file's architecture, and its names in files. Raises UnsupportedModel."""
+        architecture = self._file.value("general.architecture")
         if architecture not in GGUF_FAMILIES:
             raise UnsupportedModel(
                 f"the GGUF architecture {short_text(str(architecture))} is not supported",
                 f"what runs: {', '.join(GGUF_FAMILIES)}",
             )
         family = GGUF_FAMILIES[architecture]
-        has_experts = family.gguf.sparse and self._value(f"{architecture}.expert_count")
-        return FAMILIES[family.gguf.sparse] if has_experts else family
-
-    def _value(self, key: str, default: Any = None) -> Any:
-        field = self._reader.get_field(key)
-        return default if field is None else field.contents()
+        if family.gguf is not None and family.gguf.sparse and self._file.value(f"{architecture}.expert_count"):
+            family = FAMILIES[family.gguf.sparse]
+        assert family.gguf is not None
+        return family, family.gguf
 
     def _own(self, key: str, default: Any = None) -> Any:
         """Return the value of a key behind the architecture's name."""
-        return self._value(f"{self._family.gguf.architecture}.{key}", default)
+        value = self._file.value(f"{self._names.architecture}.{key}")
+        value = value.tolist() if isinstance(value, np.ndarray) else value
+        return default if value is None else value
 
     def _shape(self) -> ModelShape:
         """Read the shape from the metadata. Raises CheckpointError, UnsupportedModel."""
-        names = self._family.gguf
+        names, sizes = self._names, {name: tensor.size for name, tensor in self._file.tensors.items()}
         keys = _KEYS | dict(names.keys)
         values = {ours: value for ours, key in keys.items() if (value := self._own(key)) is not None}
         if missing := [keys[name] for name in _KEYS if name not in values and name not in _OPTIONAL]:
@@ -92,30 +188,32 @@ class GGUFCheckpoint:
         if values.get("sliding_window") == 0:  # "not set", as in llama.cpp
             values["sliding_window"] = None
         check = ConfigCheck(str(self.path), _HINT)
-        ids = {f"{name}_token_id": self._value(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "bos", "eot")}
-        extra = {"eos_token_id": check.token_ids(ids.pop("eot_token_id"))}
+        ids = {f"{name}_token_id": self._file.value(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "bos")}
         self.config = {**names.left_out, **values, **ids}
         self.config |= {
             "model_type": self._family.name,
-            "vocab_size": int(self._sizes["token_embd.weight"][-1]) if "token_embd.weight" in self._sizes else None,
+            "vocab_size": sizes["token_embd.weight"][0] if "token_embd.weight" in sizes else None,
             "rope_parameters": self._rope(),
-            "attention_bias": "blk.0.attn_q.bias" in self._sizes,
-            "tie_word_embeddings": "output.weight" not in self._sizes,
+            "attention_bias": "blk.0.attn_q.bias" in sizes,
+            "tie_word_embeddings": "output.weight" not in sizes,
         }
-        shape = shape_from_config(self.config, extra, check=check)
+        ends = [*check.token_ids(self._file.value("tokenizer.ggml.eot_token_id"))]
+        ends += [*end_of_turn_ids(self._file.value), *check.token_ids(self.generation.get("eos_token_id"))]
+        generation = self.generation | {"eos_token_id": ends}
+        shape = shape_from_config(self.config, generation, check=check)
         rotated = self._own("rope.dimension_count", shape.rotary_dim)
         if rotated != shape.rotary_dim:
             if not self._family.has_partial_rope:
                 raise UnsupportedModel("RoPE on a part of each head is not supported", _SAFETENSORS)
             self.config["rope_parameters"]["partial_rotary_factor"] = rotated / shape.head_dim
-            shape = shape_from_config(self.config, extra, check=check)
+            shape = shape_from_config(self.config, generation, check=check)
         if names.adds_norm_offset:
             shape = replace(shape, norm_offset=0.0)
         return replace(shape, rope_divisors=self._divisors(shape.rotary_dim // 2))
 
     def _refuse_variants(self, values: dict[str, Any]) -> None:
         """Raise UnsupportedModel for variants that the decoder would compute as the plain model, and wrongly."""
-        names = self._family.gguf
+        names = self._names
         if isinstance(values["num_attention_heads"], list) or isinstance(values.get("num_key_value_heads"), list):
             raise UnsupportedModel("GGUF models whose layers differ in their heads are not supported", _SAFETENSORS)
         for key, what in _UNSUPPORTED.items():
@@ -125,54 +223,70 @@ class GGUFCheckpoint:
         for key in names.switches:
             if self._own(key) is False:
                 raise UnsupportedModel(f"{self._family.name} with {key} false is not supported", _SAFETENSORS)
-        if "rope_factors_long.weight" in self._sizes:
+        if "rope_factors_long.weight" in self._file.tensors:
             raise UnsupportedModel("GGUF models with longrope are not supported", _SAFETENSORS)
 
-    def _rope(self) -> dict:
+    def _rope(self) -> dict[str, Any]:
         """Return the RoPE parameters under transformers' names. Raises UnsupportedModel."""
         rope = {"rope_type": "default", "rope_theta": self._own("rope.freq_base", 10000.0)}
-        kind = self._own("rope.scaling.type", "none")
-        if kind == "none":
+        factor = self._own("rope.scaling.factor") or self._own("rope.scale_linear") or 0.0  # the old name comes second
+        kind = self._own("rope.scaling.type", "linear")  # the format's default
+        if kind == "none" or (kind == "linear" and factor in (0.0, 1.0)):
             return rope
         if kind not in ("linear", "yarn"):
             raise UnsupportedModel(f"the GGUF RoPE scaling {short_repr(kind)} is not supported", _SAFETENSORS)
-        rope |= {"rope_type": kind, "factor": self._own("rope.scaling.factor", 1.0)}
+        rope |= {"rope_type": kind, "factor": factor or 1.0}
         original = self._own("rope.scaling.original_context_length")
         if kind == "yarn" and original:  # 0 is "not set", as in llama.cpp
             rope["original_max_position_embeddings"] = original
-        return rope | dict(self._family.gguf.yarn) if kind == "yarn" else rope
+        return rope | dict(self._names.yarn) if kind == "yarn" else rope
 
     def _divisors(self, wanted: int) -> tuple[float, ...] | None:
         """Read the divisor of each frequency, as llama.cpp stores Llama 3's RoPE scaling. Raises CheckpointError."""
-        if "rope_freqs.weight" not in self._sizes:
+        tensor = self._file.tensors.get("rope_freqs.weight")
+        if tensor is None:
             return None
-        divisors = GGUFTensors(self.path, 1, 1, self._reader).dequantized("rope_freqs.weight")
-        if divisors.shape != (wanted,) or not (torch.isfinite(divisors) & (divisors > 0)).all():
+        divisors = GGUFWeight(tensor).read()
+        if divisors.shape != (wanted,) or not (divisors.isfinite() & (divisors > 0)).all():
             raise CheckpointError(f"{self.path}: rope_freqs.weight is not {wanted} positive numbers", _HINT)
         return tuple(divisors.tolist())
 
-    @property
-    def is_quantized(self) -> bool:
-        return self._tensors.is_quantized
-
-    def files(self) -> list[Path]:
-        return [self.path]
-
-    def sizes(self) -> dict[str, tuple[int, ...]]:
-        return self._tensors.sizes()
-
-    def quantized_bits(self) -> dict[str, float]:
-        return self._tensors.quantized_bits()
-
-    def tensors(self) -> AbstractContextManager[TensorReader]:
-        return self._tensors.opened()
-
-    def load_tokenizer(self) -> Tokenizer:
-        if self._family.gguf.reads_tokenizer:
-            return tokenizer_from_metadata(self._value)
-        return Tokenizer.from_transformers(self.hf_tokenizer)
-
     @cached_property
-    def hf_tokenizer(self) -> Any:
-        """Return transformers' tokenizer, which knows how to build one from GGUF metadata. Raises CheckpointError."""
-        return load_hf_tokenizer(self.path.parent, {"gguf_file": self.path.name})
+    def stored_weights(self) -> Weights:
+        names, found = self._names, dict[str, Weight]()
+        heads = {"attn_q": self.shape.heads, "attn_k": self.shape.kv_heads} if names.permutes else {}
+        for name, tensor in self._file.tensors.items():
+            ours = self._transformers_name(name)
+            if ours is None:
+                continue
+            if "*" in ours:
+                for expert in range(tensor.size[0]):
+                    found[ours.replace("*", str(expert))] = GGUFWeight(tensor, expert)
+            else:
+                found[ours] = GGUFWeight(tensor, heads=heads.get(name.split(".")[-2]))
+        return found
+
+    def _transformers_name(self, name: str) -> str | None:
+        """Map blk.3.attn_q.weight to model.layers.3.self_attn.q_proj.weight; None for a tensor that is not a weight.
+
+        The name of a tensor with the matrices of all experts has * in place of their numbers.
+        """
+        match, modules = _STORED.fullmatch(name), _MODULES | dict(self._names.tensors)
+        if match is None or match["stem"] not in modules:
+            return None
+        layer = "" if match["layer"] is None else f"model.layers.{match['layer']}."
+        module = modules[match["stem"]]
+        return f"{layer}{module}" if module in _BARE else f"{layer}{module}.{match['kind']}"
+
+    def _unused(self) -> Iterator[str]:
+        """Yield the names of tensors of the model's layers that the decoder does not use."""
+        shape = self.shape
+        layers = {spec: checkpoint_sizes(shape, layer_sizes(shape, spec)) for spec in dict.fromkeys(shape.specs)}
+        for name in self._file.tensors:
+            match = _LAYER.match(name)
+            if match is None or match[2] in _FREQUENCIES or int(match[1]) >= shape.layers:
+                continue
+            ours = self._transformers_name(name)
+            ours = ours and ours.removeprefix(f"model.layers.{match[1]}.").replace("*", "0")
+            if ours not in layers[shape.spec(int(match[1]))]:
+                yield name

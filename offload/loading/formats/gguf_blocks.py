@@ -11,12 +11,13 @@ from torch import Tensor
 
 from ...architecture.weight_formats import FORMATS, QuantizedFormat
 from ...kernels.quantized import QuantizedTensor
+from .gguf_file import BLOCK_BYTES
 
 
 def split_blocks(name: str, data: Tensor) -> QuantizedTensor:
     """Return the matrix whose blocks are the rows `[rows, bytes]` of `data`, uint8; `name` is one of `FORMATS`."""
     kind = FORMATS[name]
-    return _SPLITTERS[name](kind, data.view(len(data), -1, _BYTES[name]))
+    return _SPLITTERS[name](kind, data.view(len(data), -1, BLOCK_BYTES[name]))
 
 
 def _halves(data: Tensor) -> Tensor:
@@ -97,12 +98,9 @@ def with_powers(kind: QuantizedFormat, codes: Tensor, exponents: Tensor) -> Quan
     return QuantizedTensor(replace(kind, wide=True), codes, scales)
 
 
-_BYTES = {
-    "Q4_0": 18, "Q4_1": 20, "Q5_0": 22, "Q5_1": 24, "Q8_0": 34, "Q4_K": 144, "Q5_K": 176, "Q6_K": 210, "IQ4_NL": 18,
-    "MXFP4": 17,
-}  # fmt: skip
 _Splitter = Callable[[QuantizedFormat, Tensor], QuantizedTensor]
-_SPLITTERS: dict[str, _Splitter] = dict.fromkeys(("Q4_0", "Q4_1", "Q5_0", "Q5_1", "IQ4_NL"), _split_plain) | {
+_SPLITTERS: dict[str, _Splitter] = {
+    **dict.fromkeys(("Q4_0", "Q4_1", "Q5_0", "Q5_1", "IQ4_NL"), _split_plain),
     "Q8_0": _split_bytes,
     "MXFP4": _split_powers,
     "Q4_K": _split_nested,

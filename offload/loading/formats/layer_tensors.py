@@ -12,9 +12,9 @@ from ...architecture.config import ModelShape
 from ...architecture.dims import LinearAttention
 from ...architecture.layer_spec import LayerSpec
 from ...errors import UnsupportedModel
+from .checkpoint import Part
 
 Sizes = dict[str, tuple[int, ...]]
-Part = tuple[slice, ...]  # of a tensor: some rows, or all rows and some columns
 _LAYER = re.compile(r"(?P<prefix>model\.layers\.\d+\.)(?P<module>.+)\.(?P<kind>weight|bias)")
 _ROTATED = ("self_attn.q_proj", "self_attn.k_proj")
 _ROTATED_NORMS = ("self_attn.q_norm", "self_attn.k_norm")
@@ -27,13 +27,13 @@ def layer_sizes(shape: ModelShape, spec: LayerSpec) -> Sizes:
     rows = {"q": q * (1 + spec.gates_heads), "k": kv, "v": kv}
     linears = {f"self_attn.{x}_proj": (rows[x], hidden, spec.qkv_bias) for x in spec.projections}
     linears["self_attn.o_proj"] = (hidden, q, spec.o_bias)
-    if spec.is_linear:
-        linears = _linear_projections(shape)
+    if spec.is_linear and shape.linear is not None:
+        linears = _linear_projections(shape.linear, shape.hidden)
     if shape.layer_input:
         linears["per_layer_input_gate"] = (shape.layer_input, hidden, False)
         linears["per_layer_projection"] = (hidden, shape.layer_input, False)
     mlps = ["mlp"]
-    if spec.is_sparse:
+    if spec.is_sparse and shape.experts is not None:
         width = shape.experts.width
         mlps = [f"mlp.experts.{i}" for i in range(shape.experts.count)]
         linears["mlp.gate"] = (shape.experts.count, hidden, spec.router_bias)
@@ -42,7 +42,7 @@ def layer_sizes(shape: ModelShape, spec: LayerSpec) -> Sizes:
             linears[f"{mlp}.gate_proj"] = (width, hidden, spec.mlp_bias)
         linears[f"{mlp}.up_proj"] = (width, hidden, spec.mlp_bias)
         linears[f"{mlp}.down_proj"] = (hidden, width, spec.mlp_bias)
-    if spec.shares_expert:
+    if spec.shares_expert and shape.experts is not None:
         linears["mlp.shared_expert_gate"] = (1, hidden, False)
         for name in ("gate_proj", "up_proj"):
             linears[f"mlp.shared_expert.{name}"] = (shape.experts.shared, hidden, False)
@@ -53,7 +53,7 @@ def layer_sizes(shape: ModelShape, spec: LayerSpec) -> Sizes:
     sizes |= {f"{name}.{kind}": (hidden,) for name in _norms(spec) for kind in kinds}
     if spec.has_sinks:
         sizes["self_attn.sinks"] = (shape.heads,)
-    if spec.is_linear:
+    if spec.is_linear and shape.linear is not None:
         sizes |= _linear_vectors(shape.linear)
     if shape.layer_input:
         sizes["post_per_layer_input_norm.weight"] = (hidden,)
@@ -65,9 +65,8 @@ def layer_sizes(shape: ModelShape, spec: LayerSpec) -> Sizes:
     return sizes
 
 
-def _linear_projections(shape: ModelShape) -> dict[str, tuple[int, int, bool]]:
+def _linear_projections(linear: LinearAttention, hidden: int) -> dict[str, tuple[int, int, bool]]:
     """Return outputs, inputs and biases of the linears of a layer's linear attention."""
-    linear, hidden = shape.linear, shape.hidden
     rows = {"qkv": linear.width, "z": linear.values, "b": linear.value_heads, "a": linear.value_heads}
     found = {f"linear_attn.in_proj_{name}": (count, hidden, False) for name, count in rows.items()}
     return found | {"linear_attn.out_proj": (hidden, linear.values, False)}
@@ -127,8 +126,9 @@ class TensorPlaces:
             return TensorPlace(name, part)
         prefix, module, kind = match["prefix"], match["module"], match["kind"]
         own = self.shape.family_spec.checkpoint_name(module)
-        if self.shape.family_spec.groups_linear_rows and module.startswith("linear_attn.in_proj"):
-            return TensorPlace(f"{prefix}{own}.{kind}", None, _grouped_rows(self.shape.linear, module))
+        linear = self.shape.linear
+        if linear and self.shape.family_spec.groups_linear_rows and module.startswith("linear_attn.in_proj"):
+            return TensorPlace(f"{prefix}{own}.{kind}", None, _grouped_rows(linear, module))
         fused = self.shape.family_spec.fused.get(own)
         is_rotated = module in _ROTATED or module in _ROTATED_NORMS
         rows = self._rows[f"{module}.{kind}"] if fused or is_rotated else 0

@@ -7,128 +7,110 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ...architecture.families import Family
 from ...architecture.weight_formats import FORMATS
 from ...errors import CheckpointError
-from .hf_quantization.stored import Header, Headers
+from .checkpoint import Part, Weight
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from ...kernels.quantized import QuantizedTensor
 
 _LAYER = re.compile(r"(model\.layers\.\d+\.)(.+?)(_blocks)?")
 _GROUP = 32  # weights of MXFP4 that share a scale
 
 
-class View(NamedTuple):
-    """A matrix or bias of one expert: `rows` of its part of the tensor `[experts, ...]`, every `step`-th from `start`.
+@dataclass(frozen=True)
+class ExpertWeight:
+    """A matrix or bias of one expert: every `step`-th row from `start` of its part of `tensor`, `[experts, ...]`.
 
-    The part has rows of inputs where it `is_transposed`, and codes of MXFP4 where it `is_packed`.
+    The part has rows of inputs where it `is_transposed`. Codes of MXFP4 have their `scales` in another tensor. It is a
+    `Weight`.
     """
 
-    tensor: str
+    size: tuple[int, ...]
+    tensor: Weight
+    scales: Weight | None
     expert: int
     start: int
     step: int
-    rows: int
-    columns: tuple[int, ...]
     is_transposed: bool
-    is_packed: bool
+
+    @property
+    def is_quantized(self) -> bool:
+        return self.scales is not None
+
+    @property
+    def bits(self) -> float | None:
+        return None if self.scales is None else FORMATS["MXFP4"].bits_per_weight
+
+    def read(self, part: Part | None = None) -> Tensor:
+        if (quantized := self.quantized()) is not None:
+            return quantized.dequantized()[part or ...]
+        rows, *columns = part or (slice(None),)
+        start, end, _ = rows.indices(self.size[0])
+        some = slice(self.start + self.step * start, self.start + self.step * end, self.step)
+        if self.is_transposed or self.step > 1:  # files are not read by steps
+            whole = self._of_expert(self.tensor)
+            return (whole.T if self.is_transposed else whole)[(some, *columns)]
+        return self.tensor.read((slice(self.expert, self.expert + 1), some, *columns))[0]
+
+    def _of_expert(self, tensor: Weight) -> Tensor:
+        return tensor.read((slice(self.expert, self.expert + 1),))[0]
+
+    def quantized(self) -> QuantizedTensor | None:
+        """Return an MXFP4 matrix: byte i of a group has code 2 i in its low half, and code 2 i + 1 in its high half."""
+        if self.scales is None:
+            return None
+        import torch
+
+        from .gguf_blocks import with_powers
+
+        some = slice(self.start, self.start + self.step * self.size[0], self.step)
+        packed, exponents = (self._of_expert(tensor)[some] for tensor in (self.tensor, self.scales))
+        codes = torch.stack((packed & 15, packed >> 4), dim=-1).flatten(-2)
+        return with_powers(FORMATS["MXFP4"], codes, exponents)
 
 
-def expert_views(family: Family, headers: Headers) -> dict[str, View]:
-    """Return the parts of tensors of all experts, by the decoder's names. Raises CheckpointError."""
-    views: dict[str, View] = {}
-    for name, header in headers.items():
+def expert_weights(family: Family, stored: Mapping[str, Weight]) -> dict[str, Weight]:
+    """Return the weights with each expert's in place of the tensors of all experts. Raises CheckpointError."""
+    found, scales = dict[str, Weight](), set[str]()
+    for name, weight in stored.items():
         match = _LAYER.fullmatch(name)
-        if match is not None and match[2] in family.stacked:
-            exponents = headers.get(_scales_of(name))
-            if match[3] and (exponents is None or header.size != (*exponents.size, _GROUP // 2)):
+        if match is None or match[2] not in family.stacked:
+            found[name] = weight
+            continue
+        names = [f"{match[1]}{each}" for each in family.stacked[match[2]]]
+        exponents = None
+        if match[3]:
+            scales.add(f"{name.removesuffix('_blocks')}_scales")
+            exponents = stored.get(f"{name.removesuffix('_blocks')}_scales")
+            if exponents is None or weight.size != (*exponents.size, _GROUP // 2):
                 raise CheckpointError(f"{name} and its scales are not MXFP4", "fetch the model again")
-            names = [f"{match[1]}{each}" for each in family.stacked[match[2]]]
-            views |= dict(_views(family, name, header, names, bool(match[3])))
-    return views
+        found |= dict(_experts(family, name, weight, exponents, names))
+    return {name: weight for name, weight in found.items() if name not in scales}
 
 
-def _views(
-    family: Family, name: str, header: Header, names: Sequence[str], is_packed: bool
-) -> Iterator[tuple[str, View]]:
+def _experts(
+    family: Family, name: str, weight: Weight, scales: Weight | None, names: Sequence[str]
+) -> Iterator[tuple[str, ExpertWeight]]:
     """Yield the parts of one tensor: for each expert those that `names` call."""
-    is_transposed = family.transposes_experts and len(header.size) == 3
-    axes = 4 if is_packed else 2 if names[0].endswith(".bias") else 3
-    experts, *size = header.size if len(header.size) == axes else (0, 1)
+    is_transposed = family.transposes_experts and len(weight.size) == 3
+    axes = 4 if scales is not None else 2 if names[0].endswith(".bias") else 3
+    experts, *size = weight.size if len(weight.size) == axes else (0, 1)
     if is_transposed:
         size.reverse()
     if size[0] % len(names) or not experts:
         wanted = f"a list of matrices with rows for {len(names)}"
-        raise CheckpointError(f"{name} is {list(header.size)}, not {wanted}", "fetch the model again")
-    rows, columns = size[0] // len(names), (_GROUP * size[1],) if is_packed else tuple(size[1:])
+        raise CheckpointError(f"{name} is {list(weight.size)}, not {wanted}", "fetch the model again")
+    rows, columns = size[0] // len(names), size[1:] if scales is None else [_GROUP * size[1]]
     step = len(names) if family.interleaves_experts else 1
     for expert in range(experts):
         for number, each in enumerate(names):
             start = number if step > 1 else number * rows
-            view = View(name, expert, start, step, rows, columns, is_transposed, is_packed)
-            yield each.replace("*", str(expert)), view
-
-
-def _scales_of(blocks: str) -> str:
-    return f"{blocks.removesuffix('_blocks')}_scales"
-
-
-def expert_headers(views: Mapping[str, View], headers: Headers) -> dict[str, Header]:
-    """Return the headers with those of the matrices in place of the tensors of all experts."""
-    whole = {view.tensor for view in views.values()}
-    found = {name: header for name, header in headers.items() if name not in whole}
-    for name, view in views.items():
-        kind = "F32" if view.is_packed else headers[view.tensor].dtype
-        found[name] = Header(kind, (view.rows, *view.columns))
-    return found
-
-
-def packed_bits(views: Mapping[str, View]) -> dict[str, float]:
-    """Return the bits of a weight of the quantised matrices."""
-    return {name: FORMATS["MXFP4"].bits_per_weight for name, view in views.items() if view.is_packed}
-
-
-class ExpertReader:
-    """A `TensorReader` of the matrices, over one of the tensors as they are stored."""
-
-    def __init__(self, read: Any, views: Mapping[str, View]) -> None:
-        self._read, self._views = read, views
-
-    def __call__(self, name: str, part: tuple[slice, ...] | None = None) -> Any:
-        view = self._views.get(name)
-        if view is None:
-            return self._read(name, part)
-        if view.is_packed:
-            return self.quantized(name).dequantized()[part or ...]
-        rows, *columns = part or (slice(None),)
-        start, end, _ = rows.indices(view.rows)
-        some = slice(view.start + view.step * start, view.start + view.step * end, view.step)
-        if view.is_transposed or view.step > 1:  # files are not read by steps
-            whole = self._of_expert(view, view.tensor)
-            return (whole.T if view.is_transposed else whole)[(some, *columns)]
-        return self._read(view.tensor, (slice(view.expert, view.expert + 1), some, *columns))[0]
-
-    def _of_expert(self, view: View, tensor: str) -> Any:
-        return self._read(tensor, (slice(view.expert, view.expert + 1),))[0]
-
-    def quantized(self, name: str) -> QuantizedTensor | None:
-        view = self._views.get(name)
-        if view is None:
-            return self._read.quantized(name)
-        if not view.is_packed:
-            return None
-        some = slice(view.start, view.start + view.step * view.rows, view.step)
-        return _mxfp4(self._of_expert(view, view.tensor)[some], self._of_expert(view, _scales_of(view.tensor))[some])
-
-
-def _mxfp4(packed: Any, exponents: Any) -> QuantizedTensor:
-    """Return the matrix whose byte i of a group has code 2 i in its low half, and code 2 i + 1 in its high half."""
-    import torch
-
-    from .gguf_blocks import with_powers
-
-    codes = torch.stack((packed & 15, packed >> 4), dim=-1).flatten(-2)
-    return with_powers(FORMATS["MXFP4"], codes, exponents)
+            part = ExpertWeight((rows, *columns), weight, scales, expert, start, step, is_transposed)
+            yield each.replace("*", str(expert)), part

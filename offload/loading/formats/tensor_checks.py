@@ -8,8 +8,8 @@ from ...architecture.config import ModelShape
 from ...architecture.dims import WeightBits
 from ...errors import CheckpointError
 from ...units import counted
+from .checkpoint import Checkpoint
 from .layer_tensors import checkpoint_sizes, layer_sizes
-from .safetensors import Checkpoint
 
 _LAYER = re.compile(r"model\.layers\.(\d{1,9})\.")
 _EXPERT = re.compile(r"model\.layers\.\d+\.\w+\.experts\.(\d{1,9})\..+")
@@ -61,7 +61,7 @@ def _check_counts(checkpoint: Checkpoint, found: Iterable[str]) -> None:
     shape = checkpoint.shape
     for pattern, what, count in (
         (_LAYER, "layer", shape.layers),
-        (_EXPERT, "expert", shape.experts and shape.experts.count),
+        (_EXPERT, "expert", None if shape.experts is None else shape.experts.count),
     ):
         most = max((int(match[1]) + 1 for match in map(pattern.match, found) if match), default=0)
         if count is not None and most > count:

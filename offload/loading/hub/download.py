@@ -14,9 +14,10 @@ from ...architecture.known_models import KNOWN, known_name, published_bits
 from ...errors import CheckpointError, FetchError, ModelNotFound, TriforceError, UnsupportedModel
 from ...short_repr import first_line
 from ...system.machine import default_home
-from ..formats.safetensors import Checkpoint, FolderCheckpoint, weight_files
+from ..formats.checkpoint import Checkpoint
+from ..formats.safetensors import FolderCheckpoint, weight_files
 from ..formats.tensor_checks import average_bits, check_tensors
-from .bundled import fetch_embedded
+from .bundled import GENERATION, WEIGHTS, embedded_folder, fetch_embedded
 from .registry import EVERY_FORM, HUB_MODELS, ModelSource, did_you_mean, is_hub_id, resolve
 
 FetchProgress = Callable[[str, int, int], None]  # the current step, units done, units in all
@@ -47,7 +48,7 @@ def locate(name: str, home: Path | None = None, progress: FetchProgress = silent
     """
     source, home = resolve(name), home or default_home()
     if source.kind == "embedded":
-        path = home / "models" / source.target
+        path = embedded_folder(source.target, home)
         if path.is_dir() and refresh and not _is_sound(path):
             shutil.rmtree(path)
         return path if path.is_dir() else fetch_embedded(source.target, home, progress)
@@ -87,7 +88,7 @@ def dimensions(name: str) -> Dimensions:
     not in the hub's cache; of a GGUF file, the header. Raises as `locate`, UnsupportedModel.
     """
     source = resolve(name)
-    if source.kind == "path" and Path(source.target).is_file():
+    if source.kind == "path" and (Path(source.target).is_file() or (Path(source.target) / WEIGHTS).is_file()):
         return open_checkpoint(Path(source.target)).shape
     if source.known is not None and (source.kind == "embedded" or not _is_cached(name)):
         return KNOWN[source.known]
@@ -141,21 +142,23 @@ def describe_source(name: str) -> str:
 
 def open_checkpoint(path: Path) -> Checkpoint:
     """Read the config and headers of a path from `locate`. Raises ModelNotFound, UnsupportedModel, CheckpointError."""
-    if path.is_dir():
+    if path.is_dir() and not ((path / WEIGHTS).is_file() and not (path / "config.json").exists()):
         return FolderCheckpoint(path)
+    from ..formats.gguf import GGUFCheckpoint  # it imports numpy
+
+    if path.is_dir():
+        return GGUFCheckpoint(path / WEIGHTS, path / GENERATION)
     if path.is_file():
         with path.open("rb") as file:
             if path.suffix == ".gguf" or file.read(4) == b"GGUF":
-                from ..formats.gguf import GGUFCheckpoint  # it imports torch
-
                 return GGUFCheckpoint(path)
     raise ModelNotFound(f"{path} is neither a folder nor a .gguf file", EVERY_FORM)
 
 
 def _is_sound(path: Path) -> bool:
-    """Return whether a folder's config, tensors and tokenizer can be read."""
+    """Return whether a model's config, tensors and tokenizer can be read."""
     try:
-        checkpoint = FolderCheckpoint(path)
+        checkpoint = open_checkpoint(path)
         check_tensors(checkpoint)
         checkpoint.load_tokenizer()
     except TriforceError:
@@ -208,7 +211,8 @@ def _hub_error(name: str, error: Exception) -> Exception:
     """Return the error to raise for an exception of huggingface_hub."""
     from huggingface_hub import errors
 
-    if type(error) in (OSError, PermissionError) and error.errno:  # local, not from the network
+    is_local = type(error) in (OSError, PermissionError)  # and not from the network, whose errors are subclasses
+    if is_local and isinstance(error, OSError) and error.errno:
         return FetchError(f"cannot store {name}: {error}", "free some disk space, or set HF_HOME to a writable folder")
     if isinstance(error, errors.GatedRepoError):
         hint = f"accept its licence at https://huggingface.co/{name}, then `hf auth login`"

@@ -23,7 +23,8 @@ SYSTEM, USER, ASSISTANT = "system", "user", "assistant"
 _SWITCH = "enable_thinking"  # the variable of a template
 _HINT = "leave the system message out, use --raw to go without the template, or use another model"
 
-Encode = Callable[[str, bool], list[int]]  # a text, and whether control tokens that are spelt out in it are text
+# A text, whether control tokens that are spelt out in it are text, and whether it begins the prompt.
+Encode = Callable[[str, bool, bool], list[int]]
 Render = Callable[[Sequence[Mapping[str, Any]]], str]
 
 
@@ -106,7 +107,7 @@ class ChatTemplate:
 
         `tools` are those that may be called, as in OpenAI's API. Raises PromptError if the template refuses them.
         """
-        values = {"messages": [dict(message) for message in messages], "tools": tools and list(tools)}
+        values: dict[str, Any] = {"messages": [dict(message) for message in messages], "tools": tools and list(tools)}
         values |= {"documents": None, "add_generation_prompt": True} | self._special_tokens
         try:
             return _compiled(self.text(bool(tools))).render(**values, **({} if think is None else {_SWITCH: think}))
@@ -119,40 +120,38 @@ def encode_conversation(
 ) -> list[int]:
     """Return the token ids of a conversation, up to the next answer.
 
-    An answer has its own `ids`, else those of its text: the prompt of a turn begins with the tokens of the turn before,
-    whose keys and values are in memory. What stands between two answers is rendered by the template and encoded as one
-    text. Where a message in it spells out one of the `control_tokens`, messages are encoded apart, as plain text, so
-    that a document cannot act as another role. Raises PromptError if the template refuses or drops a message.
+    An answer with known ids has these: the prompt of a turn begins with the tokens of the turn before, whose keys and
+    values are in memory. The text between two such answers is rendered by the template and encoded as one text. Where a
+    message in it spells out one of the `control_tokens`, messages are encoded apart, as plain text, so that a document
+    cannot act as another role. Raises PromptError if the template refuses or drops a message.
     """
     if any(token in json.dumps(each.more, ensure_ascii=False) for token in control_tokens for each in messages):
         raise PromptError("a call of a tool spells out a control token", "leave it out")
     salt = secrets.token_hex(8)  # private-use characters and a number that no document knows mark each message's place
-    contents = {f"\ue000{salt}.{number}\ue001": message for number, message in enumerate(messages)}
-    answers = [mark for mark, each in contents.items() if each.role == ASSISTANT and not each.more]
-    shown = {mark: mark if mark in answers else each.content for mark, each in contents.items()}
-    texts, patterns = (
-        _split(_rendered(contents, given, render), answers) for given in (shown, dict.fromkeys(contents))
-    )
-    for mark, each in contents.items():
-        if each.role != ASSISTANT and not any(mark in pattern for pattern in patterns):
-            raise PromptError(f"the model's chat template drops the {each.role} message", _HINT)
+    places = {f"\ue000{salt}.{number}\ue001": message for number, message in enumerate(messages)}
+    known = [mark for mark, message in places.items() if message.ids is not None and not message.more]
+
+    def rendered(contents: Mapping[str, str]) -> list[str]:
+        fields = [{"role": each.role, "content": contents[mark], **each.more} for mark, each in places.items()]
+        return _split(render(fields), known)
+
+    texts = rendered({mark: mark if mark in known else each.content for mark, each in places.items()})
+    patterns = rendered({mark: mark for mark in places})
+    for mark, message in places.items():
+        if mark not in known and not message.more and not any(mark in pattern for pattern in patterns):
+            what = "an earlier answer" if message.role == ASSISTANT else f"the {message.role} message"
+            raise PromptError(f"the model's chat template drops {what}", _HINT)
     ids: list[int] = []
-    for mark, text, pattern in zip([None, *answers], texts, patterns, strict=True):
-        if mark is not None:
-            answer = contents[mark]
-            ids += encode(answer.content, True) if answer.ids is None else answer.ids
-        present = {mark: each.content for mark, each in contents.items() if mark in pattern}
+    for number, (text, pattern) in enumerate(zip(texts, patterns, strict=True)):
+        if number:
+            ids += places[known[number - 1]].ids or ()
+        present = {mark: message.content for mark, message in places.items() if mark in pattern}
         if not any(token in content for token in control_tokens for content in present.values()):
-            ids += encode(text, False)
+            ids += encode(text, False, not ids)
             continue
         for part in re.split("(" + "|".join(map(re.escape, present)) + ")", pattern):
-            ids += encode(present.get(part, part), part in present)
+            ids += encode(present.get(part, part), part in present, not ids)
     return ids
-
-
-def _rendered(contents: Mapping[str, ChatMessage], given: Mapping[str, str | None], render: Render) -> str:
-    """Return the template's text of messages with the contents `given` by their marks; None: the mark itself."""
-    return render([{"role": each.role, "content": given[mark] or mark, **each.more} for mark, each in contents.items()])
 
 
 def _split(text: str, marks: Sequence[str]) -> list[str]:

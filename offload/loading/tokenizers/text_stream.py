@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from typing import NamedTuple
 
 from ...events import Event, Finished, Logprobs, ScoredToken, Text, Thought, Tokens
-from .scored_text import ScoredText
-from .thinking import Harmony, Thinking, overlap
+from .thinking import Thinking, overlap
 from .tokenizer import Tokenizer
 from .tool_calls import ToolFormat
 
@@ -54,16 +54,12 @@ class StreamDecoder:
         self._sent = max(self._sent, len(text))
         if settled and piece:
             self._ids = self._ids[self._context :]
+            self._context, self._sent = len(self._ids), len(self._decode(self._ids))
         elif len(self._ids) > _LONGEST_WINDOW:  # a long run of special tokens or broken bytes
             # UTF-8 resynchronises within one character, so both windows end in the same text, sent and unsent.
             unsent = len(text) + (not settled) - self._sent
             self._ids, self._context = self._ids[-_LONGEST_WINDOW // 2 :], 0
             self._sent = len(self._decode(self._ids)) - unsent
-            return piece
-        else:
-            return piece
-        self._context = len(self._ids)
-        self._sent = len(self._decode(self._ids))
         return piece
 
 
@@ -92,8 +88,54 @@ class StopStrings:
         return pending
 
 
+class ScoredText:
+    """Holds tokens with log-probabilities back until their text has been emitted, which may wait for a stop string.
+
+    Characters are counted as they become the answer's: those of a character's first tokens belong to its last one.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: deque[tuple[ScoredToken, int]] = deque()  # each with where its text ends, in order
+        self._known = self._emitted = 0  # characters of the answer: decoded, and let through
+
+    def feed(self, token: int | None, logprobs: Logprobs, known: int, emitted: int) -> None:
+        """Add a token, with which `known` characters of the answer became known, and `emitted` were let through.
+
+        None is a token of the thinking: tokens that wait without any text before it are no part of the answer either.
+        """
+        begin = self._known
+        self._known, self._emitted = self._known + known, self._emitted + emitted
+        if token is None:
+            self._waiting = deque((scored, end) for scored, end in self._waiting if scored.offset < end)
+        else:
+            self._waiting.append((ScoredToken(token, begin, logprobs), self._known))
+
+    def emitted(self) -> tuple[ScoredToken, ...]:
+        """Return, once, the tokens whose text has been emitted."""
+        count = 0
+        for scored, end in self._waiting:
+            if scored.offset >= self._emitted or end > self._emitted:
+                break
+            count += 1
+        return self._take(count)
+
+    def cut(self, further: int = 0) -> tuple[ScoredToken, ...]:
+        """Return the tokens of which a part has been emitted, with `further` characters; the text ends there."""
+        self._emitted += further
+        found = self._take(sum(scored.offset < self._emitted for scored, _ in self._waiting))
+        self._waiting.clear()
+        return found
+
+    def flush(self) -> tuple[ScoredToken, ...]:
+        """Return the tokens that wait at the end of the text."""
+        return self._take(len(self._waiting))
+
+    def _take(self, count: int) -> tuple[ScoredToken, ...]:
+        return tuple(self._waiting.popleft()[0] for _ in range(count))
+
+
 class TextPieces(NamedTuple):
-    """What became final: thinking, the answer's text, and whether that met a stop string.
+    """The thinking and the text of the answer that became final, and whether a stop string was met.
 
     `thought_tokens` were generated while the model thought; `tokens` are those of the text, as in Text.
     """
@@ -114,9 +156,7 @@ class TextPieces(NamedTuple):
 class TextLayer:
     """Turns tokens into text: the answer up to a stop string, and apart from it what the model thinks before."""
 
-    def __init__(
-        self, decode: Callable[[list[int]], str], stops: Sequence[str], thinking: Thinking | Harmony | None
-    ) -> None:
+    def __init__(self, decode: Callable[[list[int]], str], stops: Sequence[str], thinking: Thinking | None) -> None:
         """Without `thinking`, all text is the answer."""
         self._decoder, self._stops = StreamDecoder(decode), StopStrings(stops)
         self._thinking = thinking
@@ -131,13 +171,13 @@ class TextLayer:
         is_chat: bool,
         calls: ToolFormat | None = None,
     ) -> TextLayer:
-        """Return the layer for what follows a prompt; one in the chat template may be followed by thinking.
+        """Return the layer for the text behind a prompt; one in the chat template may be followed by thinking.
 
         The special tokens of `calls` of tools are in the text.
         """
         thinking = tokenizer.thinking(ids) if is_chat else None
         spelling = "" if calls is None else calls.begin + calls.middle + calls.end
-        spelling += "" if thinking is None else "".join(thinking.marks)
+        spelling += "" if thinking is None else "".join(thinking.form.marks)
         marks = [name for name in tokenizer.special_ids if name in spelling] if spelling else []
         return cls(tokenizer.decoder(marks), stops, thinking)
 
@@ -150,48 +190,35 @@ class TextLayer:
         thought_tokens = 0
         for used, token in enumerate(ids, 1):
             was_open = self._is_open
-            more, answer, safe, met = self._let_through(self._decoder.feed(token))
+            more, answer = self._split(self._decoder.feed(token))
+            safe, met = self._stops.feed(answer)
             is_thought = was_open or self._is_open
             thought_tokens += is_thought
             thought, text = thought + more, text + safe
             if logprobs:
-                self._score(None if is_thought else token, logprobs[used - 1], len(answer), len(safe))
+                self._scored.feed(None if is_thought else token, logprobs[used - 1], len(answer), len(safe))
             if met:
                 return used, TextPieces(thought, text, True, thought_tokens, self._scored.cut())
         return len(ids), TextPieces(thought, text, False, thought_tokens, self._scored.emitted())
 
-    def _score(self, token: int | None, logprobs: Logprobs, known: int, emitted: int) -> None:
-        """Note a token of the answer, or of the thinking, None, with the characters of the answer that came with it."""
-        if token is not None:
-            self._scored.feed(token, logprobs, known, emitted)
-            return
-        self._scored.advance(known, emitted)
-        self._scored.drop_silent()
-
     def flush(self) -> TextPieces:
-        """Return what is pending when no more tokens come."""
-        thought, _, text, met = self._let_through(self._decoder.flush())
+        """Return the pending pieces when no more tokens come."""
+        thought, answer = self._split(self._decoder.flush())
         if self._thinking is not None:
-            more, rest = self._thinking.flush()
-            thought += more
-            if not met:
-                safe, met = self._stops.feed(rest)
-                text += safe
+            more, end = self._thinking.flush()
+            thought, answer = thought + more, answer + end
+        text, met = self._stops.feed(answer)
         if met:
-            self._scored.advance(0, len(text))
-            return TextPieces(thought, text, True, tokens=self._scored.cut())
-        return TextPieces(thought, text + self._stops.flush(), False, tokens=self._scored.rest())
+            return TextPieces(thought, text, True, tokens=self._scored.cut(len(text)))
+        return TextPieces(thought, text + self._stops.flush(), False, tokens=self._scored.flush())
 
     @property
     def _is_open(self) -> bool:
         return self._thinking is not None and self._thinking.is_open
 
-    def _let_through(self, text: str) -> tuple[str, str, str, bool]:
-        """Return the thinking and the answer of a piece of text, what of the answer is safe, and whether it stops."""
-        thought = ""
-        if self._thinking is not None:
-            thought, text = self._thinking.feed(text)
-        return (thought, text, *self._stops.feed(text))
+    def _split(self, text: str) -> tuple[str, str]:
+        """Return the thinking and the answer of a piece of text."""
+        return ("", text) if self._thinking is None else self._thinking.feed(text)
 
 
 def stream_text(events: Generator[Event, int | None], layer: TextLayer) -> Generator[Event, int | None]:
@@ -204,9 +231,9 @@ def stream_text(events: Generator[Event, int | None], layer: TextLayer) -> Gener
     with closing(events):
         for event in events:
             if isinstance(event, Finished):
-                held = layer.flush()
-                yield from held.events()
-                yield Finished("stop") if held.met else event
+                pieces = layer.flush()
+                yield from pieces.events()
+                yield Finished("stop") if pieces.met else event
                 return
             if not isinstance(event, Tokens):
                 yield event

@@ -5,9 +5,46 @@ begins with `<|start|>assistant` (cookbook.openai.com, "OpenAI harmony response 
 answer; the others are thinking.
 """
 
+from __future__ import annotations
+
 from enum import Enum, auto
+from typing import NamedTuple
 
 OPENING, CLOSING = "<think>", "</think>"
+START, CHANNEL, MESSAGE, END = "<|start|>", "<|channel|>", "<|message|>", "<|end|>"
+_FINAL = "final"
+_BETWEEN = "\n\n"  # two messages of thinking
+
+
+class ThinkingFormat(NamedTuple):
+    """How a model marks its thinking.
+
+    Args:
+        marks: texts that have to be decoded, although they may be special tokens.
+        openings: one of them begins a text with thinking.
+        closing: ends the thinking.
+        has_messages: whether thinking and answers are messages with headers, each of which `closing` ends.
+        begins: begins the thinking before an answer that is bound to a schema; None: every answer begins with it.
+        ends: ends that thinking.
+    """
+
+    marks: tuple[str, ...]
+    openings: tuple[str, ...]
+    closing: str
+    has_messages: bool
+    begins: str | None
+    ends: str
+
+    @property
+    def has_gap(self) -> bool:
+        """Return whether blanks may stand between the thinking and the answer."""
+        return not self.has_messages
+
+
+TAGS = ThinkingFormat((OPENING, CLOSING), (OPENING,), CLOSING, False, OPENING, CLOSING)
+HARMONY = ThinkingFormat(
+    (START, CHANNEL, MESSAGE, END, "<|constrain|>"), (CHANNEL, START), END, True, None, f"{CHANNEL}{_FINAL}{MESSAGE}"
+)
 
 
 def overlap(text: str, mark: str) -> int:
@@ -18,90 +55,26 @@ def overlap(text: str, mark: str) -> int:
 
 class _At(Enum):
     START = auto()  # of the text: it may begin with thinking
-    HEADER = auto()  # of a message in harmony: nobody's text
+    HEADER = auto()  # of a message
     THINKING = auto()
     GAP = auto()  # between the thinking and the answer
     ANSWER = auto()
-    PLAIN = auto()  # a text without channels: all of it is the answer
 
 
 class Thinking:
-    """Splits a text at <think> and </think>, whose marks and the blanks around them belong to neither part.
+    """Splits a text into thinking and answer. The marks, and blanks around thinking, belong to neither.
 
     Only a text's beginning can be thinking: an answer that writes about <think> stays whole.
     """
 
-    marks: tuple[str, ...] = (OPENING, CLOSING)  # that have to be decoded, if they are special tokens
-    begins, ends = OPENING, CLOSING  # the thinking; after its end, blanks may stand before the answer
-    has_gap = True
-
-    def __init__(self, is_open: bool = False) -> None:
+    def __init__(self, is_open: bool = False, form: ThinkingFormat = TAGS) -> None:
         """`is_open`: the prompt ends with <think>, as some chat templates write it, so the text begins by thinking."""
+        self.form = form
         self._at = _At.THINKING if is_open else _At.START
         self._pending = ""
-        self._is_blank = True  # no thinking has been returned yet
-
-    @property
-    def is_open(self) -> bool:
-        return self._at is _At.THINKING
-
-    def feed(self, text: str) -> tuple[str, str]:
-        """Return the thinking and the answer that have become final; often "", never a part of a mark."""
-        self._pending += text
-        thought = answer = ""
-        if self._at is _At.START:
-            self._begin()
-        if self._at is _At.THINKING:
-            thought = self._think()
-        if self._at is _At.GAP:
-            self._pending = self._pending.lstrip()
-            self._at = _At.ANSWER if self._pending else _At.GAP
-        if self._at is _At.ANSWER:
-            answer, self._pending = self._pending, ""
-        return thought, answer
-
-    def flush(self) -> tuple[str, str]:
-        """Return what is pending at the end: it was no mark."""
-        pending, self._pending = self._pending, ""
-        return (pending.rstrip(), "") if self.is_open else ("", pending)
-
-    def _begin(self) -> None:
-        """Find out whether the text begins with thinking, as soon as it has enough characters to tell."""
-        text = self._pending.lstrip()
-        if text.startswith(OPENING):
-            self._at, self._pending = _At.THINKING, text[len(OPENING) :]
-        elif not OPENING.startswith(text):
-            self._at = _At.ANSWER
-
-    def _think(self) -> str:
-        """Return the pending thinking up to CLOSING, without what may be its beginning, and without blanks at ends."""
-        text = self._pending.lstrip() if self._is_blank else self._pending
-        end = text.find(CLOSING)
-        if end >= 0:
-            thought, self._pending, self._at = text[:end].rstrip(), text[end + len(CLOSING) :], _At.GAP
-        else:
-            thought = text[: len(text) - overlap(text, CLOSING)].rstrip()
-            self._pending = text[len(thought) :]
-        self._is_blank = self._is_blank and not thought
-        return thought
-
-
-START, CHANNEL, MESSAGE, END = "<|start|>", "<|channel|>", "<|message|>", "<|end|>"
-_FINAL = "final"
-_BETWEEN = "\n\n"  # two messages of thinking
-
-
-class Harmony:
-    """Splits a text as `Thinking` does, by channels. Their marks are special tokens, which have to be decoded."""
-
-    marks = (START, CHANNEL, MESSAGE, END, "<|constrain|>")
-    begins, ends, has_gap = None, f"{CHANNEL}{_FINAL}{MESSAGE}", False  # every answer begins with headers
-
-    def __init__(self) -> None:
-        self._at = _At.START
-        self._pending = ""
-        self._between = ""  # goes before the next thinking
         self._is_blank = True  # no thinking of this message has been returned yet
+        self._between = ""  # goes before the next thinking
+        self._answer_end = ""
 
     @property
     def is_open(self) -> bool:
@@ -111,49 +84,51 @@ class Harmony:
     def feed(self, text: str) -> tuple[str, str]:
         """Return the thinking and the answer that have become final; often "", never a part of a mark."""
         self._pending += text
-        thought = answer = ""
-        if self._at is _At.START:
-            self._begin()
-        while True:
-            at = self._at
-            if at is _At.HEADER:
+        thought, answer, before = "", "", None
+        while before is not self._at:
+            before = self._at
+            if before is _At.START:
+                self._begin()
+            elif before is _At.HEADER:
                 self._read_header()
-            elif at is _At.THINKING:
+            elif before is _At.THINKING:
                 thought += self._think()
-            elif at is _At.ANSWER:
-                answer += self._body()
-            elif at is _At.PLAIN:
-                answer, self._pending = self._pending, ""
-            if self._at is at:
-                return thought, answer
+            elif before is _At.GAP:
+                self._pending = self._pending.lstrip()
+                self._at = _At.ANSWER if self._pending else _At.GAP
+            else:
+                answer += self._until(self._answer_end, _At.HEADER)
+        return thought, answer
 
     def flush(self) -> tuple[str, str]:
-        """Return what is pending at the end: it was no mark. A header that has not ended is dropped."""
+        """Return the pending text at the end: it was no mark. A header that has not ended is dropped."""
         pending, self._pending = self._pending, ""
         if self._at is _At.HEADER:
             return "", ""
         return (self._spaced(pending.rstrip()), "") if self._at is _At.THINKING else ("", pending)
 
     def _begin(self) -> None:
-        """Find out whether the text begins with a header, as soon as it has enough characters to tell."""
-        text = self._pending.lstrip()
-        if text.startswith((CHANNEL, START)):
-            self._at = _At.HEADER
-        elif not any(mark.startswith(text) for mark in (CHANNEL, START)):
-            self._at = _At.PLAIN
+        """Find out whether the text begins with thinking, as soon as it has enough characters to tell."""
+        text, openings = self._pending.lstrip(), self.form.openings
+        if text.startswith(openings) and self.form.has_messages:
+            self._at, self._answer_end = _At.HEADER, self.form.closing
+        elif text.startswith(openings):
+            self._at, self._pending = _At.THINKING, text[len(openings[0]) :]
+        elif not any(mark.startswith(text) for mark in openings):
+            self._at = _At.ANSWER
 
     def _read_header(self) -> None:
-        header, mark, rest = self._pending.partition(MESSAGE)
+        header, mark, body = self._pending.partition(MESSAGE)
         if mark:
             is_answer = header.partition(CHANNEL)[2].startswith(_FINAL)
             self._at = _At.ANSWER if is_answer else _At.THINKING
-            self._pending, self._is_blank = rest, True
+            self._pending, self._is_blank = body, True
 
     def _think(self) -> str:
-        """Return the pending thinking up to END, without blanks at its ends."""
+        """Return the pending thinking up to its end, without blanks around it."""
         if self._is_blank:
             self._pending = self._pending.lstrip()
-        body = self._body()
+        body = self._until(self.form.closing, _At.HEADER if self.form.has_messages else _At.GAP)
         thought = body.rstrip()
         if self._at is _At.THINKING:
             self._pending = body[len(thought) :] + self._pending
@@ -166,12 +141,12 @@ class Harmony:
             self._is_blank = False
         return thought
 
-    def _body(self) -> str:
-        """Return the pending text of a message up to END, without what may be its beginning."""
-        body, mark, rest = self._pending.partition(END)
-        if mark:
-            self._at, self._pending = _At.HEADER, rest
+    def _until(self, mark: str, following: _At) -> str:
+        """Return the pending text up to a mark, "" for none, without what may be its beginning."""
+        body, found, after = self._pending.partition(mark) if mark else (self._pending, "", "")
+        if found:
+            self._at, self._pending = following, after
             return body
-        kept = len(self._pending) - overlap(self._pending, END)
-        body, self._pending = self._pending[:kept], self._pending[kept:]
-        return body
+        kept = len(body) - overlap(body, mark)
+        self._pending = body[kept:]
+        return body[:kept]

@@ -16,7 +16,7 @@ from ...short_repr import short_text
 from ..prompt_checks import check_text, token_ids
 from .chat_template import SYSTEM, USER, ChatMessage, ChatTemplate, encode_conversation
 from .text_pieces import PIECE, can_cut, pieces
-from .thinking import CHANNEL, CLOSING, OPENING, Harmony, Thinking
+from .thinking import CHANNEL, CLOSING, HARMONY, OPENING, Thinking
 from .token_bytes import TokenBytes
 from .tool_calls import ToolFormat, tool_format
 
@@ -24,8 +24,10 @@ if TYPE_CHECKING:
     import tokenizers
 
 EncodingProgress = Callable[[int, int], None]  # characters that are encoded, and all of them
+Encoded = dict[tuple[str, bool, bool], list[int]]  # the ids of texts of a conversation
 
 _MARKUP = re.compile(r"<.*>|\[.*\]", re.DOTALL).fullmatch  # an added token that is no text
+_SENTINEL = "\x02"  # stands before a part of a prompt
 _LONGEST_OPENING = 8  # tokens, at most, of <think> and what follows it at a prompt's end
 
 
@@ -104,6 +106,19 @@ class Tokenizer:
         before, after = self._around if special_tokens else ([], [])
         return [*before, *chain.from_iterable(piece.ids for _, piece in self._pieces(text, is_plain, progress)), *after]
 
+    def _part_ids(self, text: str, is_plain: bool, is_start: bool, progress: EncodingProgress | None) -> list[int]:
+        """Return the ids of a part of a prompt; a tokenizer may put a blank before a text, but not within one."""
+        if not is_start and text and self._adds_blank:
+            before = self._ids(_SENTINEL, False, is_plain, None)
+            ids = self._ids(_SENTINEL + text, False, is_plain, progress)
+            if ids[: len(before)] == before:
+                return ids[len(before) :]
+        return self._ids(text, False, is_plain, progress)
+
+    @cached_property
+    def _adds_blank(self) -> bool:
+        return any(token.startswith("▁") for token in self._encode("a", False, True).tokens)
+
     def _pieces(
         self, text: str, is_plain: bool, progress: EncodingProgress | None
     ) -> Iterator[tuple[int, tokenizers.Encoding]]:
@@ -174,7 +189,7 @@ class Tokenizer:
         self,
         messages: Sequence[ChatMessage],
         progress: EncodingProgress | None = None,
-        known: dict[tuple[str, bool], list[int]] | None = None,
+        known: Encoded | None = None,
         think: bool | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> list[int]:
@@ -194,11 +209,11 @@ class Tokenizer:
         remembered = {} if known is None else known
         remembered.clear()
 
-        def encode(text: str, is_plain: bool) -> list[int]:
-            key = text, is_plain
-            if key not in remembered:  # the template wrote BOS already
-                found = earlier.get(key)
-                remembered[key] = self._ids(text, False, is_plain, progress) if found is None else found
+        def encode(text: str, is_plain: bool, is_start: bool) -> list[int]:
+            key = text, is_plain, is_start
+            if key not in remembered:
+                ids = earlier.get(key)
+                remembered[key] = self._part_ids(*key, progress) if ids is None else ids
             return remembered[key]
 
         render = partial(self._chat_template.render, think=think, tools=tools)
@@ -210,11 +225,11 @@ class Tokenizer:
         """How the model writes calls of tools; None if its chat template has none that is known."""
         return None if self._template is None else tool_format(self._template.text(with_tools=True))
 
-    def thinking(self, ids: Sequence[int]) -> Thinking | Harmony | None:
+    def thinking(self, ids: Sequence[int]) -> Thinking | None:
         """Return what separates thinking from the answer after a prompt of the chat template; None: it never thinks."""
         text = "" if self._template is None else self._template.text()
         if CHANNEL in text:
-            return Harmony()
+            return Thinking(form=HARMONY)
         if OPENING not in text and CLOSING not in text:
             return None
         end = self._backend.decode(list(ids[-_LONGEST_OPENING:]), skip_special_tokens=False)

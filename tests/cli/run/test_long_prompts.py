@@ -26,7 +26,7 @@ def book(tmp_path, monkeypatch):
 @pytest.fixture
 def bare(triforce_here, endless_model_dir, tmp_path, monkeypatch):
     """The command with nothing configured, and a tiny default model with a context of 2,048 tokens."""
-    shutil.copytree(endless_model_dir, tmp_path / "home" / "models" / "smollm2-135m")
+    shutil.copytree(endless_model_dir, tmp_path / "home" / "models" / "smollm2-135m-0.1.2")
     monkeypatch.delenv("TRIFORCE_MODEL")
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))

@@ -13,7 +13,6 @@ from offload.kernels.ops import CudaOperations
 from offload.kernels.triton import attend, pack_runs, packed_kv, quantized, quantized_kv, row_ops, rows
 from offload.kernels.triton.accumulate import attend_table, attend_table_before
 from offload.kernels.triton.warm_up import Needs, warm_up
-from offload.loading.formats.quantization import QuantizedCheckpoint
 from offload.loading.formats.safetensors import FolderCheckpoint
 from offload.loading.weights import load_model
 from offload.memory import device_packed_store
@@ -124,7 +123,7 @@ def test_products_with_quantised_weights_compile_before_the_first_prompt(tiny_mo
         monkeypatch.setattr(quantized, name, each)
     monkeypatch.setattr(triton, "serves_quantized", lambda device: True)
     model = load_model(
-        QuantizedCheckpoint(FolderCheckpoint(tiny_model_dir), "q4"),
+        FolderCheckpoint(tiny_model_dir).rounded("q4"),
         torch.bfloat16,
         CPU,
         lambda done, total: None,

@@ -18,158 +18,147 @@ compressed-tensors: codes packed in int32 along the inputs, or bytes, or FP8. `w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 from ....errors import UnsupportedModel
-from .stored import HINT, Headers, ReadSmall, StoredMatrix, Values, check_fits, check_order, stems
+from .matrix import (
+    HINT,
+    Codes,
+    QuantizedMatrix,
+    Values,
+    check_fits,
+    check_order,
+    levels_of,
+    signed_codes,
+    unpacked,
+    with_zeros,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-
+Stored = Mapping[str, Any]  # the files' `StoredWeight`s by name
+Found = Iterator[tuple[str, QuantizedMatrix]]  # by the name of the linear
 _ONE = {4: 0x11111111, 8: 0x01010101}  # 1 in each code of an int32
+_AWQ_PLACES = [0, 4, 1, 5, 2, 6, 3, 7]  # the digit of an int32 in which each of eight outputs is stored
 
 
-@dataclass(frozen=True)
-class GPTQLayout:
-    """GPTQ with 4 or 8 bits.
+def _stems(stored: Stored, ending: str, dtype: str) -> list[str]:
+    """Return the names before `ending` of the tensors that have a dtype."""
+    found = [name for name, weight in stored.items() if name.endswith(ending)]
+    return [name.removesuffix(ending) for name in found if getattr(stored[name], "dtype", "") == dtype]
+
+
+def gptq(stored: Stored, symmetric: bool, less_one: bool, group: int | None) -> Found:
+    """Yield the matrices of GPTQ, with 4 or 8 bits.
 
     Args:
         symmetric: whether the zero points are meant to be the codes' middle; the stored ones decide.
         less_one: whether zero points are stored less 1, as in the first version of the format.
         group: the inputs that share a scale; None: as many as the number of scales says.
     """
+    for stem in _stems(stored, ".qweight", "I32"):
+        packed, rows = stored[f"{stem}.qweight"].size
+        groups, columns = stored[f"{stem}.qzeros"].size
+        bits = 32 * columns / rows
+        if bits not in _ONE:
+            raise UnsupportedModel(f"GPTQ with {bits:g} bits is not supported: {stem}", HINT)
+        inputs = int(32 * packed // bits)
+        shared = -(-inputs // groups) if group is None or groups == 1 else group
+        check_fits(f"{stem}.scales", stored, (-(-inputs // shared), rows))
+        check_order(f"{stem}.g_idx", stored, inputs, shared)
+        codes = Codes((rows, inputs), int(bits), shared, not symmetric)
 
-    symmetric: bool
-    less_one: bool
-    group: int | None = None
+        def values(stem: str = stem, bits: int = int(bits)) -> Values:
+            packed, zeros, scales = (stored[f"{stem}.{name}"].read() for name in ("qweight", "qzeros", "scales"))
+            # With a carry, as GPTQModel converts the first version of the format to the second.
+            levels = levels_of(unpacked(zeros + (_ONE[bits] if less_one else 0), bits).T, bits)
+            return with_zeros(signed_codes(unpacked(packed.T.contiguous(), bits), bits), scales.T, levels)
 
-    def matrices(self, headers: Headers, read: ReadSmall) -> Iterator[StoredMatrix]:
-        for stem in stems(headers, ".qweight", "I32"):
-            packed, rows = headers[f"{stem}.qweight"].size
-            groups, columns = headers[f"{stem}.qzeros"].size
-            bits = 32 * columns / rows
-            if bits not in (4, 8):
-                raise UnsupportedModel(f"GPTQ with {bits:g} bits is not supported: {stem}", HINT)
-            inputs = int(32 * packed // bits)
-            group = -(-inputs // groups) if self.group is None or groups == 1 else self.group
-            check_fits(f"{stem}.scales", headers, (-(-inputs // group), rows))
-            check_order(headers, read, f"{stem}.g_idx", inputs, group)
-            yield StoredMatrix(stem, (rows, inputs), int(bits), group, not self.symmetric)
-
-    def read(self, matrix: StoredMatrix, tensor: Callable[[str], Tensor]) -> Values:
-        from .codes import levels_of, signed_codes, unpacked, with_zeros
-
-        stem, bits = matrix.stem, matrix.bits
-        codes = unpacked(tensor(f"{stem}.qweight").T.contiguous(), bits)
-        # With a carry, as GPTQModel converts the first version of the format to the second.
-        zeros = tensor(f"{stem}.qzeros") + (_ONE[bits] if self.less_one else 0)
-        levels = levels_of(unpacked(zeros, bits).T, bits)
-        return with_zeros(signed_codes(codes, bits), tensor(f"{stem}.scales").T, levels)
+        yield stem, QuantizedMatrix(codes, values)
 
 
-_PLACES = [0, 4, 1, 5, 2, 6, 3, 7]  # the digit of an int32 in which each of eight outputs is stored
+def awq(stored: Stored) -> Found:
+    """Yield the matrices of AWQ, with 4 bits and zero points."""
+    for stem in _stems(stored, ".qweight", "I32"):
+        inputs, columns = stored[f"{stem}.qweight"].size
+        groups = stored[f"{stem}.scales"].size[0]
+        check_fits(f"{stem}.scales", stored, (groups, 8 * columns))
+        check_fits(f"{stem}.qzeros", stored, (groups, columns))
+
+        def values(stem: str = stem) -> Values:
+            codes, zeros = (
+                unpacked(stored[f"{stem}.{name}"].read(), 4).unflatten(1, (-1, 8))[..., _AWQ_PLACES].flatten(1).T
+                for name in ("qweight", "qzeros")
+            )
+            return with_zeros(codes.contiguous(), stored[f"{stem}.scales"].read().T, levels_of(zeros, 4))
+
+        yield stem, QuantizedMatrix(Codes((8 * columns, inputs), 4, inputs // groups, has_zeros=True), values)
 
 
-class AWQLayout:
-    """AWQ with 4 bits and zero points."""
+def float8(stored: Stored, block: tuple[int, int]) -> Found:
+    """Yield the matrices of FP8; `block` are the rows and inputs that share a scale, where scales are a matrix."""
+    for stem in _stems(stored, ".weight", "F8_E4M3"):
+        rows, inputs = size = stored[f"{stem}.weight"].size
+        name = f"{stem}.weight_scale_inv"
+        name = name if name in stored else f"{stem}.weight_scale"
+        blocks = (-(-rows // block[0]), -(-inputs // block[1]))
+        check_fits(name, stored, (), (1,), (1, 1), (rows,), (rows, 1), blocks)
+        has_blocks = stored[name].size == blocks and blocks not in ((1, 1), (rows, 1))
 
-    def matrices(self, headers: Headers, read: ReadSmall) -> Iterator[StoredMatrix]:
-        for stem in stems(headers, ".qweight", "I32"):
-            inputs, columns = headers[f"{stem}.qweight"].size
-            groups = headers[f"{stem}.scales"].size[0]
-            check_fits(f"{stem}.scales", headers, (groups, 8 * columns))
-            check_fits(f"{stem}.qzeros", headers, (groups, columns))
-            yield StoredMatrix(stem, (8 * columns, inputs), 4, inputs // groups, has_zeros=True)
+        def values(stem: str = stem, name: str = name, rows: int = rows, has_blocks: bool = has_blocks) -> Values:
+            scales = stored[name].read().float()
+            if has_blocks:
+                scales = scales.repeat_interleave(block[0], 0)[:rows]
+            else:
+                scales = scales.reshape(-1, 1).expand(rows, 1)
+            return Values(stored[f"{stem}.weight"].read(), scales)
 
-    def read(self, matrix: StoredMatrix, tensor: Callable[[str], Tensor]) -> Values:
-        from .codes import levels_of, unpacked, with_zeros
-
-        codes, zeros = (
-            unpacked(tensor(f"{matrix.stem}.{name}"), 4).unflatten(1, (-1, 8))[..., _PLACES].flatten(1).T
-            for name in ("qweight", "qzeros")
-        )
-        return with_zeros(codes.contiguous(), tensor(f"{matrix.stem}.scales").T, levels_of(zeros, 4))
-
-
-@dataclass(frozen=True)
-class Float8Layout:
-    """FP8; `block` are the rows and inputs that share a scale, where scales are a matrix of blocks."""
-
-    block: tuple[int, int] = (128, 128)
-
-    def matrices(self, headers: Headers, read: ReadSmall) -> Iterator[StoredMatrix]:
-        for stem in stems(headers, ".weight", "F8_E4M3"):
-            rows, inputs = size = headers[f"{stem}.weight"].size
-            name = f"{stem}.weight_scale_inv"
-            name = name if name in headers else f"{stem}.weight_scale"
-            blocks = tuple(-(-count // each) for count, each in zip(size, self.block, strict=True))
-            check_fits(name, headers, (), (1,), (1, 1), (rows,), (rows, 1), blocks)
-            has_blocks = headers[name].size == blocks and blocks not in ((1, 1), (rows, 1))
-            group = self.block[1] if has_blocks else inputs
-            yield StoredMatrix(stem, size, 8, group, is_float=True, scales=name)
-
-    def read(self, matrix: StoredMatrix, tensor: Callable[[str], Tensor]) -> Values:
-        rows, inputs = matrix.size
-        scales = tensor(matrix.scales).float()
-        if matrix.group == inputs and scales.numel() in (1, rows):  # of blocks there may be as many as rows
-            scales = scales.reshape(-1, 1).expand(rows, 1)
-        else:
-            scales = scales.repeat_interleave(self.block[0], 0)[:rows]
-        return Values(tensor(f"{matrix.stem}.weight"), scales)
+        yield stem, QuantizedMatrix(Codes(size, 8, block[1] if has_blocks else inputs, is_float=True), values)
 
 
-@dataclass(frozen=True)
-class CompressedTensorsLayout:
-    """compressed-tensors with integers of 4 or 8 bits, and FP8."""
+def compressed_tensors(stored: Stored, block: tuple[int, int]) -> Found:
+    """Yield the matrices of compressed-tensors: integers of 4 or 8 bits, and FP8."""
+    yield from float8(stored, block)
+    for stem in _stems(stored, ".weight_packed", "I32"):
+        rows, inputs = stored[f"{stem}.weight_shape"].read().tolist()
+        columns = stored[f"{stem}.weight_packed"].size[1]
+        bits = next((bits for bits in (4, 8) if -(-inputs // (32 // bits)) == columns), None)
+        if bits is None:
+            each = 32 * columns / inputs
+            raise UnsupportedModel(f"compressed-tensors with {each:g} bits is not supported: {stem}", HINT)
+        yield stem, _integers(stored, stem, "weight_packed", (rows, inputs), bits)
+    for stem in _stems(stored, ".weight", "I8"):
+        yield stem, _integers(stored, stem, "weight", stored[f"{stem}.weight"].size, 8)
 
-    float8: Float8Layout = field(default_factory=Float8Layout)
 
-    def matrices(self, headers: Headers, read: ReadSmall) -> Iterator[StoredMatrix]:
-        yield from self.float8.matrices(headers, read)
-        for stem in stems(headers, ".weight_packed", "I32"):
-            size = tuple(map(int, read(f"{stem}.weight_shape")))
-            columns = headers[f"{stem}.weight_packed"].size[1]
-            bits = next((bits for bits in (4, 8) if -(-size[1] // (32 // bits)) == columns), None)
-            if bits is None:
-                each = 32 * columns / size[1]
-                raise UnsupportedModel(f"compressed-tensors with {each:g} bits is not supported: {stem}", HINT)
-            yield self._matrix(f"{stem}.weight_packed", size, bits, headers, read)
-        for stem in stems(headers, ".weight", "I8"):
-            yield self._matrix(f"{stem}.weight", headers[f"{stem}.weight"].size, 8, headers, read)
+def _integers(stored: Stored, stem: str, kind: str, size: tuple[int, int], bits: int) -> QuantizedMatrix:
+    """Return a matrix of integers, packed or as they are, after checking its scales and zero points."""
+    rows, inputs = size
+    scale_size = stored[f"{stem}.weight_scale"].size
+    by_group = [(rows, scale_size[-1])] if inputs % scale_size[-1] == 0 else []
+    check_fits(f"{stem}.weight_scale", stored, (1,), (1, 1), *by_group)
+    group = inputs // scale_size[-1]
+    check_order(f"{stem}.weight_g_idx", stored, inputs, group)
+    zero_points = f"{stem}.weight_zero_point"
+    if zero_points in stored:
+        check_fits(zero_points, stored, scale_size, (-(-rows // (32 // bits)), scale_size[-1]))
 
-    def _matrix(self, codes: str, size: tuple[int, int], bits: int, headers: Headers, read: ReadSmall) -> StoredMatrix:
-        """Check the scales and zero points of integers."""
-        stem = codes.rpartition(".")[0]
-        scales = headers[f"{stem}.weight_scale"].size
-        by_group = [(size[0], scales[-1])] if size[1] % scales[-1] == 0 else []
-        check_fits(f"{stem}.weight_scale", headers, (1,), (1, 1), *by_group)
-        group = size[1] // scales[-1]
-        check_order(headers, read, f"{stem}.weight_g_idx", size[1], group)
-        zeros = f"{stem}.weight_zero_point"
-        if zeros in headers:
-            check_fits(zeros, headers, scales, (-(-size[0] // (32 // bits)), scales[-1]))
-        return StoredMatrix(stem, size, bits, group, has_zeros=zeros in headers, codes=codes)
-
-    def read(self, matrix: StoredMatrix, tensor: Callable[[str], Tensor]) -> Values:
-        if matrix.is_float:
-            return self.float8.read(matrix, tensor)
-        import torch
-
-        from .codes import levels_of, signed_codes, unpacked, with_zeros
-
-        (rows, inputs), bits = matrix.size, matrix.bits
-        codes, scales = tensor(matrix.codes), tensor(f"{matrix.stem}.weight_scale")
-        if matrix.codes.endswith("packed"):
+    def values() -> Values:
+        codes, scales = stored[f"{stem}.{kind}"].read(), stored[f"{stem}.weight_scale"].read()
+        if kind == "weight_packed":
             codes = signed_codes(unpacked(codes, bits)[:, :inputs], bits)
-        scales = scales.float().reshape(-1, inputs // matrix.group).expand(rows, -1)
-        if not matrix.has_zeros:
+        scales = scales.float().reshape(-1, inputs // group).expand(rows, -1)
+        if zero_points not in stored:
             return Values(codes, scales)
-        zeros = tensor(f"{matrix.stem}.weight_zero_point")
-        if zeros.dtype == torch.int8:
-            zeros = zeros.float().reshape(-1, scales.shape[1])
-        else:
-            zeros = levels_of(unpacked(zeros.T, bits).T[:rows], bits)
-        return with_zeros(codes, scales, zeros)
+        return with_zeros(codes, scales, _zeros(stored[zero_points].read(), rows, scales.shape[1], bits))
+
+    return QuantizedMatrix(Codes(size, bits, group, zero_points in stored), values)
+
+
+def _zeros(stored: Tensor, rows: int, groups: int, bits: int) -> Tensor:
+    """Return zero points `[rows, groups]` in fp32, from int8 numbers or packed ones."""
+    if stored.element_size() == 1:
+        return stored.float().reshape(-1, groups)
+    return levels_of(unpacked(stored.T, bits).T[:rows], bits)
