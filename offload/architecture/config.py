@@ -1,4 +1,4 @@
-"""What a decoder computes: its dimensions, and the features of its layers. Imports nothing heavy."""
+"""The shape of a decoder: its dimensions, and the features of its layers. Imports nothing heavy."""
 
 from __future__ import annotations
 

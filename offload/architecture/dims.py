@@ -104,7 +104,7 @@ class Dimensions:
 
     @property
     def kv_reads(self) -> tuple[float, float]:
-        """Return how often a pass reads keys and values of all tokens, and those of windows, in the mean."""
+        """Return the mean number of times that a pass reads the KV of all tokens, and the KV of windows."""
         counts = zip((self.kv_layers, self.ring_layers), self.borrowing, strict=True)
         full, sliding = (1 + borrowing / max(count, 1) for count, borrowing in counts)
         return full, sliding
@@ -172,7 +172,7 @@ class Dimensions:
     def ring_bytes(self, tokens: int, itemsize: int, nodes: int = 0, chunk: int = 0) -> int:
         """Return the bytes of the rings of the layers with a window for `tokens` tokens, whatever is in them.
 
-        `nodes` are those of the largest tree in flight. Where other layers attend to a ring, it has the tokens of a
+        `nodes`: of the largest tree in flight. Where other layers attend to a ring, it has the tokens of a
         prefill `chunk`, too.
         """
         inflight = max(nodes, chunk if self.borrowing[1] else 0)

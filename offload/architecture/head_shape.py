@@ -1,6 +1,6 @@
 """Trained drafters that read the target's hidden rows: EAGLE-3 heads, and MTP heads of Qwen3-Next and Qwen3.5.
 
-Reads what their configs say, in the plain format and in that of `speculators`. Imports no torch.
+Reads their configs, in the plain format and in the format of `speculators`. Imports no torch.
 """
 
 from collections.abc import Mapping
@@ -87,7 +87,7 @@ def mtp_dimensions(target: Dimensions) -> HeadDimensions:
 
 @dataclass(frozen=True)
 class HeadShape:
-    """What a head computes.
+    """The architecture of a head.
 
     Attributes:
         kind: EAGLE3 or MTP.
@@ -126,7 +126,7 @@ class HeadShape:
 
 
 def is_head(config: Mapping[str, Any]) -> bool:
-    """Return whether a config.json is that of a head, and not of a model."""
+    """Return whether a config.json describes a head, and not a model."""
     return _kind(config) is not None
 
 

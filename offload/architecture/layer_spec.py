@@ -1,9 +1,9 @@
-"""What one decoder layer computes, and the sizes of its parts. The defaults are Llama's. Imports nothing heavy."""
+"""The operations of one decoder layer, and the sizes of its parts. Defaults are Llama's. Imports nothing heavy."""
 
 from dataclasses import dataclass
 from typing import Any
 
-STATE_ROOM = 160  # tokens that linear attention can be rolled back: those of a block of a prompt on disk, and a draft
+STATE_ROOM = 160  # tokens that linear attention can be rolled back: a block of a prompt on disk, and a draft
 FULL, SLIDING, LINEAR = "full_attention", "sliding_attention", "linear_attention"  # transformers' kinds of layers
 ACTIVATIONS = {  # transformers' names -> ours
     "silu": "silu",
@@ -104,13 +104,13 @@ def expected_experts(count: int, per_token: int, tokens: float) -> float:
 
 
 def activation_of(name: Any) -> str:
-    """Return our name of an activation, "" for what is none."""
+    """Return our name of an activation, "" for an unknown one."""
     return ACTIVATIONS.get(name, "") if isinstance(name, str) else ""
 
 
 @dataclass(frozen=True, slots=True)
 class LayerSpec:
-    """What one decoder layer computes, apart from its dimensions.
+    """The operations of one decoder layer, apart from its dimensions.
 
     Attributes:
         qk_norm: "head": each head of q and k is normalised; "projection": all heads together; "": they are not.
@@ -126,8 +126,8 @@ class LayerSpec:
         is_gated: whether the MLP has a gate, whose activation is multiplied with `up`.
         width_factor: how many times as wide as `intermediate` the MLP is.
         has_scale: whether the rows behind the layer are multiplied with a learned number.
-        router: of a mixture of experts, what the outputs of a token's experts are multiplied with: "all": their part of
-            a softmax over all experts; "chosen": their softmax alone. "": there is one MLP.
+        router: the weights of a token's experts in their sum: "all": their part of a softmax over all experts;
+            "chosen": a softmax over the chosen ones alone; "": the layer has one MLP and no experts.
         router_bias: whether it has a bias.
         shares_expert: whether all tokens have one further expert, multiplied with the sigmoid of its gate.
         swiglu_limit: where a gate is gate * sigmoid(1.702 gate), and multiplied with up + 1: both are clamped at this

@@ -76,7 +76,7 @@ def packing_bytes(shape: Dimensions, layers: int, page: int) -> int:
 
 
 def open_slots(tokens: int, page: int, kv: str) -> int:
-    """Return the slots for open pages: all those of a pass over `tokens` where they are quantised."""
+    """Return the slots for open pages; of quantised ones, as many as a pass over `tokens` writes to."""
     return SLOTS if KV_FORMATS[kv] is PLAIN_KV else max(SLOTS, -(-tokens // page) + 1)
 
 

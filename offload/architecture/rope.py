@@ -149,7 +149,7 @@ def rotate(x: Tensor, rows: Rows) -> Tensor:
 
 
 def rows_of(shape: ModelShape, layer: int, rows: Rows) -> Rows:
-    """Return the rotations of a layer from those of the others, `rows`; a layer without RoPE rotates by angles of 0."""
+    """Return the rotations of a layer: `rows`, or rotations by angles of 0 for a layer without RoPE."""
     if shape.spec(layer).rotates:
         return rows
     cos, sin = rows

@@ -78,12 +78,12 @@ def _check_rope(rope: Mapping[str, Any], check: ConfigCheck) -> None:
 
 
 def _is_by_kind(rope: Any, values: Mapping[str, Any]) -> bool:
-    """Return whether RoPE parameters are those of each kind of layer."""
+    """Return whether RoPE parameters are given apart for each kind of layer."""
     return FAMILIES[values["model_type"]].has_layer_windows and isinstance(rope, Mapping) and FULL in rope
 
 
 def sliding_rope_parameters(values: Mapping[str, Any], check: ConfigCheck) -> dict[str, Any] | None:
-    """Return the RoPE parameters of the layers with a window; None if they are those of the others."""
+    """Return the RoPE parameters of the layers with a window; None if all layers have the same ones."""
     family, rope = FAMILIES[values["model_type"]], values.get("rope_parameters") or {}
     if _is_by_kind(rope, values):
         if not isinstance(rope.get(SLIDING), Mapping):

@@ -19,7 +19,7 @@ _ROUTERS = (
 
 @dataclass(frozen=True)
 class QuantizedFormat:
-    """How codes become weights.
+    """A format of quantised weights: how codes become numbers.
 
     `bits` is 4, 5, 6 or 8. A scale belongs to `group` inputs, a minimum to 32. Nested scales and minima are integers
     times an fp16 factor for each block of 256 inputs. Wide ones are fp32 numbers, and both belong to `group` inputs:

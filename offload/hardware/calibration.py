@@ -15,7 +15,7 @@ from .profiles import same_gpu
 from .schema import Gpu, Host, InvalidValue, Link, Profile, build
 
 FILE = "measured.yaml"
-_FORMER = ("busy", "packed")  # keys of files that earlier versions wrote, and those of a link
+_FORMER = ("busy", "packed")  # keys that earlier versions wrote, and below those of a link
 _FORMER_LINK = ("to_host_gb_s", "pageable_gb_s", "latency_us")
 
 

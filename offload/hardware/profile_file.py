@@ -40,7 +40,7 @@ def read(file: Path | Traversable, source: str) -> Any:
 def read_extended(
     file: Path | Traversable, source: str, find: Callable[[str], Path | Traversable], depth: int = 0
 ) -> Any:
-    """Return the values of a file merged over those of the one that its `extends` names, and so on.
+    """Return the values of a file merged over the values of the file that its `extends` names, and so on.
 
     `find` returns the file of a profile that comes with the program, by its name; raises SettingsError. A name that
     ends with .yaml or has a slash is a path, relative to the folder of the file that names it. `depth` files extend

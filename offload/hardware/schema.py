@@ -79,7 +79,7 @@ class Link:
 class Host:
     """The host's memory in GiB, its read bandwidth in 10^9 bytes a second, its bf16 rate in 10^9 operations a second.
 
-    `cores` are physical; `disk_gb_s` is the rate of large reads from disk. None: that of the machine. Raises
+    `cores` are physical; `disk_gb_s` is the rate of large reads from disk. None: the machine's. Raises
     SettingsError.
     """
 

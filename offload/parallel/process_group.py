@@ -46,7 +46,7 @@ class Ranks:
         device: the device of tensors that are summed or gathered.
         timeout: seconds within which all ranks must join.
         lost: called once, in a thread, with a rank that has ended without `leave`.
-        local, mates: index of this rank among those of its machine, and their number.
+        local, mates: index of this rank among the ranks of its machine, and their number.
         folder: where the ranks of one machine meet. Only its owner may write to it.
 
     Raises RankMissing.

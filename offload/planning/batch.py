@@ -14,7 +14,7 @@ from .memory import estimate
 from .placement import device_limit, place
 from .plan import Plan, make_plan
 
-MOST_SEQUENCES = 2**16  # beyond it, nobody asks how many fit
+MOST_SEQUENCES = 2**16  # the search for how many fit ends here
 
 
 def fitting_sequences(inputs: PlanInputs, free: int) -> int:
@@ -41,7 +41,7 @@ def kv_room(inputs: PlanInputs, free: int, count: int, spare: int = 0) -> int:
 class BatchPlan:
     """A plan for several sequences `together`, and the one for a sequence `alone`: valid only if both fit.
 
-    The times between tokens in `together` are those of each of the sequences.
+    In `together`, the time between tokens is the time of one sequence.
     """
 
     alone: Plan
@@ -101,7 +101,7 @@ def plan_batches(alone: Plan, sizes: Iterable[int], shared: int = 0) -> Batches:
 
 
 def most_sequences(inputs: PlanInputs) -> int | None:
-    """Return how many sequences fit while weights and KV cache lie where those of one do, if all are on the device.
+    """Return how many sequences fit without moving the weights or the KV cache of a single one off the device.
 
     Where not all is, sequences are added until the other memories are full. At most MOST_SEQUENCES; None where the
     memory is not known, and taken as enough.

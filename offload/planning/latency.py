@@ -33,7 +33,6 @@ from .roofline import (
 DRAFT_ACCEPTANCE = 0.35
 LOOKUP_ACCEPTANCE = 0.3  # n-gram lookup on summaries of books: it drafts at half of the positions, and 60 % is accepted
 EQUAL = 1.01  # within this factor of the best time, predictions cannot tell drafts apart: the shortest is chosen
-NEARLY = 1.05  # within this factor of the best time, a draft length is still worth trying
 SELECTION_TOKENS = TAIL // 2  # after about so many, the retrieval cache selects again
 GAMMAS = range(1, LONGEST_GAMMA + 1)
 PAGE_LAUNCHES = 14  # of a page in a prefill's chunk, where torch's operations attend and merge
@@ -46,9 +45,8 @@ class Decoding:
 
     `tbt` is the time between tokens, of each sequence where several run together. `host_share` is the fraction of the
     KV that is not resident to which the host attends. gamma1 and gamma2 are the tokens drafted for a verification (0:
-    no such level), and `gammas` is the range of gamma2 worth trying. `verify_s` and `draft_s` are the seconds of one
-    verification and of the drafting before it. gamma2 counts the nodes of a tree, and `depth` is the tree's; 0 for a
-    chain.
+    no such level). `verify_s` and `draft_s` are the seconds of one verification and of the drafting before it. gamma2
+    counts the nodes of a tree, and `depth` is the tree's; 0 for a chain.
     """
 
     method: str
@@ -59,7 +57,6 @@ class Decoding:
     tokens_per_verification: float = 1.0
     gamma1: int = 0
     gamma2: int = 0
-    gammas: tuple[int, int] = (0, 0)
     depth: int = 0
 
 
@@ -83,8 +80,7 @@ def predict(passes: Passes, method: str) -> Decoding:
         decodings.append(_verified(passes, method, gamma * token_s + tokens * selecting, tokens, gamma))
     shortest = min(decoding.tbt.seconds for decoding in decodings)
     best = next(decoding for decoding in decodings if decoding.tbt.seconds <= EQUAL * shortest)
-    near = [decoding.gamma2 for decoding in decodings if decoding.tbt.seconds <= NEARLY * shortest]
-    return replace(best, gamma1=gamma1, gammas=(min(near), max(near)))
+    return replace(best, gamma1=gamma1)
 
 
 def _verified(passes: Passes, method: str, drafting: float, tokens: float, nodes: int) -> Decoding:
@@ -110,7 +106,7 @@ def _tree(passes: Passes, method: str) -> Decoding:
     tree = sized_tree(passes.inputs.speculation.tree_shape, rates, passes.draft_step, verify)
     nodes = len(tree.parents)
     decoding = _verified(passes, method, tree.seconds - verify(nodes + 1), tree.tokens, nodes)
-    return replace(decoding, gammas=(nodes, nodes), depth=tree_of(tree.parents).depth)
+    return replace(decoding, depth=tree_of(tree.parents).depth)
 
 
 def _proposal(passes: Passes, method: str) -> tuple[float, int, float]:

@@ -297,7 +297,7 @@ class MemoryPlan:
     def _prefill(self, offloaded: int, kv: str) -> int:
         """Return the bytes of the buffers that exist while a prompt is read."""
         inputs, shape, page, size, format = self.inputs, self._share, self._page, self.inputs.itemsize, KV_FORMATS[kv]
-        if format is PACKED_KV and not self._on_cpu:  # those of a layer, unpacked for a chunk of a prompt
+        if format is PACKED_KV and not self._on_cpu:  # one layer's, unpacked for a chunk of a prompt
             return shape.layer_kv_bytes(inputs.tokens, size)
         if format is not PLAIN_KV and not self._on_cpu:
             return _accumulator_bytes(shape, self._rows)

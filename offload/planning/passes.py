@@ -155,9 +155,9 @@ class Passes:
         return placed.disk_layers / inputs.shape.kv_layers * inputs.sequences * kv
 
     def selecting(self) -> float:
-        """Return the seconds in which a selection reads the keys of a GPU's resident layers; a CPU keeps mean keys.
+        """Return the seconds in which a selection reads the keys of a GPU's resident layers, of all sequences.
 
-        They are those of all sequences. From disk, new chunks are read page by page: at most all of it.
+        A CPU keeps mean keys. From disk, new chunks are read page by page: at most all of it.
         """
         inputs, hardware = self.inputs, self.inputs.hardware
         reading = self.on_disk / hardware.disk_rate if self.on_disk else 0.0

@@ -1,4 +1,4 @@
-"""Placement of weights, experts and KV cache: as much on each device as fits, what it reads most often first.
+"""Placement of weights, experts and KV cache: as much on each device as fits, and first the parts read most often.
 
 A placement never exceeds a cap silently; what does not fit is reported with the numbers.
 """
@@ -17,10 +17,10 @@ _STEP = 1024  # tokens
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A placement. The device tier is that of each GPU; the host tier is shared by all of them.
+    """A placement. The device tier is the memory of one GPU, alike on all; the GPUs share the host tier.
 
     Attributes:
-        disk: has the KV of the last `disk_layers`; the host has that of other layers which are not resident.
+        disk: has the KV of the last `disk_layers`; the host has the KV of other layers that are not resident.
         resident_layers, weight_layers: how many layers' KV, and weights, stay on the device.
         by_layers: prefill loops over layers, then over chunks, and reads no KV back; False: chunks, then layers.
         away_layers: how many sparse layers have their experts in host memory.

@@ -17,7 +17,7 @@ from .passes import Passes
 from .placement import Placed, place, resident_tokens
 from .roofline import Time
 
-# How many times as fast as others planes must be that nobody has asked for: which drafts are accepted is a guess.
+# Planes are chosen unasked only if they are so many times as fast: the acceptance of their drafts is a guess.
 CLEARLY = 1.2
 ANSWER_TOKENS = 512  # of an answer, for which formats are compared: the default of --max-new-tokens
 
@@ -57,7 +57,7 @@ class Plan:
 
     @property
     def is_whole(self) -> bool:
-        """Return whether all weights are on the device, with those of all experts."""
+        """Return whether all weights are on the device, experts included."""
         return self.placed.weight_layers == self.inputs.shape.layers and not self.placed.away_layers
 
     @property

@@ -56,7 +56,7 @@ class Time:
 
 @dataclass(frozen=True, slots=True)
 class HostedExperts:
-    """The experts that the host runs in a pass: their bytes and operations, their number, and that of their layers."""
+    """The experts that the host runs in a pass: their bytes, operations and number, and the number of their layers."""
 
     weights: float = 0.0
     flops: float = 0.0

@@ -1,1 +1,1 @@
-"""What is asked of the operating system: memory, files, processes with limits."""
+"""The operating system: free memory, usable cores, atomic files, scratch files."""

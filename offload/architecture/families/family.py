@@ -1,4 +1,4 @@
-"""What a family of models is: how its config, its layers and its tensors are read, and its part in models of images."""
+"""A family of models: how its config, layers and tensors are read, and how its text part lies in models of images."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -26,7 +26,7 @@ _TEXT += ("model.embed_tokens_per_layer.", "model.per_layer_")
 
 
 def is_wrapper(config: Mapping[str, Any]) -> bool:
-    """Return whether a config.json is that of a model whose text part runs."""
+    """Return whether a config.json describes a model of several parts whose text part runs."""
     name = config.get("model_type")
     return isinstance(name, str) and name in WRAPPERS and isinstance(config.get("text_config"), Mapping)
 
@@ -40,7 +40,7 @@ def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def text_name(name: str) -> str:
-    """Return a tensor's name as in a model of the text part alone; those of other parts stay as they are."""
+    """Return a tensor's name as in a model of the text part alone; names of other parts stay as they are."""
     prefix = next((prefix for prefix in _PREFIXES if name.startswith(prefix)), "")
     return _PREFIXES.get(prefix, "") + name[len(prefix) :]
 
@@ -87,17 +87,17 @@ def linear_layers(values: Values) -> list[bool]:
 
 @dataclass(frozen=True)
 class GGUFNames:
-    """How GGUF files of a family call things.
+    """The names of tensors and values in GGUF files of a family.
 
     Attributes:
         architecture: the value of general.architecture, which all other keys begin with.
         tensors: names of a layer's tensors in safetensors, by their names in the file, where they are not Llama's. One
-            tensor may have those of all experts, whose number is * in its name.
+            tensor may stand for the tensors of all experts, whose number is * in its name.
         keys: names of values in config.json -> keys in the file, where there are more than Llama's.
-        permutes: whether the rows of q and k are stored as pairs of neighbours, and those of safetensors as halves.
+        permutes: whether the rows of q and k are stored as pairs of neighbours, where safetensors have halves.
         left_out: values of config.json that the published models have and files do not.
         yarn: such values of their RoPE parameters, where files have YaRN.
-        adds_norm_offset: whether the norms' weights have what others add to those of safetensors.
+        adds_norm_offset: whether files already have the family's `norm_offset` in the norms' weights.
         switches: keys that turn off what all models of the family have where they are false.
         sparse: the family of the architecture's files with experts; "" if it has none, or no others.
     """
@@ -120,9 +120,9 @@ class Family:
     Attributes:
         name: the `model_type`.
         layers: returns the layers' specs; further layers repeat them. May raise UnsupportedModel.
-        defaults: transformers' values for what a config leaves out, where they are not those of all families.
+        defaults: transformers' values for absent keys of a config, where they differ from the common ones.
         not_null: values that others' configs may have as null, for one that follows from others.
-        aliases: the family's names of values in its config.json, by the names of others.
+        aliases: the family's names of values in its config.json, by the common names.
         rope_types: names of RoPE types in the family's configs -> what they mean.
         only_rope: the RoPE types that the family may have; none: all.
         mlp_matrices: matrices of an MLP: gate, up and down; 2 without a gate.
@@ -132,12 +132,12 @@ class Family:
         has_linear_layers: whether some layers have linear attention, and others attend to all tokens.
         groups_linear_rows: whether rows of their projections are stored by key head: of each its q, k, v and z.
         sliding_rope: returns the RoPE parameters of the layers with a window, where a config does not have them apart;
-            None: they are those of the others.
+            None: all layers have the same.
         scales_queries: whether queries grow with their position as RoPE parameters say, see `ModelShape.query_scaling`.
         counts_scaled_positions: whether `max_position_embeddings` counts the positions after linear RoPE scaling.
-        heads: returns the fields of `Dimensions` for KV heads, where those of layers with a window are others.
+        heads: returns the fields of `Dimensions` for KV heads, where layers with a window have other heads.
         features: returns further fields of `ModelShape`.
-        tensors: the family's names of tensors, by Llama's, or those of `LAYER_NORMS`.
+        tensors: the family's names of tensors, by Llama's names, or by the names in `LAYER_NORMS`.
         fused: tensors that are several of Llama's, one below the other.
         stacked: tensors of a layer in safetensors with the matrices of all experts: their names -> those of each
             expert's matrices, one below the other, with * in place of its number. Names of MXFP4 are without _blocks.

@@ -1,7 +1,7 @@
 """Gemma 2 and 3: norms before and behind attention and MLP, GELU gates, layers with a window between those without.
 
 Gemma 2 caps attention scores and logits; Gemma 3 has norms of q and k, and other RoPE in layers with a window. The
-norms of a checkpoint add 1 to their weights, those of a GGUF file have it in them.
+norms of a checkpoint add 1 to their weights, which GGUF files already contain.
 """
 
 from typing import Any
