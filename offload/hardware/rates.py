@@ -110,7 +110,7 @@ def on_threads(hardware: Hardware, threads: int) -> Hardware:
     return replace(slower, host_cores=threads, threads=threads)
 
 
-def placed(hardware: Hardware, placement: Placement) -> Hardware:
+def with_link(hardware: Hardware, placement: Placement) -> Hardware:
     """Return the hardware with the simulated link, if there is one."""
     return hardware if placement.link_gb_s is None else replace(hardware, link=placement.link_gb_s * 1e9)
 

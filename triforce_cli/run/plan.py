@@ -19,7 +19,7 @@ from offload.errors import SettingsError
 from offload.hardware import profiles
 from offload.hardware.calibration import Measured, applied
 from offload.hardware.profiles import AUTO, Profile, undescribed
-from offload.hardware.rates import Hardware, describe, on_threads, placed
+from offload.hardware.rates import Hardware, describe, on_threads, with_link
 from offload.planning.inputs import PlanInputs
 from offload.planning.plan import Plan, make_plan
 from offload.planning.suggestions import Suggestion, suggestions
@@ -76,7 +76,7 @@ def plan_inputs(
         model=engine.model,
         shape=shape,
         tokens=tokens,
-        hardware=placed(on_threads(hardware, engine.threads), placement),
+        hardware=with_link(on_threads(hardware, engine.threads), placement),
         placement=placement,
         speculation=settings.speculation,
         prefill_chunk=engine.prefill_chunk,
