@@ -7,10 +7,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from offload import Finished, GenerationConfig, Prefilled, Sampling, Speculation, Tokens
-from offload.batching.batch import Cancelled, Failed
+from offload.batching.batch import Cancelled
 from offload.batching.request import BatchRequest
 from offload.engine import Engine
-from offload.errors import PromptError
 from tests.support.engine import ALL, GREEDY, SMALL, fresh, tokens
 from tests.support.models import ids
 
@@ -83,17 +82,6 @@ def test_an_interrupt_ends_all_and_leaves_the_engine_usable(endless_engine, afte
     assert {key: tokens(each) for key, each in again.items()} == {
         wanted.key: tokens(alone(endless_engine, wanted)) for wanted in requests
     }
-
-
-def test_an_error_of_one_sequence_leaves_the_others(endless_engine):
-    good = [request(key, ("retrieval", "lookup"), ids(40, key), 10) for key in range(2)]
-    bad = [replace(good[0], key="empty", ids=[]), replace(good[0], key="unknown", ids=[1, 10**6])]
-    found = collect(fresh(endless_engine).generate_batch([good[0], *bad, good[1]], 2))
-    for each in bad:
-        (failed,) = found[each.key]
-        assert isinstance(failed, Failed) and isinstance(failed.error, PromptError)
-    for each in good:
-        assert tokens(found[each.key]) == tokens(alone(endless_engine, each))
 
 
 def test_a_long_prompt_does_not_delay_a_sequence_by_more_than_a_chunk(endless_engine):

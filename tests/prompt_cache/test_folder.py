@@ -77,25 +77,6 @@ def test_shrinking_a_folder_and_what_killed_processes_have_left(model_dir, home)
     assert list(home.glob("*/")) == []
 
 
-def test_two_writers_keep_to_the_limit_together(model_dir, home, monkeypatch):
-    """A writer measures the folder again, where others write too."""
-    said(engine_on(model_dir, home), ids(LENGTH))
-    limit, other = sum(path.stat().st_size for path in files(home)) + 1000, engine_on(model_dir, home, limit=1 << 30)
-    PromptFolder(home).clear()
-    written = []
-
-    def write_and_let_another_write(path, *rest):
-        written.append(path)
-        if len(written) == 3:
-            said(other, ids(LENGTH, 1))
-        return write_block(path, *rest)
-
-    monkeypatch.setattr(writer, "write_block", write_and_let_another_write)
-    said(engine_on(model_dir, home, limit=limit), ids(LENGTH))
-    assert len(written) > 10  # of both
-    assert sum(path.stat().st_size for path in files(home)) <= limit
-
-
 def test_the_limit_is_that_of_all_ranks_of_a_machine(model_dir, home, monkeypatch):
     """Each of them writes as much, into the same folder."""
     said(engine_on(model_dir, home), ids(LENGTH))
