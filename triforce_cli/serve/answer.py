@@ -1,6 +1,7 @@
 """Answers of the OpenAI API: the events of a request's sequences -> a response object, or server-sent events."""
 
 import asyncio
+import json
 import math
 import secrets
 import time
@@ -11,13 +12,13 @@ from typing import Any
 
 from offload.events import DraftPrefilled, Event, Finished, Prefilled, ScoredToken, Text, Thought
 
-from ..output.stdout_formats import json_line
 from .errors import ApiError, api_error
 from .sequences import SequenceSettings, ServedModel, ServedSequence
 from .tools import CallDeltas
 
 _REASONS = {"eos": "stop", "stop": "stop", "length": "length"}
 _LEAST = -9999.0  # for a probability of 0: JSON has no infinity
+_LINE_ENDS = {ord(end): f"\\u{ord(end):04x}" for end in "\x85\u2028\u2029"}  # in texts; JSON escapes the others
 TokenBytes = Callable[[int], bytes]
 
 
@@ -159,7 +160,8 @@ class Choice:
 
 def event_text(**fields: Any) -> str:
     """Return a server-sent event with an object of the API, on one line for clients that end lines as Unicode does."""
-    return f"data: {json_line(**fields)}\n"
+    text = json.dumps(fields, ensure_ascii=False, separators=(",", ":"))
+    return f"data: {text.translate(_LINE_ENDS)}\n\n"
 
 
 def chat_logprobs(tokens: Sequence[ScoredToken], token_bytes: TokenBytes) -> dict[str, Any]:
