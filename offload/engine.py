@@ -12,7 +12,7 @@ from .batching.lane import Lane
 from .batching.memory import BatchMemory, has_pages
 from .batching.request import BatchRequest, Events
 from .batching.sessions import BatchSessions
-from .caches.protocol import KVCache
+from .caches.full import FullCache
 from .constraints.vocabulary import ConstraintVocabulary
 from .events import Event, Prefilled
 from .kernels.linear import multiplies_natively
@@ -34,7 +34,7 @@ from .speculation.passes.runner import Runner
 from .speculation.sampling.samplers import Samplers
 
 _Result = TypeVar("_Result")
-Evaluation = Callable[[Runner[KVCache]], Generator[Prefilled, None, _Result]]
+Evaluation = Callable[[Runner[FullCache]], Generator[Prefilled, None, _Result]]
 
 
 class Engine:
@@ -72,7 +72,7 @@ class Engine:
         self.sessions = SessionPool(model, draft, prefill_chunk, stores, prompts)
         self._samplers = Samplers(model, dry_breakers, constraints)
         self._batch_room: Callable[[int], int] | None = None
-        kernels = [each.operations.kernel for each in (model, draft) if each is not None]
+        kernels = [network.operations.kernel for network in (model, draft) if network is not None]
         self._kernel = kernels[0] if all(kernels) else None  # only then torch needs no threads of its own
 
     def generate(

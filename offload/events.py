@@ -158,10 +158,10 @@ class TreeStatistics:
     def plus(self, nodes: int, depth: int, visits: Sequence[tuple[int, int | None]]) -> TreeStatistics:
         """Return the statistics with one more tree; `visits` are the children, and the accepted one, of each node."""
         most = max([len(self.children), *(children if rank is None else rank + 1 for children, rank in visits)])
-        counts = [list(each) for each in self.children] + [[0, 0] for _ in range(most - len(self.children))]
+        counts = [list(pair) for pair in self.children] + [[0, 0] for _ in range(most - len(self.children))]
         for children, rank in visits:
-            for each in counts[: children if rank is None else rank + 1]:
-                each[0] += 1
+            for pair in counts[: children if rank is None else rank + 1]:
+                pair[0] += 1
             if rank is not None:
                 counts[rank][1] += 1
         accepted = self.accepted + sum(rank is not None for _, rank in visits)

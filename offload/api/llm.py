@@ -122,12 +122,12 @@ class LLM:
         Raises PromptError if the prompt is no text or exceeds the context, SettingsError for wrong options, OutOfMemory
         if weights and KV cache do not fit.
         """
-        found = self._question(text, question, options)
-        length = len(found.ids) + found.config.max_new_tokens
+        request = self._question(text, question, options)
+        length = len(request.ids) + request.config.max_new_tokens
         if length > self._reserved:
             self._reserve(length + ROOM)
-        events = self.engine.generate(found.ids, found.sampling, found.config, self.speculation)
-        return Answer(stream_text(events, found.layer))
+        events = self.engine.generate(request.ids, request.sampling, request.config, self.speculation)
+        return Answer(stream_text(events, request.layer))
 
     def session(self, text: str, room: int = 2 * ROOM) -> DocumentSession:
         """Return what answers several questions about one text, whose keys and values it keeps from the first one on.
@@ -163,13 +163,13 @@ class LLM:
             for index, prompt in enumerate(prompts):
                 try:
                     text, question = prompt if isinstance(prompt, tuple) and len(prompt) == 2 else (prompt, "")
-                    found = self._question(text, question, options)
+                    request = self._question(text, question, options)
                 except TriforceError as error:
                     refused.append(BatchAnswer(index, "", None, error))
                     continue
                 texts[index] = []
-                settings = found.sampling, found.config, self.speculation
-                yield BatchRequest(index, found.ids, *settings, partial(stream_text, layer=found.layer))
+                settings = request.sampling, request.config, self.speculation
+                yield BatchRequest(index, request.ids, *settings, partial(stream_text, layer=request.layer))
 
         with closing(self.engine.generate_batch(requests(), parallel)) as events:
             for key, event in events:

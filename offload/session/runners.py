@@ -6,17 +6,11 @@ from collections.abc import Callable, Hashable
 from typing import Any
 
 from ..caches.factory import draft_cache, selected_cache
+from ..caches.full import FullCache
 from ..model.decoder import Model
 from ..model.heads import Head
 from ..settings.config import Speculation
-from ..settings.method_sizes import (
-    draft_chunk,
-    has_draft_model,
-    has_middle,
-    middle_kind,
-    sized,
-    tail_tokens,
-)
+from ..settings.method_sizes import draft_chunk, has_draft_model, has_middle, middle_kind, sized, tail_tokens
 from ..speculation.drafters.ngram import LookupDrafter
 from ..speculation.levels.hierarchy import Runners
 from ..speculation.passes.draft_runner import DraftRunner
@@ -28,42 +22,32 @@ MIDDLE, DRAFT = "middle", "draft"
 
 
 class SessionRunners:
-    """Chooses the runners of each request over one full cache.
+    """Chooses the runners of each request over one full cache, and keeps the latest for each use."""
 
-    Attributes:
-        lookup: the n-gram drafter.
-        kept: the latest runner for each use, with the settings that it was made for.
-    """
-
-    def __init__(self, target: Runner, draft: Model | Head | None) -> None:
+    def __init__(self, target: Runner[FullCache], draft: Model | Head | None) -> None:
         self._target, self._draft = target, draft
-        self.lookup = LookupDrafter()
-        self.kept: dict[str, tuple[Hashable, Any]] = {}
+        self._lookup = LookupDrafter()
+        self._kept: dict[str, tuple[Hashable, Any]] = {}  # by use, with the settings that each was made for
 
     def choose(self, settings: Speculation, tokens: int) -> Runners:
         """Return the runners for a request of up to `tokens` tokens."""
-        middle = None
-        settings = sized(settings, tokens)
-        if not has_middle(settings, tokens):
-            self._drop_observer()
-        else:
-            middle = self._selected(middle_kind(settings), settings)
+        middle, settings = None, sized(settings, tokens)
+        kind = middle_kind(settings)
+        if kind is not None and has_middle(settings, tokens):
+            middle = self._selected(kind, settings)
+        elif MIDDLE in self._kept and self._target.cache.followers:
+            del self._kept[MIDDLE]  # it observes every pass, and this request has no use for it
+            self._target.cache.followers.clear()
         draft = self._draft_runner(settings, middle) if has_draft_model(settings) else None
         self._target.keep_rows(draft.reach if isinstance(draft, HeadRunner) else 0)
-        return Runners(self._target, middle, draft, self.lookup)
-
-    def _drop_observer(self) -> None:
-        """Drop a middle level that observes every pass: it is of no use to a request without that level."""
-        if MIDDLE in self.kept and self._target.cache.followers:
-            del self.kept[MIDDLE]
-            self._target.cache.followers.clear()
+        return Runners(self._target, middle, draft, self._lookup)
 
     def _keep(self, use: str, key: Hashable, make: Callable[[], Any]) -> Any:
         """Return the last runner for this use if its settings are those of `key`, else a new one."""
-        if use not in self.kept or self.kept[use][0] != key:
-            self.kept.pop(use, None)  # free its memory first
-            self.kept[use] = key, make()
-        return self.kept[use][1]
+        if use not in self._kept or self._kept[use][0] != key:
+            self._kept.pop(use, None)  # free its memory first
+            self._kept[use] = key, make()
+        return self._kept[use][1]
 
     def _selected(self, kind: str, settings: Speculation) -> SelectedRunner:
         """Return the runner of a middle level."""

@@ -2,7 +2,9 @@
 
 import time
 from collections.abc import Generator, Sequence
+from typing import cast
 
+from ..caches.full import FullCache
 from ..events import Event, Finished, Pinned, Tokens
 from ..memory.factory import TieredStoreFactory
 from ..memory.store import Store
@@ -39,14 +41,14 @@ class Session:
     ) -> None:
         """`spare`: further positions of the full cache, for the tokens of a tree.
 
-        With `settings` that ask for an approximate cache, it takes the full cache's place, and `stores` and
-        `prompts` are not used. The full cache is in `store` if that is given, else in one of
-        `stores` or on the device.
+        An approximate cache that `settings` ask for takes the full cache's place; `stores` and `prompts` are then not
+        used. The full cache is in `store` if that is given, else in one of `stores` or on the device.
         """
         self.sequence = TokenSequence()
         self._approximation = approximation(settings)
-        if self._approximation is not None:
-            self.full, stores = approximate_runner(model, settings, chunk), None
+        if settings is not None and self._approximation is not None:
+            # Plain decoding asks an approximate cache for nothing that a full one alone has.
+            self.full, stores = cast(Runner[FullCache], approximate_runner(model, settings, chunk)), None
         else:
             if stores is not None:
                 store = stores.new_store(model.shape, capacity + spare, model.dtype)
@@ -65,8 +67,9 @@ class Session:
             return False
         if settings is not None and forgets(settings):
             return True
-        fits = capacity <= self._capacity and capacity + spare <= self._capacity + self._spare
-        return fits and (capacity == self._capacity or not self._model.shape.rope_depends_on_length)
+        if capacity > self._capacity or capacity + spare > self._capacity + self._spare:
+            return False
+        return capacity == self._capacity or not self._model.shape.rope_depends_on_length
 
     def generate(
         self,
@@ -92,7 +95,7 @@ class Session:
         runners.expect(sized(settings, len(ids) + config.max_new_tokens))
         for done, total in store.prepare():
             yield Pinned(done, total)
-        yield from self._prefill()
+        yield from (self.full if self._prompts is None else self._prompts).prefill(sequence)
         if runners.draft is not None:
             yield from runners.draft.read(sequence)
         if runners.middle is not None:
@@ -104,11 +107,6 @@ class Session:
         hierarchy = build(runners, settings, sampler, time.perf_counter if lane is None else lane.clock, *more)
         yield from self._decode(hierarchy, sampler, config.max_new_tokens, eos_ids, logprobs is not None)
 
-    def _prefill(self) -> Generator[Event]:
-        if self._prompts is None:
-            return self.full.prefill(self.sequence)
-        return self._prompts.prefill(self.sequence)
-
     def _decode(
         self,
         hierarchy: Hierarchy,
@@ -119,8 +117,8 @@ class Session:
     ) -> Generator[Event, int | None]:
         """Decode up to `limit` tokens after the prompt.
 
-        What a constraint dictates is appended without a pass: the next one runs it with what follows, or alone if it
-        is long. Where log-probabilities are wanted, it is decoded: they come from a pass.
+        Tokens that a constraint dictates are appended without a pass: the next pass runs them with those that follow,
+        or alone if they are many. Where log-probabilities are wanted, they are decoded: these come from a pass.
         """
         sequence, end = self.sequence, len(self.sequence) + limit
         prompt = len(sequence)

@@ -50,6 +50,6 @@ def parse_assignment(text: str) -> tuple[str, Any]:
     if not equals:
         raise SettingsError(f"{short_repr(text)} gives no value", "write NAME=VALUE, such as chunk=16")
     if name not in NAMES or name == "stop":
-        close = "".join(f"did you mean {each}? " for each in get_close_matches(name, NAMES, 1))
+        close = "".join(f"did you mean {known}? " for known in get_close_matches(name, NAMES, 1))
         raise SettingsError(f"there is no setting {short_repr(written.strip())}", f"{close}docs/options.md lists all")
     return name, parse_setting(name, value)

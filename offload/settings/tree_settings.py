@@ -24,7 +24,7 @@ class TreeSampling(str, Enum):
     TOP_K = "top-k"  # the likeliest tokens, each as if it had been certain
 
 
-TREE_SAMPLINGS = tuple(each.value for each in TreeSampling)
+TREE_SAMPLINGS = tuple(sampling.value for sampling in TreeSampling)
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,7 +59,7 @@ def _is_of(value: object, kind: str) -> bool:
     accepted = _KINDS[kind][0]
     if isinstance(value, bool):
         return accepted is bool
-    if isinstance(value, tuple) and not all(isinstance(each, str) for each in value):
+    if isinstance(value, tuple) and not all(isinstance(text, str) for text in value):
         return False
     return isinstance(value, accepted)
 

@@ -113,7 +113,7 @@ def bench(
     compared = None if modes is None else parse_modes(modes)
     request, temperatures = _request(ctx, quality)
     if not quality:
-        warn_unused(request.settings, [name_of(each) for each in names or ["auto"]], terminal)
+        warn_unused(request.settings, [name_of(row) for row in names or ["auto"]], terminal)
     request, code = start_or_join_ranks(request, terminal)
     if code is not None:
         return code
@@ -139,14 +139,15 @@ def _request(ctx: typer.Context, quality: bool) -> tuple[Request, tuple[float, .
     flags.setdefault("max_new_tokens", NEW_TOKENS)
     flags["method"] = "ar" if quality else "auto"  # --methods takes its place, also where a profile names one
     temperatures = flags.pop("temperature", ())
-    for each in temperatures:
-        check_part(flags | {"temperature": each})
+    for temperature in temperatures:
+        check_part(flags | {"temperature": temperature})
     settings = resolve(
         flags | ({"temperature": temperatures[0]} if temperatures else {}), origins, ctx.params["profile"]
     )
     resolve_model(settings.engine.model)
-    rest: dict[str, Any] = {name: bool(ctx.params[name]) for name in ("dry_run", "extend_context")}
-    return Request(settings, ctx.obj.home, ctx.info_name, **rest, words=typed_words(ctx)), temperatures
+    switches: dict[str, Any] = {name: bool(ctx.params[name]) for name in ("dry_run", "extend_context")}
+    words = typed_words(ctx)
+    return Request(settings, ctx.obj.home, ctx.info_name or "", **switches, words=words), temperatures
 
 
 def _check_kind(ctx: typer.Context, quality: bool) -> None:
@@ -155,7 +156,7 @@ def _check_kind(ctx: typer.Context, quality: bool) -> None:
         source = ctx.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE":
             way, other = ("with", "without") if quality else ("without", "with")
-            option = next(each.opts[0] for each in ctx.command.params if each.name == name)
+            option = next(param.opts[0] for param in ctx.command.params if param.name == name)
             raise SettingsError(f"{option} has no effect {way} --quality", f"leave it out, or run {other} --quality")
     if quality and (several := next((name for name in ("context", "temperature") if _count(ctx, name) > 1), None)):
         raise SettingsError(f"--{several} is a list, and --quality takes one", "give one of them")

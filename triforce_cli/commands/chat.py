@@ -23,7 +23,7 @@ from ..output.renderers import renderer_for
 _NOT_HERE = ("raw", "verify", *options.FORMS)
 
 
-@options.accepts({name: each for name, each in options.READING.items() if name not in _NOT_HERE})
+@options.accepts({name: option for name, option in options.READING.items() if name not in _NOT_HERE})
 def chat(
     ctx: typer.Context,
     prompt_file: options.PromptFiles = None,

@@ -65,6 +65,6 @@ def _rows(facts: Mapping[str, Any], origins: Mapping[str, str]) -> Iterator[tupl
     yield from (("", f"{name}, {size_text(size)}") for name, size in models.items())
 
 
-def _asked(name: str, used: str | None, found: Mapping[str, Any], origins: Mapping[str, str]) -> str:
+def _asked(name: str, used: str | None, facts: Mapping[str, Any], origins: Mapping[str, str]) -> str:
     by = f", by {origins[name]}" if name in origins else ""
-    return f"{used or 'none: ' + found['reason']} (asked for: {found['asked']}{by})"
+    return f"{used or 'none: ' + facts['reason']} (asked for: {facts['asked']}{by})"

@@ -29,7 +29,7 @@ def _option(help: str, metavar: str | None, usual: object = None, *names: str, *
 _OF_REQUESTS = ("system", "stop", "raw", "json", "verify", "show_thinking")
 
 
-@options.accepts({name: each for name, each in options.GENERATION.items() if name not in _OF_REQUESTS})
+@options.accepts({name: option for name, option in options.GENERATION.items() if name not in _OF_REQUESTS})
 def serve(
     ctx: typer.Context,
     host: Annotated[str, _option("Address to listen on.", "ADDRESS", defaults.HOST)] = defaults.HOST,

@@ -89,11 +89,11 @@ def summarize(
     terminal = ctx.obj.terminal
     sources = _sources(prompt_file or [], files or [], terminal)
     check_files(sources)
-    inputs = [*(("", each) for each in sources), *named_files(ctx), ("--prompt", prompt)]
+    inputs = [*(("", source) for source in sources), *named_files(ctx), ("--prompt", prompt)]
     paths = check_outputs(output or [], inputs, 1 if together else len(sources))
     for name, texts in (("--focus", [focus or ""]), ("--question", question or []), ("--language", [language or ""])):
         refuse_broken_text(name, texts)
-    if not all(each.strip() for each in question or []):
+    if not all(text.strip() for text in question or []):
         raise SettingsError("a question is empty", 'ask something, such as --question "Who tells this story?"')
     at_once = parse_parallel(parallel)
     form = ctx.params["constraint"]
@@ -104,9 +104,7 @@ def summarize(
     request, code = start_or_join_ranks(_with_length(parse_request(ctx), style), terminal)
     if code is not None:
         return code
-    read = broadcast(
-        request.group, lambda: [astuple(each) for each in read_documents(sources, terminal.stdin, terminal.warn)]
-    )
+    read = broadcast(request.group, lambda: list(map(astuple, read_documents(sources, terminal.stdin, terminal.warn))))
     form = parse_output_options(ctx)
     with (
         terminal.writing_to(paths if request.is_first and not request.dry_run else []),
@@ -114,7 +112,7 @@ def summarize(
     ):
         from ..summarize.summary_job import SummaryRequest, run_summaries  # from here on torch is needed
 
-        documents, piece = [Document(*each) for each in read], Range(start, end)
+        documents, piece = [Document(*fields) for fields in read], Range(start, end)
         how = together, map_reduce, at_once, len(paths) > 1
         summary = SummaryRequest(documents, question or [], style, templates, piece, *how)
         return run_summaries(summary, request, terminal, form, renderer)
@@ -122,8 +120,8 @@ def summarize(
 
 def _sources(prompt_files: list[str], files: list[str], terminal: Terminal) -> list[str]:
     """Return the documents' files; without any, standard input if something is piped into it. Raises PromptError."""
-    if found := [*prompt_files, *files]:
-        return found
+    if given := [*prompt_files, *files]:
+        return given
     if not has_input(terminal.stdin):
         raise PromptError(
             "no document", "give a file (triforce summarize book.txt) or a pipe (cat book.txt | triforce summarize)"

@@ -239,11 +239,11 @@ def accepts(options: dict[str, Any]) -> Callable[[Callable[..., Any]], Callable[
         own = inspect.signature(command, eval_str=True)
         kind = inspect.Parameter.KEYWORD_ONLY
         added = [
-            inspect.Parameter(name, kind, default=False if each.__origin__ is bool else None, annotation=each)
-            for name, each in options.items()
+            inspect.Parameter(name, kind, default=False if option.__origin__ is bool else None, annotation=option)
+            for name, option in options.items()
         ]
         run.__signature__ = own.replace(parameters=[*own.parameters.values(), *added])
-        run.__annotations__ = {each.name: each.annotation for each in run.__signature__.parameters.values()}
+        run.__annotations__ = {param.name: param.annotation for param in run.__signature__.parameters.values()}
         return run
 
     return decorate

@@ -180,10 +180,10 @@ def resolve(flags: Mapping[str, Any], origins: Mapping[str, str], profile: str |
     check_part(flags)
     if profile and profile.lower() != profiles.AUTO:
         return resolve_with(flags, origins, profiles.load(profile))
-    found = profiles.matching(gpu_names())
-    if found is None:
-        found = replace(profiles.load("cpu"), name=NO_PROFILE, device="cuda", options={})
-    return resolve_with(flags, origins, found, chosen_by_name=False)
+    of_machine = profiles.matching(gpu_names())
+    if of_machine is None:
+        of_machine = replace(profiles.load("cpu"), name=NO_PROFILE, device="cuda", options={})
+    return resolve_with(flags, origins, of_machine, chosen_by_name=False)
 
 
 def resolve_with(

@@ -113,10 +113,10 @@ def verification_line(verify: Mapping[str, Any]) -> str:
         return f"verify: {tokens} equal plain decoding ({verify['compared_with']}){_narrow(verify['closest'])}"
     first, more = verify["divergences"][0], verify["differing"] - 1
     tie = "a floating-point tie" if first["is_tie"] else "more than rounding"
-    rest = f"; {more:,} more of {tokens} differ" if more else f"; the rest of {tokens} is equal"
+    others = f"; {more:,} more of {tokens} differ" if more else f"; the rest of {tokens} is equal"
     return (
         f"verify: token {first['position']} is {first['emitted_text']!r} where plain decoding has "
-        f"{first['expected_text']!r} (margin {first['margin']:.3g}, noise {first['noise']:.3g}: {tie}){rest} "
+        f"{first['expected_text']!r} (margin {first['margin']:.3g}, noise {first['noise']:.3g}: {tie}){others} "
         f"({verify['compared_with']})"
     )
 

@@ -22,11 +22,11 @@ class Turn:
     def __init__(self, turns: Turns, opening: Action | None) -> None:
         self._turns = turns
         self.opening = opening
-        self.held: deque[Action] = deque()
+        self.waiting: deque[Action] = deque()
         self.ended = False
 
     def __call__(self, action: Action) -> None:
-        self.held.append(action)
+        self.waiting.append(action)
         self._turns.advance()
 
     def end(self) -> None:
@@ -50,7 +50,7 @@ class Turns:
         return turn
 
     def advance(self) -> None:
-        """Write what is held of the first output, and of those behind it as far as they have ended."""
+        """Write the actions that wait of the first output, and of those behind it as far as they have ended."""
         while self._turns:
             turn = self._turns[0]
             self._write(turn)
@@ -59,18 +59,18 @@ class Turns:
             self._turns.popleft()
 
     def flush(self) -> None:
-        """Write all that is held, also of outputs that have not ended, and nothing of those that hold nothing."""
+        """Write everything that waits, also of outputs that have not ended, and no opening of an empty one."""
         while self._turns:
             turn = self._turns.popleft()
-            if turn.held:
+            if turn.waiting:
                 self._write(turn)
 
     def _write(self, turn: Turn) -> None:
         opening, turn.opening = turn.opening, None
         if opening is not None:
             self._perform(opening)
-        while turn.held:
-            self._perform(turn.held.popleft())
+        while turn.waiting:
+            self._perform(turn.waiting.popleft())
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,9 +57,9 @@ class Generation:
         """
         layer, meter = self._layer(), self.meter
         _, fed = layer.feed(meter.ids)
-        held = TextPieces("", "", True) if fed.met else layer.flush()
-        thought = (fed.thought + held.thought)[len("".join(meter.thoughts)) :]
-        text = (fed.text + held.text)[len(meter.text) :]
+        left = TextPieces("", "", True) if fed.met else layer.flush()
+        thought = (fed.thought + left.thought)[len("".join(meter.thoughts)) :]
+        text = (fed.text + left.text)[len(meter.text) :]
         for event in TextPieces(thought, text, True, fed.thought_tokens - meter.thinking_tokens).events():
             self.observe(event)
 
@@ -69,7 +69,8 @@ class Generation:
         constraint = self.opened.sampling.constraint
         if constraint is not None and constraint.kind == QUOTE:
             parts = self.opened.request.parts
-            fields["quotes"] = [quotation_fields(each, parts) for each in quotations(self.meter.text, constraint.text)]
+            quotes = quotations(self.meter.text, constraint.text)
+            fields["quotes"] = [quotation_fields(quote, parts) for quote in quotes]
         return fields
 
     def _layer(self) -> TextLayer:
@@ -80,8 +81,8 @@ class Generation:
 
 def quotation_fields(quotation: Quotation, parts: Sequence[tuple[str, int]]) -> dict[str, Any]:
     """Return a quotation's fields; of several files, the name of the one that has it, and the place in that."""
-    found = quotation._asdict()
+    place = quotation._asdict()
     if len(parts) < 2 or quotation.start < 0:
-        return found
+        return place
     name, begin = [part for part in parts if part[1] <= quotation.start][-1]
-    return found | {"start": quotation.start - begin, "end": quotation.end - begin, "document": name}
+    return place | {"start": quotation.start - begin, "end": quotation.end - begin, "document": name}

@@ -156,8 +156,8 @@ class Commands:
 
 def _found(request: Request, find: Callable[[], LongModel | None]) -> LongModel | None:
     """Return what rank 0 finds, on all ranks."""
-    found = broadcast(request.group, lambda: (own := find()) and asdict(own))
-    return found and LongModel(**found)
+    model = broadcast(request.group, lambda: (own := find()) and asdict(own))
+    return model and LongModel(**model)
 
 
 def too_long(opened: OpenedRequest, tokens: int) -> PromptError:

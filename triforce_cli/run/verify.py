@@ -51,7 +51,7 @@ def verification_fields(replay: Replay, decode: Callable[[list[int]], str], engi
         texts = {f"{name}_text": decode([getattr(comparison, name)]) for name in names}
         return asdict(comparison) | texts | {rounding: getattr(comparison, rounding)}
 
-    divergences = [described(each, ("emitted", "expected"), "is_tie") for each in replay.divergences]
+    divergences = [described(one, ("emitted", "expected"), "is_tie") for one in replay.divergences]
     divergences.sort(key=lambda divergence: divergence["is_tie"])  # stable: those that are not ties come first
     closest = replay.closest
     return {

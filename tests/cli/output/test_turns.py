@@ -45,4 +45,4 @@ def test_a_flush_writes_all_that_waits_and_no_empty_output():
     assert written == ["a", 1]
     turns.flush()
     assert written == ["a", 1, "b", 2, "c", 3]
-    assert not fourth.held
+    assert not fourth.waiting
