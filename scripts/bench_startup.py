@@ -49,12 +49,14 @@ def instrumented() -> None:
     from offload.api.opened_model import OpenModel
     from offload.engine import Engine
     from offload.events import Tokens
+    from offload.loading.formats.gguf import GGUFCheckpoint
     from offload.loading.formats.safetensors import FolderCheckpoint
     from offload.loading.tokenizers.tokenizer import Tokenizer
     from triforce_cli.app import run, settle_libraries
 
-    FolderCheckpoint.__init__ = timed("config", FolderCheckpoint.__init__)
-    FolderCheckpoint.load_tokenizer = timed("tokenizer", FolderCheckpoint.load_tokenizer)
+    for kind in (FolderCheckpoint, GGUFCheckpoint):
+        kind.__init__ = timed("config", kind.__init__)
+        kind.load_tokenizer = timed("tokenizer", kind.load_tokenizer)
     Tokenizer.chat = timed("tokenizer", Tokenizer.chat)
     OpenModel.load = timed("weights", OpenModel.load)
     generate = Engine.generate

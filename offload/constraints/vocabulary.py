@@ -63,7 +63,7 @@ class ConstraintVocabulary:
     @cached_property
     def _bytes(self) -> list[bytes]:
         """The bytes of each token of the logits; none of those that no text has."""
-        count = min(len(self._tokenizer.vocabulary), self._vocab)
+        count = min(max(self._tokenizer.vocabulary.values()) + 1, self._vocab)  # ids may have gaps
         found = [data if len(data) <= _LONGEST else b"" for data in map(self._tokenizer.token_bytes, range(count))]
         return found + [b""] * (self._vocab - count)
 

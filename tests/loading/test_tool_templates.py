@@ -8,7 +8,7 @@ import pytest
 from offload.constraints.grammar import compile_grammar
 from offload.constraints.matcher import GrammarMatcher
 from offload.loading.tokenizers.chat_template import ChatTemplate
-from offload.loading.tokenizers.tool_calls import CallReader, Tool, calls_grammar, tool_format
+from offload.loading.tokenizers.tool_calls import FORMATS, CallReader, Tool, calls_grammar, tool_format
 from tests.support.constraints import BYTES, accepts, lltokenizer
 from tests.support.tool_templates import TEMPLATES
 
@@ -72,7 +72,10 @@ def ids(text):
 
 @pytest.mark.parametrize("step", [1, 5, 1000])
 def test_the_call_that_a_template_writes_is_read(name, step):
-    assert read(form_of(name), written(name), step) == ("", ["weather"], [{"place": "Oslo"}])
+    call = written(name)
+    assert read(form_of(name), call, step) == ("", ["weather"], [{"place": "Oslo"}])
+    awkward = call.replace('"Oslo"', r'"}]\"{"')
+    assert read(form_of(name), f"Well. {awkward}", step) == ("Well. ", ["weather"], [{"place": '}]"{'}])
 
 
 def test_the_call_that_a_template_writes_is_an_answer_and_another_is_not(name):
@@ -99,3 +102,18 @@ def test_several_calls_or_one(name):
     for text in (one, "Well. " + one, "None."):
         assert accepts(matcher(form, False, False), ids(text))
     assert not accepts(matcher(form, False, False), ids(one + one.replace("weather", "time")))
+
+
+def test_a_text_without_calls_is_whole():
+    reader = CallReader(FORMATS[4])
+    text = "a <tool_cal and <tool_call>\n<"
+    assert reader.feed(text)[0] + reader.flush() == text
+
+
+def test_templates_tell_their_format():
+    assert tool_format("{{ tools }} <tool_call>") is FORMATS[4]
+    assert tool_format("{{ tools }} [TOOL_CALLS] [ARGS]") is FORMATS[0]
+    assert tool_format("{{ tools }} ipython {'\"parameters\": '}") is FORMATS[5]
+    assert tool_format("{{ tools }} <tool_call>{{ name }}<arg_key>") is None  # GLM 4.5
+    assert tool_format("{{ tools }} {'\"parameters\": '}") is None
+    assert tool_format("<tool_call>") is None and tool_format("{{ tools }} <tool_call><function=x>") is None
