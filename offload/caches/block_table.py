@@ -7,7 +7,6 @@ from torch import Tensor
 
 from ..architecture.kv_formats import BLOCK
 from ..memory.block_store import BlockStore
-from ..memory.paged_store import PagedStore
 from ..memory.store import append
 from ..memory.tree_attention import Tree
 from ..settings.method_sizes import KEPT_QUERIES
@@ -43,11 +42,11 @@ class TableCache(InPlaceCache):
 
     def native_sequence(self) -> Any:
         """Return the part of a pass as `FullCache.native_sequence`."""
-        is_plain = type(self._store) in (BlockStore, PagedStore) and self.windows is None and self.states is None
-        if not is_plain or self._inflight > KEPT_QUERIES:
+        store, has_others = self._store, self.windows is not None or self.states is not None
+        if not isinstance(store, BlockStore) or has_others or self._inflight > KEPT_QUERIES:
             return None
         stored, table = self.stored, self._table
-        return self._store.sequence(self._inflight, self.start, self.seen, self.rows, self.tree, stored, table)
+        return store.sequence(self._inflight, self.start, self.seen, self.rows, self.tree, stored, table)
 
     def attend(self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None, lse: Tensor | None = None) -> Tensor:
         q = append(self._store, layer, self.start, q, k, v, self.rows_of(layer), self.stored)

@@ -104,9 +104,9 @@ class PanelMeanKeys(KeptMeanKeys):
         write_key_panels(self._means[layer], first, means)
 
     def _products(self, query: Tensor, chunks: int) -> Tensor:
-        found = torch.empty((len(query), chunks), dtype=torch.float32)
-        self._kernel.score_keys(query, self._means.flatten(0, 1), found)
-        return found
+        products = torch.empty((len(query), chunks), dtype=torch.float32)
+        self._kernel.score_keys(query, self._means.flatten(0, 1), products)
+        return products
 
 
 class LayerScores(KeptMeanKeys):
@@ -129,15 +129,15 @@ class LayerScores(KeptMeanKeys):
 
     def scores(self, query: Tensor, chunks: int) -> Iterator[Tensor]:
         self.extend(chunks)
-        for layer, each in enumerate(query.unsqueeze(-1)):
-            found = torch.empty((len(each), chunks), dtype=torch.float32, device=query.device)
+        for layer, own in enumerate(query.unsqueeze(-1)):
+            products = torch.empty((len(own), chunks), dtype=torch.float32, device=query.device)
             for start, end in self._slices(0, chunks):
                 if layer < self._first:
-                    found[:, start:end] = torch.bmm(self._mean_keys(layer, start, end), each).squeeze(-1)
+                    products[:, start:end] = torch.bmm(self._mean_keys(layer, start, end), own).squeeze(-1)
                 else:
                     at = (layer - self._first, slice(None), slice(start, end))
-                    found[:, start:end] = torch.bmm(self._means[at].float(), each).squeeze(-1) * self._scales[at]
-            yield found
+                    products[:, start:end] = torch.bmm(self._means[at].float(), own).squeeze(-1) * self._scales[at]
+            yield products
 
     def _write(self, layer: int, first: int, means: Tensor) -> None:
         some = slice(first, first + means.shape[1])

@@ -8,6 +8,7 @@ from ..kernels.triton import ROWS
 from ..kernels.triton.accumulate import attend_table, attend_table_before
 from ..memory.plain_store import PlainStore
 from ..memory.store import append
+from ..memory.tree_attention import Tree
 from .selected import InPlaceCache
 from .static_step import StoreStep
 
@@ -19,7 +20,8 @@ class ChunkTableCache(InPlaceCache):
 
     def _allocate(self) -> None:
         store, shape = self._full.store, self._full.store.shape
-        self.store: PlainStore = store
+        assert isinstance(store, PlainStore)
+        self.store = store
         size = (shape.layers, shape.kv_heads, self._slots)
         self.table = torch.zeros(size, dtype=torch.int32, device=store.device)  # the first of them are used
         self.lengths = torch.zeros(3, dtype=torch.long, device=store.device)  # of a recorded step; `seen` comes first
@@ -31,21 +33,22 @@ class ChunkTableCache(InPlaceCache):
         self.lengths[1:2].fill_(used)
         self.lengths[2:].fill_(chunks * self.chunk)
 
-    def attend(self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None) -> Tensor:
+    def attend(self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None, lse: Tensor | None = None) -> Tensor:
+        assert lse is None, "models with sinks copy their chunks"
         q = append(self.store, layer, self.start, q, k, v, self.rows_of(layer), self.stored)
         keys, values = self.store.layer(layer)
         table = self.table[layer, :, : self.selection.shape[1]]
         if self.tree is not None:
-            return self._attend_tree(q, keys, values, table)
+            return self._attend_tree(q, keys, values, table, self.tree)
         parts = [
             attend_table(part, keys, values, table, self.chunk, (self.seen + index * ROWS, self.tail_start))
             for index, part in enumerate(q.split(ROWS))
         ]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-    def _attend_tree(self, q: Tensor, keys: Tensor, values: Tensor, table: Tensor) -> Tensor:
+    def _attend_tree(self, q: Tensor, keys: Tensor, values: Tensor, table: Tensor, tree: Tree) -> Tensor:
         at = slice(self.length, self.start + len(q))
-        own = attend_masked(q, keys[:, at], values[:, at], self.tree.on(q.device).sees[-len(q) :])
+        own = attend_masked(q, keys[:, at], values[:, at], tree.on(q.device).sees[-len(q) :])
         if self.seen == 1:
             return own.out.to(q.dtype)
         lengths = (self.seen - 1, self.tail_start)
@@ -75,6 +78,8 @@ class ChunkTableCache(InPlaceCache):
 
 class ChunkTableStep(StoreStep):
     """A step over a ChunkTableCache. Rows of tokens that the full cache has are stored where nobody reads them."""
+
+    _cache: ChunkTableCache
 
     def __init__(self, cache: ChunkTableCache, rows: int) -> None:
         super().__init__(cache, cache.store, rows, capacity=0)

@@ -1,10 +1,12 @@
-"""The base of caches of constant size, which evict tokens: a subclass chooses which ones stay.
+"""The base of caches that a target runs on instead of its full cache: they evict tokens, and change the answer.
 
-The tokens that are kept are numbered from 0, as in StreamingLLM (arXiv 2309.17453, section 3.2), so that no position
-exceeds the cache and a sequence may go on for ever.
+Such a cache is a file with a subclass, which chooses the tokens that stay, and a row in settings/methods.py. The tokens
+are numbered from 0, as in StreamingLLM (arXiv 2309.17453, section 3.2), so that no position exceeds the cache and a
+sequence may go on for ever.
 """
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -13,12 +15,13 @@ from ..architecture.kv_formats import WINDOW
 from ..architecture.rope import rows_of
 from ..memory.tree_attention import Tree
 from ..settings.config import Speculation
-from .approximate import ApproximateCache
 from .full import FullCache
 
 
-class EvictingCache(ApproximateCache):
-    """A cache that evicts down to `budget` tokens whenever its store is full, at the same positions of any sequence.
+class EvictingCache(ABC):
+    """A KVCache that evicts down to `budget` tokens whenever its store is full, at the same positions of any sequence.
+
+    It has no trees. No layer has a window of the model's own, or linear attention.
 
     In between, tokens are appended to a FullCache over the store, so that any kernel attends to them. What is evicted
     does not depend on how the sequence was divided into passes. Keys before RoPE and values are kept as well: an
@@ -29,6 +32,11 @@ class EvictingCache(ApproximateCache):
     has made impossible starts over.
     """
 
+    held = 0
+    is_intact = True
+    has_static_steps = False
+    is_dumpable = False  # whether a prompt's keys and values can be saved and restored
+    windows = states = None
     observes = False  # whether `observe` is to be called with the attention that tokens have received
 
     def __init__(self, full: FullCache, settings: Speculation, every: int | None = None) -> None:
@@ -36,7 +44,9 @@ class EvictingCache(ApproximateCache):
 
         `every`: new tokens whose attention is observed at once; None for those between two evictions.
         """
-        super().__init__(full, settings)
+        self._full = full
+        self.store, self.rope, self.marks = full.store, full.rope, full.marks
+        self.device, self.capacity = full.device, full.capacity
         store, self.budget = full.store, settings.kept_tokens
         self.every = every or self.capacity - self.budget
         assert self.every > 0, "an eviction makes room"
@@ -64,9 +74,15 @@ class EvictingCache(ApproximateCache):
 
         That is the sum of the softmax weights of all new queries of its KV head; 0 behind the last token.
         """
+        return
 
     def forget(self) -> None:
         """Forget everything observed: another sequence begins."""
+        return
+
+    def end_prompt(self) -> None:
+        """Note that a prompt has been read; what follows is the answer."""
+        return
 
     def evict(self) -> None:
         """Evict down to the budget at the end of a prompt; do nothing if no more tokens are stored."""
@@ -83,7 +99,12 @@ class EvictingCache(ApproximateCache):
     def length(self) -> int:
         return 0 if self._is_settling else self._evicted + self._full.length
 
+    def positions(self) -> Tensor:
+        """Return the positions of the pass's tokens in the full cache."""
+        return self._full.positions()
+
     def restartable(self, length: int) -> int:
+        """Return the most tokens, up to `length`, after which a prompt goes on as it does without cached tokens."""
         if self._ended_prompt or length < self._settled:
             return 0
         return self._evicted + self._full.restartable(length - self._evicted)
@@ -105,7 +126,8 @@ class EvictingCache(ApproximateCache):
     def begin(self, tokens: int, tree: Tree | None = None) -> None:
         if self._is_settling:  # an eviction was interrupted: what is stored are tokens of two positions
             self._start_over()
-        super().begin(tokens, tree)
+        assert tree is None, "an approximate cache has no trees"
+        assert 0 < tokens <= self.room, f"{tokens} tokens at once where {self.room} are the most"
         if not self.length:
             self.forget()
         is_full = self._full.length == self.capacity
@@ -152,7 +174,7 @@ class EvictingCache(ApproximateCache):
         return budget
 
     def attend(self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None) -> Tensor:
-        if k is None:  # what other layers attend to is chosen by the layer that has it
+        if k is None or v is None:  # what other layers attend to is chosen by the layer that has it
             return self._full.attend(layer, q, k, v)
         start = self._full.length
         self._keys[layer, start : start + len(k)], self._values[layer, start : start + len(v)] = k, v
@@ -162,6 +184,12 @@ class EvictingCache(ApproximateCache):
         q, start = self._full.append(layer, q, k, v)
         self._queries[layer, new] = q
         return self.store.attend(layer, q, start, lse=self._lse[layer, new])
+
+    def hold(self) -> None:
+        raise NotImplementedError("an approximate cache has no trees")
+
+    def commit(self, keep: Sequence[int] | None = None) -> None:
+        self._full.commit(keep)
 
     def truncate(self, length: int) -> int:
         assert 0 <= length <= self.length, f"cannot truncate {self.length} committed tokens to {length}"

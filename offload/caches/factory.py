@@ -36,7 +36,7 @@ def draft_cache(model: Model, settings: Speculation) -> StreamingCache:
 
 
 def selected_cache(full: FullCache, settings: Speculation, middle: str | None = None) -> SelectedCache:
-    """Return the cache of a middle level over a full one; its chunks are multiples of the store's grain.
+    """Return the cache of a middle level over a full one; its chunks are multiples of the store's least one.
 
     `middle` is one of methods.MIDDLES; without it, the one of the settings.
     """
@@ -46,8 +46,8 @@ def selected_cache(full: FullCache, settings: Speculation, middle: str | None = 
     name = middle or middle_kind(settings)
     assert name is not None, "there is a middle level"
     chosen = MIDDLES[name]
-    grain = max(store.grain, BLOCK if is_paged else 1)
-    chunk = selected_chunk(settings, grain, store.page_tokens, full.capacity)
+    least = max(store.least_chunk, BLOCK if is_paged else 1)
+    chunk = selected_chunk(settings, least, store.page_tokens, full.capacity)
     selector = chosen.load()(settings.sink, chunk)
     if chosen.scores:
         store.keep_mean_keys(chunk)

@@ -11,7 +11,6 @@ from ..architecture.rope import Rope, rows_of
 from ..kernels import triton
 from ..kernels.native.structs import BLOCK
 from ..memory.block_store import BlockStore
-from ..memory.paged_store import PagedStore
 from ..memory.plain_store import PlainStore
 from ..memory.store import Store, append
 from ..memory.tree_attention import Tree
@@ -42,6 +41,7 @@ class FullCache(InFlightTokens):
         states: States | None = None,
     ) -> None:
         self.store, self.windows, self.states = store, windows, states
+        self.device = store.device
         self.capacity = capacity
         self.rope = rope
         self.marks = Watermarks()
@@ -50,10 +50,6 @@ class FullCache(InFlightTokens):
         self._next: tuple[int, int] | None = None  # the current layer, and its next token's position
         self._queries: KeptQueries | None = None
         self.followers: WeakSet[Follower] = WeakSet()
-
-    @property
-    def device(self) -> torch.device:
-        return self.store.device
 
     @property
     def held(self) -> int:
@@ -93,12 +89,14 @@ class FullCache(InFlightTokens):
 
     def append(self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None) -> tuple[Tensor, int]:
         """Store keys and values as `attend` does; return the rotated queries, and the position of the first one."""
-        is_next = self._next is not None and self._next[0] == layer and self._next[1] < self.length + self._inflight
-        start = self._next[1] if is_next else self.length
+        before, start = self._next, self.length
+        if before is not None and before[0] == layer and before[1] < self.length + self._inflight:
+            start = before[1]
         self._next = layer, start + q.shape[0]
         rows = self.rows
         if q.shape[0] < self._inflight:
-            rows = tuple(row[start - self.length :][: q.shape[0]] for row in rows)
+            some = slice(start - self.length, start - self.length + len(q))
+            rows = rows[0][some], rows[1][some]
         q = append(self.store, layer, start, q, k, v, rows_of(self.store.shape, layer, rows))
         if self._queries is not None and k is not None:
             self._queries.keep(layer, q)
@@ -106,17 +104,17 @@ class FullCache(InFlightTokens):
 
     def native_sequence(self) -> Any:
         """Return the part of the pass under way that the native kernel runs as a whole; None if it does not."""
-        is_plain = type(self.store) in (BlockStore, PagedStore) and self.windows is None and self.states is None
-        if not is_plain or self._inflight > KEPT_QUERIES:
+        store, has_others = self.store, self.windows is not None or self.states is not None
+        if not isinstance(store, BlockStore) or has_others or self._inflight > KEPT_QUERIES:
             return None
-        found = self.store.sequence(self._inflight, self.start, self.length + 1, self.rows, self.tree)
+        sequence = store.sequence(self._inflight, self.start, self.length + 1, self.rows, self.tree)
         if self._queries is not None and self.tree is None:
-            found.rotated, found.queries = self._queries.rows.data_ptr(), KEPT_QUERIES
+            sequence.rotated, sequence.queries = self._queries.rows.data_ptr(), KEPT_QUERIES
             self._queries.count = self._inflight
         elif self._queries is not None:
             every = self._queries.of_tree
-            found.rotated, found.queries = every[0, self._held].data_ptr(), every.shape[1]
-        return found
+            sequence.rotated, sequence.queries = every[0, self._held].data_ptr(), every.shape[1]
+        return sequence
 
     def hold(self) -> None:
         self.store.end()
@@ -163,14 +161,19 @@ class FullCache(InFlightTokens):
         return self._queries is not None
 
     def new_step(self, rows: int) -> StoreStep:
-        return StoreStep(self, self.store, rows, None if self._queries is None else self._queries.rows)
+        return StoreStep(self, self._plain, rows, None if self._queries is None else self._queries.rows)
+
+    @property
+    def _plain(self) -> PlainStore:
+        assert isinstance(self.store, PlainStore)
+        return self.store
 
     def free_position(self, rows: int) -> int:
         """Return where in the store `rows` tokens lie that are never kept."""
         return self.length
 
     def clear(self) -> None:
-        self.store.clear()
+        self._plain.clear()
 
     @property
     def is_dumpable(self) -> bool:
@@ -199,9 +202,11 @@ class FullCache(InFlightTokens):
         end = self.length + tokens
         assert end <= self.capacity, f"{end} tokens in a cache of {self.capacity}"
         self.writes += 1
-        kv, window = self._parts(kv, tokens)
-        self.store.load(self.length, kv)
-        if self.windows is not None:
+        if self.windows is None:
+            self.store.load(self.length, kv)
+        else:
+            kv, window = self._parts(kv, tokens, self.windows)
+            self.store.load(self.length, kv)
             self.windows.load(self.length, end, window)
         self.length = end
         self._forget_queries()
@@ -212,20 +217,20 @@ class FullCache(InFlightTokens):
 
         Until then the cache is not intact behind tokens that were restored.
         """
+        assert self.states is not None
         self.states.load(length, states)
         self.truncate(length)
 
-    def _parts(self, kv: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
+    def _parts(self, kv: Tensor, tokens: int, windows: Windows) -> tuple[Tensor, Tensor]:
         """Return what `dump` has put together, in the shapes of the store and of the windows."""
         if kv.dim() > 1:
             return kv[: self.store.shape.layers], kv[self.store.shape.layers :]
-        shapes = self.store.shape, self.windows.shape
-        parts = kv.split([2 * each.layers * each.kv_heads * each.head_dim * tokens for each in shapes])
-        inner = [(tokens // BLOCK, -1) if self.windows.has_blocks else (tokens, 2, each.head_dim) for each in shapes]
-        grown, window = (
-            part.view(each.layers, each.kv_heads, *size) for part, each, size in zip(parts, shapes, inner, strict=True)
-        )
-        return grown, window
+        parts, shapes = [], (self.store.shape, windows.shape)
+        sizes = [2 * shape.layers * shape.kv_heads * shape.head_dim * tokens for shape in shapes]
+        for part, shape in zip(kv.split(sizes), shapes, strict=True):
+            inner = (tokens // BLOCK, -1) if windows.has_blocks else (tokens, 2, shape.head_dim)
+            parts.append(part.view(shape.layers, shape.kv_heads, *inner))
+        return parts[0], parts[1]
 
     def adopt(self, tokens: int) -> None:
         """Commit the first tokens of an empty cache, whose keys and values are in the store already."""

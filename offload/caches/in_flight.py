@@ -5,7 +5,6 @@ And the queries of the newest tokens, by which chunks are selected.
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,6 +21,7 @@ from .recurrent_states import States
 class InFlightTokens(ABC):
     """A cache's tokens that are not committed: those of the pass under way, and those of a tree's earlier passes."""
 
+    device: torch.device
     length = 0  # committed tokens
     _inflight = 0  # tokens of the pass under way
     _held = 0  # tokens of earlier passes over the same tree
@@ -37,7 +37,10 @@ class InFlightTokens(ABC):
         if self._rows is None:
             tree = self.tree
             rows = self.rope.rows(self.length, self.length + (self._inflight if tree is None else tree.depth))
-            self._rows = rows if tree is None else self._rotations(rows)
+            if tree is not None:  # those of each depth
+                depths = tree.on(rows[0].device).depths[self._held :]
+                rows = rows[0].index_select(0, depths), rows[1].index_select(0, depths)
+            self._rows = rows
         return self._rows
 
     @property
@@ -52,10 +55,12 @@ class InFlightTokens(ABC):
 
     def attend_window(self, layer: int, q: Tensor, k: Tensor, v: Tensor, lse: Tensor | None = None) -> Tensor:
         """Store and attend as `KVCache.attend`, for a layer number `layer` of those that attend to a window."""
+        assert self.windows is not None
         return self.windows.attend(layer, q, k, v, lse)
 
     def attend_linear(self, layer: int, rule: DeltaRule, rows: Tensor, gates: Tensor) -> Tensor:
         """Run the tokens as `Attends.attend_linear`, for a layer number `layer` of those with linear attention."""
+        assert self.states is not None
         return self.states.attend(layer, rule, rows, gates)
 
     def positions(self) -> Tensor:
@@ -87,7 +92,8 @@ class InFlightTokens(ABC):
         if keep is None:
             self._commit_pass()
             return
-        assert len(keep) <= self.held and self.tree.is_path(keep), "a path of tokens that are in flight"
+        is_path = self.tree is not None and len(keep) <= self.held and self.tree.is_path(keep)
+        assert is_path, "a path of tokens that are in flight"
         self._compact(keep)
         if self.windows is not None:
             self.windows.compact(self.length, keep)
@@ -110,18 +116,12 @@ class InFlightTokens(ABC):
         if tree is None or len(tree) == tokens:
             self._held = 0
         else:
-            known = self.tree.parents[: self.held] if self.held else ()
+            known = self.tree.parents[: self.held] if self.held and self.tree is not None else ()
             assert tree.parents[:-tokens] == known, "the tokens of a tree before those of the pass are in flight"
         self.tree, self._inflight, self._rows = tree, tokens, None
 
     def _leave(self) -> None:
         self.tree, self._held, self._inflight = None, 0, 0
-
-    def _rotations(self, rows: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        """Return the rotations of the tree's tokens of this pass; `rows` are those of each depth."""
-        depths = self.tree.on(rows[0].device).depths[self._held :]
-        cos, sin = (x.index_select(0, depths) for x in rows)
-        return cos, sin
 
 
 class KeptQueries:
@@ -138,7 +138,7 @@ class KeptQueries:
         self._store = store
         self.rows = self._new(KEPT_QUERIES)
         self.count, self.end = 0, -1
-        self.of_tree: Any = None  # Tensor, or None
+        self.of_tree = self._new(0)
 
     def _new(self, tokens: int) -> Tensor:
         shape = self._store.shape
@@ -152,7 +152,7 @@ class KeptQueries:
 
     def begin_tree(self, tokens: int, held: int) -> None:
         """Make room for the queries of a tree; those of its first `held` tokens are there."""
-        if self.of_tree is None or self.of_tree.shape[1] < tokens:
+        if self.of_tree.shape[1] < tokens:
             kept, self.of_tree = self.of_tree, self._new(tokens)
             if held:
                 self.of_tree[:, :held] = kept[:, :held]

@@ -9,13 +9,8 @@ from typing import Protocol
 
 from torch import Tensor
 
-from ..architecture.rope import Rope
 from ..kernels.delta_rule import DeltaRule
-from ..memory.store import Store
 from ..memory.tree_attention import Tree
-from ..memory.window_rings import Windows
-from ..sequence import Watermarks
-from .recurrent_states import States
 
 
 class Attends(Protocol):
@@ -91,48 +86,6 @@ class KVCache(Attends, Protocol):
 
         Returns the new length, 0 if the cache has dropped tokens that it would need and has to start over.
         """
-
-
-class TargetCache(KVCache, Protocol):
-    """The cache that a target decodes on: a full one, or one that takes its place.
-
-    Attributes:
-        windows, states: of the layers that attend to a window, and of those with linear attention; None without any.
-        is_dumpable: whether this is a DumpableCache.
-    """
-
-    windows: Windows | None
-    states: States | None
-    is_dumpable: bool
-
-    @property
-    def store(self) -> Store:
-        """Return where keys and values are."""
-
-    @property
-    def rope(self) -> Rope:
-        """Return the rotations of the sequence."""
-
-    def restartable(self, length: int) -> int:
-        """Return the most tokens, up to `length`, after which a prompt goes on as it does without cached tokens."""
-
-
-class DumpableCache(TargetCache, Protocol):
-    """A cache whose tokens can be saved, and committed again without being run. `marks` records rollbacks."""
-
-    marks: Watermarks
-
-    def continues(self, length: int) -> bool:
-        """Return whether layers with a window or with linear attention can go on behind `length` committed tokens."""
-
-    def holds(self, start: int) -> bool:
-        """Return whether all keys and values of the tokens from position `start` on are there."""
-
-    def dump(self, start: int, end: int) -> Tensor:
-        """Return a copy of tokens' keys and values."""
-
-    def restore(self, tokens: int, kv: Tensor) -> None:
-        """Commit tokens without running them, from what `dump` returned."""
 
 
 class StaticStep(Attends, Protocol):

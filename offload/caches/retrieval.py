@@ -29,7 +29,7 @@ class CopiedCache(SelectedCache):
 
     def _allocate(self) -> None:
         self.store = self._new_store()
-        assert self.chunk % self.store.grain == 0, "a slot is a multiple of the store's grain"
+        assert self.chunk % self.store.least_chunk == 0, "a slot is a multiple of the store's least chunk"
 
     def _new_store(self) -> Any:
         """Return an empty store for the selected chunks, and for the tail behind them."""
@@ -121,7 +121,7 @@ class CopiedCache(SelectedCache):
         most = max(GATHERED_BYTES // each, 1)
         return (slice(start, start + most) for start in range(0, chunks, most))
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, lse: Tensor | None = None) -> Tensor:
+    def attend(self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None, lse: Tensor | None = None) -> Tensor:
         position = self.position
         q = append(self.store, layer, position + self._held, q, k, v, self.rows_of(layer))
         return self.store.attend(layer, q, position, self.tree, lse)

@@ -8,8 +8,10 @@ from torch import Tensor
 
 from ..architecture.rope import rows_of
 from ..memory.tree_attention import Tree
+from ..memory.window_rings import Windows
 from .full import FullCache
 from .in_flight import InFlightTokens
+from .recurrent_states import States
 from .selection import Refresh, Selector, choose
 
 
@@ -35,6 +37,7 @@ class SelectedCache(InFlightTokens):
     ) -> None:
         """Select up to `budget` tokens in chunks of `chunk`; the tail has `tail` tokens, twice the longest draft."""
         self._full, self._selector, self.refresh, self.rope = full, selector, refresh, full.rope
+        self.device = full.device
         self.chunk, self._slots = chunk, min(budget, full.capacity) // chunk
         self._tail, self._room = tail, tail + chunk
         self.tail_start = 0
@@ -52,10 +55,6 @@ class SelectedCache(InFlightTokens):
     @abstractmethod
     def _allocate(self) -> None:
         """Allocate what a subclass has, of the sizes given."""
-
-    @property
-    def device(self) -> torch.device:
-        return self._full.device
 
     @property
     def budget(self) -> int:
@@ -116,27 +115,27 @@ class SelectedCache(InFlightTokens):
             self._select()
         assert not self._rebuild and end - self.tail_start <= self._room, "a draft longer than the tail"
         self._enter(tokens, tree)
-        if self.windows is not None:
-            self._begin_windows(tokens, tree)
-        if self.states is not None:
-            self._begin_states(tokens)
+        if self.windows is not None and self._full.windows is not None:
+            self._begin_windows(self.windows, self._full.windows, tokens, tree)
+        if self.states is not None and self._full.states is not None:
+            self._begin_states(self.states, self._full.states, tokens)
 
-    def _begin_windows(self, tokens: int, tree: Tree | None) -> None:
+    def _begin_windows(self, windows: Windows, full: Windows, tokens: int, tree: Tree | None) -> None:
         """Copy what the full cache has run since the last pass, and begin a pass."""
-        if not self.windows.covers(self.length):
-            self.windows.clear()
+        if not windows.covers(self.length):
+            windows.clear()
             self._windows_end = 0
         end = min(self._full.length, self.length)
-        self.windows.copy(self._full.windows, self._windows_end, end)
+        windows.copy(full, self._windows_end, end)
         self._windows_end = end
-        self.windows.begin(self.length, tokens, tree, self._held)
+        windows.begin(self.length, tokens, tree, self._held)
 
-    def _begin_states(self, tokens: int) -> None:
+    def _begin_states(self, states: States, full: States, tokens: int) -> None:
         """Copy the full cache's states if it has run tokens since, and begin a pass."""
-        if self._states_end < 0 or not self.states.covers(self.length):
-            self.states.copy(self._full.states, self.length)
+        if self._states_end < 0 or not states.covers(self.length):
+            states.copy(full, self.length)
             self._states_end = self._full.length
-        self.states.begin(self.length, tokens)
+        states.begin(self.length, tokens)
 
     @property
     def is_intact(self) -> bool:
@@ -167,23 +166,23 @@ class SelectedCache(InFlightTokens):
         """Attend from now on to the chunks `chosen` `[layers * kv_heads, slots]`, out of the first `chunks`."""
 
     @abstractmethod
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, lse: Tensor | None = None) -> Tensor:
+    def attend(self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None, lse: Tensor | None = None) -> Tensor:
         """Store and attend as in `KVCache`."""
 
     def truncate(self, length: int) -> int:
         assert 0 <= length <= self.length, f"cannot truncate {self.length} committed tokens to {length}"
         self._leave()
         if self.states is not None:
-            length = self._truncate_states(length)
+            length = self._truncate_states(self.states, length)
         self.length = length
         if length < self.tail_start:
             self._rebuild = True
         return length
 
-    def _truncate_states(self, length: int) -> int:
+    def _truncate_states(self, states: States, length: int) -> int:
         """Roll the states back; return the length, that of the full cache where it alone has states."""
-        if self._states_end >= 0 and self.states.covers(length):
-            self.states.truncate(length)
+        if self._states_end >= 0 and states.covers(length):
+            states.truncate(length)
             return length
         self._states_end = -1
         return min(length, self._full.length)
@@ -221,7 +220,6 @@ class InPlaceCache(SelectedCache):
         # next pass over the full cache must not have the number that this cache has noted.
         self._full.writes += 1
         self._writes = self._full.writes
-        self._full.store.begin_draft(self.start + self.stored, tokens - self.stored)
 
     @property
     def ahead(self) -> int:

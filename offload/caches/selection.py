@@ -6,14 +6,13 @@ attention that it has received so far, as H2O keeps tokens (arXiv 2306.14048). T
 always selected.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ..memory.store import Store
 from .chunk_scores import ChunkScores, chunk_scores
 from .full import FullCache
 
@@ -76,11 +75,9 @@ class RetrievalSelector:
     cost = 1.0
     recent_share = 16  # of the slots, one in so many is for the most recent chunks
 
-    def __init__(self, sink: int, chunk: int, scores: Callable[[Store, int, int], ChunkScores] = chunk_scores) -> None:
-        """`scores` makes the scores of a store's chunks: of (store, chunk, chunks that the cache has room for)."""
+    def __init__(self, sink: int, chunk: int) -> None:
         self._sink = -(-sink // chunk)
         self._chunk = chunk
-        self._new_scores = scores
         self._scores: ChunkScores | None = None
 
     def select(self, full: FullCache, chunks: int, slots: int) -> Tensor:
@@ -102,7 +99,7 @@ class RetrievalSelector:
 
     def _scores_of(self, query: Tensor, full: FullCache, chunks: int) -> Iterator[Tensor]:
         if self._scores is None:
-            self._scores = self._new_scores(full.store, self._chunk, full.capacity // self._chunk)
+            self._scores = chunk_scores(full.store, self._chunk, full.capacity // self._chunk)
         # The product with the mean query equals the mean of the products, and is cheaper.
         grouped = query.unflatten(1, (full.store.shape.kv_heads, -1)).float().mean(2)
         return self._scores.scores(grouped, chunks)

@@ -6,13 +6,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..architecture.rope import rotate, rows_of
+from ..architecture.rope import Rows, rotate, rows_of
 from ..kernels import triton
 from ..kernels.triton.accumulate import attend_growing
 from ..kernels.triton.row_ops import append
 from ..memory.plain_store import PlainStore
-
-Angles = tuple[Tensor, Tensor]  # cos and sin of some positions, each [tokens, 1, head_dim]
 
 
 class StepInputs:
@@ -21,7 +19,7 @@ class StepInputs:
     def __init__(self, rows: int, capacity: int, like: Tensor) -> None:
         """Make inputs for `rows` rows over `capacity` keys, of the dtype, device and head_dim of `like`."""
         head_dim = like.shape[-1]
-        self.angles: Angles = tuple(like.new_zeros((rows, 1, head_dim)) for _ in range(2))
+        self.angles = like.new_zeros((rows, 1, head_dim)), like.new_zeros((rows, 1, head_dim))
         self._counter = torch.zeros(rows + 1, dtype=torch.long, device=like.device)
         self.positions = self._counter[:-1]  # [rows], of the rows' own keys among all
         self.seen = self._counter[1:2]  # how many keys the first row sees; each further row sees one more
@@ -30,7 +28,7 @@ class StepInputs:
             self._visible = torch.ones((rows, capacity), dtype=torch.bool, device=like.device)
             self._every = torch.arange(capacity, device=like.device)
 
-    def load(self, position: int, angles: Angles) -> None:
+    def load(self, position: int, angles: Rows) -> None:
         """Set the first row's position among the keys, and the rotations of the tokens."""
         for target, source in zip(self.angles, angles, strict=True):
             target[: len(source)] = source
@@ -47,8 +45,8 @@ class StepInputs:
             return attend_growing(q, keys, values, self.seen)
         rows, heads, head_dim = q.shape
         grouped = q.view(rows, len(keys), -1, head_dim).permute(1, 2, 0, 3)  # [kv_heads, group, rows, head_dim]
-        expanded = (x.unsqueeze(1).expand(-1, grouped.shape[1], -1, -1) for x in (keys, values))
-        out = F.scaled_dot_product_attention(grouped, *expanded, attn_mask=self._visible)
+        keys, values = (x.unsqueeze(1).expand(-1, grouped.shape[1], -1, -1) for x in (keys, values))
+        out = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=self._visible)
         return out.permute(2, 0, 1, 3).reshape(rows, heads, head_dim)
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..architecture.config import ModelShape
-from ..architecture.rope import Rope, rotate, rows_of
+from ..architecture.rope import Rope, Rows, rotate, rows_of
 from ..kernels.window_attention import Limits, attend_limited
 from ..memory.plain_store import attend_stored, attend_tree
 from ..memory.store import first_moved
@@ -74,11 +74,8 @@ class StreamingCache(InFlightTokens):
         self._dropped = 0  # tokens between the sink and the oldest of the others
         self.span = Span(0, 0, 0, 0)
         kinds = (self.shape, *([shape.sliding_attention] if shape.sliding_layers else []))
+        self.device = device
         self._kinds = [_KindOfLayers(kind, self._room, dtype, device) for kind in kinds]
-
-    @property
-    def device(self) -> torch.device:
-        return self._kinds[0].keys.device
 
     @property
     def nbytes(self) -> int:
@@ -107,13 +104,15 @@ class StreamingCache(InFlightTokens):
         position = self.span.position
         depths = tree.on(self.device).depths + position
 
-        def rotations(rope: Rope) -> tuple[Tensor, Tensor]:
-            rows = rope.rows(0, position + tree.depth)
-            return tuple(torch.cat((x[:position], x.index_select(0, depths))) for x in rows)
+        def rotations(rope: Rope) -> Rows:
+            cos, sin = (
+                torch.cat((x[:position], x.index_select(0, depths))) for x in rope.rows(0, position + tree.depth)
+            )
+            return cos, sin
 
         self._positions = self._rotations_of(rotations)
 
-    def _rotations_of(self, rows: Callable[[Rope], tuple[Tensor, Tensor]]) -> list[tuple[Tensor, Tensor]]:
+    def _rotations_of(self, rows: Callable[[Rope], Rows]) -> list[Rows]:
         """Return the rotations of a pass: of the layers that attend to all tokens, and of those with a window."""
         return [rows(rope) for rope in (self.rope, self._sliding_rope) if rope is not None]
 
@@ -146,28 +145,20 @@ class StreamingCache(InFlightTokens):
         """Attend in layer number `layer` of those of a kind: 0 for those that attend to all tokens, 1 to a window."""
         kind, rows = self._kinds[number], self._positions[number]
         sink, start, _, stop = self.span
-        if k is not None:
-            self._store(number, layer, k, v)
+        if k is not None and v is not None:
+            new = slice(stop - len(k), stop)
+            kind.keys[layer][:, new], kind.values[layer][:, new] = k.transpose(0, 1), v.transpose(0, 1)
         keys, values = kind.keys[layer], kind.values[layer]
         keys, values = (torch.cat((x[:, :sink], x[:, start:stop]), dim=1) for x in (keys, values))
         cos, sin = rows_of(kind.shape, layer, rows)
         keys = rotate(keys, (cos.squeeze(1), sin.squeeze(1)))
         q = rotate(q, (cos[-len(q) :], sin[-len(q) :]))
         if cap := kind.shape.spec(layer).soft_cap:
-            tree = self.tree and branches_of(self.tree, q.device, self._held)
-            return attend_limited(q, keys, values, Limits(cap=cap), tree, lse)
+            branches = None if self.tree is None else branches_of(self.tree, q.device, self._held)
+            return attend_limited(q, keys, values, Limits(cap=cap), branches, lse)
         if self.tree is None:
-            return self._attend_in_order(layer, q, keys, values, lse)
+            return attend_stored(q, keys, values, lse)
         return attend_tree(q, keys, values, self.tree, lse)
-
-    def _store(self, number: int, layer: int, k: Tensor, v: Tensor) -> None:
-        """Store the keys and values of the pass's last tokens."""
-        kind, new = self._kinds[number], slice(self.span.stop - len(k), self.span.stop)
-        kind.keys[layer][:, new], kind.values[layer][:, new] = k.transpose(0, 1), v.transpose(0, 1)
-
-    def _attend_in_order(self, layer: int, q: Tensor, keys: Tensor, values: Tensor, lse: Tensor | None) -> Tensor:
-        """Attend with the last tokens' queries, causally."""
-        return attend_stored(q, keys, values, lse)
 
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
         """Return keys, not rotated, and values `[kv_heads, room, head_dim]` as views, to be written to.
@@ -241,7 +232,8 @@ class StreamingStep:
         most = cache.sink + cache.window + rows
         keys, _ = cache.layer(0)
         self._inputs = StepInputs(rows, most, keys)
-        self._angles = tuple(x.squeeze(1).clone() for x in cache.rope.rows(0, most))  # [most, head_dim]
+        cos, sin = (x.squeeze(1).clone() for x in cache.rope.rows(0, most))
+        self._angles = cos, sin  # [most, head_dim]
         self._every = torch.arange(most, device=keys.device)
         self._is_behind_sink = (self._every >= cache.sink).long()
         self._seen = torch.zeros_like(self._every)  # where in the buffer the keys are that may be seen

@@ -24,7 +24,7 @@ from .tree_attention import Tree
 class BlockStore(DeviceStore):
     """A store that the native kernel attends to in place, whole or by a block table."""
 
-    grain = BLOCK
+    least_chunk = BLOCK
     _table: Any = None  # the block number of each block of the sequence; None: they lie in order
     _rows: Tensor | None = None  # the same for each KV head
 
@@ -91,17 +91,17 @@ class BlockStore(DeviceStore):
         item, places = self.dtype.itemsize, self._table
         capacity = self.calls.tokens if places is None else len(places) * BLOCK
         require(0 <= stored <= tokens and 0 <= start <= capacity - tokens and seen >= 1, "tokens beyond the last block")
-        found = Sequence(kv=self._blocks.data_ptr(), start=start, seen=seen, tokens=tokens, stored=stored)
-        found.layer_stride, found.head_stride = (item * stride for stride in self._blocks.stride()[:2])
-        found.cos, found.sin = (x.data_ptr() for x in rows)
+        sequence = Sequence(kv=self._blocks.data_ptr(), start=start, seen=seen, tokens=tokens, stored=stored)
+        sequence.layer_stride, sequence.head_stride = (item * stride for stride in self._blocks.stride()[:2])
+        sequence.cos, sequence.sin = (x.data_ptr() for x in rows)
         if places is not None:
-            found.places = found.table = places.data_ptr()
+            sequence.places = sequence.table = places.data_ptr()
         if table is not None:
-            found.table, (found.table_layer, found.table_stride) = table.data_ptr(), table.stride()[:2]
+            sequence.table, (sequence.table_layer, sequence.table_stride) = table.data_ptr(), table.stride()[:2]
         if tree is not None:
             parents = tree.on(self.device).parents
-            found.parents, found.nodes = parents.data_ptr(), len(parents)
-        return found
+            sequence.parents, sequence.nodes = parents.data_ptr(), len(parents)
+        return sequence
 
     def layer(self, index: int) -> Tensor:
         """Return a layer's blocks `[kv_heads, blocks, 2 * 16 * head_dim]`, not to be written to."""
@@ -219,7 +219,7 @@ class BlockRing(BlockStore):
         """Store and attend as `PlainRing.run`."""
         if end + len(q) > len(self._table) * BLOCK:
             self._table = self._numbers(0, 2 * -(-(end + len(q)) // BLOCK)).to(torch.int32)
-        found = []
+        outs = []
         # More tokens at once would overwrite keys that are needed, if they are not all there.
         most = len(q) if tree is not None or end + len(q) <= self.room else self._most
         for at in range(0, len(q), most):
@@ -233,8 +233,8 @@ class BlockRing(BlockStore):
             base = max(first - self._windows[layer] + 1, 0) // PIECE * PIECE
             table = self._table[base // BLOCK :].expand(self.shape.kv_heads, -1)
             out = self.attend_table(layer, rotated, table, first + 1 - base, tree, part, window=self._windows[layer])
-            found.append(out.clone())
-        return found[0] if len(found) == 1 else torch.cat(found)
+            outs.append(out.clone())
+        return outs[0] if len(outs) == 1 else torch.cat(outs)
 
     def _numbers(self, first: int, last: int) -> Tensor:
         return torch.arange(first, last) % self._count

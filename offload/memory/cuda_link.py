@@ -60,7 +60,7 @@ class CudaLink:
     def _conflicts(self, ticket: _Ticket, other: Any) -> list[torch.cuda.Event]:
         """Return the end events of pending copies of the other direction that touch the same host memory."""
         first, last = ticket.extent
-        return [each.over for each in self._pending[other] if each.extent[0] < last and first < each.extent[1]]
+        return [copy.over for copy in self._pending[other] if copy.extent[0] < last and first < copy.extent[1]]
 
     def wait(self, ticket: _Ticket) -> None:
         torch.cuda.current_stream(self._device).wait_event(ticket.over)

@@ -40,8 +40,7 @@ class DevicePackedPageFormat(BlockPageFormat):
     def accumulator(self, q: Tensor) -> Accumulator:
         if len(q) > triton.ROWS:
             return TorchAccumulator(q, self.attend)
-        blocks = lambda page: (*[page.view(torch.bfloat16).view(self._size)] * 2, triton.BLOCKS)  # noqa: E731
-        return PackedAccumulator(q, self._size[0], blocks, self._memory)
+        return PackedAccumulator(q, self._size[0], lambda page: self._blocks(page.view(torch.bfloat16)), self._memory)
 
     def attend(self, page: Tensor, q: Tensor, seen: int, causal: bool = False) -> Any:
         if page.dim() == 1:
@@ -49,7 +48,7 @@ class DevicePackedPageFormat(BlockPageFormat):
         return attend_packed_before(q, self._planes(page), seen)
 
     def drafted(self, planes: Tensor) -> Iterator[tuple[Tensor, int]]:
-        """Yield what `attend` takes for planes A of pages `[n, kv_heads, runs, bytes]`: all of them, in one launch."""
+        """Yield arguments of `attend` for planes A of pages `[n, kv_heads, runs, bytes]`: all of them in one launch."""
         if len(planes):
             yield planes, self.tokens * len(planes)
 
@@ -71,13 +70,12 @@ class DevicePackedPageFormat(BlockPageFormat):
                 self._drafted = places.to(torch.int32).to(self._rows.device)
         return planes.flatten(0, 2).expand(heads, -1, -1), self._drafted, self._none, self._none
 
-    def plain(self, page: Tensor) -> Tensor:
-        """Return a page as it is, from its bytes as they arrived."""
-        if page.nbytes == self.plain_bytes:
-            return page.view(torch.bfloat16)
-        plain = torch.empty(self.numbers, dtype=torch.bfloat16, device=page.device)
-        self.unpack(page, plain)
-        return plain
+    def plain(self, arrived: Tensor) -> Tensor:
+        if arrived.nbytes == self.plain_bytes:
+            return arrived.view(torch.bfloat16)
+        page = torch.empty(self.numbers, dtype=torch.bfloat16, device=arrived.device)
+        self.unpack(arrived, page)
+        return page
 
     def unpack(self, source: Tensor, page: Tensor) -> None:
         """Unpack the bytes of a page, or copy them if they are not packed."""
@@ -95,7 +93,7 @@ class DevicePackedPageFormat(BlockPageFormat):
         fits = []
         step = max(PACKED_BYTES // self.plain_bytes, 1)
         for some, to in zip(pages.split(step), packed.split(step), strict=True):
-            keys, values = (x.contiguous() for x in self.read_grains(self.grains(some).flatten(0, 1)))
+            keys, values = (x.contiguous() for x in self.read_parts(self.parts(some).flatten(0, 1)))
             runs = torch.empty((len(some) * heads, count, nbytes), dtype=torch.uint8, device=pages.device)
             fits.append(pack_runs(keys, values, runs, 0, count, count).view(len(some), -1))
             to[:, : heads * count * nbytes] = runs.view(len(some), -1)

@@ -41,7 +41,7 @@ class DevicePackedStore(Store):
     others are unpacked to the ring. Whether new runs fit is waited for, once in 128 tokens.
     """
 
-    grain = 1
+    least_chunk = 1
 
     @torch.inference_mode(False)
     def __init__(

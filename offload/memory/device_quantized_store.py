@@ -36,14 +36,14 @@ class DeviceQuantizedStore(QuantizedMemory):
         tiers: GroupTiers | None = None,
     ) -> None:
         self._sink_table = torch.zeros((shape.kv_heads, 1), dtype=torch.int32, device=device)
-        self._places: tuple[tuple[int, int, int], Tensor] | None = None  # of a tree's tokens, and what they depend on
+        self._slots: tuple[tuple[int, int, int], Tensor] | None = None  # of a tree's tokens, and what they depend on
         super().__init__(shape, capacity, dtype, device, kind, tiers)
 
     def new_device_store(self, capacity: int) -> PlainStore:
         return PlainStore(self.shape, capacity, self.dtype, self.device)
 
     def encode(self, layer: int, groups: range, at: int) -> None:
-        for memory, some, part in self.groups.runs(layer, groups):
+        for memory, some, part in self.groups.targets(layer, groups):
             for first in range(0, len(some), _QUANTIZED_AT_ONCE):
                 inside = some[first : first + _QUANTIZED_AT_ONCE]
                 begin = at + (part.start + first) * GROUP
@@ -61,14 +61,14 @@ class DeviceQuantizedStore(QuantizedMemory):
     def attend(self, layer: int, q: Tensor, start: int, tree: Tree | None = None, lse: Tensor | None = None) -> Tensor:
         if tree is not None:
             return self._attend_tree(layer, q, start, tree, lse)
-        if self.tiers is not None:
+        if self.tiers is not None and layer >= self.resident_layers:
             return self._attend_tiers(self.tiers, layer, q, start, lse)
         runs = []
         for at, some in runs_of_one_kind(start, len(q)):
             result = GroupAccumulator(q[some], self.shape.kv_heads)
             rows = slice(0, some.stop - some.start)
             self._attend_exact(layer, result, rows, at)
-            self._attend_near(layer, result, rows, at // WINDOW * WINDOW // GROUP)
+            self._attend_groups(layer, result, rows, at // WINDOW * WINDOW // GROUP)
             runs.append(result.output(None if lse is None else lse[some]))
         return torch.cat(runs) if len(runs) > 1 else runs[0]
 
@@ -78,11 +78,10 @@ class DeviceQuantizedStore(QuantizedMemory):
             keys, _ = self.read_layers(range(layer, layer + 1), 0, end, window)
             observe_attention(q[some], keys[0], lse[some], received[:, :end])
 
-    def _attend_near(self, layer: int, result: GroupAccumulator, rows: slice, stop: int) -> None:
+    def _attend_groups(self, layer: int, result: GroupAccumulator, rows: slice, stop: int) -> None:
         """Add groups up to number `stop` that are in the device's memory: over tiers those of open pages."""
-        for page, groups in self.groups.on_device(layer, stop):
-            end = min(stop - page * self.groups.each, self.groups.each)
-            result.attend_groups(rows, groups, _first_group(page), end)
+        for first, groups in self.groups.on_device(layer, stop):
+            result.attend_groups(rows, groups, _sink_groups(first), min(stop - first, groups.shape[1]))
 
     def _attend_tiers(self, tiers: GroupTiers, layer: int, q: Tensor, start: int, lse: Tensor | None) -> Tensor:
         result = GroupAccumulator(q, self.shape.kv_heads)
@@ -95,36 +94,38 @@ class DeviceQuantizedStore(QuantizedMemory):
 
     def _attend_open(self, layer: int, result: GroupAccumulator, start: int, tokens: int) -> None:
         """Add the groups of the pass's own pages: those of the windows before a token's own."""
-        for page, groups in self.groups.on_device(layer, -(-(start + tokens) // GROUP)):
-            base, first = page * self.page_tokens, _first_group(page)
+        for number, groups in self.groups.on_device(layer, -(-(start + tokens) // GROUP)):
+            base, first = number * GROUP, _sink_groups(number)
             low, high = (min(max(at, start), start + tokens) for at in (base, base + self.page_tokens))
             for at, some in runs_of_windows(low, high - low):
                 rows = slice(some.start + low - start, some.stop + low - start)
                 result.attend_groups(rows, groups, first, (at // WINDOW * WINDOW - base) // GROUP)
             if high < start + tokens:
-                result.attend_groups(slice(high - start, tokens), groups, first, self.groups.each)
+                result.attend_groups(slice(high - start, tokens), groups, first, groups.shape[1])
 
     def _attend_whole(self, tiers: GroupTiers, layer: int, q: Tensor, result: GroupAccumulator) -> Iterator[None]:
         """Add the whole pages before the pass, of which every row sees all; yield when to add what is newer."""
-        for whole in tiers.parts(layer, q, result):
+        for whole in tiers.attend(layer - self.resident_layers, q, result):
             if whole is None:
                 yield
             else:
-                groups = tiers.format.grains(whole[1])
-                result.attend_groups(slice(0, len(q)), groups, _first_group(whole[0]), self.groups.each)
+                groups = tiers.format.parts(whole[1])
+                result.attend_groups(slice(0, len(q)), groups, _sink_groups(whole[0]), groups.shape[1])
 
     def _attend_exact(self, layer: int, result: GroupAccumulator, rows: slice, start: int) -> None:
         """Begin rows of one window, from position `start` on, with the tokens that they see as they are."""
         begin = 0 if start < SINK else max(start // WINDOW * WINDOW, SINK)
         sink = (self._sink_table, SINK) if begin else None
         tail = self.ring.place(begin)
-        result.attend_exact(rows, *self.ring.store.layer(layer), sink, tail, start - begin)
+        keys, values = self.ring.store.layer(layer)
+        result.attend_exact(rows, keys, values, sink, tail, start - begin)
 
     def _attend_rounded(self, layer: int, q: Tensor, stop: int) -> Partial:
         """Attend to quantised groups 1 to `stop` alone, of which every row sees all."""
         result = GroupAccumulator(q, self.shape.kv_heads)
-        for _ in (None,) if self.tiers is None else self._attend_whole(self.tiers, layer, q, result):
-            self._attend_near(layer, result, slice(0, len(q)), stop)
+        tiers = self.tiers if layer >= self.resident_layers else None
+        for _ in (None,) if tiers is None else self._attend_whole(tiers, layer, q, result):
+            self._attend_groups(layer, result, slice(0, len(q)), stop)
         return result.partial()
 
     def _attend_tree(self, layer: int, q: Tensor, start: int, tree: Tree, lse: Tensor | None) -> Tensor:
@@ -143,11 +144,12 @@ class DeviceQuantizedStore(QuantizedMemory):
     def _attend_masked(self, layer: int, q: Tensor, start: int, before: list[int], tree: Tree) -> Partial:
         """Attend to tokens before a tree and to the tree, as they are."""
         key = start, len(tree), self.ring.size
-        if self._places is None or self._places[0] != key:  # the same in all layers
-            self._places = key, self.ring.slots_of([*before, *range(start, start + len(tree))])
+        if self._slots is None or self._slots[0] != key:  # the same in all layers
+            self._slots = key, self.ring.slots_of([*before, *range(start, start + len(tree))])
         sees = tree.on(self.device).sees[-len(q) :]
         mask = torch.cat((sees.new_ones((len(q), len(before))), sees), dim=1)
-        return attend_masked(q, *(x[:, self._places[1]] for x in self.ring.store.layer(layer)), mask)
+        keys, values = (x[:, self._slots[1]] for x in self.ring.store.layer(layer))
+        return attend_masked(q, keys, values, mask)
 
     def _attend_path(self, layer: int, q: Tensor, start: int, path: list[int]) -> Partial:
         """Attend with one query to a path from `start` on, across the end of the window, to the window and the sink."""
@@ -171,6 +173,6 @@ def runs_of_one_kind(start: int, tokens: int) -> Iterator[tuple[int, slice]]:
         yield at, slice(some.start + of_sink, some.stop + of_sink)
 
 
-def _first_group(page: int) -> int:
-    """Return the first group of a page that is attended to quantised."""
-    return SINK // GROUP if page == 0 else 0
+def _sink_groups(first: int) -> int:
+    """Return how many of the groups from number `first` on, of a page, are the sink's: attended to as they are."""
+    return SINK // GROUP if first == 0 else 0

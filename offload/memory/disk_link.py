@@ -4,36 +4,45 @@ import ctypes
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..architecture.pages import BOUNCE_BUFFERS, DISK_READ_BYTES
-from .disk_pages import FileRange
-from .link import BackgroundLink, Link, Pair, Ticket, TransferFailed, fill_with_nan
+from ..system.scratch_file import ScratchFile
+from .link import BackgroundLink, Link, Pair, Ticket, TransferFailed, move
 
 
 class DiskFailed(TransferFailed):
     """Keys and values could not be read from disk, or written to it. Committed tokens are intact."""
 
 
+@dataclass(frozen=True, slots=True)
+class FileRange:
+    """A run of bytes of a file, as the source or the target of a copy."""
+
+    file: ScratchFile
+    offset: int
+    nbytes: int
+
+    def is_contiguous(self) -> bool:
+        """Return True, as `Tensor.is_contiguous`."""
+        return True
+
+
 class DiskLink(BackgroundLink):
-    """A link between a file and a CPU's memory. Copies between two places in memory are run in their turn, too."""
+    """A link between a file and a CPU's memory. Copies within memory are run in their turn, too."""
 
     def transfer(self, ticket: Ticket) -> None:
         """Run the copies of a ticket in the link's thread. Raises OSError."""
         start = time.perf_counter()
-        if ticket.poison:
-            fill_with_nan(ticket.pairs)
         for target, source in ticket.pairs:
             _copy(target, source)
-        ticket.seconds = time.perf_counter() - start
-        self.statistics.bytes += ticket.size
-        self.statistics.busy_s += ticket.seconds
+        self._note(ticket, time.perf_counter() - start)
 
     def _failure(self, ticket: Ticket) -> TransferFailed:
-        """Return the error that the copies of a ticket have failed."""
         error = ticket.error
         if isinstance(error, TransferFailed):  # of a device's own link
             return type(error)(error.message, error.hint)
@@ -44,13 +53,13 @@ class DiskLink(BackgroundLink):
         )
 
 
-def _copy(target: Tensor | FileRange, source: Tensor | FileRange) -> None:
+def _copy(target: Any, source: Any) -> None:
     if isinstance(source, FileRange):
         source.file.read(_view(target), source.offset)
     elif isinstance(target, FileRange):
         target.file.write(_view(source), target.offset)
     else:
-        ctypes.memmove(target.data_ptr(), source.data_ptr(), source.nbytes)
+        move(target, source)
 
 
 def _view(memory: Tensor) -> memoryview:
@@ -59,10 +68,10 @@ def _view(memory: Tensor) -> memoryview:
 
 
 class StagedLink(DiskLink):
-    """A link over that of a device: what lies in a file passes through host memory on its way to the device.
+    """A disk's link over that of a device: bytes of a file pass through host memory on their way to the device.
 
-    A thread submits copies to the other link, and reads and writes the file before and after them: the next part of a
-    file is read while the one before goes to the device. Copies keep the order in which they were submitted.
+    A thread submits copies to the device's link, and reads and writes the file before and after them: the next part of
+    a file is read while the one before goes to the device. Copies keep the order in which they were submitted.
     """
 
     def __init__(
@@ -80,8 +89,8 @@ class StagedLink(DiskLink):
 
     def wait(self, ticket: Ticket) -> None:
         super().wait(ticket)
-        for each in ticket.inner:
-            self._link.wait(each)
+        for inner in ticket.inner:
+            self._link.wait(inner)
 
     def finish(self, ticket: Ticket) -> None:
         super().finish(ticket)
@@ -91,45 +100,44 @@ class StagedLink(DiskLink):
         return self._link.mark()
 
     def seconds(self, ticket: Ticket) -> float | None:
-        """Return how long this link's own work took, or the other link's copies where they took longer."""
-        copied = [self._link.seconds(each) for each in ticket.inner]
-        if ticket.seconds is None or None in copied:
+        """Return how long this link's own work took, or the device link's copies where they took longer."""
+        copied = [self._link.seconds(inner) for inner in ticket.inner]
+        known = [seconds for seconds in copied if seconds is not None]
+        if ticket.seconds is None or len(known) < len(copied):
             return None
-        return max(ticket.seconds, sum(copied))
+        return max(ticket.seconds, sum(known))
 
     @torch.inference_mode()
     def transfer(self, ticket: Ticket) -> None:
         """Run the copies of a ticket in the link's thread. Raises OSError, TransferFailed."""
-        start = time.perf_counter()
+        start, is_own = time.perf_counter(), False
         if self._device.type == "cuda":
             torch.cuda.set_device(self._device)  # a thread's own setting
-        for pair in ticket.pairs or [()]:
-            self._transfer_pair(ticket, pair)
-        is_own = any(self._is_done_here(pair) for pair in ticket.pairs)
+        if not ticket.pairs:
+            self._submit(ticket, ())
+        for target, source in ticket.pairs:
+            is_own |= self._transfer_pair(ticket, target, source)
         ticket.seconds = time.perf_counter() - start if is_own else 0.0
 
-    def _is_done_here(self, pair: Pair) -> bool:
-        """Return whether this link's thread itself reads, writes or copies, instead of the other link alone."""
-        return any(isinstance(each, FileRange) for each in pair) or all(map(self._is_here, pair))
+    def _on_host(self, memory: Any) -> bool:
+        """Return whether memory is the host's, or the file; a simulated device's memory is treated as a GPU's."""
+        return isinstance(memory, FileRange) or (memory.device.type == "cpu" and self._device.type != "cpu")
 
-    def _is_here(self, memory: Tensor) -> bool:
-        """Return whether the host can use memory itself; a simulated device's is treated as a GPU's."""
-        return memory.device.type == "cpu" and self._device.type != "cpu"
-
-    def _transfer_pair(self, ticket: Ticket, pair: Sequence[Any]) -> None:
-        files = [isinstance(each, FileRange) for each in pair]
-        if not any(files):
-            if not pair or not all(map(self._is_here, pair)):
-                self._submit(ticket, [pair] if pair else [])
-                return
-            self._finish(self._submit(ticket, ()))  # copies to the source may be under way
-            pair[0].copy_(pair[1])
-        elif self._is_here(pair[files.index(False)]):
-            _copy(*pair)
-        elif files[1]:
-            self._read(ticket, pair[0].view(-1).view(torch.uint8), pair[1])
+    def _transfer_pair(self, ticket: Ticket, target: Any, source: Any) -> bool:
+        """Run or submit one copy; return whether this thread has read, written or copied itself."""
+        of_file = isinstance(target, FileRange) or isinstance(source, FileRange)
+        if self._on_host(target) and self._on_host(source):
+            if not of_file:
+                self._finish(self._submit(ticket, ()))  # copies to the source may be under way
+            _copy(target, source)
+        elif isinstance(source, FileRange):
+            self._read(ticket, target.view(-1).view(torch.uint8), source)
+        elif isinstance(target, FileRange):
+            self._write(ticket, target, source.view(-1).view(torch.uint8))
         else:
-            self._write(ticket, pair[0], pair[1].view(-1).view(torch.uint8))
+            self._submit(ticket, [(target, source)])
+            return False
+        return True
 
     def _read(self, ticket: Ticket, target: Tensor, source: FileRange) -> None:
         for some, index in self._parts(source.nbytes):
@@ -153,13 +161,13 @@ class StagedLink(DiskLink):
             yield slice(start, min(start + DISK_READ_BYTES, size)), self._next
 
     def _submit(self, ticket: Ticket, pairs: Sequence[Pair]) -> Any:
-        """Submit copies of a ticket to the other link; return its ticket."""
+        """Submit copies of a ticket to the device's link; return its ticket."""
         with self._lock:
             ticket.inner.append(self._link.copy(pairs, ticket.after))
         return ticket.inner[-1]
 
     def _finish(self, *tickets: Any) -> None:
         with self._lock:
-            for each in tickets:
-                if each is not None:
-                    self._link.finish(each)
+            for ticket in tickets:
+                if ticket is not None:
+                    self._link.finish(ticket)

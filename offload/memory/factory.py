@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,16 +23,14 @@ from ..system.scratch_file import ScratchFile
 from .block_store import BlockStore
 from .device_packed_pages import DevicePackedPageFormat
 from .disk_link import DiskLink, StagedLink
-from .disk_pages import DiskPages
 from .host_attention import HOST_ROWS, Balance, HostAttention
 from .host_memory import Pinning, allocator, begin_allocation, new_pages
-from .layered_store import LayeredStore
 from .link import DISK_COST, LINK_COST, Link, SimulatedLink
 from .open_pages import OpenPages
-from .packed_pages import PackedPageFormat, PackedPages
+from .packed_pages import PackedPageFormat, PackedPages, PlanePages, plane_b_bytes
 from .page import BlockPageFormat, NativePageFormat, PageLayout, PlainPageFormat
+from .pages import Pages
 from .plain_store import PlainStore
-from .plane_pages import PlanePages, PlaneStore, plane_b_bytes
 from .prefetch import PrefetchRing
 from .quantized_groups import GroupTiers, QuantizedPageFormat
 from .store import DeviceStore, Store
@@ -40,8 +38,8 @@ from .tier_settings import HOST_SHARES, TierSettings
 from .tiered_store import TieredStore
 from .tiers import Tiers
 
-_PACKED = PackedPageFormat, DevicePackedPageFormat
-# Pages over tiers, by the format and by what attends to them on the device; quantised ones have one format for all.
+# A store is a format of pages in a placement. The formats, by what attends to pages on the device and on the host:
+# the native kernel; a GPU beside it; or torch, without it. Quantised pages have one format for all of these.
 _PAGES: dict[tuple[KVFormat, str], Callable[[ModelShape, int, Any, torch.device], PageLayout]] = {
     (PLAIN_KV, "native"): lambda shape, page, kernel, device: NativePageFormat(shape, page, kernel),
     (PLAIN_KV, "gpu"): lambda shape, page, kernel, device: BlockPageFormat(shape, page, kernel),
@@ -51,6 +49,15 @@ _PAGES: dict[tuple[KVFormat, str], Callable[[ModelShape, int, Any, torch.device]
         PackedPageFormat(shape, page, kernel), shape, device
     ),
 }
+
+
+class _Sizes(NamedTuple):
+    """What pages take: their format, the type of its numbers, and size and type of what is stored of them."""
+
+    format: Any
+    numbers: torch.dtype
+    stored: tuple[int, int, int]  # layers, pages, numbers
+    dtype: torch.dtype
 
 
 def new_store(
@@ -136,10 +143,9 @@ class TieredStoreFactory:
         shape = shape.full_attention
         layers = shape.layers - self.settings.resident_layers
         if layers > 0:
-            format, dtype = self._stored_format(shape, dtype)
             layers = layers if self.settings.disk is None else min(self.settings.host_layers, layers)
-            size, dtype = self._pages_size(replace(shape, layers=layers), capacity, format, dtype)
-            self._reserved = begin_allocation(size, dtype, self._device)
+            sizes = self._sizes(replace(shape, layers=layers), capacity, dtype)
+            self._reserved = begin_allocation(sizes.stored, sizes.dtype, self._device)
 
     @torch.inference_mode(False)
     def new_store(self, shape: ModelShape, capacity: int, dtype: torch.dtype) -> Store:
@@ -151,40 +157,31 @@ class TieredStoreFactory:
         visits, shape = 1 + shape.borrowing[0], shape.full_attention
         resident = min(self.settings.resident_layers, shape.layers)
         kernel, device = self._operations.kernel, self._device
-        plain = partial(new_device_store, kernel, shape, dtype=dtype, device=device)
-        format = self._format
-        kv = BF16 if format is PACKED_KV else format.name  # of the resident layers
+        kv = self._format.name if self._format.lossy else BF16  # of the resident layers
         if resident == shape.layers:
             return new_store(kernel, shape, capacity, dtype, device, kv)
-        rest = replace(shape, layers=shape.layers - resident)
-        tiers = self._tiers(rest, capacity, dtype, visits)
-        if format.lossy:
-            tiered = new_store(kernel, rest, capacity, dtype, device, kv, tiers)
-        else:
-            tiered = (PlaneStore if self._has_planes else TieredStore)(rest, dtype, tiers, plain)
-        if not resident:
-            return tiered
-        first = new_store(kernel, replace(shape, layers=resident), capacity, dtype, device, kv)
-        return LayeredStore(shape, first, tiered, plain)
+        tiers = self._tiers(replace(shape, layers=shape.layers - resident), capacity, dtype, visits)
+        if self._format.lossy:
+            return new_store(kernel, shape, capacity, dtype, device, kv, tiers)
+        new = partial(new_device_store, kernel, dtype=dtype, device=device)
+        first = new(replace(shape, layers=resident), capacity) if resident else None
+        return TieredStore(shape, dtype, tiers, first, partial(new, shape))
 
     def _tiers(self, shape: ModelShape, capacity: int, dtype: torch.dtype, visits: int) -> Tiers[Any]:
         """Return tiers with memory for a store's pages."""
-        settings, device = self.settings, self._device
-        format, numbers = self._stored_format(shape, dtype)
-        size, stored = self._pages_size(shape, capacity, format, numbers)
-        pages, pinning = self._pages(size, stored)
-        count, run = settings.buffers_for(format.numbers * numbers.itemsize, size[1])
-        each = format.numbers * numbers.itemsize // stored.itemsize
-        buffers = new_pages((count, run, each), stored, device).unbind()
-        if isinstance(format, _PACKED):
-            pages = PlanePages(format, pages, device) if self._has_planes else PackedPages(format, pages)
-        slots = new_pages((size[0], SLOTS, format.numbers), numbers, device)
+        settings, device, sizes = self.settings, self._device, self._sizes(shape, capacity, dtype)
+        format = sizes.format
+        page_bytes = format.numbers * sizes.numbers.itemsize
+        pages, pinning = self._pages(sizes)
+        count, together = settings.buffers_for(page_bytes, sizes.stored[1])
+        buffers = new_pages((count, together, page_bytes // sizes.dtype.itemsize), sizes.dtype, device).unbind()
+        slots = new_pages((shape.layers, SLOTS, format.numbers), sizes.numbers, device)
         share = HOST_SHARES[settings.mode] if settings.share is None else settings.share
         return Tiers(
             format=format,
             link=self.link,
             ring=PrefetchRing(self.link, buffers, settings.overlap),
-            run=run,
+            together=together,
             balance=Balance(share, HOST_ROWS if device.type == "cuda" else float("inf")),
             host=None if settings.mode in STREAMED else self._host(format),
             pages=pages,
@@ -193,10 +190,6 @@ class TieredStoreFactory:
             last_visits=visits,
             prefills_plainly=device.type == "cuda" and not self._format.lossy,
         )
-
-    @property
-    def _has_planes(self) -> bool:
-        return self.settings.mode == PLANES
 
     def _host(self, format: PageLayout) -> HostAttention:
         sums = self._format is not PLAIN_KV and self._operations.kernel is None
@@ -212,26 +205,29 @@ class TieredStoreFactory:
         reader = "native" if kernel is not None else "torch" if on_host is None else "gpu"
         return _PAGES[self._format, reader](shape, page, on_host, self._device), dtype
 
-    def _pages_size(
-        self, shape: ModelShape, capacity: int, format: PageLayout, dtype: torch.dtype
-    ) -> tuple[tuple[int, int, int], torch.dtype]:
-        """Return the size of what travels of pages `[layers, pages, numbers]`, and the type of its numbers."""
-        size = shape.layers, -(-capacity // format.tokens)
-        if isinstance(format, _PACKED):
-            each = plane_b_bytes(format, shape.head_dim) if self._has_planes else format.page_bytes
-            return (*size, each), torch.uint8
-        return (*size, format.numbers), dtype
+    def _sizes(self, shape: ModelShape, capacity: int, dtype: torch.dtype) -> _Sizes:
+        format, numbers = self._stored_format(shape, dtype)
+        stored, count = format.numbers, -(-capacity // format.tokens)
+        if self._format is PACKED_KV:
+            stored = plane_b_bytes(format, shape.head_dim) if self.settings.mode == PLANES else format.page_bytes
+            return _Sizes(format, numbers, (shape.layers, count, stored), torch.uint8)
+        return _Sizes(format, numbers, (shape.layers, count, stored), numbers)
 
-    def _pages(self, size: tuple[int, int, int], dtype: torch.dtype) -> tuple[Any, Pinning | None]:
-        """Return a file or host memory for pages, the reserved one if it is of that size."""
+    def _pages(self, sizes: _Sizes) -> tuple[Pages, Pinning | None]:
+        """Return pages in host memory, the reserved one if it is of that size, or in a file."""
+        kind = Pages if self._format is not PACKED_KV else PlanePages if self.settings.mode == PLANES else PackedPages
+        layers, *page = sizes.stored
         if self.settings.disk is None:
-            return self._host_pages(size, dtype)
-        host = min(self.settings.host_layers, size[0])
-        memory, pinning = self._host_pages((host, *size[1:]), dtype) if host else (None, None)
-        nbytes = torch.Size((size[0] - host, *size[1:])).numel() * dtype.itemsize
-        return DiskPages(self._new_file(self.settings.disk, nbytes), size, dtype, memory), pinning
+            memory, pinning = self._host_memory(sizes.stored, sizes.dtype)
+            return kind(sizes.format, sizes.stored, self._device, memory), pinning
+        host = min(self.settings.host_layers, layers)
+        nothing: tuple[Tensor | None, Pinning | None] = None, None
+        in_memory, pinning = self._host_memory((host, *page), sizes.dtype) if host else nothing
+        nbytes = torch.Size((layers - host, *page)).numel() * sizes.dtype.itemsize
+        file = self._new_file(self.settings.disk, nbytes)
+        return kind(sizes.format, sizes.stored, self._device, in_memory, file, sizes.dtype), pinning
 
-    def _host_pages(self, size: tuple[int, int, int], dtype: torch.dtype) -> tuple[Tensor, Pinning | None]:
+    def _host_memory(self, size: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, Pinning | None]:
         """Return host memory for pages, the reserved one if it is of that size."""
         reserved, self._reserved = self._reserved, None
         if reserved is not None and (reserved[0].shape, reserved[0].dtype) == (size, dtype):

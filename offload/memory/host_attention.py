@@ -95,11 +95,11 @@ class HostAttention:
             for part in partials:
                 result.add(slice(0, len(q)), part)
             state = result.state() if arrived is None else pinned(result.state())
-        found = list(partials)
+        kept = list(partials)
         if self._bandwidth is not None:
             nbytes = sum(page.nbytes for page in pages)
             time.sleep(max(start + nbytes / self._bandwidth - time.perf_counter(), 0))
-        return HostResult(len(pages), time.perf_counter() - start, found, state)
+        return HostResult(len(pages), time.perf_counter() - start, kept, state)
 
 
 class Balance:
@@ -150,9 +150,9 @@ def add_from_host(
     host: Future[HostResult], rows: int, rest: float | None, balance: Balance, result: PassResult
 ) -> None:
     """Wait for host attention of `rows` tokens, note its time, and add its result; `rest` as in `observe_host`."""
-    found = host.result()
-    balance.observe_host(rows, found.seconds / found.pages, rest)
-    for part in found.partials:
+    answer = host.result()
+    balance.observe_host(rows, answer.seconds / answer.pages, rest)
+    for part in answer.partials:
         result.add(slice(0, rows), part)
-    if found.state is not None:
-        result.add_state(found.state)
+    if answer.state is not None:
+        result.add_state(answer.state)

@@ -1,7 +1,7 @@
 """The link between host memory and the device: ordered copies in the background.
 
 A copy is submitted, runs while the device computes, and is waited for where its data is needed. A GPU's link is in
-cuda_link.py. The link here is simulated by a thread, so that order, overlap and failures can be tested on any machine.
+cuda_link.py, a disk's in disk_link.py. The link here is simulated by a thread, for a device on the CPU.
 """
 
 import atexit
@@ -10,20 +10,17 @@ import queue
 import threading
 import time
 import weakref
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
-
-from torch import Tensor
 
 from ..errors import TriforceError
 from ..events import Transferred
 
 LINK_COST = 8.0  # estimated time to copy a byte over a link, relative to reading it from the device's memory
 DISK_COST = 12.0  # the same of a read from disk: 1.5 to 3 GB/s where memory gives 20 to 40
-Pair = tuple[Tensor, Tensor]  # target, source: contiguous, of one size and dtype
+Pair = tuple[Any, Any]  # target, source: contiguous tensors of one size and dtype, or a tensor and a disk's FileRange
 _PATIENCE = 5.0  # seconds for a copy that is under way when the interpreter exits
 
 
@@ -63,24 +60,29 @@ class Link(Protocol):
         """Return how long the copies of that ticket took, None until that is known."""
 
 
+def copy_now(link: Link, pairs: Sequence[Pair]) -> None:
+    """Copy over a link behind the device's work so far, and wait for the copies. Raises TransferFailed."""
+    link.wait(ticket := link.copy(pairs, link.mark()))
+    link.finish(ticket)
+
+
 class Ticket:
     """A submitted copy of a `BackgroundLink`."""
 
-    __slots__ = ("after", "done", "error", "inner", "pairs", "poison", "seconds", "size", "submitted")
+    __slots__ = ("after", "done", "error", "inner", "pairs", "seconds", "size", "submitted")
 
     def __init__(self, pairs: Sequence[Pair], after: Any = None) -> None:
         self.pairs: Sequence[Pair] = pairs
         self.after = after
         self.size = sum(source.nbytes for _, source in pairs)
         self.submitted = time.perf_counter()
-        self.poison = False  # the link's thread fills the targets with NaN first
         self.inner: list[Any] = []  # tickets of another link that this one submits copies to
         self.done = threading.Event()
         self.error: BaseException | None = None
         self.seconds: float | None = None
 
     def end(self, error: BaseException | None = None) -> None:
-        """Wake those that wait for the copies, which have ended or failed."""
+        """Wake the threads that wait for the copies, which have ended or failed."""
         self.error, self.pairs, self.after = error, (), None
         self.done.set()
 
@@ -90,7 +92,7 @@ _threads: weakref.WeakKeyDictionary[threading.Thread, queue.SimpleQueue[Ticket |
 
 @atexit.register
 def _end_threads() -> None:
-    """End all links' threads, after the copies under way: one that frees tensors beside the interpreter's end aborts.
+    """End all links' threads after the copies under way: a thread that frees tensors while Python exits aborts it.
 
     The newest first, which may wait for an older link.
     """
@@ -103,15 +105,10 @@ def _end_threads() -> None:
 
 
 class BackgroundLink:
-    """The base of links whose copies are run by a thread, on a device that computes at once: a CPU.
+    """The base of links whose copies are run by a thread, on a device that computes at once: a CPU."""
 
-    `poison`: fill targets with NaN from the submission of a copy on, so that tests notice a missing wait.
-    """
-
-    def __init__(self, poison: bool = False) -> None:
+    def __init__(self) -> None:
         self.statistics = LinkStatistics()
-        self._poison = poison
-        self._pending: deque[Ticket] = deque()  # for `poison`: submitted copies that may not have ended
         self._queue: queue.SimpleQueue[Ticket | None] = queue.SimpleQueue()
         work = (weakref.proxy(self), self._queue)
         thread = threading.Thread(target=type(self)._work, args=work, daemon=True, name="link")
@@ -121,7 +118,7 @@ class BackgroundLink:
 
     @staticmethod
     def _work(link: Any, submitted: queue.SimpleQueue[Ticket | None]) -> None:
-        """Run the copies of a link, to which it has only a weak reference, until None comes."""
+        """Run the copies of a link, to which the thread has only a weak reference, until None comes."""
         while (ticket := submitted.get()) is not None:
             error = None
             try:
@@ -134,32 +131,16 @@ class BackgroundLink:
                 ticket.end(error)
                 del ticket, error
 
-    def transfer(self, ticket: Any) -> None:
-        """Run the copies of a ticket in the link's thread. Any error is that of whoever waits for them."""
+    def transfer(self, ticket: Ticket) -> None:
+        """Run the copies of a ticket in the link's thread. `wait` raises its errors."""
         raise NotImplementedError
 
     def copy(self, pairs: Sequence[Pair], after: Any = None) -> Ticket:
-        self._check(pairs)
-        ticket = Ticket(pairs, after)
-        if self._poison:
-            self._poison_targets(ticket)
-        self._queue.put(ticket)
-        return ticket
-
-    def _check(self, pairs: Sequence[Pair]) -> None:
         for target, source in pairs:
             assert target.is_contiguous() and source.is_contiguous() and target.nbytes == source.nbytes
-
-    def _poison_targets(self, ticket: Ticket) -> None:
-        """Fill the targets with NaN, unless an earlier copy has yet to read them: then its thread does it in turn."""
-        while self._pending and self._pending[0].done.is_set():
-            self._pending.popleft()
-        sources = [source for earlier in self._pending for _, source in earlier.pairs if isinstance(source, Tensor)]
-        targets = [target for target, _ in ticket.pairs if isinstance(target, Tensor)]
-        ticket.poison = any(_overlap(target, source) for target in targets for source in sources)
-        if not ticket.poison:
-            fill_with_nan(ticket.pairs)
-        self._pending.append(ticket)
+        ticket = Ticket(pairs, after)
+        self._queue.put(ticket)
+        return ticket
 
     def wait(self, ticket: Ticket) -> None:
         ticket.done.wait()
@@ -181,49 +162,31 @@ class BackgroundLink:
     def seconds(self, ticket: Ticket) -> float | None:
         return ticket.seconds
 
+    def _note(self, ticket: Ticket, seconds: float) -> None:
+        """Count the copies of a ticket, which took so long."""
+        ticket.seconds = seconds
+        self.statistics.bytes += ticket.size
+        self.statistics.busy_s += seconds
+
 
 class SimulatedLink(BackgroundLink):
-    """A link from host memory to host memory, no faster than a given rate.
+    """A link from host memory to host memory, no faster than `bandwidth` bytes/s."""
 
-    Args:
-        bandwidth: bytes/s.
-        before: called with the pairs before they are copied, by the link's thread, so that tests can delay or fail.
-        poison: as in BackgroundLink.
-    """
-
-    def __init__(
-        self,
-        bandwidth: float,
-        before: Callable[[Sequence[Pair]], None] | None = None,
-        poison: bool = False,
-    ) -> None:
+    def __init__(self, bandwidth: float) -> None:
         self.bandwidth = bandwidth
-        self._before = before
         self._free = 0.0  # when the last copy ended
-        super().__init__(poison)
+        super().__init__()
 
     def transfer(self, ticket: Ticket) -> None:
-        """Run one copy in the link's thread, after the last one has ended."""
         start = max(ticket.submitted, self._free)
-        if ticket.poison:
-            fill_with_nan(ticket.pairs)
-        if self._before is not None:
-            self._before(ticket.pairs)
-        for target, source in ticket.pairs:  # torch would take threads from the computation
-            ctypes.memmove(target.data_ptr(), source.data_ptr(), source.nbytes)
+        for target, source in ticket.pairs:
+            move(target, source)
         due = start + ticket.size / self.bandwidth
         time.sleep(max(due - time.perf_counter(), 0))
         self._free = max(due, time.perf_counter() - 1e-3)  # a sleep that overran a little is not counted
-        ticket.seconds = self._free - start
-        self.statistics.bytes += ticket.size
-        self.statistics.busy_s += ticket.seconds
+        self._note(ticket, self._free - start)
 
 
-def _overlap(a: Tensor, b: Tensor) -> bool:
-    return a.data_ptr() < b.data_ptr() + b.nbytes and b.data_ptr() < a.data_ptr() + a.nbytes
-
-
-def fill_with_nan(pairs: Sequence[Pair]) -> None:
-    for target, _ in pairs:
-        if isinstance(target, Tensor):
-            ctypes.memset(target.data_ptr(), 255, target.nbytes)  # NaN in every floating-point type
+def move(target: Any, source: Any) -> None:
+    """Copy within host memory in this thread: torch would take threads from the computation."""
+    ctypes.memmove(target.data_ptr(), source.data_ptr(), source.nbytes)

@@ -1,27 +1,27 @@
 """The open pages of tiers: those of the newest tokens, on the device until they are whole."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
-from .disk_pages import DiskPages
-from .host_memory import host_memory, new_pages
-from .link import Link, Pair
-from .packed_pages import PackedPages
+from .host_memory import new_pages
+from .link import Link, copy_now
 from .page import PageRun
+from .pages import Pages
 
 
 class OpenPages:
     """Slots of every layer for the pages that a pass writes to; a page's slot is its number modulo their number.
 
-    There are two, or as many as the pages of a pass. `memory` `[layers, slots, numbers]` is on the device, `pages`
-    `[layers, pages, numbers]` in host memory or on disk. While a page is in its slot, its copy there is out of date.
+    There are two, or as many as the pages of a pass. `memory` `[layers, slots, numbers]` is on the device. While a page
+    is in its slot, its copy among the whole `pages` is out of date.
     """
 
-    def __init__(self, memory: Tensor, pages: Tensor | DiskPages | PackedPages, link: Link, tokens: int) -> None:
+    def __init__(self, memory: Tensor, pages: Pages, link: Link, tokens: int) -> None:
         """`tokens`: of a page."""
         self.memory, self._pages, self._link, self._tokens = memory, pages, link, tokens
+        self._layers = range(len(memory))
         self._numbers: list[int | None] = [None] * memory.shape[1]  # of the page in each slot
 
     @property
@@ -44,6 +44,11 @@ class OpenPages:
     def __contains__(self, page: int) -> bool:
         return self._numbers[self.slot(page)] == page
 
+    def contains(self, pages: Tensor) -> Tensor:
+        """Return which of some page numbers are in their slots, as booleans."""
+        numbers = torch.tensor([-1 if page is None else page for page in self._numbers])
+        return pages == numbers[pages % len(numbers)]
+
     def buffer(self, layer: int, page: int) -> Tensor:
         """Return the slot of a page in one layer, `[numbers]` on the device."""
         return self.memory[layer, self.slot(page)]
@@ -52,25 +57,15 @@ class OpenPages:
         """Return one or two consecutive pages of a layer, which are in their slots."""
         return PageRun(self.memory[layer], tuple(map(self.slot, pages)))
 
-    def newest(self, page: int, layers: slice = slice(None)) -> Tensor:
-        """Return the newest copy of a page in some layers, `[layers, numbers]`, to be read.
+    def newest(self, page: int, layers: range | None = None) -> Tensor:
+        """Return the newest copy of a page in some layers, `[layers, numbers]`, to be read: in its slot or on the host.
 
-        It is in its slot on the device, or else in host memory, to which a page on disk is read. Raises TransferFailed.
+        Raises TransferFailed.
         """
+        layers = layers or self._layers
         if page in self:
-            return self.memory[layers, self.slot(page)]
-        pages = self._pages
-        if isinstance(pages, Tensor):
-            return pages[layers, page]
-        if isinstance(pages, PackedPages):
-            keys = [(layer, page) for layer in range(len(pages))[layers]]
-            memory = host_memory((len(keys), self.memory.shape[2]), self.memory.dtype)
-            pages.read(keys, memory, self._link if pages.is_on_disk else None, pages.format.host)
-            return memory
-        sources = pages[layers, page]
-        memory = pages.new_memory(len(sources))
-        self._copy(list(zip(memory, sources, strict=True)))
-        return memory
+            return self.memory[layers.start : layers.stop, self.slot(page)]
+        return self._pages.on_host(layers, page, self._link)
 
     def edited(self, page: int, whole: bool = False) -> Tensor:
         """Return the newest copy of a page in all layers, `[layers, numbers]`, to be written to; all of it if `whole`.
@@ -79,23 +74,12 @@ class OpenPages:
         a page. Raises TransferFailed.
         """
         slot = self.slot(page)
-        if page not in self and not isinstance(self._pages, Tensor):
+        if page not in self and not self._pages.is_writable:
             self._close(slot)
             if not whole:
-                self._copy(self._reads(page))
+                self._pages.read(self._layers, page, self.memory[:, slot], self._link)
             self.open(page)
         return self.newest(page)
-
-    def _close(self, slot: int) -> None:
-        """Copy the page in a slot, if there is one, to where its host copy is, and empty the slot."""
-        if (page := self._numbers[slot]) is not None:
-            self._copy(self._writes(page))
-            self._numbers[slot] = None
-
-    def contains(self, pages: Tensor) -> Tensor:
-        """Return which of some page numbers are in their slots, as booleans."""
-        numbers = torch.tensor([-1 if page is None else page for page in self._numbers])
-        return pages == numbers[pages % len(numbers)]
 
     def open(self, page: int) -> None:
         """Assign a page to its slot, which will be written to."""
@@ -104,46 +88,36 @@ class OpenPages:
     def advance(self, start: int, held: int = 0) -> None:
         """Prepare a pass from position `start` on: copy whole pages to the host, and its first page to its slot.
 
-        Pages of the `held` tokens behind `start` stay in their slots.
+        Pages of the `held` tokens behind `start` stay in their slots. Raises TransferFailed.
         """
         current, last = (position // self._tokens for position in (start, max(start + held - 1, start)))
         for slot, page in self._occupied():
             if page < current:
-                self._copy(self._writes(page))
+                self._write(page)
             if not current <= page <= last:
                 self._numbers[slot] = None
         if start % self._tokens and current not in self:
-            self._copy(self._reads(current))
+            self._pages.read(self._layers, current, self.memory[:, self.slot(current)], self._link)
             self.open(current)  # also during a prefill pass, which writes to buffers of its own
 
     def flush(self) -> None:
-        """Copy all open pages to the host, and empty the slots."""
+        """Copy all open pages to the host, and empty the slots. Raises TransferFailed."""
         for slot in range(self.slots):
             self._close(slot)
 
     def clear(self) -> None:
-        """Empty the slots: host memory has the newest copies."""
+        """Empty the slots: the host has the newest copies."""
         self._numbers = [None] * self.slots
+
+    def _close(self, slot: int) -> None:
+        """Copy the page in a slot, if there is one, to the host, and empty the slot."""
+        if (page := self._numbers[slot]) is not None:
+            self._write(page)
+            self._numbers[slot] = None
+
+    def _write(self, page: int) -> None:
+        slot = self.slot(page)
+        copy_now(self._link, self._pages.writes(self._layers, page, self.memory[:, slot : slot + 1]))
 
     def _occupied(self) -> Iterator[tuple[int, int]]:
         return ((slot, page) for slot, page in enumerate(tuple(self._numbers)) if page is not None)
-
-    def _writes(self, page: int) -> list[Pair]:
-        """Return the copies of a page from its slot to where its host copy is."""
-        pages, memory = self._pages, self.memory[:, self.slot(page)]
-        if isinstance(pages, PackedPages):
-            return pages.writes([(layer, page) for layer in range(len(pages))], memory)
-        return list(zip(pages[:, page], memory, strict=True))
-
-    def _reads(self, page: int) -> list[Pair]:
-        """Return the copies of a page to its slot; packed ones are done."""
-        pages, memory = self._pages, self.memory[:, self.slot(page)]
-        if isinstance(pages, PackedPages):
-            pages.read([(layer, page) for layer in range(len(pages))], memory, self._link)
-            return []
-        return list(zip(memory, pages[:, page], strict=True))
-
-    def _copy(self, pairs: Sequence[Pair]) -> None:
-        link = self._link
-        link.wait(ticket := link.copy(pairs, link.mark()))
-        link.finish(ticket)

@@ -1,6 +1,6 @@
-"""Page formats: how the keys and values of a run of tokens of one layer lie in memory, and attention over them.
+"""Page formats: how keys and values of consecutive tokens of one layer lie in memory, and attention over them.
 
-A page is one contiguous run of numbers, so it is transferred in one copy. Its partial result does not depend on where
+A page is contiguous, so it is transferred in one copy. Its partial result does not depend on where
 it is computed, nor on the other pages; with the native kernel on a CPU it is the same bit for bit.
 """
 
@@ -34,7 +34,7 @@ class PageRun(NamedTuple):
 
 
 class PageLayout(ABC):
-    """Pages of `tokens` tokens, each `[numbers]`, on the host or the device: all that tiers know of them."""
+    """Pages of `tokens` tokens, each `[numbers]`, on the host or the device: what tiers ask of a format."""
 
     tokens: int
     numbers: int
@@ -45,12 +45,12 @@ class PageLayout(ABC):
         return self
 
     @abstractmethod
-    def grains(self, pages: Tensor) -> Tensor:
-        """View pages `[..., numbers]` as `[..., kv_heads, grains, what one has]`, of tokens that are read together."""
+    def parts(self, pages: Tensor) -> Tensor:
+        """View pages `[..., numbers]` as parts `[..., kv_heads, parts, ...]`, of tokens that are read together."""
 
     @abstractmethod
     def attend_whole(self, number: int, page: Tensor, q: Tensor) -> Any:
-        """Return a partial result of rotated queries over all tokens of a page, the layer's `number`th."""
+        """Return a partial result of rotated queries over all tokens of page number `number` of a layer."""
 
     @abstractmethod
     def accumulator(self, q: Tensor) -> Accumulator:
@@ -61,14 +61,14 @@ class PageFormat(PageLayout):
     """A layout of keys and values as they are, with attention over it.
 
     Attributes:
-        grain: tokens that can only be selected together.
+        least_chunk: tokens of a part, which can only be selected together.
         kernel: the native kernel, if it attends to them.
-        dumps_grains: whether stores in one memory dump tokens as grains, too; else as keys and values.
+        dumps_parts: whether stores in one memory dump tokens as parts, too; else as keys and values.
     """
 
-    grain: int
-    kernel: Any = None  # Kernel, or None
-    dumps_grains = False
+    least_chunk: int
+    kernel: Kernel | None = None
+    dumps_parts = False
     _size: tuple[int, ...]  # of a page
 
     @abstractmethod
@@ -100,28 +100,32 @@ class PageFormat(PageLayout):
         """
         if before:
             result.attend(pages.memory[pages.order[0]], slice(0, len(q)), before)
-        runs = []
+        both = []
         for index, slot in enumerate(pages.order):
             first, end = (position - index * self.tokens for position in (before, before + len(tree)))
             first, end = max(first, 0), min(end, self.tokens)
-            begin = first // self.grain
-            grains = self.grains(pages.memory[slot])[:, begin : -(-end // self.grain)]
-            inside = slice(first - begin * self.grain, end - begin * self.grain)
-            runs.append([x[:, inside] for x in self.read_grains(grains)])
-        keys, values = (torch.cat(both, dim=1) for both in zip(*runs, strict=True))
+            begin = first // self.least_chunk
+            some = self.parts(pages.memory[slot])[:, begin : -(-end // self.least_chunk)]
+            inside = slice(first - begin * self.least_chunk, end - begin * self.least_chunk)
+            both.append([y[:, inside] for y in self.read_parts(some)])
+        keys, values = (torch.cat(x, dim=1) for x in zip(*both, strict=True))
         own = attend_masked(q, keys, values, tree.on(q.device).sees[-len(q) :])
         result.add_state(state_of(own))
 
-    def grains(self, pages: Tensor) -> Tensor:
+    def parts(self, pages: Tensor) -> Tensor:
         return pages.unflatten(-1, self._size)
 
     @abstractmethod
-    def read_grains(self, grains: Tensor) -> tuple[Tensor, Tensor]:
-        """Return keys and values `[n, count * grain, head_dim]` of selected grains `[n, count, ...]`."""
+    def read_parts(self, parts: Tensor) -> tuple[Tensor, Tensor]:
+        """Return keys and values `[n, count * least_chunk, head_dim]` of selected parts `[n, count, ...]`."""
 
     def read(self, page: Tensor) -> tuple[Tensor, Tensor]:
         """Return keys and values `[kv_heads, tokens, head_dim]`: views or copies."""
-        return self.read_grains(self.grains(page))
+        return self.read_parts(self.parts(page))
+
+    def plain(self, arrived: Tensor) -> Tensor:
+        """Return a page `[numbers]` as it is, from what has arrived over the link."""
+        return arrived
 
     @abstractmethod
     def write(self, page: Tensor, at: int, keys: Tensor, values: Tensor) -> None:
@@ -139,7 +143,7 @@ class PageFormat(PageLayout):
 class PlainPageFormat(PageFormat):
     """Keys and values side by side `[kv_heads, tokens, 2, head_dim]`, attended to by torch's kernels."""
 
-    grain = 1
+    least_chunk = 1
 
     def __init__(self, shape: ModelShape, tokens: int) -> None:
         self.tokens = tokens
@@ -162,10 +166,12 @@ class PlainPageFormat(PageFormat):
         new[:, :, 0], new[:, :, 1] = keys, values
 
     def plain_views(self, pages: Tensor) -> tuple[Tensor, Tensor]:
-        return self.grains(pages).transpose(0, 1).unbind(3)
+        keys, values = self.parts(pages).transpose(0, 1).unbind(3)
+        return keys, values
 
-    def read_grains(self, grains: Tensor) -> tuple[Tensor, Tensor]:
-        return grains.unbind(2)
+    def read_parts(self, parts: Tensor) -> tuple[Tensor, Tensor]:
+        keys, values = parts.unbind(2)
+        return keys, values
 
 
 class BlockPageFormat(PageFormat):
@@ -175,19 +181,19 @@ class BlockPageFormat(PageFormat):
     and values first.
     """
 
-    grain = BLOCK
+    least_chunk = BLOCK
 
     def __init__(self, shape: ModelShape, tokens: int, kernel: Kernel) -> None:
         assert tokens % BLOCK == 0, "pages are whole blocks"
         self.tokens = tokens
         self.numbers = 2 * shape.kv_heads * tokens * shape.head_dim
-        self._shape, self.kernel = shape, kernel
+        self._shape, self.kernel, self._native = shape, kernel, kernel
         self._calls = BlockCalls(shape, tokens // BLOCK)
         self._size = (shape.kv_heads, tokens // BLOCK, 2 * BLOCK * shape.head_dim)
 
     @property
     def host(self) -> NativePageFormat:
-        return NativePageFormat(self._shape, self.tokens, self.kernel)
+        return NativePageFormat(self._shape, self.tokens, self._native)
 
     def append(self, page: Tensor, at: int, q: Tensor, k: Tensor, v: Tensor, rows: Rows, rotated: Tensor) -> None:
         positions = torch.arange(at, at + len(k), device=page.device)
@@ -197,19 +203,25 @@ class BlockPageFormat(PageFormat):
 
     def accumulator(self, q: Tensor) -> Accumulator:
         if triton.serves(q) and q.dtype == torch.bfloat16:  # blocks of fp32 are not paired
-            return TritonAccumulator(q, self._size[0], lambda page: (*[page.view(self._size)] * 2, triton.BLOCKS))
+            return TritonAccumulator(q, self._size[0], self._blocks)
         return TorchAccumulator(q, self.attend)
+
+    def _blocks(self, page: Tensor) -> tuple[Tensor, Tensor, int]:
+        """Return a page as Triton's kernel takes blocks."""
+        blocks = page.view(self._size)
+        return blocks, blocks, triton.BLOCKS
 
     def write(self, page: Tensor, at: int, keys: Tensor, values: Tensor) -> None:
         positions = torch.arange(at, at + keys.shape[1], device=page.device)
         write_blocks(page.view(self._size), self._shape.head_dim, positions, keys, values)
 
     def plain_views(self, pages: Tensor) -> tuple[Tensor, Tensor]:
-        blocks = self.grains(pages).transpose(0, 1)
-        return tuple(view(blocks, self._shape.head_dim) for view in (key_view, value_view))
+        blocks, dim = self.parts(pages).transpose(0, 1), self._shape.head_dim
+        return key_view(blocks, dim), value_view(blocks, dim)
 
-    def read_grains(self, grains: Tensor) -> tuple[Tensor, Tensor]:
-        return tuple(of(grains, self._shape.head_dim).flatten(1, 2) for of in (keys_of, values_of))
+    def read_parts(self, parts: Tensor) -> tuple[Tensor, Tensor]:
+        dim = self._shape.head_dim
+        return keys_of(parts, dim).flatten(1, 2), values_of(parts, dim).flatten(1, 2)
 
 
 class NativePageFormat(BlockPageFormat):
@@ -218,23 +230,23 @@ class NativePageFormat(BlockPageFormat):
     If a page is a multiple of the kernel's PIECE, attention has the same bits as over a `BlockStore`.
     """
 
-    dumps_grains = True
+    dumps_parts = True
 
     def append(self, page: Tensor, at: int, q: Tensor, k: Tensor, v: Tensor, rows: Rows, rotated: Tensor) -> None:
-        self.kernel.append(self._calls.append(page, at, q, k, v, rows, rotated))
+        self._native.append(self._calls.append(page, at, q, k, v, rows, rotated))
 
     def attend(self, page: Tensor, q: Tensor, seen: int, causal: bool = False) -> Tensor:
-        return self._calls.partials(self.kernel, page, q, seen, causal)
+        return self._calls.partials(self._native, page, q, seen, causal)
 
     def attend_tree(self, pages: PageRun, q: Tensor, before: int, tree: Tree, result: Accumulator) -> None:
         """Attend in one call. If a page is a multiple of PIECE, each row has the bits of the chain that its path is."""
         parents = tree.on(q.device).parents
         table = _block_table(pages.order, *self._size[:2])
-        part = self._calls.partials(self.kernel, pages.memory, q, before + 1, table=table, parents=parents)
+        part = self._calls.partials(self._native, pages.memory, q, before + 1, table=table, parents=parents)
         result.add(slice(0, len(q)), part)
 
     def accumulator(self, q: Tensor) -> Accumulator:
-        return KernelAccumulator(self.kernel, q, self.attend)
+        return KernelAccumulator(self._native, q, self.attend)
 
 
 @lru_cache(maxsize=64)

@@ -13,7 +13,6 @@ from torch import Tensor
 from ..architecture.config import ModelShape
 from ..architecture.rope import Rows
 from .host_memory import allocator
-from .packed_pages import PackedPages, page_writes
 from .page import PageFormat, PageRun
 from .plain_store import PlainStore
 from .tiers import Tiers
@@ -48,12 +47,7 @@ class PrefillBuffers:
         if page in self._tiers.open_pages:
             buffer.copy_(self._tiers.open_pages.buffer(layer, page))
             return
-        link, pages = self._tiers.link, self._tiers.pages
-        if isinstance(pages, PackedPages):
-            pages.read([(layer, page)], buffer.unsqueeze(0), link)
-            return
-        link.wait(ticket := link.copy([(buffer, pages[layer, page])], link.mark()))
-        link.finish(ticket)
+        self._tiers.pages.read(range(layer, layer + 1), page, buffer.unsqueeze(0), self._tiers.link)
 
     def run(self, layer: int, pages: range) -> PageRun:
         """Return pages of the current layer, the first one of the pass among them."""
@@ -64,8 +58,9 @@ class PrefillBuffers:
         link, side = self._tiers.link, layer % 2
         if self._tickets[side] is not None:
             return
-        pages = self._buffers[side]
-        self._tickets[side] = link.copy(page_writes(self._tiers.pages, layer, self._first, pages), link.mark())
+        pages = self._buffers[side].unsqueeze(0)
+        writes = self._tiers.pages.writes(range(layer, layer + 1), self._first, pages)
+        self._tickets[side] = link.copy(writes, link.mark())
 
     def finish(self) -> None:
         """Wait until all pages are in host memory."""
@@ -104,8 +99,8 @@ class HostMeanKeys:
         """
         link, count = self._tiers.link, keys.shape[1] // self.chunk
         means = torch.empty((count, *self._means.shape[2:]), dtype=keys.dtype, device=keys.device)
-        for head, each in enumerate(keys):  # at once, means in fp32 would take as much memory again
-            means[:, head] = each[: count * self.chunk].unflatten(0, (-1, self.chunk)).mean(1, dtype=torch.float32)
+        for head, own in enumerate(keys):  # at once, means in fp32 would take as much memory again
+            means[:, head] = own[: count * self.chunk].unflatten(0, (-1, self.chunk)).mean(1, dtype=torch.float32)
         self._tickets.append(link.copy([(self._means[layer, :count], means)], link.mark()))
 
     def pending(self) -> list[Any]:
@@ -147,13 +142,13 @@ class PlainPrefill:
         chunk: int,
         means: HostMeanKeys | None,
     ) -> None:
-        span = tiers.format.tokens
+        page = tiers.format.tokens
         self._tiers, self._end, self._means = tiers, end, means
-        self._first, self._begun = start // span, start % span > 0
-        self._count = -(-end // span)
+        self._first, self._begun = start // page, start % page > 0
+        self._count = -(-end // page)
         with torch.inference_mode(False):
-            self._plain = PlainStore(replace(shape, layers=1), self._count * span, dtype, tiers.device)
-            size = (2, -(-chunk // span) + 1, tiers.format.numbers)
+            self._plain = PlainStore(replace(shape, layers=1), self._count * page, dtype, tiers.device)
+            size = (2, -(-chunk // page) + 1, tiers.format.numbers)
             self._buffers = torch.empty(size, dtype=tiers.open.dtype, device=tiers.device).unbind()
         self._tickets: list[Any] = [None, None]  # of the copies from each buffer
         if means is not None:
@@ -172,6 +167,7 @@ class PlainPrefill:
 
     def attend(self, q: Tensor, start: int, lse: Tensor | None = None) -> Tensor:
         """Attend as in `Store`, in the layer of the last `append`."""
+        assert self._layer is not None
         out = self._plain.attend(0, q, start, lse=lse)
         if start + len(q) == self._end:
             if self._means is not None:
@@ -185,9 +181,8 @@ class PlainPrefill:
     def _read_committed(self, layer: int) -> None:
         """Copy the committed tokens of a layer from its pages."""
         tiers = self._tiers
-        for page, buffer in tiers.streamed(layer, self._first):
-            plain = tiers.pages.format.plain(buffer) if isinstance(tiers.pages, PackedPages) else buffer
-            self._copy_pages(page, plain.unsqueeze(0), to_plain=True)
+        for page, arrived in tiers.arriving(layer, range(self._first)):
+            self._copy_pages(page, tiers.format.plain(arrived).unsqueeze(0), to_plain=True)
         if self._begun:
             self._save(self._first + 1)
             self._copy_pages(self._first, tiers.open[layer, self._first % 2].unsqueeze(0), to_plain=True)
@@ -200,14 +195,15 @@ class PlainPrefill:
             self._wait()
             pages = self._buffers[0][: last - first]
             self._copy_pages(first, pages, to_plain=False)
-            self._tickets[0] = link.copy(page_writes(self._tiers.pages, layer, first, pages), link.mark())
+            writes = self._tiers.pages.writes(range(layer, layer + 1), first, pages.unsqueeze(0))
+            self._tickets[0] = link.copy(writes, link.mark())
             self._buffers, self._tickets = self._buffers[::-1], self._tickets[::-1]  # in turn
             self._saved = last
 
     def _copy_pages(self, first: int, pages: Tensor, to_plain: bool) -> None:
         """Copy pages `[n, numbers]` from number `first` on to plain keys and values, or from them: two launches."""
-        span = self._tiers.format.tokens
-        at = slice(first * span, (first + len(pages)) * span)
+        page = self._tiers.format.tokens
+        at = slice(first * page, (first + len(pages)) * page)
         for paged, plain in zip(self._tiers.format.plain_views(pages), self._plain.layer(0), strict=True):
             some = plain[:, at].view(paged.shape)
             some.copy_(paged) if to_plain else paged.copy_(some)

@@ -80,11 +80,11 @@ class PagedStore(BlockStore):
         """
         self._set_memory(pool.kernel, pool.shape, pool.dtype, pool.blocks, pool.calls)
         whole, has_part = divmod(tokens, BLOCK)
-        shared = beginning._pages[:whole] if whole else []
+        shared: list[int] = beginning._pages[:whole] if beginning is not None else []
         pool.share(shared)
         self._pool = pool
-        self._pages = [*shared, *pool.allocate(pages_for(capacity) - whole)]
-        if has_part:
+        self._pages: list[int] = [*shared, *pool.allocate(pages_for(capacity) - whole)]
+        if has_part and beginning is not None:
             pool.blocks[:, :, self._pages[whole]] = pool.blocks[:, :, beginning._pages[whole]]
         self._table = torch.tensor(self._pages, dtype=torch.int32)
         self._rows = self._table.expand(self.shape.kv_heads, -1)

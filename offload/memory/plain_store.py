@@ -20,7 +20,7 @@ from .tree_attention import Tree, branches_of
 class PlainStore(DeviceStore):
     """Keys and values, each `[layers, kv_heads, capacity, head_dim]`, attended to by torch's kernels."""
 
-    grain = 1
+    least_chunk = 1
 
     def __init__(
         self, shape: ModelShape, capacity: int, dtype: torch.dtype, device: torch.device, by_row: bool = False

@@ -8,42 +8,20 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from .link import Link, Pair, TransferFailed
-from .packed_pages import PackedPages
 
 
 class PrefetchItem(NamedTuple):
-    """A copy of `source[key]` to the device. Items with the same `key` have the same content.
+    """A copy of `source` to a buffer. Items with the same `key` have the same content; `pages` is for the time of one.
 
-    It is as large as a buffer, or has its first `pages`.
+    A subclass may divide the copy.
     """
 
     key: Any
-    source: Any  # Tensor, DiskPages or PackedPages
-    pages: int | None = None
+    source: Any
+    pages: int = 1
 
     def copies(self, buffer: Tensor) -> list[Pair]:
-        if isinstance(self.source, PackedPages):
-            return self.source.copies(*self.key, buffer)
-        return [(buffer[: self.pages], self.source[self.key])]
-
-
-def page_runs(pages: Any, layer: int, count: int, run: int) -> Iterator[PrefetchItem]:
-    """Yield the first `count` pages of a layer, so many at once as lie one behind the other: `run`, or the rest."""
-    for first in range(0, count, run):
-        end = min(first + run, count)
-        yield PrefetchItem((layer, slice(first, end)), pages, end - first)
-
-
-def prefetch_order(
-    pages: Any, num_streamed: int, passes: int, last_visits: int = 1, run: int = 1
-) -> Iterator[PrefetchItem]:
-    """Yield the pages that passes over each layer stream. It must not refer to the store, which refers to it.
-
-    `last_visits`: how many of the model's layers attend to the last layer of the store. `run`: pages of a copy.
-    """
-    for layer in range(len(pages)):
-        for _ in range(passes * (last_visits if layer == len(pages) - 1 else 1)):
-            yield from page_runs(pages, layer, num_streamed, run)
+        return [(buffer, self.source)]
 
 
 class _Slot(NamedTuple):
@@ -65,9 +43,7 @@ class PrefetchRing:
         self._overlap = overlap
         self.buffers = tuple(buffers)
         mark = link.mark()  # earlier work may still use the buffers' memory
-        self._free: deque[tuple[Tensor, Any]] = deque(
-            (buffer, mark) for buffer in buffers
-        )  # with the mark that frees it
+        self._free = deque((buffer, mark) for buffer in buffers)  # with the mark that frees it
         self._expected: Iterator[PrefetchItem] = iter(())
         self._in_flight: deque[_Slot] = deque()
         # The tickets and pages of taken items whose time on the link is not known yet.
@@ -104,7 +80,7 @@ class PrefetchRing:
             self._free.append((slot.buffer, None))
             self.drop()
             raise
-        self._untimed.append((slot.ticket, item.pages or 1))
+        self._untimed.append((slot.ticket, item.pages))
         self._update_seconds()
         return slot.buffer
 

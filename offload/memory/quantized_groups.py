@@ -1,4 +1,4 @@
-"""Where quantised groups of keys and values lie: in one memory, or in pages over tiers. Group g has tokens 32 g on."""
+"""Where quantised groups of keys and values lie. Group g has 32 tokens, from token 32 g on."""
 
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
@@ -16,8 +16,7 @@ from ..kernels.native.calls import BlockCalls
 from ..kernels.native.kernel import Kernel
 from ..kernels.native.kv_groups import Groups, dequantize_call, kv_format
 from ..settings.kv_formats import KV_FORMATS
-from .host_memory import copy_bytes
-from .open_pages import new_pages
+from .host_memory import copy_bytes, new_pages
 from .page import PageLayout
 from .tiers import Tiers
 
@@ -36,12 +35,12 @@ class QuantizedPageFormat(PageLayout):
         self.kv_heads, self.group_bytes = shape.kv_heads, KV_FORMATS[kind].run_bytes(shape.head_dim)
         self.numbers = shape.kv_heads * tokens // GROUP * self.group_bytes
 
-    def grains(self, pages: Tensor) -> Tensor:
+    def parts(self, pages: Tensor) -> Tensor:
         return pages.unflatten(-1, (self.kv_heads, -1, self.group_bytes))
 
     def groups(self, pages: Tensor) -> Groups:
         """Return pages `[n, numbers]` as the kernel takes them; group g of page p has number `place(p) + g`."""
-        return Groups(self.grains(pages).flatten(0, 1), kv_format(self.kind))
+        return Groups(self.parts(pages).flatten(0, 1), kv_format(self.kind))
 
     def place(self, page: int) -> int:
         """Return the number of the first group of a page among those of consecutive pages."""
@@ -64,7 +63,7 @@ class QuantizedPageFormat(PageLayout):
         """Attend to a whole page in host memory but the sink, by the native kernel; without one, by torch."""
         first, head_dim = SINK // GROUP if number == 0 else 0, self._shape.head_dim
         if self._kernel is None:
-            both = dequantize_groups(self.grains(page)[:, first:], head_dim, q.dtype)
+            both = dequantize_groups(self.parts(page)[:, first:], head_dim, q.dtype)
             return attend(q, *(x.flatten(1, 2) for x in both))
         none = torch.empty((self.kv_heads, 1, 2 * BLOCK * head_dim), dtype=q.dtype)
         table = self.whole_table(1)[:, first * GROUP // BLOCK :]
@@ -83,64 +82,83 @@ def _whole_table(blocks: int, sink: int) -> Tensor:
 GroupTiers = Tiers[QuantizedPageFormat]
 
 
-class GroupMemory:
-    """Groups of up to `capacity` tokens of all layers in the device's memory, `[layers, kv_heads, groups, bytes]`."""
+class QuantizedGroups:
+    """Groups of all layers: those of the first in the device's `memory`, those of the others in pages over tiers.
 
-    def __init__(self, shape: ModelShape, capacity: int, kind: str, device: torch.device) -> None:
-        size = (shape.layers, shape.kv_heads, -(-capacity // GROUP), KV_FORMATS[kind].run_bytes(shape.head_dim))
+    Attributes:
+        memory: `[resident layers, kv_heads, groups, bytes]`.
+        resident_layers: how many layers that are.
+    """
+
+    def __init__(
+        self, shape: ModelShape, capacity: int, kind: str, device: torch.device, tiers: GroupTiers | None
+    ) -> None:
+        """Make room for `capacity` tokens; without `tiers`, all layers are resident."""
+        self._heads, self.tiers = shape.kv_heads, tiers
+        self.resident_layers = shape.layers if tiers is None else shape.layers - len(tiers.pages)
+        size = self.resident_layers, shape.kv_heads, -(-capacity // GROUP), KV_FORMATS[kind].run_bytes(shape.head_dim)
         self.memory = new_pages(size, torch.uint8, device)
-        self.each = size[2]  # groups that lie one behind the other
 
-    def runs(self, layer: int, groups: range) -> Iterator[tuple[Tensor, range, slice]]:
+    def targets(self, layer: int, groups: range) -> Iterator[tuple[Tensor, range, slice]]:
         """Yield where a layer's groups are written to: `[kv_heads, n, bytes]`, their numbers there, which of them."""
-        yield self.memory[layer], groups, slice(0, len(groups))
+        if layer < self.resident_layers:
+            yield self.memory[layer], groups, slice(0, len(groups))
+            return
+        for page, inside, some in self._tiers.split(groups.start, groups.stop, GROUP):
+            assert page in self._tiers.open_pages, "a pass opens the pages that it writes to"
+            memory = self._tiers.open_pages.buffer(layer - self.resident_layers, page)
+            yield self._tiers.format.parts(memory), range(inside.start, inside.stop), some
 
     def on_device(self, layer: int, stop: int) -> Iterator[tuple[int, Tensor]]:
-        """Yield a layer's groups on the device up to number `stop`: by pages of `each`, `[kv_heads, n, bytes]`."""
-        yield 0, self.memory[layer]
+        """Yield a layer's groups on the device up to number `stop`: the first one's number, `[kv_heads, n, bytes]`."""
+        if layer < self.resident_layers:
+            yield 0, self.memory[layer]
+            return
+        count = self._tiers.format.tokens // GROUP
+        for page in range(self._tiers.num_whole, -(-stop // count)):
+            memory = self._tiers.open_pages.buffer(layer - self.resident_layers, page)
+            yield page * count, self._tiers.format.parts(memory)
 
     def at(self, rows: Tensor, groups: Tensor) -> Tensor:
         """Return copies `[n, count, bytes]` on the device: of rows `[n]` the groups of number `groups` `[n, count]`.
 
-        A row is layer * kv_heads + KV head.
+        A row is layer * kv_heads + KV head. Raises TransferFailed.
         """
-        return self.memory.flatten(0, 1)[rows.unsqueeze(1), groups]
+        first = self.resident_layers * self._heads
+        if self.tiers is None:
+            return self.memory.flatten(0, 1)[rows.unsqueeze(1), groups]
+        if not first:
+            return self._in_pages(rows, groups)
+        copies = torch.empty((*groups.shape, self.memory.shape[3]), dtype=torch.uint8, device=self.memory.device)
+        is_resident = rows < first
+        if is_resident.any():
+            copies[is_resident] = self.memory.flatten(0, 1)[rows[is_resident].unsqueeze(1), groups[is_resident]]
+        if not is_resident.all():
+            copies[~is_resident] = self._in_pages(rows[~is_resident] - first, groups[~is_resident])
+        return copies
+
+    @property
+    def _tiers(self) -> GroupTiers:
+        assert self.tiers is not None
+        return self.tiers
+
+    def _in_pages(self, rows: Tensor, groups: Tensor) -> Tensor:
+        rows, groups, count = rows.cpu().unsqueeze(1), groups.cpu(), self._tiers.format.tokens // GROUP
+        return self._tiers.gather(rows // self._heads, groups // count, rows % self._heads, groups % count)
 
     def dump(self, groups: range) -> Tensor:
         """Return groups of all layers, `[layers, kv_heads, bytes]`, in host memory; perhaps a view."""
-        return self.memory[:, :, groups.start : groups.stop].flatten(2).cpu()
+        resident = self.memory[:, :, groups.start : groups.stop].flatten(2).cpu()
+        if self.tiers is None:
+            return resident
+        return torch.cat((resident, self.tiers.dump(groups.start, groups.stop, GROUP).flatten(2)))
 
     def load(self, first: int, groups: Tensor) -> None:
         """Store groups `[layers, kv_heads, n, bytes]` from number `first` on."""
-        copy_bytes(self.memory[:, :, first : first + groups.shape[2]], groups)
-
-
-class GroupPages:
-    """Groups in pages over tiers, with the methods of `GroupMemory`. They raise TransferFailed."""
-
-    def __init__(self, tiers: GroupTiers) -> None:
-        self._tiers, self._heads = tiers, tiers.format.kv_heads
-        self.each = tiers.format.tokens // GROUP
-
-    def runs(self, layer: int, groups: range) -> Iterator[tuple[Tensor, range, slice]]:
-        for page, inside, some in self._tiers.split(groups.start, groups.stop, GROUP):
-            assert page in self._tiers.open_pages, "a pass opens the pages that it writes to"
-            memory = self._tiers.format.grains(self._tiers.open_pages.buffer(layer, page))
-            yield memory, range(inside.start, inside.stop), some
-
-    def on_device(self, layer: int, stop: int) -> Iterator[tuple[int, Tensor]]:
-        for page in range(self._tiers.num_whole, -(-stop // self.each)):
-            yield page, self._tiers.format.grains(self._tiers.open_pages.buffer(layer, page))
-
-    def at(self, rows: Tensor, groups: Tensor) -> Tensor:
-        rows, groups, heads = rows.cpu().unsqueeze(1), groups.cpu(), self._heads
-        return self._tiers.pick(rows // heads, groups // self.each, rows % heads, groups % self.each)
-
-    def dump(self, groups: range) -> Tensor:
-        return self._tiers.dump(groups.start, groups.stop, GROUP).flatten(2)
-
-    def load(self, first: int, groups: Tensor) -> None:
-        self._tiers.load(first, groups, GROUP)
+        resident = groups[: self.resident_layers]
+        copy_bytes(self.memory[:, :, first : first + groups.shape[2]], resident)
+        if self.tiers is not None:
+            self.tiers.load(first, groups[self.resident_layers :], GROUP)
 
 
 def dequantized(

@@ -14,7 +14,7 @@ from ..architecture.config import ModelShape
 from ..architecture.kv_formats import BLOCK, GROUP, SINK, WINDOW, ring_blocks
 from ..architecture.rope import Rows
 from ..settings.kv_formats import KV_FORMATS
-from .quantized_groups import GroupMemory, GroupPages, GroupTiers
+from .quantized_groups import GroupTiers, QuantizedGroups
 from .store import DeviceStore, Store
 
 SINK_BLOCKS, WINDOW_BLOCKS = SINK // BLOCK, WINDOW // BLOCK
@@ -66,11 +66,11 @@ class Ring:
 class QuantizedMemory(Store):
     """A `Store` without attention: quantised groups of all whole windows, and a ring of the newest ones as they are.
 
-    Over tiers, every pass is between `begin` and `end`. Subclasses attend, `encode` and `decode`, and say by
-    `new_device_store` what the `ring` is.
+    Groups may lie over tiers; every pass is then between `begin` and `end`. Subclasses attend, `encode` and `decode`,
+    and say by `new_device_store` what the `ring` is.
     """
 
-    grain = GROUP
+    least_chunk = GROUP
 
     def __init__(
         self,
@@ -81,15 +81,13 @@ class QuantizedMemory(Store):
         kind: str,
         tiers: GroupTiers | None = None,
     ) -> None:
-        """`tiers` is where the groups lie; None: in the device's memory."""
+        """`tiers` has the groups of the last layers; None: all are in the device's memory."""
         self.shape, self.dtype, self.device, self.kind = shape, dtype, device, kind
         self._capacity = -(-capacity // WINDOW) * WINDOW
         self.tiers = tiers
-        self.groups: GroupMemory | GroupPages
-        if tiers is None:
-            self.groups = GroupMemory(shape, self._capacity, kind, device)
-        else:
-            self.groups, self.page_tokens, self.read_cost = GroupPages(tiers), tiers.format.tokens, tiers.read_cost
+        self.groups = QuantizedGroups(shape, self._capacity, kind, device, tiers)
+        if tiers is not None:
+            self.page_tokens, self.read_cost = tiers.format.tokens, tiers.pages.read_cost
         self._newest = 0  # the position behind the last token that was stored since the last restart
         self._lost = 0  # the ring has no token before this position
         self._start, self._chunked = 0, False  # of the last pass of the full cache
@@ -122,7 +120,7 @@ class QuantizedMemory(Store):
 
     @property
     def resident_layers(self) -> int:
-        return self.shape.layers if self.tiers is None else 0
+        return self.groups.resident_layers
 
     def prepare(self) -> Iterator[tuple[int, int]]:
         return super().prepare() if self.tiers is None else self.tiers.prepare()
@@ -156,8 +154,8 @@ class QuantizedMemory(Store):
         rotated, ring = [], self.ring
         for at, some in ring.runs(start, len(q)):
             own, there = (rows[0][some], rows[1][some]), min(max(stored - some.start, 0), some.stop - some.start)
-            found = ring.store.append(layer, at, q[some], k[some], v[some], own, there)
-            rotated.append(found if some.stop - some.start == len(q) else found.clone())
+            queries = ring.store.append(layer, at, q[some], k[some], v[some], own, there)
+            rotated.append(queries if some.stop - some.start == len(q) else queries.clone())
         self._quantize(layer, start + stored, start + len(q))
         return rotated[0] if len(rotated) == 1 else torch.cat(rotated)
 
@@ -257,7 +255,7 @@ class QuantizedMemory(Store):
         return self.groups.at(rows, numbers.expand(len(rows), -1))
 
     def mean_keys(self, layer: int, start: int, end: int, chunk: int) -> Tensor:
-        """Return mean keys as in `Store`, of whole groups, in pieces of which few numbers in fp32 are in memory."""
+        """Return mean keys as in `Store`, of whole groups, of which few numbers in fp32 are in memory at once."""
         first = min(max(start, -(-SINK // chunk) * chunk), end)
         last = max(end // WINDOW * WINDOW // chunk * chunk, first)
         size = max(_DEQUANTIZED_AT_ONCE // (4 * self.shape.kv_heads * self.shape.head_dim) // chunk, 1) * chunk
@@ -274,12 +272,12 @@ class QuantizedMemory(Store):
         numbers = torch.arange(size // GROUP, device=self.device) + chunks.unsqueeze(1) * (size // GROUP)
         keys, values = self.decode(self.groups.at(rows, numbers))
         border = ((chunks + 1) * size // WINDOW * WINDOW).clamp_(min=self._oldest)
-        near = ((chunks * size < SINK) | ((chunks + 1) * size > border)).nonzero().squeeze(1)
-        if len(near):
-            tokens = chunks[near].unsqueeze(1) * size + torch.arange(size, device=self.device)
-            is_exact = ((tokens < SINK) | (tokens >= border[near].unsqueeze(1))).unsqueeze(-1)
+        partly = ((chunks * size < SINK) | ((chunks + 1) * size > border)).nonzero().squeeze(1)
+        if len(partly):
+            tokens = chunks[partly].unsqueeze(1) * size + torch.arange(size, device=self.device)
+            is_exact = ((tokens < SINK) | (tokens >= border[partly].unsqueeze(1))).unsqueeze(-1)
             slots = self.ring.slots(tokens[:, ::BLOCK] // BLOCK)
-            own = self.ring.store.gather(rows[near].repeat_interleave(size // BLOCK), slots.flatten(), BLOCK)
+            own = self.ring.store.gather(rows[partly].repeat_interleave(size // BLOCK), slots.flatten(), BLOCK)
             for x, exact in zip((keys, values), own, strict=True):
-                x[near] = torch.where(is_exact, exact.reshape(len(near), size, -1), x[near])
+                x[partly] = torch.where(is_exact, exact.reshape(len(partly), size, -1), x[partly])
         return keys, values

@@ -17,7 +17,7 @@ from ..kernels.native.kernel import Kernel
 from ..kernels.native.kv_groups import Groups, kv_format, quantize_call
 from ..kernels.native.layout import move_tokens
 from .block_store import BlockStore
-from .quantized_groups import GROUP_BLOCKS, GroupMemory, GroupTiers, dequantized, group_items
+from .quantized_groups import GROUP_BLOCKS, GroupTiers, dequantized, group_items
 from .quantized_memory import SINK_BLOCKS, WINDOW_BLOCKS, QuantizedMemory, Ring, runs_of_windows
 from .tree_attention import Tree
 
@@ -62,9 +62,7 @@ class QuantizedStore(QuantizedMemory):
         # For a token at a position, and up to which block it has quantised ones; -1: it is not valid.
         self._table, self._quantized_end = torch.empty(-(-capacity // WINDOW) * WINDOW_BLOCKS, dtype=torch.int32), -1
         super().__init__(shape, capacity, dtype, torch.device("cpu"), kind, tiers)
-        self._layers: list[Groups] = []  # in one memory
-        if isinstance(self.groups, GroupMemory):
-            self._layers = [Groups(layer, self._format) for layer in self.groups.memory.unbind()]
+        self._layers = [Groups(layer, self._format) for layer in self.groups.memory.unbind()]  # resident ones
 
     def new_device_store(self, capacity: int) -> BlockStore:
         return BlockStore(self._kernel, self.shape, capacity, self.dtype)
@@ -74,12 +72,11 @@ class QuantizedStore(QuantizedMemory):
         return super()._new_ring(size)
 
     def encode(self, layer: int, groups: range, at: int) -> None:
-        for memory, some, part in self.groups.runs(layer, groups):
-            blocks = range(
-                at // BLOCK + part.start * GROUP_BLOCKS, at // BLOCK + part.stop * GROUP_BLOCKS, GROUP_BLOCKS
-            )
+        for memory, some, part in self.groups.targets(layer, groups):
+            first, end = (at // BLOCK + number * GROUP_BLOCKS for number in (part.start, part.stop))
+            blocks = range(first, end, GROUP_BLOCKS)
             items = group_items(self.shape.kv_heads, some, blocks)
-            call = quantize_call(self._near.layer(layer), Groups(memory, self._format), items, self.shape.head_dim)
+            call = quantize_call(self._exact.layer(layer), Groups(memory, self._format), items, self.shape.head_dim)
             self._kernel.quantize(call)
 
     def decode(self, groups: Tensor) -> tuple[Tensor, Tensor]:
@@ -90,8 +87,8 @@ class QuantizedStore(QuantizedMemory):
         return keys, values
 
     @property
-    def _near(self) -> BlockStore:
-        """The memory of the ring."""
+    def _exact(self) -> BlockStore:
+        """Return the memory of tokens that are not quantised."""
         store = self.ring.store
         assert isinstance(store, BlockStore)
         return store
@@ -115,26 +112,26 @@ class QuantizedStore(QuantizedMemory):
     def attend(self, layer: int, q: Tensor, start: int, tree: Tree | None = None, lse: Tensor | None = None) -> Tensor:
         """Attend as in `Store`; with a `tree`, a token's result has the bits of the chain that its path is."""
         parts = self._parts(layer, start, len(q), tree)
-        if self.tiers is not None:
+        if self.tiers is not None and layer >= self.resident_layers:
             return self._attend_tiers(self.tiers, layer, q, parts, lse)
         out, groups = torch.empty_like(q), self._layers[layer]
         for part in parts:
             more: dict[str, Any] = {"out": out[part.rows], "lse": None if lse is None else lse[part.rows]}
             more |= {"table": part.table, "parents": part.parents, "groups": groups}
-            self._kernel.attend(self._near.calls.attention(self._near.layer(layer), q[part.rows], part.seen, **more))
+            self._kernel.attend(self._exact.calls.attention(self._exact.layer(layer), q[part.rows], part.seen, **more))
         return out
 
     def observe(self, layer: int, q: Tensor, start: int, lse: Tensor, received: Tensor) -> None:
         for part in self._parts(layer, start, len(q), None):
             more: dict[str, Any] = {"table": part.table, "groups": self._layers[layer]}
             rows = q[part.rows], part.seen, lse[part.rows], received
-            self._kernel.observe(self._near.calls.observation(self._near.layer(layer), *rows, **more))
+            self._kernel.observe(self._exact.calls.observation(self._exact.layer(layer), *rows, **more))
 
     def attend_table(
         self, layer: int, q: Tensor, table: Tensor, seen: int, tree: Tree | None = None, lse: Tensor | None = None
     ) -> Tensor:
         """Attend to the places of `table` `[kv_heads, blocks]`; see `BlockStore.attend_table`. Not over tiers."""
-        return self._near.attend_table(layer, q, table, seen, tree, lse, self._layers[layer])
+        return self._exact.attend_table(layer, q, table, seen, tree, lse, self._layers[layer])
 
     def places(self, blocks: Tensor, position: int) -> Tensor:
         """Return a table for `attend_table` of blocks of the sequence, for queries from `position` on."""
@@ -168,7 +165,7 @@ class QuantizedStore(QuantizedMemory):
         assert start + len(path) <= border + WINDOW, "a path across two borders"
         tokens = [*range(first, start), *(start + token for token in path)]
         sources, targets = self.ring.slots_of(tokens), scratch * BLOCK + torch.arange(len(tokens))
-        move_tokens(self._near.layer(layer), self.shape.head_dim, sources, targets)
+        move_tokens(self._exact.layer(layer), self.shape.head_dim, sources, targets)
         groups = range(max(first, SINK) // GROUP, border // GROUP)
         self.encode(layer, groups, scratch * BLOCK + groups.start * GROUP - first)
         table = self.table(border).clone()
@@ -181,7 +178,7 @@ class QuantizedStore(QuantizedMemory):
         self, tiers: GroupTiers, layer: int, q: Tensor, parts: Iterator[_Part], lse: Tensor | None
     ) -> Tensor:
         result, every, format = KernelAccumulator(self._kernel, q), slice(0, len(q)), tiers.format
-        blocks, calls = self._near.layer(layer), self._near.calls
+        blocks, calls, paged = self._exact.layer(layer), self._exact.calls, layer - self.resident_layers
 
         def attend(page: int, memory: Tensor, q: Tensor) -> Tensor:
             groups = format.groups(memory.unsqueeze(0))
@@ -191,15 +188,15 @@ class QuantizedStore(QuantizedMemory):
         def newest() -> None:
             slots = tiers.open_pages.slots
             first, end = (page * format.blocks for page in (tiers.num_whole, tiers.num_whole + slots))
-            more: dict[str, Any] = {"groups": format.groups(tiers.open[layer])}
+            more: dict[str, Any] = {"groups": format.groups(tiers.open[paged])}
             for part in parts:
                 more |= {"table": format.moved(part.table[:1, first:end], slots).expand(len(part.table), -1)}
                 seen, begin = part.seen - first * BLOCK, part.rows.start
-                found = calls.partials(self._kernel, blocks, q[part.rows], seen, parents=part.parents, **more)
+                partials = calls.partials(self._kernel, blocks, q[part.rows], seen, parents=part.parents, **more)
                 for run in part.runs():
-                    result.add(run, found[:, run.start - begin : run.stop - begin].contiguous())
+                    result.add(run, partials[:, run.start - begin : run.stop - begin].contiguous())
 
-        for whole in tiers.parts(layer, q, result, attend):
+        for whole in tiers.attend(paged, q, result, attend):
             if whole is None:
                 newest()
             else:

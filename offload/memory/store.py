@@ -25,7 +25,7 @@ class Store(ABC):
 
     Attributes:
         shape, dtype, device: of the model's layers that attend to all tokens.
-        grain: tokens that are always selected together.
+        least_chunk: tokens of the smallest chunk: they can only be selected together.
         kernel: the native kernel, where it attends to the store.
         page_tokens: tokens per page, whose borders no chunk may cross; 0: no pages.
         read_cost: estimated time to read a byte in a pass, relative to the device's memory.
@@ -35,7 +35,7 @@ class Store(ABC):
     shape: ModelShape
     dtype: torch.dtype
     device: torch.device
-    grain: int
+    least_chunk: int
     kernel: Kernel | None = None
     page_tokens: int = 0
     read_cost: float = 1.0
@@ -74,10 +74,6 @@ class Store(ABC):
     ) -> Tensor:
         """Attend as `attend`, but to plane A alone of what is packed: a value is off by at most 2^-4 of itself."""
         return self.attend(layer, q, start, tree, lse)
-
-    def begin_draft(self, start: int, tokens: int) -> None:
-        """Begin a pass of a cache that stores tokens of a draft here, from position `start` on; they may be none."""
-        return
 
     def end(self) -> None:
         """End the pass; its tokens are committed."""
@@ -121,7 +117,9 @@ class Store(ABC):
 
     def export(self, start: int, end: int) -> tuple[Tensor, Tensor]:
         """Return keys and values as `read` does, as copies in host memory."""
-        return tuple(x.to("cpu", copy=True, memory_format=torch.contiguous_format) for x in self.read(start, end))
+        both = self.read(start, end)
+        keys, values = (x.to("cpu", copy=True, memory_format=torch.contiguous_format) for x in both)
+        return keys, values
 
     @abstractmethod
     def dump(self, start: int, end: int) -> Tensor:
@@ -149,6 +147,14 @@ class Store(ABC):
     @abstractmethod
     def mean_keys(self, layer: int, start: int, end: int, chunk: int) -> Tensor:
         """Return the mean keys of chunks between two positions, `[kv_heads, chunks, head_dim]` in fp32."""
+
+    def observe(self, layer: int, q: Tensor, start: int, lse: Tensor, received: Tensor) -> None:
+        """Add the softmax weights of `attend(layer, q, start)`, which gave `lse`, to `received`.
+
+        `received` `[kv_heads, at least start + tokens]`, in fp32: for each stored token the sum over all queries of its
+        KV head. Other calls may have followed that of `attend`, if the tokens are still there.
+        """
+        raise NotImplementedError("attention over tiers is not observed")
 
     def keep_mean_keys(self, chunk: int) -> None:
         """Prepare for `mean_keys` of chunks of this size: where keys are slow to read, a prefill makes them in passing.
@@ -188,14 +194,6 @@ class DeviceStore(Store):
     @abstractmethod
     def put(self, rows: Tensor, chunks: Tensor, size: int, keys: Tensor, values: Tensor) -> None:
         """Store keys and values from `gather` in other chunks of the same rows."""
-
-    @abstractmethod
-    def observe(self, layer: int, q: Tensor, start: int, lse: Tensor, received: Tensor) -> None:
-        """Add the softmax weights of `attend(layer, q, start)`, which gave `lse`, to `received`.
-
-        `received` `[kv_heads, at least start + tokens]`, in fp32: for each stored token the sum over all queries of its
-        KV head. Other calls may have followed that of `attend`, if the tokens are still there.
-        """
 
 
 def append(

@@ -1,7 +1,6 @@
 """A full cache's keys and values over tiers of memory, in pages of any `PageFormat`."""
 
 from collections.abc import Callable, Iterator, Sequence
-from itertools import takewhile
 
 import torch
 from torch import Tensor
@@ -10,6 +9,7 @@ from ..architecture.config import ModelShape
 from ..architecture.pages import GATHERED_BYTES
 from ..architecture.rope import Rows, rotate
 from ..kernels.accumulate import Accumulator
+from .packed_pages import PlanePages
 from .page import PageFormat, PageRun
 from .page_prefill import HostMeanKeys, PlainPrefill, PrefillBuffers
 from .store import DeviceStore, Store, first_moved
@@ -18,7 +18,12 @@ from .tree_attention import Tree
 
 
 class TieredStore(Store):
-    """Pages over tiers. Every pass is between `begin` and `end`. Partial results are merged in the order of keys."""
+    """The first layers in a store on the device, `resident`; the pages of the others over tiers.
+
+    Every pass is between `begin` and `end`. Partial results are merged in the order of keys. Where packed pages are
+    divided in planes, drafted tokens are in the open pages, behind the committed ones, until a verification writes over
+    them.
+    """
 
     mean_keys_cost = 1.0  # prefill has kept most of them
 
@@ -27,11 +32,15 @@ class TieredStore(Store):
         shape: ModelShape,
         dtype: torch.dtype,
         tiers: Tiers[PageFormat],
+        resident: DeviceStore | None,
         new_device_store: Callable[[int], DeviceStore],
     ) -> None:
+        """`shape` is of all layers; `new_device_store` makes stores for all of them."""
         self.shape, self.dtype, self.device = shape, dtype, tiers.device
         self.tiers, self.format, self.kernel = tiers, tiers.format, tiers.format.kernel
-        self.grain, self.page_tokens, self.read_cost = tiers.format.grain, tiers.format.tokens, tiers.read_cost
+        self.least_chunk, self.page_tokens = tiers.format.least_chunk, tiers.format.tokens
+        self.read_cost = tiers.pages.read_cost
+        self._resident, self._first = resident, shape.layers - len(tiers.pages)
         self._new_device_store = new_device_store
         self._prefill: PrefillBuffers | None = None
         self._plain_prefill: PlainPrefill | None = None
@@ -40,7 +49,15 @@ class TieredStore(Store):
 
     @property
     def resident_layers(self) -> int:
-        return 0
+        return self._first
+
+    @property
+    def has_planes(self) -> bool:
+        return isinstance(self.tiers.pages, PlanePages)
+
+    def _on_device(self, layer: int) -> DeviceStore | None:
+        """Return the store of a layer's keys and values on the device, if they lie in one."""
+        return self._resident if layer < self._first else None
 
     def new_device_store(self, capacity: int) -> DeviceStore:
         return self._new_device_store(capacity)
@@ -90,6 +107,9 @@ class TieredStore(Store):
             self._mean_keys = HostMeanKeys(self.tiers, shape.kv_heads, shape.head_dim, chunk)
 
     def append(self, layer: int, start: int, q: Tensor, k: Tensor, v: Tensor, rows: Rows, stored: int = 0) -> Tensor:
+        if (resident := self._on_device(layer)) is not None:
+            return resident.append(layer, start, q, k, v, rows, stored)
+        layer -= self._first
         if self._plain_prefill is not None:
             return self._plain_prefill.append(layer, start, q, k, v, rows)
         if self._rotated.shape != q.shape:
@@ -98,9 +118,8 @@ class TieredStore(Store):
             self._rotated[:stored] = rotate(q[:stored], (rows[0][:stored], rows[1][:stored]))
         for page, inside, part in self.tiers.split(start + stored, start + len(q)):
             some = slice(part.start + stored, part.stop + stored)
-            cos, sin = (x[some] for x in rows)
-            new = (x[some] for x in (q, k, v))
-            self.format.append(self._buffer(layer, page), inside.start, *new, (cos, sin), self._rotated[some])
+            new, angles = (q[some], k[some], v[some]), (rows[0][some], rows[1][some])
+            self.format.append(self._buffer(layer, page), inside.start, *new, angles, self._rotated[some])
         return self._rotated
 
     def _buffer(self, layer: int, page: int) -> Tensor:
@@ -108,10 +127,13 @@ class TieredStore(Store):
         return (self.tiers.open_pages if self._prefill is None else self._prefill).buffer(layer, page)
 
     def attend(self, layer: int, q: Tensor, start: int, tree: Tree | None = None, lse: Tensor | None = None) -> Tensor:
+        if (resident := self._on_device(layer)) is not None:
+            return resident.attend(layer, q, start, tree, lse)
+        layer -= self._first
         if self._plain_prefill is not None:
             return self._plain_prefill.attend(q, start, lse)
         result, rows = self.format.accumulator(q), slice(0, len(q))
-        for whole in self.tiers.parts(layer, q, result):
+        for whole in self.tiers.attend(layer, q, result):
             if whole is None:
                 self._attend_newest(layer, start, q, tree, result)
             else:
@@ -145,11 +167,36 @@ class TieredStore(Store):
         """Return pages of this pass on the device."""
         return (self.tiers.open_pages if self._prefill is None else self._prefill).run(layer, pages)
 
+    def open_draft(self, start: int, end: int) -> None:
+        tiers = self.tiers
+        tiers.recover()
+        tiers.truncate(start)
+        self._prefill = self._plain_prefill = None  # of an aborted pass
+        tiers.num_whole = start // self.page_tokens
+        tiers.open_pages.advance(start, end - start)
+        for page, _, _ in tiers.split(start, end):
+            tiers.open_pages.open(page)
+
+    def attend_plane(
+        self, layer: int, q: Tensor, start: int, tree: Tree | None = None, lse: Tensor | None = None
+    ) -> Tensor:
+        if (resident := self._on_device(layer)) is not None:
+            return resident.attend(layer, q, start, tree, lse)
+        layer -= self._first
+        pages, result, rows = self.tiers.pages, self.format.accumulator(q), slice(0, len(q))
+        assert isinstance(pages, PlanePages)
+        for page, tokens in pages.layout.drafted(pages.planes[layer, : self.tiers.num_whole]):
+            result.attend(page, rows, tokens)
+        self._attend_newest(layer, start, q, tree, result)
+        return result.output(lse)
+
     def compact(self, start: int, keep: Sequence[int]) -> None:
         if (first := first_moved(keep)) < len(keep):
             at = torch.tensor([index - first for index in keep[first:]], device=self.device)
-            both = self.read(start + first, start + keep[-1] + 1)
-            self._write(start + first, *(x.index_select(2, at) for x in both))
+            keys, values = (x.index_select(2, at) for x in self._read_pages(start + first, start + keep[-1] + 1))
+            self._write(start + first, keys, values)
+            if self._resident is not None:
+                self._resident.compact(start, keep)
 
     def _write(self, start: int, keys: Tensor, values: Tensor) -> None:
         """Store tokens in the newest copies of their pages."""
@@ -161,45 +208,73 @@ class TieredStore(Store):
 
     def load(self, start: int, kv: Tensor) -> None:
         """Store what `dump` gave as in `Store`, in host memory; the next pass fetches the pages that it needs."""
-        if self.format.dumps_grains:
-            self.tiers.load(start // self.grain, kv, self.grain)
+        if self._resident is not None:
+            self._resident.load(start, kv[: self._first])
+        paged = kv[self._first :]
+        if self.format.dumps_parts:
+            self.tiers.load(start // self.least_chunk, paged, self.least_chunk)
         else:
             self.tiers.close_pages()
-            self._write(start, *kv.unbind(3))
+            self._write(start, *paged.unbind(3))
 
     def dump(self, start: int, end: int) -> Tensor:
-        if self.format.dumps_grains:
-            return self.tiers.dump(start // self.grain, -(-end // self.grain), self.grain)
-        return torch.stack(self.export(start, end), 3)
+        if self.format.dumps_parts:
+            kv = self.tiers.dump(start // self.least_chunk, -(-end // self.least_chunk), self.least_chunk)
+        else:
+            kv = torch.stack(self._export_pages(start, end), 3)
+        return kv if self._resident is None else torch.cat((self._resident.dump(start, end), kv))
 
     def read(self, start: int, end: int) -> tuple[Tensor, Tensor]:
-        runs = [self._run(page, at.start, at.stop) for page, at, _ in self.tiers.split(start, end)]
-        keys, values = (torch.cat(parts, dim=2) for parts in zip(*runs, strict=True))
-        return keys, values
+        paged = self._read_pages(start, end)
+        return paged if self._resident is None else _all_layers(self._resident.read(start, end), paged)
 
     def export(self, start: int, end: int) -> tuple[Tensor, Tensor]:
         """Return keys and values in host memory, as in `Store`; host pages are not copied to the device."""
-        runs = []
+        paged = self._export_pages(start, end)
+        return paged if self._resident is None else _all_layers(self._resident.export(start, end), paged)
+
+    def _read_pages(self, start: int, end: int) -> tuple[Tensor, Tensor]:
+        return _joined([self._read_page(page, at.start, at.stop) for page, at, _ in self.tiers.split(start, end)])
+
+    def _export_pages(self, start: int, end: int) -> tuple[Tensor, Tensor]:
+        parts = []
         for page, at, _ in self.tiers.split(start, end):
             layers = map(self.format.read, self.tiers.open_pages.newest(page).cpu())
-            runs.append([torch.stack(x)[:, :, at] for x in zip(*layers, strict=True)])
-        keys, values = (torch.cat(parts, dim=2) for parts in zip(*runs, strict=True))
-        return keys, values
+            keys, values = (torch.stack(x)[:, :, at] for x in zip(*layers, strict=True))
+            parts.append((keys, values))
+        return _joined(parts)
 
-    def _run(self, page: int, first: int, last: int) -> tuple[Tensor, Tensor]:
+    def _read_page(self, page: int, first: int, last: int) -> tuple[Tensor, Tensor]:
         """Return keys and values of some tokens of a page, on the device."""
-        grain, pages = self.grain, self.tiers.open_pages
-        begin, end = first // grain, -(-last // grain)
-        grains = self.format.grains(pages.newest(page))[:, :, begin:end].flatten(0, 1)
-        at = slice(first - begin * grain, last - begin * grain)
-        both = self.format.read_grains(grains if page in pages else self.tiers.to_device(grains))
+        size, pages = self.least_chunk, self.tiers.open_pages
+        begin, end = first // size, -(-last // size)
+        parts = self.format.parts(pages.newest(page))[:, :, begin:end].flatten(0, 1)
+        at = slice(first - begin * size, last - begin * size)
+        both = self.format.read_parts(parts if page in pages else self.tiers.to_device(parts))
         keys, values = (x.unflatten(0, (-1, self.shape.kv_heads))[:, :, at] for x in both)
         return keys, values
 
     def gather(self, rows: Tensor, chunks: Tensor, size: int) -> tuple[Tensor, Tensor]:
-        """Copy chunks as in `Store`, in parts: the memory for a part's grains does not depend on the budget."""
-        shape = (len(rows), size, self.shape.head_dim)
+        if self._resident is None:
+            return self._gather_pages(rows, chunks, size)
+        keys, values = self._new_chunks(len(rows), size)
+        first = self._first * self.shape.kv_heads
+        for gather, some, before in (
+            (self._gather_pages, rows >= first, first),
+            (self._resident.gather, rows < first, 0),
+        ):
+            if some.any():
+                keys[some], values[some] = gather(rows[some] - before, chunks[some], size)
+        return keys, values
+
+    def _new_chunks(self, count: int, size: int) -> tuple[Tensor, Tensor]:
+        shape = (count, size, self.shape.head_dim)
         keys, values = (torch.empty(shape, dtype=self.dtype, device=self.device) for _ in range(2))
+        return keys, values
+
+    def _gather_pages(self, rows: Tensor, chunks: Tensor, size: int) -> tuple[Tensor, Tensor]:
+        """Copy chunks in portions: the memory for their parts of pages does not grow with the budget."""
+        keys, values = self._new_chunks(len(rows), size)
         most = max(1, GATHERED_BYTES // (2 * size * self.shape.head_dim * self.dtype.itemsize))
         for start in range(0, len(rows), most):
             part = slice(start, start + most)
@@ -207,18 +282,21 @@ class TieredStore(Store):
         return keys, values
 
     def _gather_part(self, rows: Tensor, chunks: Tensor, size: int) -> tuple[Tensor, Tensor]:
-        tokens = chunks.unsqueeze(1) * size + torch.arange(0, size, self.grain)
+        tokens = chunks.unsqueeze(1) * size + torch.arange(0, size, self.least_chunk)
         layer, head = (x.unsqueeze(1) for x in (rows // self.shape.kv_heads, rows % self.shape.kv_heads))
-        picked = self.tiers.pick(layer, tokens // self.page_tokens, head, tokens % self.page_tokens // self.grain)
-        return self.format.read_grains(picked)
+        at = tokens % self.page_tokens // self.least_chunk
+        return self.format.read_parts(self.tiers.gather(layer, tokens // self.page_tokens, head, at))
 
     def mean_keys(self, layer: int, start: int, end: int, chunk: int) -> Tensor:
         """Return mean keys as in `Store`: what a prefill kept; the others are computed on the device, page by page."""
+        if (resident := self._on_device(layer)) is not None:
+            return resident.mean_keys(layer, start, end, chunk)
+        layer -= self._first
         means = []
         if self._mean_keys is not None and self._mean_keys.chunk == chunk:
             kept = self._mean_keys.read(layer, start, end)
             if len(kept):
-                means.append(self.tiers.on_device(kept).transpose(0, 1).float())
+                means.append(self.tiers.to_device(kept).transpose(0, 1).float())
                 start += len(kept) * chunk
         parts = {page: at for page, at, _ in self.tiers.split(start, end)} if start < end else {}
         for page, memory in self._newest(layer, list(parts)):
@@ -227,10 +305,22 @@ class TieredStore(Store):
         return torch.cat(means, dim=1)
 
     def _newest(self, layer: int, pages: Sequence[int]) -> Iterator[tuple[int, Tensor]]:
-        """Yield consecutive pages of a layer on the device: those before the open ones come over the link together."""
+        """Yield consecutive pages of a layer on the device; those before the open ones come over the link together."""
         tiers = self.tiers
-        away = list(takewhile(lambda page: page not in tiers.open_pages, pages))
-        yield from tiers.whole(layer, away[0], away[-1] + 1) if away else ()
-        for page in pages[len(away) :]:
-            newest = tiers.open_pages.newest(page, slice(layer, layer + 1))[0]
-            yield page, tiers.on_device(newest)
+        count = next((at for at, page in enumerate(pages) if page in tiers.open_pages), len(pages))
+        for page, memory in tiers.fetched(layer, range(pages[0], pages[0] + count)) if count else ():
+            yield page, self.format.plain(memory)
+        for page in pages[count:]:
+            newest = tiers.open_pages.newest(page, range(layer, layer + 1))[0]
+            yield page, newest if page in tiers.open_pages else tiers.to_device(newest)
+
+
+def _joined(parts: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """Return keys and values of consecutive tokens as one tensor each."""
+    keys, values = (torch.cat(x, dim=2) for x in zip(*parts, strict=True))
+    return keys, values
+
+
+def _all_layers(first: tuple[Tensor, Tensor], others: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """Return the keys and values of the first layers and of the others."""
+    return torch.cat((first[0], others[0])), torch.cat((first[1], others[1]))

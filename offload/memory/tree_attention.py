@@ -67,8 +67,8 @@ class Tree:
 
             with torch.inference_mode(False):
                 parents = torch.tensor(self.parents, dtype=torch.int32)
-                found = TreeTensors(torch.tensor(self.depths), self._sees(), parents)
-                self._tensors[device] = TreeTensors(*(x.to(device) for x in found))
+                tensors = TreeTensors(torch.tensor(self.depths), self._sees(), parents)
+                self._tensors[device] = TreeTensors(*(x.to(device) for x in tensors))
         return self._tensors[device]
 
     def _sees(self) -> Tensor:

@@ -49,16 +49,19 @@ class PlainRing:
         limits, first = self._limits[layer], end - held
         q, before = rotate(q, rows), self._slots(max(first - limits.window + 1, 0), end)
         stored = (self._keys[layer], self._values[layer])
-        if k is None:
+        if k is None or v is None:
             k, v = (x.index_select(1, self._slots(end, end + len(q))) for x in stored)
         else:
             k, v = rotate(k, rows).transpose(0, 1), v.transpose(0, 1)
-        both = [torch.cat((old.index_select(1, before), new), 1) for old, new in zip(stored, (k, v), strict=True)]
+        keys, values = (
+            torch.cat((old.index_select(1, before), new), 1) for old, new in zip(stored, (k, v), strict=True)
+        )
         newest = min(len(q), self.room)
         places = self._slots(end + len(q) - newest, end + len(q))
         for old, new in zip(stored, (k, v), strict=True):
             old.index_copy_(1, places, new[:, -newest:])
-        return attend_limited(q, *both, limits, None if tree is None else branches_of(tree, q.device, held), lse)
+        branches = None if tree is None else branches_of(tree, q.device, held)
+        return attend_limited(q, keys, values, limits, branches, lse)
 
     def compact(self, start: int, keep: Sequence[int]) -> None:
         """Move the tokens at `start + keep[i]` to `start + i`, for increasing `keep`."""
@@ -160,7 +163,7 @@ class Windows:
             self._make_room(start + held, start + len(tree), len(tree))
             depths = tree.on(self._device).depths[held:]
             rows = self._rope.rows(start, start + tree.depth)
-            self._rows = tuple(x.index_select(0, depths) for x in rows)
+            self._rows = rows[0].index_select(0, depths), rows[1].index_select(0, depths)
         self._first = max(self._first, start + held + tokens - self._ring.room)
 
     def _make_room(self, there: int, end: int, inflight: int = 0) -> None:
@@ -180,7 +183,9 @@ class Windows:
         """Store keys and values of the pass, or of a chunk of it, and attend; the arguments as in `KVCache.attend`."""
         done = self._next[1] if self._next[0] == layer and self._next[1] < self._tokens else 0
         self._next = layer, done + len(q)
-        rows = rows_of(self.shape, layer, tuple(x[done : done + len(q)] for x in self._rows))
+        assert self._rows is not None
+        cos, sin = (x[done : done + len(q)] for x in self._rows)
+        rows = rows_of(self.shape, layer, (cos, sin))
         return self._ring.run(layer, q, k, v, rows, self._start + self._held + done, self._tree, self._held, lse)
 
     def compact(self, start: int, keep: Sequence[int]) -> None:

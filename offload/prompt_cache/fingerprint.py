@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, cast
 from ..settings.kv_formats import saved_format
 
 if TYPE_CHECKING:
-    from ..caches.protocol import DumpableCache, TargetCache
+    from ..caches.full import FullCache
     from ..kernels.native import Kernel
     from ..model.decoder import Model
     from ..speculation.passes.runner import Runner
@@ -30,7 +30,7 @@ VERSION = 5  # of the file format and of the arithmetic
 _IGNORED = ("rope", "max_positions", "rope_divisors", "eos_ids", "context", "vocab", "dual_chunk", "logit_scale")
 
 
-def fingerprint(model: Model, cache: TargetCache, chunk: int, weights: str) -> str:
+def fingerprint(model: Model, cache: FullCache, chunk: int, weights: str) -> str:
     """Return a hash of all but the tokens: weights, shape, RoPE, dtype, kernel or torch version, and formats.
 
     The formats are those of files and of keys and values.
@@ -50,7 +50,7 @@ def fingerprint(model: Model, cache: TargetCache, chunk: int, weights: str) -> s
     return hashlib.sha256(repr(facts).encode() + cache.rope.identity()).hexdigest()
 
 
-def _page_tokens(cache: TargetCache, kernel: Kernel | None) -> int:
+def _page_tokens(cache: FullCache, kernel: Kernel | None) -> int:
     """Return the cache's page size in tokens where it changes rounding, else 0.
 
     It does not for the native kernel on pages of whole PIECEs.
@@ -101,7 +101,7 @@ class Reusable:
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
-        self.cache = cast("DumpableCache", runner.cache)
+        self.cache = cast("FullCache", runner.cache)
         self._chunk = 1 if rounds_by_row(runner.model) else runner.chunk
         self.length = 0
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from ..caches.protocol import DumpableCache
+from ..caches.full import FullCache
 from ..errors import Degraded
 from ..speculation.passes.runner import Runner
 from ..units import size_text
@@ -28,7 +28,7 @@ _MEASURED = 0.02  # of the limit is written before the folder, to which others w
 class BlockWriter:
     """Saves the blocks of one prompt. The first error is a warning and ends saving."""
 
-    def __init__(self, prompt: Prompt, runner: Runner, cache: DumpableCache) -> None:
+    def __init__(self, prompt: Prompt, runner: Runner, cache: FullCache) -> None:
         self._prompt, self._runner, self._cache = prompt, runner, cache
         self._kernel = packing_kernel(runner.model.operations.kernel, runner.model.device)
         self._places = prompt.cache.places

@@ -96,8 +96,8 @@ MIDDLES = {
 class Approximation:
     """A cache that the target can run on instead of one of all its keys and values, `--approximate`.
 
-    `cls` is its class, an `offload.caches.approximate.ApproximateCache`, as module:name: it is imported when it is
-    used. `reads` are the settings of `Speculation` that it depends on. It has a constant size, so any prompt fits.
+    `cls` is its class, an `offload.caches.evicting.EvictingCache`, as module:name: it is imported when it is used.
+    `reads` are the settings of `Speculation` that it depends on. It has a constant size, so any prompt fits.
     """
 
     name: str

@@ -60,7 +60,7 @@ class StreamedLayers:
         }
         self._ring = PrefetchRing(link, buffers)
         self._owner: object | None = None  # the iteration that the ring prefetches for
-        self._order = [PrefetchItem(index, self._streamed) for index in range(len(streamed))]
+        self._order = [PrefetchItem(index, row) for index, row in enumerate(self._streamed)]
 
     @property
     def read_cost(self) -> float:

@@ -3,17 +3,15 @@
 from dataclasses import replace
 from functools import cache
 
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from offload.architecture.hf_config import shape_from_config
 from offload.architecture.rope import Rope, rotate
-from offload.kernels.native.layout import keys_of, mean_keys, values_of
 from offload.memory.block_store import BlockStore
 from tests.support.models import make_hf_model
-from tests.support.native_kernel import DTYPES, draw, fill_blocks
+from tests.support.native_kernel import DTYPES, draw
 
 CPU = torch.device("cpu")
 CAPACITY = 100
@@ -78,14 +76,3 @@ def test_any_history_of_appends_is_read_back(kernel, steps, dtype, head_dim, lay
             assert torch.equal(ours, all_of_them[:, :, start:end])
     means = expected[0, :, :96].unflatten(1, (-1, 32)).mean(2)
     assert torch.allclose(store.mean_keys(layer, 0, 96, 32).double(), means, rtol=0, atol=1e-2)
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("head_dim", [16, 80])
-def test_keys_and_values_are_read_back_from_blocks(dtype, head_dim):
-    k, v = (draw(2, 64, head_dim, dtype=dtype, seed=seed) for seed in (1, 2))
-    blocks = fill_blocks(k, v)
-    assert torch.equal(keys_of(blocks, head_dim).flatten(1, 2), k)
-    assert torch.equal(values_of(blocks, head_dim).flatten(1, 2), v)
-    means = k.double().unflatten(1, (-1, 16)).mean(2)
-    assert torch.allclose(mean_keys(blocks, head_dim).double(), means, rtol=0, atol=1e-6)

@@ -21,8 +21,8 @@ from tests.support.offloading import native_kernel
 CPU = torch.device("cpu")
 WINDOW = 6
 CONFIG = {"model_type": "olmo3", "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "vocab_size": 99}
-CONFIG |= {"num_attention_heads": 4, "max_position_embeddings": 4096}
 CONFIG |= {"num_attention_heads": 4, "num_key_value_heads": 2, "sliding_window": WINDOW}
+CONFIG |= {"max_position_embeddings": 4096}
 CONFIG |= {"layer_types": ["sliding_attention", "full_attention"], "eos_token_id": 2}
 
 
@@ -118,40 +118,27 @@ def test_a_token_has_the_same_bits_in_every_pass_across_the_kernels_pieces(level
     assert torch.equal(torch.cat([other.run_these(some) for some in zip(*new, strict=True)]), whole)
 
 
-def test_a_path_of_a_tree_has_the_results_of_a_chain(kernel, sequence):
+@pytest.mark.parametrize(
+    ("parents", "path", "passes"),
+    [((-1, -1, 0, 1, 3, 2), (1, 3, 4), (4, 6)), ((-1, *[0] * 22), (0, 22), (23,))],
+    ids=["in two passes", "larger than the slack"],
+)
+def test_a_path_of_a_tree_has_the_results_of_a_chain(kernel, sequence, parents, path, passes):
     other = Sequence(kernel)
     for each in (sequence, other):
         each.run(17)
-    chain = other.run(3)
-    parents, path = (-1, -1, 0, 1, 3, 2), (1, 3, 4)
-    new = [torch.randn(6, heads, 16) for heads in (4, 2, 2)]
+    chain, end = other.run(len(path)), 17 + len(path)
+    new, found = [torch.randn(len(parents), heads, 16) for heads in (4, 2, 2)], []
     for x, old in zip(new, other.all, strict=True):
         x[list(path)] = old[17:]
-    found = []
-    for first, end in ((0, 4), (4, 6)):  # in two passes
-        sequence.windows.begin(17, end - first, tree_of(parents[:end]), first)
-        found.append(sequence.windows.attend(0, *(x[first:end] for x in new)))
-    found = torch.cat(found)[list(path)]
-    assert torch.equal(found, chain) if kernel else torch.allclose(found, chain, atol=1e-5)
+    for first, last in zip((0, *passes), passes, strict=False):
+        sequence.windows.begin(17, last - first, tree_of(parents[:last]), first)
+        found.append(sequence.windows.attend(0, *(x[first:last] for x in new)))
+    rows = torch.cat(found)[list(path)]
+    assert torch.equal(rows, chain) if kernel else torch.allclose(rows, chain, atol=1e-5)
     sequence.windows.compact(17, path)
-    sequence.all, sequence.length = other.all, 20
+    sequence.all, sequence.length = other.all, end
     assert torch.allclose(sequence.run(4), sequence.expected(4), atol=1e-5)
-
-
-def test_a_tree_larger_than_the_slack_overwrites_nothing(kernel):
-    sequence, other = Sequence(kernel), Sequence(kernel)
-    for each in (sequence, other):
-        each.run(17)
-    chain = other.run(2)
-    parents, path = (-1, *[0] * 22), (0, 22)
-    new = [torch.randn(23, heads, 16) for heads in (4, 2, 2)]
-    for x, old in zip(new, other.all, strict=True):
-        x[list(path)] = old[17:]
-    sequence.windows.begin(17, 23, tree_of(parents))
-    assert torch.allclose(sequence.windows.attend(0, *new)[list(path)], chain, atol=1e-5)
-    sequence.windows.compact(17, path)
-    sequence.all, sequence.length = other.all, 19
-    assert torch.allclose(sequence.run(3), sequence.expected(3), atol=1e-5)
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,6 @@ from tests.support.drafters import DRAFTERS, VOCAB, new_subject
 
 # The suffix occurs several times before, so that lookup proposes a draft.
 TEXT = [3, 9, 4, 1, 7, 7, 2, 11, 5, 8] * 5 + [3, 9, 4, 1]
-LIMITS = [1, 2, 5, 8]
 TREE = DraftedTree((-1, -1, 0, 0, 1, 2))
 
 
@@ -42,18 +41,18 @@ def state(sequence):
     return list(sequence.tokens), sequence.committed, sequence.tentative
 
 
-@pytest.mark.parametrize("limit", LIMITS)
-def test_no_more_tokens_are_proposed_than_the_limit(drafter, sequence, limit):
-    draft = drafter.propose(sequence, limit)
-    assert 1 <= len(draft.tokens) <= limit
-    assert all(isinstance(token, int) and 0 <= token < VOCAB for token in draft.tokens)
-
-
-@pytest.mark.parametrize("limit", LIMITS)
-def test_proposing_does_not_change_the_sequence(drafter, sequence, limit):
+@pytest.mark.parametrize("limit", [1, 2, 5, 8])
+def test_a_draft_is_within_the_limit_with_the_distributions_its_tokens_were_drawn_from(drafter, sequence, limit):
+    """A deterministic drafter has no distributions. The sequence does not change."""
     before = state(sequence)
-    drafter.propose(sequence, limit)
+    tokens, rows, _ = drafter.propose(sequence, limit)
     assert state(sequence) == before
+    assert 1 <= len(tokens) <= limit
+    assert all(isinstance(token, int) and 0 <= token < VOCAB for token in tokens)
+    if rows is not None:
+        assert rows.shape == (len(tokens), VOCAB)
+        torch.testing.assert_close(rows.sum(1), torch.ones(len(tokens)))
+        assert (rows >= 0).all() and all(row[token] > 0 for token, row in zip(tokens, rows, strict=True))
 
 
 def test_proposing_behind_tentative_tokens_leaves_them_tentative(drafter, sequence):
@@ -61,16 +60,6 @@ def test_proposing_behind_tentative_tokens_leaves_them_tentative(drafter, sequen
     before = state(sequence)
     drafter.propose(sequence, 4)
     assert state(sequence) == before == ([*TEXT, 7, 7], len(TEXT), [7, 7])
-
-
-@pytest.mark.parametrize("limit", LIMITS)
-def test_a_draft_has_the_distributions_that_its_tokens_were_drawn_from_unless_deterministic(drafter, sequence, limit):
-    tokens, rows, _ = drafter.propose(sequence, limit)
-    if rows is None:
-        return
-    assert rows.shape == (len(tokens), VOCAB)
-    torch.testing.assert_close(rows.sum(1), torch.ones(len(tokens)))
-    assert (rows >= 0).all() and all(row[token] > 0 for token, row in zip(tokens, rows, strict=True))
 
 
 def test_each_token_follows_those_before_it(drafter, sequence):

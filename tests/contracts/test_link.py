@@ -12,7 +12,7 @@ from offload.memory.cuda_link import CudaLink
 from offload.memory.disk_link import StagedLink
 from offload.memory.host_memory import allocator
 from offload.memory.link import SimulatedLink, TransferFailed
-from tests.support.offloading import CPU, random_delays
+from tests.support.offloading import CPU, LateLink, random_delays
 
 NUMBERS = 2**16
 GPU = torch.device("cuda", 0)
@@ -52,7 +52,7 @@ def ends(request):
     if request.param == "cuda":
         return Ends(CudaLink(GPU), GPU)
     late = random_delays(0, longest=0.01) if request.param == "late now and then" else None
-    return Ends(SimulatedLink(bandwidth=1e9, before=late), CPU)
+    return Ends(LateLink(before=late), CPU)
 
 
 def test_copies_keep_their_order(ends):
@@ -144,7 +144,7 @@ def cable():
 
 @pytest.fixture
 def unreliable(cable):
-    return Ends(SimulatedLink(bandwidth=1e9, before=cable), CPU)
+    return Ends(LateLink(before=cable), CPU)
 
 
 def test_waiting_for_a_copy_that_failed_raises_and_finish_does_not(unreliable, cable):
@@ -169,35 +169,11 @@ def test_copies_after_one_that_failed_arrive(unreliable, cable):
     assert link.statistics.bytes == 4 * NUMBERS  # only copies that succeeded
 
 
-def test_a_poisoned_target_is_nan_until_its_copy_ends(unreliable):
-    gate = threading.Event()
-    unreliable.link = SimulatedLink(bandwidth=1e9, before=lambda pairs: gate.wait(), poison=True)
-    target = unreliable.on_device(0)
-    ticket = unreliable.link.copy([(target, unreliable.on_host(1))])
-    assert unreliable.link.seconds(ticket) is None and target.isnan().all()
-    gate.set()
-    unreliable.link.wait(ticket)
-    assert unreliable.holds(target, 1)
-
-
-def test_poison_spares_memory_that_an_earlier_copy_has_yet_to_read():
-    gate = threading.Event()
-    ends = Ends(SimulatedLink(bandwidth=1e9, before=lambda pairs: gate.wait(), poison=True), CPU)
-    target, host, other = ends.on_device(0), ends.on_host(7), ends.on_device(9)
-    first = ends.link.copy([(target, host)])
-    second = ends.link.copy([(host, other)])
-    assert ends.holds(host, 7)
-    gate.set()
-    ends.link.wait(first)
-    ends.link.wait(second)
-    assert ends.holds(target, 7) and ends.holds(host, 9)
-
-
 def test_no_thread_outlives_the_interpreter(monkeypatch):
     """What is under way ends, and what waits behind it is dropped: a thread that ran on would abort the process."""
     monkeypatch.setattr(links, "_threads", WeakKeyDictionary())
     begun, may_end, source = threading.Event(), threading.Event(), torch.ones(4)
-    link = SimulatedLink(1e12, before=lambda pairs: (begun.set(), may_end.wait(60)))
+    link = LateLink(before=lambda pairs: (begun.set(), may_end.wait(60)))
     targets = torch.zeros(3, 4).unbind()
     for target in targets:
         link.copy([(target, source)])

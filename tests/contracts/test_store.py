@@ -10,7 +10,6 @@ import torch
 from offload.architecture.kv_formats import WINDOW
 from offload.kernels.triton import ops
 from offload.memory.block_store import BlockRing
-from offload.memory.layered_store import LayeredStore
 from offload.memory.store import Store
 from tests.support.stores import (
     ERRORS,
@@ -64,7 +63,7 @@ def unit(name):
 
 @pytest.fixture
 def chunk(store):
-    return max(store.grain, 16)
+    return max(store.least_chunk, 16)
 
 
 @pytest.fixture
@@ -149,7 +148,6 @@ def test_every_store_is_here():
     """But rings, which have the newest tokens alone: tests/caches/test_windows.py."""
     stores = [new_store(name) for name in (*SOME_STORES, "paged", *QUANTIZED, *ON_GPU)]
     stores += [new_store(name, torch.bfloat16) for name in (PACKED_ON_GPU, *PACKED_TIERS)]
-    stores += [each.tiered for each in stores if isinstance(each, LayeredStore)]
     kinds = {each for each in subclasses(Store) if not isabstract(each) and "evaluation" not in each.__module__}
     assert {type(each) for each in stores} == kinds - {BlockRing}
 

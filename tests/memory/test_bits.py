@@ -7,7 +7,6 @@ from offload.kernels.native.ops import NativeOperations
 from offload.kernels.native.structs import PIECE
 from offload.loading.formats.safetensors import FolderCheckpoint
 from offload.loading.weights import load_model
-from offload.memory.disk_link import DiskLink
 from offload.memory.tree_attention import tree_of
 from tests.support.models import id_tensor, make_hf_model
 from tests.support.offloading import CPU, SHAPE, make_link, random_delays, settings, tiered_cache
@@ -44,15 +43,6 @@ def expected(model):
 def test_tiers_give_the_bits_of_one_store(model, expected, mode, resident, page, chunk):
     cache = tiered_cache(
         model, settings(mode, resident, page_tokens=page), make_link(before=random_delays(1)), CAPACITY
-    )
-    assert torch.equal(rows_of(model, cache, chunk), expected)
-
-
-@pytest.mark.daily("*-torch.bfloat16-0-*", "*-torch.float32-2-*")
-@pytest.mark.parametrize(("resident", "page", "chunk"), [(0, PIECE, 190), (2, 2 * PIECE, LENGTH)])
-def test_pages_on_disk_give_the_bits_of_one_store(model, expected, tmp_path, resident, page, chunk):
-    cache = tiered_cache(
-        model, settings("stream", resident, page_tokens=page, disk=tmp_path), DiskLink(poison=True), CAPACITY
     )
     assert torch.equal(rows_of(model, cache, chunk), expected)
 

@@ -58,21 +58,6 @@ def fake_link(monkeypatch):
     return link
 
 
-def test_each_direction_has_a_stream_that_waits_for_the_other_where_host_memory_overlaps(fake_link):
-    link, host, device = fake_link, fake_link.host, fake_link.device
-    out = link.copy([(host[:10], device[:10])])
-    link.copy([(device[20:30], host[10:20])])
-    assert link.to_device.waited() == []
-    back = link.copy([(device[20:30], host[5:15])])
-    assert link.to_device.waited() == [out.over]
-    link.copy([(host[14:16], device[:2])])
-    assert link.to_host.waited()[-1] is back.over
-    everything = link.copy(())
-    assert len(link.to_device.waited()) == 3
-    link.finish(everything)
-    assert everything.over.over
-
-
 def test_a_finished_copy_is_counted_and_no_longer_waited_for(fake_link):
     link, host, device = fake_link, fake_link.host, fake_link.device
     out = link.copy([(host[:10], device[:10])], mark := link.mark())
@@ -89,7 +74,7 @@ def test_a_finished_copy_is_counted_and_no_longer_waited_for(fake_link):
 def test_a_ring_knows_the_seconds_of_items_that_finish_after_they_are_taken(fake_link):
     link, host = fake_link, fake_link.host
     ring = PrefetchRing(link, link.device.split(50))
-    items = [PrefetchItem(i, host[:50].expand(3, 50)) for i in range(3)]
+    items = [PrefetchItem(i, host[:50]) for i in range(3)]
     ring.expect(items)
     ring.release(ring.take(items[0]))
     assert ring.seconds is None

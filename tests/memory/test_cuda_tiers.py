@@ -37,9 +37,7 @@ def both_appended(shape, dtype, device):
     there = torch.zeros(format.numbers, dtype=dtype, device=device)
     if device.type == "cpu":  # what the format does on a GPU
         positions = torch.arange(3, 43)
-        write_blocks(
-            format.grains(there), shape.head_dim, positions, rotate(k, rows).transpose(0, 1), v.transpose(0, 1)
-        )
+        write_blocks(format.parts(there), shape.head_dim, positions, rotate(k, rows).transpose(0, 1), v.transpose(0, 1))
         return format, page, rotated, there, rotate(q, rows)
     far = torch.empty_like(q, device=device)
     format.append(there, 3, *(x.to(device) for x in (q, k, v)), tuple(row.to(device) for row in rows), far)

@@ -14,13 +14,13 @@ from offload.kernels.native.structs import PIECE
 from offload.kernels.ops import TorchOperations
 from offload.loading.formats.safetensors import FolderCheckpoint
 from offload.loading.weights import load_model
-from offload.memory.disk_link import DiskFailed, DiskLink
+from offload.memory.disk_link import DiskFailed
 from offload.memory.factory import TieredStoreFactory
 from offload.prompt_cache.fingerprint import TOKENS
 from offload.settings.config import GenerationConfig, Sampling, Speculation
 from offload.system.scratch_file import ScratchFile
 from tests.support.models import ids
-from tests.support.offloading import CPU, SmallPages, native_kernel
+from tests.support.offloading import CPU, PoisonedDisk, SmallPages, native_kernel
 from tests.support.prompt_cache import engine_on, files, said
 
 LENGTH, NEW = 2 * PIECE + 77, 40
@@ -51,7 +51,7 @@ def model(model_dir):
 def new_engine(model, tmp_path):
     def make(resident=1, page=PIECE, **rest):
         tiers = SmallPages("stream", resident, page_tokens=page, disk=tmp_path)
-        stores = TieredStoreFactory(model.operations, CPU, tiers, DiskLink(poison=True), **rest)
+        stores = TieredStoreFactory(model.operations, CPU, tiers, PoisonedDisk(), **rest)
         return Engine(model, (), 128, stores=stores)
 
     return make

@@ -221,7 +221,7 @@ def test_a_prefill_by_layers_takes_no_more_than_its_parts(shape, tiered):
         cache.store.begin(start, tokens, chunk)
         assert usage.now - before == buffers
         cache.store.tiers.recover()
-        cache.store.tiered._plain_prefill = None
+        cache.store._plain_prefill = None
         assert usage.now == before
         _, peak = prefill(usage, model, cache, tokens, chunk)
     rows, means = tokens * shape.hidden * 2, mean_key_bytes(shape, start + tokens, 16, 2)

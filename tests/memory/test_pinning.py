@@ -102,15 +102,6 @@ def stores(cudart, monkeypatch, tmp_path):
     return TieredStoreFactory(TorchOperations(), CPU, settings(), make_link()), FolderCheckpoint(tmp_path).shape
 
 
-def test_a_pass_waits_for_its_memory(stores, cudart):
-    make, shape = stores
-    cudart.gate.clear()
-    store = make.new_store(shape, 500, torch.float32)
-    threading.Timer(0.05, cudart.gate.set).start()
-    store.begin(0, 5)
-    assert sum(cudart.registered.values()) == store.tiers.pages.nbytes
-
-
 def generate(session):
     model = session.full.model
     sampler = Sampler(Sampling(temperature=0), 0, model.shape.vocab, model.device)

@@ -20,12 +20,12 @@ def test_an_order_is_read_as_buffers_become_free():
     def order():
         for page in count():  # never ends
             asked.append(page)
-            yield PrefetchItem((page,), PAGES)
+            yield PrefetchItem(page, PAGES[page])
 
     ring.expect(order())
     assert asked == [0, 1, 2]
     for page in range(5):
-        buffer = ring.take(PrefetchItem((page,), PAGES))
+        buffer = ring.take(PrefetchItem(page, PAGES[page]))
         assert buffer.item() == page
         ring.release(buffer)
     assert asked == list(range(8))
@@ -33,11 +33,11 @@ def test_an_order_is_read_as_buffers_become_free():
 
 def test_copies_in_flight_that_match_a_new_order_are_kept():
     ring = new_ring()
-    ring.expect(PrefetchItem((page,), PAGES) for page in (1, 2, 3))
+    ring.expect(PrefetchItem(page, PAGES[page]) for page in (1, 2, 3))
     copied = ring._link.statistics
-    ring.expect(PrefetchItem((page,), PAGES) for page in (1, 2, 7, 8))
+    ring.expect(PrefetchItem(page, PAGES[page]) for page in (1, 2, 7, 8))
     for page in (1, 2, 7, 8, 50, 9):  # the last two are not expected
-        buffer = ring.take(PrefetchItem((page,), PAGES))
+        buffer = ring.take(PrefetchItem(page, PAGES[page]))
         assert buffer.item() == page
         ring.release(buffer)
     assert copied.bytes == 4 * 7  # 3 was copied in vain
@@ -45,7 +45,7 @@ def test_copies_in_flight_that_match_a_new_order_are_kept():
 
 def test_a_dropped_order_is_not_continued():
     ring = new_ring(2)
-    ring.expect(PrefetchItem((page,), PAGES) for page in range(5))
+    ring.expect(PrefetchItem(page, PAGES[page]) for page in range(5))
     ring.drop()
-    ring.release(ring.take(PrefetchItem((9,), PAGES)))
+    ring.release(ring.take(PrefetchItem(9, PAGES[9])))
     assert ring._link.statistics.bytes == 4 * 3

@@ -127,7 +127,7 @@ def test_an_aborted_prefill_leaves_committed_tokens_intact(new_store):
 def fetched(monkeypatch):
     """The bytes of each copy from host memory for mean keys."""
     sizes, fetch = [], Tiers.to_device
-    monkeypatch.setattr(Tiers, "on_device", lambda tiers, x: sizes.append(x.nbytes) or fetch(tiers, x))
+    monkeypatch.setattr(Tiers, "to_device", lambda tiers, x: sizes.append(x.nbytes) or fetch(tiers, x))
     return sizes
 
 
@@ -167,4 +167,4 @@ def test_a_store_allocates_what_is_counted(new_store):
     assert tiers.pages.nbytes == host_page_bytes(store.shape, 2, *counted)
     staged = tiers.open.nbytes + sum(buffer.nbytes for buffer in tiers.ring.buffers)
     assert staged == staging_bytes(store.shape, 2, 2, *counted[1:])
-    assert store.tiered._mean_keys._means.nbytes == host_mean_key_bytes(store.shape, 2, CAPACITY, BLOCK, *counted[1:])
+    assert store._mean_keys._means.nbytes == host_mean_key_bytes(store.shape, 2, CAPACITY, BLOCK, *counted[1:])

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from offload.architecture.pages import DISK_READ_BYTES
-from offload.memory.disk_link import DiskFailed
-from offload.memory.disk_pages import DiskPages, FileRange
+from offload.memory.disk_link import DiskFailed, FileRange
 from offload.memory.link import TransferFailed
+from offload.memory.pages import Pages
 from offload.system.scratch_file import ScratchFile
-from tests.support.offloading import staged_link
+from tests.support.offloading import CPU, staged_link
 
 FOLDER = Path(tempfile.gettempdir())
 SIZE = 2 * DISK_READ_BYTES + 4096  # more than two pieces
@@ -69,7 +69,6 @@ def test_a_failure_of_either_end_is_raised_and_the_next_copy_arrives():
 def test_pages_of_the_first_layers_are_in_memory():
     memory = torch.arange(2 * 3 * 8, dtype=torch.uint8).view(2, 3, 8)
     file = ScratchFile(FOLDER, 1 * 3 * 8)
-    pages = DiskPages(file, (3, 3, 8), torch.uint8, memory)
-    assert torch.equal(pages[1, 2], memory[1, 2]) and torch.equal(pages[0, 1:3], memory[0, 1:3])
-    assert pages[2, 1] == FileRange(file, 8, 8) and pages[2, 1:3] == FileRange(file, 8, 16)
-    assert [type(each) for each in pages[:, 0]] == [torch.Tensor, torch.Tensor, FileRange]
+    pages = Pages(None, (3, 3, 8), CPU, memory, file)
+    assert torch.equal(pages.stored(0, slice(1, 3)), memory[0, 1:3])
+    assert pages.stored(2, slice(1, 3)) == FileRange(file, 8, 16) and pages.part(2, 1, 3, 4) == FileRange(file, 11, 4)

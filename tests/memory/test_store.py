@@ -99,7 +99,7 @@ def test_chunks_are_gathered_in_parts_of_bounded_memory(model, monkeypatch):
     for found, expected in zip(cache.store.gather(rows, chunks, 16), whole, strict=True):
         assert torch.equal(found, expected)
     assert len(sizes) == 3
-    assert cache.store.tiers._staging.nbytes == GATHERED_BYTES
+    assert cache.store.tiers.pages._staging.nbytes == GATHERED_BYTES
     assert max(sizes) <= tiered_store.GATHERED_BYTES
 
 

@@ -297,9 +297,9 @@ REDUNDANT = {
     # The next pass copies on the same streams.
     "host waits for to device: CudaLink.finish < PrefetchRing.reset < Tiers.recover < Tiers.begin": "ordered",
     "to device waits for to host: CudaLink.copy < PrefetchRing.reset < Tiers.recover < Tiers.begin": "ordered",
-    "to device waits for to host: CudaLink.copy < OpenPages._copy < OpenPages.advance": "the host has waited for it",
+    "to device waits for to host: CudaLink.copy < copy_now < Pages.read < OpenPages.advance": "the host has waited",
     # A link compares extents, which overlap where pages do not.
-    "to host waits for to device: CudaLink.copy < OpenPages._copy < OpenPages._close < OpenPages.flush": "other pages",
+    "to host waits for to device: CudaLink.copy < copy_now < OpenPages._write": "other pages",
 }
 
 

@@ -8,7 +8,6 @@ from offload import EngineConfig, GenerationConfig, Sampling, Speculation, Token
 from offload.engine import Engine
 from offload.loading.hub.download import open_checkpoint
 from offload.memory.factory import TieredStoreFactory
-from offload.memory.link import SimulatedLink
 from offload.parallel import ALONE, split
 from offload.settings.config import METHODS
 from tests.batching.test_batch import collect
@@ -16,7 +15,7 @@ from tests.batching.test_batch import request as batch_request
 from tests.support.engine import GREEDY, SMALL
 from tests.support.engine import tokens as tokens_of
 from tests.support.models import ids
-from tests.support.offloading import SmallPages
+from tests.support.offloading import SmallPages, make_link
 from tests.support.rank_pool import CPU, rank_engine
 from tests.support.table_models import DRAFTS, hierarchy, p_value
 
@@ -91,7 +90,7 @@ def test_every_rank_streams_its_own_heads(rank_pool, folders):
 def streamed(group, folder):
     """Return the tokens, and the bytes copied over this rank's link."""
     opened = open_model(EngineConfig(model=folder, dtype="float32", device="cpu"), group=group)
-    model, link = opened.load().model, SimulatedLink(1e9, poison=True)
+    model, link = opened.load().model, make_link(bandwidth=1e9)
     stores = TieredStoreFactory(model.operations, CPU, SmallPages("stream", page_tokens=16, resident_layers=1), link)
     one = Engine(model, (), 16, stores=stores)
     events = one.generate(ids(100), GREEDY, GenerationConfig(max_new_tokens=16), Speculation("ar"))

@@ -13,7 +13,7 @@ from offload.architecture.pages import DEQUANTIZED_BYTES
 from offload.architecture.weight_formats import rounded_bits
 from offload.caches.factory import selected_cache
 from offload.kernels import triton
-from offload.memory import factory, page_prefill, tiers
+from offload.memory import factory, page_prefill, pages
 from offload.memory.factory import TieredStoreFactory
 from offload.memory.host_attention import HostAttention, HostResult
 from offload.memory.tier_settings import TierSettings
@@ -68,7 +68,7 @@ def without_a_gpu(monkeypatch):
     monkeypatch.setattr(HostAttention, "submit", faked_host_attention)
     monkeypatch.setattr(runner, "graphs_for", lambda model, cache: None)  # fake tensors cannot be recorded
     monkeypatch.setattr(factory, "begin_allocation", lambda size, dtype, device: (torch.empty(size, dtype=dtype), None))
-    for module in (weights, page_prefill, tiers):
+    for module in (weights, page_prefill, pages):
         monkeypatch.setattr(
             module, "allocator", lambda device: lambda size, dtype: torch.empty(size, dtype=dtype), raising=True
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import random
 import time
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from offload.kernels.native.ops import NativeOperations
 from offload.kernels.ops import TorchOperations
 from offload.loading.formats.safetensors import FolderCheckpoint
 from offload.loading.weights import load_model
-from offload.memory.disk_link import StagedLink
+from offload.memory.disk_link import DiskLink, StagedLink
 from offload.memory.factory import TieredStoreFactory
 from offload.memory.host_memory import host_memory
 from offload.memory.link import SimulatedLink
@@ -59,8 +60,43 @@ def random_delays(seed, longest=0.002):
     return lambda pairs: time.sleep(rng.random() * longest) if rng.random() < 0.3 else None
 
 
-def make_link(**options):
-    return SimulatedLink(**{"bandwidth": 1e12, "poison": True} | options)
+class Poisoned:
+    """Mixed into a link: targets are NaN from the submission of a copy on, so that tests notice a missing wait."""
+
+    _last = None
+
+    def copy(self, pairs, after=None):
+        if self._last is not None:
+            self._last.done.wait()  # an earlier copy may have yet to read what is filled here
+        for target, _ in pairs:
+            if isinstance(target, torch.Tensor):
+                ctypes.memset(target.data_ptr(), 255, target.nbytes)  # NaN in every floating-point type
+        self._last = super().copy(pairs, after)
+        return self._last
+
+
+class LateLink(SimulatedLink):
+    """A link that calls `before` with the pairs before it copies them: it may delay them, or fail."""
+
+    def __init__(self, bandwidth=1e9, before=None):
+        self._before = before or (lambda pairs: None)
+        super().__init__(bandwidth)
+
+    def transfer(self, ticket):
+        self._before(ticket.pairs)
+        super().transfer(ticket)
+
+
+class PoisonedLink(Poisoned, LateLink):
+    pass
+
+
+class PoisonedDisk(Poisoned, DiskLink):
+    pass
+
+
+def make_link(before=None, bandwidth=1e12):
+    return PoisonedLink(bandwidth, before)
 
 
 def staged_link(**options):

@@ -17,15 +17,14 @@ from offload.kernels.ops import TorchOperations
 from offload.loading.formats.safetensors import FolderCheckpoint
 from offload.loading.weights import load_model
 from offload.loading.weights_digest import weights_digest
-from offload.memory.disk_link import DiskLink
 from offload.memory.factory import TieredStoreFactory
-from offload.memory.link import SimulatedLink
 from offload.prompt_cache import restore as restoring
 from offload.prompt_cache import writer as saving
 from offload.prompt_cache.folder import PromptFolder
 from offload.prompt_cache.prompt import PromptCache
 from offload.settings.kv_formats import BF16
 from tests.support.forked import CONTEXT, start_server
+from tests.support.offloading import PoisonedDisk, make_link
 
 CPU = torch.device("cpu")
 CHUNK, NEW = 64, 24
@@ -72,7 +71,7 @@ def engine_on(
     checkpoint, operations = FolderCheckpoint(folder), operations or TorchOperations()
     model = load_model(checkpoint, dtype, CPU, lambda done, total: None, operations)
     model.kv = kv
-    link = SimulatedLink(1e12, poison=True) if settings is None or settings.disk is None else DiskLink(poison=True)
+    link = make_link() if settings is None or settings.disk is None else PoisonedDisk()
     stores = None if settings is None else TieredStoreFactory(operations, CPU, settings, link, kv=kv)
     prompts = None
     if home is not None:

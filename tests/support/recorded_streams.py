@@ -24,7 +24,7 @@ def site(what: str) -> Site:
     while frame is not None:
         file, name = frame.f_code.co_filename, frame.f_code.co_name
         is_of_tiers = "/offload/memory/" in file or "/offload/weight_offloading/" in file
-        if is_of_tiers and not name.startswith("<") and not file.endswith("layered_store.py"):  # which only forwards
+        if is_of_tiers and not name.startswith("<"):
             owner = frame.f_locals.get("self")
             calls.append(f"{type(owner).__name__}.{name}" if owner is not None else name)
             lines.append(frame.f_lineno)

@@ -14,14 +14,22 @@ from offload.architecture.rope import Rope, rotate
 from offload.kernels.native.ops import NativeOperations
 from offload.kernels.native.structs import BLOCK
 from offload.kernels.ops import TorchOperations
-from offload.memory.disk_link import DiskLink
 from offload.memory.factory import TieredStoreFactory
 from offload.memory.factory import new_store as make_store
 from offload.memory.paged_store import PagedStore, PagePool
 from offload.memory.store import Store
 from offload.settings.kv_formats import BF16
 from tests.support.models import make_hf_model
-from tests.support.offloading import CPU, SHAPE, make_link, native_kernel, random_delays, settings, staged_link
+from tests.support.offloading import (
+    CPU,
+    SHAPE,
+    PoisonedDisk,
+    make_link,
+    native_kernel,
+    random_delays,
+    settings,
+    staged_link,
+)
 
 CAPACITY, PAGE, CHUNK = 320, 32, 16  # tokens
 PLACEMENTS = [("stream", 0), ("host", 0), ("hybrid", 1), ("stream", 3)]
@@ -64,7 +72,7 @@ def new_store(name: str, dtype=torch.float32, capacity: int = CAPACITY) -> Store
     operations, folder = TorchOperations() if kernel is None else NativeOperations(kernel), Path(tempfile.gettempdir())
     link, more = make_link(before=random_delays(0)), {}
     if mode == "disk":
-        mode, link, more = "stream", DiskLink(poison=True), {"disk": folder}
+        mode, link, more = "stream", PoisonedDisk(), {"disk": folder}
     elif mode == "staged":
         mode, link, more = "stream", staged_link(), {"disk": folder, "host_layers": 1}
     tiers = settings(mode, resident, page_tokens=page, **more)

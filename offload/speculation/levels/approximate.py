@@ -5,7 +5,7 @@ from collections.abc import Generator, Hashable, Sequence
 import torch
 from torch import Tensor
 
-from ...caches.approximate import ApproximateCache
+from ...caches.evicting import EvictingCache
 from ...events import Prefilled
 from ...model.decoder import Model
 from ...sequence import TokenSequence
@@ -18,7 +18,7 @@ from ..passes.runner import Runner
 class ApproximateRunner(Runner):
     """A runner on a cache that limits the tokens of a pass."""
 
-    def __init__(self, model: Model, cache: ApproximateCache, chunk: int) -> None:
+    def __init__(self, model: Model, cache: EvictingCache, chunk: int) -> None:
         super().__init__(model, cache, chunk)
 
     def prefill(self, sequence: TokenSequence, end: int | None = None) -> Generator[Prefilled]:
@@ -56,5 +56,5 @@ def approximation(settings: Speculation | None) -> Hashable:
 def approximate_runner(model: Model, settings: Speculation, chunk: int) -> ApproximateRunner:
     """Return a runner on the cache that the settings ask for."""
     row = APPROXIMATIONS[settings.approximate]
-    cache: ApproximateCache = row.load()(model.new_cache(forgetting_capacity(settings)), settings)
+    cache: EvictingCache = row.load()(model.new_cache(forgetting_capacity(settings)), settings)
     return ApproximateRunner(model, cache, chunk)
