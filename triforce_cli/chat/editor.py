@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,7 @@ from ..output.terminal import Terminal
 from .commands import COMMANDS
 from .loop import Lines
 
-try:
-    import termios
-except ImportError:  # Windows
-    termios = None
+_HAS_ECHO = find_spec("termios") is not None  # not on Windows
 
 _STYLE = Style.from_dict({"rprompt": "ansibrightblack"})
 
@@ -63,11 +61,13 @@ class Editor(Lines):
 
     def unheard(self) -> AbstractContextManager[None]:
         """Return a context that does not echo what is typed; the next `read` has it, and Ctrl-C interrupts as ever."""
-        return _without_echo(self._terminal.stdin) if termios is not None else nullcontext()
+        return _without_echo(self._terminal.stdin) if _HAS_ECHO else nullcontext()
 
 
 @contextmanager
 def _without_echo(stdin: Any) -> Iterator[None]:
+    import termios
+
     before = termios.tcgetattr(stdin)
     silent = [*before]
     silent[3] &= ~termios.ECHO

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 from offload.errors import TriforceError
@@ -50,7 +51,7 @@ class Loop:
         self._attempt(self._chat.read_ahead, "stopped; the next question reads the rest")
         try:
             while (line := self._read()) is not None:
-                self._attempt(lambda line=line: self._run(line))
+                self._attempt(partial(self._run, line))
         except Leave:
             pass
         return FAILED if self._failures and not self._is_interactive else DONE

@@ -8,6 +8,7 @@ from typing import Any
 
 from offload.errors import PromptError, typed_error
 from offload.events import Prefilled
+from offload.loading.tokenizers.tokenizer import Encoded
 from offload.units import counted
 
 from ..output.renderers import Renderer, tokenizing
@@ -112,7 +113,7 @@ class ChatSession:
         self.conversation = self.saved = conversation
         self.unanswered: str | None = None
         self._path, self._retries = path, 0
-        self._known: dict[tuple[str, bool], list[int]] = {}
+        self._known: Encoded = {}
 
     @property
     def used(self) -> str:
@@ -216,7 +217,7 @@ class ChatSession:
     def _request_of_answer(self) -> OpenedRequest:
         """Return the request of the next answer: a retry has another seed."""
         settings = self.opened.settings
-        generation = replace(settings.generation, seed=(settings.generation.seed + self._retries) % 2**63)
+        generation = replace(settings.generation, seed=((settings.generation.seed or 0) + self._retries) % 2**63)
         settings = replace(settings, generation=generation)
         request = replace(self.opened.request, settings=settings, system=self.conversation.system)
         return replace(self.opened, request=request)
@@ -227,7 +228,7 @@ class ChatSession:
         if not meter.text and not generation.has_ended:
             return
         ids = ids_of_text(meter.ids, meter.text, self.opened.model.tokenizer.decode)
-        answer = Answer(meter.text, ids, summary.finish_reason, summary.seed)
+        answer = Answer(meter.text, ids, summary.finish_reason, summary.seed or 0)
         self.conversation, self.unanswered = self.conversation.answered(question, answer), None
         if self._path is not None:
             try:

@@ -32,7 +32,7 @@ class Position:
 
     def of(self, total: int) -> int:
         """Return the number of tokens before the position, in a document of `total`."""
-        return self.tokens if self.fraction is None else round(self.fraction * total)
+        return (self.tokens or 0) if self.fraction is None else round(self.fraction * total)
 
     def __str__(self) -> str:
         return f"{self.tokens:,}" if self.fraction is None else f"{100 * self.fraction:g}%"
