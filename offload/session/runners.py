@@ -22,11 +22,15 @@ MIDDLE, DRAFT = "middle", "draft"
 
 
 class SessionRunners:
-    """Chooses the runners of each request over one full cache, and keeps the latest for each use."""
+    """Chooses the runners of each request over one full cache, and keeps the latest for each use.
+
+    Attributes:
+        lookup: the n-gram drafter.
+    """
 
     def __init__(self, target: Runner[FullCache], draft: Model | Head | None) -> None:
         self._target, self._draft = target, draft
-        self._lookup = LookupDrafter()
+        self.lookup = LookupDrafter()
         self._kept: dict[str, tuple[Hashable, Any]] = {}  # by use, with the settings that each was made for
 
     def choose(self, settings: Speculation, tokens: int) -> Runners:
@@ -40,7 +44,7 @@ class SessionRunners:
             self._target.cache.followers.clear()
         draft = self._draft_runner(settings, middle) if has_draft_model(settings) else None
         self._target.keep_rows(draft.reach if isinstance(draft, HeadRunner) else 0)
-        return Runners(self._target, middle, draft, self._lookup)
+        return Runners(self._target, middle, draft, self.lookup)
 
     def _keep(self, use: str, key: Hashable, make: Callable[[], Any]) -> Any:
         """Return the last runner for this use if its settings are those of `key`, else a new one."""
