@@ -3,6 +3,7 @@
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -53,9 +54,18 @@ class Checkpoint:
         self.shape = shape
 
     @contextmanager
-    def tensors(self):
-        sizes = dict(expected_tensors(self.shape))
-        yield lambda name, part=None: torch.randn(sizes[name])
+    def opened(self):
+        yield {name: Weight(size) for name, size in expected_tensors(self.shape)}
+
+
+class Weight(NamedTuple):
+    size: tuple[int, ...]
+
+    def read(self, part=None):
+        return torch.randn(self.size)
+
+    def quantized(self):
+        return None
 
 
 def load(tier=None, shape=SHAPE):

@@ -2,6 +2,7 @@
 
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from transformers import LlamaConfig
@@ -21,27 +22,33 @@ from tests.support.fake_cuda import GPU
 SHAPES = {"7B": (32, 11008, 32000), "8B": (8, 14336, 128256)}  # KV heads, MLP, vocabulary
 
 
+class _Weight(NamedTuple):
+    """A weight of a size, without values, rounded to a kind or not."""
+
+    size: tuple[int, ...]
+    kind: QuantizedFormat | None
+
+    def read(self, part=None):
+        whole = torch.empty(self.size, dtype=torch.bfloat16, device=GPU)
+        return whole if part is None else whole[part].clone()
+
+    def quantized(self):
+        return None if self.kind is None else _quantized(self.kind, *self.size)
+
+
 class _Checkpoint:
     """Weights of a shape, without values; rounded to a level or not."""
 
     path = Path("fake")
 
     def __init__(self, shape: ModelShape, level: str | None) -> None:
-        self.shape, self._sizes, self._level = shape, dict(expected_tensors(shape)), level
+        self.shape, sizes = shape, dict(expected_tensors(shape))
+        kinds = {name: None if level is None else format_of(level, name, size) for name, size in sizes.items()}
+        self._weights = {name: _Weight(size, kinds[name]) for name, size in sizes.items()}
 
     @contextmanager
-    def tensors(self):
-        yield self
-
-    def __call__(self, name, part=None):
-        whole = torch.empty(self._sizes[name], dtype=torch.bfloat16, device=GPU)
-        return whole if part is None else whole[part].clone()
-
-    def quantized(self, name):
-        if self._level is None:
-            return None
-        kind = format_of(self._level, name, self._sizes[name])
-        return None if kind is None else _quantized(kind, *self._sizes[name])
+    def opened(self):
+        yield self._weights
 
 
 def _quantized(kind: QuantizedFormat, rows: int, inputs: int) -> QuantizedTensor:
