@@ -118,16 +118,17 @@ static inline uint16_t narrow(float x) { /* to nearest, ties to even */
 #define LANES 4
 #define DOTS 1
 #define HAS_MAX 1
-#define TARGET __attribute__((target("arch=armv8.2-a+bf16")))
+#define TARGET __attribute__((target("arch=armv8.2-a+bf16+dotprod")))
 #include "level.h"
 
-static int has_bf16(void) {
+static int has_bf16(void) { /* and products of bytes */
 #ifdef __linux__
-    return (getauxval(AT_HWCAP2) & 1 << 14) != 0; /* HWCAP2_BF16 */
+    return getauxval(AT_HWCAP2) & 1 << 14 && getauxval(AT_HWCAP) & 1 << 20; /* HWCAP2_BF16, HWCAP_ASIMDDP */
 #elif defined(__APPLE__)
-    int found = 0;
-    size_t size = sizeof found;
-    return !sysctlbyname("hw.optional.arm.FEAT_BF16", &found, &size, NULL, 0) && found;
+    int bf16 = 0, products = 0;
+    size_t size = sizeof bf16;
+    return !sysctlbyname("hw.optional.arm.FEAT_BF16", &bf16, &size, NULL, 0) && bf16 &&
+           !sysctlbyname("hw.optional.arm.FEAT_DotProd", &products, &size, NULL, 0) && products;
 #else
     return 0;
 #endif
@@ -144,7 +145,7 @@ static int has_bf16(void) {
 #define LANES 8
 #define DOTS 0
 #define HAS_MAX 1
-#define TARGET __attribute__((target("avx2,fma")))
+#define TARGET __attribute__((target("avx2,fma,f16c")))
 #include "level.h"
 #endif
 
@@ -156,7 +157,7 @@ static int has_bf16(void) {
 #define AVX512 "avx2,fma"
 #else
 #define HAS_BUILTINS 1
-#define AVX512 "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx512vnni,avx2,fma"
+#define AVX512 "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx512vnni,avx2,fma,f16c"
 #endif
 
 #define LEVEL avx512
@@ -187,7 +188,9 @@ int64_t triforce_layout(void) {
 const struct level *triforce_level(const char *name) {
 #ifdef __x86_64__
     __builtin_cpu_init();
-    int avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    unsigned int a, b, c = 0, d;
+    int has_halves = __get_cpuid(1, &a, &b, &c, &d) && c & bit_F16C; /* older compilers do not know its name */
+    int avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_halves;
 #ifdef TRIFORCE_EMULATE
     int avx512 = avx2;
 #elif HAS_AVX512

@@ -1,11 +1,11 @@
 /* One instruction set level of the kernel. kernel.c defines LEVEL, LANES, DOTS, HAS_MAX and TARGET. */
 #include "tile.h"
 
+#include "byte_products.h"
+
 #include "quantized.h"
 
-#if LANES == 4
-#include "quantized_neon.h"
-#endif
+#include "float8.h"
 
 #include "quantized_kv.h"
 
@@ -49,11 +49,12 @@ static const struct level NAME(level) = {
 #undef BOTH_CHAINS
 #undef MAX_BLOCKS
 #undef FEW_ROWS
-#undef HIGH_BITS
-#undef HIGH_SHIFT
-#undef HIGH_EACH
+#undef BYTE_DOTS
+#undef UNSIGNED_CODES
 #undef ROLLED
-#undef EACH_WIDTH
+#undef SUM_NOW
+#undef BITS_OF
+#undef IS_WIDE
 #undef LEVEL
 #undef LANES
 #undef DOTS

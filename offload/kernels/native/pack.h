@@ -20,28 +20,34 @@ static inline int64_t group_bytes(const struct format *f) {
 
 static inline int64_t block_bytes(const struct format *f) { return header_bytes(f) + block_groups(f) * group_bytes(f); }
 
+static inline uint32_t four_bytes(const void *memory) {
+    uint32_t word;
+    memcpy(&word, memory, 4);
+    return word;
+}
+
 /* Store a group's codes of one output in a panel's lane. */
 static void pack_group(int bits, const uint8_t *codes, char *to, int lane) {
-    if (bits >= 8) {
-        for (int pair = 0; pair < 16; pair++)
-            memcpy(to + 32 * pair + 2 * lane, codes + 2 * pair, 2);
-        return;
-    }
-    uint16_t high[2][2] = {{0}};
-    for (int quad = 0; quad < 4; quad++)
-        for (int member = 0; member < 2; member++) {
-            const uint8_t *c = codes + 8 * quad + member;
-            uint16_t low = (c[0] & 15) | (c[2] & 15) << 4 | (c[4] & 15) << 8 | (c[6] & 15) << 12;
-            memcpy(to + 64 * quad + 2 * (2 * lane + member), &low, 2);
-            if (bits == 5)
-                high[0][member] |= (c[0] >> 4 | c[2] >> 4 << 1 | c[4] >> 4 << 2 | c[6] >> 4 << 3) << 4 * quad;
-            if (bits == 6)
-                high[quad / 2][member] |= (c[0] >> 4 | c[2] >> 4 << 2 | c[4] >> 4 << 4 | c[6] >> 4 << 6) << 8 * (quad % 2);
+    uint32_t high[2] = {0, 0};
+    for (int i = 0; i < 8; i++) {
+        uint32_t four = four_bytes(codes + 4 * i), low = four & 0x0f0f0f0f;
+        if (bits == FLOAT8)
+            four = (four & 0xff0000ff) | (four & 0xff00) << 8 | (four >> 8 & 0xff00);
+        if (bits >= 8)
+            memcpy(to + 64 * i + 4 * lane, &four, 4);
+        else if (i % 2) {
+            low = low << 4 | four_bytes(to + 64 * (i / 2) + 4 * lane);
+            memcpy(to + 64 * (i / 2) + 4 * lane, &low, 4);
+        } else {
+            memcpy(to + 64 * (i / 2) + 4 * lane, &low, 4);
         }
-    if (bits > 4)
-        memcpy(to + 256 + 4 * lane, high[0], 4);
-    if (bits == 6)
-        memcpy(to + 320 + 4 * lane, high[1], 4);
+        if (bits == 5)
+            high[0] |= (four >> 4 & 0x01010101) << i;
+        if (bits == 6)
+            high[i / 4] |= (four >> 4 & 0x03030303) << 2 * (i % 4);
+    }
+    for (int part = 0; part < bits - 4 && bits < 8; part++)
+        memcpy(to + 256 + 64 * part + 4 * lane, high + part, 4);
 }
 
 /* Pack the codes of some outputs. Memory between them, for the scales, is left as it is. */
@@ -97,20 +103,17 @@ static float float_at(const char *memory, int i) {
 
 /* Return the level of input `i` of a group, for the output of a panel's lane. */
 static float level_at(const struct format *f, const char *codes, int i, int lane) {
-    int pair = i / 2, column = 2 * lane + i % 2;
+    const uint8_t *at = (const uint8_t *)codes + 4 * lane;
+    const int member = i % 4, four = i / 4;
     if (f->bits == FLOAT8)
-        return float8(((const uint8_t *)codes)[32 * pair + column]);
+        return float8(at[64 * four + (member % 2 * 2 + member / 2)]);
     if (f->bits == 8)
-        return (float)((const int8_t *)codes)[32 * pair + column];
-    uint16_t digits[2] = {0, 0};
-    memcpy(digits, codes + 64 * (pair / 4) + 2 * column, 2);
-    int code = digits[0] >> 4 * (pair % 4) & 15;
-    if (f->bits > 4)
-        memcpy(digits + 1, codes + 256 + (f->bits == 6 ? 64 * (pair / 8) : 0) + 2 * column, 2);
+        return (float)(int8_t)at[64 * four + member];
+    int code = at[64 * (four / 2) + member] >> 4 * (four % 2) & 15;
     if (f->bits == 5)
-        code |= (digits[1] >> pair & 1) << 4;
+        code |= (at[256 + member] >> four & 1) << 4;
     if (f->bits == 6)
-        code |= (digits[1] >> 2 * (pair % 8) & 3) << 4;
+        code |= (at[256 + 64 * (four / 4) + member] >> 2 * (four % 4) & 3) << 4;
     return widen(f->levels[code]);
 }
 

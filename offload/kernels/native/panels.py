@@ -24,9 +24,7 @@ REFITS = 2  # least-squares fits of a rounded weight: each next one gains half a
 def format_struct(kind: QuantizedFormat) -> Format:
     """Return the format as the kernel takes it."""
     levels, base = torch.zeros(LEVEL_COUNT), 0
-    if kind.is_float:
-        levels = 2**-9 * (torch.arange(LEVEL_COUNT) % 8)  # e4m3's subnormal numbers
-    elif kind.bits < 8:
+    if kind.bits < 8:
         levels[:] = torch.tensor(kind.levels).repeat(LEVEL_COUNT // len(kind.levels))
         base = kind.levels[0] if kind.is_even else 1
     bits, groups = FLOAT8 if kind.is_float else kind.bits, kind.group // 32 if kind.wide else 0
@@ -100,17 +98,19 @@ def unpack_quantized(packed: Tensor, kind: QuantizedFormat, outputs: int) -> Qua
 def _codes(x: Tensor, kind: QuantizedFormat) -> Tensor:
     """Return the codes `[out, groups, 32]` in `x` `[panels, blocks, groups, bytes]`; types.h has their order."""
     if kind.bits == 8:
-        pairs = x.unflatten(3, (16, BLOCK, 2)).permute(0, 4, 1, 2, 3, 5)
-        return _by_group(pairs).view(torch.float8_e4m3fn if kind.is_float else torch.int8)
-    low = x[..., :256].unflatten(3, (4, BLOCK, 2, 2))  # quads, outputs, members, bytes
-    codes = _by_group(torch.stack((low & 15, low >> 4), dim=-1).permute(0, 4, 1, 2, 3, 6, 7, 5))
+        fours = _by_group(x.unflatten(3, (8, BLOCK, 4)).permute(0, 4, 1, 2, 3, 5))
+        if not kind.is_float:
+            return fours.view(torch.int8)
+        return fours.unflatten(2, (8, 2, 2)).transpose(3, 4).flatten(2).view(torch.float8_e4m3fn)
+    low = x[..., :256].unflatten(3, (4, BLOCK, 4))
+    codes = _by_group(torch.stack((low & 15, low >> 4), dim=-2).permute(0, 4, 1, 2, 3, 5, 6))
     if kind.bits == 4:
         return codes
     more = kind.bits - 4
-    high = x[..., 256:].unflatten(3, (more, BLOCK, 2, 2))  # parts, outputs, members, bytes
-    shifts = torch.arange(0, 8, more, dtype=torch.uint8, device=x.device)
-    digits = (high.unsqueeze(-1) >> shifts) & (1 << more) - 1
-    return codes | _by_group(digits.permute(0, 4, 1, 2, 3, 6, 7, 5)) << 4
+    high = x[..., 256:].unflatten(3, (more, BLOCK, 1, 4))
+    shifts = torch.arange(0, 8, more, dtype=torch.uint8, device=x.device).unsqueeze(-1)
+    digits = (high >> shifts) & (1 << more) - 1
+    return codes | _by_group(digits.permute(0, 4, 1, 2, 3, 5, 6)) << 4
 
 
 def _by_group(parts: Tensor) -> Tensor:

@@ -1,367 +1,238 @@
 /*
- * Tiles of products with quantised weights. Included once per level, after tile.h; the layout is in types.h.
+ * Products with quantised weights; included once per level, after byte_products.h. The layout is in types.h.
  *
- * A group's codes become bf16 values (exactly) in registers, and are multiplied with the activations; the group's sums
- * are then multiplied by its scale, and the minimum by the sum of the group's activations. The order is that of the
- * inputs, whatever the number of rows: a row's result does not depend on the other rows of the tile.
+ * Weights stay codes of a byte, and an activation becomes two signed digits of 8 bits: unit * (256 high + low), with one
+ * unit, a power of two, for a group of 32 inputs. An activation in bf16 above 1/128 of the group's largest magnitude
+ * is exact; others are rounded to 1/32,000 of that magnitude, a sixtieth of bf16's rounding of the output. A
+ * group that has an infinity or NaN makes all outputs of its row NaN.
+ *
+ * Sums of a group are exact integers, and floats are added in the order of the inputs, never fused: a row's bits depend
+ * neither on the other rows nor on the level.
  */
-struct NAME(quantized_tile) {
+enum { NAME(TILE_ROWS) = HAS_MAX ? 8 : 2, NAME(SLICE) = 1024 }; /* rows of a tile; inputs of a panel that stay cached */
+
+/* A group of a row of activations. */
+struct NAME(digits) {
+    int8_t digits[2 * GROUP_INPUTS]; /* the high ones, then the low ones; or 16 bits each, see `add_products` */
+    float unit, sum;                 /* sum: of the numbers in units */
+    int32_t offsets[2];              /* `level_base` times their sum; two with scales for 16 inputs */
+};
+
+/* How codes become the bytes that are multiplied: they are levels without `level_base`, unsigned or signed. */
+enum { NAME(PLAIN_4), NAME(PLAIN_5), NAME(PLAIN_6), NAME(BYTES_8), NAME(SMALL_TABLE), NAME(TABLE), NAME(KINDS) };
+
+#define IS_WIDE(kind) (!BYTE_DOTS && ((kind) == NAME(BYTES_8) || (kind) == NAME(TABLE)))
+#define BITS_OF(kind) ((kind) == NAME(PLAIN_5) ? 5 : (kind) == NAME(PLAIN_6) ? 6 : (kind) == NAME(BYTES_8) ? 8 : 4)
+
+/* Operands of tiles: rows of groups of activations, and blocks of a panel. */
+struct NAME(code_tile) {
     const struct format *format;
-    const char *panel;    /* the first of the groups */
-    int64_t blocks;       /* to multiply */
-    int64_t a_stride;     /* bytes between rows of activations: pairs as in `struct tile` */
-    const float *sums;    /* of each row's groups of activations */
-    int64_t sums_stride;  /* floats */
-    int64_t c_stride;     /* floats */
-    int fresh;            /* 1: replace `c`, 0: add to it */
+    const char *panel;
+    int64_t blocks, x_stride, c_stride; /* strides between rows: groups, floats */
+    int8_t table[16];
 };
 
-/* Widen LANES fp16 numbers; they are finite. */
-INLINE vec NAME(halves)(const char *memory, int vector) {
-#if HAS_MAX && LANES == 16
-    return (vec)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)memory + vector));
-#else
-    ints bits = NAME(shorts)(memory + 2 * LANES * vector);
-    vec size = (vec)((bits & 0x7fff) << 13) * 0x1p112f; /* the exponent's bias: 127 - 15; exact */
-    return (vec)((ints)size | (bits & 0x8000) << 16);
-#endif
+INLINE int NAME(kind_of)(const struct format *f) {
+    if (f->bits != 4 || f->base <= 0)
+        return f->bits == 8 ? NAME(BYTES_8) : NAME(PLAIN_4) + f->bits - 4;
+    for (int i = 0; i < 16; i++)
+        if (fabsf(widen(f->levels[i])) > SMALL_LEVEL)
+            return NAME(TABLE);
+    return NAME(SMALL_TABLE);
 }
 
-/* Convert LANES small integers of 8 bits. */
-INLINE vec NAME(small)(const char *memory, int vector) {
-#if HAS_MAX && LANES == 4
-    int32_t word;
-    memcpy(&word, memory + 4 * vector, 4);
-    return (vec)vcvtq_f32_s32(vmovl_s16(vget_low_s16(vmovl_s8(vcreate_s8((uint32_t)word)))));
-#else
-    typedef int8_t bytes __attribute__((vector_size(LANES), aligned(1), may_alias));
-    return __builtin_convertvector(((const bytes *)memory)[vector], vec);
-#endif
+/* Return what is added to a byte to get its level. */
+INLINE int NAME(level_base)(const struct format *f) {
+    const int kind = NAME(kind_of)(f);
+    if (kind == NAME(SMALL_TABLE))
+        return -SMALL_LEVEL;
+    if (kind == NAME(TABLE) || kind == NAME(BYTES_8))
+        return UNSIGNED_CODES ? -128 : 0;
+    return f->base;
 }
 
-/* Widen e4m3 numbers, exactly, without fp32's subnormal numbers, which processors multiply slowly; sign bits extended. */
-INLINE vec NAME(float8)(ints code) {
-    ints size = code & 0x7f, subnormal = size < 8;
-    vec whole = (vec)((size << 20) + (120 << 23) + (subnormal & 1 << 23)); /* the exponent's bias: 127 - 7 */
-    whole -= (vec)(subnormal & 0x3c800000); /* 2^-6: a subnormal number has no leading 1 */
-    return (vec)((ints)whole | (code & (int32_t)0x80000000));
-}
-
-/* The bits above the low four of a quad's codes; a quad is four pairs of inputs. `bits` is a constant. */
-#define HIGH_BITS(bits, quad) ((bits) == 6 ? 256 + 64 * ((quad) / 2) : 256)
-#define HIGH_SHIFT(bits, quad) ((bits) == 6 ? 8 * ((quad) % 2) : 4 * (quad))
-#define HIGH_EACH(bits) ((bits) == 6 ? 2 : 1)
-
-#if BYTES && !defined(TRIFORCE_EMULATE)
-struct NAME(tables) { /* a format's levels, in registers */
-    __m512i levels[2];
-};
-
-INLINE struct NAME(tables) NAME(load_tables)(const struct format *f) {
-    return (struct NAME(tables)){{_mm512_loadu_si512(f->levels), _mm512_loadu_si512(f->levels + 32)}};
-}
-
-struct NAME(quad) { /* the low four bits of a quad's codes, and if there are others the word that has them */
-    __m512i low, high;
-};
-
-INLINE struct NAME(quad) NAME(load_quad)(const int bits, const char *codes, int quad) {
-    __m512i low = _mm512_loadu_si512(codes + 64 * quad), high = low;
-    if (bits == 5 || bits == 6)
-        high = _mm512_srl_epi16(_mm512_loadu_si512(codes + HIGH_BITS(bits, quad)),
-                                _mm_cvtsi32_si128(HIGH_SHIFT(bits, quad)));
-    return (struct NAME(quad)){low, high};
-}
-
-/* Convert 32 e4m3 numbers, of 16 bits each, to bf16, exactly: the exponent's bias grows by 120, and a table has the subnormal ones. */
-INLINE ints NAME(float8_pair)(__m512i code, __m512i subnormal) {
-    __m512i size = _mm512_and_si512(code, _mm512_set1_epi16(0x7f));
-    __m512i normal = _mm512_add_epi16(_mm512_slli_epi16(size, 4), _mm512_set1_epi16(120 << 7));
-    __m512i value = _mm512_mask_permutexvar_epi16(normal, _mm512_cmplt_epu16_mask(size, _mm512_set1_epi16(8)), size,
-                                                  subnormal);
-    __m512i sign = _mm512_slli_epi16(code, 8);
-    return (ints)_mm512_ternarylogic_epi32(_mm512_set1_epi16((short)0x8000), sign, value, 0xea); /* sign bit | value */
-}
-
-/* Return pair `p` of a quad, for 16 outputs: two bf16 in each lane. `bits` and `p` are constants. */
-INLINE ints NAME(value_pair)(const int bits, const int p, const struct NAME(tables) *tables, const char *codes,
-                             int quad, struct NAME(quad) q) {
-    if (bits == FLOAT8)
-        return NAME(float8_pair)(
-            _mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i *)(codes + 128 * quad + 32 * p))), tables->levels[0]);
-    if (bits == 8) { /* two conversions of 16 integers, narrowed to 32 bf16 in order: exact below 2^8 */
-        const __m128i *at = (const __m128i *)(codes + 128 * quad + 32 * p);
-        __m512 first = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(at)));
-        __m512 second = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(at + 1)));
-        return (ints)_mm512_cvtne2ps_pbh(second, first);
+UNFUSED
+/* Convert a group of activations for a kind of codes. */
+INLINE void NAME(split_group)(const uint16_t *x, int kind, int32_t base, struct NAME(digits) *to) {
+    enum { MAGIC = 0x4b400000 }; /* 1.5 * 2^23: adding it rounds to an integer */
+    const vec magic = NAME(splat)(12582912.0f);
+    vec numbers[GROUP_INPUTS / LANES], sums[2] = {NAME(splat)(0), NAME(splat)(0)};
+    ints whole[GROUP_INPUTS / LANES], high[GROUP_INPUTS / LANES], largest = {0};
+    UNROLL for (int i = 0; i < GROUP_INPUTS / LANES; i++) {
+        numbers[i] = NAME(load)(x, i * LANES, 0);
+        const ints size = (ints)numbers[i] & 0x7fffffff, more = size > largest;
+        largest = (size & more) | (largest & ~more);
     }
-    __m512i index = _mm512_srli_epi16(q.low, 4 * p), high = q.high;
-    if (bits == 4) /* the table holds the levels twice: the bit above the code does not matter */
-        return (ints)_mm512_permutexvar_epi16(index, tables->levels[0]);
-    const int at = HIGH_EACH(bits) * p; /* where the code's high bits are; they move to bit 4 */
-    high = at > 4 ? _mm512_srli_epi16(high, at - 4) : _mm512_slli_epi16(high, 4 - at);
-    index = _mm512_ternarylogic_epi32(_mm512_set1_epi16(15), index, high, 0xca); /* 15 ? index : high */
-    if (bits == 5)
-        return (ints)_mm512_permutexvar_epi16(index, tables->levels[0]);
-    return (ints)_mm512_permutex2var_epi16(tables->levels[0], index, tables->levels[1]);
-}
-#else
-/* Return code `odd` of pair `p` of a quad, for LANES outputs. */
-INLINE ints NAME(code)(const int bits, int p, const int odd, const char *codes, int quad, int vector) {
-    if (bits >= 8) {
-        ints both = NAME(shorts)(codes + 128 * quad + 32 * p + 2 * LANES * vector);
-        return odd ? both >> 8 : both << 24 >> 24;
+    UNROLL for (int width = LANES / 2; width; width /= 2) {
+        const ints other = (ints)NAME(exchange)((vec)largest, width), more = other > largest;
+        largest = (other & more) | (largest & ~more);
     }
-    ints code = ((const ints_at *)(codes + 64 * quad))[vector] >> (16 * odd + 4 * p) & 15;
-    if (bits > 4) {
-        int shift = 16 * odd + HIGH_SHIFT(bits, quad) + HIGH_EACH(bits) * p;
-        ints high = ((const ints_at *)(codes + HIGH_BITS(bits, quad)))[vector] >> shift;
-        code |= (high & (bits == 6 ? 3 : 1)) << 4;
+    const uint32_t bits = (uint32_t)largest[0];
+    if (bits >= 0x7f800000) {
+        *to = (struct NAME(digits)){.unit = NAN};
+        return;
     }
-    return code;
+    /* The largest number has at most 254 * 2^7 units: a mantissa of 255 is rounded up to the next power of two. */
+    uint32_t exponent = (bits + 0x10000) >> 23;
+    exponent = exponent < 15 ? 15 : exponent;
+    const uint32_t unit = (exponent - 14) << 23, inverse = (268 - exponent) << 23;
+    float factor;
+    memcpy(&to->unit, &unit, 4);
+    memcpy(&factor, &inverse, 4);
+    UNROLL for (int i = 0; i < GROUP_INPUTS / LANES; i++) {
+        const vec rounded = numbers[i] * factor + magic;
+        sums[kind == NAME(PLAIN_6) && i >= GROUP_INPUTS / LANES / 2] += rounded - magic;
+        whole[i] = (ints)rounded - MAGIC;
+        high[i] = (whole[i] + 128) >> 8;
+    }
+    const float first = NAME(sum_lanes)(sums[0]), second = NAME(sum_lanes)(sums[1]); /* exact */
+    to->sum = first + second;
+    to->offsets[0] = base * (int32_t)first, to->offsets[1] = base * (int32_t)second;
+    if (IS_WIDE(kind)) {
+        NAME(put_words)(to->digits, whole);
+        return;
+    }
+    NAME(put_bytes)(to->digits, high);
+    UNROLL for (int i = 0; i < GROUP_INPUTS / LANES; i++)
+        whole[i] -= high[i] << 8;
+    NAME(put_bytes)(to->digits + GROUP_INPUTS, whole);
 }
 
-/* Return the levels of codes that are not evenly spaced. */
-#if HAS_MAX && LANES == 4
-INLINE vec NAME(uneven)(const struct format *f, ints code) { /* two bytes of the table each; others are 0 */
-    uint8x16x2_t levels;
-    memcpy(&levels, f->levels, sizeof levels);
-    return (vec)vqtbl2q_u8(levels, (uint8x16_t)((code * 0x02020000) | 0x0100ffff));
-}
-#elif HAS_MAX && LANES == 8
-INLINE vec NAME(uneven)(const struct format *f, ints code) {
-    const __m256i index = (__m256i)code;
-    const __m256 low = _mm256_permutevar8x32_ps((__m256)NAME(load)(f->levels, 0, 0), index);
-    const __m256 high = _mm256_permutevar8x32_ps((__m256)NAME(load)(f->levels, 8, 0), index);
-    return (vec)_mm256_blendv_ps(low, high, (__m256)(code << 28)); /* by the code's highest bit */
-}
-#else
-NOINLINE static vec NAME(uneven)(const struct format *f, ints code) {
-    vec value;
-    for (int i = 0; i < LANES; i++)
-        value[i] = widen(f->levels[code[i]]);
-    return value;
-}
-#endif
-
-/* Return the levels of codes. */
-INLINE vec NAME(value)(const int bits, const struct format *f, ints code) {
-    if (bits == FLOAT8)
-        return NAME(float8)(code);
-    if (bits == 8)
-        return __builtin_convertvector(code, vec);
-    if (bits == 4 && f->base > 0)
-        return NAME(uneven)(f, code);
-    return __builtin_convertvector(code, vec) + (float)f->base;
-}
-
-struct NAME(tables) {
-    const struct format *format;
+/* Where the numbers of a group are. */
+struct NAME(scaling) {
+    int nested, wide, has_minimum, bytes, minima; /* bytes: of scales, behind the codes; minima: in the outer ones */
 };
 
-INLINE struct NAME(tables) NAME(load_tables)(const struct format *f) { return (struct NAME(tables)){f}; }
-
-#if DOTS
-struct NAME(quad) {
-    char unused;
-};
-
-INLINE struct NAME(quad) NAME(load_quad)(int bits, const char *codes, int quad) { return (struct NAME(quad)){0}; }
-
-INLINE ints NAME(value_pair)(int bits, int p, const struct NAME(tables) *tables, const char *codes, int quad,
-                             struct NAME(quad) q) {
-    ints even = (ints)NAME(value)(bits, tables->format, NAME(code)(bits, p, 0, codes, quad, 0));
-    ints odd = (ints)NAME(value)(bits, tables->format, NAME(code)(bits, p, 1, codes, quad, 0));
-    return (even >> 16 & 0xffff) | (odd & (int32_t)0xffff0000);
+/* Return scales, or minima, of a group for one vector of outputs; `outer` are those of the block, or factors. */
+INLINE vec NAME(scales_of)(struct NAME(scaling) s, const char *own, const char *outer, int vector) {
+    if (s.wide)
+        return NAME(at)(outer, vector);
+    return s.nested ? NAME(halves)(outer, vector) * NAME(small)(own, vector) : NAME(halves)(own, vector);
 }
-#endif
-#endif
 
-#define ROLLED _Pragma("GCC unroll 1")
-
-/* Choose among the widths, when compiling if `bits` is a constant. */
-#define EACH_WIDTH(bits, CASE)                                                                                     \
-    switch (bits) {                                                                                                \
-        CASE(4) CASE(5) CASE(6) CASE(8) CASE(FLOAT8)                                                               \
-        default: __builtin_unreachable();                                                                          \
+/* Return bytes 4 i to 4 i + 3 of a group, for one vector of outputs. `kind` and `i` are constants. */
+INLINE NAME(fours) NAME(load_codes)(const int kind, const struct NAME(code_tile) *t, const char *group, const int i, int vector) {
+    const NAME(twos_at) *at = (const NAME(twos_at) *)(group + 4 * LANES * vector);
+    if (kind == NAME(BYTES_8))
+        return (NAME(fours))at[16 * i / LANES] ^ (int8_t)(UNSIGNED_CODES ? -128 : 0);
+    NAME(twos) codes = at[16 * (i / 2) / LANES] >> (i % 2 ? 4 : 0) & 0x0f0f;
+    if (kind == NAME(PLAIN_5)) {
+        const NAME(twos) high = at[64 / LANES];
+        codes |= (i < 4 ? high << (4 - i) : high >> (i - 4)) & 0x1010;
     }
+    if (kind == NAME(PLAIN_6)) {
+        const NAME(twos) high = at[(64 + i / 4 * 16) / LANES];
+        codes |= (i % 4 < 2 ? high << (4 - i % 4 * 2) : high >> (i % 4 * 2 - 4)) & 0x3030;
+    }
+    if (kind == NAME(TABLE) || kind == NAME(SMALL_TABLE))
+        return NAME(look_up)(t->table, (NAME(fours))codes);
+    return (NAME(fours))codes;
+}
 
-/* Multiply some quads of a group by a tile of rows; the sums are returned in `s`. `rows` and `bits` are constants. */
-INLINE void NAME(group_dots)(const int rows, const int bits, const int first, const int quads, int64_t a_stride,
-                             const struct NAME(tables) *tables, const char *codes, const char *a,
-                             vec s[MAX_TILE][VECTORS]) {
-    UNROLL for (int r = 0; r < rows; r++)
-        UNROLL for (int v = 0; v < VECTORS; v++)
-            s[r][v] = NAME(splat)(0);
-    a += first * (DOTS ? 16 : 32);
-    ROLLED for (int quad = first; quad < first + quads; quad++, a += DOTS ? 16 : 32) {
-#if DOTS
-        struct NAME(quad) q = NAME(load_quad)(bits, codes, quad);
-        UNROLL for (int p = 0; p < 4; p++) {
-            ints pair = NAME(value_pair)(bits, p, tables, codes, quad, q);
+/* Add the products of a group and a tile of rows to `c`. `rows` and `kind` are constants. */
+INLINE void NAME(add_group)(const int rows, const int kind, const struct NAME(code_tile) *t, struct NAME(scaling) f,
+                            const char *group, const char *outer, const struct NAME(digits) *x, float *c) {
+    enum { MOST = 4 }; /* vectors of codes at a time */
+    const int is_wide = IS_WIDE(kind);
+    const int count = BYTE_DOTS ? MOST : is_wide ? 1 : kind == NAME(PLAIN_6) ? 2 : MOST;
+    const int halves = kind == NAME(PLAIN_6) ? 2 : 1;
+    const char *scales = group + code_bytes(BITS_OF(kind));
+    ROLLED for (int v = 0; v < VECTORS; v++) {
+        vec sums[NAME(TILE_ROWS)];
+        UNROLL for (int half = 0; half < halves; half++) {
+            struct NAME(sums) s[NAME(TILE_ROWS)];
             UNROLL for (int r = 0; r < rows; r++)
-                s[r][0] = NAME(dot)(s[r][0], pair, *(const NAME(pair_at) *)(a + r * a_stride + 4 * p));
+                s[r] = (struct NAME(sums)){0};
+            UNROLL for (int i = 0; i < 8 / halves; i += count) {
+                const int first = half * 4 + i;
+                NAME(fours) codes[MOST];
+                UNROLL for (int k = 0; k < count; k++)
+                    codes[k] = NAME(load_codes)(kind, t, group, first + k, v);
+                UNROLL for (int r = 0; r < rows; r++)
+                    NAME(add_products)(count, is_wide, codes, x[r * t->x_stride].digits + (is_wide ? 8 : 4) * first, s + r);
+            }
+            const vec scale = NAME(scales_of)(f, scales + half * f.bytes, outer, v);
+            UNROLL for (int r = 0; r < rows; r++) {
+                const ints sum = NAME(sum_of)(s[r]) + x[r * t->x_stride].offsets[half];
+                const vec scaled = __builtin_convertvector(sum, vec) * scale;
+                sums[r] = half ? sums[r] + scaled : scaled;
+            }
         }
-#else
-        ROLLED for (int p = 0; p < 4; p++)
-            UNROLL for (int odd = 0; odd < 2; odd++)
-                UNROLL for (int v = 0; v < VECTORS; v++) {
-                    vec column = NAME(value)(bits, tables->format, NAME(code)(bits, p, odd, codes, quad, v));
-                    UNROLL for (int r = 0; r < rows; r++)
-                        s[r][v] += NAME(splat)(*(const float *)(a + r * a_stride + 8 * p + 4 * odd)) * column;
-                }
-#endif
+        if (f.has_minimum) {
+            const vec least = NAME(scales_of)(f, scales + halves * f.bytes, outer + f.minima, v);
+            UNROLL for (int r = 0; r < rows; r++)
+                sums[r] += least * x[r * t->x_stride].sum;
+        }
+        UNROLL for (int r = 0; r < rows; r++)
+            ((vec_at *)(c + r * t->c_stride))[v] += sums[r] * x[r * t->x_stride].unit;
     }
 }
 
-#define GROUP_DOTS(width)                                                                                          \
-    case width: NAME(group_dots)(rows, width, half * quads, quads, t->a_stride, &tables, b, a, s); break;
-/* Multiply a tile of rows with some blocks of a panel. `rows` is a constant. */
-INLINE void NAME(run_codes)(const int rows, const int bits, const struct NAME(quantized_tile) *t, const char *a,
+/* Add the products of all blocks and a tile of rows to `c`. `rows` and `kind` are constants. */
+INLINE void NAME(run_codes)(const int rows, const int kind, const struct NAME(code_tile) *t, const struct NAME(digits) *x,
                             float *c) {
+    enum { AHEAD = 2048 }; /* bytes that are being read */
     const struct format *f = t->format;
-    const int halves = bits == 6 ? 2 : 1, quads = 4 / halves; /* 6 bits: groups of 16 inputs */
-    const int codes = code_bytes(bits), scales_size = scale_bytes(f);
-    const int group = codes + scales_size * (halves + f->has_minimum); /* bytes */
+    const struct NAME(scaling) scaling = {f->nested, f->wide, f->has_minimum, scale_bytes(f), header_bytes(f) / 2};
+    const int64_t bytes = group_bytes(f), groups = block_groups(f), header = header_bytes(f);
     const char *b = t->panel;
-    const float *sums = t->sums;
-    const struct NAME(tables) tables = NAME(load_tables)(f);
-    vec total[MAX_TILE][VECTORS], s[MAX_TILE][VECTORS];
-    UNROLL for (int r = 0; r < rows; r++)
-        UNROLL for (int v = 0; v < VECTORS; v++)
-            total[r][v] = t->fresh ? NAME(splat)(0) : NAME(at)(c + r * t->c_stride, v);
     for (int64_t block = 0; block < t->blocks; block++) {
-        vec outer[2][VECTORS] = {0}; /* the block's wide scale and minimum, or factors of the nested ones */
-        if (f->nested) {
-            UNROLL for (int v = 0; v < VECTORS; v++) {
-                outer[0][v] = NAME(halves)(b, v);
-                outer[1][v] = f->has_minimum ? NAME(halves)(b + 2 * BLOCK, v) : outer[0][v];
-            }
-        } else if (f->wide) {
-            UNROLL for (int v = 0; v < VECTORS; v++) {
-                outer[0][v] = NAME(at)((const float *)b, v);
-                outer[1][v] = f->has_minimum ? NAME(at)((const float *)b + BLOCK, v) : outer[0][v];
-            }
-        }
-        b += header_bytes(f);
-        for (int g = 0; g < block_groups(f); g++, sums++) {
-            ROLLED for (int line = 0; line < codes; line += 64)
-                __builtin_prefetch(b + 6 * group + line);
-            const char *scales = b + codes;
-            ROLLED for (int half = 0; half < halves; half++, scales += scales_size) {
-#if HAS_MAX /* a loop of its own for each width */
-                EACH_WIDTH(bits, GROUP_DOTS)
-#else
-                NAME(group_dots)(rows, bits, half * quads, quads, t->a_stride, &tables, b, a, s);
-#endif
-                UNROLL for (int v = 0; v < VECTORS; v++) {
-                    vec scale = f->wide     ? outer[0][v]
-                                : f->nested ? outer[0][v] * NAME(small)(scales, v)
-                                            : NAME(halves)(scales, v);
-                    UNROLL for (int r = 0; r < rows; r++)
-                        total[r][v] += scale * s[r][v];
-                }
-            }
-            if (f->has_minimum)
-                UNROLL for (int v = 0; v < VECTORS; v++) {
-                    vec least = f->wide     ? outer[1][v]
-                                : f->nested ? outer[1][v] * NAME(small)(scales, v)
-                                            : NAME(halves)(scales, v);
-                    UNROLL for (int r = 0; r < rows; r++)
-                        total[r][v] += least * NAME(splat)(sums[r * t->sums_stride]);
-                }
-            a += DOTS ? 2 * GROUP_INPUTS : 4 * GROUP_INPUTS;
-            b += group;
+        const char *outer = b;
+        b += header;
+        for (int64_t g = 0; g < groups; g++, b += bytes, x++) {
+            ROLLED for (int line = 0; line < bytes; line += 64)
+                __builtin_prefetch(b + AHEAD + line);
+            NAME(add_group)(rows, kind, t, scaling, b, outer, x, c);
         }
     }
-    UNROLL for (int r = 0; r < rows; r++)
-        UNROLL for (int v = 0; v < VECTORS; v++)
-            ((vec_at *)(c + r * t->c_stride))[v] = total[r][v];
 }
 
-#undef GROUP_DOTS
-
-#if DOTS && HAS_MAX
-#include "quantized_plain.h"
-#else
-INLINE int NAME(run_if_plain)(int rows, int bits, const struct NAME(quantized_tile) *t, const char *a, float *c) { return 0; }
-#endif
-
-/*
- * Run a tile of up to MAX_TILE rows. Not every number of rows has code of its own, and only the common widths, or one
- * row: more would take long to compile. The others run in two or three parts, with the same result.
- */
-#define PARTS(count, bits)                                                                                         \
-    for (; rows >= count; rows -= count, a += count * t->a_stride, c += count * t->c_stride,                       \
-                          t->sums += count * t->sums_stride)                                                       \
-        if (!NAME(run_if_plain)(count, bits, t, a, c))                                                             \
-            NAME(run_codes)(count, bits, t, a, c);
-#define CASE(width) case width: if (!NAME(run_if_plain)(1, width, t, a, c)) NAME(run_codes)(1, width, t, a, c); break;
-/* The same for one width, if `bits` is a constant. */
-INLINE void NAME(rows_of_width)(const int bits, int rows, struct NAME(quantized_tile) *t, const char *a, float *c) {
-#if LANES == 16
-    PARTS(12, bits)
-#endif
-#if LANES == 16 && HAS_MAX
-    PARTS(8, bits)
-#endif
-#if LANES == 8 && !HAS_MAX
-    PARTS(6, bits)
-#endif
-#if LANES == 16 && HAS_MAX
-    PARTS(6, bits) PARTS(4, bits)
-#endif
+typedef void NAME(code_rows)(const struct NAME(code_tile) *, const struct NAME(digits) *, float *);
+#define TILE(rows, kind)                                                                                           \
+    NOINLINE static void NAME(tile_##rows##_##kind)(const struct NAME(code_tile) *t, const struct NAME(digits) *x, \
+                                                    float *c) {                                                    \
+        NAME(run_codes)(rows, NAME(kind), t, x, c);                                                                \
+    }
 #if HAS_MAX
-    PARTS(3, bits) PARTS(2, bits)
-    if (rows)
-        EACH_WIDTH(bits, CASE)
-#else /* levels for which compiling less matters more than speed */
-    PARTS(1, bits)
+#define TILES(kind)                                                                                                \
+    TILE(1, kind) TILE(2, kind) TILE(3, kind) TILE(4, kind) TILE(6, kind) TILE(8, kind)                            \
+    static NAME(code_rows) *const NAME(tiles_##kind)[] = {                                                         \
+        [1] = NAME(tile_1_##kind), [2] = NAME(tile_2_##kind), [3] = NAME(tile_3_##kind),                           \
+        [4] = NAME(tile_4_##kind), [6] = NAME(tile_6_##kind), [8] = NAME(tile_8_##kind)};
+#else /* compiling less matters more than speed */
+#define TILES(kind)                                                                                                \
+    TILE(1, kind) TILE(2, kind)                                                                                    \
+    static NAME(code_rows) *const NAME(tiles_##kind)[] = {[1] = NAME(tile_1_##kind), [2] = NAME(tile_2_##kind)};
 #endif
-}
+TILES(PLAIN_4) TILES(PLAIN_5) TILES(PLAIN_6) TILES(BYTES_8) TILES(SMALL_TABLE) TILES(TABLE)
+#undef TILE
+#undef TILES
+END_UNFUSED
 
-#if LANES == 8 && HAS_MAX /* at most three rows, by functions of their own: in a large one sums leave the registers */
-#define FEW_CODES(count, width)                                                                                    \
-    NOINLINE static void NAME(codes_##count##_##width)(const struct NAME(quantized_tile) *t, const char *a, float *c) { \
-        NAME(run_codes)(count, width, t, a, c);                                                                    \
-    }
-#define EACH_COUNT(width) FEW_CODES(1, width) FEW_CODES(2, width) FEW_CODES(3, width)
-EACH_COUNT(4) EACH_COUNT(5) EACH_COUNT(6) EACH_COUNT(8) EACH_COUNT(FLOAT8)
-#undef FEW_CODES
-#undef EACH_COUNT
-#undef CASE
-#define CASE(width)                                                                                                \
-    case width:                                                                                                    \
-        (rows == 1 ? NAME(codes_1_##width) : rows == 2 ? NAME(codes_2_##width) : NAME(codes_3_##width))(&t, a, c); \
-        break;
-TARGET static void NAME(quantized_rows)(int rows, struct NAME(quantized_tile) t, const char *a, float *c) {
-    EACH_WIDTH(t.format->bits, CASE)
-}
-#else
-TARGET static void NAME(quantized_rows)(int rows, struct NAME(quantized_tile) t, const char *a, float *c) {
-#if LANES == 16 && HAS_MAX
-    if (t.format->bits == 4)
-        NAME(rows_of_width)(4, rows, &t, a, c);
-    else if (t.format->bits == 8)
-        NAME(rows_of_width)(8, rows, &t, a, c);
-    else
-#endif
-        NAME(rows_of_width)(t.format->bits, rows, &t, a, c);
-}
-#endif
-#undef CASE
-#undef PARTS
-
-/* Run tiles over any number of rows; `a`, `c` and t.sums belong to the first row. */
-INLINE void NAME(run_quantized)(int rows, struct NAME(quantized_tile) t, const char *a, float *c) {
-    for (int r = 0; r < rows; r += MAX_TILE) {
-        NAME(quantized_rows)(rows - r < MAX_TILE ? rows - r : MAX_TILE, t, a, c);
-        a += MAX_TILE * t.a_stride, c += MAX_TILE * t.c_stride, t.sums += MAX_TILE * t.sums_stride;
+/* Multiply any number of rows with a panel: `c` is replaced. Many rows share slices of it, which stay in the L1 cache. */
+NOINLINE static void NAME(multiply_codes)(const struct linear *l, int rows, const struct NAME(digits) *x, int64_t panel,
+                                          float *c, int64_t c_stride) {
+    static NAME(code_rows) *const *const kinds[NAME(KINDS)] = {
+        NAME(tiles_PLAIN_4), NAME(tiles_PLAIN_5), NAME(tiles_PLAIN_6), NAME(tiles_BYTES_8), NAME(tiles_SMALL_TABLE),
+        NAME(tiles_TABLE)};
+    const struct format *f = l->format;
+    const int64_t groups = l->inputs / GROUP_INPUTS, inputs = block_groups(f) * GROUP_INPUTS, bytes = block_bytes(f);
+    const int64_t slice = rows > NAME(TILE_ROWS) ? NAME(SLICE) : l->inputs;
+    NAME(code_rows) *const *tiles = kinds[NAME(kind_of)(f)];
+    struct NAME(code_tile) t = {.format = f, .x_stride = groups, .c_stride = c_stride};
+    const int base = NAME(level_base)(f);
+    for (int i = 0; i < 16; i++)
+        t.table[i] = (int8_t)(int)(widen(f->levels[i]) - base);
+    for (int r = 0; r < rows; r++)
+        memset(c + r * c_stride, 0, 4 * BLOCK);
+    for (int64_t k = 0; k < l->inputs; k += slice) {
+        t.panel = l->weight + (panel * l->inputs + k) / inputs * bytes;
+        t.blocks = (l->inputs - k < slice ? l->inputs - k : slice) / inputs;
+        for (int first = 0, some; first < rows; first += some) {
+            some = rows - first < NAME(TILE_ROWS) ? rows - first : NAME(TILE_ROWS);
+            while (!tiles[some])
+                some--;
+            tiles[some](&t, x + first * groups + k / GROUP_INPUTS, c + first * c_stride);
+        }
     }
 }
-
-#if HAS_MAX && LANES == 8
-#include "quantized_few.h"
-
-#include "quantized_many.h"
-#endif

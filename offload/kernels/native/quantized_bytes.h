@@ -44,16 +44,6 @@ INLINE uints NAME(put_digits)(vec even, vec odd, int8_t *high, int8_t *low) {
     return (uints)even - zero + ((uints)odd - zero);
 }
 
-INLINE ints NAME(dot_bytes)(ints sum, ints codes, int32_t digits) {
-#ifdef TRIFORCE_EMULATE
-    for (int k = 0; k < 32; k += 8)
-        sum += (codes >> k & 255) * (int32_t)(int8_t)(digits >> k);
-    return sum;
-#else
-    return (ints)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)codes, _mm512_set1_epi32(digits));
-#endif
-}
-
 /* Rows of digits, and two columns of lines that they are multiplied with. */
 struct NAME(byte_tile) {
     const char *columns[2];

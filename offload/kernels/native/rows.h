@@ -25,43 +25,6 @@ INLINE void NAME(product)(const struct linear *l, struct NAME(linear_work) *w, c
     }
 }
 
-/* The same with quantised weights. */
-INLINE void NAME(quantized_product)(const struct linear *l, struct NAME(linear_work) *w, const char *x,
-                                    const float *sums, int rows, int64_t panel, int panels) {
-    const struct format *f = l->format;
-    int x_item = BYTES ? 2 : 4, inputs = block_groups(f) * GROUP_INPUTS; /* of a block */
-    int64_t bytes = block_bytes(f), groups = l->inputs / GROUP_INPUTS;
-    struct NAME(quantized_tile) t = {.format = f, .a_stride = l->inputs * x_item, .c_stride = 2 * BLOCK};
-    t.sums_stride = groups;
-#if HAS_MAX && LANES == 8
-    const int many = NAME(are_many)(f, rows), few = !many && NAME(has_few)(f);
-#else
-    const int few = 0;
-#endif
-    for (int p = 0; p < panels; p += few ? panels : 1)
-        for (int64_t k = 0; k < l->inputs; k += NAME(DEPTH)) {
-            int64_t depth = l->inputs - k < NAME(DEPTH) ? l->inputs - k : NAME(DEPTH);
-            t.panel = l->weight + ((panel + p) * (l->inputs / inputs) + k / inputs) * bytes;
-            t.blocks = depth / inputs, t.fresh = k == 0, t.sums = sums + k / GROUP_INPUTS;
-#if LANES == 4
-            NAME(run_quantized_vectors)(rows, t, x + k * x_item, w->c + p * BLOCK);
-#else
-#if HAS_MAX && LANES == 8
-            if (few) {
-                const int64_t step = l->inputs / inputs * bytes;
-                NAME(few_rows)(rows, panels, t, step, k + depth == l->inputs ? step : 0, x + k * x_item, w->c);
-                continue;
-            }
-            if (many) {
-                NAME(many_rows)(rows, &t, x + k * x_item, w->c + p * BLOCK);
-                continue;
-            }
-#endif
-            NAME(run_quantized)(rows, t, x + k * x_item, w->c + p * BLOCK);
-#endif
-        }
-}
-
 /* Add bias and residual to a whole panel of one row, and store it from element `at` of y on. */
 INLINE void NAME(finish_panel)(const struct linear *l, const float *c, int64_t at, int64_t column) {
     UNROLL for (int i = 0; i < BLOCK; i += LANES) {
@@ -106,7 +69,7 @@ struct NAME(linear_job) {
     const char *x; /* rows as the tiles read them */
     int64_t row_bytes, pairs; /* pairs of panels */
     float *widened;
-    float *sums; /* of quantised weights with minima: of each row's groups of 32 activations */
+    struct NAME(digits) *digits; /* in place of x: of rows that are multiplied with codes */
 };
 
 TARGET static int NAME(widen_rows)(const void *context, int64_t first, int64_t last) {
@@ -116,18 +79,12 @@ TARGET static int NAME(widen_rows)(const void *context, int64_t first, int64_t l
     return 0;
 }
 
-/* Sum each group of a row's activations, in order. */
-TARGET static int NAME(sum_groups)(const void *context, int64_t first, int64_t last) {
+TARGET static int NAME(split_rows)(const void *context, int64_t first, int64_t last) {
     const struct NAME(linear_job) *j = context;
-    const uint16_t *x = j->l->x;
-    for (int64_t g = first * (j->l->inputs / GROUP_INPUTS); g < last * (j->l->inputs / GROUP_INPUTS); g++) {
-        vec sum = NAME(splat)(0);
-        for (int i = 0; i < GROUP_INPUTS; i += LANES)
-            sum += NAME(load)(x, g * GROUP_INPUTS + i, 0);
-        j->sums[g] = 0;
-        for (int i = 0; i < LANES; i++)
-            j->sums[g] += sum[i];
-    }
+    const int64_t groups = j->l->inputs / GROUP_INPUTS;
+    const int kind = NAME(kind_of)(j->l->format), base = NAME(level_base)(j->l->format);
+    for (int64_t g = first * groups; g < last * groups; g++)
+        NAME(split_group)((const uint16_t *)j->l->x + g * GROUP_INPUTS, kind, base, j->digits + g);
     return 0;
 }
 
@@ -141,11 +98,15 @@ TARGET static int NAME(multiply_groups)(const void *context, int64_t first_part,
         int rows = l->rows - first < NAME(GROUP) ? (int)(l->rows - first) : NAME(GROUP);
         int columns = l->outputs - column < 2 * BLOCK ? (int)(l->outputs - column) : 2 * BLOCK;
         const char *x = j->x + first * j->row_bytes;
-        if (l->format)
-            NAME(quantized_product)(l, w, x, j->sums + first * (l->inputs / GROUP_INPUTS), rows, column / BLOCK,
-                                    columns > BLOCK ? 2 : 1);
-        else
-            NAME(product)(l, w, x, rows, column / BLOCK, columns > BLOCK ? 2 : 1);
+        const int64_t panel = column / BLOCK, panels = columns > BLOCK ? 2 : 1;
+        if (!l->format)
+            NAME(product)(l, w, x, rows, panel, panels);
+        for (int p = 0; p < panels && l->format; p++)
+            if (j->digits)
+                NAME(multiply_codes)(l, rows, j->digits + first * (l->inputs / GROUP_INPUTS), panel + p,
+                                     w->c + p * BLOCK, 2 * BLOCK);
+            else
+                NAME(multiply_float8)(l, rows, x, panel + p, w->c + p * BLOCK, 2 * BLOCK);
         NAME(epilogue)(l, w->c, first, rows, column, columns);
     }
     return !w;
@@ -153,23 +114,21 @@ TARGET static int NAME(multiply_groups)(const void *context, int64_t first_part,
 
 TARGET static int NAME(linear)(const void *call) {
     const struct linear *l = call;
-    struct NAME(linear_job) j = {.l = l, .x = l->x, };
-    const int pairs = l->format ? BYTES : DOTS; /* of bf16, or they are widened */
-    j.row_bytes = l->inputs * (pairs && !l->wide ? 2 : 4);
-    j.pairs = (l->outputs + 2 * BLOCK - 1) / (2 * BLOCK);
-    int64_t widened = !pairs && !l->wide ? l->rows * l->inputs : 0;
-    int64_t sums = l->format && l->format->has_minimum ? l->rows * (l->inputs / GROUP_INPUTS) : 0;
-    float *memory = widened + sums ? scratch(&shared_memory, sizeof(float) * (widened + sums)) : 0;
-    if (widened + sums && !memory)
+    struct NAME(linear_job) j = {.l = l, .x = l->x};
+    const int is_split = l->format && l->format->bits != FLOAT8, is_widened = !is_split && !DOTS && !l->wide;
+    const int64_t size = is_split ? l->inputs / GROUP_INPUTS * sizeof *j.digits : is_widened ? 4 * l->inputs : 0;
+    void *memory = size ? scratch(&shared_memory, l->rows * size) : NULL;
+    if (size && l->rows && !memory)
         return 1;
-    if (widened) {
+    j.row_bytes = l->inputs * (DOTS && !l->wide ? 2 : 4);
+    j.pairs = (l->outputs + 2 * BLOCK - 1) / (2 * BLOCK);
+    if (is_split) {
+        j.digits = memory;
+        run_rows(NAME(split_rows), &j, l->rows);
+    } else if (is_widened) {
         j.widened = memory;
         run_rows(NAME(widen_rows), &j, l->rows);
-        j.x = (const char *)j.widened;
-    }
-    if (sums) {
-        j.sums = memory + widened;
-        run_rows(NAME(sum_groups), &j, l->rows);
+        j.x = memory;
     }
     int64_t groups = (l->rows + NAME(GROUP) - 1) / NAME(GROUP);
     return pool_run(NAME(multiply_groups), &j, groups * j.pairs);

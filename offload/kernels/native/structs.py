@@ -3,7 +3,7 @@
 import ctypes
 from ctypes import c_float, c_int32, c_int64, c_uint16, c_void_p
 
-LAYOUT = 26  # as in types.h
+LAYOUT = 27  # as in types.h
 BLOCK = 16  # tokens of a block, outputs of a panel
 SPAN = 32  # tokens of a group of quantised keys and values
 PIECE = 512  # tokens of a partial result

@@ -14,7 +14,7 @@
  * shift and a mask. Weights are stored in panels of 16 outputs, in the layout of the keys.
  */
 enum {
-    LAYOUT = 26,     /* raise it with any change that Python sees */
+    LAYOUT = 27,     /* raise it with any change that Python sees */
     BLOCK = 16,      /* tokens of a block, outputs of a panel */
     SPAN = 32,       /* tokens whose scores are weighed together, and of a group of quantised ones */
     LONG_SPAN = 64,      /* tokens of plain ones that are read together: several spans, a divisor of PIECE */
@@ -24,6 +24,7 @@ enum {
     ROW_GROUP = 60,  /* query rows that read a span together: a multiple of the rows a tile of every level */
     MAX_HEAD_DIM = 512,
     GROUP_INPUTS = 32,  /* of quantised weights: inputs whose codes lie together */
+    SMALL_LEVEL = 15,   /* levels between it and its negative are summed faster */
     NESTED_GROUPS = 8,  /* groups of a block whose scales share an outer factor */
     RUN = 128,          /* tokens of a KV head that are packed together */
     RUN_SPANS = RUN / SPAN,
@@ -151,12 +152,12 @@ struct append {
 
 /*
  * Quantised weights are stored in panels of 16 outputs too. A weight is scale * level + minimum, where the level of a
- * code is a number that bf16 represents exactly. A group of 32 inputs is
+ * code is a whole number of 8 bits, or an e4m3 number. Four inputs of an output lie together. A group of 32 inputs is
  *
- *     codes   4 bits  [4][16][2] of 16 bits: pairs of inputs 4v to 4v + 3 of an output in the four digits
- *             5 bits  4 bits each, and then [16][2] of 16 bits: bit p is the fifth of pair p
- *             6 bits  4 bits each, and then [2][16][2] of 16 bits: two bits for each of eight pairs
- *             8 bits  [16][16][2]: pairs, outputs, members; the codes are the values, signed, or e4m3 numbers
+ *     codes   4 bits  [4][16][4] bytes: inputs 8 i + k in the low halves, 8 i + 4 + k in the high ones
+ *             5 bits  4 bits each, and then [16][4] bytes: bit i is the fifth of input 4 i + k
+ *             6 bits  4 bits each, and then [2][16][4] bytes: bits 2 i and 2 i + 1 are those of input 4 i + k of a half
+ *             8 bits  [8][16][4] bytes: the codes are the levels, signed, or e4m3 numbers in the order 0, 2, 1, 3
  *     scales  [16] fp16; nested: [16] of 8 bits, signed. 6 bits: two of them, for 16 inputs each
  *     minima  the same, if the format has minima; one for all 32 inputs
  *
@@ -171,7 +172,7 @@ struct format {
     int32_t nested, has_minimum;
     int32_t wide;        /* 0, or the groups that share an fp32 scale and minimum: 1, 2 or 4 */
     int32_t base;        /* at most 0: levels are code + base; 1: they are not evenly spaced */
-    uint16_t levels[64]; /* bf16, for less than 8 bits; with 4 bits twice or more; FLOAT8: the subnormal ones, repeated */
+    uint16_t levels[64]; /* bf16, for less than 8 bits; with 4 bits repeated */
 };
 
 /*
