@@ -182,7 +182,7 @@ class LookupDrafter:
         return None if length < _SHORTEST else min(length.bit_length(), 5)  # 2-3, 4-7, 8-15, 16 and more
 
     def prior(self, kind: Hashable) -> float:
-        return _PRIORS[kind]
+        return _PRIORS[int(str(kind))]
 
     def setup_cost(self, sequence: TokenSequence) -> float:
         return 0.0

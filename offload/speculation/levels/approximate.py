@@ -55,6 +55,7 @@ def approximation(settings: Speculation | None) -> Hashable:
 
 def approximate_runner(model: Model, settings: Speculation, chunk: int) -> ApproximateRunner:
     """Return a runner on the cache that the settings ask for."""
+    assert settings.approximate is not None
     row = APPROXIMATIONS[settings.approximate]
     cache: EvictingCache = row.load()(model.new_cache(forgetting_capacity(settings)), settings)
     return ApproximateRunner(model, cache, chunk)

@@ -7,6 +7,7 @@ every device and any grouping of the work gives the same bits.
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,7 +17,7 @@ _BLOCK = 16  # positions whose noise is computed together where the whole vocabu
 _BLOCKS = 4  # that are kept: a draft and its verification ask for the same ones
 
 
-def philox(counter: Sequence[Tensor | int], seed: int) -> tuple[Tensor, ...]:
+def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], seed: int) -> tuple[Tensor, ...]:
     """Return the 4 words of Philox4x32-10 for a counter of 4 words; the seed's halves are its key.
 
     Words are int64 of 0 to 2^32 - 1, any shapes that broadcast.
@@ -50,6 +51,20 @@ def exponential(words: Tensor) -> Tensor:
     return logarithm.neg_().float()
 
 
+def largest(rows: Tensor) -> Tensor:
+    """Return the index of the largest number of each row, `[rows, 1]`; of equal ones the first."""
+    if rows.device.type != "cpu":
+        return rows.argmax(dim=-1, keepdim=True)
+    return torch.from_numpy(rows.numpy().argmax(axis=-1, keepdims=True))  # nine times as fast as torch's
+
+
+def possible_tokens(probs: np.ndarray) -> np.ndarray | None:
+    """Return the indices of the probabilities above 0, if they are few, as after top-p; else None."""
+    is_possible = probs > 0  # with flatnonzero ten times as fast as torch
+    is_few = 0 < np.count_nonzero(is_possible) < len(probs) / 8
+    return np.flatnonzero(is_possible) if is_few else None
+
+
 class Noise:
     """The noise of one seed: an exponential number for every position of a sequence and every token.
 
@@ -65,12 +80,13 @@ class Noise:
 
     def of_tokens(self, positions: Tensor, tokens: Tensor) -> Tensor:
         """Return the exponential numbers `[n]` of n positions and tokens, int64 on one device."""
-        words = torch.stack(philox((tokens >> 2, positions, 0 * positions, 0), self.seed))
+        zero = torch.zeros_like(positions)
+        words = torch.stack(philox((tokens >> 2, positions, zero, zero), self.seed))
         return exponential(words.gather(0, (tokens & 3).unsqueeze(0))[0])
 
     def rows(self, positions: Sequence[int], vocab: int, device: torch.device) -> Tensor:
         """Return the exponential numbers of all tokens, `[positions, vocab]`."""
-        return torch.stack([self._block(each // _BLOCK, vocab, device)[each % _BLOCK] for each in positions])
+        return torch.stack([self._block(at // _BLOCK, vocab, device)[at % _BLOCK] for at in positions])
 
     def _block(self, index: int, vocab: int, device: torch.device) -> Tensor:
         key = index, vocab, device
@@ -78,7 +94,8 @@ class Noise:
         if block is None:
             tokens = torch.arange(-(-vocab // 4), device=device)
             positions = torch.arange(index * _BLOCK, (index + 1) * _BLOCK, device=device).unsqueeze(1)
-            words = torch.stack(philox((tokens, positions, 0 * positions, 0), self.seed), dim=-1)
+            zero = torch.zeros_like(positions)
+            words = torch.stack(philox((tokens, positions, zero, zero), self.seed), dim=-1)
             block = exponential(words.flatten(1)[:, :vocab])
             while len(self._blocks) >= _BLOCKS:
                 del self._blocks[next(iter(self._blocks))]
@@ -91,13 +108,12 @@ class Noise:
         The largest is the sample. The k largest, where they are not 0, are a sample of k tokens without replacement
         (Gumbel top-k: Kool et al., arXiv 1903.06059).
         """
-        if probs.device.type != "cpu":
+        places = possible_tokens(probs.numpy().ravel()) if probs.device.type == "cpu" else None
+        if places is None:
             return probs / self.rows(positions, probs.shape[1], probs.device)
-        row, token = probs.nonzero(as_tuple=True)  # few, after top-p
-        if len(token) > probs.numel() / 8:
-            return probs / self.rows(positions, probs.shape[1], probs.device)
+        rows, tokens = map(torch.from_numpy, np.divmod(places, probs.shape[1]))
         scores = torch.zeros_like(probs)
-        scores[row, token] = probs[row, token] / self.of_tokens(torch.tensor(positions)[row], token)
+        scores[rows, tokens] = probs[rows, tokens] / self.of_tokens(torch.tensor(positions)[rows], tokens)
         return scores
 
     def pick(self, probs: Tensor, positions: Sequence[int]) -> Tensor:
@@ -106,7 +122,7 @@ class Noise:
         It never has a probability of 0. For a row of NaN it is any token.
         """
         assert len(positions) == len(probs), "a position for each row"
-        return self.scores(probs, positions).argmax(dim=-1)
+        return largest(self.scores(probs, positions)).squeeze(-1)
 
     def best(self, probs: Tensor, positions: Sequence[int], count: int) -> Tensor:
         """Return the tokens with the largest scores, `[rows, count]`, the best first; arguments as of `pick`.

@@ -49,7 +49,7 @@ def dry_penalties(tokens: np.ndarray, sampling: Sampling, breakers: np.ndarray) 
     """
     tokens = tokens[-sampling.dry_range :] if sampling.dry_range else tokens
     allowed = sampling.dry_allowed_length
-    longest = np.zeros(len(breakers), dtype=np.int32)  # by id: the n of its penalty
+    longest: np.ndarray = np.zeros(len(breakers), dtype=np.int32)  # by id: the n of its penalty
     for n, positions in enumerate(repeats(tokens, _longest_match(sampling), breakers), 1):
         if n >= allowed:
             longest[tokens[positions]] = n
@@ -95,11 +95,10 @@ class Penalties:
         repeats = sampling.dry_multiplier > 0 or sampling.no_repeat_ngram > 0
         self.active = self._repetition or self._frequency or repeats  # whether earlier tokens change any logit
         self._history = _History()
-        self._seen = np.zeros(vocab, dtype=bool)
+        self._seen: np.ndarray = np.zeros(vocab, dtype=bool)
         self._seen_ids: Tensor | None = None  # on the device; None if out of date
-        self._counts = np.zeros(vocab, dtype=np.float32)  # of generated tokens
-        self._marks, self._tallies = self._seen.data, self._counts.data  # of a few tokens, faster than by numpy
-        self._breakers = np.zeros(vocab, dtype=bool)
+        self._counts: np.ndarray = np.zeros(vocab, dtype=np.float32)  # of generated tokens
+        self._breakers: np.ndarray = np.zeros(vocab, dtype=bool)
         self._breakers[[token for token in breakers if token < vocab]] = True
 
     def observe(self, ids: Sequence[int], generated: bool = True) -> None:
@@ -108,12 +107,10 @@ class Penalties:
             return
         self._history.append(ids)
         self._seen_ids = None
-        if not generated:
-            self._seen[np.array(ids, dtype=np.int64)] = True
-            return
-        for token in ids:
-            self._marks[token] = True
-            self._tallies[token] += 1
+        tokens = np.array(ids, dtype=np.int64)
+        self._seen[tokens] = True
+        if generated:
+            np.add.at(self._counts, tokens, 1)
 
     def apply(self, logits: Tensor, drafts: Sequence[Sequence[int]]) -> Tensor:
         """Return penalised logits `[rows, vocab]`; each row follows the history and its own draft."""
@@ -150,8 +147,8 @@ class Penalties:
             ids, penalties = dry_penalties(tokens, self._sampling, self._breakers)
             row[self._tensor(ids)] -= self._tensor(penalties.astype(np.float32))
         if self._sampling.no_repeat_ngram:
-            ids = self._tensor(completing_tokens(tokens, self._sampling.no_repeat_ngram).astype(np.int64))
-            banned = row.index_fill(0, ids, float("-inf"))
+            completing = completing_tokens(tokens, self._sampling.no_repeat_ngram).astype(np.int64)
+            banned = row.index_fill(0, self._tensor(completing), float("-inf"))
             row.copy_(torch.where(banned.amax().isfinite(), banned, row))  # something must remain to be sampled
 
     def _tensor(self, array: np.ndarray) -> Tensor:
@@ -162,24 +159,17 @@ class _History:
     """A growing array of token ids; a draft is written after its end without becoming a part of it."""
 
     def __init__(self) -> None:
-        self._buffer = np.zeros(0, dtype=np.int32)
-        self._slots = self._buffer.data
+        self._buffer: np.ndarray = np.zeros(1024, dtype=np.int32)
         self._length = 0
 
     def append(self, ids: Sequence[int]) -> None:
-        self._length = self.place(ids)
+        """Append tokens."""
+        self._length = len(self.view(ids))
 
     def view(self, draft: Sequence[int]) -> np.ndarray:
         """Return the history and a draft, until the next call."""
-        end = self.place(draft)  # first: it may replace the buffer
-        return self._buffer[:end]
-
-    def place(self, draft: Sequence[int]) -> int:
-        """Write a draft after the history; return the length of both."""
         end = self._length + len(draft)
-        if end > len(self._slots):
-            new = np.concatenate((self._buffer[: self._length], np.zeros(end + 1024, dtype=np.int32)))
-            self._buffer, self._slots = new, new.data  # at once: an interrupt may come
-        for place, token in enumerate(draft, self._length):
-            self._slots[place] = token
-        return end
+        if end > len(self._buffer):
+            self._buffer = np.concatenate((self._buffer[: self._length], np.zeros(end + 1024, dtype=np.int32)))
+        self._buffer[self._length : end] = draft
+        return self._buffer[:end]

@@ -5,6 +5,7 @@ Everything is computed on the device of the logits. The host waits for it in `sa
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,7 @@ from torch import Tensor
 from ...errors import TriforceError
 from ...memory.host_memory import download
 from ...settings.config import Sampling
-from .noise import Noise
+from .noise import Noise, largest, possible_tokens
 from .penalties import Penalties
 
 if TYPE_CHECKING:
@@ -41,66 +42,87 @@ def warp(logits: Tensor, sampling: Sampling) -> Tensor:
     if sampling.greedy:
         zero = best - best  # NaN unless the best is finite
         return zero.expand_as(logits).scatter(-1, largest(logits), zero + 1)
-    logits = (logits - best) / sampling.temperature  # the largest is 0: no overflow at any temperature
+    logits = (logits - best).div_(sampling.temperature)  # the largest is 0: no overflow at any temperature
+    if not (sampling.top_k or sampling.top_p < 1 or sampling.min_p > 0):
+        return logits.softmax(dim=-1)
+    if logits.device.type != "cpu":
+        return filtered_at_once(logits, sampling)
+    for row, largest_logit in zip(logits.numpy(), best.flatten().tolist(), strict=True):
+        if math.isfinite(largest_logit):
+            filter_row(row, sampling)
+        else:
+            row.fill(math.nan)
+    return logits
+
+
+def filter_row(row: np.ndarray, sampling: Sampling) -> None:
+    """Replace a row of logits `[vocab]`, whose largest is 0, by its distribution after top-k, top-p and min-p.
+
+    For the CPU, where sorting a vocabulary and allocating memory for one take longest: each filter reads only the
+    tokens that the one before kept, and returns the indices of those that it keeps.
+    """
+    ids = _top_k(row, sampling.top_k) if sampling.top_k else None
+    weights = row if ids is None else row[ids]
+    torch.from_numpy(weights).exp_()
+    filters = (_top_p, sampling.top_p, sampling.top_p < 1), (_min_p, sampling.min_p, sampling.min_p > 0)
+    for keep, value, is_on in filters:
+        if is_on:
+            kept = keep(weights, value)
+            weights, ids = weights[kept], kept if ids is None else ids[kept]
+    row.fill(0)
+    row[ids] = weights / weights.sum()
+
+
+def _top_k(logits: np.ndarray, k: int) -> np.ndarray:
+    """Return the indices of the k largest logits, and of those that equal the last of them; ascending."""
+    if k >= len(logits):
+        return np.arange(len(logits))
+    return np.flatnonzero(logits >= torch.from_numpy(logits).topk(k).values[-1].item())
+
+
+def _top_p(weights: np.ndarray, p: float) -> np.ndarray:
+    """Return the smallest set of the likeliest tokens whose weights are p of the sum, at least one token; ascending.
+
+    Of equally likely tokens, those with larger ids are kept. Only the tokens above a bound are sorted; it is lowered
+    until they have the mass.
+    """
+    mass, bound = p * float(torch.from_numpy(weights).sum()), 1 / 16  # the largest weight is 1
+    ids = np.flatnonzero(weights > np.float32(bound))
+    while bound > 0 and weights[ids].sum(dtype=np.float64) < mass:
+        bound = bound / 16 if bound > _LEAST else 0.0
+        ids = np.flatnonzero(weights > np.float32(bound))
+    ordered = np.sort(weights[ids])[::-1]
+    count = int(ordered.cumsum(dtype=np.float64).searchsorted(mass)) + 1
+    if count < len(ids):
+        least = ordered[count - 1]
+        ids = ids[weights[ids] >= least]
+        ids = np.delete(ids, np.flatnonzero(weights[ids] == least)[: len(ids) - count])
+    return ids
+
+
+def _min_p(weights: np.ndarray, min_p: float) -> np.ndarray:
+    """Return the indices of the tokens that are at least so likely relative to the likeliest, whose weight is 1."""
+    return np.flatnonzero(weights >= np.float32(min_p))
+
+
+def filtered_at_once(logits: Tensor, sampling: Sampling) -> Tensor:
+    """Return the distributions `[rows, vocab]` that `filter_row` makes, but for rounding; each row by itself.
+
+    For a GPU: few kernels, and no wait.
+    """
     if sampling.top_k:
-        logits = _keep_top_k(logits, sampling.top_k)
+        kth = logits.topk(min(sampling.top_k, logits.shape[-1]), dim=-1).values[..., -1:]
+        logits = logits.masked_fill(logits < kth, _NEVER)
     if sampling.top_p < 1:
-        keep_top_p = keep_top_p_by_row if logits.device.type == "cpu" else keep_top_p_at_once
-        logits = keep_top_p(logits, sampling.top_p)
+        ordered, order = logits.softmax(dim=-1).sort(dim=-1, stable=True)  # ascending
+        # In place: there may be 30 rows.
+        below = ordered.mul_(_MASS).long().cumsum_(dim=-1) <= int((1 - sampling.top_p) * _MASS)
+        below[:, -1:].fill_(False)
+        logits = logits.masked_fill(torch.empty_like(below).scatter_(-1, order, below), _NEVER)
     if sampling.min_p > 0:
         probs = logits.softmax(dim=-1)
         logits = logits.masked_fill(probs < sampling.min_p * probs.amax(dim=-1, keepdim=True), _NEVER)
     return logits.softmax(dim=-1)
-
-
-def largest(rows: Tensor) -> Tensor:
-    """Return the index of the largest number of each row, `[rows, 1]`; of equal ones the first."""
-    if rows.device.type != "cpu":
-        return rows.argmax(dim=-1, keepdim=True)
-    return torch.from_numpy(rows.numpy().argmax(axis=-1, keepdims=True))  # nine times as fast as torch's
-
-
-def _keep_top_k(logits: Tensor, k: int) -> Tensor:
-    kth = logits.topk(min(k, logits.shape[-1]), dim=-1).values[..., -1:]
-    return logits.masked_fill(logits < kth, _NEVER)
-
-
-def keep_top_p_by_row(logits: Tensor, p: float) -> Tensor:
-    """Keep the smallest set of the likeliest tokens whose probabilities sum to p; always at least one token.
-
-    Of equally likely tokens, those with larger ids are kept. For the CPU, where sorting a vocabulary takes longest: few
-    tokens are as likely as those that are kept, and only they are sorted.
-    """
-    kept = torch.full_like(logits, _NEVER)
-    for row, probs in enumerate(logits.softmax(dim=-1).numpy()):
-        bound, mass = probs.max(), p * probs.sum(dtype=np.float64)  # NaN if the row is: then no token is kept
-        ids = _above(probs, bound := bound / 16)
-        while bound > 0 and probs[ids].sum(dtype=np.float64) < mass:
-            ids = _above(probs, bound := np.float32(bound / 16 if bound > _LEAST else 0))
-        ordered = np.sort(probs[ids])[::-1]
-        count = int(ordered.cumsum(dtype=np.float64).searchsorted(mass)) + 1
-        if count < len(ids):
-            least = ordered[count - 1]
-            ids = ids[probs[ids] >= least]
-            ids = np.delete(ids, np.flatnonzero(probs[ids] == least)[: len(ids) - count])
-        chosen = torch.from_numpy(ids)
-        kept[row, chosen] = logits[row, chosen]
-    return kept
-
-
-def _above(probs: np.ndarray, bound: np.float32) -> np.ndarray:
-    return np.flatnonzero(probs > bound)
-
-
-def keep_top_p_at_once(logits: Tensor, p: float) -> Tensor:
-    """Keep what `keep_top_p_by_row` keeps, but for rounding. For a GPU: a few kernels for all rows, and no wait.
-
-    What is kept of a row does not depend on the rows beside it.
-    """
-    ordered, order = logits.softmax(dim=-1).sort(dim=-1, stable=True)  # ascending
-    below = ordered.mul_(_MASS).long().cumsum_(dim=-1) <= int((1 - p) * _MASS)  # in place: there may be 30 rows
-    below[:, -1:].fill_(False)
-    return logits.masked_fill(torch.empty_like(below).scatter_(-1, order, below), _NEVER)
 
 
 def draw(probs: Tensor, generator: torch.Generator | None) -> Tensor:
@@ -122,9 +144,12 @@ def _draw_by_sum(probs: Tensor, generator: torch.Generator) -> Tensor:
     Sums are in fp64. A number below 1 times the total is below the total, also rounded: there is a first sum above it,
     and its token has a probability above 0.
     """
-    sums = probs.cumsum(dim=-1, dtype=torch.float64)
-    chance = torch.rand(1, generator=generator, dtype=torch.float64, device=probs.device)
-    return torch.searchsorted(sums, chance * sums[-1:], right=True).clamp_(max=len(probs) - 1)  # of NaN none is above
+    row = probs.numpy()
+    ids = possible_tokens(row)
+    sums = probs.cumsum(0, dtype=torch.float64).numpy() if ids is None else row[ids].cumsum(dtype=np.float64)
+    chance = torch.rand(1, generator=generator, dtype=torch.float64).item() * sums[-1]
+    index = min(int(sums.searchsorted(chance, side="right")), len(sums) - 1)  # of NaN none is above
+    return torch.tensor([index if ids is None else ids[index]])
 
 
 def uniform(count: int, generator: torch.Generator | None, device: torch.device) -> Tensor:

@@ -53,7 +53,8 @@ class Candidates(NamedTuple):
 def candidates(acceptance: Acceptance, nodes: int, depth: int) -> Candidates:
     """Return the nodes of all best trees of up to `nodes` nodes and up to each depth up to `depth`."""
     rates = np.array(acceptance, dtype=float)
-    columns: list[list[np.ndarray]] = [[np.empty(0, dtype=int)] for _ in range(3)] + [[np.empty(0)]]
+    columns: list[list[np.ndarray]] = [[np.empty(0, dtype=int)] for _ in range(3)]
+    columns.append([np.empty(0)])
     reached, first, count, least = np.ones(1), ROOT, 0, 0.0
     for level in range(1, depth + 1):
         products = np.multiply.outer(reached, rates).ravel()
