@@ -7,7 +7,7 @@ import pytest
 from offload.sequence import TokenSequence
 from offload.speculation.auto.adaptive import AdaptiveScheduler, Cycle
 from offload.speculation.auto.drafter_estimates import DrafterEstimate
-from offload.speculation.passes.estimators import Acceptance, StepTimes, expected_tokens
+from offload.speculation.passes.estimators import StepTimes, expected_tokens
 from offload.speculation.trees.tree import Draft
 
 
@@ -139,12 +139,6 @@ def test_a_fixed_draft_length_is_only_cut_by_the_limit():
     assert scheduler.choose(TokenSequence([0]), 0) == (None, 0)
 
 
-def test_tokens_after_a_rejected_one_are_not_verified():
-    rate = Acceptance(prior=0.5, weight=0.001)
-    rate.observe(0, 8, 3)
-    assert abs(rate.rate(0) - 3 / 4) < 0.01
-
-
 def test_step_times_are_interpolated_and_robust_to_outliers():
     times = StepTimes()
     times.observe(1, 1.0)
@@ -177,14 +171,11 @@ def test_a_one_off_cost_must_pay_back_within_the_tokens_that_are_left(generated,
     assert (scheduler.choose(TokenSequence([0]), 100)[0] is drafter) is chosen
 
 
-def test_the_first_draft_is_not_counted_and_one_that_was_slow_once_is_tried_again():
-    """The first may include allocations; one slow measurement would keep a drafter out for the rest of the answer."""
+def test_the_first_draft_is_not_counted():
+    """It may include allocations."""
     good, steps = Fake("good", always(1.0), 0.4, relative_cost=0.4, prior=0.7), StepTimes()
     steps.observe(1, 1.0)
     estimate = DrafterEstimate(good, steps)
     for seconds, expected in ((50.0, 0.4), (1.2, 1.2)):
-        estimate.draft_time(Cycle(good, 0, 1, 1, seconds, 1.0), 0.0)
+        estimate.draft_time(Cycle(good, 0, 1, 1, seconds, 1.0))
         assert estimate.token_s == expected
-    for cycle in range(2, 80):
-        estimate.candidate("good", TokenSequence([0]), 10, cycle)
-    assert 0.4 < estimate.token_s < 0.8

@@ -5,18 +5,17 @@ from collections.abc import Callable, Hashable, Sequence
 from ...events import Gain
 from ...sequence import TokenSequence
 from ..drafters.drafter import Drafter
-from ..passes.estimators import MAX_RATIO, ROW_COST, Acceptance, RowTimes, StepTimes
+from ..passes.estimators import MAX_RATIO, ROW_COST, Acceptance, StepTimes
 from ..trees.drafted_trees import DraftTrees
 from ..trees.tree import DraftedTree
 from .cycle import Cycle
-from .drafter_estimates import Candidate, DrafterEstimate
+from .drafter_estimates import Candidate, DrafterEstimate, DraftOption
 from .gain import SHARE, GainMeter, LossBudget
 
 HORIZON = 512  # tokens to come, if it is not known
 _MARGIN = 1.03  # drafting is chosen if it promises this factor over plain decoding: less may be noise
 _PLAIN_EVERY = 24  # cycles between plain steps: their time, which speculation competes with, must stay up to date
 _PLAIN_SHARE = 0.01  # of the time, which plain steps may cost where drafting is faster
-_RESELECT = 64  # tokens over which a later one-off cost pays back: about the tail of the retrieval cache
 _LISTEN = 8  # cycles before a first one-off cost is paid: drafts without one may be good enough
 _UNLUCKY = 2.0  # standard deviations below the mean, at which a first one-off cost must lose no more than its share
 
@@ -25,9 +24,9 @@ class AdaptiveScheduler:
     """Chooses among drafters and draft lengths by their expected tokens a second.
 
     What is believed of an acceptance is a Beta distribution, which forgets; the times are moving averages. Both start
-    from priors. A one-off cost, such as the first selection of the retrieval cache, is spread over the tokens that
-    benefit. A draft must fit the loss budget if all of it is rejected; within that, one that promises nothing on
-    average is tried if it would with a better acceptance, by a standard deviation.
+    from priors. A one-off cost, such as the first selection of the retrieval cache, is spread over the tokens to come.
+    A draft must fit the loss budget if all of it is rejected; within that, one that promises nothing on average is
+    tried if it would with a better acceptance, by a standard deviation.
 
     Args:
         drafters: the drafters to choose from; without any, every step is plain decoding.
@@ -48,16 +47,16 @@ class AdaptiveScheduler:
         row_cost: float = ROW_COST,
     ) -> None:
         self._may_pause = may_pause
-        self._steps = StepTimes(row_cost) if trees is None else RowTimes(row_cost)
+        self._steps = StepTimes(row_cost, for_trees=trees is not None)
         self._estimates = tuple(
-            DrafterEstimate(each, self._steps, gamma, trees() if trees is not None and each.branches else None)
-            for each in drafters
+            DrafterEstimate(drafter, self._steps, gamma, trees() if trees is not None and drafter.branches else None)
+            for drafter in drafters
         )
         self._budget, self._gain = LossBudget(), GainMeter()
         self._left, self._cycle = horizon, 0
         self._plain_at = 0  # the last cycle that was a plain step
         self._since_plain = 0.0  # seconds
-        self._chosen: Candidate | None = None
+        self._chosen: tuple[Candidate, DraftOption] | None = None
         self._guesses: list[tuple[Candidate, int]] = []  # of free drafters, for the next token
 
     def choose(self, sequence: TokenSequence, limit: int) -> tuple[Drafter | None, int]:
@@ -71,23 +70,24 @@ class AdaptiveScheduler:
         if limit < 1 or self._cycle == 1 or not self._estimates:
             return None, 0
         candidates = [
-            each.candidate(kind, sequence, limit, self._cycle)
-            for each in self._estimates
-            if (kind := each.drafter.draft_kind(sequence)) is not None
+            estimate.candidate(kind, sequence, limit, self._cycle)
+            for estimate in self._estimates
+            if (kind := estimate.drafter.draft_kind(sequence)) is not None
         ]
         if self._may_pause:
             self._guess(candidates, sequence)
             self._chosen = self._best(candidates)
         else:
-            for each in candidates:
-                each.chosen = each.fastest(each.rate)[1]
-            self._chosen = min(candidates, key=lambda each: each.fastest(each.rate)[0], default=None)
-        return (None, 0) if self._chosen is None else (self._chosen.estimate.drafter, self._chosen.chosen.gamma)
+            self._chosen = _least([(*candidate.fastest(), candidate) for candidate in candidates])[1]
+        if self._chosen is None:
+            return None, 0
+        candidate, option = self._chosen
+        return candidate.estimate.drafter, option.gamma
 
     @property
     def tree(self) -> DraftedTree | None:
         """The shape of the tree that the last choice drafts; None for a chain or a plain step."""
-        return None if self._chosen is None else self._chosen.chosen.tree
+        return None if self._chosen is None else self._chosen[1].tree
 
     @property
     def gain(self) -> Gain | None:
@@ -100,12 +100,12 @@ class AdaptiveScheduler:
         self._left = max(self._left - emitted, 1)
         if self._cycle == 1 or not self._estimates:
             return  # the first step runs no model pass: its time is not representative
-        chosen = self._chosen if cycle.drafter is not None else None
+        chosen = self._chosen[0] if self._chosen is not None and cycle.drafter is not None else None
         if chosen is not None:
             chosen.observe(self._cycle, cycle)
         for candidate, token in self._guesses:
             if candidate is not chosen:
-                candidate.acceptance.observe(self._cycle, 1, int(token == cycle.first))
+                candidate.acceptance.count(self._cycle, 1, int(token == cycle.first))
         if cycle.verify_setup:
             return  # the time of the step itself is not known
         verify_s = cycle.verify_s
@@ -115,58 +115,61 @@ class AdaptiveScheduler:
         self._gain.observe(cycle, self._steps.of(1) if 1 in self._steps else None)
         if chosen is None:
             self._plain_at, self._since_plain = self._cycle, 0.0
-        seconds = verify_s if chosen is None else verify_s + chosen.estimate.draft_time(cycle, chosen.setup_guess)
+        seconds = verify_s if chosen is None else verify_s + chosen.estimate.draft_time(cycle)
         self._since_plain += seconds
         self._budget.observe(chosen is not None, emitted, seconds, self._steps.of(1))
 
     def acceptance(self, drafter: Drafter, kind: Hashable) -> Acceptance | None:
         """Return the acceptance of a drafter's drafts of a kind; None before they were considered."""
-        return next(each for each in self._estimates if each.drafter is drafter).acceptance.get(kind)
+        return next(estimate for estimate in self._estimates if estimate.drafter is drafter).acceptance.get(kind)
 
     def _guess(self, candidates: Sequence[Candidate], sequence: TokenSequence) -> None:
         """Keep the next token of drafters whose drafts cost nothing: the next cycle shows whether it was right."""
-        for each in candidates:
-            if each.estimate.drafter.relative_cost == 0:
-                self._guesses.append((each, each.estimate.drafter.propose(sequence, 1).tokens[0]))
+        for candidate in candidates:
+            drafter = candidate.estimate.drafter
+            if drafter.relative_cost == 0:
+                self._guesses.append((candidate, drafter.propose(sequence, 1).tokens[0]))
 
-    def _best(self, candidates: Sequence[Candidate]) -> Candidate | None:
-        """Return the candidate with the lowest expected time a token; None for a plain step."""
+    def _best(self, candidates: Sequence[Candidate]) -> tuple[Candidate, DraftOption] | None:
+        """Return the draft with the lowest expected time a token; None for a plain step."""
         plain = self._steps.of(1)
         if not self._steps.known:  # nothing is measured: only what gains much if it is worse than believed
-            candidates = [each for each in candidates if self._price(each, -1.0) * 4 / 3 < plain]
-        for believed in (0.0, 1.0):  # standard deviations above the mean
-            best, least = None, plain / _MARGIN
-            for each in candidates:
-                if believed and not each.estimate.drafter.relative_cost:
-                    continue  # free drafts are scored without a trial
-                price = self._price(each, believed)
-                if price < least:
-                    best, least = each, price
-            if best is not None:
-                return None if self._needs_plain_step(least) else best
+            candidates = [candidate for candidate in candidates if self._price(candidate, -1.0)[0] * 4 / 3 < plain]
+        for deviations in (0.0, 1.0):
+            # Free drafts are scored without a trial.
+            tried = [item for item in candidates if not deviations or item.estimate.drafter.relative_cost]
+            price, best = _least([(*self._price(candidate, deviations), candidate) for candidate in tried])
+            if price < plain / _MARGIN:
+                return None if self._needs_plain_step(price) else best
         return None
 
-    def _price(self, candidate: Candidate, deviations: float) -> float:
-        """Return the expected seconds a token, at an acceptance so many standard deviations above the mean.
+    def _price(self, candidate: Candidate, deviations: float) -> tuple[float, DraftOption | None]:
+        """Return the expected seconds a token, at an acceptance so many standard deviations above the mean; the draft.
 
-        A first one-off cost waits for what drafts without one bring, unless plain steps take longer meanwhile; others
-        compete with the benefit until the next one.
+        A first one-off cost waits for what drafts without one bring, unless plain steps take longer meanwhile.
         """
         plain, setup = self._steps.of(1), candidate.setup_s
         most_s = self._budget.most_s(plain)
-        each, candidate.chosen = candidate.fastest(candidate.rate + deviations * candidate.spread, most_s)
-        if not setup or candidate.chosen is None:
-            return each
-        if candidate.estimate.setups:
-            return each + setup / min(self._left, _RESELECT)
-        low = candidate.fastest(candidate.rate - _UNLUCKY * candidate.spread, most_s)[0]
-        is_safe = setup <= self._left * (max(plain - low, 0.0) + SHARE * plain)
-        if deviations > 0 or not is_safe or setup > max(_LISTEN - self._cycle, 0) * (plain - each) > 0:
-            return float("inf")
-        return each + setup / self._left
+        price, option = candidate.fastest(deviations, most_s)
+        if setup and option is not None:
+            if not candidate.estimate.setups:
+                low = candidate.fastest(-_UNLUCKY, most_s)[0]
+                is_safe = setup <= self._left * (max(plain - low, 0.0) + SHARE * plain)
+                if deviations > 0 or not is_safe or setup > max(_LISTEN - self._cycle, 0) * (plain - price) > 0:
+                    return float("inf"), None
+            price += setup / self._left
+        return price, option
 
     def _needs_plain_step(self, least: float) -> bool:
         """Return whether the time of a plain step is out of date, where drafting takes `least` seconds a token."""
         if self._cycle - self._plain_at <= _PLAIN_EVERY:
             return False
         return self._steps.of(1) - least <= _PLAIN_SHARE * self._since_plain
+
+
+def _least(
+    priced: Sequence[tuple[float, DraftOption | None, Candidate]],
+) -> tuple[float, tuple[Candidate, DraftOption] | None]:
+    """Return the lowest price of drafts, and the draft; infinity and None if there is none."""
+    price, option, candidate = min(priced, key=lambda item: item[0], default=(float("inf"), None, None))
+    return price, None if option is None or candidate is None else (candidate, option)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
-from typing import ClassVar
+from typing import ClassVar, cast
 
 import torch
 from torch import Tensor
@@ -171,21 +171,17 @@ class StepGraphs:
     def forward(self, ids: Tensor) -> Tensor:
         """Run `Model.forward` over the cache."""
         cache, tokens = self._cache, len(ids)
-        recording = self._begin(tokens)
-        if recording is None:
-            return self._model.forward(ids, cache)  # the pass starts over
-        recording.ids[:tokens] = ids
-        hidden = recording.repeat()[:tokens].clone()  # the next replay writes to the same memory
-        cache.commit()
-        return hidden
-
-    def _begin(self, tokens: int) -> _Recording | None:
-        """Begin a pass; return it recorded and loaded but for its ids, or None if it cannot be recorded."""
         rows = padded(tokens)
-        self._cache.begin_padded(tokens, rows)
+        cache.begin_padded(tokens, rows)
         recording = self._recording(rows)
         recording.step.load()
-        return recording if recording.repeat is not None or self._try(recording) else None
+        repeat = recording.repeat or self._try(recording)
+        if repeat is None:
+            return self._model.forward(ids, cache)  # the pass starts over
+        recording.ids[:tokens] = ids
+        hidden = repeat()[:tokens].clone()  # the next replay writes to the same memory
+        cache.commit()
+        return hidden
 
     def _recording(self, rows: int) -> _Recording:
         key = rows, self._cache.step_key()
@@ -194,7 +190,8 @@ class StepGraphs:
             self._recordings[key] = _Recording(ids, self._cache.new_step(rows))
         return self._recordings[key]
 
-    def _try(self, recording: _Recording) -> bool:
+    def _try(self, recording: _Recording) -> Callable[[], Tensor] | None:
+        """Record a pass, which the cache has begun; return what repeats it, None if it cannot be recorded."""
 
         def run() -> Tensor:
             return self._model.through(recording.ids, recording.step)
@@ -205,7 +202,7 @@ class StepGraphs:
             self._failed = True
             self._recordings.clear()
             warnings.warn(f"steps cannot be recorded, and will be slower: {error}", Degraded, stacklevel=2)
-        return not self._failed
+        return recording.repeat
 
 
 def graphs_for(model: Model, cache: KVCache) -> StepGraphs | None:
@@ -218,4 +215,4 @@ def graphs_for(model: Model, cache: KVCache) -> StepGraphs | None:
     has_kinds = shape.sliding_layers or shape.linear_layers
     is_fixed = model.keeps_weights and shape.experts is None and not (has_kinds or has_limits)
     on_gpu = model.device.type == "cuda" and is_fixed and model.group.size == 1
-    return StepGraphs(model, cache) if on_gpu and cache.has_static_steps else None
+    return StepGraphs(model, cast("StaticCache", cache)) if on_gpu and cache.has_static_steps else None

@@ -6,8 +6,10 @@ MAX_RATIO = 2.0  # a measured time counts up to this multiple of its estimate: a
 ATTENTION_COST = 1.3  # the time to read a byte of KV, relative to a byte of weights: measured on CPUs
 ROW_COST = 0.15  # prior: the time of each further row of a verification, relative to one row
 _MEMORY = 32.0  # verified tokens of an acceptance rate
-_RELAX = 0.02  # of the difference to its prior, which the time of a draft loses in a cycle
 _SLOPE_WEIGHT = 8.0  # of the prior time of a further row, in squared rows: one measurement of a few rows replaces it
+_HOPE = 0.2  # of the prior time of a further row, where trees may have many: to try a size shows its truth at once
+_TRUST = 4  # times the rows of the largest measured pass are considered; the next measurement allows more
+_LEAST_ROWS = 8  # that are considered before anything is measured
 
 
 def expected_tokens(acceptance: float, gamma: int) -> float:
@@ -16,34 +18,31 @@ def expected_tokens(acceptance: float, gamma: int) -> float:
 
 
 class Acceptance:
-    """A moving average of the probability that a drafted token is accepted; old observations decay."""
+    """The probability that a drafted token is accepted: a Beta distribution, whose old observations decay."""
 
     def __init__(self, prior: float, weight: float = 2.0, keep: float = 0.98) -> None:
+        """`prior` is the mean without observations, and counts as `weight` of them; `keep` is per cycle."""
         self._prior, self._weight, self._keep = prior, weight, keep
         self._accepted = self.verified = 0.0  # tokens behind the estimate, decayed
         self._decayed_to = 0  # the cycle up to which both have decayed
 
     def rate(self, cycle: int) -> float:
-        """Return the estimate at a cycle. It decays to the prior, so that drafting is tried again."""
+        """Return the mean at a cycle. It decays to the prior, so that drafting is tried again."""
         self._decay(cycle)
         return (self._accepted + self._prior * self._weight) / (self.verified + self._weight)
 
-    def observe(self, cycle: int, drafted: int, accepted: int) -> None:
-        """Count a verification. Tokens after the first rejected one were not verified."""
-        self.count(cycle, min(accepted + 1, drafted), accepted)
+    def spread(self, cycle: int) -> float:
+        """Return the standard deviation at a cycle."""
+        rate = self.rate(cycle)
+        return (rate * (1 - rate) / (self.verified + self._weight + 1)) ** 0.5
 
     def count(self, cycle: int, verified: int, accepted: int) -> None:
-        """Count verified tokens, and how many of them were accepted."""
+        """Count verified tokens, and how many of them were accepted. Tokens after a rejected one are not verified."""
         self._decay(cycle)
         self._accepted += accepted
         self.verified += verified
         if self.verified > _MEMORY:  # a longer memory would follow a change of text too slowly
             self._accepted, self.verified = self._accepted * _MEMORY / self.verified, _MEMORY
-
-    def spread(self, cycle: int) -> float:
-        """Return the standard deviation of the belief at a cycle, a Beta distribution."""
-        rate = self.rate(cycle)
-        return (rate * (1 - rate) / (self.verified + self._weight + 1)) ** 0.5
 
     def _decay(self, cycle: int) -> None:
         factor = self._keep ** (cycle - self._decayed_to)
@@ -55,12 +54,13 @@ class Acceptance:
 class StepTimes:
     """Seconds of a step by its number of rows: moving averages, interpolated linearly between measured sizes.
 
-    Beyond them it is a line, whose slope is that of the measured sizes; the less they tell, the more it is the prior's.
+    Beyond them it is a line, whose slope is that of the measured sizes; the fewer rows they differ by, the more it is
+    the prior's.
     """
 
-    def __init__(self, row_cost: float = ROW_COST) -> None:
+    def __init__(self, row_cost: float = ROW_COST, for_trees: bool = False) -> None:
         """`row_cost` is the expected time of each further row, relative to one row."""
-        self._row_cost = row_cost
+        self._row_cost = _HOPE * row_cost if for_trees else row_cost
         self._known: dict[int, float] = {}
         self._count: dict[int, int] = {}
         self._sizes: list[int] = []  # of the measured steps, in rows, sorted
@@ -68,10 +68,16 @@ class StepTimes:
 
     @property
     def known(self) -> bool:
+        """Whether any step was measured."""
         return bool(self._known)
 
     def __contains__(self, rows: int) -> bool:
         return rows in self._known
+
+    @property
+    def most_rows(self) -> int:
+        """The largest number of rows about which the measurements say something."""
+        return max(_LEAST_ROWS, _TRUST * self._sizes[-1]) if self._sizes else _LEAST_ROWS
 
     def of(self, rows: int) -> float:
         """Return the estimate for `rows`; in plain steps, not in seconds, before the first observation."""
@@ -91,28 +97,24 @@ class StepTimes:
         return max(line, self._known[nearest] * min(rows / nearest, 1.0))
 
     def observe(self, rows: int, seconds: float) -> None:
-        """Count a step of `rows` that took `seconds`."""
-        count = self._count[rows] = self._count.get(rows, 0) + 1
-        guess = self.of(rows) if self._known else None
+        """Count a step of `rows` that took `seconds`; a first one of a size that is faster than expected, at once.
+
+        Any other may include the set-up for its size, or a pause of the machine: its influence is bounded.
+        """
+        seconds, is_new = max(seconds, 1e-9), rows not in self._known
+        guess = self.of(rows) if self._known else seconds
         self._slope_s = None
-        if count == 1:
+        if is_new:
             insort(self._sizes, rows)
-        if guess is None:
-            self._known[rows] = max(seconds, 1e-9)
+        count = self._count[rows] = self._count.get(rows, 0) + 1
+        if is_new and seconds <= guess:
+            self._known[rows] = seconds
             return
-        # A single step may include the set-up for its size, or a pause of the machine: its influence is bounded.
         ratio = min(max(seconds / guess, 1 / MAX_RATIO), MAX_RATIO)
         drift = ratio**0.02  # a machine that slows down does so for every size
-        self._known = {n: value * drift for n, value in self._known.items()}
-        weight = 0.7 if count == 1 else max(0.1, 1 / (count + 1))
+        self._known = {size: value * drift for size, value in self._known.items()}
+        weight = 0.7 if is_new else max(0.1, 1 / (count + 1))
         self._known[rows] = guess * (1 + weight * (ratio - 1))
-
-    def relax(self, guess: float) -> None:
-        """Let estimates decay to `guess` for one row, where they are above: what was slow once is tried again."""
-        if self._known and (now := self.of(1)) > guess > 0:
-            factor = 1 - _RELAX * (1 - guess / now)
-            self._known = {rows: seconds * factor for rows, seconds in self._known.items()}
-            self._slope_s = None
 
     def _slope(self) -> float:
         """Return the seconds of a further row: least squares over the measured sizes, and the prior as one more."""
@@ -123,28 +125,3 @@ class StepTimes:
         offsets = [(rows - mean_rows, self._known[rows] - mean_s) for rows in self._sizes]
         product = sum(rows * seconds for rows, seconds in offsets)
         return max((_SLOPE_WEIGHT * prior + product) / (_SLOPE_WEIGHT + sum(rows**2 for rows, _ in offsets)), 0.0)
-
-
-_TRUST = 4  # times the rows of the largest measured pass are considered; the next measurement allows more
-_LEAST_ROWS = 8  # that are considered before anything is measured
-_HOPE = 0.2  # of the prior cost of a row
-
-
-class RowTimes(StepTimes):
-    """Seconds of a pass by rows as of `StepTimes`, with a lower prior: to try a size shows its truth at once."""
-
-    def __init__(self, row_cost: float = ROW_COST) -> None:
-        super().__init__(_HOPE * row_cost)
-
-    @property
-    def most_rows(self) -> int:
-        """The largest number of rows about which the measurements say something."""
-        return max(_LEAST_ROWS, _TRUST * self._sizes[-1]) if self._sizes else _LEAST_ROWS
-
-    def observe(self, rows: int, seconds: float) -> None:
-        """Count a pass of `rows` that took `seconds`; the first of a size, if it was faster than expected, at once."""
-        if self._known and rows not in self._known and seconds < self.of(rows):
-            insort(self._sizes, rows)
-            self._known[rows], self._count[rows], self._slope_s = max(seconds, 1e-9), 1, None
-        else:
-            super().observe(rows, seconds)
