@@ -133,7 +133,7 @@ class StreamingCache(InFlightTokens):
         self._dropped += source.start - self.sink
         return self.sink + kept
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, lse: Tensor | None = None) -> Tensor:
+    def attend(self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None, lse: Tensor | None = None) -> Tensor:
         return self._attend(0, layer, q, k, v, lse)
 
     def attend_window(self, layer: int, q: Tensor, k: Tensor, v: Tensor, lse: Tensor | None = None) -> Tensor:

@@ -9,12 +9,7 @@ from offload.sequence import TokenSequence
 from offload.settings.config import Sampling
 from offload.speculation.sampling.noise import Noise
 from offload.speculation.trees.tree import Draft
-from tests.support.table_models import (
-    DRAFTS,
-    PROMPT,
-    VOCAB,
-    hierarchy,
-)
+from tests.support.table_models import DRAFTS, PROMPT, VOCAB, hierarchy
 
 SAMPLINGS = {"t1": Sampling(temperature=1, top_p=1), "t0.6": Sampling(temperature=0.6, top_p=0.9)}
 METHODS = [
@@ -93,12 +88,6 @@ def test_every_method_gives_plain_decoding_s_text(plain, method, draft):
 def test_trees_give_plain_decoding_s_text(plain, method, draft, tree):
     sampling, expected = plain
     assert texts(method, draft, sampling, runs=8, tree=tree) == expected[:8]
-
-
-@pytest.mark.parametrize("gamma", range(1, 9))
-def test_the_text_does_not_depend_on_the_draft_length(plain, gamma):
-    sampling, expected = plain
-    assert texts("triforce", "good", sampling, (gamma, 9 - gamma), runs=4) == expected[:4]
 
 
 def test_noise_by_the_index_in_the_tree_is_detected(plain, monkeypatch):

@@ -1,14 +1,11 @@
 """Steps with fixed shapes, as recorded on a GPU, give the same rows. Here they are repeated without a recording."""
 
-import warnings
-
 import pytest
 import torch
 
 from offload import Speculation
 from offload.caches.factory import selected_cache
 from offload.caches.retrieval import CopiedCache
-from offload.errors import Degraded
 from offload.kernels.ops import TorchOperations
 from offload.loading.formats.safetensors import FolderCheckpoint
 from offload.loading.weights import load_model
@@ -62,19 +59,6 @@ def test_fixed_shapes_give_the_rows_of_growing_ones(model):
     recorded = []
     found, expected = (decode(model, record) for record in (lambda run: recorded.append(run) or run, None))
     assert recorded
-    for ours, theirs in zip(found, expected, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
-
-
-def test_a_recording_that_fails_is_a_warning_and_steps_run_unrecorded(model):
-    def refuse(run):
-        raise RuntimeError("operation not permitted when stream is capturing")
-
-    with pytest.warns(Degraded, match="cannot be recorded"):
-        found = decode(model, refuse)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        expected = decode(model, None)
     for ours, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
 

@@ -54,7 +54,7 @@ DRY = st.builds(
 )
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=120, deadline=None, derandomize=True)
 @given(TEXTS, DRY, st.sets(st.integers(0, 5), max_size=2))
 def test_dry_equals_a_slow_reference(text, sampling, breakers):
     is_breaker = np.isin(np.arange(SIZE), list(breakers))
@@ -69,7 +69,7 @@ def test_dry_equals_a_slow_reference(text, sampling, breakers):
     torch.testing.assert_close(found, scores[0] - subtracted)
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=80, deadline=None, derandomize=True)
 @given(TEXTS.filter(bool), st.integers(1, 5))
 def test_the_ngram_ban_equals_that_of_transformers(text, size):
     scores = logits()
@@ -84,7 +84,7 @@ def test_a_ban_of_every_token_is_ignored():
     assert torch.equal(partly.isinf(), torch.tensor([[True, True, False]]))
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=50, deadline=None, derandomize=True)
 @given(TEXTS, TEXTS, st.sampled_from([-2.0, 0.0, 0.7]), st.sampled_from([-1.0, 0.0, 1.5]))
 def test_frequency_and_presence_count_generated_tokens(prompt, generated, frequency, presence):
     scores = logits()
@@ -109,7 +109,7 @@ ANY = st.builds(
 )
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=120, deadline=None, derandomize=True)
 @given(ANY, TEXTS, TEXTS, st.lists(st.integers(0, 5), max_size=8), st.integers(1, 9))
 def test_every_row_of_a_draft_has_the_distribution_of_plain_decoding(sampling, prompt, generated, draft, rows):
     def sampler(more):

@@ -26,40 +26,6 @@ def model(tmp_path_factory):
     return load_model(FolderCheckpoint(folder), torch.float32, torch.device("cpu"), lambda done, total: None)
 
 
-STEPS = st.lists(
-    st.one_of(
-        st.tuples(st.just("extend"), st.lists(st.integers(0, 15), min_size=1, max_size=5)),
-        st.tuples(st.just("truncate"), st.integers(1, 12)),
-        st.tuples(st.just("restart"), st.lists(st.integers(0, 15), min_size=1, max_size=12)),
-        st.tuples(st.just("draft"), st.lists(st.integers(0, 15), max_size=4)),
-        st.tuples(st.just("settle"), st.none()),
-    ),
-    min_size=1,
-    max_size=12,
-)
-
-
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(STEPS)
-def test_rows_are_those_of_a_fresh_runner_after_any_history(model, steps):
-    runner, sequence = Runner(model, model.new_cache(80), chunk=4), TokenSequence([1, 2, 3])
-    for what, value in steps:
-        if what == "extend" and len(sequence) < 60:
-            sequence.extend(value)
-        elif what == "truncate":
-            sequence.truncate(min(value, len(sequence)))
-        elif what == "restart":
-            sequence.restart(value)
-        elif what == "settle":
-            runner.settle(sequence)
-            assert runner.cache.length == runner.num_cached <= len(sequence)
-        elif what == "draft":
-            found = runner.rows(sequence, value)
-            fresh = Runner(model, model.new_cache(80)).rows(TokenSequence(sequence.tokens), value)
-            assert found.shape == (len(value) + 1, model.shape.hidden)
-            assert torch.allclose(found, fresh, atol=1e-4)
-
-
 def test_two_sequences_in_turn_are_not_confused(model):
     runner, first, second = Runner(model, model.new_cache(80)), TokenSequence([1, 2, 3, 4]), TokenSequence([5, 6, 7, 8])
     wanted = runner.rows(first).clone()

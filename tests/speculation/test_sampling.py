@@ -91,11 +91,6 @@ def test_every_accepted_setting_gives_a_distribution(extreme):
         assert found[:, -1].sum() == 0
 
 
-def test_at_least_one_token_is_kept():
-    tight = Sampling(temperature=1, top_p=1e-6, top_k=1, min_p=1.0)
-    assert torch.equal(warp(logits(), tight).max(-1).values, torch.ones(3))
-
-
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(st.floats(1e-6, 1 - 1e-6), st.integers(0, 999), st.sampled_from([1, 7, 50, 3000]), st.sampled_from([0.01, 1, 8]))
 def test_top_p_keeps_the_fewest_tokens_whose_probabilities_sum_to_p(p, seed, vocab, scale):
@@ -160,27 +155,6 @@ def test_the_seed_determines_the_draws():
 
     assert thirty(1) == thirty(1)
     assert thirty(1) != thirty(2)
-
-
-def test_observed_tokens_are_penalised():
-    sampler = Sampler(Sampling(temperature=0, repetition_penalty=10), 0, VOCAB, CPU)
-    scores = logits(rows=1)[0]
-    first = drawn(sampler, scores)
-    sampler.observe([])
-    sampler.observe([first])
-    assert drawn(sampler, scores) != first
-
-
-def test_penalties_follow_a_draft_position_by_position_and_do_not_change_the_history():
-    sampler = Sampler(Sampling(temperature=1, repetition_penalty=3), 0, VOCAB, CPU)
-    sampler.observe([4, 5])
-    scores, draft = logits(rows=4), [7, 8, 7]
-    found = sampler.distribution(scores, draft)
-    for row in range(4):
-        alone = Sampler(sampler.sampling, 0, VOCAB, CPU)
-        alone.observe([4, 5, *draft[:row]])
-        assert torch.equal(found[row], alone.distribution(scores[row : row + 1])[0])
-    assert torch.equal(sampler.distribution(scores[:1]), found[:1])
 
 
 @pytest.mark.parametrize(

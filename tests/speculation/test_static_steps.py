@@ -95,14 +95,6 @@ def test_a_refused_draft_and_what_fills_a_pass_up_are_never_seen(pair):
     pair.step(id_tensor(3, 8))
 
 
-def test_a_long_run_of_drafts_moves_tokens_within_a_buffer_of_constant_size(model):
-    pair = Pair(model, streaming_cache)
-    for step in range(60):
-        pair.step(id_tensor(1 + step % 13, step))
-        if step % 3 == 0:
-            pair.truncate(pair.eager.length - step % 5)
-
-
 def test_queries_wanted_after_a_recording_are_kept(model):
     pair = Pair(model, full_cache)
     for step in range(2):

@@ -1,4 +1,4 @@
-"""Trees through runners, drafters and levels: greedy decoding stays plain greedy decoding, whatever is drafted."""
+"""Trees through runners: rows, rollbacks and the path that is kept."""
 
 import random
 
@@ -12,25 +12,11 @@ from offload.caches.retrieval import CopiedCache
 from offload.caches.streaming_llm import StreamingCache
 from offload.kernels.native.ops import NativeOperations
 from offload.sequence import TokenSequence
-from offload.settings.config import Sampling
-from offload.settings.tree_settings import TreeSampling
-from offload.speculation.auto.adaptive import AdaptiveScheduler
-from offload.speculation.drafters.model_drafter import ModelDrafter
-from offload.speculation.drafters.ngram import LookupDrafter
-from offload.speculation.levels.level import Level
-from offload.speculation.passes.draft_runner import DraftRunner
 from offload.speculation.passes.runner import Runner
-from offload.speculation.sampling.warp import Sampler
-from offload.speculation.trees.best_size import SizedTree
-from offload.speculation.trees.tree import k_ary, tree_of, within
+from offload.speculation.trees.tree import tree_of
 from tests.support.offloading import CPU, native_kernel
-from tests.support.retrieval import VOCAB, RetrievalSetup, ids, load
+from tests.support.retrieval import RetrievalSetup, ids, load
 
-SHAPES = {
-    "k-ary": k_ary((3, 2, 1, 1)),
-    "depth first": (-1, 0, 1, 0, 3, -1, 5, 5, 7, 7, 9),
-    "a chain": tuple(range(-1, 5)),
-}
 SETUPS = {"copied": RetrievalSetup(CopiedCache, 4, 24, 400), "table": RetrievalSetup(TableCache, 16, 32, 400)}
 
 
@@ -155,83 +141,3 @@ def test_nodes_that_the_host_never_learnt_of_are_dropped(models):
     runner.resolve([4])
     sequence.extend([4, 6])
     assert torch.allclose(runner.rows(sequence), fresh_rows(model, sequence), atol=1e-4)
-
-
-class FixedTrees:
-    """Trees of one shape, cut off at the depth that is allowed."""
-
-    sampling, may_be_chain = TreeSampling.WITHOUT_REPLACEMENT, False
-
-    def __init__(self, parents):
-        self._parents, self.deepest = parents, tree_of(parents).depth
-
-    def best(self, kind, cycle, depth, *times):
-        return SizedTree(within(self._parents, depth), 1.0, 0.0)
-
-    def observe(self, kind, cycle, visits):
-        pass
-
-
-def levels(models, kind, name, shape, sampling, every=None, budget=None, window=40):
-    """Return the top level of a method that drafts trees, the sequence of the prompt, and the target's runner."""
-    target, parents = models[kind], SHAPES[shape]
-    full, middle, sequence = SETUPS[kind].prefilled(target, 90, every=every, budget=budget)
-    sampler = Sampler(sampling, 0, VOCAB, CPU)
-    sampler.observe_prompt(sequence.tokens)
-    cache = StreamingCache(target.shape, target.rope(400), 4, window, window, torch.float32, CPU)
-    drafters = {
-        "draft model": ModelDrafter(DraftRunner(target, cache, 16), sampler),
-        "lookup": LookupDrafter(),
-        "selected chunks": ModelDrafter(middle, sampler, name="retrieval"),
-    }
-    depth = tree_of(parents).depth
-
-    def level(name, runner, over, tree, gamma=depth):
-        scheduler = AdaptiveScheduler([over], gamma, trees=tree and (lambda: FixedTrees(tree)))
-        return Level(name, runner, sampler, scheduler)
-
-    if name in drafters:
-        return level("target", full, drafters[name], parents), sequence, sampler
-    lower = level("retrieval", middle, drafters[name.split(" over ")[1]], parents)
-    return level("target", full, lower, None, 6), sequence, sampler
-
-
-def decode(top, sequence, sampler, count):
-    prompt = len(sequence)
-    while len(sequence) < prompt + count:
-        before = len(sequence)
-        top.advance(sequence, prompt + count - before)
-        sequence.commit()
-        sampler.observe(sequence.tokens[before:])
-    return sequence.tokens[prompt:]
-
-
-def plain(models, kind, sampling, count):
-    full, _, sequence = SETUPS[kind].prefilled(models[kind], 90)
-    sampler = Sampler(sampling, 0, VOCAB, CPU)
-    sampler.observe_prompt(sequence.tokens)
-    level = Level("target", full, sampler, AdaptiveScheduler())
-    return decode(level, sequence, sampler, count)
-
-
-CASES = [
-    ("copied", "draft model", "k-ary"),
-    ("copied", "selected chunks", "depth first"),
-    ("copied", "levels over draft model", "depth first"),
-    ("table", "draft model", "depth first"),
-    ("table", "selected chunks", "k-ary"),
-    ("table", "levels over draft model", "k-ary"),
-    ("table", "levels over lookup", "a chain"),
-    ("table", "lookup", "k-ary"),
-]
-
-
-@pytest.mark.parametrize(("kind", "name", "shape"), CASES)
-@pytest.mark.parametrize("penalty", [1, 1.3])
-def test_greedy_trees_are_plain_greedy(models, kind, name, shape, penalty):
-    if kind not in models:
-        pytest.skip("there is no native kernel here")
-    sampling = Sampling(temperature=0, repetition_penalty=penalty)
-    top, sequence, sampler = levels(models, kind, name, shape, sampling, every=8)
-    assert decode(top, sequence, sampler, 16) == plain(models, kind, sampling, 16)
-    assert sum(row.accepted for row in top.statistics.values()) > 0 or "lookup" in name

@@ -1,1 +1,1 @@
-"""What chooses drafters and lengths by what they have cost and gained."""
+"""Chooses drafters and draft lengths by their measured times and acceptance."""

@@ -23,8 +23,8 @@ _UNLUCKY = 2.0  # standard deviations below the mean, at which a first one-off c
 class AdaptiveScheduler:
     """Chooses among drafters and draft lengths by their expected tokens a second.
 
-    What is believed of an acceptance is a Beta distribution, which forgets; the times are moving averages. Both start
-    from priors. A one-off cost, such as the first selection of the retrieval cache, is spread over the tokens to come.
+    The estimate of an acceptance is a Beta distribution, which forgets; the times are moving averages. Both start from
+    priors. A one-off cost, such as the first selection of the retrieval cache, is spread over the tokens to come.
     A draft must fit the loss budget if all of it is rejected; within that, one that promises nothing on average is
     tried if it would with a better acceptance, by a standard deviation.
 
@@ -91,7 +91,7 @@ class AdaptiveScheduler:
 
     @property
     def gain(self) -> Gain | None:
-        """What the drafts have gained over plain steps; None without drafters, or too few plain steps to compare."""
+        """The gain of the drafts over plain steps; None without drafters, or too few plain steps to compare."""
         return self._gain.gain if self._estimates else None
 
     def observe(self, cycle: Cycle) -> None:

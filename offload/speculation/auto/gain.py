@@ -1,4 +1,4 @@
-"""What speculation gains over plain decoding, from the plain steps among it, and the bound on what it may lose."""
+"""The gain of speculation over plain decoding, measured by the plain steps among it, and the bound on its loss."""
 
 from ...events import Gain
 from .cycle import Cycle
@@ -10,8 +10,8 @@ class GainMeter:
     """Adds up the seconds of the cycles, and those that plain decoding would have taken for the same tokens.
 
     A plain step counts alike on both sides, so that an answer without drafts gains exactly nothing. The tokens of a
-    draft's verification are priced at the time of a plain step, as it is believed then; what is emitted before one is
-    measured, as soon as it is.
+    draft's verification are priced at the estimated time of a plain step; those emitted before one is measured, as
+    soon as it is.
     """
 
     def __init__(self) -> None:

@@ -1,1 +1,1 @@
-"""What proposes tokens: n-grams of the text, a draft model, trees of either."""
+"""Drafters: n-grams of the text, a draft model, a trained head, the target on selected chunks."""

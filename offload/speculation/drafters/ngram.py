@@ -86,7 +86,7 @@ class SuffixIndex:
                 if targets[state] != target:
                     break
                 targets[state] = split
-            elif (others := more[state])[token] == target:  # a suffix of what the token follows: it follows that too
+            elif (others := more[state])[token] == target:  # the token follows this suffix too
                 others[token] = split
             else:
                 break
@@ -153,15 +153,15 @@ class SuffixIndex:
 
     def _following(self, state: int, length: int, shortest: int) -> list[tuple[int, int, int]]:
         """Return tokens that followed a suffix, the best ones first: token, state and length of the suffix with it."""
-        found: dict[int, tuple[int, int, int]] = {}
-        while length >= shortest and state > 0 and len(found) < len(_SHARES):
+        best: dict[int, tuple[int, int, int]] = {}
+        while length >= shortest and state > 0 and len(best) < len(_SHARES):
             after = self.following(state)
             latest = heapq.nlargest(len(_SHARES), after, key=lambda token: self._end[after[token]])
             for token in latest:
-                found.setdefault(token, (token, after[token], length + 1))
+                best.setdefault(token, (token, after[token], length + 1))
             state = self._link[state]
             length = self._length[state]
-        return list(found.values())[: len(_SHARES)]
+        return list(best.values())[: len(_SHARES)]
 
 
 class LookupDrafter:

@@ -80,7 +80,7 @@ class Level:
 
     @property
     def gain(self) -> Gain | None:
-        """What drafting has gained over plain steps of the verifier; see `Speculated.gain`."""
+        """The gain of drafting over plain steps of the verifier; see `Speculated.gain`."""
         return self._scheduler.gain
 
     def advance(self, sequence: TokenSequence, limit: int, with_rows: bool = False) -> Draft:
@@ -134,9 +134,9 @@ class Level:
     def _verify(
         self, sequence: TokenSequence, draft: Draft, logits: Tensor, shape: DraftedTree | None, with_rows: bool
     ) -> tuple[Tensor | None, Verdict]:
-        """Return what is accepted of a draft, from the logits after the sequence and after each of its tokens.
+        """Return the accepted part of a draft, from the logits after the sequence and after each of its tokens.
 
-        Before it come the distributions of these rows, where tokens are drawn from more than one of them.
+        Before it come the distributions of these rows; None where none is needed.
         """
         sampler, tentative, needed = self._sampler, sequence.tentative, None
         if draft.parents is None:

@@ -99,7 +99,7 @@ def replay(
         coupled = None if sampler.noise is None else CoupledChoice(sampler.sampling, sampler.noise, len(sequence))
         choice = _choice(position, logits, runner.model.dtype, coupled)
         if choice.margin < float("inf"):  # else top-p and the like leave one token
-            closest = choice if closest is None else min(closest, choice, key=lambda each: each.margin)
+            closest = choice if closest is None else min(closest, choice, key=lambda narrow: narrow.margin)
         expected = choice.chosen
         if expected != token:
             margin = coupled.margin(logits, expected, token) if coupled else float(logits[expected] - logits[token])

@@ -1,7 +1,7 @@
 """Forward passes of a few rows with fixed shapes: recorded once as CUDA graphs, and replayed.
 
 A pass runs a thousand small operations. To launch them one by one takes the host longer than the GPU needs to run them;
-a CUDA graph launches them at once. What changes from pass to pass is loaded into tensors before.
+a CUDA graph launches them at once. The inputs that change from pass to pass are loaded into tensors before.
 """
 
 import gc
@@ -22,7 +22,7 @@ from ...model.decoder import Model
 from ...settings.config import LONGEST_GAMMA
 
 _WARM_UP = 2  # runs before a recording: libraries choose kernels, compile and allocate memory in the first ones
-# What takes the allocator out of capture mode, in torch since 2.8 and before.
+# The functions that take the allocator out of capture mode, in torch since 2.8 and before.
 _LEAVE_CAPTURE = ("_cuda_endAllocateToPool", "_cuda_endAllocateCurrentStreamToPool")
 
 
@@ -209,7 +209,7 @@ def graphs_for(model: Model, cache: KVCache) -> StepGraphs | None:
     """Return the graphs of a model's passes over a cache, or None if a tensor of theirs may move."""
     # With several ranks there are no graphs: not every backend can record the collectives.
     # Nor are there with experts, whose tokens decide which ones a pass runs, with windows, capped scores, sinks or
-    # linear attention, or where what the layers take follows from positions.
+    # linear attention, or where the inputs of layers follow from positions.
     shape = model.shape
     has_limits = shape.caps_scores or shape.has_sinks or not shape.takes_rows_alone
     has_kinds = shape.sliding_layers or shape.linear_layers

@@ -64,7 +64,7 @@ class HeadRunner:
         self.sources = sources
 
     def has_rows(self, sequence: TokenSequence) -> bool:
-        """Return whether the target has left what the next slot of the sequence needs."""
+        """Return whether the target has left the row that the next slot of the sequence needs."""
         return any(len(sequence) - 2 in source.rows_kept(sequence) for source in self.sources)
 
     def read(self, sequence: TokenSequence) -> Generator[DraftPrefilled]:

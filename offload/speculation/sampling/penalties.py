@@ -147,7 +147,7 @@ class Penalties:
             ids, penalties = dry_penalties(tokens, self._sampling, self._breakers)
             row[self._tensor(ids)] -= self._tensor(penalties.astype(np.float32))
         if self._sampling.no_repeat_ngram:
-            completing = completing_tokens(tokens, self._sampling.no_repeat_ngram).astype(np.int64)
+            completing: np.ndarray = completing_tokens(tokens, self._sampling.no_repeat_ngram).astype(np.int64)
             banned = row.index_fill(0, self._tensor(completing), float("-inf"))
             row.copy_(torch.where(banned.amax().isfinite(), banned, row))  # something must remain to be sampled
 

@@ -147,7 +147,7 @@ def _draw_by_sum(probs: Tensor, generator: torch.Generator) -> Tensor:
     row = probs.numpy()
     ids = possible_tokens(row)
     sums = probs.cumsum(0, dtype=torch.float64).numpy() if ids is None else row[ids].cumsum(dtype=np.float64)
-    chance = torch.rand(1, generator=generator, dtype=torch.float64).item() * sums[-1]
+    chance = float(torch.rand(1, generator=generator, dtype=torch.float64)) * sums[-1]
     index = min(int(sums.searchsorted(chance, side="right")), len(sums) - 1)  # of NaN none is above
     return torch.tensor([index if ids is None else ids[index]])
 

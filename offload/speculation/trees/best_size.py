@@ -50,21 +50,21 @@ def fastest_tree(
         depths: the depths to consider, besides that of the deepest node that is worth a row.
         may_pause: whether plain decoding is a choice too.
     """
-    found = candidates(acceptance, nodes, depth)
+    pool = candidates(acceptance, nodes, depth)
     verify, draft = _of_arrays(verify_s), _of_arrays(draft_s)
     best, chosen = SizedTree((), 1.0, verify_s(1)), None
-    ranking = found.best(len(found.reached), depth)
-    deepest = max(found.depths, default=0)
+    ranking = pool.best(len(pool.reached), depth)
+    deepest = max(pool.depths, default=0)
     for limit in sorted({min(level, deepest) for level in (*depths, deepest)} - {0}):
-        ranked = ranking[found.depths[ranking] <= limit][:nodes]
+        ranked = ranking[pool.depths[ranking] <= limit][:nodes]
         counts = np.array([size for size in sizes if size < len(ranked)] + [len(ranked)])
-        tokens = 1 + found.reached[ranked].cumsum()[counts - 1]
-        seconds = draft(_draft_rows(found, ranked, limit)[:, counts - 1]).sum(axis=0) + verify(counts + 1)
+        tokens = 1 + pool.reached[ranked].cumsum()[counts - 1]
+        seconds = draft(_draft_rows(pool, ranked, limit)[:, counts - 1]).sum(axis=0) + verify(counts + 1)
         index = int((seconds / tokens).argmin())
         if seconds[index] / tokens[index] < best.token_s or (chosen is None and not may_pause):
             best = SizedTree((), float(tokens[index]), float(seconds[index]))
             chosen = ranked[: counts[index]]
-    return best if chosen is None else best._replace(parents=found.tree(chosen))
+    return best if chosen is None else best._replace(parents=pool.tree(chosen))
 
 
 def sized_tree(shape: TreeShape, acceptance: Acceptance, draft_s: Seconds, verify_s: Seconds) -> SizedTree:
@@ -98,10 +98,10 @@ def _of_arrays(seconds: Seconds) -> Callable[[np.ndarray], np.ndarray]:
     return of
 
 
-def _draft_rows(found: Candidates, chosen: np.ndarray, depth: int) -> np.ndarray:
+def _draft_rows(pool: Candidates, chosen: np.ndarray, depth: int) -> np.ndarray:
     """Return the rows of each draft step, by the number of nodes of the tree: `[depth, nodes]`, 0 where there is none.
 
     A node gets a row as soon as it gets its first child.
     """
-    is_first, levels = found.ranks[chosen] == 0, found.depths[chosen]
+    is_first, levels = pool.ranks[chosen] == 0, pool.depths[chosen]
     return np.stack([(is_first & (levels == level)).cumsum() for level in range(1, depth + 1)])

@@ -96,7 +96,7 @@ class DraftTrees:
     def best(
         self, kind: Hashable, cycle: int, depth: int, draft_s: Seconds, verify_s: Seconds, most_rows: int
     ) -> SizedTree:
-        """Return the shape of a draft of a kind at a cycle, with what is expected of it.
+        """Return the shape of a draft of a kind at a cycle, with its expected tokens and seconds.
 
         It is at most `depth` deep. Seconds of a draft step and of a verification follow from their rows; beyond
         `most_rows`, nothing is known of them.

@@ -36,7 +36,7 @@ class Candidates(NamedTuple):
     def best(self, nodes: int, depth: int) -> np.ndarray:
         """Return the indices of the best tree's nodes, the likeliest first: the first n are the best tree of n nodes.
 
-        There are fewer than `nodes` if there are no more that are ever accepted.
+        There are fewer than `nodes` if no others are ever accepted.
         """
         allowed = np.flatnonzero(self.depths <= depth)
         # Stable: of equals, parents and earlier siblings come first.
@@ -80,8 +80,8 @@ def best_tree(acceptance: Acceptance, nodes: int, depth: int) -> tuple[int, ...]
 
     Nodes that are never accepted are left out, so that there may be fewer.
     """
-    found = candidates(acceptance, nodes, depth)
-    return found.tree(found.best(nodes, depth))
+    pool = candidates(acceptance, nodes, depth)
+    return pool.tree(pool.best(nodes, depth))
 
 
 def expected_tokens(parents: Sequence[int], acceptance: Acceptance) -> float:

@@ -99,7 +99,7 @@ def _try_drawn(
     q: Tensor,
     sampling: TreeSampling,
 ) -> tuple[int | None, Tensor]:
-    """Return the accepted child of a node, None if there is none, and what p `[vocab]` is then, not normalised."""
+    """Return the accepted child of a node, or None, and p `[vocab]` after the rejections before, not normalised."""
     untried = q
     for rank, child in enumerate(children):
         chance, p_child, q_child = trials[child]
@@ -148,12 +148,12 @@ def _try_certain(
 
 
 def verify_choices(drafted: Sequence[int], picks: Sequence[int], parents: Sequence[int] | None = None) -> Verdict:
-    """Return what the target's choices accept of a draft, and the token that follows: of coupled sampling and greedy.
+    """Return the path that the target's choices accept, and the token that follows: of coupled sampling and greedy.
 
     Args:
         drafted: the tokens of the draft.
-        picks: the tokens that the target's rows give: after the sequence, and after each node. What the noise picks,
-            it picks for the position that follows.
+        picks: the tokens that the target's rows give: after the sequence, and after each node. With
+            coupled sampling, the noise is that of the position which follows.
         parents: the index of each node's parent, before the node's own; -1 is the sequence's end. None is a chain.
             Siblings' tokens differ.
     """
