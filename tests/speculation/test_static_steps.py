@@ -125,18 +125,18 @@ def test_by_triton_nothing_behind_the_keys_that_are_seen_is_read(model, name, mo
 @pytest.mark.parametrize("name", CACHES)
 @pytest.mark.parametrize("layers", [0, 1, 2])
 def test_a_recording_that_fails_on_its_way_is_the_last_and_leaves_the_cache_right(model, name, layers, monkeypatch):
-    forward_layer, attempts = Model._attend, []
+    run_layer, attempts = Model._run_layer, []
 
-    def forward_some(self, cache, index):
+    def run_some(self, index, *rest):
         if index == layers:
             raise ValueError("not allowed in a capture")
-        return forward_layer(self, cache, index)
+        return run_layer(self, index, *rest)
 
     def record(run):
         attempts.append(1)
         if len(attempts) > 1:
             with monkeypatch.context() as patched:
-                patched.setattr(Model, "_attend", forward_some)
+                patched.setattr(Model, "_run_layer", run_some)
                 run()
             raise ValueError("not allowed at the end of a capture")
         return run

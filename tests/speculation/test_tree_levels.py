@@ -95,17 +95,17 @@ class interrupted:
         self._model, self._left = model, after
 
     def __enter__(self):
-        self._layer = self._model._attend
-        self._model._attend = self._run
+        self._layer = self._model._run_layer
+        self._model._run_layer = self._run
 
     def _run(self, *arguments):
         self._left -= 1
-        if self._left < 0 or arguments[1] == self._model.shape.layers - 1:
+        if self._left < 0 or arguments[0] == self._model.shape.layers - 1:
             raise KeyboardInterrupt
         return self._layer(*arguments)
 
     def __exit__(self, *_):
-        self._model._attend = self._layer
+        self._model._run_layer = self._layer
 
 
 def test_a_row_has_the_bits_of_the_chain_that_its_path_is(models):

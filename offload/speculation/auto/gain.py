@@ -41,7 +41,7 @@ class GainMeter:
         return Gain(self._seconds, self._plain_s, self._step_s)
 
 
-SHARE = 0.0275  # of the decoding time, which rejected drafts may take
+SHARE = 0.025  # of the decoding time, which rejected drafts may take
 _START, _MOST = 2.0, 16.0  # plain steps that may be lost at first, and at most, after gains
 
 
