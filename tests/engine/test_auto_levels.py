@@ -57,9 +57,9 @@ def random_choices(monkeypatch):
             return None, 0
         drafter = rng.choice(drafters)
         estimate = next(each for each in self._estimates if each.drafter is drafter)
-        self._chosen = estimate.candidate(kinds[drafter], sequence, min(limit, 8), self._cycle)
-        self._chosen.chosen = rng.choice(self._chosen._options)
-        return drafter, self._chosen.chosen.gamma
+        candidate = estimate.candidate(kinds[drafter], sequence, min(limit, 8), self._cycle)
+        self._chosen = candidate, rng.choice(candidate.options)
+        return drafter, self._chosen[1].gamma
 
     monkeypatch.setattr(AdaptiveScheduler, "choose", choose_any)
 
