@@ -158,7 +158,7 @@ def plan_tiers(model: OpenModel, settings: Settings, tokens: int, terminal: Term
 
 def packed_tiers(tiers: TierSettings | None) -> dict[str, Any] | None:
     """Return tiers for JSON."""
-    return tiers and asdict(tiers) | {"disk": tiers.disk and str(tiers.disk)}
+    return None if tiers is None else asdict(tiers) | {"disk": tiers.disk and str(tiers.disk)}
 
 
 def unpacked_tiers(values: Mapping[str, Any]) -> TierSettings:

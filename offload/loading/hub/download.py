@@ -6,11 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ...architecture.checkpoint_json import read_json
+from ...architecture.config import ModelShape
 from ...architecture.config_checks import check_of_config
 from ...architecture.dims import Dimensions, WeightBits
 from ...architecture.head_shape import MTP, eagle3_shape, is_head, mtp_dimensions
 from ...architecture.hf_config import read_shape
-from ...architecture.known_models import KNOWN, known_name, published_bits
+from ...architecture.known_models import KNOWN, PlanShape, known_name, published_bits
 from ...errors import CheckpointError, FetchError, ModelNotFound, TriforceError, UnsupportedModel
 from ...short_repr import first_line
 from ...system.machine import default_home
@@ -81,8 +82,8 @@ def has_chat_template(path: Path | None) -> bool:
     return bool(configured) or (path / "chat_template.jinja").is_file()
 
 
-def dimensions(name: str) -> Dimensions:
-    """Return the dimensions of a model, with its `context` in tokens, from as little of it as possible.
+def dimensions(name: str) -> PlanShape | ModelShape:
+    """Return the dimensions of a model from as little of it as possible.
 
     Those of well-known models need no file. Of a folder or a hub model config.json is read, which is fetched if it is
     not in the hub's cache; of a GGUF file, the header. Raises as `locate`, UnsupportedModel.

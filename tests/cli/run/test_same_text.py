@@ -132,7 +132,7 @@ def test_experts_are_refused_without_the_rates_that_a_plan_needs(triforce, exper
     def unknown(*args):
         raise SettingsError("no rates are known", "name a profile")
 
-    monkeypatch.setattr(plan, "_inputs_here", unknown)
+    monkeypatch.setattr(plan, "rated_profile", unknown)
     assert triforce(*RUN, *experts, *LINK).returncode == 0
     result = triforce(*RUN, *experts, *LINK, "--experts", "host")
     assert result.returncode == 2 and "no rates are known" in result.stderr
