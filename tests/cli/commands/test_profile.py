@@ -114,6 +114,7 @@ def test_profile_compares_all_profiles(triforce):
     result = triforce("profile", "--compare", "--model", "llama-3.1-8b", "--context", "32K")
     assert result.returncode == 0
     lines = result.stdout.splitlines()
+    assert lines[0] == "model      llama-3.1-8b, 8.0 billion parameters; 32,768 tokens of prompt and answer"
     table = lines[lines.index("") + 1 :]
     assert max(map(len, table)) <= 80
     rows = [line.split() for line in table[1:] if line]
