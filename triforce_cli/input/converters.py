@@ -70,7 +70,7 @@ def _converted(data: bytes, name: str, kind: str) -> str:
     """Return the text of a document, converted in a process of its own. Raises PromptError."""
     if find_spec("markitdown") is None:
         raise _not_installed(name, kind)
-    program = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import convert; convert({kind!r})"
+    program = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import convert; convert({kind!r}, {_MEMORY})"
     seconds = _SECONDS + _SECONDS_PER_MIB * len(data) / 2**20
     try:
         process = subprocess.run([sys.executable, "-c", program], input=data, capture_output=True, timeout=seconds)
@@ -85,15 +85,17 @@ def _converted(data: bytes, name: str, kind: str) -> str:
     raise PromptError(f"{name} is {_NAMES[kind]} that cannot be read: {short_text(lines[-1])}", hint)
 
 
-def convert(kind: str) -> None:
+def convert(kind: str, memory: int) -> None:
     """Write the text of the document on standard input to standard output: the main function of the child process.
+
+    `memory`: the bytes of address space that it may take.
 
     The converter is called directly: markitdown's dispatcher would pass a corrupt file on to the next that accepts it.
     """
     with suppress(ImportError, OSError, ValueError):  # a system without this limit
         import resource
 
-        resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
+        resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     from markitdown import StreamInfo, converters
 
     source = io.BytesIO(sys.stdin.buffer.read())

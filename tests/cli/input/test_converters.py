@@ -2,6 +2,7 @@
 
 import sys
 import zipfile
+import zlib
 
 import pytest
 
@@ -38,6 +39,10 @@ def markitdown():
 
 def plain(stream):
     return stream, ""
+
+
+def deflated_twice(stream):
+    return zlib.compress(zlib.compress(stream, 9), 9), "/Filter [/FlateDecode /FlateDecode] "
 
 
 def pdf(path, pages=PAGES, encoded=plain):
@@ -161,6 +166,15 @@ def test_a_page_source_is_text_if_it_is_called_so(tmp_path):
 def test_without_the_extra_a_hint_says_how_to_install_it(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "markitdown", None)  # as if it were not installed
     assert 'pip install ".[documents]"' in refused(html(tmp_path / "page.html")).hint
+
+
+@pytest.mark.long
+def test_a_conversion_has_a_limit_of_memory(markitdown, tmp_path, monkeypatch):
+    monkeypatch.setattr(converters, "_SECONDS", 600)
+    monkeypatch.setattr(converters, "_MEMORY", 2**30)
+    made = pdf(tmp_path / "bomb.pdf", [" " * 2**30], deflated_twice)
+    assert made.stat().st_size < 2**14
+    assert "MemoryError" in refused(made).message
 
 
 def test_a_conversion_has_a_limit_of_time(markitdown, tmp_path, monkeypatch):
