@@ -110,6 +110,7 @@ class DrafterEstimate:
         """Return what drafts of at most `limit` tokens promise in a cycle."""
         acceptance = self.acceptance.setdefault(kind, Acceptance(self.drafter.prior(kind)))
         rates = acceptance.rate(cycle), acceptance.spread(cycle)
+        self.times.relax(self.drafter.relative_cost * self._steps.of(1))
         options = [*self._chains(limit), *self._trees(kind, limit, cycle)]
         return Candidate(self, kind, acceptance, *rates, options, self.drafter.setup_cost(sequence) * self._steps.of(1))
 

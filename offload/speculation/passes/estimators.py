@@ -6,6 +6,7 @@ MAX_RATIO = 2.0  # a measured time counts up to this multiple of its estimate: a
 ATTENTION_COST = 1.3  # the time to read a byte of KV, relative to a byte of weights: measured on CPUs
 ROW_COST = 0.15  # prior: the time of each further row of a verification, relative to one row
 _MEMORY = 32.0  # verified tokens of an acceptance rate
+_RELAX = 0.02  # of the difference to its prior, which the time of a draft loses in a cycle
 _SLOPE_WEIGHT = 8.0  # of the prior time of a further row, in squared rows: one measurement of a few rows replaces it
 _HOPE = 0.2  # of the prior time of a further row, where trees may have many: to try a size shows its truth at once
 _TRUST = 4  # times the rows of the largest measured pass are considered; the next measurement allows more
@@ -115,6 +116,13 @@ class StepTimes:
         self._known = {size: value * drift for size, value in self._known.items()}
         weight = 0.7 if is_new else max(0.1, 1 / (count + 1))
         self._known[rows] = guess * (1 + weight * (ratio - 1))
+
+    def relax(self, guess: float) -> None:
+        """Let estimates above `guess` seconds for one row decay to it: a draft that was slow once is tried again."""
+        if self._known and (now := self.of(1)) > guess > 0:
+            factor = 1 - _RELAX * (1 - guess / now)
+            self._known = {rows: seconds * factor for rows, seconds in self._known.items()}
+            self._slope_s = None
 
     def _slope(self) -> float:
         """Return the seconds of a further row: least squares over the measured sizes, and the prior as one more."""
