@@ -267,7 +267,7 @@ def test_auto_is_never_much_slower_than_plain_decoding(ratios):
 
 def test_auto_is_near_the_best_fixed_method_in_every_cell(ratios):
     """An answer of 64 tokens may take a dozen cycles, of which one or two go into learning."""
-    low = {name: ratio for name, (_, ratio) in ratios.items() if ratio < (0.80 if name.endswith(" 64") else 0.89)}
+    low = {name: ratio for name, (_, ratio) in ratios.items() if ratio < (0.80 if name.endswith(" 64") else 0.90)}
     assert low == {}
 
 
