@@ -168,8 +168,8 @@ def attention_of(device: str, heads: int, kv_heads: int, count: int, tokens: int
 
     def attend_codes() -> Tensor:
         found = accumulate.GroupAccumulator(q, kv_heads)
-        found.attend_exact(slice(None), *rest, None, 0, rest[0].shape[1] - tokens)
-        found.attend_groups(slice(None), codes, 0, groups)
+        found.attend_exact(slice(None), *rest, rest[0].shape[1] - tokens)
+        found.attend_groups(slice(None), codes, groups)
         return found.output()
 
     exact = exact_attention(q, *(torch.cat((a, b.float()), 1) for a, b in zip(rounded, rest, strict=True)))

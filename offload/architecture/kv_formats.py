@@ -6,7 +6,6 @@ from .dims import Dimensions
 GROUP = 32  # tokens of keys and values that share their scales
 BLOCK = 16  # tokens of a block of those that are not quantised
 WINDOW = 128  # tokens that are quantised together, as soon as they are complete (KIVI's residual length)
-SINK = GROUP  # first tokens, which are never quantised
 
 
 def stored_bytes(shape: Dimensions, kind: str, tokens: int, itemsize: int) -> float:
@@ -47,7 +46,7 @@ def packed_page_bytes(shape: Dimensions, tokens: int) -> int:
 def bf16_layer_bytes(shape: Dimensions, tokens: int, chunk: int, itemsize: int) -> int:
     """Return the bytes of one layer's tokens that are not quantised, in a sequence prefilled in chunks.
 
-    They are the window before a chunk, the sink, and room for a path across the end of a window.
+    They are the windows of a chunk, and those before it.
     """
-    blocks = ring_blocks(min(tokens, chunk) + WINDOW - 1) + (SINK + 2 * WINDOW) // BLOCK
+    blocks = ring_blocks(min(tokens, chunk) + WINDOW - 1)
     return shape.kv_heads * blocks * 2 * BLOCK * shape.head_dim * itemsize

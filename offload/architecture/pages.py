@@ -80,20 +80,12 @@ def open_slots(tokens: int, page: int, kv: str) -> int:
     return SLOTS if KV_FORMATS[kv] is PLAIN_KV else max(SLOTS, -(-tokens // page) + 1)
 
 
-def plain_prefill_bytes(shape: Dimensions, end: int, chunk: int, page: int, itemsize: int) -> int:
-    """Return the device bytes of buffers for a prefill layer by layer on a GPU, of tokens up to position `end`.
+def prefill_bytes(shape: Dimensions, end: int, chunk: int, page: int, itemsize: int) -> int:
+    """Return the device bytes of buffers for a pass over more tokens than a page has, up to position `end`.
 
-    One layer's plain keys and values of all tokens, and two buffers for the pages of a chunk on their way to the host.
+    One layer's keys and values of all tokens, and two buffers for the pages of a chunk on their way to the host.
     """
     return page_bytes(shape, -(-end // page) + 2 * (-(-chunk // page) + 1), page, itemsize)
-
-
-def paged_prefill_bytes(shape: Dimensions, start: int, end: int, page: int, itemsize: int) -> int:
-    """Return the device bytes of buffers for one pass over more tokens than a page has, of two layers at a time.
-
-    In chunk order a pass is a chunk; on a CPU layer by layer it is the whole prompt.
-    """
-    return 2 * page_bytes(shape, -(-end // page) - start // page, page, itemsize)
 
 
 def host_mean_key_bytes(shape: Dimensions, layers: int, tokens: int, chunk: int, page: int, itemsize: int) -> int:

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..architecture.kv_formats import WINDOW
 from ..architecture.rope import rows_of
+from ..memory.store import DeviceStore
 from ..memory.tree_attention import Tree
 from ..settings.config import Speculation
 from .full import FullCache
@@ -25,8 +25,7 @@ class EvictingCache(ABC):
 
     In between, tokens are appended to a FullCache over the store, so that any kernel attends to them. What is evicted
     does not depend on how the sequence was divided into passes. Keys before RoPE and values are kept as well: an
-    eviction numbers the tokens that stay anew, for each layer and KV head, and stores them again. A store of quantised
-    keys and values then rounds the numbers that were computed, not those that were rounded before.
+    eviction numbers the tokens that stay anew, for each layer and KV head, and stores them again.
 
     A subclass may call `evict` where a prompt ends, and so keep all of a prompt until then. A rollback that an eviction
     has made impossible starts over.
@@ -40,14 +39,14 @@ class EvictingCache(ABC):
     observes = False  # whether `observe` is to be called with the attention that tokens have received
 
     def __init__(self, full: FullCache, settings: Speculation, every: int | None = None) -> None:
-        """Make an empty cache in the store of a full one.
+        """Make an empty cache in the store of a full one, a `DeviceStore`.
 
         `every`: new tokens whose attention is observed at once; None for those between two evictions.
         """
-        self._full = full
-        self.store, self.rope, self.marks = full.store, full.rope, full.marks
-        self.device, self.capacity = full.device, full.capacity
         store, self.budget = full.store, settings.kept_tokens
+        assert isinstance(store, DeviceStore), "keys and values as they are"
+        self._full, self.store, self.rope, self.marks = full, store, full.rope, full.marks
+        self.device, self.capacity = full.device, full.capacity
         self.every = every or self.capacity - self.budget
         assert self.every > 0, "an eviction makes room"
         self._evicted = 0  # tokens
@@ -160,16 +159,14 @@ class EvictingCache(ABC):
         no_queries = self._keys.new_empty((budget, 0, shape.head_dim))
         heads = torch.arange(shape.kv_heads, device=self.store.device)
         self._full.truncate(0)
-        self._full.begin(budget, chunk=WINDOW)
+        self._full.begin(budget)
         for layer in range(shape.layers):
             # Rows of [capacity * kv_heads, head_dim].
             kept = (self.keep(layer, stored).T * shape.kv_heads + heads).flatten()
             for tensor in (self._keys, self._values):
                 tensor[layer].flatten(0, 1)[: len(kept)] = tensor[layer].flatten(0, 1).index_select(0, kept)
-            for start in range(0, budget, WINDOW):  # at a time: so many are not rounded yet, in a store that rounds
-                part = slice(start, min(start + WINDOW, budget))
-                new = no_queries[part], self._keys[layer, part], self._values[layer, part]
-                self.store.append(layer, start, *new, rows_of(shape, layer, (cos[part], sin[part])))
+            new = no_queries, self._keys[layer, :budget], self._values[layer, :budget]
+            self.store.append(layer, 0, *new, rows_of(shape, layer, (cos, sin)))
         self._full.commit()
         return budget
 

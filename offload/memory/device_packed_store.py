@@ -16,7 +16,7 @@ from ..kernels.triton import ROWS
 from ..kernels.triton.accumulate import attend_packed, attend_packed_before
 from ..kernels.triton.ops import pack_runs, unpack_runs
 from ..settings.kv_formats import PACKED_KV
-from .plain_store import PlainStore, attend_stored, observe_attention
+from .plain_store import PlainStore, attend_stored
 from .store import Store
 from .tree_attention import Tree
 
@@ -110,10 +110,6 @@ class DevicePackedStore(Store):
         part = attend_masked(q, keys, values, tree.on(self.device).sees[-len(q) :])
         part = merge([attend_packed_before(q, self._memory(layer), start), part]) if start else part
         return part.output(lse, q.dtype)
-
-    def observe(self, layer: int, q: Tensor, start: int, lse: Tensor, received: Tensor) -> None:
-        end = start + len(q)
-        observe_attention(q, self._unpacked(layer, end)[0], lse, received[:, :end])
 
     def compact(self, start: int, keep: Sequence[int]) -> None:
         moved = [(start + to, start + source) for to, source in enumerate(keep) if to != source]

@@ -28,7 +28,7 @@ from .host_memory import Pinning, allocator, begin_allocation, new_pages
 from .link import DISK_COST, LINK_COST, Link, SimulatedLink
 from .open_pages import OpenPages
 from .packed_pages import PackedPageFormat, PackedPages, PlanePages, plane_b_bytes
-from .page import BlockPageFormat, NativePageFormat, PageLayout, PlainPageFormat
+from .page import BlockPageFormat, NativePageFormat, PageLayout
 from .pages import Pages
 from .plain_store import PlainStore
 from .prefetch import PrefetchRing
@@ -38,12 +38,11 @@ from .tier_settings import HOST_SHARES, TierSettings
 from .tiered_store import TieredStore
 from .tiers import Tiers
 
-# A store is a format of pages in a placement. The formats, by what attends to pages on the device and on the host:
-# the native kernel; a GPU beside it; or torch, without it. Quantised pages have one format for all of these.
+# A store is a format of pages in a placement. The formats, by what attends to pages on the device: the native kernel,
+# or a GPU or torch with the native kernel on the host, if there is one. Quantised pages have one format for both.
 _PAGES: dict[tuple[KVFormat, str], Callable[[ModelShape, int, Any, torch.device], PageLayout]] = {
     (PLAIN_KV, "native"): lambda shape, page, kernel, device: NativePageFormat(shape, page, kernel),
     (PLAIN_KV, "gpu"): lambda shape, page, kernel, device: BlockPageFormat(shape, page, kernel),
-    (PLAIN_KV, "torch"): lambda shape, page, kernel, device: PlainPageFormat(shape, page),
     (PACKED_KV, "native"): lambda shape, page, kernel, device: PackedPageFormat(shape, page, kernel),
     (PACKED_KV, "gpu"): lambda shape, page, kernel, device: DevicePackedPageFormat(
         PackedPageFormat(shape, page, kernel), shape, device
@@ -165,7 +164,7 @@ class TieredStoreFactory:
             return new_store(kernel, shape, capacity, dtype, device, kv, tiers)
         new = partial(new_device_store, kernel, dtype=dtype, device=device)
         first = new(replace(shape, layers=resident), capacity) if resident else None
-        return TieredStore(shape, dtype, tiers, first, partial(new, shape))
+        return TieredStore(shape, dtype, tiers, first, new)
 
     def _tiers(self, shape: ModelShape, capacity: int, dtype: torch.dtype, visits: int) -> Tiers[Any]:
         """Return tiers with memory for a store's pages."""
@@ -188,7 +187,6 @@ class TieredStoreFactory:
             open_pages=OpenPages(slots, pages, self.link, format.tokens),
             pinning=pinning,
             last_visits=visits,
-            prefills_plainly=device.type == "cuda" and not self._format.lossy,
         )
 
     def _host(self, format: PageLayout) -> HostAttention:
@@ -202,7 +200,7 @@ class TieredStoreFactory:
         on_host = host_kernel(shape, dtype) if looks else kernel
         if self._format.lossy:
             return QuantizedPageFormat(shape, page, self._format.name, on_host), torch.uint8
-        reader = "native" if kernel is not None else "torch" if on_host is None else "gpu"
+        reader = "gpu" if kernel is None else "native"
         return _PAGES[self._format, reader](shape, page, on_host, self._device), dtype
 
     def _sizes(self, shape: ModelShape, capacity: int, dtype: torch.dtype) -> _Sizes:

@@ -4,7 +4,7 @@ The pages are split between the two so that both finish together.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -58,38 +58,21 @@ class HostAttention:
         threads = thread_count(device)
         self._pool = ThreadPoolExecutor(1, "host-attention", torch.set_num_threads, (threads,))
 
-    def submit(
-        self,
-        pages: Sequence[Tensor] | Tensor,
-        first: int,
-        q: Tensor,
-        attend: Callable[[int, Tensor, Tensor], Any] | None = None,
-    ) -> Future[HostResult]:
-        """Attend to all tokens of pages `[n, numbers]`, which are those from number `first` on.
-
-        The rotated queries must not change until the result is ready. `attend` does what the format's `attend_whole`
-        does, in its place.
-        """
+    def submit(self, pages: Sequence[Tensor] | Tensor, q: Tensor) -> Future[HostResult]:
+        """Attend to all tokens of pages `[n, numbers]`; the queries must not change until the result is ready."""
         arrived = None
         if q.device.type != "cpu":
             q = pinned(torch.empty(q.shape, dtype=q.dtype)).copy_(source := q, non_blocking=True)
             arrived = torch.cuda.Event()
             arrived.record(torch.cuda.current_stream(source.device))
-        return self._pool.submit(self._run, pages, first, q, attend or self._format.attend_whole, arrived)
+        return self._pool.submit(self._run, pages, q, arrived)
 
     @torch.inference_mode()
-    def _run(
-        self,
-        pages: Sequence[Tensor] | Tensor,
-        first: int,
-        q: Tensor,
-        attend: Callable[[int, Tensor, Tensor], Any],
-        arrived: torch.cuda.Event | None,
-    ) -> HostResult:
+    def _run(self, pages: Sequence[Tensor] | Tensor, q: Tensor, arrived: torch.cuda.Event | None) -> HostResult:
         if arrived is not None:
             arrived.synchronize()
         start, state = time.perf_counter(), None
-        partials = (attend(number, page, q) for number, page in enumerate(pages, first))
+        partials = (self._format.attend_whole(page, q) for page in pages)
         if arrived is not None or self._sums:
             result = self._format.accumulator(q)
             for part in partials:

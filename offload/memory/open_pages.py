@@ -53,6 +53,14 @@ class OpenPages:
         """Return the slot of a page in one layer, `[numbers]` on the device."""
         return self.memory[layer, self.slot(page)]
 
+    def on_device(self, layer: int, page: int) -> Tensor:
+        """Return the newest copy of a page in one layer, `[1, numbers]` on the device. Raises TransferFailed."""
+        if page in self:
+            return self.buffer(layer, page).unsqueeze(0)
+        copy = new_pages((1, self.memory.shape[2]), self.memory.dtype, self.memory.device)
+        self._pages.read(range(layer, layer + 1), page, copy, self._link)
+        return copy
+
     def run(self, layer: int, pages: range) -> PageRun:
         """Return one or two consecutive pages of a layer, which are in their slots."""
         return PageRun(self.memory[layer], tuple(map(self.slot, pages)))

@@ -49,8 +49,8 @@ class PageLayout(ABC):
         """View pages `[..., numbers]` as parts `[..., kv_heads, parts, ...]`, of tokens that are read together."""
 
     @abstractmethod
-    def attend_whole(self, number: int, page: Tensor, q: Tensor) -> Any:
-        """Return a partial result of rotated queries over all tokens of page number `number` of a layer."""
+    def attend_whole(self, page: Tensor, q: Tensor) -> Any:
+        """Return a partial result of rotated queries over all tokens of a page."""
 
     @abstractmethod
     def accumulator(self, q: Tensor) -> Accumulator:
@@ -89,7 +89,7 @@ class PageFormat(PageLayout):
         seen += len(q) - 1
         return attend_causal(q, k[:, :seen], v[:, :seen])
 
-    def attend_whole(self, number: int, page: Tensor, q: Tensor) -> Any:
+    def attend_whole(self, page: Tensor, q: Tensor) -> Any:
         return self.attend(page, q, self.tokens)
 
     def attend_tree(self, pages: PageRun, q: Tensor, before: int, tree: Tree, result: Accumulator) -> None:
@@ -140,60 +140,25 @@ class PageFormat(PageLayout):
         """
 
 
-class PlainPageFormat(PageFormat):
-    """Keys and values side by side `[kv_heads, tokens, 2, head_dim]`, attended to by torch's kernels."""
-
-    least_chunk = 1
-
-    def __init__(self, shape: ModelShape, tokens: int) -> None:
-        self.tokens = tokens
-        self.numbers = 2 * shape.kv_heads * tokens * shape.head_dim
-        self._size = (shape.kv_heads, tokens, 2, shape.head_dim)
-
-    def append(self, page: Tensor, at: int, q: Tensor, k: Tensor, v: Tensor, rows: Rows, rotated: Tensor) -> None:
-        new = page.view(self._size)[:, at : at + len(q)]
-        new[:, :, 0] = rotate(k, rows).transpose(0, 1)
-        new[:, :, 1] = v.transpose(0, 1)
-        rotated.copy_(rotate(q, rows))
-
-    def accumulator(self, q: Tensor) -> Accumulator:
-        if triton.serves(q):
-            return TritonAccumulator(q, self._size[0], lambda page: (*self.read(page), triton.PLAIN))
-        return TorchAccumulator(q, self.attend)
-
-    def write(self, page: Tensor, at: int, keys: Tensor, values: Tensor) -> None:
-        new = page.view(self._size)[:, at : at + keys.shape[1]]
-        new[:, :, 0], new[:, :, 1] = keys, values
-
-    def plain_views(self, pages: Tensor) -> tuple[Tensor, Tensor]:
-        keys, values = self.parts(pages).transpose(0, 1).unbind(3)
-        return keys, values
-
-    def read_parts(self, parts: Tensor) -> tuple[Tensor, Tensor]:
-        keys, values = parts.unbind(2)
-        return keys, values
-
-
 class BlockPageFormat(PageFormat):
-    """The native kernel's blocks `[kv_heads, tokens / 16, 2 * 16 * head_dim]`, on a GPU.
+    """The native kernel's blocks `[kv_heads, tokens / 16, 2 * 16 * head_dim]`, on a device that it does not serve.
 
-    The native kernel attends to them on the host, Triton's on the GPU; without Triton they are converted to plain keys
-    and values first.
+    The native kernel attends to them on the host, if there is one, Triton's on the GPU; without Triton they are
+    converted to plain keys and values first.
     """
 
     least_chunk = BLOCK
 
-    def __init__(self, shape: ModelShape, tokens: int, kernel: Kernel) -> None:
+    def __init__(self, shape: ModelShape, tokens: int, kernel: Kernel | None = None) -> None:
+        """`kernel` is the native one, if it attends on the host."""
         assert tokens % BLOCK == 0, "pages are whole blocks"
-        self.tokens = tokens
+        self.tokens, self._shape, self.kernel = tokens, shape, kernel
         self.numbers = 2 * shape.kv_heads * tokens * shape.head_dim
-        self._shape, self.kernel, self._native = shape, kernel, kernel
-        self._calls = BlockCalls(shape, tokens // BLOCK)
         self._size = (shape.kv_heads, tokens // BLOCK, 2 * BLOCK * shape.head_dim)
 
     @property
-    def host(self) -> NativePageFormat:
-        return NativePageFormat(self._shape, self.tokens, self._native)
+    def host(self) -> BlockPageFormat:
+        return self if self.kernel is None else NativePageFormat(self._shape, self.tokens, self.kernel)
 
     def append(self, page: Tensor, at: int, q: Tensor, k: Tensor, v: Tensor, rows: Rows, rotated: Tensor) -> None:
         positions = torch.arange(at, at + len(k), device=page.device)
@@ -231,6 +196,10 @@ class NativePageFormat(BlockPageFormat):
     """
 
     dumps_parts = True
+
+    def __init__(self, shape: ModelShape, tokens: int, kernel: Kernel) -> None:
+        super().__init__(shape, tokens, kernel)
+        self._native, self._calls = kernel, BlockCalls(shape, tokens // BLOCK)
 
     def append(self, page: Tensor, at: int, q: Tensor, k: Tensor, v: Tensor, rows: Rows, rotated: Tensor) -> None:
         self._native.append(self._calls.append(page, at, q, k, v, rows, rotated))

@@ -1,78 +1,21 @@
-"""Prefill passes: device buffers for more tokens than a page has.
+"""Passes over more tokens than a page has: prefill.
 
-A layer's keys and values stay on the device while it computes. They are copied to the host while the next layer
-computes.
+The keys and values of the layer under way are in one memory on the device. They become pages, and are copied to the
+host, while the next layer computes.
 """
 
-from dataclasses import replace
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..architecture.config import ModelShape
 from ..architecture.rope import Rows
 from .host_memory import allocator
-from .page import PageFormat, PageRun
-from .plain_store import PlainStore
+from .page import PageFormat
+from .store import DeviceStore
 from .tiers import Tiers
-
-
-class PrefillBuffers:
-    """Buffers for the pages of a pass, up to position `end`, of two layers at a time.
-
-    Takes `paged_prefill_bytes` (architecture/pages.py) on the device. The first `begun` pages have tokens:
-    committed ones, or those of a tree in flight. They are copied from the pages' open slots, which do not change, so an
-    aborted pass leaves all these tokens intact; or from the host, if an earlier pass over the tree was of this kind.
-    """
-
-    def __init__(self, tiers: Tiers[PageFormat], end: int, begun: int) -> None:
-        self._tiers, self._first, self._begun = tiers, tiers.num_whole, begun
-        size = (2, -(-end // tiers.format.tokens) - self._first, tiers.format.numbers)
-        with torch.inference_mode(False):
-            self._buffers = torch.empty(size, dtype=tiers.open.dtype, device=tiers.device)
-        self._layers: list[int | None] = [None, None]  # the layer whose pages are in each set
-        self._tickets: list[Any] = [None, None]
-
-    def buffer(self, layer: int, page: int) -> Tensor:
-        side = layer % 2
-        if self._layers[side] != layer:
-            self._wait(side)
-            self._layers[side] = layer
-            for index in range(self._begun):
-                self._fill(self._buffers[side, index], layer, self._first + index)
-        return self._buffers[side, page - self._first]
-
-    def _fill(self, buffer: Tensor, layer: int, page: int) -> None:
-        if page in self._tiers.open_pages:
-            buffer.copy_(self._tiers.open_pages.buffer(layer, page))
-            return
-        self._tiers.pages.read(range(layer, layer + 1), page, buffer.unsqueeze(0), self._tiers.link)
-
-    def run(self, layer: int, pages: range) -> PageRun:
-        """Return pages of the current layer, the first one of the pass among them."""
-        return PageRun(self._buffers[layer % 2], tuple(page - self._first for page in pages))
-
-    def store(self, layer: int) -> None:
-        """Begin to copy the pages of a finished layer to the host, once: other layers may attend to it, too."""
-        link, side = self._tiers.link, layer % 2
-        if self._tickets[side] is not None:
-            return
-        pages = self._buffers[side].unsqueeze(0)
-        writes = self._tiers.pages.writes(range(layer, layer + 1), self._first, pages)
-        self._tickets[side] = link.copy(writes, link.mark())
-
-    def finish(self) -> None:
-        """Wait until all pages are in host memory."""
-        for side in range(2):
-            self._wait(side)
-
-    def _wait(self, side: int) -> None:
-        link, ticket = self._tiers.link, self._tickets[side]
-        if ticket is not None:
-            link.wait(ticket)
-            link.finish(ticket)
-            self._tickets[side] = None
+from .tree_attention import Tree
 
 
 class HostMeanKeys:
@@ -121,71 +64,71 @@ class HostMeanKeys:
         return self._means[layer, start // self.chunk : min(end // self.chunk, self._valid)]
 
 
-class PlainPrefill:
-    """A pass layer by layer, in which the layer under way has plain keys and values of all tokens, committed or not.
+class PagedPrefill:
+    """A pass over tokens up to position `end`, in chunks of up to `chunk` tokens, layer by layer or at once.
 
-    A chunk attends to them in one call. Just before the next layer overwrites some of them, they become pages in a
-    small buffer, which are copied to the host while the chunk computes. Whole pages of committed tokens are streamed
-    once a layer. Takes `plain_prefill_bytes` (architecture/pages.py) on the device.
+    The layer under way has the keys and values of all tokens, committed or not, in `memory`: a store of one layer on
+    the device. A chunk attends to them in one call. Just before the next layer overwrites some of them, they become
+    pages in a small buffer, which are copied to the host while the chunk computes. Whole pages of committed tokens are
+    streamed once a layer. Takes `prefill_bytes` (architecture/pages.py) on the device.
 
-    Committed tokens in host memory and in open pages do not change, except for the page that the pass continues, whose
-    copy in its open slot is the valid one until the pass ends.
+    Tokens of earlier passes, in host memory and in open pages, do not change, except for the page that the pass
+    continues, whose copy in its open slot is the valid one until the pass ends.
     """
 
     def __init__(
         self,
         tiers: Tiers[PageFormat],
-        shape: ModelShape,
-        dtype: torch.dtype,
+        memory: DeviceStore,
         start: int,
         end: int,
         chunk: int,
         means: HostMeanKeys | None,
     ) -> None:
+        """`start`: position behind the tokens of earlier passes, the `tiers.num_whole` whole pages among them."""
         page = tiers.format.tokens
-        self._tiers, self._end, self._means = tiers, end, means
-        self._first, self._begun = start // page, start % page > 0
-        self._count = -(-end // page)
+        self._tiers, self._memory, self.end, self._means = tiers, memory, end, means
+        self._first, self._begun = tiers.num_whole, -(-start // page)
         with torch.inference_mode(False):
-            self._plain = PlainStore(replace(shape, layers=1), self._count * page, dtype, tiers.device)
             size = (2, -(-chunk // page) + 1, tiers.format.numbers)
             self._buffers = torch.empty(size, dtype=tiers.open.dtype, device=tiers.device).unbind()
         self._tickets: list[Any] = [None, None]  # of the copies from each buffer
         if means is not None:
             means.pending()  # of an aborted pass
         self._layer: int | None = None
-        self._finished: int | None = None  # the layer before, of which pages from number `_saved` on are only plain
+        self._finished: int | None = None  # the layer of which pages from number `_saved` on are in `_memory` alone
         self._saved = self._first
 
     def append(self, layer: int, start: int, q: Tensor, k: Tensor, v: Tensor, rows: Rows) -> Tensor:
         """Store tokens as in `Store`, in an offloaded layer."""
         if self._layer != layer:
             self._finished, self._layer, self._saved = self._layer, layer, self._first
-            self._read_committed(layer)
+            self._read_earlier(layer)
         self._save(-(-(start + len(q)) // self._tiers.format.tokens))
-        return self._plain.append(0, start, q, k, v, rows)
+        return self._memory.append(0, start, q, k, v, rows)
 
-    def attend(self, q: Tensor, start: int, lse: Tensor | None = None) -> Tensor:
+    def attend(self, q: Tensor, start: int, tree: Tree | None = None, lse: Tensor | None = None) -> Tensor:
         """Attend as in `Store`, in the layer of the last `append`."""
         assert self._layer is not None
-        out = self._plain.attend(0, q, start, lse=lse)
-        if start + len(q) == self._end:
+        out = self._memory.attend(0, q, start, tree, lse)
+        is_end = start + (len(q) if tree is None else len(tree)) == self.end
+        if is_end and self._finished != self._layer:  # once: other layers may attend to the last one, too
             if self._means is not None:
-                keys, _ = self._plain.layer(0)
-                self._means.store(self._layer, keys[:, : self._end])
+                keys, _ = self._memory.read(0, self.end)
+                self._means.store(self._layer, keys[0])
             if self._layer == len(self._tiers.pages) - 1:
                 self._finished, self._saved = self._layer, self._first
-                self._save(self._count)
+                self._save(-(-self.end // self._tiers.format.tokens))
         return out
 
-    def _read_committed(self, layer: int) -> None:
-        """Copy the committed tokens of a layer from its pages."""
+    def _read_earlier(self, layer: int) -> None:
+        """Copy the tokens of earlier passes from a layer's pages."""
         tiers = self._tiers
         for page, arrived in tiers.arriving(layer, range(self._first)):
-            self._copy_pages(page, tiers.format.plain(arrived).unsqueeze(0), to_plain=True)
-        if self._begun:
-            self._save(self._first + 1)
-            self._copy_pages(self._first, tiers.open[layer, self._first % 2].unsqueeze(0), to_plain=True)
+            self._copy_pages(page, tiers.format.plain(arrived).unsqueeze(0), to_memory=True)
+        self._save(self._begun)
+        for page in range(self._first, self._begun):
+            self._copy_pages(page, tiers.open_pages.on_device(layer, page), to_memory=True)
 
     def _save(self, end: int) -> None:
         """Begin to copy pages of the finished layer to the host, those up to number `end` that have not been."""
@@ -194,19 +137,25 @@ class PlainPrefill:
             first, last = self._saved, min(self._saved + len(self._buffers[0]), end)
             self._wait()
             pages = self._buffers[0][: last - first]
-            self._copy_pages(first, pages, to_plain=False)
+            self._copy_pages(first, pages, to_memory=False)
             writes = self._tiers.pages.writes(range(layer, layer + 1), first, pages.unsqueeze(0))
             self._tickets[0] = link.copy(writes, link.mark())
             self._buffers, self._tickets = self._buffers[::-1], self._tickets[::-1]  # in turn
             self._saved = last
 
-    def _copy_pages(self, first: int, pages: Tensor, to_plain: bool) -> None:
-        """Copy pages `[n, numbers]` from number `first` on to plain keys and values, or from them: two launches."""
-        page = self._tiers.format.tokens
-        at = slice(first * page, (first + len(pages)) * page)
-        for paged, plain in zip(self._tiers.format.plain_views(pages), self._plain.layer(0), strict=True):
-            some = plain[:, at].view(paged.shape)
-            some.copy_(paged) if to_plain else paged.copy_(some)
+    def _copy_pages(self, first: int, pages: Tensor, to_memory: bool) -> None:
+        """Copy pages `[n, numbers]` from number `first` on to the layer's memory, or from it, by two launches."""
+        for paged, stored in self._views(first, pages):
+            stored.copy_(paged) if to_memory else paged.copy_(stored)
+
+    def _views(self, first: int, pages: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield views of pages and of the same tokens in the layer's memory, in one shape."""
+        format, memory = self._tiers.format, self._memory.layer(0)
+        has_blocks = isinstance(memory, Tensor)  # as have the pages then
+        paged = (format.parts(pages).transpose(0, 1),) if has_blocks else format.plain_views(pages)
+        size = format.tokens // format.least_chunk if has_blocks else format.tokens
+        for some, whole in zip(paged, (memory,) if has_blocks else memory, strict=True):
+            yield some, whole[:, first * size : (first + len(pages)) * size].view(some.shape)
 
     def finish(self) -> None:
         """Wait until all pages and mean keys are in host memory. Raises TransferFailed."""

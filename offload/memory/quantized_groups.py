@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..architecture.config import ModelShape
-from ..architecture.kv_formats import BLOCK, GROUP, SINK, WINDOW
+from ..architecture.kv_formats import BLOCK, GROUP, WINDOW
 from ..kernels.accumulate import Accumulator, KernelAccumulator, TorchAccumulator
 from ..kernels.attention import attend
 from ..kernels.kv_groups import dequantize_groups
@@ -24,7 +24,7 @@ GROUP_BLOCKS = GROUP // BLOCK
 
 
 class QuantizedPageFormat(PageLayout):
-    """Pages `[numbers]`, uint8, of groups `[kv_heads, tokens / 32, bytes]`. The sink's group is not used."""
+    """Pages `[numbers]`, uint8, of groups `[kv_heads, tokens / 32, bytes]`."""
 
     def __init__(self, shape: ModelShape, tokens: int, kind: str, kernel: Kernel | None = None) -> None:
         """`kernel` is the native one, if it attends on the host."""
@@ -46,10 +46,6 @@ class QuantizedPageFormat(PageLayout):
         """Return the number of the first group of a page among those of consecutive pages."""
         return page * self.kv_heads * self.tokens // GROUP
 
-    def whole_table(self, page: int) -> Tensor:
-        """Return a table, as of `BlockCalls.attention`, of a whole page by itself; of page 0, with the bf16 sink."""
-        return _whole_table(self.blocks, SINK // BLOCK if page == 0 else 0).expand(self.kv_heads, -1)
-
     def moved(self, table: Tensor, slots: int) -> Tensor:
         """Return a table `[rows, blocks]` for groups that lie in slots: those of page p in slot p modulo `slots`."""
         block = ~table
@@ -59,24 +55,21 @@ class QuantizedPageFormat(PageLayout):
     def accumulator(self, q: Tensor) -> Accumulator:
         return TorchAccumulator(q) if self._kernel is None else KernelAccumulator(self._kernel, q)
 
-    def attend_whole(self, number: int, page: Tensor, q: Tensor) -> Any:
-        """Attend to a whole page in host memory but the sink, by the native kernel; without one, by torch."""
-        first, head_dim = SINK // GROUP if number == 0 else 0, self._shape.head_dim
+    def attend_whole(self, page: Tensor, q: Tensor) -> Any:
+        """Attend to a whole page by the native kernel; without one, by torch."""
         if self._kernel is None:
-            both = dequantize_groups(self.parts(page)[:, first:], head_dim, q.dtype)
+            both = dequantize_groups(self.parts(page), self._shape.head_dim, q.dtype)
             return attend(q, *(x.flatten(1, 2) for x in both))
-        none = torch.empty((self.kv_heads, 1, 2 * BLOCK * head_dim), dtype=q.dtype)
-        table = self.whole_table(1)[:, first * GROUP // BLOCK :]
-        groups, seen = self.groups(page.unsqueeze(0)), self.tokens - first * GROUP
-        return self._calls.partials(self._kernel, none, q, seen, False, table=table, groups=groups)
+        none = torch.empty((self.kv_heads, 1, 2 * BLOCK * self._shape.head_dim), dtype=q.dtype)
+        table = _whole_table(self.blocks).expand(self.kv_heads, -1)
+        more: dict[str, Any] = {"table": table, "groups": self.groups(page.unsqueeze(0))}
+        return self._calls.partials(self._kernel, none, q, self.tokens, False, **more)
 
 
 @lru_cache(maxsize=64)
-def _whole_table(blocks: int, sink: int) -> Tensor:
+def _whole_table(blocks: int) -> Tensor:
     with torch.inference_mode(False):
-        table = ~torch.arange(blocks, dtype=torch.int32)
-        table[:sink] = torch.arange(sink, dtype=torch.int32)
-        return table.unsqueeze(0)
+        return ~torch.arange(blocks, dtype=torch.int32).unsqueeze(0)
 
 
 GroupTiers = Tiers[QuantizedPageFormat]

@@ -1,4 +1,4 @@
-"""Quantised keys and values, and beside them those of the sink and of the newest windows as they are.
+"""Quantised keys and values, and beside them those of the newest windows as they are.
 
 Subclasses do what depends on a kernel: they attend, quantise, and convert. Groups lie in one memory or over tiers.
 """
@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from ..architecture.config import ModelShape
-from ..architecture.kv_formats import BLOCK, GROUP, SINK, WINDOW, ring_blocks
+from ..architecture.kv_formats import BLOCK, GROUP, WINDOW, ring_blocks
 from ..architecture.rope import Rows
 from ..settings.kv_formats import KV_FORMATS
 from .quantized_groups import GroupTiers, QuantizedGroups
 from .store import DeviceStore, Store
 
-SINK_BLOCKS, WINDOW_BLOCKS = SINK // BLOCK, WINDOW // BLOCK
+WINDOW_BLOCKS = WINDOW // BLOCK
 _DEQUANTIZED_AT_ONCE = 32 * 2**20  # bytes of keys in fp32
 
 
@@ -32,33 +32,23 @@ def runs_of_windows(start: int, tokens: int) -> Iterator[tuple[int, slice]]:
 
 @dataclass(frozen=True)
 class Ring:
-    """Memory of the sink's blocks, of a ring of `size` blocks, and of scratch blocks of two windows behind it."""
+    """A store of the newest tokens: position p is at p modulo `size` tokens, which are whole windows."""
 
     size: int
     store: DeviceStore
 
-    @property
-    def scratch(self) -> int:
-        """Return the number of the first scratch block."""
-        return SINK_BLOCKS + self.size
-
-    def slots(self, blocks: Tensor) -> Tensor:
-        """Return where blocks of the sequence lie."""
-        return torch.where(blocks < SINK_BLOCKS, blocks, SINK_BLOCKS + blocks % self.size)
-
-    def slots_of(self, tokens: Sequence[int]) -> Tensor:
-        return torch.tensor([self.place(token) for token in tokens], dtype=torch.long, device=self.store.device)
-
     def place(self, token: int) -> int:
         """Return where a token of the sequence lies."""
-        return token if token < SINK else SINK + token % (self.size * BLOCK)
+        return token % self.size
+
+    def places(self, tokens: Sequence[int]) -> Tensor:
+        return torch.tensor(tokens, dtype=torch.long, device=self.store.device) % self.size
 
     def runs(self, start: int, tokens: int) -> Iterator[tuple[int, slice]]:
         """Yield runs of tokens that lie one behind the other: where the first one lies, and which of the tokens."""
-        at = start
-        while at < start + tokens:
-            size = self.size * BLOCK
-            last = min(SINK if at < SINK else (at // size + 1) * size, start + tokens)
+        at, end = start, start + tokens
+        while at < end:
+            last = min((at // self.size + 1) * self.size, end)
             yield self.place(at), slice(at - start, last - start)
             at = last
 
@@ -91,27 +81,26 @@ class QuantizedMemory(Store):
         self._newest = 0  # the position behind the last token that was stored since the last restart
         self._lost = 0  # the ring has no token before this position
         self._start, self._chunked = 0, False  # of the last pass of the full cache
-        self.ring = self._new_ring(ring_blocks(WINDOW))
+        self.ring = self._new_ring(ring_blocks(WINDOW) * BLOCK)
 
     def _new_ring(self, size: int) -> Ring:
-        return Ring(size, self.new_device_store((SINK_BLOCKS + size + 2 * WINDOW_BLOCKS) * BLOCK))
+        return Ring(size, self.new_device_store(size))
 
     def _grow(self, tokens: int) -> None:
         """Make the ring large enough for `tokens` tokens, and for rollbacks of two windows."""
-        size = ring_blocks(tokens)
+        size = ring_blocks(tokens) * BLOCK
         if size <= self.ring.size:
             return
         ring, lost = self._new_ring(size), self._oldest
-        for start, end in ((0, min(SINK, self._newest)), (max(lost, SINK), self._newest)):
-            for at, some in ring.runs(start, end - start):
-                ring.store.write(at, *self._read_ring(start + some.start, start + some.stop))
+        for at, some in ring.runs(lost, self._newest - lost):
+            ring.store.write(at, *self._read_ring(lost + some.start, lost + some.stop))
         # At once: an interrupt, or too little memory, must leave the old ring.
         self.ring, self._lost = ring, lost
 
     @property
     def _oldest(self) -> int:
         """The first position from which the ring has all tokens."""
-        return max(-(-self._newest // BLOCK) * BLOCK - self.ring.size * BLOCK, self._lost)
+        return max(-(-self._newest // BLOCK) * BLOCK - self.ring.size, self._lost)
 
     def restartable(self, length: int) -> int:
         """Return the largest length, at most `length`, from which a sequence can go on: with its window in the ring."""
@@ -161,8 +150,7 @@ class QuantizedMemory(Store):
 
     def _quantize(self, layer: int, start: int, end: int) -> None:
         """Quantise the windows that tokens from `start` to `end` complete."""
-        first, last = (at // WINDOW * WINDOW for at in (start, end))
-        groups = range(max(first, SINK) // GROUP, last // GROUP)
+        groups = range(start // WINDOW * WINDOW // GROUP, end // WINDOW * WINDOW // GROUP)
         for at, some in self.ring.runs(groups.start * GROUP, len(groups) * GROUP):
             self.encode(layer, groups[some.start // GROUP : some.stop // GROUP], at)
 
@@ -181,39 +169,26 @@ class QuantizedMemory(Store):
     def compact(self, start: int, keep: Sequence[int]) -> None:
         """Move tokens as in `Store`; the windows that the path completes are quantised."""
         if moved := [(target, source) for target, source in enumerate(keep) if target != source]:
-            self.ring.store.move(*(self.ring.slots_of([start + at for at in x]) for x in zip(*moved, strict=True)))
+            self.ring.store.move(*(self.ring.places([start + at for at in x]) for x in zip(*moved, strict=True)))
         for layer in range(self.shape.layers):
             self._quantize(layer, start, start + len(keep))
 
-    def dump(self, start: int, end: int) -> Tensor:
-        """Return a copy of whole windows as they lie here, `[layers, kv_heads, bytes]`, uint8: groups, and the sink.
+    def deepest_tree(self, start: int) -> int:
+        """Return the tokens to the end of the window: no token of a tree may see that window quantised."""
+        return WINDOW - start % WINDOW
 
-        The sink's tokens, as they are, stand in place of its group. Nothing else is kept so behind a whole window's
-        end.
-        """
+    def dump(self, start: int, end: int) -> Tensor:
+        """Return a copy of whole windows as they lie here, `[layers, kv_heads, bytes]`, uint8."""
         assert start % WINDOW == end % WINDOW == 0, "whole windows are copied"
-        groups = self.groups.dump(range(max(start, SINK) // GROUP, end // GROUP))
-        if start >= SINK:
-            return groups.clone(memory_format=torch.contiguous_format)
-        store = self.ring.store
-        sink = torch.stack(store.export(0, SINK), 2) if store.kernel is None else store.dump(0, SINK)
-        return torch.cat((sink.flatten(2).view(torch.uint8), groups), dim=2)
+        groups = self.groups.dump(range(start // GROUP, end // GROUP))
+        return groups.clone(memory_format=torch.contiguous_format)
 
     def load(self, start: int, kv: Tensor) -> None:
         """Store what `dump` of a store of the same format returned, from position `start` on."""
         assert start % WINDOW == 0, "whole windows are copied"
-        if start < SINK:
-            store = self.ring.store
-            size = 2 * SINK * self.shape.head_dim * self.dtype.itemsize
-            sink, kv = kv[:, :, :size].contiguous().view(self.dtype), kv[:, :, size:]
-            if store.kernel is None:
-                store.write(0, *sink.unflatten(2, (2, SINK, -1)).unbind(2))
-            else:
-                store.load(0, sink.unflatten(2, (SINK_BLOCKS, -1)))
         groups = kv.unflatten(2, (-1, KV_FORMATS[self.kind].run_bytes(self.shape.head_dim)))
-        first = max(start, SINK) // GROUP
-        self.groups.load(first, groups)
-        self._lost = (first + groups.shape[2]) * GROUP  # first, as in `truncate`
+        self.groups.load(start // GROUP, groups)
+        self._lost = start + groups.shape[2] * GROUP  # first, as in `truncate`
         self._newest = self._lost
 
     def read(self, start: int, end: int) -> tuple[Tensor, Tensor]:
@@ -221,23 +196,23 @@ class QuantizedMemory(Store):
         return self.read_layers(range(self.shape.layers), start, end)
 
     def read_layers(self, layers: range, start: int, end: int, border: int | None = None) -> tuple[Tensor, Tensor]:
-        """Return keys and values `[layers, kv_heads, tokens, head_dim]`, those before `border` but the sink's decoded.
+        """Return keys and values `[layers, kv_heads, tokens, head_dim]`, those before `border` dequantised.
 
-        A token sees those before its own window so. Without a `border`, whole windows are decoded.
+        A token sees those before its own window so. Without a `border`, whole windows are dequantised.
         """
-        low, some = max(start, SINK), slice(layers.start, layers.stop)
+        some = slice(layers.start, layers.stop)
         if border is None:
             border = end // WINDOW * WINDOW
             if border < self._oldest:
                 border = end  # that window is quantised too
-        parts = [self._read_ring(start, min(end, SINK), some)] if start < SINK else []
-        if low < border:
-            groups = range(low // GROUP, -(-border // GROUP))
-            inside = slice(low - groups.start * GROUP, border - groups.start * GROUP)
+        parts = []
+        if start < border:
+            groups = range(start // GROUP, -(-border // GROUP))
+            inside = slice(start - groups.start * GROUP, border - groups.start * GROUP)
             both = self.decode(self._groups_of(layers, groups))
             parts.append(tuple(x.unflatten(0, (len(layers), -1))[:, :, inside] for x in both))
-        if max(low, border) < end:
-            parts.append(self._read_ring(max(low, border), end, some))
+        if max(start, border) < end:
+            parts.append(self._read_ring(max(start, border), end, some))
         keys, values = (torch.cat(x, dim=2) for x in zip(*parts, strict=True))
         return keys, values
 
@@ -256,27 +231,26 @@ class QuantizedMemory(Store):
 
     def mean_keys(self, layer: int, start: int, end: int, chunk: int) -> Tensor:
         """Return mean keys as in `Store`, of whole groups, of which few numbers in fp32 are in memory at once."""
-        first = min(max(start, -(-SINK // chunk) * chunk), end)
-        last = max(end // WINDOW * WINDOW // chunk * chunk, first)
+        last = max(end // WINDOW * WINDOW // chunk * chunk, start)
         size = max(_DEQUANTIZED_AT_ONCE // (4 * self.shape.kv_heads * self.shape.head_dim) // chunk, 1) * chunk
         own = range(layer, layer + 1)
-        parts = [self.read_layers(own, start, first)[0][0]] if start < first else []
-        for at in range(first, last, size):
+        parts = []
+        for at in range(start, last, size):
             groups = range(at // GROUP, min(at + size, last) // GROUP)
             parts.append(self.decode_keys(self._groups_of(own, groups)))
         parts += [self.read_layers(own, last, end)[0][0]] if last < end else []
         return torch.cat([x.unflatten(1, (-1, chunk)).mean(2, dtype=torch.float32) for x in parts], dim=1)
 
     def gather(self, rows: Tensor, chunks: Tensor, size: int) -> tuple[Tensor, Tensor]:
-        """Copy chunks as in `Store`, of whole groups; tokens of the sink and of a window under way as they are."""
+        """Copy chunks as in `Store`, of whole groups; tokens of a window under way as they are."""
         numbers = torch.arange(size // GROUP, device=self.device) + chunks.unsqueeze(1) * (size // GROUP)
         keys, values = self.decode(self.groups.at(rows, numbers))
         border = ((chunks + 1) * size // WINDOW * WINDOW).clamp_(min=self._oldest)
-        partly = ((chunks * size < SINK) | ((chunks + 1) * size > border)).nonzero().squeeze(1)
+        partly = ((chunks + 1) * size > border).nonzero().squeeze(1)
         if len(partly):
             tokens = chunks[partly].unsqueeze(1) * size + torch.arange(size, device=self.device)
-            is_exact = ((tokens < SINK) | (tokens >= border[partly].unsqueeze(1))).unsqueeze(-1)
-            slots = self.ring.slots(tokens[:, ::BLOCK] // BLOCK)
+            is_exact = (tokens >= border[partly].unsqueeze(1)).unsqueeze(-1)
+            slots = tokens[:, ::BLOCK] % self.ring.size // BLOCK
             own = self.ring.store.gather(rows[partly].repeat_interleave(size // BLOCK), slots.flatten(), BLOCK)
             for x, exact in zip((keys, values), own, strict=True):
                 x[partly] = torch.where(is_exact, exact.reshape(len(partly), size, -1), x[partly])

@@ -5,6 +5,7 @@ A store addresses tokens by position. Its cache tracks which of them are committ
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -87,6 +88,10 @@ class Store(ABC):
         """Return the largest length, up to `length`, to which the store can be truncated."""
         return length
 
+    def deepest_tree(self, start: int) -> int:
+        """Return how deep a tree behind `start` tokens may be."""
+        return sys.maxsize
+
     @abstractmethod
     def append(self, layer: int, start: int, q: Tensor, k: Tensor, v: Tensor, rows: Rows) -> Tensor:
         """Store new tokens from position `start` on, and return their rotated queries.
@@ -148,14 +153,6 @@ class Store(ABC):
     def mean_keys(self, layer: int, start: int, end: int, chunk: int) -> Tensor:
         """Return the mean keys of chunks between two positions, `[kv_heads, chunks, head_dim]` in fp32."""
 
-    def observe(self, layer: int, q: Tensor, start: int, lse: Tensor, received: Tensor) -> None:
-        """Add the softmax weights of `attend(layer, q, start)`, which gave `lse`, to `received`.
-
-        `received` `[kv_heads, at least start + tokens]`, in fp32: for each stored token the sum over all queries of its
-        KV head. Other calls may have followed that of `attend`, if the tokens are still there.
-        """
-        raise NotImplementedError("attention over tiers is not observed")
-
     def keep_mean_keys(self, chunk: int) -> None:
         """Prepare for `mean_keys` of chunks of this size: where keys are slow to read, a prefill makes them in passing.
 
@@ -186,6 +183,14 @@ class DeviceStore(Store):
     def compact(self, start: int, keep: Sequence[int]) -> None:
         if moved := [(start + target, start + source) for target, source in enumerate(keep) if target != source]:
             self.move(*torch.tensor(moved, device=self.device).unbind(1))
+
+    @abstractmethod
+    def observe(self, layer: int, q: Tensor, start: int, lse: Tensor, received: Tensor) -> None:
+        """Add the softmax weights of `attend(layer, q, start)`, which gave `lse`, to `received`.
+
+        `received` `[kv_heads, at least start + tokens]`, in fp32: for each stored token the sum over all queries of its
+        KV head. Other calls may have followed that of `attend`, if the tokens are still there.
+        """
 
     @abstractmethod
     def write(self, start: int, keys: Tensor, values: Tensor) -> None:

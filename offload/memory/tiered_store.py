@@ -1,6 +1,7 @@
 """A full cache's keys and values over tiers of memory, in pages of any `PageFormat`."""
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -10,8 +11,8 @@ from ..architecture.pages import GATHERED_BYTES
 from ..architecture.rope import Rows, rotate
 from ..kernels.accumulate import Accumulator
 from .packed_pages import PlanePages
-from .page import PageFormat, PageRun
-from .page_prefill import HostMeanKeys, PlainPrefill, PrefillBuffers
+from .page import PageFormat
+from .page_prefill import HostMeanKeys, PagedPrefill
 from .store import DeviceStore, Store, first_moved
 from .tiers import Tiers
 from .tree_attention import Tree
@@ -33,17 +34,16 @@ class TieredStore(Store):
         dtype: torch.dtype,
         tiers: Tiers[PageFormat],
         resident: DeviceStore | None,
-        new_device_store: Callable[[int], DeviceStore],
+        new_device_store: Callable[[ModelShape, int], DeviceStore],
     ) -> None:
-        """`shape` is of all layers; `new_device_store` makes stores for all of them."""
+        """`shape` is of all layers; `new_device_store` makes stores of some capacity for the layers of a shape."""
         self.shape, self.dtype, self.device = shape, dtype, tiers.device
         self.tiers, self.format, self.kernel = tiers, tiers.format, tiers.format.kernel
         self.least_chunk, self.page_tokens = tiers.format.least_chunk, tiers.format.tokens
         self.read_cost = tiers.pages.read_cost
         self._resident, self._first = resident, shape.layers - len(tiers.pages)
         self._new_device_store = new_device_store
-        self._prefill: PrefillBuffers | None = None
-        self._plain_prefill: PlainPrefill | None = None
+        self._prefill: PagedPrefill | None = None
         self._mean_keys: HostMeanKeys | None = None
         self._rotated = torch.empty(0, dtype=self.dtype, device=self.device)
 
@@ -60,36 +60,34 @@ class TieredStore(Store):
         return self._resident if layer < self._first else None
 
     def new_device_store(self, capacity: int) -> DeviceStore:
-        return self._new_device_store(capacity)
+        return self._new_device_store(self.shape, capacity)
 
     def prepare(self) -> Iterator[tuple[int, int]]:
         return self.tiers.prepare()
 
     def begin(self, start: int, tokens: int, chunk: int | None = None, held: int = 0) -> None:
-        tiers, rows = self.tiers, min(tokens, chunk or tokens)
-        tiers.begin(start, rows, held)
-        self._prefill = self._plain_prefill = None  # of an aborted pass
-        self._end = start + tokens
-        visits = -(-tokens // rows)  # of the whole pages of a layer
-        if tokens <= self.page_tokens:
-            for page, _, _ in tiers.split(start, self._end):  # one or two
-                tiers.open_pages.open(page)
-        elif chunk is not None and tiers.prefills_plainly:
-            self._plain_prefill = PlainPrefill(tiers, self.shape, self.dtype, start, self._end, chunk, self._mean_keys)
-            tiers.num_streamed, visits = tiers.num_whole, 1
+        tiers, page = self.tiers, self.page_tokens
+        chunk = min(tokens, chunk or tokens)
+        tiers.begin(start, chunk, held)
+        self._prefill, end = None, start + tokens
+        if tokens <= page:
+            for opened, _, _ in tiers.split(start, end):  # one or two
+                tiers.open_pages.open(opened)
+            tiers.expect(-(-tokens // chunk))
         else:
-            begun = -(-(start + held) // self.page_tokens) - tiers.num_whole
-            self._prefill = PrefillBuffers(tiers, self._end, begun)
-        tiers.expect(visits)
+            with torch.inference_mode(False):
+                layer = self._new_device_store(replace(self.shape, layers=1), -(-end // page) * page)
+            self._prefill = PagedPrefill(tiers, layer, start + held, end, chunk, self._mean_keys)
+            tiers.num_streamed = tiers.num_whole
+            tiers.expect()
 
     def end(self) -> None:
         """End the pass, whose tokens are committed, and prefetch for the next one."""
-        prefill = self._plain_prefill or self._prefill
-        if prefill is not None:
+        if (prefill := self._prefill) is not None:
             prefill.finish()
-            if self._plain_prefill is not None and self._mean_keys is not None:
-                self._mean_keys.commit(self._end)
-            self._prefill = self._plain_prefill = None
+            if self._mean_keys is not None:
+                self._mean_keys.commit(prefill.end)
+            self._prefill = None
             self.tiers.open_pages.clear()
         self.tiers.end()
 
@@ -100,9 +98,9 @@ class TieredStore(Store):
             self._mean_keys.truncate(length)
 
     def keep_mean_keys(self, chunk: int) -> None:
-        """Keep mean keys as in `Store`: from the next prefill layer by layer on, if it has the keys on the device."""
+        """Keep mean keys as in `Store`: from the next pass over more tokens than a page has on."""
         shape = self.shape
-        if self.tiers.prefills_plainly and (self._mean_keys is None or self._mean_keys.chunk != chunk):
+        if self._mean_keys is None or self._mean_keys.chunk != chunk:
             self._mean_keys = None  # free its memory first
             self._mean_keys = HostMeanKeys(self.tiers, shape.kv_heads, shape.head_dim, chunk)
 
@@ -110,8 +108,8 @@ class TieredStore(Store):
         if (resident := self._on_device(layer)) is not None:
             return resident.append(layer, start, q, k, v, rows, stored)
         layer -= self._first
-        if self._plain_prefill is not None:
-            return self._plain_prefill.append(layer, start, q, k, v, rows)
+        if self._prefill is not None:
+            return self._prefill.append(layer, start, q, k, v, rows)
         if self._rotated.shape != q.shape:
             self._rotated = torch.empty(q.shape, dtype=self.dtype, device=self.device)
         if stored:
@@ -119,59 +117,49 @@ class TieredStore(Store):
         for page, inside, part in self.tiers.split(start + stored, start + len(q)):
             some = slice(part.start + stored, part.stop + stored)
             new, angles = (q[some], k[some], v[some]), (rows[0][some], rows[1][some])
-            self.format.append(self._buffer(layer, page), inside.start, *new, angles, self._rotated[some])
+            buffer = self.tiers.open_pages.buffer(layer, page)
+            self.format.append(buffer, inside.start, *new, angles, self._rotated[some])
         return self._rotated
-
-    def _buffer(self, layer: int, page: int) -> Tensor:
-        """Return a page of this pass on the device."""
-        return (self.tiers.open_pages if self._prefill is None else self._prefill).buffer(layer, page)
 
     def attend(self, layer: int, q: Tensor, start: int, tree: Tree | None = None, lse: Tensor | None = None) -> Tensor:
         if (resident := self._on_device(layer)) is not None:
             return resident.attend(layer, q, start, tree, lse)
         layer -= self._first
-        if self._plain_prefill is not None:
-            return self._plain_prefill.attend(q, start, lse)
+        if self._prefill is not None:
+            return self._prefill.attend(q, start, tree, lse)
         result, rows = self.format.accumulator(q), slice(0, len(q))
         for whole in self.tiers.attend(layer, q, result):
             if whole is None:
                 self._attend_newest(layer, start, q, tree, result)
             else:
                 result.attend(whole[1], rows, self.page_tokens)
-        out = result.output(lse)
-        if self._prefill is not None and start + (len(q) if tree is None else len(tree)) == self._end:
-            self._prefill.store(layer)
-        return out
+        return result.output(lse)
 
     def _attend_newest(self, layer: int, start: int, q: Tensor, tree: Tree | None, result: Accumulator) -> None:
-        """Attend causally to the pages of this pass, which are on the device."""
-        num_whole = self.tiers.num_whole
+        """Attend causally to the open pages."""
+        num_whole, open_pages = self.tiers.num_whole, self.tiers.open_pages
         if tree is not None:
             first = start // self.page_tokens
             for page in range(num_whole, first):  # of drafted tokens
-                result.attend(self._buffer(layer, page), slice(0, len(q)), self.page_tokens)
+                result.attend(open_pages.buffer(layer, page), slice(0, len(q)), self.page_tokens)
             pages = range(first, (start + len(tree) - 1) // self.page_tokens + 1)
-            self.format.attend_tree(self._run_of(layer, pages), q, start % self.page_tokens, tree, result)
+            self.format.attend_tree(open_pages.run(layer, pages), q, start % self.page_tokens, tree, result)
             return
         tokens = len(q)
         end = start + tokens
         for page in range(num_whole, (end - 1) // self.page_tokens + 1):
-            base, buffer = page * self.page_tokens, self._buffer(layer, page)
+            base, buffer = page * self.page_tokens, open_pages.buffer(layer, page)
             inside = slice(max(base - start, 0), max(min(base + self.page_tokens, end) - start, 0))
             if inside.start < inside.stop:
                 result.attend(buffer, inside, start + inside.start - base + 1, causal=True)
             if inside.stop < tokens:
                 result.attend(buffer, slice(inside.stop, tokens), self.page_tokens)
 
-    def _run_of(self, layer: int, pages: range) -> PageRun:
-        """Return pages of this pass on the device."""
-        return (self.tiers.open_pages if self._prefill is None else self._prefill).run(layer, pages)
-
     def open_draft(self, start: int, end: int) -> None:
         tiers = self.tiers
         tiers.recover()
         tiers.truncate(start)
-        self._prefill = self._plain_prefill = None  # of an aborted pass
+        self._prefill = None  # of an aborted pass
         tiers.num_whole = start // self.page_tokens
         tiers.open_pages.advance(start, end - start)
         for page, _, _ in tiers.split(start, end):

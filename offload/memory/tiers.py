@@ -6,10 +6,10 @@ every layer, not yet whole, stays on the device.
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -40,7 +40,6 @@ class Tiers(Generic[Layout]):
     open_pages: OpenPages
     pinning: Pinning | None  # of `pages`, which may still be under way
     last_visits: int  # how many of the model's layers attend to the last layer of the store
-    prefills_plainly: bool = False  # layer by layer, over plain keys: where pages are not what attention reads best
     num_whole: int = 0  # whole pages before the pass, all on the host
     num_streamed: int = 0  # of those, how many are streamed; the host attends to the others
     _running: bool = False
@@ -99,25 +98,18 @@ class Tiers(Generic[Layout]):
         if self.pages.is_writable:
             self.open_pages.flush()
 
-    def attend(
-        self,
-        layer: int,
-        q: Tensor,
-        result: PassResult,
-        partial: Callable[[int, Tensor, Tensor], Any] | None = None,
-    ) -> Iterator[tuple[int, Tensor] | None]:
+    def attend(self, layer: int, q: Tensor, result: PassResult) -> Iterator[tuple[int, Tensor] | None]:
         """Yield what the caller adds attention to, in order: streamed whole pages, and None for the pages of the pass.
 
         A whole page is its number and what has arrived; rotated queries see all of it. Meanwhile the host attends to
-        the other whole pages, which are added to `result` here: by `partial`, which returns attention of queries to a
-        page in host memory; without it, the format does.
+        the other whole pages, which are added to `result` here.
         """
         rest = None if self._attended is None else time.perf_counter() - self._attended
         first = self.num_streamed
         self._hosted = None
         if self.host is not None and first < self.num_whole:
             pages = self.pages.for_host(layer, slice(first, self.num_whole))
-            self._hosted = self.host.submit(pages, first, q, partial)
+            self._hosted = self.host.submit(pages, q)
         if result.newest == "first":
             yield None
         yield from self.arriving(layer, range(first))

@@ -26,14 +26,12 @@ from ..architecture.pages import (
     open_slots,
     packing_bytes,
     page_tokens,
-    paged_prefill_bytes,
-    plain_prefill_bytes,
+    prefill_bytes,
     staging_bytes,
 )
 from ..errors import OutOfMemory
 from ..settings.kv_formats import BF16, KV_FORMATS, PACKED_KV, PLAIN_KV, PLANE_KV
 from ..settings.method_sizes import (
-    EVICT_EVERY,
     KEPT_QUERIES,
     PADDING,
     SPARE_ROWS,
@@ -148,8 +146,11 @@ class MemoryPlan:
             "staging": BOUNCE_BUFFERS * DISK_READ_BYTES if on_disk else 0,
             "activations": self._rows * _expert_row_bytes(self._share, 4) if away else 0,
         }
-        keeps_means = has_middle(inputs.speculation, inputs.tokens) and not self._on_cpu
-        if keeps_means and not inputs.kv_format.lossy and whole_format(inputs.speculation) is None:
+        if (
+            has_middle(inputs.speculation, inputs.tokens)
+            and not inputs.kv_format.lossy
+            and whole_format(inputs.speculation) is None
+        ):
             chunk = selected_chunk(inputs.speculation, BLOCK, self._page, inputs.tokens)
             means = host_mean_key_bytes(self._share, offloaded, inputs.tokens, chunk, self._page, inputs.itemsize)
             parts["mean keys"] = inputs.sequences * means
@@ -174,6 +175,7 @@ class MemoryPlan:
         """Return the format of the layers that stay on the device: where others are offloaded, they are not packed."""
         inputs = self.inputs
         stays_plain = self._on_cpu or offloaded or (inputs.has_planes and inputs.auto_packed)
+        stays_plain = stays_plain or forgets(inputs.speculation)
         return BF16 if inputs.kv_format is PACKED_KV and stays_plain else inputs.kv
 
     def _layer_kv(self, kv: str, offloaded: int) -> int:
@@ -182,12 +184,7 @@ class MemoryPlan:
         if KV_FORMATS[kv] is PLAIN_KV:
             one = inputs.shape.layer_kv_bytes(tokens, inputs.itemsize) // self._gpus
         else:
-            exact, chunk = 0, inputs.prefill_chunk
-            if forgets(inputs.speculation):  # a cache that forgets has them before RoPE, too
-                exact, chunk = tokens // 2, min(chunk, EVICT_EVERY)
-            one = inputs.shape.layer_kv_bytes(exact, inputs.itemsize)
-            one += quantized_layer_bytes(inputs.shape, kv, tokens - exact, chunk, inputs.itemsize)
-            one //= self._gpus
+            one = quantized_layer_bytes(inputs.shape, kv, tokens, inputs.prefill_chunk, inputs.itemsize) // self._gpus
         own = inputs.tokens - (0 if offloaded else min(inputs.shared, inputs.tokens))
         return one + (inputs.sequences - 1) * one * own // inputs.tokens
 
@@ -304,15 +301,13 @@ class MemoryPlan:
         hidden = inputs.tokens * shape.hidden * size if self._by_layers else 0  # of all tokens between two layers
         if not offloaded or format.lossy:  # of lossy ones, pages that a pass writes to are among the staging buffers
             return hidden
-        if not self._by_layers:
-            return paged_prefill_bytes(shape, 1, 1 + self._rows, page, size) if self._rows > page else 0
-        if self._on_cpu:
-            return hidden + paged_prefill_bytes(shape, 0, inputs.tokens, page, size)
+        if not self._by_layers and self._rows <= page:
+            return 0
         means = 0
         if has_middle(inputs.speculation, inputs.tokens):
             chunk = selected_chunk(inputs.speculation, BLOCK, page, inputs.tokens)
             means = mean_key_bytes(shape, inputs.tokens, chunk, size)
-        return hidden + means + plain_prefill_bytes(shape, inputs.tokens, self._rows, page, size)
+        return hidden + means + prefill_bytes(shape, inputs.tokens, self._rows, page, size)
 
     def _cuda(self, offloaded: int, kv: str) -> int:
         """Return the bytes of the driver, and of recorded graphs on a single GPU."""

@@ -101,6 +101,7 @@ def _place_on_disk(memory: MemoryPlan, limit: int | None, by_layers: bool) -> Pl
     for kv in range(kv_layers, -1, -1):
         in_memory, pages = memory.device(layers, kv), memory.host(layers, kv)
         kept = {name: in_memory.pop(name) for name in ("KV cache", "staging")}
+        kept["mean keys"] = pages.pop("mean keys")
         device = tier(in_memory, limit)
         room = None if limit is None else max(limit - device.total, 0)
         host = tier(kept, _least(room, inputs.placement.host_memory))

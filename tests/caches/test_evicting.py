@@ -8,10 +8,8 @@ from offload.caches.sink import SinkCache
 from offload.loading.formats.safetensors import FolderCheckpoint
 from offload.loading.weights import load_model
 from offload.memory.block_store import BlockStore
-from offload.memory.factory import new_store
 from offload.sequence import TokenSequence
 from offload.settings.config import Speculation
-from offload.settings.kv_formats import BF16
 from offload.speculation.levels.approximate import ApproximateRunner
 from tests.support.evicting import SlowCache, keep_heavy, keep_latest
 from tests.support.models import ids
@@ -76,42 +74,6 @@ def test_the_native_kernels_scores_evict_what_the_slow_references_do(native_mode
     found, own = decode(native_model, new_cache(native_model, kind, 6, store), ids(60), 60)
     assert found == expected
     assert torch.allclose(own, logits, atol=1e-3)
-
-
-def test_rounded_keys_and_values_evict_what_the_slow_reference_does_over_dequantised_ones(native_model):
-    """Behind two evictions, and scores of quantised windows; the tokens that are kept are not rounded twice."""
-    kv, budget, every, count = "q8", 130, 12, 8
-    keep, prompt = keep_heavy(SINK, WINDOW), ids(150)
-    reference = SlowCache(native_model, keep, budget, every, kv)
-    expected, logits = decode(native_model, reference, prompt, count)
-    settings = Speculation(method="ar", approximate="h2o", sink=SINK, window=WINDOW, budget=budget, chunk=1)
-    found = {}
-    for kind in (kv, BF16):
-        store = new_store(native_model.operations.kernel, native_model.shape, budget + every, torch.float32, CPU, kind)
-        cache = H2OCache(native_model.new_cache(budget + every, store=store), settings)
-        found[kind] = decode(native_model, cache, prompt, count)
-    assert found[kv][0] == expected
-    error = (found[kv][1] - logits).abs().max()
-    assert error < 2e-3 and (found[BF16][1] - logits).abs().max() > 5 * error
-
-
-@pytest.mark.parametrize("cut", [290, 500])
-def test_rounded_ones_go_on_from_where_their_store_can(native_model, cut):
-    """A store that rounds goes on from the start of a window whose tokens it no longer has as they are."""
-    settings = Speculation(method="ar", approximate="streaming-llm", sink=4, window=16, budget=1000, chunk=1)
-
-    def runner():
-        kernel, shape = native_model.operations.kernel, native_model.shape
-        store = new_store(kernel, shape, 1128, torch.float32, CPU, "q8")
-        return ApproximateRunner(native_model, SinkCache(native_model.new_cache(1128, store=store), settings), 64)
-
-    used, fresh, prompt = runner(), runner(), TokenSequence(ids(900))
-    list(used.prefill(prompt))
-    sequence = TokenSequence([*ids(900)[:cut], *ids(40, 2)])
-    found = used.rows(sequence)
-    list(fresh.prefill(sequence))
-    assert torch.equal(found, fresh.rows(sequence))
-    assert used.cache.length == used.num_cached == len(sequence)
 
 
 def test_the_native_kernel_gives_the_same_bits_in_passes_of_any_size(tiny_model_dir, kind, native_operations):

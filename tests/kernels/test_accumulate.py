@@ -5,7 +5,7 @@ import torch
 
 from offload.architecture.hf_config import shape_from_config
 from offload.kernels.attention import attend_reference
-from offload.memory.page import NativePageFormat, PlainPageFormat
+from offload.memory.page import BlockPageFormat, NativePageFormat
 from tests.support.models import make_hf_model
 from tests.support.offloading import SHAPE, native_kernel
 
@@ -25,7 +25,7 @@ def pages(shape, kernel, dtype, count=2):
     keys, values = (
         torch.randn(shape.kv_heads, count * TOKENS, shape.head_dim, generator=generator).to(dtype) for _ in range(2)
     )
-    formats = {"native": NativePageFormat(shape, TOKENS, kernel), "torch": PlainPageFormat(shape, TOKENS)}
+    formats = {"native": NativePageFormat(shape, TOKENS, kernel), "torch": BlockPageFormat(shape, TOKENS)}
     found = {}
     for name, format in formats.items():
         found[name] = format, [torch.empty(format.numbers, dtype=dtype) for _ in range(count)]

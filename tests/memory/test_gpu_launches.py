@@ -12,7 +12,7 @@ from offload.memory.factory import TieredStoreFactory
 from offload.memory.tier_settings import TierSettings
 from offload.parallel import ALONE, Alone
 from offload.planning import roofline
-from offload.planning.memory import activation_bytes, mean_key_bytes, plain_prefill_bytes
+from offload.planning.memory import activation_bytes, mean_key_bytes, prefill_bytes
 from offload.settings.kv_formats import BF16
 from offload.speculation.passes.steps import Step
 from tests.support.fake_cuda import GPU, FakeLink, fake_cuda
@@ -216,12 +216,12 @@ def test_a_prefill_by_layers_takes_no_more_than_its_parts(shape, tiered):
         cache = tiered(model, start, tokens)
         page = cache.store.tiers.format.tokens
         cache.store.keep_mean_keys(16)
-        buffers = plain_prefill_bytes(shape, start + tokens, chunk, page, 2)
+        buffers = prefill_bytes(shape, start + tokens, chunk, page, 2)
         before = usage.now
         cache.store.begin(start, tokens, chunk)
         assert usage.now - before == buffers
         cache.store.tiers.recover()
-        cache.store._plain_prefill = None
+        cache.store._prefill = None
         assert usage.now == before
         _, peak = prefill(usage, model, cache, tokens, chunk)
     rows, means = tokens * shape.hidden * 2, mean_key_bytes(shape, start + tokens, 16, 2)

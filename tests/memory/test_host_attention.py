@@ -5,7 +5,7 @@ import torch
 
 from offload.memory import host_attention
 from offload.memory.host_attention import HostAttention, thread_count
-from offload.memory.page import PlainPageFormat
+from offload.memory.page import BlockPageFormat
 from tests.support.fake_cuda import GPU
 from tests.support.offloading import CPU
 from tests.support.stores import tiny_shape
@@ -24,6 +24,6 @@ def test_its_own_thread_takes_that_number(set_threads, monkeypatch):
     monkeypatch.setattr(host_attention, "usable_cores", lambda: 3)
     set_threads(3)
     for device, expected in ((GPU, 2), (CPU, 3)):
-        attention = HostAttention(PlainPageFormat(tiny_shape(), 16), device)
+        attention = HostAttention(BlockPageFormat(tiny_shape(), 16), device)
         assert attention._pool.submit(torch.get_num_threads).result() == expected
     assert torch.get_num_threads() == 3

@@ -283,7 +283,6 @@ def test_on_a_gpu_a_prompt_has_the_bits_of_plain_pages_layer_by_layer():
     run(caches, 0, 300, seen=1)
     rows = []
     for full in caches:
-        full.store.tiers.prefills_plainly = True
         full.begin(240, chunk=128)
         chunks = zip(*(x.split(128) for x in numbers(full.store.shape, 1, 240)[0]), strict=True)
         rows.append(torch.cat([full.attend(0, *chunk).clone() for chunk in chunks]))

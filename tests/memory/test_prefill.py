@@ -1,17 +1,17 @@
-"""Prefill layer by layer over plain keys, as on a GPU, against the same prefill page by page; on a simulated link."""
+"""Passes over more tokens than a page has, layer by layer, against the same passes of a store in one memory."""
 
 import pytest
 import torch
 
 from offload.architecture.pages import host_mean_key_bytes, host_page_bytes, staging_bytes
 from offload.architecture.rope import Rope
+from offload.kernels.native.ops import NativeOperations
 from offload.kernels.native.structs import BLOCK
 from offload.kernels.ops import TorchOperations
 from offload.loading.formats.safetensors import FolderCheckpoint
 from offload.memory import factory
 from offload.memory.factory import TieredStoreFactory
 from offload.memory.link import TransferFailed
-from offload.memory.page import BlockPageFormat, PlainPageFormat
 from offload.memory.tiers import Tiers
 from tests.support.models import make_hf_model
 from tests.support.offloading import (
@@ -30,14 +30,6 @@ PASSES = [(0, 400, CHUNK), (400, 3, None)]  # start, tokens, chunk
 CONTINUED = [(0, 90, None), (90, 401, CHUNK), (491, 2, None)]  # behind a whole page and a begun one
 
 
-class DeviceBlocks(BlockPageFormat):
-    """A GPU's pages, to whose "host" queries on the CPU need not be sent."""
-
-    @property
-    def host(self):
-        return self
-
-
 @pytest.fixture(scope="module")
 def shape(tmp_path_factory):
     folder = tmp_path_factory.mktemp("shape")
@@ -45,24 +37,21 @@ def shape(tmp_path_factory):
     return FolderCheckpoint(folder).shape
 
 
-@pytest.fixture(params=["plain", "blocks-fp32", "blocks-bf16"])
-def new_store(request, shape, monkeypatch):
-    """Return a function that makes a store of one of the page formats of a GPU."""
-    if request.param == "plain":
-        format = PlainPageFormat(shape, PAGE)
-    elif (kernel := native_kernel()) is None:
+@pytest.fixture(params=["torch-fp32", "torch-bf16", "native-bf16"])
+def new_store(request, shape):
+    """Return a function that makes a store over tiers, or without a mode in one memory."""
+    kind, name = request.param.split("-")
+    if kind == "native" and native_kernel() is None:
         pytest.skip("there is no native kernel here")
-    else:
-        format = DeviceBlocks(shape, PAGE, kernel)
-    monkeypatch.setattr(factory.TieredStoreFactory, "_stored_format", lambda _, shape, dtype: (format, dtype))
-    dtype = torch.bfloat16 if request.param.endswith("bf16") else torch.float32
+    operations = TorchOperations() if kind == "torch" else NativeOperations(native_kernel())
+    dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[name]
 
-    def new(plainly, mode="stream", resident=0, link=None):
+    def new(mode=None, resident=0, link=None):
+        if mode is None:
+            return factory.new_store(operations.kernel, shape, CAPACITY, dtype, CPU)
         link = link or make_link(before=random_delays(1))
-        stores = TieredStoreFactory(TorchOperations(), CPU, settings(mode, resident), link)
-        store = stores.new_store(shape, CAPACITY, dtype)
-        store.tiers.prefills_plainly = plainly
-        return store
+        stores = TieredStoreFactory(operations, CPU, settings(mode, resident), link)
+        return stores.new_store(shape, CAPACITY, dtype)
 
     return new
 
@@ -91,16 +80,16 @@ def close(store, found, expected):
     torch.testing.assert_close(found, expected, **tolerance)
 
 
-@pytest.mark.daily("plain-*-fresh", "blocks-fp32-*-continued", "blocks-bf16-stream-0-*")
+@pytest.mark.daily("torch-fp32-*-fresh", "torch-bf16-*-continued", "native-bf16-stream-0-*")
 @pytest.mark.parametrize("passes", [PASSES, CONTINUED], ids=["fresh", "continued"])
 @pytest.mark.parametrize(("mode", "resident"), [("stream", 0), ("hybrid", 1), ("host", 0)])
-def test_a_plain_prefill_is_the_same_prefill_and_leaves_the_same_pages(new_store, passes, mode, resident):
-    plain, paged = (new_store(plainly, mode, resident) for plainly in (True, False))
+def test_a_prefill_over_tiers_attends_and_stores_as_in_one_memory(new_store, passes, mode, resident):
+    paged, single = new_store(mode, resident), new_store()
     for each in passes:
-        found, expected = (run_pass(store, *each) for store in (plain, paged))
-        close(plain, found, expected)
+        found, expected = (run_pass(store, *each) for store in (paged, single))
+        close(paged, found, expected)
     end = sum(passes[-1][:2])
-    for found, expected in zip(plain.read(0, end), paged.read(0, end), strict=True):
+    for found, expected in zip(paged.read(0, end), single.read(0, end), strict=True):
         assert torch.equal(found, expected)
 
 
@@ -111,7 +100,7 @@ def test_an_aborted_prefill_leaves_committed_tokens_intact(new_store):
         if cable:
             raise OSError("the cable is loose")
 
-    store, expected = new_store(True, link=make_link(before=fail)), new_store(True)
+    store, expected = new_store("stream", link=make_link(before=fail)), new_store("stream")
     store.keep_mean_keys(BLOCK)
     for each in (store, expected):
         run_pass(each, *CONTINUED[0])
@@ -133,14 +122,14 @@ def fetched(monkeypatch):
 
 @pytest.mark.parametrize("chunk", [BLOCK, PAGE])
 def test_mean_keys_are_made_by_the_prefill(new_store, fetched, chunk):
-    store, paged = new_store(True, resident=1), new_store(False, resident=1)
+    store, single = new_store("stream", resident=1), new_store()
     store.keep_mean_keys(chunk)
-    for each in (store, paged):
+    for each in (store, single):
         for part in CONTINUED:
             run_pass(each, *part)
     whole = 491 // chunk * chunk
     for layer in range(3):
-        expected = paged.mean_keys(layer, 0, whole, chunk)
+        expected = single.mean_keys(layer, 0, whole, chunk)
         fetched.clear()
         found = [store.mean_keys(layer, *borders, chunk) for borders in ((0, 128), (128, whole))]
         close(store, torch.cat(found, dim=1), expected)
@@ -149,7 +138,7 @@ def test_mean_keys_are_made_by_the_prefill(new_store, fetched, chunk):
 
 
 def test_mean_keys_of_tokens_that_changed_are_computed_again(new_store):
-    store, fresh = new_store(True), new_store(False)
+    store, fresh = new_store("stream"), new_store()
     store.keep_mean_keys(BLOCK)
     run_pass(store, 0, 400, CHUNK)
     run_pass(fresh, 0, 400, CHUNK)
@@ -161,7 +150,7 @@ def test_mean_keys_of_tokens_that_changed_are_computed_again(new_store):
 
 
 def test_a_store_allocates_what_is_counted(new_store):
-    store = new_store(True, resident=1)
+    store = new_store("stream", resident=1)
     store.keep_mean_keys(BLOCK)
     tiers, counted = store.tiers, (CAPACITY, PAGE, store.dtype.itemsize)
     assert tiers.pages.nbytes == host_page_bytes(store.shape, 2, *counted)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from offload.architecture.kv_formats import SINK, WINDOW, bf16_layer_bytes
+from offload.architecture.kv_formats import WINDOW, bf16_layer_bytes
 from offload.architecture.pages import host_page_bytes, open_slots, staging_bytes
 from offload.architecture.rope import Rope, rotate
 from offload.caches.full import FullCache
@@ -98,7 +98,6 @@ def test_a_token_attends_to_whole_windows_quantised_and_to_its_own():
     run(plain, IDS[:end])
     exact, stored = (x.store.read(0, end) for x in (plain, cache))
     for own, other in zip(stored, exact, strict=True):
-        assert torch.equal(own[:, :, :SINK], other[:, :, :SINK])
         assert torch.equal(own[:, :, 2 * WINDOW :], other[:, :, 2 * WINDOW :])
         assert 0 < (own - other).abs().max() < 8 / 255
     for position in (5, WINDOW - 1, WINDOW, 2 * WINDOW - 1, 2 * WINDOW, 299):
@@ -110,36 +109,6 @@ def test_a_token_attends_to_whole_windows_quantised_and_to_its_own():
             assert (found[layer, position] - other.attend(layer, q, position)[0]).abs().max() < 1e-5
 
 
-def observed(cache, start, tokens, layer=1):
-    """Return the queries of a pass, and the attention that the stored tokens receive from them, as H2O observes it."""
-    shape = tiny_shape()
-    cache.begin(tokens)
-    q, at = cache.append(layer, *projected(IDS[start : start + tokens], layer, cache.store.dtype))
-    q, lse, received = q.clone(), torch.empty(tokens, shape.heads), torch.zeros(shape.kv_heads, CAPACITY)
-    cache.store.attend(layer, q, at, lse=lse)
-    cache.store.observe(layer, q, at, lse, received)
-    return q, received
-
-
-def test_observed_weights_are_those_of_the_dequantised_keys_of_each_tokens_window():
-    """Of queries on both sides of the end of a window."""
-    start, tokens, layer = 2 * WINDOW - 20, 44, 1
-    cache, plain = new_cache(), FullCache(PlainStore(tiny_shape(), CAPACITY, FP32, CPU), new_cache().rope, CAPACITY)
-    run(cache, IDS[:start])
-    before = cache.store.read(0, start)[0][layer]
-    q, received = observed(cache, start, tokens)
-    run(plain, IDS[: start + tokens])
-    exact = plain.store.read(WINDOW, start + tokens)[0][layer]
-    both = torch.cat((before[:, :WINDOW], exact), dim=1), cache.store.read(0, start + tokens)[0][layer]
-    expected = torch.zeros_like(received)
-    for token in range(tokens):
-        end = start + token + 1
-        keys = both[start + token >= 2 * WINDOW][:, :end]
-        scores = torch.einsum("kgd,knd->kgn", q[token].unflatten(0, (len(received), -1)), keys)
-        expected[:, :end] += (scores * q.shape[-1] ** -0.5).softmax(-1).sum(1)
-    torch.testing.assert_close(received, expected, atol=1e-4, rtol=1e-2)
-
-
 @pytest.mark.parametrize("dtype", [FP32, BF16], ids=str)
 def test_a_row_has_the_same_bits_in_any_company(dtype):
     expected, rng = run_all(new_cache(dtype=dtype), IDS[:300], [1] * 300), random.Random(0)
@@ -147,10 +116,11 @@ def test_a_row_has_the_same_bits_in_any_company(dtype):
         assert torch.equal(run_all(new_cache(dtype=dtype), IDS[:300], passes), expected), passes
 
 
-@pytest.mark.parametrize("start", [0, 100, 126, 250])
+@pytest.mark.parametrize("start", [0, 100, 116, 256])
 def test_a_tree_has_the_bits_of_its_chains(start):
-    """Some of these trees cross the end of a window, behind which a token sees that window quantised."""
+    """Also where nodes, but no path, reach beyond the end of the window."""
     tree, tokens = random_tree(24, start)
+    assert tree.depth <= WINDOW - start % WINDOW
     cache = new_cache(dtype=BF16)
     run_all(cache, IDS[:start], [300]) if start else None
     found = run_tree(cache, tree, tokens)
@@ -227,9 +197,9 @@ def test_over_tiers_passes_have_the_bits_of_one_memory(place):
     assert torch.equal(*(cache.store.mean_keys(1, 32, 1024, 32) for cache in both))
 
 
-@pytest.mark.parametrize(("place", "start"), [("host 2", 508), ("disk 1", 1022), ("host 0", 1022)])
+@pytest.mark.parametrize(("place", "start"), [("host 2", 499), ("disk 1", 1010), ("host 0", 1024)])
 def test_over_tiers_a_tree_has_the_bits_of_one_memory(place, start):
-    """Also across the end of a window and of a page; the committed path then goes on."""
+    """Also where nodes, but no path, reach beyond the end of a page; the committed path then goes on."""
     tree, tokens = random_tree(24, start)
     both, results = [new_cache(where, BF16) for where in (place, "one memory")], []
     for cache in both:
@@ -289,10 +259,7 @@ LONG = [pytest.param(place, marks=pytest.mark.long) for place in ("stream 1", "h
 @pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize("place", ["one memory", "host 0", *LONG])
 def test_on_a_gpu_passes_give_what_the_native_kernel_gives(place):
-    """Of the sink and across the ends of windows, of pages and of the ring, which grows; then a rollback, and a tree.
-
-    The tree crosses the end of a window, behind which a token sees that window quantised.
-    """
+    """Across the ends of windows, of pages and of the ring, which grows; then a rollback, and a tree."""
     both, at = [new_cache(place, by_triton=True), new_cache()], 0
     for tokens, unseen in ((34, 32), (110, 108), (150, 148), (1, 0)):
         run_both(both, IDS[at : at + tokens], unseen=unseen)
@@ -306,14 +273,3 @@ def test_on_a_gpu_passes_give_what_the_native_kernel_gives(place):
     run_both(both, IDS[:2])
     for own, other in zip(*(cache.store.read(0, 258) for cache in both), strict=True):
         torch.testing.assert_close(own[-1], other[-1], rtol=0, atol=1e-1)  # a rounded half is another code
-
-
-@pytest.mark.usefixtures("interpreted")
-def test_on_a_gpu_the_same_weights_are_observed():
-    """Of queries on both sides of the end of a window."""
-    found = []
-    for by_triton in (True, False):
-        cache = new_cache(by_triton=by_triton)
-        run(cache, IDS[:252], layers=[1], unseen=251)
-        found.append(observed(cache, 252, 8)[1])
-    torch.testing.assert_close(*found, rtol=0, atol=2e-2)  # a rounded half is another code

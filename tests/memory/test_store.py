@@ -8,6 +8,7 @@ import torch
 from offload import Speculation
 from offload.architecture.pages import GATHERED_BYTES
 from offload.caches.factory import selected_cache
+from offload.kernels.native.structs import PIECE
 from offload.memory import tiered_store
 from offload.memory.host_attention import HOST_ROWS, Balance
 from offload.memory.tiers import Tiers
@@ -17,6 +18,7 @@ from offload.speculation.passes.selected_runner import SelectedRunner
 from tests.support.models import id_tensor
 from tests.support.offloading import (
     CAPACITY,
+    PAGE,
     make_link,
     make_model,
     native_kernel,
@@ -49,7 +51,10 @@ def test_random_histories_end_with_the_same_bits(model, seed):
     """Histories of passes, rollbacks and aborted passes; on the native kernel every bit is equal."""
     rng = random.Random(seed)
     mode, resident = rng.choice(MODES)
-    cache = tiered_cache(model, settings(mode, resident), make_link(before=random_delays(seed)))
+    page, room, sizes = PAGE, CAPACITY, (1, 4, 30, 100)
+    if model.operations.kernel is not None:
+        page, room, sizes = PIECE, 1700, (1, 30, 300, 600)
+    cache = tiered_cache(model, settings(mode, resident, page_tokens=page), make_link(before=random_delays(seed)), room)
     tokens = []
     for _ in range(25):
         if rng.random() < 0.3 and tokens:
@@ -57,14 +62,14 @@ def test_random_histories_end_with_the_same_bits(model, seed):
             cache.truncate(len(tokens))
         if rng.random() < 0.2:
             abort_a_pass(model, cache, rng)
-        count = min(rng.choice((1, 4, 30, 100)), CAPACITY - 100 - len(tokens))
+        count = min(rng.choice(sizes), room - 100 - len(tokens))
         if count > 0:
             new = [rng.randrange(267) for _ in range(count)]
             model.forward(torch.tensor(new), cache)
             tokens += new
     found = model.forward(id_tensor(5), cache)
-    fresh = tiered_cache(model, settings("stream", resident))
-    for part in torch.tensor(tokens).split(40):
+    fresh = tiered_cache(model, settings("stream", resident, page_tokens=page), capacity=room)
+    for part in torch.tensor(tokens).split(page - 24):
         model.forward(part, fresh)
     expected = model.forward(id_tensor(5), fresh)
     assert same(model, found, expected)

@@ -308,6 +308,8 @@ REDUNDANT = {
     "host waits for to device: CudaLink.finish < PrefetchRing.reset < Tiers.recover < Tiers.begin": "ordered",
     "to device waits for to host: CudaLink.copy < PrefetchRing.reset < Tiers.recover < Tiers.begin": "ordered",
     "to device waits for to host: CudaLink.copy < copy_now < Pages.read < OpenPages.advance": "the host has waited",
+    "to device waits for compute: CudaLink.copy < PrefetchRing._start < PrefetchRing._fill < PrefetchRing.expect < "
+    "Tiers.expect < TieredStore.begin": "the last pass has filled them, or a page's copy was awaited",
     # A link compares extents, which overlap where pages do not.
     "to host waits for to device: CudaLink.copy < copy_now < OpenPages._write": "other pages",
 }

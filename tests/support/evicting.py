@@ -6,9 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from offload.architecture.kv_formats import GROUP, SINK, WINDOW
 from offload.architecture.rope import rotate
-from offload.kernels.kv_groups import dequantize_groups, quantize_groups
 from offload.model.decoder import Model
 
 Keep = Callable[[torch.Tensor, int], list[int]]  # scores of the stored tokens, and the budget -> indices that stay
@@ -30,29 +28,15 @@ def keep_latest(sink: int) -> Keep:
     return lambda scores, budget: [*range(sink), *range(len(scores) - budget + sink, len(scores))]
 
 
-def rounded(keys: torch.Tensor, values: torch.Tensor, kind: str) -> list[torch.Tensor]:
-    """Return keys and values `[tokens, head_dim]` as the last one sees them: whole windows before its own rounded."""
-    first, end = SINK, (len(keys) - 1) // WINDOW * WINDOW
-    if end <= first:
-        return [keys, values]
-    groups = (x[first:end].unflatten(0, (-1, GROUP)) for x in (keys, values))
-    both = dequantize_groups(quantize_groups(*groups), keys.shape[1], torch.float32)
-    pairs = zip((keys, values), both, strict=True)
-    return [torch.cat((x[:first], new.flatten(0, 1).double(), x[end:])) for x, new in pairs]
-
-
 class SlowCache:
-    """Keeps every head's tokens before RoPE with their scores, and numbers them by their place in the list.
+    """Keeps every head's tokens before RoPE with their scores, and numbers them by their place in the list."""
 
-    With a `kind`, attention is to keys and values rounded to that format; those that are kept are not rounded.
-    """
-
-    def __init__(self, model: Model, keep: Keep, budget: int, every: int, kind: str | None = None) -> None:
+    def __init__(self, model: Model, keep: Keep, budget: int, every: int) -> None:
         shape = model.shape
         self._group, self._keep, self._budget, self._every = shape.group, keep, budget, every
         self._rope, self.length, self.held = model.rope(budget + every), 0, 0
         self._heads = {(layer, head): [] for layer in range(shape.layers) for head in range(shape.kv_heads)}
-        self.longest, self._kind = 0, kind
+        self.longest = 0
 
     def begin(self, tokens, tree=None):
         assert tokens == 1
@@ -70,8 +54,6 @@ class SlowCache:
             rows = tuple(row.double() for row in self._rope.rows(0, len(stored)))
             keys = rotate(torch.stack([key for key, _, _ in stored]).unsqueeze(1), rows).squeeze(1)
             values = torch.stack([value for _, value, _ in stored])
-            if self._kind is not None:
-                keys, values = rounded(keys, values, self._kind)
             for each in range(head * self._group, (head + 1) * self._group):
                 query = rotate(q[:, each : each + 1].double(), tuple(row[-1:] for row in rows))[0, 0]
                 weights = (keys @ query * q.shape[-1] ** -0.5).softmax(0)

@@ -101,6 +101,8 @@ def refuse_inexact(settings: Settings, params: Mapping[str, Any]) -> None:
         raise SettingsError(f"--verify compares with exact decoding, and {mode} changes the answer", hint)
     if settings.speculation.approximate is None:
         return
+    if len(lossy_modes(settings)) > 1:
+        raise SettingsError(f"{mode} cannot be used together", hint)
     if params["dry_run"]:
         raise SettingsError(f"--dry-run plans exact decoding, not {mode}", hint)
     for flag in (*dividing_flags(where), *_given({"link": where.link_gb_s, "disk": where.disk})):

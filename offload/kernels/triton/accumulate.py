@@ -85,29 +85,16 @@ class GroupAccumulator:
         self._states = new_state(q, self._splits + 1)  # the last one is the host's
         self._has_begun = self._has_host = False
 
-    def attend_exact(
-        self, rows: slice, keys: Tensor, values: Tensor, sink: tuple[Tensor, int] | None, tail: int, before: int
-    ) -> None:
-        """Begin rows with a sink and the newest keys, causally. All rows are begun so, or none.
-
-        Args:
-            keys, values: `[kv_heads, tokens, head_dim]`: those of the sink first, and the newest ones from `tail` on.
-            sink: zeros `[kv_heads, 1]` in int32, and the tokens of the sink; None: no sink before them.
-            before: newest keys before the queries' own.
-        """
-        q, state = self._q[rows], self._states[: self._splits, rows]
-        if sink is not None:
-            table, tokens = sink
-            attend(q, keys, values, state, tokens + before + 1, table=table, chunk=tokens, tail=tail)
-        else:
-            attend(q, keys[:, tail:], values[:, tail:], state, before + 1)
+    def attend_exact(self, rows: slice, keys: Tensor, values: Tensor, before: int) -> None:
+        """Begin rows with the newest keys `[kv_heads, tokens, head_dim]`, causally: `before` and those of the rows."""
+        attend(self._q[rows], keys, values, self._states[: self._splits, rows], before + 1)
         self._has_begun = True
 
-    def attend_groups(self, rows: slice, groups: Tensor, first: int, stop: int) -> None:
-        """Add groups `first` to `stop` of quantised ones `[kv_heads, groups, bytes]`, of which every row sees all."""
-        if first < stop:
+    def attend_groups(self, rows: slice, groups: Tensor, stop: int) -> None:
+        """Add the first `stop` quantised groups of `[kv_heads, groups, bytes]`, of which every row sees all."""
+        if stop > 0:
             state = self._states[: self._splits, rows]
-            ops.attend_groups(self._q[rows], groups, state, first, stop, not self._has_begun)
+            ops.attend_groups(self._q[rows], groups, state, stop, not self._has_begun)
             self._has_begun = True
 
     def add(self, rows: slice, part: Any) -> None:

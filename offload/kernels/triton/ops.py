@@ -101,8 +101,8 @@ def attend(
 
 
 @operation("state")
-def attend_groups(q: Tensor, groups: Tensor, state: Tensor, first: int, stop: int, fresh: bool) -> None:
-    """Add the keys of groups `first` to `stop` to the states of rotated queries `[tokens, heads, head_dim]`.
+def attend_groups(q: Tensor, groups: Tensor, state: Tensor, stop: int, fresh: bool) -> None:
+    """Add the keys of the first `stop` groups to the states of rotated queries `[tokens, heads, head_dim]`.
 
     Args:
         groups: quantised keys and values `[kv_heads, groups, bytes]`, uint8; those of a head are contiguous.
@@ -113,7 +113,7 @@ def attend_groups(q: Tensor, groups: Tensor, state: Tensor, first: int, stop: in
     (_, heads, head_dim), kv_heads = q.shape, len(groups)
     rows, rows_a_program = _rows_of(q, kv_heads)
     quantized_kv.attend_groups_kernel[(kv_heads, -(-rows // rows_a_program), len(state))](
-        q, groups, state, rows, first, stop, head_dim**-0.5,
+        q, groups, state, rows, stop, head_dim**-0.5,
         q.stride(0), q.stride(1), groups.stride(0), state.stride(0), state.stride(1),
         GROUP=heads // kv_heads, HEAD_DIM=head_dim, FRESH=fresh,
         WIDEN=q.device.type == "cpu", BLOCK_M=rows_a_program, BLOCK_D=block(head_dim), num_stages=2,

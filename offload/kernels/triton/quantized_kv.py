@@ -63,15 +63,15 @@ def _products(q, keys, number_type: tl.constexpr, WIDEN: tl.constexpr):
     return found
 
 
-@triton.jit(do_not_specialize=["rows", "first", "stop", "stride_split"])
+@triton.jit(do_not_specialize=["rows", "stop", "stride_split"])
 def attend_groups_kernel(
     q_ptr, groups_ptr, state_ptr,
-    rows, first, stop, scale,
+    rows, stop, scale,
     stride_qt, stride_qh, stride_head, stride_split, stride_row,
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, FRESH: tl.constexpr,
     WIDEN: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """Add the keys of groups `first` to `stop` to the state of every row, which sees all of them.
+    """Add the keys of the first `stop` groups to the state of every row, which sees all of them.
 
     Grid: (kv_heads, blocks of rows, splits); see `attend_kernel`. Which split has a group follows from
     its number.
@@ -95,8 +95,7 @@ def attend_groups_kernel(
     part_bytes: tl.constexpr = 32 * HEAD_DIM  # of the keys' codes, and of the values'
     group_bytes: tl.constexpr = header + 2 * part_bytes
     inner = _tokens()
-    begin = first + (split + splits - first % splits) % splits
-    for number in range(begin, stop, splits):
+    for number in range(split, stop, splits):
         group = groups_ptr + head.to(tl.int64) * stride_head + number * group_bytes  # 32 bits: 3 million tokens
         numbers = group.to(tl.pointer_type(tl.bfloat16))
         key_scales = tl.load(numbers + dims, mask=is_dim, other=0.0).to(tl.float32)

@@ -6,7 +6,6 @@ are in device memory; it does not depend on lengths.
 
 import warnings
 from dataclasses import dataclass
-from itertools import product
 
 import torch
 from torch import Tensor
@@ -122,10 +121,9 @@ def _packed(keys: Tensor, values: Tensor) -> PackedMemory:
 
 def _attend_groups(q: Tensor, keys: Tensor, values: Tensor) -> None:
     groups = quantize_groups(keys.unflatten(1, (-1, 32)), values.unflatten(1, (-1, 32)))
-    table = torch.zeros((len(keys), 1), dtype=torch.int32, device=q.device)
-    for sink, is_after in product((None, (table, 32)), (True, False)):
+    for is_after in (True, False):
         result = accumulate.GroupAccumulator(q, len(keys))
         if is_after:
-            result.attend_exact(slice(0, len(q)), keys, values, sink, 32, 0)
-        result.attend_groups(slice(0, len(q)), groups, 0, 1)
+            result.attend_exact(slice(0, len(q)), keys, values, 0)
+        result.attend_groups(slice(0, len(q)), groups, 1)
         result.partial()

@@ -7,11 +7,14 @@ from torch import Tensor
 
 from ...caches.evicting import EvictingCache
 from ...events import Prefilled
+from ...memory.factory import new_device_store
 from ...model.decoder import Model
 from ...sequence import TokenSequence
 from ...settings.config import Speculation
+from ...settings.kv_formats import KV_FORMATS
 from ...settings.method_sizes import forgetting_capacity
 from ...settings.methods import APPROXIMATIONS
+from ...settings.validation import require
 from ..passes.runner import Runner
 
 
@@ -54,8 +57,18 @@ def approximation(settings: Speculation | None) -> Hashable:
 
 
 def approximate_runner(model: Model, settings: Speculation, chunk: int) -> ApproximateRunner:
-    """Return a runner on the cache that the settings ask for."""
+    """Return a runner on the cache that the settings ask for, of keys and values as they are.
+
+    Raises SettingsError if they are to be quantised.
+    """
     assert settings.approximate is not None
-    row = APPROXIMATIONS[settings.approximate]
-    cache: EvictingCache = row.load()(model.new_cache(forgetting_capacity(settings)), settings)
+    require(
+        not KV_FORMATS[model.kv].lossy,
+        f"{model.kv} keys and values and the approximate cache {settings.approximate} cannot be used together",
+        "leave one of the two out",
+    )
+    row, capacity = APPROXIMATIONS[settings.approximate], forgetting_capacity(settings)
+    kernel, shape = model.operations.kernel, model.shape.full_attention
+    store = new_device_store(kernel, shape, capacity, model.dtype, model.device)
+    cache: EvictingCache = row.load()(model.new_cache(capacity, store=store), settings)
     return ApproximateRunner(model, cache, chunk)

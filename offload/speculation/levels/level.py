@@ -92,7 +92,9 @@ class Level:
         start, setups = self._clock(), self._runner.setups
         drafter, gamma = self._scheduler.choose(sequence, limit - 1)
         shape, draft, has_setup = self._scheduler.tree, NOTHING, False
-        if drafter is not None:
+        if shape is not None:
+            gamma = min(gamma, self._runner.deepest_tree(sequence))
+        if drafter is not None and gamma:
             before = drafter.setups
             draft = self._possible(sequence, drafter.propose(sequence, gamma, shape))
             has_setup = drafter.setups > before

@@ -6,6 +6,7 @@ common prefix, and runs the other tokens.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Generator, Sequence
 from typing import Generic, TypeVar
 
@@ -175,6 +176,12 @@ class Runner(Generic[Cache]):
         (agreed,) = self.model.group.agree([share])
         return ROW_COST * agreed
 
+    def deepest_tree(self, sequence: TokenSequence) -> int:
+        """Return how deep a tree of drafts behind a sequence, whose last token is run with it, may be."""
+        if not isinstance(self.cache, FullCache):
+            return sys.maxsize
+        return self.cache.store.deepest_tree(len(sequence) - 1) - 1
+
     def rows(self, sequence: TokenSequence, draft: Sequence[int] = (), parents: Sequence[int] | None = None) -> Tensor:
         """Return hidden rows `[len(draft) + 1, hidden]`: of the sequence's last token, then of each draft token.
 
@@ -183,7 +190,8 @@ class Runner(Generic[Cache]):
         """
         last, pending = self._synchronise(sequence), sequence.tokens[self.num_cached :]
         behind = len(draft) if parents is None else 0  # tokens that are run with the last pending ones
-        while len(pending) + behind > max(self.chunk, behind + 1):
+        most = max(self.chunk, behind + 1) if parents is None else 1
+        while len(pending) + behind > most:
             size = min(self.chunk, len(pending) - 1)  # the wanted rows come from one pass
             self._run(pending[:size])
             del pending[:size]

@@ -14,8 +14,7 @@ BF16 = ("--dtype", "bfloat16")
 needs_kernel = pytest.mark.skipif(native_kernel() is None, reason="there is no native kernel here")
 
 
-@pytest.mark.parametrize("kv", ["bf16", "q8"])
-@pytest.mark.parametrize("mode", [None, *APPROXIMATIONS])
+@pytest.mark.parametrize(("mode", "kv"), [(None, "bf16"), (None, "q8"), *((mode, "bf16") for mode in APPROXIMATIONS)])
 def test_a_lossy_run_says_so(triforce, mode, kv):
     more = () if mode is None else (*SMALL, "--approximate", mode)
     result = triforce(*PROMPT, *more, "--json", "--kv", kv)

@@ -32,6 +32,7 @@ REFUSED = [  # options, and words of the error or its hint
     ((*H2O, "--disk", "."), ("--disk . offloads keys and values",)),
     (("--approximate", "h20"), ("approximate is 'h20'", "streaming-llm, h2o")),
     (("--kv", "q8", "--verify"), ("--verify compares with exact decoding, and --kv q8 changes the answer",)),
+    (("--kv", "q8", "--approximate", "h2o"), ("--approximate h2o and --kv q8 cannot be used together",)),
     (("--kv", "q8", "--kernel", "off"), ("--kv q8 needs the native kernel",)),
     (("--kv", "q5"), ("kv is 'q5'", "auto, bf16, packed, q8")),
     ((*PACKED, "--dtype", "float32"), ("--kv packed packs keys and values in bfloat16, and the dtype is float32",)),

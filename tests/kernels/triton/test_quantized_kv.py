@@ -55,23 +55,23 @@ def test_groups_have_the_bytes_of_the_native_kernels(dtype, dim):
         torch.testing.assert_close(own.flatten(0, 1), other, rtol=1e-6, atol=1e-6, equal_nan=True)
 
 
-ONE, SOME = (1, 3, 1, 64, 1, 6), (9, 4, 2, 80, 0, 2)  # tokens, heads, kv_heads, head_dim, groups
+ONE, SOME = (1, 3, 1, 64, 6), (9, 4, 2, 80, 2)  # tokens, heads, kv_heads, head_dim, groups
 
 
 @pytest.mark.parametrize(
     ("dtype", "shape"), [(torch.float32, SOME), (torch.float32, ONE), (torch.bfloat16, ONE)], ids=str
 )
 def test_it_is_attention_to_the_dequantised(dtype, shape):
-    tokens, heads, kv_heads, dim, first, stop = shape
+    tokens, heads, kv_heads, dim, stop = shape
     groups = quantize_groups(*keys_and_values(kv_heads, stop + 1, dim))
-    groups[:, stop:], groups[:, :first] = 255, 255  # NaN, to be left alone
+    groups[:, stop:] = 255  # NaN, to be left alone
     q = draw(tokens, heads, dim).to(dtype)
     state, lse = ops.new_state(q, 3), torch.empty((tokens, heads), device=DEVICE)
-    attend_groups(q, groups, state, first, stop - 1, True)
-    attend_groups(q, groups[:, stop - 1 :], state, 0, 1, False)  # as a page of its own
+    attend_groups(q, groups, state, stop - 1, True)
+    attend_groups(q, groups[:, stop - 1 :], state, 1, False)  # as a page of its own
     found = ops.finished(state, q.float(), lse)
     keys, values = (
-        x[:, first:stop].flatten(1, 2).repeat_interleave(heads // kv_heads, 0)
+        x[:, :stop].flatten(1, 2).repeat_interleave(heads // kv_heads, 0)
         for x in dequantize_groups(groups, dim, torch.float64)
     )
     logits = torch.einsum("thd,hkd->htk", q.double(), keys) * dim**-0.5
