@@ -95,14 +95,14 @@ def _verified(passes: Passes, method: str, drafting: float, tokens: float, nodes
 
 def _tree(passes: Passes, method: str) -> Decoding:
     """Predict decoding with token trees, whose first children are accepted at a rate; a draft step a depth."""
+    from ..speculation.trees.acceptance import Acceptance
     from ..speculation.trees.best_size import sized_tree  # imports numpy, which takes a tenth of a second
-    from ..speculation.trees.drafted_trees import ChildAcceptance
     from ..speculation.trees.tree import tree_of
 
     def verify(rows: int) -> float:
         return passes.full(rows)[0].seconds + 2 * passes.sample_s
 
-    rates = ChildAcceptance(draft_acceptance(passes.inputs)).rates(0)
+    rates = Acceptance(draft_acceptance(passes.inputs)).rates(0)
     tree = sized_tree(passes.inputs.speculation.tree_shape, rates, passes.draft_step, verify)
     nodes = len(tree.parents)
     decoding = _verified(passes, method, tree.seconds - verify(nodes + 1), tree.tokens, nodes)

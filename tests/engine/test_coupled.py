@@ -34,7 +34,7 @@ def test_a_replay_finds_what_was_changed_and_nothing_else(endless_engine, sampli
     engine, prompt = fresh(endless_engine), ids(60)
     emitted = tokens(run(engine, prompt, 16, "triforce", "model", sampling, SEED))
     found = engine.replay(prompt, emitted, sampling, seed=SEED)
-    assert found.equal and found.closest.margin > 0
+    assert found.equal
     other = next(token for token in range(200) if token != emitted[12])
     wrong = engine.replay(prompt, [*emitted[:12], other], sampling, seed=SEED)
     assert [(each.position, each.expected) for each in wrong.divergences] == [(12, emitted[12])]

@@ -12,8 +12,8 @@ from offload.planning.latency import predict
 from offload.planning.passes import Passes
 from offload.planning.placement import place
 from offload.settings.config import Placement, Speculation
+from offload.speculation.trees.acceptance import Acceptance
 from offload.speculation.trees.best_size import fastest_tree
-from offload.speculation.trees.drafted_trees import ChildAcceptance
 from offload.speculation.trees.shape import expected_tokens
 from offload.speculation.trees.tree import k_ary
 from tests.support.planning import HARDWARE
@@ -43,7 +43,7 @@ class Row(NamedTuple):
         """Return the acceptance of a first child, on which SpecInfer's tokens depend almost alone."""
         parents = k_ary((16,) + (1,) * 47)
         rates = [step / 1000 for step in range(200, 990)]
-        tokens = lambda rate: expected_tokens(parents, ChildAcceptance(rate).rates(0))  # noqa: E731
+        tokens = lambda rate: expected_tokens(parents, Acceptance(rate).rates(0))  # noqa: E731
         return rates[bisect_left(rates, self.specinfer, key=tokens)]
 
 
@@ -72,7 +72,7 @@ def test_streamed_weights_with_sequoias_tree_take_the_published_time(row):
     nominal_s = decoding(row.model, "chain", None, "ar").tbt.seconds
     assert nominal_s == pytest.approx(PLAIN_S, rel=0.05)
     timed = passes(row.model, hardware=replace(L40, link=L40.link * nominal_s / PLAIN_S))
-    rates = ChildAcceptance(row.acceptance).rates(0)
+    rates = Acceptance(row.acceptance).rates(0)
     times = timed.draft_step, lambda rows: timed.full(rows)[0].seconds
     tree = fastest_tree(rates, *times, 767, 17, sizes=(), may_pause=False)
     assert len(tree.parents) == 767

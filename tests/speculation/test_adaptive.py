@@ -128,7 +128,8 @@ def test_a_guess_is_only_compared_with_the_step_that_it_was_made_for():
     for limit, first in ((10, 7), (10, 7), (10, 7), *((0, 8),) * 20):  # then there is no room for a draft
         chosen, gamma = scheduler.choose(TokenSequence([0]), limit)
         scheduler.observe(Cycle(chosen, first, gamma, 0, 0.0, step(gamma + 1)))
-    assert scheduler.acceptance(drafter, drafter.draft_kind(None)).verified <= 2  # two guesses
+    (estimate,) = scheduler._estimates
+    assert estimate.acceptance[drafter.name]._tried[0] <= 2  # two guesses
 
 
 def test_a_fixed_draft_length_is_only_cut_by_the_limit():

@@ -1,8 +1,5 @@
 """The comparison of a run with plain decoding."""
 
-import pytest
-import torch
-
 from offload import EngineConfig, open_model
 from tests.support.engine import fresh, run, tokens
 from tests.support.models import ids, make_hf_model, make_tokenizer
@@ -38,19 +35,3 @@ def test_the_replay_finds_tokens_that_plain_decoding_would_not_choose(endless_en
     assert (first.position, first.emitted, first.expected) == (12, wrong[12], emitted[12])
     assert first.margin > 10 * first.noise
     assert not result.lossless
-
-
-def test_the_replay_returns_the_narrowest_decision(endless_engine):
-    """It equals that of one forward pass over the same tokens."""
-    engine, prompt = fresh(endless_engine), ids(100)
-    emitted = tokens(run(engine, prompt, 30))
-    closest = engine.replay(prompt, emitted).closest
-    model = engine.model
-    logits = model.logits(model.forward(torch.tensor([*prompt, *emitted]), model.new_cache(130)))[99:-1]
-    best = logits.topk(2)
-    margins = best.values[:, 0] - best.values[:, 1]
-    assert closest.position == int(margins.argmin())
-    assert [closest.chosen, closest.runner_up] == best.indices[closest.position].tolist()
-    assert closest.margin == pytest.approx(float(margins.min()), rel=1e-2)
-    assert closest.within_rounding == (closest.margin <= closest.noise)
-    assert engine.replay(prompt, []).closest is None

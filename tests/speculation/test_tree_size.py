@@ -5,8 +5,8 @@ import random
 import pytest
 
 from offload.settings.tree_settings import TreeShape
+from offload.speculation.trees.acceptance import Acceptance
 from offload.speculation.trees.best_size import fastest_tree, sized_tree
-from offload.speculation.trees.drafted_trees import ChildAcceptance
 from offload.speculation.trees.shape import best_tree, expected_tokens
 from offload.speculation.trees.tree import Tree, Visit, chain
 
@@ -54,21 +54,21 @@ def observed(acceptance, cycles, widths, belief):
         width, number = random_.choice(widths), random_.random()
         chances = [sum(acceptance[: rank + 1]) for rank in range(width)]
         accepted = next((rank for rank, chance in enumerate(chances) if number < chance), None)
-        belief.observe(cycle, [Visit(width, accepted)])
+        belief.count(cycle, [Visit(width, accepted)])
     return belief.rates(cycles)
 
 
 def test_the_estimate_approaches_the_rates_from_nodes_with_few_and_many_children():
-    belief = ChildAcceptance(0.3, keep=1.0)
+    belief = Acceptance(0.3, keep=1.0)
     found = observed(RATES, 600, (1, 2, 5), belief)
     assert found[0] == pytest.approx(RATES[0], abs=0.12) and found[1] == pytest.approx(RATES[1], abs=0.08)
 
 
 def test_the_prior_falls_with_the_rank_and_observations_of_one_move_the_later_ones():
-    belief = ChildAcceptance(0.6)
+    belief = Acceptance(0.6)
     before = belief.rates(0)
     assert before[0] == 0.6 and before[1] == 0.12 and list(before) == sorted(before, reverse=True)
-    belief.observe(1, [Visit(1, None)] * 20)
+    belief.count(1, [Visit(1, None)] * 20)
     after = belief.rates(1)
     assert after[0] < 0.1 and after[1] < before[1]
 

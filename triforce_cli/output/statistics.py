@@ -107,10 +107,10 @@ def quantized_warning(level: str, agreement: float | None) -> str:
 
 
 def verification_line(verify: Mapping[str, Any]) -> str:
-    """Return one line: what was compared with what, and where rounding decides."""
+    """Return one line: what was compared with what, and the first difference."""
     tokens = counted(verify["tokens"], "token")
     if verify["equal"]:
-        return f"verify: {tokens} equal plain decoding ({verify['compared_with']}){_narrow(verify['closest'])}"
+        return f"verify: {tokens} equal plain decoding ({verify['compared_with']})"
     first, more = verify["divergences"][0], verify["differing"] - 1
     tie = "a floating-point tie" if first["is_tie"] else "more than rounding"
     others = f"; {more:,} more of {tokens} differ" if more else f"; the rest of {tokens} is equal"
@@ -118,14 +118,4 @@ def verification_line(verify: Mapping[str, Any]) -> str:
         f"verify: token {first['position']} is {first['emitted_text']!r} where plain decoding has "
         f"{first['expected_text']!r} (margin {first['margin']:.3g}, noise {first['noise']:.3g}: {tie}){others} "
         f"({verify['compared_with']})"
-    )
-
-
-def _narrow(choice: Mapping[str, Any] | None) -> str:
-    """Return the narrowest decision, where the same model may decide otherwise on other hardware or ranks."""
-    if choice is None or not choice["within_rounding"]:
-        return ""
-    return (
-        f"; closest: token {choice['position']}, {choice['chosen_text']!r} before {choice['runner_up_text']!r} by "
-        f"{choice['margin']:.2g}, where another kernel or number of ranks may round by {choice['noise']:.2g}"
     )

@@ -13,7 +13,7 @@ from ..output.statistics import verification_line
 if TYPE_CHECKING:
     from offload.engine import Engine
     from offload.settings.config import Sampling
-    from offload.speculation.levels.lossless import Choice, Divergence, Replay
+    from offload.speculation.levels.lossless import Divergence, Replay
 
 SHOWN = 100  # divergences in a summary: after a fault there may be thousands
 
@@ -47,13 +47,12 @@ def verification_fields(replay: Replay, decode: Callable[[list[int]], str], engi
     `engine` describes the engine that computed both: `Engine.describe`.
     """
 
-    def described(comparison: Divergence | Choice, names: Sequence[str], rounding: str) -> dict[str, Any]:
-        texts = {f"{name}_text": decode([getattr(comparison, name)]) for name in names}
-        return asdict(comparison) | texts | {rounding: getattr(comparison, rounding)}
+    def described(one: Divergence) -> dict[str, Any]:
+        texts = {"emitted_text": decode([one.emitted]), "expected_text": decode([one.expected])}
+        return asdict(one) | texts | {"is_tie": one.is_tie}
 
-    divergences = [described(one, ("emitted", "expected"), "is_tie") for one in replay.divergences]
+    divergences = [described(one) for one in replay.divergences]
     divergences.sort(key=lambda divergence: divergence["is_tie"])  # stable: those that are not ties come first
-    closest = replay.closest
     return {
         "compared_with": "ar" + (f" on {engine}" if engine else ""),
         "tokens": replay.tokens,
@@ -61,7 +60,6 @@ def verification_fields(replay: Replay, decode: Callable[[list[int]], str], engi
         "lossless": replay.lossless,
         "differing": len(divergences),
         "divergences": divergences[:SHOWN],
-        "closest": closest and described(closest, ("chosen", "runner_up"), "within_rounding"),
     }
 
 

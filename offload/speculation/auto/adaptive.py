@@ -1,13 +1,13 @@
 """Choose the drafter and the draft length with the most expected tokens a second, at each level of speculation."""
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 
 from ...events import Gain
 from ...sequence import TokenSequence
 from ..drafters.drafter import Drafter
-from ..passes.estimators import MAX_RATIO, ROW_COST, Acceptance, StepTimes
+from ..passes.estimators import MAX_RATIO, ROW_COST, StepTimes
 from ..trees.drafted_trees import DraftTrees
-from ..trees.tree import DraftedTree
+from ..trees.tree import DraftedTree, Visit
 from .cycle import Cycle
 from .drafter_estimates import Candidate, DrafterEstimate, DraftOption
 from .gain import SHARE, GainMeter, LossBudget
@@ -105,7 +105,7 @@ class AdaptiveScheduler:
             chosen.observe(self._cycle, cycle)
         for candidate, token in self._guesses:
             if candidate is not chosen:
-                candidate.acceptance.count(self._cycle, 1, int(token == cycle.first))
+                candidate.acceptance.count(self._cycle, [Visit(1, 0 if token == cycle.first else None)])
         if cycle.verify_setup:
             return  # the time of the step itself is not known
         verify_s = cycle.verify_s
@@ -118,10 +118,6 @@ class AdaptiveScheduler:
         seconds = verify_s if chosen is None else verify_s + chosen.estimate.draft_time(cycle)
         self._since_plain += seconds
         self._budget.observe(chosen is not None, emitted, seconds, self._steps.of(1))
-
-    def acceptance(self, drafter: Drafter, kind: Hashable) -> Acceptance | None:
-        """Return the acceptance of a drafter's drafts of a kind; None before they were considered."""
-        return next(estimate for estimate in self._estimates if estimate.drafter is drafter).acceptance.get(kind)
 
     def _guess(self, candidates: Sequence[Candidate], sequence: TokenSequence) -> None:
         """Keep the next token of drafters whose drafts cost nothing: the next cycle shows whether it was right."""

@@ -6,7 +6,8 @@ from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..passes.estimators import MAX_RATIO, Acceptance, StepTimes, expected_tokens
+from ..passes.estimators import MAX_RATIO, StepTimes, expected_tokens
+from ..trees.acceptance import Acceptance
 from ..trees.tree import DraftedTree, tree_of
 from .cycle import Cycle
 
@@ -69,10 +70,7 @@ class Candidate:
 
     def observe(self, number: int, cycle: Cycle) -> None:
         """Update the acceptance with the verification of this candidate's draft, in the cycle of that number."""
-        visits, trees = cycle.visits, self.estimate.trees
-        self.acceptance.count(number, len(visits), sum(visit.accepted == 0 for visit in visits))
-        if trees is not None:
-            trees.observe(self.kind, number, visits)
+        self.acceptance.count(number, cycle.visits)
 
 
 class DrafterEstimate:
@@ -111,7 +109,7 @@ class DrafterEstimate:
         acceptance = self.acceptance.setdefault(kind, Acceptance(self.drafter.prior(kind)))
         rates = acceptance.rate(cycle), acceptance.spread(cycle)
         self.times.relax(self.drafter.relative_cost * self._steps.of(1))
-        options = [*self._chains(limit), *self._trees(kind, limit, cycle)]
+        options = [*self._chains(limit), *self._trees(kind, acceptance, limit, cycle)]
         return Candidate(self, kind, acceptance, *rates, options, self.drafter.setup_cost(sequence) * self._steps.of(1))
 
     def _chains(self, limit: int) -> Iterator[DraftOption]:
@@ -123,11 +121,12 @@ class DrafterEstimate:
         for gamma in gammas:
             yield DraftOption(gamma, gamma * self.token_s + self._steps.of(gamma + 1))
 
-    def _trees(self, kind: Hashable, limit: int, cycle: int) -> Iterator[DraftOption]:
+    def _trees(self, kind: Hashable, acceptance: Acceptance, limit: int, cycle: int) -> Iterator[DraftOption]:
         if self.trees is None:
             return
         depth = min(limit, self._deepest or limit, self.trees.deepest)
-        best = self.trees.best(kind, cycle, depth, self._step_s, self._steps.of, self._steps.most_rows)
+        times = self._step_s, self._steps.of, self._steps.most_rows
+        best = self.trees.best(kind, acceptance, cycle, depth, *times)
         if best.parents:
             tree = DraftedTree(best.parents, self.trees.sampling)
             yield DraftOption(tree_of(best.parents).depth, best.seconds, tree, best.tokens)

@@ -26,11 +26,6 @@ class CoupledChoice:
         probs = warp(logits.unsqueeze(0), sampling or self.sampling)
         return int(self.noise.pick(probs, [self.position]))
 
-    def perturbed(self, logits: Tensor) -> Tensor:
-        """Return the logits with Gumbel noise, up to a constant; -inf where top-k, top-p or min-p keep no token."""
-        scores = self.noise.scores(warp(logits[None], self.sampling), [self.position])[0]
-        return scores.log() * self.sampling.temperature
-
     def margin(self, logits: Tensor, expected: int, emitted: int) -> float:
         """Return by how much a logit must differ for `emitted` to be chosen, not `expected`; inf if none is enough.
 

@@ -11,11 +11,6 @@ from ..sampling.warp import Sampler
 from .coupled_choice import CoupledChoice
 
 _BLOCK = 8  # rows of the pass that rounding noise is measured with; a verification has as many
-# How much logits change when sums are computed in another order, in units of the dtype's eps times the largest logit.
-# Measured on SmolLM2-135M, one process against two ranks, 400 tokens: in bf16 1.4 in the median and at most 3.5, in
-# fp32 10 and 34.
-_OTHER_ORDER = {torch.float32: 32.0}
-_OTHER_ORDER_16_BITS = 4.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,33 +35,11 @@ class Divergence:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
-    """Plain decoding's narrowest decision.
-
-    `margin` is the logit of the `chosen` token minus that of the `runner_up`, with coupled sampling after Gumbel noise
-    was added. `noise` is how much logits may change when sums are computed in another order: on other hardware, by
-    another kernel, or on another number of ranks.
-    """
-
-    position: int
-    chosen: int
-    runner_up: int
-    margin: float
-    noise: float
-
-    @property
-    def within_rounding(self) -> bool:
-        """Return whether the same model may choose another token on another machine."""
-        return self.margin <= self.noise
-
-
-@dataclass(frozen=True, slots=True)
 class Replay:
     """Every position at which plain decoding, given the tokens before, chooses another token."""
 
     tokens: int
     divergences: tuple[Divergence, ...]
-    closest: Choice | None = None  # None: nothing was compared
 
     @property
     def equal(self) -> bool:
@@ -92,33 +65,18 @@ def replay(
     sampler.observe_prompt(prompt[: len(prompt) - generated])
     sampler.observe(prompt[len(prompt) - generated :])
     divergences: list[Divergence] = []
-    closest: Choice | None = None
     for position, token in enumerate(emitted):
         plain = runner.model.logits(runner.rows(sequence))
         logits = sampler.penalised(plain)[0]
         coupled = None if sampler.noise is None else CoupledChoice(sampler.sampling, sampler.noise, len(sequence))
-        choice = _choice(position, logits, runner.model.dtype, coupled)
-        if choice.margin < float("inf"):  # else top-p and the like leave one token
-            closest = choice if closest is None else min(closest, choice, key=lambda narrow: narrow.margin)
-        expected = choice.chosen
+        expected = int(logits.argmax()) if coupled is None else coupled.pick(logits)
         if expected != token:
             margin = coupled.margin(logits, expected, token) if coupled else float(logits[expected] - logits[token])
             noise = _noise(runner, sequence, emitted[position:], plain[0])
             divergences.append(Divergence(position, token, expected, margin, noise))
         sequence.extend([token])
         sampler.observe([token])
-    return Replay(len(emitted), tuple(divergences), closest)
-
-
-def _choice(position: int, logits: torch.Tensor, dtype: torch.dtype, coupled: CoupledChoice | None) -> Choice:
-    compared = logits.clone() if coupled is None else coupled.perturbed(logits)
-    # The sampler breaks ties in the same way.
-    expected = int(compared.argmax()) if coupled is None else coupled.pick(logits)
-    best, compared[expected] = float(compared[expected]), float("-inf")
-    runner_up = int(compared.argmax())
-    size = best if coupled is None else float(logits.max())
-    noise = _OTHER_ORDER.get(dtype, _OTHER_ORDER_16_BITS) * torch.finfo(dtype).eps * abs(size)
-    return Choice(position, expected, runner_up, best - float(compared[runner_up]), noise)
+    return Replay(len(emitted), tuple(divergences))
 
 
 def _noise(runner: Runner, sequence: TokenSequence, following: Sequence[int], plain: torch.Tensor) -> float:

@@ -1,11 +1,10 @@
-"""Online estimates for the scheduler: acceptance rates, the times of passes by rows, and expected tokens."""
+"""Online estimates for the scheduler: the times of passes by rows, and expected tokens."""
 
 from bisect import bisect, insort
 
 MAX_RATIO = 2.0  # a measured time counts up to this multiple of its estimate: above, the machine was interrupted
 ATTENTION_COST = 1.3  # the time to read a byte of KV, relative to a byte of weights: measured on CPUs
 ROW_COST = 0.15  # prior: the time of each further row of a verification, relative to one row
-_MEMORY = 32.0  # verified tokens of an acceptance rate
 _RELAX = 0.02  # of the difference to its prior, which the time of a draft loses in a cycle
 _SLOPE_WEIGHT = 8.0  # of the prior time of a further row, in squared rows: one measurement of a few rows replaces it
 _HOPE = 0.2  # of the prior time of a further row, where trees may have many: to try a size shows its truth at once
@@ -16,40 +15,6 @@ _LEAST_ROWS = 8  # that are considered before anything is measured
 def expected_tokens(acceptance: float, gamma: int) -> float:
     """Return the tokens per verification: 1 + a + ... + a^gamma (Leviathan et al., arXiv 2211.17192, equation 1)."""
     return float(gamma + 1) if acceptance >= 1 else (1 - acceptance ** (gamma + 1)) / (1 - acceptance)
-
-
-class Acceptance:
-    """The probability that a drafted token is accepted: a Beta distribution, whose old observations decay."""
-
-    def __init__(self, prior: float, weight: float = 2.0, keep: float = 0.98) -> None:
-        """`prior` is the mean without observations, and counts as `weight` of them; `keep` is per cycle."""
-        self._prior, self._weight, self._keep = prior, weight, keep
-        self._accepted = self.verified = 0.0  # tokens behind the estimate, decayed
-        self._decayed_to = 0  # the cycle up to which both have decayed
-
-    def rate(self, cycle: int) -> float:
-        """Return the mean at a cycle. It decays to the prior, so that drafting is tried again."""
-        self._decay(cycle)
-        return (self._accepted + self._prior * self._weight) / (self.verified + self._weight)
-
-    def spread(self, cycle: int) -> float:
-        """Return the standard deviation at a cycle."""
-        rate = self.rate(cycle)
-        return (rate * (1 - rate) / (self.verified + self._weight + 1)) ** 0.5
-
-    def count(self, cycle: int, verified: int, accepted: int) -> None:
-        """Count verified tokens, and how many of them were accepted. Tokens after a rejected one are not verified."""
-        self._decay(cycle)
-        self._accepted += accepted
-        self.verified += verified
-        if self.verified > _MEMORY:  # a longer memory would follow a change of text too slowly
-            self._accepted, self.verified = self._accepted * _MEMORY / self.verified, _MEMORY
-
-    def _decay(self, cycle: int) -> None:
-        factor = self._keep ** (cycle - self._decayed_to)
-        self._accepted *= factor
-        self.verified *= factor
-        self._decayed_to = cycle
 
 
 class StepTimes:

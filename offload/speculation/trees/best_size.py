@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ...settings.tree_settings import DEEPEST, TreeShape
-from .shape import Acceptance, Candidates, candidates, expected_tokens
+from .shape import Candidates, Rates, candidates, expected_tokens
 from .tree import k_ary, tree_of
 
 SIZES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128, 160, 192, 256, 320, 384, 512, 640, 768)
@@ -29,7 +29,7 @@ class SizedTree(NamedTuple):
 
 
 def fastest_tree(
-    acceptance: Acceptance,
+    acceptance: Rates,
     draft_s: Seconds,
     verify_s: Seconds,
     nodes: int,
@@ -67,7 +67,7 @@ def fastest_tree(
     return best if chosen is None else best._replace(parents=pool.tree(chosen))
 
 
-def sized_tree(shape: TreeShape, acceptance: Acceptance, draft_s: Seconds, verify_s: Seconds) -> SizedTree:
+def sized_tree(shape: TreeShape, acceptance: Rates, draft_s: Seconds, verify_s: Seconds) -> SizedTree:
     """Return the tree of a shape with the fewest expected seconds per token, as `fastest_tree` does.
 
     The number of nodes of a chain and of an automatic tree, and the depth of a tree of fixed size, are chosen.

@@ -7,7 +7,7 @@ verification is expected to yield 1 token plus the sum of these products over al
 Later children are accepted less often, and children less often than their parent is reached. So the nodes with the
 largest products are a tree already, and no tree of as many nodes has a larger sum: what Sequoia's dynamic program finds
 in O(n^2) for each child and depth is found here by ranking. The estimates while decoding never increase from child to
-child (`drafted_trees.ChildAcceptance.rates`), as that requires. For acceptances that do rise, ranking yields up to
+child (`acceptance.Acceptance.rates`), as that requires. For acceptances that do rise, ranking yields up to
 27 % fewer tokens than the program (300 shuffled vectors of 8 children, 16 nodes, depth 8).
 """
 
@@ -19,7 +19,7 @@ import numpy as np
 
 from .tree import ROOT, tree_of
 
-Acceptance = tuple[float, ...]  # by child, not increasing
+Rates = tuple[float, ...]  # acceptance by child, not increasing
 
 
 class Candidates(NamedTuple):
@@ -50,7 +50,7 @@ class Candidates(NamedTuple):
         return tuple(number[self.parents[chosen]].tolist())
 
 
-def candidates(acceptance: Acceptance, nodes: int, depth: int) -> Candidates:
+def candidates(acceptance: Rates, nodes: int, depth: int) -> Candidates:
     """Return the nodes of all best trees of up to `nodes` nodes and up to each depth up to `depth`."""
     rates = np.array(acceptance, dtype=float)
     columns: list[list[np.ndarray]] = [[np.empty(0, dtype=int)] for _ in range(3)]
@@ -75,7 +75,7 @@ def candidates(acceptance: Acceptance, nodes: int, depth: int) -> Candidates:
 
 
 @lru_cache(maxsize=256)
-def best_tree(acceptance: Acceptance, nodes: int, depth: int) -> tuple[int, ...]:
+def best_tree(acceptance: Rates, nodes: int, depth: int) -> tuple[int, ...]:
     """Return the parents of the tree of `nodes` nodes, at most `depth` deep, that yields the most tokens.
 
     Nodes that are never accepted are left out, so that there may be fewer.
@@ -84,7 +84,7 @@ def best_tree(acceptance: Acceptance, nodes: int, depth: int) -> tuple[int, ...]
     return pool.tree(pool.best(nodes, depth))
 
 
-def expected_tokens(parents: Sequence[int], acceptance: Acceptance) -> float:
+def expected_tokens(parents: Sequence[int], acceptance: Rates) -> float:
     """Return the tokens per verification of a tree (Sequoia, proposition 3.4), the last, sampled one included."""
     reached: list[float] = []
     for parent, rank in zip(parents, tree_of(parents).ranks, strict=True):

@@ -33,7 +33,7 @@ def test_verify_prints_one_line_unless_quiet(triforce):
 @pytest.mark.parametrize("more", [("--temperature", "1", "--top-p", "1"), ("--repetition-penalty", "1.2")])
 def test_coupled_sampling_is_compared_at_any_temperature(triforce, more):
     verify = done(triforce(*RUN, "--seed", "3", "--json", *more).stdout)["verify"]
-    assert verify["equal"] and verify["tokens"] >= 8 and verify["closest"]["margin"] > 0
+    assert verify["equal"] and verify["tokens"] >= 8
 
 
 def test_verify_needs_greedy_decoding_or_coupled_sampling(triforce, tiny_model_dir, tmp_path):
