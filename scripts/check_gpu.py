@@ -232,11 +232,11 @@ def row_cases(device: str) -> Iterator[Case]:
 
 
 def check_tests(device: str) -> Iterator[Result]:
-    """Yield the last line of the tests marked cuda; on a CPU of those of the link."""
+    """Yield the last line of the tests marked cuda; on a CPU of those of the prefetch ring."""
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-m", "cuda", "tests"]
     command += ["--timeout", "20"] if find_spec("pytest_timeout") else []
     if device == "cpu":
-        command = [*command[:7], "--noconftest", "tests/memory/test_cuda_link.py"]
+        command = [*command[:7], "--noconftest", "tests/memory/test_prefetch.py"]
     done = run_command(command)
     lines = done.stdout.strip().splitlines() or ["pytest said nothing"]
     yield Result("tests", lines[-1].strip("= "))

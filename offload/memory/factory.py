@@ -179,7 +179,7 @@ class TieredStoreFactory:
         return Tiers(
             format=format,
             link=self.link,
-            ring=PrefetchRing(self.link, buffers, settings.overlap),
+            ring=PrefetchRing(self.link, buffers),
             together=together,
             balance=Balance(share, HOST_ROWS if device.type == "cuda" else float("inf")),
             host=None if settings.mode in STREAMED else self._host(format),
@@ -191,7 +191,7 @@ class TieredStoreFactory:
 
     def _host(self, format: PageLayout) -> HostAttention:
         sums = self._format is not PLAIN_KV and self._operations.kernel is None
-        return HostAttention(format, self._device, self.settings.host_bandwidth, sums)
+        return HostAttention(format, self._device, sums)
 
     def _stored_format(self, shape: ModelShape, dtype: torch.dtype) -> tuple[Any, torch.dtype]:
         """Return the format of pages and the type of their numbers: the kernel's blocks where it attends to them."""

@@ -46,14 +46,11 @@ def thread_count(device: torch.device) -> int:
 class HostAttention:
     """A thread that attends to whole pages of a format in host memory, beside what `device` does.
 
-    `bandwidth`, in bytes/s, slows it down to that rate: to model another machine's host memory. `sums`: whether results
-    are a sum, as those for a GPU are.
+    `sums`: whether results are a sum, as those for a GPU are.
     """
 
-    def __init__(
-        self, format: PageLayout, device: torch.device, bandwidth: float | None = None, sums: bool = False
-    ) -> None:
-        self._format, self._bandwidth, self._sums = format.host, bandwidth, sums
+    def __init__(self, format: PageLayout, device: torch.device, sums: bool = False) -> None:
+        self._format, self._sums = format.host, sums
         # OpenMP's number of threads belongs to a thread: the new one does not inherit this one's.
         threads = thread_count(device)
         self._pool = ThreadPoolExecutor(1, "host-attention", torch.set_num_threads, (threads,))
@@ -79,9 +76,6 @@ class HostAttention:
                 result.add(slice(0, len(q)), part)
             state = result.state() if arrived is None else pinned(result.state())
         kept = list(partials)
-        if self._bandwidth is not None:
-            nbytes = sum(page.nbytes for page in pages)
-            time.sleep(max(start + nbytes / self._bandwidth - time.perf_counter(), 0))
         return HostResult(len(pages), time.perf_counter() - start, kept, state)
 
 

@@ -137,19 +137,11 @@ class Pinning:
             if int(failed):
                 _clear_error()
                 self._refusal = str(failed)
-                self._leave_room()
                 break
             self._pinned.append(address)
             self.done += size
         if self._stop.is_set():
             self._unpin()
-
-    def _leave_room(self) -> None:
-        """Unpin the last piece: where memory that may be pinned is limited, small copies need some of it, too."""
-        if self._pinned:
-            address = self._pinned.pop()
-            self._cudart.cudaHostUnregister(address)
-            self.done -= dict(self._pieces)[address]
 
     def _release(self) -> None:
         """Stop, and unpin what was pinned, before the memory is freed."""

@@ -34,13 +34,12 @@ class PrefetchRing:
     """Device buffers that are filled in the order of `expect` and returned in the same order by `take`.
 
     As many items are in flight as there are free buffers. An item that is taken out of order is copied at once, without
-    overlap. With `overlap` False every item is copied only when it is taken, as a baseline.
+    overlap.
     """
 
-    def __init__(self, link: Link, buffers: Sequence[Tensor], overlap: bool = True) -> None:
+    def __init__(self, link: Link, buffers: Sequence[Tensor]) -> None:
         assert len(buffers) >= 2, "one buffer cannot be filled while it is used"
         self._link = link
-        self._overlap = overlap
         self.buffers = tuple(buffers)
         mark = link.mark()  # earlier work may still use the buffers' memory
         self._free = deque((buffer, mark) for buffer in buffers)  # with the mark that frees it
@@ -122,7 +121,7 @@ class PrefetchRing:
         self._free = deque((buffer, mark) for buffer in self.buffers)
 
     def _fill(self) -> None:
-        while self._overlap and self._free and (item := next(self._expected, None)) is not None:
+        while self._free and (item := next(self._expected, None)) is not None:
             self._in_flight.append(self._start(item))
 
     def _start(self, item: PrefetchItem) -> _Slot:

@@ -26,14 +26,12 @@ class TierSettings:
         page_tokens: tokens per page, a multiple of `page_unit`; None derives it from the model's dimensions.
         buffers: buffers on the device for prefetching, 2 or more; with pages on disk their number follows.
         copy_bytes: consecutive pages are copied to the device together, up to about so many bytes.
-        overlap: prefetch while the device computes.
         by_layers: prefill layer by layer, so that no page is read back.
         weight_layers: layers whose weights stay on the device; None for all.
         experts: host: experts may be in host memory; device: they are with other weights.
         expert_layers: layers whose experts stay on the device nevertheless.
         expert_rows: passes of so many rows or more copy experts to the device, and the host runs those of others.
         link_gb_s: simulate a link of this rate in 10^9 bytes/s, for a device that has none.
-        host_bandwidth: slow host attention down to this rate in bytes/s, for experiments.
         disk: a folder; pages of layers that are not resident lie in a file there instead of host memory. They are
             streamed.
         host_layers: of these layers, those whose pages are in host memory nevertheless.
@@ -48,14 +46,12 @@ class TierSettings:
     page_tokens: int | None = None
     buffers: int = RING_BUFFERS
     copy_bytes: int = COPY_BYTES
-    overlap: bool = True
     by_layers: bool = True
     weight_layers: int | None = None
     experts: str = "device"
     expert_layers: int = 0
     expert_rows: int = COPIED_ROWS
     link_gb_s: float | None = None
-    host_bandwidth: float | None = None
     disk: Path | None = None
     host_layers: int = 0
 
@@ -87,9 +83,8 @@ class TierSettings:
             layers = getattr(self, name)
             require(layers is None or layers >= 0, f"{name} is {short_repr(layers)}", "use 0 or more")
         require(self.expert_rows >= 1, f"expert_rows is {short_repr(self.expert_rows)}", "use 1 or more")
-        for name in ("link_gb_s", "host_bandwidth"):
-            rate = getattr(self, name)
-            require(rate is None or 0 < rate < math.inf, f"{name} is {short_repr(rate)}", "use a number above 0")
+        rate = self.link_gb_s
+        require(rate is None or 0 < rate < math.inf, f"link_gb_s is {short_repr(rate)}", "use a number above 0")
 
     def buffers_for(self, page_bytes: int, pages: int) -> tuple[int, int]:
         """Return how many buffers there are for a layer's `pages` of so many bytes, and how many pages one has."""

@@ -6,6 +6,7 @@ import torch
 from offload import GenerationConfig, Sampling, Speculation, Tokens
 from offload.speculation.levels.coupled_choice import CoupledChoice
 from offload.speculation.sampling.noise import Noise
+from offload.speculation.sampling.warp import warp
 from tests.support.engine import SMALL, fresh, run, tokens
 from tests.support.models import ids
 
@@ -47,8 +48,9 @@ def test_a_replay_finds_what_was_changed_and_nothing_else(endless_engine, sampli
 @pytest.mark.parametrize("top_p", [1.0, 0.9])
 def test_the_margin_is_the_smallest_change_that_picks_the_other_token(top_p):
     logits = 2 * torch.randn(30, generator=torch.Generator().manual_seed(3))
-    choice = CoupledChoice(Sampling(temperature=0.7, top_p=top_p, coupled=True), Noise(5), 9)
-    perturbed = choice.perturbed(logits)
+    sampling = Sampling(temperature=0.7, top_p=top_p, coupled=True)
+    choice = CoupledChoice(sampling, Noise(5), 9)
+    perturbed = Noise(5).scores(warp(logits[None], sampling), [9])[0].log() * sampling.temperature
     first, second = perturbed.topk(2).indices.tolist()
     assert choice.pick(logits) == first
     margin = choice.margin(logits, first, second)

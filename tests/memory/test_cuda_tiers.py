@@ -1,4 +1,4 @@
-"""The CUDA link, pinned memory, and tiers on a GPU. Some tests need no GPU; see test_cuda_link.py too."""
+"""The CUDA link, pinned memory, and tiers on a GPU. Some tests need no GPU."""
 
 import pytest
 import torch
@@ -8,8 +8,6 @@ from offload.kernels.native.layout import write_blocks
 from offload.kernels.ops import TorchOperations
 from offload.loading.formats.safetensors import FolderCheckpoint
 from offload.loading.weights import load_model
-from offload.memory import cuda_link as cuda
-from offload.memory import host_memory
 from offload.memory.factory import TieredStoreFactory
 from offload.memory.page import BlockPageFormat
 from tests.support.models import id_tensor, make_hf_model
@@ -70,29 +68,6 @@ def test_a_page_written_on_any_device_is_the_kernel_s(shape, dtype, device):
         assert torch.equal(found, expected)  # copying changes no bit
 
 
-@pytest.mark.cuda
-@needs_gpu
-def test_a_copy_waits_for_its_mark_and_its_reader_waits_for_the_copy():
-    link = cuda.CudaLink(GPU)
-    host, back = (host_memory.pinned_memory((2**20,), torch.float32) for _ in range(2))
-    device, other = (torch.zeros(2**20, device=GPU) for _ in range(2))
-    host.fill_(7)
-    other.sum()  # loads the kernels, which may take longer than the sleep
-    torch.cuda.synchronize()
-    torch.cuda._sleep(LATE)
-    device.fill_(3)  # late
-    out = link.copy([(back, device)], link.mark())
-    link.copy([(other, host)])  # meanwhile
-    again = link.copy([(other, back)])  # ordered behind the copy to the host that it reads
-    link.wait(again)
-    total = other.sum()
-    assert not again.over.query()
-    link.finish(out)
-    assert bool((back == 3).all()) and float(total) == 3 * 2**20
-    link.finish(link.copy(()))
-    assert link.statistics.bytes == 3 * 2**22 and link.statistics.busy_s > 0
-
-
 @pytest.fixture(scope="module", params=[torch.float32, torch.bfloat16], ids=str)
 def model(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("cuda-tiers")
@@ -144,15 +119,3 @@ def test_a_pass_on_a_gpu_waits_for_nothing(model, mode, resident):
             model.forward(part, cache)
     finally:
         torch.cuda.set_sync_debug_mode("default")
-
-
-@pytest.mark.cuda
-@needs_gpu
-def test_an_aborted_pass_on_a_gpu_changes_nothing(model):
-    expected, cache = (tiered_gpu_cache(model, "stream", 0) for _ in range(2))
-    for each in (expected, cache):
-        model.forward(id_tensor(300).to(GPU), each)
-    run = model.forward_by_layers(id_tensor(300, 1).to(GPU), cache, 50)
-    next(run)
-    run.close()  # with copies in flight in both directions
-    assert same(model, *(model.forward(id_tensor(5, 2).to(GPU), each) for each in (cache, expected)))

@@ -71,10 +71,7 @@ GREEDY, COUPLED = Sampling(temperature=0), Sampling(temperature=1, coupled=True)
 METHODS = [
     ("ar", {}),
     ("lookup", {}),
-    ("retrieval", {}),
-    ("streaming", {}),
     ("triforce", {}),
-    ("auto", {}),
     ("lookup", {"tree": "k-ary:2x2"}),
     ("retrieval", {"draft": "none", "tree": "auto"}),
 ]
@@ -156,19 +153,6 @@ def test_a_disk_that_becomes_full_is_an_error_and_the_next_request_is_right(faul
         list(run(engine, ids(LENGTH)))
     file.fault = staticmethod(lambda kind: None)
     assert list(run(engine, ids(LENGTH))) == expected[0]
-
-
-def test_a_read_that_fails_once_is_repeated(faulty, expected):
-    engine, file = faulty
-    found, faults = [], [io_error]
-
-    def once(kind):
-        return faults.pop()(kind) if faults and len(found) >= 10 else None  # others may be read ahead
-
-    file.fault = staticmethod(once)
-    for token in run(engine, ids(LENGTH)):
-        found.append(token)
-    assert found == expected[0] and not faults
 
 
 def test_a_full_disk_is_an_error_before_the_prompt_is_read(new_engine):

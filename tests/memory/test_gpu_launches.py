@@ -136,25 +136,6 @@ def test_plans_count_the_launches_of_a_layer(tiered, monkeypatch, case):
     assert layer_launches(launched) == wanted[case]
 
 
-@pytest.mark.daily("7B-8")
-@pytest.mark.parametrize("tokens", [1, 8, 33])
-def test_a_streamed_page_is_one_launch(shape, tiered, monkeypatch, tokens):
-    monkeypatch.setattr(triton, "serves", lambda q: q.device == GPU and len(q) <= triton.ROWS)
-    with fake_cuda() as usage:
-        model = load_fake(shape)
-        cache = tiered(model)
-        launches = run(usage, model, cache, tokens)
-        tiers = cache.store.tiers
-    pages = CONTEXT // tiers.format.tokens
-    away = LAYERS - RESIDENT
-    assert usage.to_host == 0
-    assert launches["attend"] <= away * (pages + 2) + RESIDENT
-    assert launches["finish"] == LAYERS
-    others = sum(count for name, count in launches.items() if name not in ATTENTION)
-    assert others <= BY_TORCH * LAYERS
-    assert tiers.link.statistics.bytes >= away * pages * tiers.format.numbers * 2
-
-
 @pytest.mark.daily("33")
 @pytest.mark.parametrize("tokens", [1, 33])
 def test_a_streamed_packed_page_is_one_launch_and_three_quarters_of_the_bytes(tiered, monkeypatch, tokens):

@@ -13,7 +13,6 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
-from offload.architecture.pages import host_page_bytes, staging_bytes
 from offload.architecture.rope import Rope, rotate
 from offload.caches.full import FullCache
 from offload.caches.plane import PlaneCache
@@ -24,7 +23,6 @@ from offload.kernels.native.ops import NativeOperations
 from offload.kernels.ops import TorchOperations
 from offload.kernels.packed_kv import unpack_runs
 from offload.kernels.triton import ops
-from offload.memory import device_packed_store
 from offload.memory.device_packed_store import RUN, DevicePackedStore
 from offload.memory.factory import TieredStoreFactory
 from offload.memory.host_attention import HostAttention
@@ -35,7 +33,6 @@ from offload.sequence import TokenSequence
 from offload.settings.kv_formats import BF16
 from offload.speculation.passes.runner import Runner
 from offload.speculation.passes.selected_runner import SelectedRunner
-from tests.support.interrupts import interrupted
 from tests.support.native_kernel import packed_runs
 from tests.support.offloading import CPU, make_link, make_model, native_kernel, settings
 from tests.support.retrieval import CYCLE, INTERRUPT, LOOKUP, PLAIN, RESTART, TAIL, VOCAB, ids, take_step
@@ -276,22 +273,6 @@ def test_on_a_gpu_passes_have_the_bits_of_plain_pages(place):
     assert_same(caches)
 
 
-@pytest.mark.long
-@pytest.mark.usefixtures("interpreted")
-def test_on_a_gpu_a_prompt_has_the_bits_of_plain_pages_layer_by_layer():
-    caches = tiered(on_gpu=True, mode="stream")
-    run(caches, 0, 300, seen=1)
-    rows = []
-    for full in caches:
-        full.begin(240, chunk=128)
-        chunks = zip(*(x.split(128) for x in numbers(full.store.shape, 1, 240)[0]), strict=True)
-        rows.append(torch.cat([full.attend(0, *chunk).clone() for chunk in chunks]))
-        full.commit()
-    assert torch.equal(*rows)
-    run(caches, 2, 1)
-    assert_same(caches)
-
-
 @pytest.mark.usefixtures("interpreted")
 def test_on_a_gpu_planes_have_the_bits_of_plain_pages_and_drafts_read_plane_a():
     """Also of a page that cannot be packed, which travels whole; as many rows as Triton attends with, and more."""
@@ -313,13 +294,6 @@ def test_on_a_gpu_planes_have_the_bits_of_plain_pages_and_drafts_read_plane_a():
     assert (0, 0) in store.tiers.pages._plain
     store.open_draft(258, 258)
     assert store.attend_plane(0, q[-1:], 257).isfinite().all()
-
-
-def test_on_a_gpu_pages_take_what_is_counted():
-    tiers = tiered(on_gpu=True, mode="stream")[0].store.tiers
-    assert tiers.pages.nbytes == host_page_bytes(gpu_shape(), 1, CAPACITY, GPU_PAGE, 2, "packed")
-    staged = tiers.open.nbytes + sum(buffer.nbytes for buffer in tiers.ring.buffers)
-    assert staged <= staging_bytes(gpu_shape(), 1, 2, GPU_PAGE, 2)
 
 
 # A GPU, in one memory
@@ -358,24 +332,3 @@ def test_in_one_memory_every_history_has_the_bits_of_plain_keys(seed):
         else:
             run(caches, step, tokens, wild, commit=kind != "abort", seen=1)
         assert_same(caches)
-
-
-@pytest.mark.long
-@pytest.mark.usefixtures("interpreted")
-def test_in_one_memory_an_interrupt_changes_no_bit():
-    """At lines of a pass which packs runs, of which one does not fit, and of one after a rollback into it."""
-    for at in range(0, 10**6, 3):
-        ours, plain = resident(2)
-        for full in (ours, plain):
-            run([full], 0, 250, [0, 1], seen=0)
-        with interrupted(at, device_packed_store, event="line") as hit:
-            run([ours], 1, 9, seen=0)
-            ours.truncate(100)
-            run([ours], 2, 3, seen=0)
-        for full in (ours, plain):
-            full.truncate(100)
-            run([full], 3, 60, seen=0)
-        assert_same([ours, plain])
-        if not hit:
-            break
-    assert at > 60

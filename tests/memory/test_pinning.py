@@ -75,14 +75,14 @@ def test_memory_is_pinned_in_whole_rows_until_it_is_freed(cudart, recwarn):
     assert cudart.registered == {}
 
 
-@pytest.mark.parametrize(("refused", "rest"), [(0, 5), (1, 5), (2, 3)])
-def test_refused_memory_stays_pageable_with_a_warning_and_leaves_room_for_small_copies(cudart, refused, rest):
+@pytest.mark.parametrize(("refused", "rest"), [(0, 5), (1, 3), (2, 1)])
+def test_refused_memory_stays_pageable_with_a_warning(cudart, refused, rest):
     cudart.refused = refused
     memory = memory_of(5)
     pinned = Pinning(memory)
     with pytest.warns(Degraded, match=f"{rest * ROW:,} of {5 * ROW:,} bytes of host memory could not be pinned"):
         list(pinned.progress())
-    assert list(cudart.registered) == [memory.data_ptr()] * (rest == 3)  # no copy spans what is pinned and what is not
+    assert sum(cudart.registered.values()) == (5 - rest) * ROW
     pinned.wait()  # silent: one warning is enough
     del memory
     gc.collect()

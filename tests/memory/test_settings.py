@@ -27,7 +27,6 @@ DISK = Path("/a")
         ({"experts": "host", "expert_rows": 0}, "expert_rows is 0"),
         ({"host_layers": -1, "disk": DISK}, "host_layers is -1"),
         ({"link_gb_s": 0.0}, "link_gb_s is 0"),
-        ({"host_bandwidth": float("nan")}, "host_bandwidth is nan"),
     ],
 )
 def test_wrong_ones_are_refused(values, message):

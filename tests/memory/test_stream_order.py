@@ -130,11 +130,6 @@ def attention_on_the_host(model):
 
 
 @scenario
-def without_overlap(model):
-    run(model, tiered(model, overlap=False), 40, 2, 2)
-
-
-@scenario
 def three_buffers(model):
     run(model, tiered(model, buffers=3), 70, 2)
 

@@ -18,7 +18,7 @@ from offload.speculation.drafters.ngram import LookupDrafter
 from offload.speculation.passes.estimators import ROW_COST
 from offload.speculation.trees.tree import Draft
 
-SEEDS = {64: 8, 256: 3, 1024: 1}  # by tokens; runs of a cell
+SEEDS = {64: 8, 256: 3}  # by tokens; runs of a cell
 RESELECT = 64  # tokens between two selections
 
 
@@ -51,9 +51,6 @@ MACHINES = {
     "2K": Machine({1: 0.0105, 4: 0.0135, 8: 0.0175}),
     "8K": Machine({1: 0.0164, 4: 0.0217, 8: 0.0290}, 0.009, 0.1, 0.008),
     "32K": Machine({1: 0.035, 4: 0.0525, 8: 0.1}, 0.009, 0.4, 0.02, selection_cost=11.0, relative_cost=0.25),
-    "32K, slow batches": Machine(
-        {1: 0.035, 4: 0.0595, 8: 0.1225}, 0.009, 0.4, 0.02, selection_cost=11.0, relative_cost=0.25
-    ),
     "32K, quantised": Machine(
         {1: 0.026, 4: 0.034, 8: 0.052}, 0.0035, 0.4, 0.02, selection_cost=13.0, relative_cost=0.12
     ),
@@ -237,10 +234,6 @@ def cells():
     texts |= {name: tuple(TEXTS[part] for part in parts) for name, parts in CHANGES.items()}
     texts |= {f"draft model {rate}": (replace(TEXTS["hard"], model=rate),) for rate in (0.3, 0.8)}
     for (place, machine), (name, each), tokens in itertools.product(MACHINES.items(), texts.items(), SEEDS):
-        if "slow" in place and (tokens != 256 or len(each) > 1):
-            continue
-        if tokens == 1024 and place in ("2K", "32K"):  # as with 256, but for the time that the test takes
-            continue
         if not each[0].model or place == "2K":
             yield f"{place}, {name}, {tokens}", machine, each, tokens
 

@@ -8,7 +8,6 @@ import torch
 from offload.sequence import TokenSequence
 from offload.settings.config import Sampling
 from offload.speculation.sampling.noise import Noise
-from offload.speculation.trees.tree import Draft
 from tests.support.table_models import DRAFTS, PROMPT, VOCAB, hierarchy
 
 SAMPLINGS = {"t1": Sampling(temperature=1, top_p=1), "t0.6": Sampling(temperature=0.6, top_p=0.9)}
@@ -88,13 +87,6 @@ def test_every_method_gives_plain_decoding_s_text(plain, method, draft):
 def test_trees_give_plain_decoding_s_text(plain, method, draft, tree):
     sampling, expected = plain
     assert texts(method, draft, sampling, runs=8, tree=tree) == expected[:8]
-
-
-def test_noise_by_the_index_in_the_tree_is_detected(plain, monkeypatch):
-    """A node's noise is that of the position which its depth gives."""
-    sampling, expected = plain
-    monkeypatch.setattr(Draft, "depths", property(lambda self: range(1, len(self.tokens) + 1)))
-    assert texts("naive", "good", sampling, tree="k-ary:2x2") != expected
 
 
 def test_a_tree_s_other_branches_are_accepted_too():

@@ -8,7 +8,6 @@ import torch
 from offload.sequence import TokenSequence
 from offload.settings.config import Sampling
 from offload.speculation.trees import verification
-from offload.speculation.trees.tree import Draft
 from tests.support.table_models import DRAFTS, MIDDLE, PROMPT, VOCAB, chi_square_p, hierarchy, p_value, warped
 
 RUNS, MANY, SIGNIFICANCE = 1_500, 20_000, 1e-3  # 1,500 runs detect the mistakes below
@@ -74,12 +73,3 @@ def test_sampling_p_hat_instead_of_the_residual_at_the_lower_level_is_detected(m
         assert torch.equal(draft.rows[0], p_hat)
         results.append(chi_square_p(counts, p_hat.double()))
     assert results[0] > SIGNIFICANCE > results[1]
-
-
-def test_the_example_of_the_reference_defect():
-    """p = p_hat = (.5, .5), q = (1, 0): the residual is (0, 1), and half of the tokens must be 1."""
-    q, p = torch.tensor([[1.0, 0.0]]), torch.tensor([[0.5, 0.5], [1.0, 0.0]])
-    generator = torch.Generator().manual_seed(0)
-    verdicts = [verification.verify(Draft([0], q), p, generator) for _ in range(400)]
-    assert {(len(path), token) for path, token in verdicts} == {(1, 0), (0, 1)}
-    assert abs(sum(not path for path, _ in verdicts) / 400 - 0.5) < 0.1

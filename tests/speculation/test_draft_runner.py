@@ -3,15 +3,12 @@
 import pytest
 import torch
 
-from offload import GenerationConfig, Speculation, Tokens
 from offload.caches.streaming_llm import StreamingCache
-from offload.events import DraftPrefilled
 from offload.loading.formats.safetensors import FolderCheckpoint
 from offload.loading.weights import load_model
 from offload.model.decoder import Model
 from offload.sequence import TokenSequence
 from offload.speculation.passes.draft_runner import WINDOWS, DraftRunner
-from tests.support.engine import GREEDY, SMALL, fresh
 from tests.support.models import make_hf_model
 
 SINK, WINDOW, CHUNK = 3, 8, 8
@@ -86,14 +83,3 @@ def test_it_catches_up_after_a_rest_and_after_another_prompt(model, runner, leng
     lengths.clear()
     assert list(runner.read(sequence)) == []  # nothing is new
     assert lengths == []
-
-
-def test_a_long_prompt_is_decoded_as_without_a_draft(endless_engine):
-    engine, prompt = fresh(endless_engine), ids(700)
-    config = GenerationConfig(max_new_tokens=24)
-    expected = list(engine.generate(prompt, GREEDY, config, Speculation("ar", **SMALL)))
-    found = list(fresh(endless_engine).generate(prompt, GREEDY, config, Speculation("naive", "a model", **SMALL)))
-    drafted = [event for event in found if isinstance(event, DraftPrefilled)]
-    assert drafted[-1].done == drafted[-1].total < 100
-    outputs = [[t for e in events if isinstance(e, Tokens) for t in e.ids] for events in (expected, found)]
-    assert outputs[0] == outputs[1]

@@ -76,15 +76,6 @@ def test_a_greedy_cycle_of_a_draft_model_waits_twice_and_a_plain_step_once(downl
     assert usage.waits - cycles == 1
 
 
-def test_a_coupled_cycle_waits_twice(downloads):
-    with fake_cuda() as usage:
-        top, sequence = level(Sampling(coupled=True))
-        before, known = usage.waits, len(downloads)
-        top.advance(sequence, GAMMA + 1)
-    assert usage.waits - before == 2
-    assert downloads[known:] == [GAMMA + 1, GAMMA + 2]  # the draft's tokens, the picks; each with a flag for NaN
-
-
 def test_the_noise_of_16_positions_is_computed_at_once_and_waits_for_nothing():
     with fake_cuda() as usage:
         noise = Noise(1)

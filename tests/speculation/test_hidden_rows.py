@@ -4,14 +4,11 @@ import pytest
 import torch
 
 from offload.batching.passes import run_steps
-from offload.caches.factory import selected_cache
 from offload.loading.formats.safetensors import FolderCheckpoint
 from offload.loading.weights import load_model
 from offload.memory.tier_settings import TierSettings
 from offload.sequence import TokenSequence
-from offload.settings.config import Speculation
 from offload.speculation.passes.runner import Runner
-from offload.speculation.passes.selected_runner import SelectedRunner
 from offload.speculation.passes.steps import Step
 from tests.support.models import ids, make_hf_model
 from tests.support.offloading import CPU, make_model, tiered_cache
@@ -95,18 +92,6 @@ def test_rows_of_several_sequences_in_one_pass(model):
         steps.append(Step(model, cache, torch.tensor(ids(3, seed=2)), len(prompt)))
     for rows, prompt in zip(run_steps(steps), prompts, strict=True):
         assert torch.equal(rows, fresh_rows(model, [*prompt, *ids(3, seed=2)], 3))
-
-
-def test_rows_of_a_middle_level_are_its_own(model):
-    full, sequence = runner_of(model), TokenSequence(ids(LENGTH))
-    middle = SelectedRunner(full, selected_cache(full.cache, Speculation("retrieval", budget=32)))
-    middle.keep_rows(WINDOW)
-    list(full.prefill(sequence))
-    sequence.extend([5])
-    rows = middle.rows(sequence, [6, 7])
-    assert (middle.kept.first, middle.kept.length) == (LENGTH, LENGTH + 3)
-    assert torch.equal(kept(middle, LENGTH + 3, 3), rows)
-    assert full.kept.length == LENGTH
 
 
 def test_a_prompt_whose_last_rows_are_missing_runs_its_last_tokens_again(model):

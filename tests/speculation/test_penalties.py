@@ -7,7 +7,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import NoRepeatNGramLogitsProcessor
 
-from offload.errors import SettingsError
 from offload.settings.config import Sampling
 from offload.speculation.sampling.penalties import LARGEST_DRY, Penalties, dry_penalties
 from offload.speculation.sampling.warp import Sampler
@@ -155,34 +154,3 @@ def test_the_first_tokens_are_distributed_as_in_plain_decoding(method, draft):
     top = hierarchy(method, draft, PENALISED, gammas, penalised=True).top
     expected = penalised_joint(PENALISED)
     assert chi_square_p(counted(top, RUNS), expected) > SIGNIFICANCE
-
-
-@pytest.mark.long
-def test_a_sampler_that_forgets_the_draft_is_detected(monkeypatch):
-    apply = Penalties.apply
-    monkeypatch.setattr(Penalties, "apply", lambda self, scores, drafts: apply(self, scores, [()] * len(scores)))
-    top = hierarchy("naive", "good", PENALISED, (2, 3), penalised=True).top
-    counts = counted(top, RUNS)
-    monkeypatch.undo()
-    assert chi_square_p(counts, penalised_joint(PENALISED)) < SIGNIFICANCE
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"frequency_penalty": 2.1},
-        {"presence_penalty": float("nan")},
-        {"dry_multiplier": -1},
-        {"dry_multiplier": 101},
-        {"dry_base": 0.5},
-        {"dry_base": float("inf")},
-        {"dry_allowed_length": 0},
-        {"dry_range": -1},
-        {"no_repeat_ngram": -1},
-    ],
-)
-def test_impossible_penalties_are_refused_with_a_hint(wrong):
-    name = next(iter(wrong)).replace("_", "-")
-    with pytest.raises(SettingsError, match=f"{name} is ") as caught:
-        Sampling(**wrong)
-    assert "use " in caught.value.hint

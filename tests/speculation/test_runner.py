@@ -26,13 +26,6 @@ def model(tmp_path_factory):
     return load_model(FolderCheckpoint(folder), torch.float32, torch.device("cpu"), lambda done, total: None)
 
 
-def test_two_sequences_in_turn_are_not_confused(model):
-    runner, first, second = Runner(model, model.new_cache(80)), TokenSequence([1, 2, 3, 4]), TokenSequence([5, 6, 7, 8])
-    wanted = runner.rows(first).clone()
-    runner.rows(second)
-    assert torch.allclose(runner.rows(first), wanted, atol=1e-5)
-
-
 def test_no_token_is_run_twice(model, monkeypatch):
     runner, sequence, ran = Runner(model, model.new_cache(80)), TokenSequence([1, 2, 3, 4]), []
     forward = model.forward

@@ -174,6 +174,15 @@ def test_the_seed_determines_the_draws():
         {"repetition_penalty": 1e-38},
         {"repetition_penalty": 1e38},
         {"repetition_penalty": float("nan")},
+        {"frequency_penalty": 2.1},
+        {"presence_penalty": float("nan")},
+        {"dry_multiplier": -1},
+        {"dry_multiplier": 101},
+        {"dry_base": 0.5},
+        {"dry_base": float("inf")},
+        {"dry_allowed_length": 0},
+        {"dry_range": -1},
+        {"no_repeat_ngram": -1},
     ],
 )
 def test_impossible_settings_are_refused_with_a_hint(wrong):

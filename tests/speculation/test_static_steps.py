@@ -6,6 +6,9 @@ On the CPU they are repeated without a recording: by torch's attention with a ma
 import pytest
 import torch
 
+from offload import Speculation
+from offload.caches.factory import selected_cache
+from offload.caches.retrieval import CopiedCache
 from offload.caches.streaming_llm import StreamingCache
 from offload.errors import Degraded
 from offload.kernels import triton
@@ -13,14 +16,18 @@ from offload.kernels.ops import TorchOperations
 from offload.loading.formats.safetensors import FolderCheckpoint
 from offload.loading.weights import load_model
 from offload.model.decoder import Model
+from offload.sequence import TokenSequence
 from offload.settings.config import LONGEST_GAMMA
 from offload.speculation.passes.cuda_graphs import CudaRecorder, StepGraphs
+from offload.speculation.passes.runner import Runner
+from offload.speculation.passes.selected_runner import SelectedRunner
 from tests.support.models import id_tensor, make_hf_model
 from tests.support.offloading import CPU
 
 LONGEST = LONGEST_GAMMA + 1
 SINK, WINDOW, INFLIGHT = 4, 40, 64
 CAPACITY = 700
+RETRIEVAL = Speculation("retrieval", budget=64, chunk=8)
 
 
 @pytest.fixture(scope="module")
@@ -103,6 +110,43 @@ def test_queries_wanted_after_a_recording_are_kept(model):
         pair.eager.keep_queries()
     torch.testing.assert_close(pair.static.query(), pair.eager.query(), rtol=1e-4, atol=1e-4)
     assert len(pair.recorded) == 2
+
+
+def runners(model, record=None):
+    """Return a prefilled full runner, its retrieval runner, with recorded steps or not, and the sequence."""
+    full = Runner(model, model.new_cache(600), 64)
+    sequence = TokenSequence(torch.randint(0, 267, (300,), generator=torch.Generator().manual_seed(0)).tolist())
+    list(full.prefill(sequence))
+    middle = SelectedRunner(full, selected_cache(full.cache, RETRIEVAL))
+    if isinstance(middle.cache, CopiedCache):  # not the full cache's store
+        for each in middle.cache.store.layer(slice(None)):
+            each.fill_(float("nan"))  # as allocated memory may be
+    if record is not None or middle.graphs is not None:  # made anew, because they clear the store
+        middle.graphs = StepGraphs(model, middle.cache, record)
+    return full, middle, sequence
+
+
+def decode(model, record):
+    """Return the rows of drafts, of a verification that accepts some of them, and of drafts after a new selection."""
+    full, middle, sequence = runners(model, record)
+    rows = []
+    for draft in ([5], [5, 6], [5, 6, 7, 8], [9] * 20):
+        rows.append(middle.rows(sequence, draft))
+        full.rows(sequence, draft)
+        sequence.extend(draft[: len(draft) // 2 + 1])
+        sequence.commit()
+        full.settle(sequence)
+        if len(draft) == 4:
+            middle.renew()
+    return rows
+
+
+def test_fixed_shapes_over_a_selection_give_the_rows_of_growing_ones(model):
+    recorded = []
+    found, expected = (decode(model, record) for record in (lambda run: recorded.append(run) or run, None))
+    assert recorded
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["full", "StreamingLLM"])

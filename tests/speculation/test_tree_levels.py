@@ -131,13 +131,3 @@ def test_the_path_that_is_taken_is_not_run_again(models, monkeypatch):
     runner.settle(sequence)
     runner.rows(sequence, [1])
     assert ran == [[1, 2, 3, 4], [5, 6, 7, 8], [9, 1]]
-
-
-def test_nodes_that_the_host_never_learnt_of_are_dropped(models):
-    model = models["copied"]
-    runner, sequence = Runner(model, model.new_cache(80)), TokenSequence([1, 2, 3])
-    runner.rows(sequence)
-    runner.forward(torch.tensor([4, 5]), (-1, -1))
-    runner.resolve([4])
-    sequence.extend([4, 6])
-    assert torch.allclose(runner.rows(sequence), fresh_rows(model, sequence), atol=1e-4)
