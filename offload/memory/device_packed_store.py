@@ -17,6 +17,7 @@ from ..kernels.triton.accumulate import attend_packed, attend_packed_before
 from ..kernels.triton.ops import pack_runs, unpack_runs
 from ..settings.kv_formats import PACKED_KV
 from .plain_store import PlainStore, attend_stored
+from .quantized_memory import Ring
 from .store import Store
 from .tree_attention import Tree
 
@@ -58,7 +59,8 @@ class DevicePackedStore(Store):
         rows, runs = (shape.layers, shape.kv_heads), -(-capacity // RUN)
         size = (*rows, runs, PACKED_KV.run_bytes(shape.head_dim))
         self._runs = torch.empty(size, dtype=torch.uint8, device=device)
-        self._ring, self._plain = 2, self.new_device_store(2 * RUN)
+        self._plain = self.new_device_store(2 * RUN)
+        self._ring = Ring(2 * RUN, self._plain)
         self._places = _Places((torch.arange(runs) % 2).to(torch.int32).repeat(*rows, 1), (0,) * shape.layers)
         self._table = self._places.runs.to(device)  # the same on the device
         self._is_stale = False  # an interrupt came while the table changed
@@ -76,14 +78,7 @@ class DevicePackedStore(Store):
     def append(self, layer: int, start: int, q: Tensor, k: Tensor, v: Tensor, rows: Rows, stored: int = 0) -> Tensor:
         if self._chunked:
             self._make_room(range(layer, layer + 1), start, len(q))
-        rotated, at, size = [], 0, self._ring * RUN
-        while at < len(q):  # to the end of the ring
-            some = slice(at, min(at + size - (start + at) % size, len(q)))
-            there = min(max(stored - at, 0), some.stop - at)
-            own = rows[0][some], rows[1][some]
-            rotated.append(self._plain.append(layer, (start + at) % size, q[some], k[some], v[some], own, there))
-            at = some.stop
-        return rotated[0] if len(rotated) == 1 else torch.cat(rotated)
+        return self._ring.append(layer, start, q, k, v, rows, stored)
 
     def attend(self, layer: int, q: Tensor, start: int, tree: Tree | None = None, lse: Tensor | None = None) -> Tensor:
         if tree is not None:
@@ -103,18 +98,16 @@ class DevicePackedStore(Store):
 
     def _attend_tree(self, layer: int, q: Tensor, start: int, tree: Tree, lse: Tensor | None) -> Tensor:
         """Attend as `attend_tree` of plain keys and values does."""
-        key = start, len(tree), self._ring
+        key = start, len(tree), self._ring.size
         if self._slots is None or self._slots[0] != key:  # the same in all layers
-            self._slots = key, torch.arange(start, start + len(tree), device=self.device) % (self._ring * RUN)
+            self._slots = key, self._ring.places(range(start, start + len(tree)))
         keys, values = (x[:, self._slots[1]] for x in self._plain.layer(layer))
         part = attend_masked(q, keys, values, tree.on(self.device).sees[-len(q) :])
         part = merge([attend_packed_before(q, self._memory(layer), start), part]) if start else part
         return part.output(lse, q.dtype)
 
     def compact(self, start: int, keep: Sequence[int]) -> None:
-        moved = [(start + to, start + source) for to, source in enumerate(keep) if to != source]
-        if moved:
-            self._plain.move(*(torch.tensor(moved, device=self.device) % (self._ring * RUN)).unbind(1))
+        self._ring.compact(start, keep)
 
     def read(self, start: int, end: int, layers: range | None = None) -> tuple[Tensor, Tensor]:
         layers, heads = layers or range(self.shape.layers), self.shape.kv_heads
@@ -131,7 +124,7 @@ class DevicePackedStore(Store):
 
     def dump(self, start: int, end: int) -> Tensor:
         """Return a copy as `PlainStore.dump`, unpacked: files do not depend on the format."""
-        return torch.stack(self.export(start, end), 3)
+        return torch.stack(self.read(start, end), 3).cpu()
 
     def load(self, start: int, kv: Tensor) -> None:
         """Store what `dump`, here or of a PlainStore, returned, from position `start` on."""
@@ -139,7 +132,7 @@ class DevicePackedStore(Store):
         while start < end:
             count = min((start // RUN + 1) * RUN, end) - start
             self._make_room(range(self.shape.layers), start, count)
-            self._plain.load(start % (self._ring * RUN), kv[:, :, :count])
+            self._plain.load(self._ring.place(start), kv[:, :, :count])
             start, kv = start + count, kv[:, :, count:]
 
     def gather(self, rows: Tensor, chunks: Tensor, size: int) -> tuple[Tensor, Tensor]:
@@ -167,8 +160,12 @@ class DevicePackedStore(Store):
         elif count < start // RUN:
             self._pack(layers, count, start // RUN)
         needed = -(-(start + tokens) // RUN) - self._places.counts[layers.start]
-        if needed > self._ring:
-            self._resize(needed, self._plain.capacity // RUN - self._ring)
+        if needed > self._ring_runs:
+            self._resize(needed, self._plain.capacity // RUN - self._ring_runs)
+
+    @property
+    def _ring_runs(self) -> int:
+        return self._ring.size // RUN
 
     def _place(self, places: _Places) -> None:
         """Set where runs lie, on the device and here. Recorded steps keep the address of the table."""
@@ -188,19 +185,19 @@ class DevicePackedStore(Store):
         """Put the run of position `start` into the ring, in which all later ones are then, too."""
         first = start // RUN
         if start % RUN:
-            to = first % self._ring * RUN
+            to = self._ring.place(first * RUN)
             for source, target in zip(
                 self.read(first * RUN, start, layers), self._plain.read(0, to + RUN), strict=True
             ):
                 target[layers.start : layers.stop, :, to : to + source.shape[2]] = source
         runs = range(first, count)
-        self._place(self._moved(layers, runs, torch.arange(first, count) % self._ring, first))
+        self._place(self._moved(layers, runs, torch.arange(first, count) % self._ring_runs, first))
 
     def _pack(self, layers: range, first: int, last: int) -> None:
         """Pack runs `first` to `last` - 1 of layers, which lie in the ring; those that do not fit stay as they are."""
         some = slice(layers.start, layers.stop)
         keys, values = (x[some].flatten(0, 1) for x in self._plain.read(0, self._plain.capacity))
-        packed = pack_runs(keys, values, self._runs[some].flatten(0, 1), first, last - first, self._ring)
+        packed = pack_runs(keys, values, self._runs[some].flatten(0, 1), first, last - first, self._ring_runs)
         fits = packed.cpu().unflatten(0, (len(layers), -1)).bool()  # [layers, kv_heads, runs]
         places = (~torch.arange(first, last)).expand(fits.shape).clone()
         if not fits.all():
@@ -213,15 +210,15 @@ class DevicePackedStore(Store):
         Runs leave in order, and come back from the last one on: a head's lie one behind the other.
         """
         before = self._places.runs[layers.start : layers.stop, :, : runs.start]
-        slots = (before >= self._ring).sum(2, keepdim=True) + wanted.cumsum(2) - 1
-        needed, room = int(slots.max()) + 1, self._plain.capacity // RUN - self._ring
+        slots = (before >= self._ring_runs).sum(2, keepdim=True) + wanted.cumsum(2) - 1
+        needed, room = int(slots.max()) + 1, self._plain.capacity // RUN - self._ring_runs
         if needed > room:
-            self._resize(self._ring, max(needed, room * 3 // 2))
+            self._resize(self._ring_runs, max(needed, room * 3 // 2))
         layer, head, run = wanted.nonzero(as_tuple=True)
-        target = self._ring + slots[layer, head, run]
+        target = self._ring_runs + slots[layer, head, run]
         places[layer, head, run] = target
         rows = ((layer + layers.start) * self.shape.kv_heads + head).to(self.device)
-        source = ((run + runs.start) % self._ring).to(self.device)
+        source = ((run + runs.start) % self._ring_runs).to(self.device)
         for x in self._plain.read(0, self._plain.capacity):
             memory = x.unflatten(2, (-1, RUN)).flatten(0, 1)
             memory[rows, target.to(self.device)] = memory[rows, source]
@@ -232,15 +229,15 @@ class DevicePackedStore(Store):
         old, places = self._plain, self._places.runs.clone()
         new, numbers = self.new_device_store((ring + room) * RUN), torch.arange(places.shape[2])
         for layer, (own, count) in enumerate(zip(places, self._places.counts, strict=True)):
-            kept = torch.arange(old.capacity // RUN - self._ring)
-            alive = torch.arange(count, count + self._ring)
-            sources = torch.cat((alive % self._ring, self._ring + kept)).to(self.device)
+            kept = torch.arange(old.capacity // RUN - self._ring_runs)
+            alive = torch.arange(count, count + self._ring_runs)
+            sources = torch.cat((alive % self._ring_runs, self._ring_runs + kept)).to(self.device)
             targets = torch.cat((alive % ring, ring + kept)).to(self.device)
             for to, source in zip(new.layer(layer), old.layer(layer), strict=True):
                 to.unflatten(1, (-1, RUN))[:, targets] = source.unflatten(1, (-1, RUN))[:, sources]
             own[:, count:] = (numbers[count:] % ring).to(torch.int32)
-            own[:, :count] += torch.where(own[:, :count] >= self._ring, ring - self._ring, 0).to(torch.int32)
+            own[:, :count] += torch.where(own[:, :count] >= self._ring_runs, ring - self._ring_runs, 0).to(torch.int32)
         # At once: an interrupt, or too little memory, must leave the old ring.
         self._is_stale = True
-        self._plain, self._ring, self._places = new, ring, _Places(places, self._places.counts)
+        self._plain, self._ring, self._places = new, Ring(ring * RUN, new), _Places(places, self._places.counts)
         self._place(self._places)

@@ -75,7 +75,7 @@ class PlainStore(DeviceStore):
             x.index_copy_(2, targets, x.index_select(2, sources))
 
     def dump(self, start: int, end: int) -> Tensor:
-        return torch.stack(self.export(start, end), 3)
+        return torch.stack(self.read(start, end), 3).cpu()
 
     def load(self, start: int, kv: Tensor) -> None:
         self.write(start, *kv.unbind(3))

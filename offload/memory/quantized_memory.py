@@ -32,7 +32,7 @@ def runs_of_windows(start: int, tokens: int) -> Iterator[tuple[int, slice]]:
 
 @dataclass(frozen=True)
 class Ring:
-    """A store of the newest tokens: position p is at p modulo `size` tokens, which are whole windows."""
+    """The newest tokens in the first `size` tokens of a store: position p is at p modulo `size`."""
 
     size: int
     store: DeviceStore
@@ -42,7 +42,11 @@ class Ring:
         return token % self.size
 
     def places(self, tokens: Sequence[int]) -> Tensor:
-        return torch.tensor(tokens, dtype=torch.long, device=self.store.device) % self.size
+        """Return where tokens of the sequence lie; for a range, the host does not wait for the device."""
+        device = self.store.device
+        if isinstance(tokens, range):
+            return torch.arange(tokens.start, tokens.stop, device=device) % self.size
+        return torch.tensor(tokens, dtype=torch.long, device=device) % self.size
 
     def runs(self, start: int, tokens: int) -> Iterator[tuple[int, slice]]:
         """Yield runs of tokens that lie one behind the other: where the first one lies, and which of the tokens."""
@@ -51,6 +55,20 @@ class Ring:
             last = min((at // self.size + 1) * self.size, end)
             yield self.place(at), slice(at - start, last - start)
             at = last
+
+    def append(self, layer: int, start: int, q: Tensor, k: Tensor, v: Tensor, rows: Rows, stored: int) -> Tensor:
+        """Store tokens as a `DeviceStore` does."""
+        rotated = []
+        for at, some in self.runs(start, len(q)):
+            own, there = (rows[0][some], rows[1][some]), min(max(stored - some.start, 0), some.stop - some.start)
+            queries = self.store.append(layer, at, q[some], k[some], v[some], own, there)
+            rotated.append(queries if some.stop - some.start == len(q) else queries.clone())
+        return rotated[0] if len(rotated) == 1 else torch.cat(rotated)
+
+    def compact(self, start: int, keep: Sequence[int]) -> None:
+        """Move tokens as in `Store`."""
+        if moved := [(start + target, start + source) for target, source in enumerate(keep) if target != source]:
+            self.store.move(*map(self.places, zip(*moved, strict=True)))
 
 
 class QuantizedMemory(Store):
@@ -140,13 +158,9 @@ class QuantizedMemory(Store):
         window = (start if self._chunked else min(self._start, start)) // WINDOW * WINDOW
         self._grow(start + len(q) - window)
         self._newest = max(self._newest, start + len(q))  # before the tokens that this overwrites are lost
-        rotated, ring = [], self.ring
-        for at, some in ring.runs(start, len(q)):
-            own, there = (rows[0][some], rows[1][some]), min(max(stored - some.start, 0), some.stop - some.start)
-            queries = ring.store.append(layer, at, q[some], k[some], v[some], own, there)
-            rotated.append(queries if some.stop - some.start == len(q) else queries.clone())
+        queries = self.ring.append(layer, start, q, k, v, rows, stored)
         self._quantize(layer, start + stored, start + len(q))
-        return rotated[0] if len(rotated) == 1 else torch.cat(rotated)
+        return queries
 
     def _quantize(self, layer: int, start: int, end: int) -> None:
         """Quantise the windows that tokens from `start` to `end` complete."""
@@ -168,8 +182,7 @@ class QuantizedMemory(Store):
 
     def compact(self, start: int, keep: Sequence[int]) -> None:
         """Move tokens as in `Store`; the windows that the path completes are quantised."""
-        if moved := [(target, source) for target, source in enumerate(keep) if target != source]:
-            self.ring.store.move(*(self.ring.places([start + at for at in x]) for x in zip(*moved, strict=True)))
+        self.ring.compact(start, keep)
         for layer in range(self.shape.layers):
             self._quantize(layer, start, start + len(keep))
 

@@ -120,12 +120,6 @@ class Store(ABC):
     def read(self, start: int, end: int) -> tuple[Tensor, Tensor]:
         """Return keys and values of tokens, each `[layers, kv_heads, end - start, head_dim]`: views or copies."""
 
-    def export(self, start: int, end: int) -> tuple[Tensor, Tensor]:
-        """Return keys and values as `read` does, as copies in host memory."""
-        both = self.read(start, end)
-        keys, values = (x.to("cpu", copy=True, memory_format=torch.contiguous_format) for x in both)
-        return keys, values
-
     @abstractmethod
     def dump(self, start: int, end: int) -> Tensor:
         """Return a copy of the tokens' KV in host memory, `[layers, kv_heads, ...]` in the layout of its memory.

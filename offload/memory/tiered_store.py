@@ -213,13 +213,10 @@ class TieredStore(Store):
         return kv if self._resident is None else torch.cat((self._resident.dump(start, end), kv))
 
     def read(self, start: int, end: int) -> tuple[Tensor, Tensor]:
-        paged = self._read_pages(start, end)
-        return paged if self._resident is None else _all_layers(self._resident.read(start, end), paged)
-
-    def export(self, start: int, end: int) -> tuple[Tensor, Tensor]:
-        """Return keys and values in host memory, as in `Store`; host pages are not copied to the device."""
-        paged = self._export_pages(start, end)
-        return paged if self._resident is None else _all_layers(self._resident.export(start, end), paged)
+        keys, values = self._read_pages(start, end)
+        if self._resident is not None:
+            keys, values = map(torch.cat, zip(self._resident.read(start, end), (keys, values), strict=True))
+        return keys, values
 
     def _read_pages(self, start: int, end: int) -> tuple[Tensor, Tensor]:
         return _joined([self._read_page(page, at.start, at.stop) for page, at, _ in self.tiers.split(start, end)])
@@ -307,8 +304,3 @@ def _joined(parts: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     """Return keys and values of consecutive tokens as one tensor each."""
     keys, values = (torch.cat(x, dim=2) for x in zip(*parts, strict=True))
     return keys, values
-
-
-def _all_layers(first: tuple[Tensor, Tensor], others: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """Return the keys and values of the first layers and of the others."""
-    return torch.cat((first[0], others[0])), torch.cat((first[1], others[1]))
