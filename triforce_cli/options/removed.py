@@ -33,6 +33,7 @@ REMOVED: dict[str, str] = {  # "command", "--option" or "--option value" -> the 
     "--nodes": "plan one machine; a run over several is torchrun's (docs/multi-gpu.md)",
     "--node-link": "plan one machine; a run over several is torchrun's (docs/multi-gpu.md)",
     "--cache-store": "set TRIFORCE_HOME to a folder that all machines mount",
+    "--middle h2o": "use --middle retrieval, which is the default",
     "--kv exact": "use --kv bf16, another name of the same",
     "--kv q4": "use --kv q8",
     "--kv fp8": "use --kv q8",
