@@ -103,7 +103,7 @@ def test_layers_without_experts_are_dense():
     config = CONFIG | {"decoder_sparse_step": 2}
     shape = shape_from_config(config | {"mlp_only_layers": [3]}, {})
     assert [spec.is_sparse for spec in shape.specs] == [False, True, False, False, False, True]
-    assert (shape.experts.layers, shape.dense_layers) == (2, 4)
+    assert (shape.experts.layers, shape.layers) == (2, 6)
     assert shape_from_config(config | {"num_experts": 0}, {}).experts is None
 
 

@@ -125,7 +125,6 @@ class Family:
         aliases: the family's names of values in its config.json, by the common names.
         rope_types: names of RoPE types in the family's configs -> what they mean.
         only_rope: the RoPE types that the family may have; none: all.
-        mlp_matrices: matrices of an MLP: gate, up and down; 2 without a gate.
         has_partial_rope: whether RoPE may rotate a part of each head: `partial_rotary_factor`.
         has_optional_window: whether a config's sliding window counts only with `use_sliding_window`.
         has_layer_windows: whether some layers attend to a window of `sliding_window` tokens, and others to all.
@@ -153,7 +152,6 @@ class Family:
     aliases: Mapping[str, str] = field(default_factory=dict)
     rope_types: Mapping[str, str] = field(default_factory=dict)
     only_rope: Sequence[str] = ()
-    mlp_matrices: int = 3
     has_partial_rope: bool = False
     has_optional_window: bool = False
     has_layer_windows: bool = False

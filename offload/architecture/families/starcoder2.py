@@ -29,7 +29,6 @@ STARCODER2 = Family(
         "tie_word_embeddings": True,  # transformers' default of eos_token_id is not in the vocabulary
     },
     aliases={"attention_bias": "use_bias", "rms_norm_eps": "norm_epsilon"},
-    mlp_matrices=2,
     tensors={"mlp.up_proj": "mlp.c_fc", "mlp.down_proj": "mlp.c_proj"},
     gguf=GGUFNames(
         "starcoder2",
