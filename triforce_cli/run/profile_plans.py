@@ -24,7 +24,6 @@ from offload.loading.hub.download import (
 )
 from offload.loading.hub.registry import HUB_MODELS, draft_error
 from offload.planning.plan import Plan, make_plan
-from offload.planning.suggestions import Suggestion
 from offload.settings.config import DEFAULT_MODEL
 from offload.settings.kv_formats import BF16, KV_FORMATS, PLAIN_KV
 from offload.system.machine import free_host_memory, usable_cores
@@ -127,9 +126,7 @@ def hardware_of(profile: Profile, found: Sequence[str]) -> Hardware:
     return describe(profile, free_host_memory(), usable_cores()) if is_here else describe(profile)
 
 
-def _plan(
-    profile: Profile, options: PlanOptions, hardware: Hardware, on_gpu: bool
-) -> tuple[Plan, tuple[Suggestion, ...]]:
+def _plan(profile: Profile, options: PlanOptions, hardware: Hardware, on_gpu: bool) -> tuple[Plan, tuple[str, ...]]:
     """Return the plan and suggestions for the model of the options, else the default one. Raises PromptError."""
     settings = resolve_with(options.flags, options.origins, profile)
     model = settings.values.get("model", DEFAULT_GPU_MODEL if on_gpu else DEFAULT_MODEL)
