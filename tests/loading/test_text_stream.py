@@ -19,7 +19,7 @@ from tests.support.models import SPECIAL, TEMPLATE, make_tokenizer
 
 HF = make_tokenizer()
 TOKENIZER = Tokenizer.from_transformers(HF)
-PROPERTY = settings(max_examples=50, deadline=None, derandomize=True)
+PROPERTY = settings(max_examples=25, deadline=None, derandomize=True)
 SENTENCEPIECE_TEXT = st.text(st.sampled_from("ab ▁é€😀漢\n"), max_size=12).filter(lambda text: "▁" not in text)
 
 
