@@ -33,6 +33,7 @@ from ..run.profile_plans import (
 _DECODING = "method draft middle budget gamma1 gamma2 tree dtype quantize kv threads extend_context set"
 _GPU = options.option(
     "--gpu",
+    "--profile",
     help=options.described("A profile, a part of its name such as 4090, or a YAML file.", "auto: this machine"),
     metavar="NAME",
     autocompletion=options.complete_profile,

@@ -136,7 +136,12 @@ def _name(help: str, among: Sequence[str], default: str = "") -> _Row:
 
 _MODELS = "model's"  # default
 _FORMATS = f"auto, bf16, packed: exact; {', '.join(LOSSY_KV)}: lossy."
-_PROFILE: dict[str, Any] = {"default": "found", "has_variable": True, "more": {"autocompletion": complete_profile}}
+_PROFILE: dict[str, Any] = {
+    "default": "found",
+    "flags": "--gpu --profile",
+    "has_variable": True,
+    "more": {"autocompletion": complete_profile},
+}
 _TABLE: dict[str | None, dict[str, _Row]] = {  # by panels; the options that everybody uses have none
     None: {
         "model": _Row("Name, hub id or path.", "", "--model -m", "MODEL", more={"autocompletion": _complete_model}),
@@ -185,7 +190,7 @@ _TABLE: dict[str | None, dict[str, _Row]] = {  # by panels; the options that eve
         "dry_run": _switch("Print the plan; load nothing."),
     },
     MACHINE: {
-        "profile": _text("Hardware profile, or a YAML file.", "NAME", **_PROFILE),
+        "profile": _text("Hardware profile, or YAML file.", "NAME", **_PROFILE),
         "device": _name("cpu or cuda.", DEVICES),
         "dtype": _name("bfloat16, float16, float32.", DTYPES),
         "kernel": _name("Level of the CPU kernel, or off.", KERNELS),

@@ -24,8 +24,8 @@ def command_line(command: str, plan: Plan, words: Sequence[str]) -> str:
     """Return the whole line of `triforce <command>`: the words that were typed, with the plan's options."""
     flags = flags_of(plan)
     options = list(zip(flags[::2], flags[1::2], strict=True))
-    if any(word.partition("=")[0] == "--profile" for word in words):  # a file perhaps, which its name does not find
-        options = [option for option in options if option[0] != "--profile"]
+    if any(word.partition("=")[0] in ("--gpu", "--profile") for word in words):  # perhaps a file
+        options = [option for option in options if option[0] != "--gpu"]
     return repeated(command, words, *options)
 
 
@@ -56,7 +56,7 @@ def flags_of(plan: Plan) -> list[str]:
     # "none" would keep the weights on the device too
     mode = "auto" if plan.offload == "none" and plan.placed.weight_layers < inputs.shape.layers else plan.offload
     mode = "auto" if plan.placed.uses_disk else mode
-    flags = ["--model", inputs.model, "--profile", inputs.hardware.name, "--offload", mode]
+    flags = ["--model", inputs.model, "--gpu", inputs.hardware.name, "--offload", mode]
     if plan.offload != "none" and not plan.placed.uses_disk:
         flags += ["--resident-layers", str(plan.placed.resident_layers)]
     if plan.offload == "hybrid" and placement.host_share is not None:  # a planned one would not follow measured times

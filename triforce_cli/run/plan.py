@@ -258,7 +258,7 @@ def rated_profile(device: torch.device, profile: Profile, measured: Measured | N
         import torch
 
         raise undescribed([torch.cuda.get_device_name(device)])
-    return replace(profile, name=AUTO if profile.device == "cuda" else "cpu")  # the name that --profile takes
+    return replace(profile, name=AUTO if profile.device == "cuda" else "cpu")  # the name that --gpu takes
 
 
 def this_machine(device: torch.device, profile: Profile, local_ranks: int = 1, disk: str | None = None) -> Hardware:

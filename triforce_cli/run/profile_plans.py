@@ -90,7 +90,7 @@ def plan_target(target: Target, options: PlanOptions, measured: Measured | None)
         raise profiles.undescribed(target.found)
     rated = applied(profile, measured, target.found)
     hardware = hardware_of(rated, target.found)
-    if profile.name not in profiles.available():  # --profile takes the file's path, or "auto" without a profile
+    if profile.name not in profiles.available():  # --gpu takes the file's path, or "auto" without a profile
         hardware = replace(hardware, name=target.name)
     plan, suggestions = _plan(profile, options, hardware, profile.device == "cuda")
     source = describe_source(plan.inputs.model)

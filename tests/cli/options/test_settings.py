@@ -46,7 +46,7 @@ def test_wrong_use_of_names_and_numbers(triforce):
 def test_profiles_that_do_not_work(triforce, tmp_path):
     wrong = tmp_path / "mine.yaml"
     wrong.write_text("name: mine\ndescription: x\ndevice: cpu\nhots: {}\n")
-    assert_error(triforce("generate", "hi", "--profile", "rtx-4900"), 2, "rtx-4900", "rtx-4090")
+    assert_error(triforce("generate", "hi", "--gpu", "rtx-4900"), 2, "rtx-4900", "rtx-4090")
     assert_error(triforce("generate", "hi", "--profile", str(wrong)), 2, "hots", "host")
 
 
