@@ -116,6 +116,8 @@ def _warn_of_terminal(stream: Any, warn: Warn) -> None:
 def unreadable(path: Path, error: OSError | ValueError) -> PromptError:
     """Return the error for a path that cannot be opened or read."""
     if isinstance(error, FileNotFoundError):
+        if path.is_symlink():
+            return PromptError(f"{path} is a link to {path.readlink()}, which is not there", f"see: ls -l {path}")
         return PromptError(f"there is no file {path}", _did_you_mean(path))
     if isinstance(error, IsADirectoryError):
         return PromptError(f"{path} is a folder", f"give a file in it: ls {shlex.quote(str(path))}")
