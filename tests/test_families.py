@@ -60,6 +60,7 @@ LLAMAS = {  # of the families without a case of their own, and every RoPE type; 
     "llama-mha-untied": ("llama", {"num_key_value_heads": 4, "tie_word_embeddings": False}),
     "llama-own-head-dim": ("llama", {"head_dim": 48}),
     "qwen2": ("qwen2", {}),
+    "seed-oss-biased": ("seed_oss", {"attention_out_bias": True, "mlp_bias": True}),
     "qwen3-biased": ("qwen3", {"head_dim": 32, "attention_bias": True}),
     **{kind: ("llama", {"rope_parameters": {"rope_type": kind} | more}) for kind, more in SCALED.items()},
 }

@@ -160,6 +160,8 @@ def _add_dimensions(writer, config, architecture):
         writer.add_sliding_window(config.sliding_window)
         if architecture == "gemma3":
             writer.add_sliding_window_pattern(len(config.layer_types))  # the last one has no window
+        if architecture == "exaone4":
+            writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config.layer_types])
     if rope["rope_type"] == "linear":
         writer.add_rope_scaling_type(RopeScalingType.LINEAR)
         writer.add_rope_scaling_factor(rope["factor"])

@@ -6,22 +6,10 @@ from .family import FUSED_MLP, Family, GGUFNames
 GLM4 = Family(
     "glm4",
     lambda values: [LayerSpec(qkv_bias=values["attention_bias"], post_norms=True)],
-    {
-        "head_dim": 128,
-        "rms_norm_eps": 1.5625e-7,
-        "attention_bias": True,
-        "eos_token_id": [151329, 151336, 151338],
-        "partial_rotary_factor": 0.5,
-    },
+    {"head_dim": 128, "rms_norm_eps": 1.5625e-7, "attention_bias": True, "partial_rotary_factor": 0.5}
+    | {"eos_token_id": [151329, 151336, 151338]},
     has_partial_rope=True,
     features=lambda values: {"rotates_neighbours": True},
     fused=FUSED_MLP,
-    gguf=GGUFNames(
-        "glm4",
-        {
-            "post_attention_norm": "post_self_attn_layernorm",
-            "post_ffw_norm": "post_mlp_layernorm",
-            "ffn_up": "mlp.gate_up_proj",
-        },
-    ),
+    gguf=GGUFNames("glm4"),
 )

@@ -42,6 +42,11 @@ _KEYS = {  # behind the name of the architecture
     "rms_norm_eps": "attention.layer_norm_rms_epsilon",
 }
 _OPTIONAL = ("num_key_value_heads", "head_dim")
+_EXPERT_KEYS = {
+    "num_experts": "expert_count",
+    "num_experts_per_tok": "expert_used_count",
+    "moe_intermediate_size": "expert_feed_forward_length",
+}
 _HINT = "fetch or convert the model again"
 _SAFETENSORS = "use the model's safetensors"
 _UNSUPPORTED = {  # keys that are absent or zero in models that run -> what others have
@@ -52,7 +57,7 @@ _UNSUPPORTED = {  # keys that are absent or zero in models that run -> what othe
     "rope.dimension_sections": "RoPE on several axes, as in models that read images,",
     "nextn_predict_layers": "layers that predict further tokens",
 }
-_MODULES = {  # llama.cpp's names of tensors -> transformers'
+_MODULES = {  # llama.cpp's names of tensors -> the decoder's
     "token_embd": "model.embed_tokens",
     "output_norm": "model.norm",
     "output": "lm_head",
@@ -65,6 +70,15 @@ _MODULES = {  # llama.cpp's names of tensors -> transformers'
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
+    "attn_qkv": "self_attn.qkv_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "attn_sinks": "self_attn.sinks",
+    "post_ffw_norm": "post_mlp_layernorm",
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_exps": "mlp.experts.*.gate_proj",
+    "ffn_up_exps": "mlp.experts.*.up_proj",
+    "ffn_down_exps": "mlp.experts.*.down_proj",
 }
 _FLOATS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}  # ggml's names -> torch's
 _BARE = ("self_attn.sinks",)  # whose names in safetensors do not end with .weight
@@ -180,11 +194,13 @@ class GGUFCheckpoint(Checkpoint):
     def _shape(self) -> ModelShape:
         """Read the shape from the metadata. Raises CheckpointError, UnsupportedModel."""
         names, sizes = self._names, {name: tensor.size for name, tensor in self._file.tensors.items()}
-        keys = _KEYS | dict(names.keys)
+        keys = _KEYS | (_EXPERT_KEYS if "num_experts" in self._family.defaults else {}) | dict(names.keys)
+        if self._family.has_layer_windows:
+            keys["sliding_window"] = "attention.sliding_window"
         values = {ours: value for ours, key in keys.items() if (value := self._own(key)) is not None}
         if missing := [keys[name] for name in _KEYS if name not in values and name not in _OPTIONAL]:
             raise CheckpointError(f"{self.path} lacks {missing[0]}", _HINT)
-        self._refuse_variants(values)
+        self._refuse_variants(values, keys)
         if values.get("sliding_window") == 0:  # "not set", as in llama.cpp
             values["sliding_window"] = None
         check = ConfigCheck(str(self.path), _HINT)
@@ -211,14 +227,17 @@ class GGUFCheckpoint(Checkpoint):
             shape = replace(shape, norm_offset=0.0)
         return replace(shape, rope_divisors=self._divisors(shape.rotary_dim // 2))
 
-    def _refuse_variants(self, values: dict[str, Any]) -> None:
-        """Raise UnsupportedModel for variants that the decoder would compute as the plain model, and wrongly."""
+    def _refuse_variants(self, values: dict[str, Any], keys: dict[str, str]) -> None:
+        """Raise UnsupportedModel for variants that the decoder would compute as the plain model, and wrongly.
+
+        `keys` are those that are read.
+        """
         names = self._names
         if isinstance(values["num_attention_heads"], list) or isinstance(values.get("num_key_value_heads"), list):
             raise UnsupportedModel("GGUF models whose layers differ in their heads are not supported", _SAFETENSORS)
         for key, what in _UNSUPPORTED.items():
             value = self._own(key)
-            if key not in names.keys.values() and (any(value) if isinstance(value, list) else value):
+            if key not in keys.values() and (any(value) if isinstance(value, list) else value):
                 raise UnsupportedModel(f"{what} are not supported ({key} is {short_repr(value)})", _SAFETENSORS)
         for key in names.switches:
             if self._own(key) is False:
@@ -271,11 +290,14 @@ class GGUFCheckpoint(Checkpoint):
 
         The name of a tensor with the matrices of all experts has * in place of their numbers.
         """
-        match, modules = _STORED.fullmatch(name), _MODULES | dict(self._names.tensors)
+        match = _STORED.fullmatch(name)
+        has_post_norms = any(spec.post_norms for spec in self.shape.specs)
+        norm = "post_self_attn_layernorm" if has_post_norms else "post_attention_layernorm"
+        modules = _MODULES | {"post_attention_norm": norm}
         if match is None or match["stem"] not in modules:
             return None
         layer = "" if match["layer"] is None else f"model.layers.{match['layer']}."
-        module = modules[match["stem"]]
+        module = self._family.checkpoint_name(modules[match["stem"]])
         return f"{layer}{module}" if module in _BARE else f"{layer}{module}.{match['kind']}"
 
     def _unused(self) -> Iterator[str]:
