@@ -13,7 +13,7 @@ from ..distributed.rank import broadcast
 from ..input.documents import PromptText, check_files, name_of, read_prompt
 from ..options import declarations as options
 from ..options.declarations import AUTO, parse_parallel
-from ..options.distinct_files import check_distinct, check_outputs, named_files
+from ..options.distinct_files import check_distinct, check_output, named_files
 from ..options.mistakes import warn_of_file
 from ..options.request import check_flags, parse_output_options, parse_request, start_or_join_ranks
 from ..output.batch_display import BatchDisplay
@@ -37,7 +37,7 @@ def generate(
         str | None, _of_batch("--batch", metavar="FILE", help="Answer all prompts of a file of JSON lines.")
     ] = None,
     output: Annotated[
-        str | None, _of_batch("--output", "-o", metavar="FILE", help="Write here; with --batch, resumable.")
+        str | None, options.option("--output", "-o", metavar="FILE", help="Write here; with --batch, resumable.")
     ] = None,
     parallel: Annotated[Any, _of_batch("--parallel", metavar="N", help=_AT_A_TIME, parser=parse_parallel)] = None,
     ray: Annotated[str | None, _of_batch("--ray", **options.CLUSTER)] = None,
@@ -72,7 +72,7 @@ def generate(
     files = prompt_file or []
     check_files(files)
     inputs = [*(("--prompt-file", file) for file in files), *named_files(ctx)]
-    paths = check_outputs([] if output is None else [output], inputs)
+    path = check_output(output, inputs)
     terminal = ctx.obj.terminal
     warn_of_file(ctx, prompt)
     request, code = start_or_join_ranks(parse_request(ctx), terminal)
@@ -83,7 +83,7 @@ def generate(
 
     form = parse_output_options(ctx)
     with (
-        terminal.writing_to(paths if request.is_first and not request.dry_run else []),
+        terminal.writing_to(path if request.is_first and not request.dry_run else None),
         closing(renderer_for(terminal, *astuple(form))) as renderer,
     ):
         from ..run.run import run_generation  # from here on torch is needed

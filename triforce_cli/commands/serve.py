@@ -22,7 +22,10 @@ from ..serve.serve_options import read_keys
 def _option(help: str, metavar: str | None, usual: object = None, *names: str, **more: Any) -> Any:
     """Return an option of the server, `usual` being its default in words."""
     text = help if usual is None else options.described(help, str(usual))
-    return options.option(*names, help=text, metavar=metavar, rich_help_panel="Server", **more)
+    return options.option(*names, help=text, metavar=metavar, **({"rich_help_panel": "Server"} | more))
+
+
+_SHOWN: dict[str, Any] = {"rich_help_panel": None}  # by `--help`; the others by `--help-all` alone
 
 
 # What each request says for itself, or what one text alone has.
@@ -32,19 +35,22 @@ _OF_REQUESTS = ("system", "stop", "raw", "json", "verify", "show_thinking")
 @options.accepts({name: option for name, option in options.GENERATION.items() if name not in _OF_REQUESTS})
 def serve(
     ctx: typer.Context,
-    host: Annotated[str, _option("Address to listen on.", "ADDRESS", defaults.HOST)] = defaults.HOST,
-    port: Annotated[int, _option("0: any free.", "N", defaults.PORT, min=0, max=65535)] = defaults.PORT,
-    api_key_file: Annotated[Path | None, _option("API keys, one a line; or TRIFORCE_API_KEY.", "FILE")] = None,
+    host: Annotated[str, _option("Address to listen on.", "ADDRESS", defaults.HOST, **_SHOWN)] = defaults.HOST,
+    port: Annotated[int, _option("0: any free.", "N", defaults.PORT, min=0, max=65535, **_SHOWN)] = defaults.PORT,
+    api_key_file: Annotated[
+        Path | None, _option("API keys, one a line; or TRIFORCE_API_KEY.", "FILE", **_SHOWN)
+    ] = None,
     cors: Annotated[list[str] | None, _option("Web page that may use it; repeatable.", "ORIGIN")] = None,
     cache_scope: Annotated[
         str, _option("shared, or key: none between keys.", "NAME", "shared", among=defaults.CACHE_SCOPES)
     ] = "shared",
-    parallel: Annotated[Any, _option("Sequences at a time.", "N", AUTO, parser=parse_parallel)] = AUTO,
+    parallel: Annotated[Any, _option("Sequences at a time.", "N", AUTO, parser=parse_parallel, **_SHOWN)] = AUTO,
     queue: Annotated[
         int, _option("Sequences that may wait.", "N", defaults.QUEUE, min=1, max=100_000)
     ] = defaults.QUEUE,
     context: Annotated[
-        Any, _option("Longest prompt and answer.", "TOKENS", "model's, to 128K", "--context", parser=parse_tokens)
+        Any,
+        _option("Longest prompt and answer.", "TOKENS", "model's, to 128K", "--context", parser=parse_tokens, **_SHOWN),
     ] = None,
     max_body: Annotated[
         Any, _option("Longest request.", "SIZE", size_text(defaults.BODY), "--max-body", parser=parse_size)

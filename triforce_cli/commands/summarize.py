@@ -2,6 +2,7 @@
 
 from contextlib import closing
 from dataclasses import astuple, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,15 +17,14 @@ from ..input.excerpts import Range, parse_position
 from ..options import declarations as options
 from ..options.checks import refuse_broken_text
 from ..options.declarations import AUTO, parse_parallel
-from ..options.distinct_files import check_outputs, named_files
+from ..options.distinct_files import check_output, named_files
 from ..options.request import Request, check_flags, parse_output_options, parse_request, start_or_join_ranks
 from ..output.renderers import renderer_for
 from ..output.terminal import Terminal
 from ..summarize.instructions import DEFAULT_LENGTH, LENGTHS, AnswerStyle, Templates, load_templates
 
-
-def _position(name: str, help: str) -> Any:
-    return options.option(name, help=help, parser=parse_position, metavar="WHERE")
+_of_parts = partial(options.option, rich_help_panel="Parts and templates")
+_position = partial(_of_parts, parser=parse_position, metavar="WHERE")
 
 
 @options.accepts(options.READING | {"max_new_tokens": options.with_default("max_new_tokens", "by --length")})
@@ -34,9 +34,7 @@ def summarize(
         list[str] | None, typer.Argument(metavar="FILE", help="Documents; - is stdin.", show_default=False)
     ] = None,
     prompt_file: options.PromptFiles = None,
-    output: Annotated[
-        list[str] | None, options.option("--output", "-o", metavar="FILE", help="Write here; one, or one a document.")
-    ] = None,
+    output: Annotated[str | None, options.option("--output", "-o", metavar="FILE", help="Write here.")] = None,
     length: Annotated[
         str | None,
         options.option(
@@ -52,17 +50,15 @@ def summarize(
     ] = None,
     language: Annotated[str | None, options.option(metavar="NAME", help="Write in this language.")] = None,
     prompt: Annotated[
-        Path | None, options.option("--prompt", metavar="FILE", help="Template: {document}, {instruction}.")
+        Path | None, _of_parts("--prompt", metavar="FILE", help="Template with {document} and {instruction}.")
     ] = None,
-    together: Annotated[bool, typer.Option("--together", help="One summary of all files.")] = False,
-    start: Annotated[Any, _position("--from", "Start at: tokens, or percent (10%).")] = None,
-    end: Annotated[Any, _position("--to", "End at: tokens, or percent.")] = None,
-    map_reduce: Annotated[bool, typer.Option("--map-reduce", help="Read a too long document in parts.")] = False,
+    together: Annotated[bool, _of_parts("--together", help="One summary of all files.")] = False,
+    start: Annotated[Any, _position("--from", help="Start at this token, or percent (10%).")] = None,
+    end: Annotated[Any, _position("--to", help="End at this token, or percent.")] = None,
+    map_reduce: Annotated[bool, _of_parts("--map-reduce", help="Read a document in parts.")] = False,
     parallel: Annotated[
         str,
-        options.option(
-            metavar="N", help=options.described("Texts to generate at a time; auto: by memory.", "1"), among=(AUTO,)
-        ),
+        _of_parts(metavar="N", help=options.described("Texts to generate at a time.", "1"), among=(AUTO,)),
     ] = "1",
 ) -> int:
     """Summarize documents, or answer questions about them.
@@ -90,7 +86,7 @@ def summarize(
     sources = _sources(prompt_file or [], files or [], terminal)
     check_files(sources)
     inputs = [*(("", source) for source in sources), *named_files(ctx), ("--prompt", prompt)]
-    paths = check_outputs(output or [], inputs, 1 if together else len(sources))
+    path = check_output(output, inputs)
     for name, texts in (("--focus", [focus or ""]), ("--question", question or []), ("--language", [language or ""])):
         refuse_broken_text(name, texts)
     if not all(text.strip() for text in question or []):
@@ -107,14 +103,13 @@ def summarize(
     read = broadcast(request.group, lambda: list(map(astuple, read_documents(sources, terminal.stdin, terminal.warn))))
     form = parse_output_options(ctx)
     with (
-        terminal.writing_to(paths if request.is_first and not request.dry_run else []),
+        terminal.writing_to(path if request.is_first and not request.dry_run else None),
         closing(renderer_for(terminal, *astuple(form))) as renderer,
     ):
         from ..summarize.summary_job import SummaryRequest, run_summaries  # from here on torch is needed
 
         documents, piece = [Document(*fields) for fields in read], Range(start, end)
-        how = together, map_reduce, at_once, len(paths) > 1
-        summary = SummaryRequest(documents, question or [], style, templates, piece, *how)
+        summary = SummaryRequest(documents, question or [], style, templates, piece, together, map_reduce, at_once)
         return run_summaries(summary, request, terminal, form, renderer)
 
 

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from ..options.settings import Settings
 
 GRACE = 30.0  # seconds for ranks to end after a signal
-_SHOW_CURSOR = "\r\x1b[K\x1b[?25h"
 
 
 def ranks_to_start(settings: Settings) -> int:
@@ -119,7 +118,7 @@ def _report_failure(folder: Path, codes: dict[int, int], terminal: Terminal) -> 
     if (code := _exit_code_of_rank_0(folder)) is not None:
         return code
     if terminal.shows_progress:
-        terminal.draw(_SHOW_CURSOR)  # a killed rank may have left a progress bar
+        terminal.draw("\r\x1b[K")  # a killed rank may have left a progress bar
     reports = [_read(file) for file in sorted(folder.glob("error-*.json"), key=lambda file: file.stat().st_mtime)]
     for report in (report for report in reports if not report["lost"]):
         prefix = "" if report["code"] == WRONG_USE else f"rank {report['rank']}: "

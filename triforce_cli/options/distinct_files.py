@@ -1,13 +1,12 @@
 """Checks that a command overwrites no file that it reads, nor one of its outputs by another. Imports nothing heavy."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from itertools import combinations
 from pathlib import Path
 
 import typer
 
 from offload.errors import SettingsError
-from offload.units import counted
 
 from ..output.output_files import check_file
 
@@ -29,22 +28,18 @@ def check_distinct(inputs: Iterable[Named], outputs: Iterable[Named]) -> None:
             raise SettingsError(f"{both} are the same file", f"give {other} another file: it would be overwritten")
 
 
-def check_outputs(names: Sequence[str], inputs: Iterable[Named], documents: int = 1) -> list[Path]:
-    """Return the files of --output, one for all documents or one for each; none for stdout, which is - too.
+def check_output(name: str | None, inputs: Iterable[Named]) -> Path | None:
+    """Return the file of --output; None for stdout, which is - too.
 
-    Raises SettingsError for another number of files, and for one that is read or cannot be written.
+    Raises SettingsError for a file that is read or cannot be written.
     """
-    if list(names) in ([], ["-"]):
-        return []
-    if len(names) not in (1, documents):
-        there = counted(documents, "document")
-        raise SettingsError(f"--output names {counted(len(names), 'file')} for {there}", "give one, or one for each")
-    check_distinct(inputs, [("--output", name) for name in names])
-    paths = [Path(name).expanduser() for name in names]
-    for path in paths:
-        if path.is_dir() or not path.exists():
-            check_file(path, "--output", "answer.txt")
-    return paths
+    if name in (None, "-"):
+        return None
+    check_distinct(inputs, [("--output", name)])
+    path = Path(name).expanduser()
+    if path.is_dir() or not path.exists():
+        check_file(path, "--output", "answer.txt")
+    return path
 
 
 def named_files(ctx: typer.Context) -> list[Named]:

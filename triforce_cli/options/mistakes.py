@@ -129,6 +129,19 @@ class Command(TyperCommand):
         # A terminal breaks the lines of a paragraph, not the source.
         super().__init__(*args, help=help and _LINE_BREAK.sub(" ", cleandoc(help)), **more)
 
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write the help, without the options that stand in panels unless all are wanted."""
+        wants_all = "--help-all" in ctx.meta.get(WORDS, ())
+        rare = [] if wants_all else [param for param in self.params if getattr(param, "rich_help_panel", None)]
+        for param in rare:
+            param.hidden = True
+        self.epilog = f"{ctx.command_path} --help-all shows {len(rare)} more options." if rare else None
+        try:
+            super().format_help(ctx, formatter)
+        finally:
+            for param in rare:
+                param.hidden = False
+
     def get_params(self, ctx: Any) -> list[Any]:
         return _without_types(super().get_params(ctx))
 
@@ -136,6 +149,8 @@ class Command(TyperCommand):
         ctx.token_normalize_func = lambda name: name.replace("_", "-") if len(name) > 1 else name
         ctx.meta[PARSED], ctx.meta[WORDS] = ctx, tuple(args)
         given = args[: args.index("--")] if "--" in args else list(args)  # the parser takes from `args`
+        if "--help-all" in given:
+            return super().parse_args(ctx, ["--help"])
         own = {name for param in self.params for name in (*param.opts, *param.secondary_opts)}
         _refuse_foreign_options(given, own, ctx)
         try:

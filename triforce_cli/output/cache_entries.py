@@ -10,8 +10,8 @@ from offload.prompt_cache.folder import PromptFolder
 from offload.settings.kv_formats import BF16
 from offload.units import counted, size_text
 
-from .cursor import visible
 from .tables import Column, lines_text, table
+from .text_layout import visible
 
 _COLUMNS = (
     Column("id", style="cyan"),

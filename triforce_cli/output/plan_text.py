@@ -12,12 +12,12 @@ from offload.settings.kv_formats import PLAIN_KV
 from offload.units import GIB, counted, size_text
 
 from ..signals import DONE, FAILED
-from .cursor import visible
 from .format import duration, milliseconds
 from .plan_fields import command_line, plan_fields
 from .stdout_formats import json_line
 from .tables import Column, hanging, lines_text, table
 from .terminal import Terminal
+from .text_layout import visible
 
 if TYPE_CHECKING:  # every command imports this module, and few of them plan
     from offload.hardware.calibration import Measured

@@ -6,7 +6,7 @@ from typing import Any
 from offload.metrics import Summary
 from offload.units import GIB, counted
 
-from .format import accepted, duration, milliseconds, percent, rate, size
+from .format import accepted, duration, gained, milliseconds, percent, rate, size
 from .tables import SEPARATOR
 
 INDENT = 10  # cells of the names in `detail_lines`
@@ -39,15 +39,9 @@ def _written(summary: Summary) -> str:
     text = f"{summary.new_tokens:,} written"
     text += f" ({summary.thinking_tokens:,} of thinking)" if summary.thinking_tokens else ""
     if summary.tokens_per_s is not None:
-        gain = "" if summary.speedup is None else f", {gained(summary.speedup)}"
-        text += f" at {rate(summary.tokens_per_s)}{gain}"
+        gain = "" if summary.speedup is None else gained(summary.speedup)
+        text += f" at {rate(summary.tokens_per_s)}" + (f", {gain}" if gain else "")
     return f"{text} in a batch of {summary.batch_size:.1f}" if (summary.batch_size or 1) > 1 else text
-
-
-def gained(speedup: float) -> str:
-    """Return `about 1.4 times plain decoding`, or that it is as fast."""
-    times = f"{speedup:.1f}" if speedup < 9.95 else f"{speedup:.0f}"
-    return "as fast as plain decoding" if times == "1.0" else f"about {times} times plain decoding"
 
 
 def detail_lines(summary: Summary) -> list[str]:

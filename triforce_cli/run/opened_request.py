@@ -9,10 +9,8 @@ from typing import Any
 
 from offload.api.loader import open_model
 from offload.api.opened_model import OpenModel
-from offload.engine import Engine
 from offload.errors import PromptError
 from offload.loading.tokenizers.tokenizer import EncodingProgress
-from offload.metrics import Meter
 from offload.parallel import ALONE
 from offload.settings.config import Sampling, Speculation
 from offload.settings.method_sizes import forgets
@@ -25,7 +23,7 @@ from ..options.config_file import settings_lines
 from ..options.declarations import AUTO
 from ..options.request import Request
 from ..options.settings import Settings
-from ..output.progress import DownloadBar, RunFacts
+from ..output.progress import DownloadBar
 from ..output.terminal import Terminal
 from .processor import peak_memory
 
@@ -111,11 +109,6 @@ class OpenedRequest:
             return self
         longest = max(map(len, prompts)) + self.settings.generation.max_new_tokens
         return replace(self, model=stretch(self.model, longest, terminal))
-
-    def run_facts(self, meter: Meter, engine: Engine, label: str = "") -> RunFacts:
-        """Return the facts that the display shows of a generation."""
-        names = self.settings.engine.model, self.settings.speculation.method
-        return RunFacts(*names, self.context, meter, label, lambda: engine.model.pass_tokens)
 
     def summary_facts(self, new_tokens: int) -> dict[str, Any]:
         """Return the fields of a run's summary that the meter does not know."""

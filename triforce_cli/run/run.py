@@ -14,7 +14,7 @@ from ..input.documents import PromptText
 from ..options.checks import approximation_warnings, lossy_modes
 from ..options.request import OutputOptions, Request
 from ..output.plan_text import print_plan
-from ..output.progress import ProgressDisplay
+from ..output.progress import ProgressDisplay, RunFacts
 from ..output.renderers import Renderer, tokenizing
 from ..output.statistics import quantized_warning
 from ..output.terminal import Terminal
@@ -115,7 +115,9 @@ class Run:
         `opened`: a request for the same model, with sampling and limits of its own.
         """
         generation = Generation(opened or self._opened, prompt, renderer)
-        renderer.start(generation.opened.run_facts(generation.meter, self.engine, label))
+        method, engine = generation.opened.settings.speculation.method, self.engine
+        pass_tokens = lambda: engine.model.pass_tokens  # noqa: E731
+        renderer.start(RunFacts(generation.meter, prompt.new_tokens, method, label, pass_tokens))
         if self.prompt_cache is not None:
             self.prompt_cache.label = short_label(prompt.name or label)
         return generation

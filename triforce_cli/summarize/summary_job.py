@@ -39,7 +39,6 @@ class SummaryRequest:
     together: bool = False
     map_reduce: bool = False
     parallel: int | str = 1  # texts to generate at a time, or "auto"
-    apart: bool = False  # each document has an output file of its own
 
 
 def run_summaries(
@@ -118,9 +117,7 @@ def _tasks(summary: SummaryRequest, opened: OpenedRequest, notices: Notices) -> 
     documents = _documents(summary, opened, notices)
     questions: list[str | None] = list(summary.questions) or [None]
     tasks = []
-    for document, row in zip(
-        documents, sections([document.name for document in documents], questions, summary.apart), strict=True
-    ):
+    for document, row in zip(documents, sections([document.name for document in documents], questions), strict=True):
         for section in row:
             text = summary.templates.document.filled(document.text, summary.style.instruction(section.question))
             ids = opened.encode(text, tokenizing(notices.renderer))
