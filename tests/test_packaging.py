@@ -17,7 +17,7 @@ import pytest
 
 from tests.support.paths import ROOT
 
-PACKAGES = ("offload", "triforce_cli")
+PACKAGES = ("offload", "triforce", "triforce_cli")
 
 
 def run(command, cwd, **more):
