@@ -33,7 +33,9 @@ def summarize(
     files: Annotated[
         list[str] | None, typer.Argument(metavar="FILE", help="Documents; - is stdin.", show_default=False)
     ] = None,
-    prompt_file: options.PromptFiles = None,
+    prompt_file: Annotated[
+        list[str] | None, _of_parts("--prompt-file", "-f", metavar="FILE", help="Another way to name a document.")
+    ] = None,
     output: Annotated[str | None, options.option("--output", "-o", metavar="FILE", help="Write here.")] = None,
     length: Annotated[
         str | None,
