@@ -97,6 +97,8 @@ class Dimensions:
         """Return why ranks cannot share the model; "" if they can."""
         if self.linear is not None:
             return "some of its layers have linear attention"
+        if self.experts and self.experts.shared:
+            return "all tokens share an expert"
         return "its layers have heads of two kinds" if self.sliding_heads else ""
 
     @cached_property

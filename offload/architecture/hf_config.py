@@ -141,7 +141,8 @@ def _experts(values: Mapping[str, Any], layers: int, check: ConfigCheck) -> Expe
     if per_token > count:
         raise check.error("num_experts_per_tok", per_token, f"at most the number of experts, {count}")
     width = values.get("moe_intermediate_size") or values["intermediate_size"]
-    return Experts(count, per_token, width, layers, values.get("shared_expert_intermediate_size") or 0)
+    shared = values.get("shared_expert_intermediate_size") or (values.get("n_shared_experts") or 0) * width
+    return Experts(count, per_token, width, layers, shared)
 
 
 def family_of(config: Mapping[str, Any]) -> Family:

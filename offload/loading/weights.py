@@ -103,13 +103,14 @@ def _load_experts(
         per_token=shape.experts.per_token,
         group=reader.group,
         shared=_load_shared_expert(always, spec, mlp) if spec.shares_expert else None,
+        choice_bias=always.wide(f"{mlp}.gate.e_score_correction_bias") if spec.router == "sigmoid" else None,
     )
 
 
 def _load_shared_expert(reader: WeightReader, spec: LayerSpec, mlp: str) -> SharedExpert:
     name = f"{mlp}.shared_expert"
-    gate, down = reader.linear(False, f"{name}_gate"), reader.linear(False, f"{name}.down_proj")
-    return SharedExpert(gate, _gate_up(reader, spec, name), down)
+    gate = reader.linear(False, f"{name}_gate") if spec.gates_shared_expert else None
+    return SharedExpert(gate, _gate_up(reader, spec, name), reader.linear(False, f"{name}.down_proj"))
 
 
 Progress = Callable[[int, int], None]  # layers done, layers in all

@@ -50,9 +50,16 @@ def is_text(name: str) -> bool:
     return name.startswith(_TEXT)
 
 
-def is_decoder(name: str) -> bool:
-    """Return whether a tensor is of the decoder, and not of layers that predict further tokens (MTP)."""
-    return not name.startswith("mtp.")
+def decoder_test(config: Mapping[str, Any]) -> Callable[[str], bool]:
+    """Return a function that tells the decoder's tensors from those of layers that predict further tokens (MTP).
+
+    These are called mtp, or numbered as if they were the decoder's next ones.
+    """
+    layers, names = config.get("num_hidden_layers"), ("num_nextn_predict_layers", "num_mtp_layers")
+    further = next((count for name in names if type(count := config.get(name)) is int), 0)
+    numbers = range(layers, layers + min(further, 16)) if isinstance(layers, int) else ()
+    others = ("mtp.", *(f"model.layers.{number}." for number in numbers))
+    return lambda name: not name.startswith(others)
 
 
 Values = Mapping[str, Any]  # of a config.json, with defaults for absent ones

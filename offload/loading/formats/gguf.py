@@ -76,12 +76,16 @@ _MODULES = {  # llama.cpp's names of tensors -> the decoder's
     "attn_sinks": "self_attn.sinks",
     "post_ffw_norm": "post_mlp_layernorm",
     "ffn_gate_inp": "mlp.gate",
+    "exp_probs_b": "mlp.gate.e_score_correction_bias",
+    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+    "ffn_up_shexp": "mlp.shared_expert.up_proj",
+    "ffn_down_shexp": "mlp.shared_expert.down_proj",
     "ffn_gate_exps": "mlp.experts.*.gate_proj",
     "ffn_up_exps": "mlp.experts.*.up_proj",
     "ffn_down_exps": "mlp.experts.*.down_proj",
 }
 _FLOATS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}  # ggml's names -> torch's
-_BARE = ("self_attn.sinks",)  # whose names in safetensors do not end with .weight
+_BARE = ("self_attn.sinks", "mlp.gate.e_score_correction_bias")  # whose names in safetensors do not end with .weight
 _FREQUENCIES = ("attn_rot_embd", "rope_freqs")  # RoPE's, of old files
 _LAYER = re.compile(r"blk\.(\d{1,9})\.(\w+)")
 _STORED = re.compile(r"(?:blk\.(?P<layer>\d+)\.)?(?P<stem>\w+)\.(?P<kind>weight|bias)")
@@ -201,6 +205,9 @@ class GGUFCheckpoint(Checkpoint):
         if missing := [keys[name] for name in _KEYS if name not in values and name not in _OPTIONAL]:
             raise CheckpointError(f"{self.path} lacks {missing[0]}", _HINT)
         self._refuse_variants(values, keys)
+        values["num_hidden_layers"] -= values.pop("num_nextn_predict_layers", 0)  # the file counts them, too
+        if "use_qk_norm" in self._family.defaults:
+            values["use_qk_norm"] = "blk.0.attn_q_norm.weight" in sizes
         if values.get("sliding_window") == 0:  # "not set", as in llama.cpp
             values["sliding_window"] = None
         check = ConfigCheck(str(self.path), _HINT)
@@ -296,6 +303,8 @@ class GGUFCheckpoint(Checkpoint):
         modules = _MODULES | {"post_attention_norm": norm}
         if match is None or match["stem"] not in modules:
             return None
+        if int(match["layer"] or 0) in range(self.shape.layers, self._own("block_count")):
+            return None  # a layer that predicts further tokens
         layer = "" if match["layer"] is None else f"model.layers.{match['layer']}."
         module = self._family.checkpoint_name(modules[match["stem"]])
         return f"{layer}{module}" if module in _BARE else f"{layer}{module}.{match['kind']}"
