@@ -53,7 +53,7 @@ def _groups(inputs: PlanInputs) -> Iterator[Iterator[Change]]:
     most = bisect_left(steps, True, key=lambda n: not place(replace(inputs, tokens=n * CONTEXT_STEP)).fits)
     if most:
         tokens = most * CONTEXT_STEP
-        text = f"a context of {tokens:,} tokens or fewer, such as the parts of `summarize --map-reduce`"
+        text = f"a context of {tokens:,} tokens or fewer, such as the parts of `triforce summarize`"
         yield iter([(text, replace(inputs, tokens=tokens))])
     if inputs.weight_bits is None and inputs.itemsize == 2 and inputs.hardware.dtype == "bf16":
         levels = ((level, rounded_bits(inputs.shape, level)) for level in reversed(QUANTIZE))

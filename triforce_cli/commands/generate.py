@@ -10,7 +10,7 @@ import typer
 from ..batch.items import read_lines
 from ..batch.result_file import ResultFile
 from ..distributed.rank import broadcast
-from ..input.documents import PromptText, check_files, name_of, read_prompt
+from ..input.documents import PromptText, files_in, name_of, read_prompt
 from ..options import declarations as options
 from ..options.declarations import AUTO, parse_parallel
 from ..options.distinct_files import check_distinct, check_output, named_files
@@ -69,11 +69,10 @@ def generate(
     check_flags(ctx)
     if batch is not None:
         return _generate_batch(ctx, batch, output)
-    files = prompt_file or []
-    check_files(files)
+    terminal = ctx.obj.terminal
+    files = files_in(prompt_file or [], terminal.note)
     inputs = [*(("--prompt-file", file) for file in files), *named_files(ctx)]
     path = check_output(output, inputs)
-    terminal = ctx.obj.terminal
     warn_of_file(ctx, prompt)
     request, code = start_or_join_ranks(parse_request(ctx), terminal)
     if code is not None:
@@ -86,14 +85,13 @@ def generate(
         terminal.writing_to(path if request.is_first and not request.dry_run else None),
         closing(renderer_for(terminal, *astuple(form))) as renderer,
     ):
-        from ..run.run import run_generation  # from here on torch is needed
+        from ..summarize.summary_job import run_generation  # from here on torch is needed
 
         return run_generation(text, request, terminal, form, renderer)
 
 
 def _generate_batch(ctx: typer.Context, path: str, output: str | None) -> int:
     """Answer all prompts of a file, or of a part of it; return the exit code."""
-    check_files([path])
     check_distinct([("--batch", path), *named_files(ctx)], [("--output", output)])
     terminal, form, params = ctx.obj.terminal, parse_output_options(ctx), ctx.params
     request, code = start_or_join_ranks(parse_request(ctx), terminal, params["ray"])

@@ -9,10 +9,9 @@ from typing import Annotated, Any
 import typer
 
 from offload.errors import PromptError, SettingsError
-from offload.settings.constraint import JSON_SCHEMA
 
 from ..distributed.rank import broadcast
-from ..input.documents import STDIN, Document, check_files, has_input, read_documents
+from ..input.documents import STDIN, Document, files_in, has_input, read_documents
 from ..input.excerpts import Range, parse_position
 from ..options import declarations as options
 from ..options.checks import refuse_broken_text
@@ -57,7 +56,6 @@ def summarize(
     together: Annotated[bool, _of_parts("--together", help="One summary of all files.")] = False,
     start: Annotated[Any, _position("--from", help="Start at this token, or percent (10%).")] = None,
     end: Annotated[Any, _position("--to", help="End at this token, or percent.")] = None,
-    map_reduce: Annotated[bool, _of_parts("--map-reduce", help="Read a document in parts.")] = False,
     parallel: Annotated[
         str,
         _of_parts(metavar="N", help=options.described("Texts to generate at a time.", "1"), among=(AUTO,)),
@@ -65,9 +63,9 @@ def summarize(
 ) -> int:
     """Summarize documents, or answer questions about them.
 
-    Text, Markdown, PDF, EPUB, DOCX and HTML (pip install ".\\[documents]"). Several questions about one document
-    read it once. A document that exceeds the context of the default model is read in parts; with a --model it is an
-    error, unless --map-reduce, --truncate, --extend-context, or --from and --to are given.
+    Text, Markdown, PDF, EPUB, DOCX and HTML (pip install ".\\[documents]"), and folders of them. Several questions
+    about one document read it once. A document that exceeds the context is read in parts, unless --truncate,
+    --extend-context, or --from and --to are given.
 
     [bold]Examples[/bold]
 
@@ -81,12 +79,11 @@ def summarize(
 
       triforce summarize chapter-*.txt --together --language German
 
-      triforce summarize long.txt --map-reduce --length "300 words" --parallel 4
+      triforce summarize books/ --length "300 words" --parallel 4
     """
     check_flags(ctx)
     terminal = ctx.obj.terminal
-    sources = _sources(prompt_file or [], files or [], terminal)
-    check_files(sources)
+    sources = files_in(_sources(prompt_file or [], files or [], terminal), terminal.note)
     inputs = [*(("", source) for source in sources), *named_files(ctx), ("--prompt", prompt)]
     path = check_output(output, inputs)
     for name, texts in (("--focus", [focus or ""]), ("--question", question or []), ("--language", [language or ""])):
@@ -94,9 +91,7 @@ def summarize(
     if not all(text.strip() for text in question or []):
         raise SettingsError("a question is empty", 'ask something, such as --question "Who tells this story?"')
     at_once = parse_parallel(parallel)
-    form = ctx.params["constraint"]
-    schema = form.text if form is not None and form.kind == JSON_SCHEMA else None
-    style = AnswerStyle(length, bullets, focus, language, schema, ctx.params["quote"])
+    style = AnswerStyle(length, bullets, focus, language)
     templates = load_templates(prompt)
     _check_template(templates, prompt, ctx)
     request, code = start_or_join_ranks(_with_length(parse_request(ctx), style), terminal)
@@ -111,7 +106,7 @@ def summarize(
         from ..summarize.summary_job import SummaryRequest, run_summaries  # from here on torch is needed
 
         documents, piece = [Document(*fields) for fields in read], Range(start, end)
-        summary = SummaryRequest(documents, question or [], style, templates, piece, together, map_reduce, at_once)
+        summary = SummaryRequest(documents, question or [], style, templates, piece, together, at_once)
         return run_summaries(summary, request, terminal, form, renderer)
 
 
@@ -144,4 +139,5 @@ def _with_length(request: Request, style: AnswerStyle) -> Request:
     if "max_new_tokens" in settings.values:
         return request
     generation = replace(settings.generation, max_new_tokens=style.new_tokens)
-    return replace(request, settings=replace(settings, generation=generation))
+    values = dict(settings.values) | {"max_new_tokens": style.new_tokens}
+    return replace(request, settings=replace(settings, generation=generation, values=values))

@@ -18,6 +18,7 @@ from .encoding import decode
 
 _NAMES = {".pdf": "a PDF", ".epub": "an EPUB", ".docx": "a DOCX document", ".html": "an HTML page"}
 _MEMBERS = {"meta-inf/container.xml": ".epub", "word/document.xml": ".docx"}  # an archive's member that tells its kind
+SUFFIXES = {*_NAMES, ".htm", ".xhtml", ".md", ".log"}  # of documents whose text is read
 _HTML_SUFFIXES = (".html", ".htm", ".xhtml")
 _COMMENT = rb"<!--(?:(?!-->).)*-->\s*"
 _HTML = re.compile(rb"\s*(<\?xml[^>]*>\s*)?(%b)*(<!doctype html|<html)\b" % _COMMENT, re.IGNORECASE | re.DOTALL)

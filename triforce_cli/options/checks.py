@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from offload.architecture.dims import Dimensions
 
 _ONE_FORM = "an answer matches one of them: leave the other out"
-_ONE_WAY = "choose one of them for a text that exceeds the context"
 _ALONE = "a single prompt runs alone; or give --batch FILE"
 _CONTRADICTIONS = (  # pairs of parameters that are not given together, and why
     ("raw", "system", "--raw uses no chat template, which a system message needs"),
@@ -36,7 +35,7 @@ _CONTRADICTIONS = (  # pairs of parameters that are not given together, and why
     ("raw", "show_thinking", "--raw writes all text, and --show-thinking has no effect"),
     ("quiet", "verbose", "choose one"),
     *((first, second, _ONE_FORM) for first, second in combinations((*FIELDS, QUOTE), 2)),
-    *((first, second, _ONE_WAY) for first, second in combinations(("truncate", "extend_context", "map_reduce"), 2)),
+    ("truncate", "extend_context", "choose one of them for a text that exceeds the context"),
     ("batch", "truncate", "each prompt of a batch fits the context, or is an error"),
     ("batch", "prompt", "a batch has its prompts in a file"),
     ("batch", "prompt_file", "a batch has its prompts in a file"),

@@ -10,6 +10,7 @@ from offload.errors import UsageError
 REMOVED: dict[str, str] = {  # "command", "--option" or "--option value" -> the hint
     "--batch": "use `triforce generate --batch`, whose summary has the tokens a second",
     "--ray": "run `triforce summarize` for the documents of each machine; `triforce generate --batch` has --ray",
+    "--map-reduce": "leave it out: a document that exceeds the context is read in parts",
     "experiment": "scripts/papers.py prints published values beside planned and measured ones; `bench` takes lists",
     "--probabilities": "triforce serve has `logprobs`, with which clients compare the first tokens of choices",
     "evaluate": "lm-eval measures through `triforce serve` (docs/serve.md); `bench --quality` compares lossy modes",

@@ -133,7 +133,7 @@ def test_profile_says_where_a_known_model_comes_from(triforce):
 
 def test_a_context_beyond_the_models_own(triforce):
     args = ("profile", "--gpu", "a100", "--model", "Qwen3-8B", "--context", "128K")
-    assert_error(triforce(*args), 2, "exceeds the 40,960", "--extend-context", "summarize --map-reduce")
+    assert_error(triforce(*args), 2, "exceeds the 40,960", "--extend-context", "triforce summarize")
     line = triforce(*args, "--extend-context").stdout.splitlines()[-1]
     assert " --extend-context -f book.txt" in line
 
