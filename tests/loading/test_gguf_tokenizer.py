@@ -95,6 +95,10 @@ def test_names_outside_the_byte_alphabet_are_the_files_own():
 def test_well_known_control_tokens_end_a_turn():
     tokens, control = ["<|im_end|>", "a", "<|end|>", "<EOT>"], [3, 1, 4, 1]
     assert end_of_turn_ids(metadata(tokens=tokens, token_type=control).get) == [0, 2]
+    template = "{% for m in messages %}<U>{{ m.content }} {% if m.role == 'assistant' %}<E>\n{% endif %}{% endfor %}"
+    other = metadata(tokens=["<U>", "a", "<E", "<E>", "<EOT>"], token_type=[3, 1, 3, 4, 3])
+    assert end_of_turn_ids((other | {"tokenizer.chat_template": template}).get) == [3, 4]
+    assert end_of_turn_ids((other | {"tokenizer.chat_template": template + "{% if %}"}).get) == [4]
     harmony = [*tokens, "<|return|>", "<|call|>"]
     assert end_of_turn_ids(metadata(tokens=harmony, token_type=[*control, 3, 3]).get) == [0, 4, 5]
 

@@ -9,11 +9,10 @@ import typer
 from offload.errors import SettingsError
 from offload.units import parse_size, parse_tokens, size_text
 
-from ..distributed.launch import GRACE
 from ..distributed.rank import world_position
 from ..options import declarations as options
 from ..options.declarations import AUTO, parse_parallel
-from ..options.request import check_flags, parse_output_options, parse_request, start_or_join_ranks
+from ..options.request import check_flags, parse_output_options, parse_request
 from ..output.progress import ProgressDisplay
 from ..serve import serve_options as defaults
 from ..serve.serve_options import read_keys
@@ -82,18 +81,15 @@ def serve(
     if cache_scope not in defaults.CACHE_SCOPES:
         hint = f"use one of: {', '.join(defaults.CACHE_SCOPES)}"
         raise SettingsError(f"--cache-scope is {cache_scope!r}", hint)
-    position = world_position(os.environ)
-    if position is not None and position.rank > 0:  # rank 0 alone listens, and has the keys
-        host, api_key_file = defaults.HOST, None
     listening = defaults.ServeOptions(
         *(host, port, read_keys(api_key_file, os.environ), tuple(cors or ())),
         *(cache_scope == "key", parallel, queue, context, max_body, drain, ignore_unknown),
     )
     defaults.check_installed()
     terminal, output = ctx.obj.terminal, parse_output_options(ctx)
-    request, code = start_or_join_ranks(parse_request(ctx), terminal, grace=drain + GRACE)
-    if code is not None:
-        return code
+    request = parse_request(ctx)
+    if world_position(os.environ) is not None or request.settings.parallel.tensor_parallel not in (None, 1):
+        raise SettingsError("triforce serve runs on one device", "leave --tensor-parallel and torchrun out")
     display = ProgressDisplay(terminal, shown=not output.quiet)
     try:
         display.loading("starting")

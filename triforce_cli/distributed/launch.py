@@ -54,18 +54,15 @@ def ranks_to_start(settings: Settings) -> int:
     )
 
 
-def launch(count: int, settings: Settings, home: Path | None, terminal: Terminal, grace: float = GRACE) -> int:
-    """Run this same command line in `count` processes; return the exit code.
-
-    After a signal they have `grace` seconds to end.
-    """
+def launch(count: int, settings: Settings, home: Path | None, terminal: Terminal) -> int:
+    """Run this same command line in `count` processes; return the exit code."""
     _fetch(settings, home, terminal)
     _check_heads(settings, home, count)
     with TemporaryDirectory(prefix="triforce-ranks-") as name:  # only its owner can read and write it
         folder = Path(name)
         command = [sys.executable, "-m", "triforce_cli", *sys.argv[1:]]
         try:
-            failed = run_processes(count, command, _environment(folder, count), folder, grace)
+            failed = run_processes(count, command, _environment(folder, count), folder)
         except (KeyboardInterrupt, SystemExit) as ended:
             code = INTERRUPTED if isinstance(ended, KeyboardInterrupt) else int(ended.code or 0)
             own = _exit_code_of_rank_0(folder)

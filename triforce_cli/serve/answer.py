@@ -11,7 +11,9 @@ from functools import partial
 from typing import Any
 
 from offload.events import DraftPrefilled, Event, Finished, Prefilled, ScoredToken, Text, Thought
+from offload.units import counted
 
+from ..output.format import duration
 from .errors import ApiError, api_error
 from .sequences import SequenceSettings, ServedModel, ServedSequence
 from .tools import CallDeltas
@@ -86,6 +88,16 @@ class Answer:
             yield event_text(**api_error(error).body())
             return
         yield "data: [DONE]\n\n"
+
+    def facts(self) -> str:
+        """Return in words how many tokens were read and written, and when the first one came."""
+        usage = self._usage()
+        firsts = [sequence.meter.summary("interrupted").ttft_s for sequence in self.sequences]
+        cached = usage["prompt_tokens_details"]["cached_tokens"]
+        read, written = counted(usage["prompt_tokens"], "token"), f"{usage['completion_tokens']:,}"
+        known = [first for first in firsts if first is not None]
+        first = f", the first after {duration(min(known))}" if known else ""
+        return f"{read} read ({cached:,} cached), {written} written{first}"
 
     def _usage(self) -> dict[str, Any]:
         """Return the tokens of the request; a prompt counts once, however many choices it has."""
