@@ -23,7 +23,7 @@ from .distributed import rank as ranks
 from .options import config_file
 from .options.config_file import unknown_variables
 from .options.mistakes import PARSED, Command, Group, explained, name_variable
-from .options.removed import refuse_removed_command
+from .options.removed import refuse_unknown_command
 from .options.settings import cache_home
 from .output.terminal import Terminal
 from .signals import DONE, FAILED, INTERRUPTED, WRONG_USE
@@ -120,7 +120,7 @@ def run(args: Sequence[str]) -> int:
     command = _command(tuple(_needed(args)))
     ctx = None
     try:
-        refuse_removed_command(args)
+        refuse_unknown_command(args)
         with command.make_context("triforce", list(args), default_map=_configured(args)) as ctx:
             return command.invoke(ctx) or DONE
     except Exit as exit_:  # of help and version, which are printed

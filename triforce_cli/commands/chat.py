@@ -16,7 +16,7 @@ from ..distributed.launch import ranks_to_start
 from ..distributed.rank import world_position
 from ..input.documents import STDIN, checked, files_in, read_documents
 from ..options import declarations as options
-from ..options.distinct_files import check_distinct, named_files
+from ..options.checks import check_distinct, named_files
 from ..options.request import check_flags, parse_output_options, parse_request
 from ..output.renderers import renderer_for
 
@@ -65,7 +65,7 @@ def chat(
         raise PromptError("standard input has the questions, and cannot be a file too", "give the file by its name")
     sources = files_in(sources, ctx.obj.terminal.note)
     path = None if session is None else Path(session).expanduser().absolute()
-    check_distinct([*(("-f", file) for file in sources), *named_files(ctx)], [("--session", path)])
+    check_distinct([*(("-f", file) for file in sources), *named_files(ctx)], "--session", path)
     terminal, request = ctx.obj.terminal, parse_request(ctx)
     if terminal.stdin is None:
         raise PromptError("standard input is closed", "questions are typed, or come through a pipe")

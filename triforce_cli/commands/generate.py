@@ -12,8 +12,8 @@ from ..batch.result_file import ResultFile
 from ..distributed.rank import broadcast
 from ..input.documents import PromptText, files_in, name_of, read_prompt
 from ..options import declarations as options
+from ..options.checks import check_distinct, check_output, named_files
 from ..options.declarations import AUTO, parse_parallel
-from ..options.distinct_files import check_distinct, check_output, named_files
 from ..options.mistakes import warn_of_file
 from ..options.request import check_flags, parse_output_options, parse_request, start_or_join_ranks
 from ..output.batch_display import BatchDisplay
@@ -92,7 +92,7 @@ def generate(
 
 def _generate_batch(ctx: typer.Context, path: str, output: str | None) -> int:
     """Answer all prompts of a file, or of a part of it; return the exit code."""
-    check_distinct([("--batch", path), *named_files(ctx)], [("--output", output)])
+    check_distinct([("--batch", path), *named_files(ctx)], "--output", output)
     terminal, form, params = ctx.obj.terminal, parse_output_options(ctx), ctx.params
     request, code = start_or_join_ranks(parse_request(ctx), terminal, params["ray"])
     if code is not None:

@@ -14,9 +14,8 @@ from ..distributed.rank import broadcast
 from ..input.documents import STDIN, Document, files_in, has_input, read_documents
 from ..input.excerpts import Range, parse_position
 from ..options import declarations as options
-from ..options.checks import refuse_broken_text
+from ..options.checks import check_output, named_files, refuse_broken_text
 from ..options.declarations import AUTO, parse_parallel
-from ..options.distinct_files import check_output, named_files
 from ..options.request import Request, check_flags, parse_output_options, parse_request, start_or_join_ranks
 from ..output.renderers import renderer_for
 from ..output.terminal import Terminal

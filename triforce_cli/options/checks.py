@@ -1,13 +1,16 @@
-"""Flags that exclude each other, lossy modes, and offloading that this machine or model does not have."""
+"""Flags that exclude each other, files that are read and written, lossy modes, offloading that cannot be had here."""
 
 from __future__ import annotations
 
 import shutil
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import typer
 
 from offload.errors import Degraded, SettingsError
 from offload.settings.config import Placement, Sampling
@@ -19,6 +22,7 @@ from offload.short_repr import short_repr
 from offload.units import counted
 
 from ..input.excerpts import END, MIDDLE, PARTS, START
+from ..output.output_files import check_file
 from .constraint_options import FIELDS
 from .declarations import AUTO, THINK
 from .settings import Settings
@@ -26,6 +30,8 @@ from .settings import Settings
 if TYPE_CHECKING:
     from offload.api.opened_model import OpenModel
     from offload.architecture.dims import Dimensions
+
+Named = tuple[str, Path | str | None]  # the option, and the file that it names, if any
 
 _ONE_FORM = "an answer matches one of them: leave the other out"
 _ALONE = "a single prompt runs alone; or give --batch FILE"
@@ -64,6 +70,40 @@ def check_combinations(params: Mapping[str, Any]) -> None:
 
 def _flag(name: str) -> str:
     return "the prompt argument" if name == "prompt" else f"--{name.replace('_', '-')}"
+
+
+def named_files(ctx: typer.Context) -> list[Named]:
+    """Return the options of a command that may name a file to read, but for its prompts."""
+    return [(f"--{name}", ctx.params[name]) for name in ("model", "draft", "profile") if name in ctx.params]
+
+
+def check_distinct(inputs: Iterable[Named], option: str, output: Path | str | None) -> None:
+    """Raise SettingsError if the file that an option writes is one that the command reads."""
+    for name, file in inputs:
+        if output is not None and file is not None and _is_same(str(file), str(output)):
+            both = f"{name} {file} and {option} {output}".lstrip()
+            raise SettingsError(f"{both} are the same file", f"give {option} another file: it would be overwritten")
+
+
+def _is_same(read: str, written: str) -> bool:
+    with suppress(OSError, RuntimeError, ValueError):  # a name of no file, such as a hub's model, is no input
+        one, two = Path(read).expanduser(), Path(written).expanduser()
+        return one.is_file() and two.exists() and one.samefile(two)
+    return False
+
+
+def check_output(name: str | None, inputs: Iterable[Named]) -> Path | None:
+    """Return the file of --output; None for stdout, which is - too.
+
+    Raises SettingsError for a file that is read or cannot be written.
+    """
+    if name in (None, "-"):
+        return None
+    check_distinct(inputs, "--output", name)
+    path = Path(name).expanduser()
+    if path.is_dir() or not path.exists():
+        check_file(path, "--output", "answer.txt")
+    return path
 
 
 def refuse_broken_text(name: str, texts: Sequence[str]) -> None:

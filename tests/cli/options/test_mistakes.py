@@ -13,7 +13,7 @@ from tests.support.command import refused
         (("generate", "hi", "--temprature", "0"), ("no option --temprature", "did you mean --temperature?")),
         (("generate", "hi", "--max-tokens", "5"), ("no option --max-tokens", "use --max-new-tokens N")),
         (("generate", "-ngl", "9", "hi"), ("no option -ngl", "--memory 22GiB")),
-        (("generate", "hi", "--chunk=9"), ("--chunk was removed", "--set chunk=8")),
+        (("generate", "hi", "--chunk=9"), ("--chunk has no option", "--set chunk=VALUE")),
         (("generate", "hi", "--set", "chnk=9"), ("--set: there is no setting 'chnk'", "did you mean chunk?")),
         (("generate", "hi", "--set", "chunk"), ("--set: 'chunk' gives no value", "NAME=VALUE")),
         (("generate", "hi", "--set", "chunk=0"), ("chunk is 0", "positive number")),

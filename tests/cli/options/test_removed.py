@@ -7,7 +7,7 @@ import pytest
 from offload.errors import UsageError
 from tests.support.paths import ROOT
 from triforce_cli.options import removed
-from triforce_cli.options.removed import refuse_removed_command, refuse_removed_options
+from triforce_cli.options.removed import refuse_unknown_command, refuse_unknown_options
 
 REMOVED = dict(removed.REMOVED)  # as it is, before a test replaces it
 KEPT_ELSEWHERE = ("--batch", "--ray", "--nodes")  # by other commands, and by sbatch
@@ -29,20 +29,20 @@ def table(monkeypatch):
 )
 def test_what_is_gone_is_refused(args, hint):
     with pytest.raises(UsageError) as error:
-        refuse_removed_options(args, {"--kv"})
+        refuse_unknown_options(args, {"--kv"})
     assert error.value.hint == hint
 
 
 def test_a_command_that_is_gone_is_refused():
     with pytest.raises(UsageError, match="the command old was removed"):
-        refuse_removed_command(["old", "-h"])
+        refuse_unknown_command(["old", "-h"])
 
 
 @pytest.mark.parametrize("args", [[], ["old"], ["--kv", "q8"], ["-f", "q3"]])
 def test_everything_else_passes(args):
-    refuse_removed_options(args, {"--kv"})
-    refuse_removed_options(["--gone"], {"--gone"})
-    refuse_removed_command(["generate", *args])
+    refuse_unknown_options(args, {"--kv"})
+    refuse_unknown_options(["--gone"], {"--gone"})
+    refuse_unknown_command(["generate", *args])
 
 
 @pytest.mark.parametrize("folder", ["offload", "triforce_cli", "docs", "examples"])
