@@ -92,7 +92,7 @@ install_project() {
     local extras="$1" quiet=(--quiet)
     if [[ -t 2 ]]; then quiet=(); fi # on a terminal pip shows its progress
     rm -f "$(stamp_of demo)" "$(stamp_of test)"
-    say "Installing into $venv, once: some minutes, and 1.5 GB on disk, 6 GB with torch for CUDA."
+    say "Installing into $venv, once: some minutes, and 1.2 GB on disk, 6 GB with torch for CUDA."
     pip_install "pip>=21.3" || pip_failed # older ones cannot install in editable mode from pyproject.toml alone
     install_torch || pip_failed
     (cd "$root" && pip_install --editable ".$extras") || pip_failed
