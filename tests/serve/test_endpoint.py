@@ -1,10 +1,12 @@
 """The endpoint as clients see it: openai's own, and raw requests."""
 
 import json
+import re
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from starlette.testclient import TestClient
 
 from offload import GenerationConfig, Sampling
 from offload.loading.tokenizers.chat_template import ChatMessage
@@ -12,6 +14,7 @@ from tests.support.engine import tokens
 from tests.support.models import TEMPLATE
 from tests.support.serving import hang_up, opened_model, serve_options, serving
 from triforce_cli.serve.answer import event_text
+from triforce_cli.serve.app import create_app
 from triforce_cli.serve.request import parse_request
 from triforce_cli.serve.sequences import ServedModel
 from triforce_cli.serve.server_metrics import ServerMetrics
@@ -194,6 +197,21 @@ def test_fields_of_messages_and_variables_are_given_to_the_template(endless, tmp
     body = {"messages": said, "reasoning_effort": "low", "chat_template_kwargs": {"budget": 7}}
     (settings,) = model.sequences(parse_request(json.dumps(body).encode(), True), "")
     assert model.tokenizer.decode(settings.ids) == "abclow7"
+
+
+def test_a_line_for_each_request_and_one_at_the_end(served, opened):
+    said, metrics = [], ServerMetrics()
+    model = ServedModel(opened, 512)
+    app = create_app(model, served.engine, metrics, serve_options(), served.reported.append, said.append)
+    with TestClient(app, "http://127.0.0.1:8000") as client:
+        client.post(COMPLETIONS, json={"prompt": TEXTS[0], "max_tokens": 3})
+        client.post(COMPLETIONS, json={"prompt": TEXTS[0], "max_tokens": 3, "stream": True})
+        client.get("/health"), client.get("/nothing%1b[0m")
+    line = (
+        r"POST /v1/completions 200 · \d+ tokens read \(\d+ cached\), 3 written, the first after [\d.]+ m?s · [\d.]+ m?s"
+    )
+    assert len(said) == 3 and all(re.fullmatch(line, each) for each in said[:2]), said
+    assert said[2].startswith("GET '/nothing\\x1b[0m' 404") and metrics.total() == "ended after 0 answers of 0 tokens"
 
 
 def test_a_request_that_is_too_large_or_no_json_is_refused(client):

@@ -47,6 +47,7 @@ class ServerMetrics:
         self._cached.labels("disk").inc(meter.restored_tokens)
         self._cached.labels("memory").inc(meter.cached_tokens - meter.restored_tokens)
         self._new.inc(meter.new_tokens)
+        self._ended, self._written = self._ended + 1, self._written + meter.new_tokens
         for level in meter.levels:
             self._verified.labels(level.drafter, level.verifier).inc(level.verified)
             self._accepted.labels(level.drafter, level.verifier).inc(level.accepted)
