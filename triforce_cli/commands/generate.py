@@ -18,6 +18,7 @@ from ..options.mistakes import warn_of_file
 from ..options.request import check_flags, parse_output_options, parse_request, start_or_join_ranks
 from ..output.batch_display import BatchDisplay
 from ..output.renderers import renderer_for
+from ..run.remote import run_remote
 
 _AT_A_TIME = options.described("Sequences at a time.", AUTO)
 
@@ -41,6 +42,10 @@ def generate(
     ] = None,
     parallel: Annotated[Any, _of_batch("--parallel", metavar="N", help=_AT_A_TIME, parser=parse_parallel)] = None,
     ray: Annotated[str | None, _of_batch("--ray", **options.CLUSTER)] = None,
+    server: Annotated[
+        str | None,
+        options.option("--server", envvar="TRIFORCE_SERVER", metavar="URL", help="Ask a running triforce serve."),
+    ] = None,
 ) -> int:
     """Generate text from a prompt of any length, printed as it comes.
 
@@ -65,6 +70,8 @@ def generate(
       triforce generate --batch prompts.jsonl --output answers.jsonl
 
       triforce generate --batch prompts.jsonl --output answers.jsonl --ray auto
+
+      triforce serve & triforce generate -f book.txt "Who tells it?" --server http://127.0.0.1:8000
     """
     check_flags(ctx)
     if batch is not None:
@@ -74,13 +81,16 @@ def generate(
     inputs = [*(("--prompt-file", file) for file in files), *named_files(ctx)]
     path = check_output(output, inputs)
     warn_of_file(ctx, prompt)
+    form = parse_output_options(ctx)
+    if server is not None:
+        text = read_prompt(prompt, files, terminal.stdin, terminal.warn)
+        with terminal.writing_to(path), closing(renderer_for(terminal, *astuple(form))) as renderer:
+            return run_remote(server, text.text, ctx, renderer)
     request, code = start_or_join_ranks(parse_request(ctx), terminal)
     if code is not None:
         return code
     sources = prompt, files, terminal.stdin, terminal.warn
     text = PromptText(**broadcast(request.group, lambda: asdict(read_prompt(*sources))))
-
-    form = parse_output_options(ctx)
     with (
         terminal.writing_to(path if request.is_first and not request.dry_run else None),
         closing(renderer_for(terminal, *astuple(form))) as renderer,

@@ -24,7 +24,7 @@ FILE = "config.yaml"
 COMMANDS = ("generate", "summarize", "chat", "serve", "bench", "profile", "doctor")  # those that read it
 _SETTINGS = [name for name in OPTION_NAMES if name != "stop"]
 PREFIX = "TRIFORCE_"
-_OTHERS = ("THINK", "PROFILE", "COLOR", "HOME", "CONFIG", "DEBUG", "API_KEY")
+_OTHERS = ("THINK", "PROFILE", "COLOR", "HOME", "CONFIG", "DEBUG", "API_KEY", "SERVER")
 _INTERNAL = ("EMULATE", "RANK_LAUNCHER", "RANK_FOLDER")  # of tests, and between the ranks of one run
 VARIABLES = {PREFIX + name for name in (*map(str.upper, _SETTINGS), *_OTHERS, *_INTERNAL)}
 

@@ -64,14 +64,16 @@ class Answer:
                 pass
         return self._head | {"choices": [choice.whole() for choice in self._choices], "usage": self._usage()}
 
-    async def streamed(self, with_usage: bool, report: Callable[[Exception], None]) -> AsyncIterator[str]:
+    async def streamed(
+        self, with_usage: bool, report: Callable[[Exception], None], counts_always: bool = False
+    ) -> AsyncIterator[str]:
         """Yield the server-sent events of a response. An error is the last one, as an error object.
 
-        `report` is called with an error that the client is not told. Comments tell how much of the prompt has been
-        read: they keep connections alive, and clients ignore them.
+        `counts_always`: each chunk has the tokens so far. `report` is called with an error that the client is not told.
+        Comments tell how much of the prompt has been read: they keep connections alive, and clients ignore them.
         """
         head = self._head | ({"object": "chat.completion.chunk"} if self._is_chat else {})
-        more = {"usage": None} if with_usage else {}
+        more: dict[str, Any] = {"usage": None} if with_usage else {}
         for choice in self._choices if self._is_chat else []:
             yield event_text(**head, choices=[choice.begin()], **more)
         try:
@@ -79,6 +81,7 @@ class Answer:
                 if isinstance(event, Prefilled | DraftPrefilled):
                     yield f": prefill {index} {event.done} {event.total}\n\n"
                 for part in self._choices[index].parts(event):
+                    more |= {"usage": self._usage()} if counts_always else {}
                     yield event_text(**head, choices=[part], **more)
             if with_usage:
                 yield event_text(**head, choices=[], usage=self._usage())

@@ -214,7 +214,7 @@ class Endpoints:
         self._engine.submit(answer.sequences)
         request.state.answer = answer
         if wanted.stream:
-            events = answer.streamed(wanted.usage, self._report)
+            events = answer.streamed(wanted.usage, self._report, wanted.counts_always)
             return _Events(events, lambda: self._engine.cancel(answer.sequences))
         try:
             return JSONResponse(await _unless_closed(request, answer.whole()))

@@ -65,7 +65,7 @@ class ApiRequest:
     Args:
         model: the name that it asks for; None for whatever runs.
         options: settings by name, as `Settings.values`.
-        stream, usage: whether to stream, and with the tokens' number at the end.
+        stream, usage: whether to stream, and with the tokens' number at the end; `counts_always`: in each chunk.
         think: whether a reasoning model is to think; None where the request does not say.
         variables: of the chat template.
         effort: how much a reasoning model is to think, for templates that know it.
@@ -78,6 +78,7 @@ class ApiRequest:
     choices: int
     stream: bool
     usage: bool
+    counts_always: bool
     messages: Sequence[ChatMessage] | None = None
     prompts: Sequence[Prompt] = ()
     think: bool | None = None
@@ -109,11 +110,12 @@ def parse_request(data: bytes, is_chat: bool, ignore_unknown: bool = False) -> A
     count = choices * len(content.get("prompts", "1"))
     if not 1 <= count <= MOST_SEQUENCES:
         raise ApiError(400, f"{count} sequences are asked for: 1 to {MOST_SEQUENCES} are possible", param="n")
-    _check_keys(streaming, {"include_usage", "include_obfuscation"}, "stream_options")
+    _check_keys(streaming, {"include_usage", "include_obfuscation", "continuous_usage_stats"}, "stream_options")
     return ApiRequest(
         *(_typed(values, "model", TEXT), _options(values) | _form(values), choices),
         stream=_typed(values, "stream", FLAG, False),
         usage=_typed(streaming, "include_usage", FLAG, False),
+        counts_always=_typed(streaming, "continuous_usage_stats", FLAG, False),  # as in vLLM
         **content,
     )
 
