@@ -145,6 +145,7 @@ def load_model(
 
         reader, outside = reader_to(device, do), reader_to(_CPU, do)
         embedding, head = _load_ends(reader, shape)
+        checkpoint.close()
         resident = shape.layers if tier is None else min(tier.resident, shape.layers)
         experts = None if tier is None else tier.experts
         store = None if experts is None else ExpertStore(experts, device, do)
@@ -155,6 +156,7 @@ def load_model(
                 loaded.append(load_layer_apart(reader, host, shape, index, store, experts.operations))
             else:
                 loaded.append(load_layer(reader if index < resident else outside, shape, index))
+            checkpoint.close()  # mapped pages count as this process's memory, and would be a second copy
             progress(index + 1, shape.layers)
         layers: Iterable[Layer] = loaded
         if tier is not None and resident < shape.layers:

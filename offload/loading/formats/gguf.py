@@ -28,7 +28,7 @@ from .layer_tensors import checkpoint_sizes, layer_sizes
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ...kernels.quantized import QuantizedTensor
+    from ...kernels.quantized import Quantized
     from ..tokenizers.tokenizer import Tokenizer
 
 _KEYS = {  # behind the name of the architecture
@@ -128,12 +128,12 @@ class GGUFWeight:
         return data[torch.arange(self.size[0]).view(self.heads, -1, 2).transpose(1, 2).flatten()]
 
     def read(self, part: Part | None = None) -> Tensor:
-        """Return the tensor in fp32: dequantised as a whole, and then sliced. Raises UnsupportedModel."""
+        """Return the tensor: dequantised in fp32 as a whole, and then sliced. Raises UnsupportedModel."""
         import torch
 
         data, kind = self._stored(), self.tensor.kind
         if kind in _FLOATS:
-            return data.view(getattr(torch, _FLOATS[kind]))[part or ...].to(torch.float32, copy=True)
+            return data.view(getattr(torch, _FLOATS[kind]))[part or ...]
         from gguf import GGMLQuantizationType, dequantize
 
         try:
@@ -142,12 +142,12 @@ class GGUFWeight:
             raise UnsupportedModel(f"a tensor is quantised as {kind}: {error}", _SAFETENSORS) from error
         return torch.from_numpy(np.array(values))[part or ...]
 
-    def quantized(self) -> QuantizedTensor | None:
+    def quantized(self) -> Quantized | None:
         if self.bits is None:
             return None
-        from .gguf_blocks import split_blocks
+        from .gguf_blocks import stored_matrix
 
-        return split_blocks(self.tensor.kind, self._stored())
+        return stored_matrix(self.tensor.kind, self._stored())
 
 
 class GGUFCheckpoint(Checkpoint):
