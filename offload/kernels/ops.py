@@ -122,9 +122,7 @@ class CudaOperations(TorchOperations):
     def serves_quantized(self, dtype: torch.dtype) -> bool:
         return dtype == torch.bfloat16
 
-    def quantized_linear(
-        self, weights: Sequence[Quantized | Tensor], bias: Tensor | None = None
-    ) -> QuantizedLinear:
+    def quantized_linear(self, weights: Sequence[Quantized | Tensor], bias: Tensor | None = None) -> QuantizedLinear:
         return QuantizedLinear(weights, bias)
 
 

@@ -32,7 +32,9 @@ def test_rows_and_whole_blocks_of_columns_can_be_taken(name):
 def test_bits_per_weight_are_those_of_the_file_but_for_the_rounding_of_nested_scales(name):
     data, _ = random_blocks(name, 2, 256)
     stored = 8 * data.nbytes / 512
-    extra = {"Q4_K": 0.125, "Q5_K": 0.125, "IQ4_XS": 0.0625, "MXFP4": 0.25}.get(name, 0.0)  # numbers of 6 bits take 8, those of 8 take 16
+    extra = {"Q4_K": 0.125, "Q5_K": 0.125, "IQ4_XS": 0.0625, "MXFP4": 0.25}.get(
+        name, 0.0
+    )  # numbers of 6 bits take 8, those of 8 take 16
     assert FORMATS[name].bits_per_weight == stored + extra
 
 

@@ -9,7 +9,13 @@ from offload.architecture.weight_formats import QuantizedFormat
 from offload.kernels.quantized import QuantizedTensor
 from offload.loading.formats.gguf_blocks import stored_matrix
 
-_FACTORS = {"Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "IQ4_NL": (0,), "IQ4_XS": (0,)}  # where a block has fp16 numbers
+_FACTORS = {
+    "Q4_K": (0, 2),
+    "Q5_K": (0, 2),
+    "Q6_K": (208,),
+    "IQ4_NL": (0,),
+    "IQ4_XS": (0,),
+}  # where a block has fp16 numbers
 
 
 WIDE_FORMATS = {
