@@ -6,8 +6,8 @@
     python scripts/bench_peers.py --context 4096 --rounds 1 --peer llama.cpp=build/bin/llama-bench ik=ik/llama-bench
 
 Models have random weights and are made once, in the cache folder. Each contender decodes `--tokens` tokens behind
-`--context` others in every round; figures are medians. Ratios are ours / theirs: above 1, triforce is faster. llama-bench
-keeps keys and values in f16, with flash attention.
+`--context` others in every round; figures are medians. Ratios are ours / theirs: above 1, triforce is faster.
+llama-bench keeps keys and values in f16, with flash attention.
 """
 
 from __future__ import annotations

@@ -126,7 +126,7 @@ class Kernel:
 
     def pack(self, codes: Tensor, format: Format, weight: Tensor) -> None:
         """Store the codes `[rows, groups, 16 or 32]` of a `QuantizedTensor` in its panels."""
-        rows, groups, width = codes.shape
+        _, groups, width = codes.shape
         is_codes = width in (16, 32) and codes.stride(2) == 1 and codes.itemsize == 1 and codes.is_cpu
         require(is_codes and (width == 32 or format.bits == 4), "codes are bytes, or of 4 bits halves of bytes")
         call = self._pack_call(codes, format, weight, GROUP_INPUTS * groups)

@@ -22,7 +22,7 @@ from ...errors import CheckpointError, UnsupportedModel
 from ...short_repr import short_repr, short_text
 from ..tokenizers.gguf_tokenizer import end_of_turn_ids, tokenizer_from_metadata
 from .checkpoint import Checkpoint, Part, Weight, Weights
-from .gguf_file import GGUFFile, TensorInfo
+from .gguf_file import GGUFFile, TensorInfo, unsupported_type
 from .layer_tensors import checkpoint_sizes, layer_sizes
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ class GGUFWeight:
         return data[torch.arange(self.size[0]).view(self.heads, -1, 2).transpose(1, 2).flatten()]
 
     def read(self, part: Part | None = None) -> Tensor:
-        """Return the tensor: dequantised in fp32 as a whole, and then sliced. Raises UnsupportedModel."""
+        """Return the tensor: dequantised in fp32 as a whole, and then sliced."""
         import torch
 
         data, kind = self._stored(), self.tensor.kind
@@ -136,10 +136,7 @@ class GGUFWeight:
             return data.view(getattr(torch, _FLOATS[kind]))[part or ...]
         from gguf import GGMLQuantizationType, dequantize
 
-        try:
-            values = dequantize(data.numpy(), GGMLQuantizationType(self.tensor.type))
-        except NotImplementedError as error:
-            raise UnsupportedModel(f"a tensor is quantised as {kind}: {error}", _SAFETENSORS) from error
+        values = dequantize(data.numpy(), GGMLQuantizationType(self.tensor.type))
         return torch.from_numpy(np.array(values))[part or ...]
 
     def quantized(self) -> Quantized | None:
@@ -163,6 +160,7 @@ class GGUFCheckpoint(Checkpoint):
         self._family, self._names = self._find_family()
         self.generation = {} if generation is None else read_json(generation)
         self.shape = self._shape()
+        self._check_types()
         if name := next(self._unused(), None):
             raise UnsupportedModel(f"GGUF models with the tensor {short_text(name)} are not supported", _SAFETENSORS)
 
@@ -266,6 +264,18 @@ class GGUFCheckpoint(Checkpoint):
         if kind == "yarn" and original:  # 0 is "not set", as in llama.cpp
             rope["original_max_position_embeddings"] = original
         return rope | dict(self._names.yarn) if kind == "yarn" else rope
+
+    def _check_types(self) -> None:
+        """Raise UnsupportedModel for a weight of a type that neither we nor the gguf package dequantise."""
+        kinds = {tensor.kind: name for name, tensor in self._file.tensors.items() if self._transformers_name(name)}
+        for kind in kinds.keys() - _FLOATS.keys() - FORMATS.keys():
+            from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, dequantize
+
+            number = GGMLQuantizationType[kind]
+            try:
+                dequantize(np.zeros((1, GGML_QUANT_SIZES[number][1]), np.uint8), number)
+            except NotImplementedError:
+                raise unsupported_type(kinds[kind], kind) from None
 
     def _divisors(self, wanted: int) -> tuple[float, ...] | None:
         """Read the divisor of each frequency, as llama.cpp stores Llama 3's RoPE scaling. Raises CheckpointError."""

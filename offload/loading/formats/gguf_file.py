@@ -29,8 +29,10 @@ _PARTS_KEY = "split.count"
 _TYPES = {
     0: ("F32", 1, 4), 1: ("F16", 1, 2), 28: ("F64", 1, 8), 30: ("BF16", 1, 2), 2: ("Q4_0", 32, 18),
     3: ("Q4_1", 32, 20), 6: ("Q5_0", 32, 22), 7: ("Q5_1", 32, 24), 8: ("Q8_0", 32, 34), 12: ("Q4_K", 256, 144),
-    13: ("Q5_K", 256, 176), 14: ("Q6_K", 256, 210), 20: ("IQ4_NL", 32, 18), 23: ("IQ4_XS", 256, 136), 39: ("MXFP4", 32, 17),
+    13: ("Q5_K", 256, 176), 14: ("Q6_K", 256, 210), 20: ("IQ4_NL", 32, 18), 23: ("IQ4_XS", 256, 136),
+    39: ("MXFP4", 32, 17),
 }  # fmt: skip
+_NEWER = {40: "NVFP4", 41: "Q1_0", 42: "Q2_0"}  # that not every gguf package knows
 BLOCK_BYTES = {name: size for name, _, size in _TYPES.values()}
 
 
@@ -212,5 +214,10 @@ def _rare_type(name: str, number: int) -> tuple[str, int, int]:
         kind = GGMLQuantizationType(number)
         return (kind.name, *GGML_QUANT_SIZES[kind])
     except (ValueError, KeyError):
-        message = f"{name} is stored as GGUF's type {number}, which the gguf package does not know"
-        raise UnsupportedModel(message, "use another quantisation of the model") from None
+        raise unsupported_type(name, _NEWER.get(number, f"type {number}")) from None
+
+
+def unsupported_type(name: str, kind: str) -> UnsupportedModel:
+    return UnsupportedModel(
+        f"{name} is stored as {kind}, which is not supported", "use another quantisation of the model"
+    )
