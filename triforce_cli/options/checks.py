@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import combinations
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from offload.errors import Degraded, SettingsError
+from offload.errors import SettingsError
 from offload.settings.config import Placement, Sampling
 from offload.settings.constraint import QUOTE
 from offload.settings.generation import FASTEST
@@ -172,11 +171,13 @@ def approximation_warnings(settings: Settings) -> Iterator[str]:
 
 def check_tiers(model: OpenModel, placement: Placement) -> None:
     """Raise SettingsError for tiers that this machine does not have."""
+    from offload.system.scratch_file import ScratchFile
+
     on_cpu, link = model.device.type == "cpu", placement.link_gb_s
     if not on_cpu and link is not None:
         raise SettingsError("--link simulates a link on a CPU, and this is a GPU with its own", "leave it out")
     if placement.disk is not None:
-        _check_folder(Path(placement.disk))
+        ScratchFile(Path(placement.disk), 1)  # can be made
     has_one_memory = on_cpu and link is None
     check_layers(placement, model.checkpoint.shape, has_one_memory)
     model.check_experts(placement.experts)
@@ -201,16 +202,6 @@ def check_layers(placement: Placement, shape: Dimensions, has_one_memory: bool) 
     if asked is not None and asked > layers:
         wrong = f"--resident-layers is {asked:,}, and {layers} layers of this model have a KV cache of all tokens"
         raise SettingsError(wrong, f"use {layers} or fewer, or leave it out for as many as fit")
-
-
-def _check_folder(folder: Path) -> None:
-    """Raise SettingsError for a folder in which no file for KV can be made; emit a warning for one in memory."""
-    from offload.system.machine import file_system
-    from offload.system.scratch_file import ScratchFile
-
-    ScratchFile(folder, 1)
-    if (kind := file_system(folder)) in ("tmpfs", "ramfs"):
-        warnings.warn(f"{folder} is in memory ({kind}), and no memory is saved there", Degraded, stacklevel=2)
 
 
 def free_on_disk(folder: Path) -> int:

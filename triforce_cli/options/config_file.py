@@ -17,7 +17,6 @@ from offload.settings.parse import SIZES, parse_setting
 from offload.short_repr import short_repr, short_text
 from offload.units import size_text
 
-from ..output.tables import Column, table
 from .settings import config_home
 
 FILE = "config.yaml"
@@ -62,11 +61,9 @@ def unknown_variables(environ: Mapping[str, str]) -> Iterator[str]:
             yield f"the environment variable {name} is not known, and has no effect{meant}"
 
 
-def settings_lines(settings: Iterable[tuple[str, Any, str]], width: int) -> list[str]:
-    """Return a line for each setting: its name, value and origin, in `width` columns."""
-    rows = [(name.replace("_", "-"), _value_text(name, value), origin) for name, value, origin in settings]
-    columns = (Column("setting"), Column("value", least=8), Column("from", dropped=1))
-    return table(columns, rows, width).plain.splitlines()
+def settings_lines(settings: Iterable[tuple[str, Any, str]]) -> list[str]:
+    """Return a line for each setting: its name, value and origin."""
+    return [f"{name.replace('_', '-')}: {_value_text(name, value)} ({origin})" for name, value, origin in settings]
 
 
 def _value_text(name: str, value: Any) -> str:

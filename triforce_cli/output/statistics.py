@@ -116,10 +116,10 @@ def verification_line(verify: Mapping[str, Any]) -> str:
 
 
 def _narrow(choice: Mapping[str, Any] | None) -> str:
-    """Return the narrowest decision, where the same model may decide otherwise on other hardware or ranks."""
+    """Return the closest decision, if rounding on other hardware or ranks may turn it."""
     if choice is None or not choice["within_rounding"]:
         return ""
     return (
-        f"; closest: token {choice['position']}, {choice['chosen_text']!r} before {choice['runner_up_text']!r} by "
-        f"{choice['margin']:.2g}, where another kernel or number of ranks may round by {choice['noise']:.2g}"
+        f"; the closest call: token {choice['position']}, {choice['chosen_text']!r} ahead of "
+        f"{choice['runner_up_text']!r} by {choice['margin']:.2g}; another kernel, or other ranks, may choose that one"
     )

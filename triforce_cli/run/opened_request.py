@@ -142,8 +142,7 @@ class OpenedRequest:
             return
         rows = [(name, value, self._origin(name)) for name, value in self.resolved(new_tokens).items()]
         shown = [row for row in rows if verbose > 1 or row[-1] != "default"]
-        width = terminal.size()[0] if terminal.stderr_is_terminal else 120
-        for line in settings_lines(shown, width):
+        for line in settings_lines(shown):
             terminal.note(line)
         if len(shown) < len(rows):
             terminal.note(f"{counted(len(rows) - len(shown), 'more setting')} as by default (-vv lists all)")

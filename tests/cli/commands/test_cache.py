@@ -59,7 +59,7 @@ def test_short_prompts_are_not_cached_unless_asked(ask, triforce_here):
     assert json.loads(triforce_here("cache", "list", "--json")[1])["entries"] == []
 
 
-def test_list_show_prune_and_clear(ask, triforce_here):
+def test_list_prune_and_clear(ask, triforce_here):
     code, out, _ = triforce_here("cache", "list")
     assert (code, "0 B of 20.00 GiB" in out) == (0, True)
     for question in ("When", "When", "Why"):
@@ -70,13 +70,6 @@ def test_list_show_prune_and_clear(ask, triforce_here):
     code, out, _ = triforce_here("cache", "list")
     assert out.splitlines()[1].split()[0] == entry["id"]
     assert "20.00 GiB" in out.splitlines()[-1]
-    code, out, _ = triforce_here("cache", "show", entry["id"][:4])
-    assert code == 0
-    assert f"{entry['tokens']:,}" in out
-    assert json.loads(triforce_here("cache", "show", entry["id"], "--json")[1])["prompts"] == 2
-    code, out, err = triforce_here("cache", "show", "zz")
-    assert (code, out) == (2, "")
-    assert "triforce cache list" in err
     assert json.loads(triforce_here("cache", "prune", "--older-than", "1h", "--json")[1]) == {
         "type": "cache",
         "removed": 0,
@@ -137,10 +130,9 @@ def test_the_format_of_keys_and_values_is_shown_where_there_are_several(ask, tri
         (True, False),
         (False, True),
     ]
-    assert "kv       q8\n" in triforce_here("cache", "show", found["q8"]["id"])[1]
 
 
-@pytest.mark.parametrize("wrong", [("prune", "--older-than", "soon"), ("show", ""), ()])
+@pytest.mark.parametrize("wrong", [("prune", "--older-than", "soon"), ("rm", ""), ()])
 def test_wrong_use(triforce_here, wrong):
     assert triforce_here("cache", *wrong)[0] == 2
 
