@@ -32,7 +32,9 @@ def reading(summary: Summary) -> str:
         text = f"{summary.prefilled_tokens:,} of {text}"
     if summary.prefill_s is not None and summary.prefilled_tokens:  # else it is the time of the preparations alone
         text += f" in {duration(summary.prefill_s)}"
-    return f"{text} ({summary.cached_tokens:,} from the cache)" if summary.cached_tokens else text
+    cache = [f"{summary.cached_tokens:,} from the cache"] if summary.cached_tokens else []
+    cache += [f"{summary.saved_tokens:,} cached for later"] if summary.saved_tokens else []
+    return f"{text} ({', '.join(cache)})" if cache else text
 
 
 def _written(summary: Summary) -> str:

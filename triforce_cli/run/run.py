@@ -162,6 +162,8 @@ class Run:
     def summary(self, generation: Generation, batch_size: float = 1.0) -> Summary:
         """Return the summary of a generation, interrupted if it has not ended."""
         fields = generation.summary_fields()
+        if self.prompt_cache is not None and batch_size == 1:
+            fields["saved_tokens"] = self.prompt_cache.saved
         fields |= {"load_s": self._load_s, "agreement": self._agreement, "batch_size": batch_size}
         return generation.meter.summary(generation.meter.finish_reason or "interrupted", **fields)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from offload.prompt_cache import writer
 from offload.prompt_cache.entries import Entry
 from offload.prompt_cache.folder import PromptFolder, Stored
 from triforce_cli.output.cache_entries import entries_table
@@ -54,9 +55,15 @@ def test_a_second_question_reads_the_document_from_disk(ask):
     assert other[-1]["cached_tokens"] >= 384
 
 
-def test_short_prompts_are_not_cached_unless_asked(ask, triforce_here):
-    ask("Who?", "--quiet")
+def test_prompts_that_take_long_to_read_are_cached_unasked_and_the_statistics_say_so(ask, triforce_here, monkeypatch):
+    monkeypatch.setattr(writer, "_QUICK", 1e9)
+    assert ask("Who?", "-v")[0][-1]["saved_tokens"] == 0
     assert json.loads(triforce_here("cache", "list", "--json")[1])["entries"] == []
+    monkeypatch.setattr(writer, "_QUICK", 0.0)
+    events, err = ask("Who?", "-v")
+    saved = events[-1]["saved_tokens"]
+    assert saved >= 512 and f"({saved} cached for later)" in err
+    assert len(json.loads(triforce_here("cache", "list", "--json")[1])["entries"]) == 1
 
 
 def test_list_prune_and_clear(ask, triforce_here):
